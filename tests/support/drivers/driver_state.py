@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from crust.blockdriver import guests
 from crust.blockdriver.controller import topology
 from crust.blockdriver.controller.create_volume import Create
 from crust.blockdriver.controller.modify_volume import Expansion
 from crust.blockdriver.driver import Driver, build
+from crust.blockdriver.records.node_state import Published
 from crust.core import volumes
-from crust.host.cgroups import throttling
 from tests.support.drivers import memory_backend
 from tests.support.drivers.block_driver import mount
 from tests.support.drivers.memory_backend import MemoryBackend
@@ -18,43 +18,54 @@ from tests.support.nodes.fake_throttle import FakeThrottle
 NODE = "node-1"
 
 
-def opened(
-    root: Path,
-    *,
-    backend: MemoryBackend | None = None,
-    overcommit: float = 1.0,
-    max_volumes: int = 128,
-    runtime_guests: guests.Guests | None = None,
-    throttle: throttling.Throttle | None = None,
-) -> Driver:
-    """A driver as after a start; called again on the same directory, as after a restart."""
+def built(root: Path, *, backend: MemoryBackend | None = None, **options: Any) -> Driver:
+    """A driver before its start; `options` are those of `build`."""
     (root / "state").mkdir(exist_ok=True)
-    made = build(
+    options.setdefault("throttle", FakeThrottle(obstacle="nothing here limits devices"))
+    return build(
         state_dir=f"{root}/state",
         run_dir=f"{root}/run",
         node_id=NODE,
         target_roots=("/",),
         engine=memory_backend.engine(f"{root}/state", backend or MemoryBackend()),
-        overcommit=overcommit,
-        max_volumes=max_volumes,
-        runtime_guests=runtime_guests,
-        throttle=throttle or FakeThrottle(obstacle="nothing here limits devices"),
+        **options,
     )
+
+
+def opened(root: Path, **options: Any) -> Driver:
+    """A driver as after a start; called again on the same directory, as after a restart."""
+    made = built(root, **options)
     made.open()
     return made
+
+
+def published(volume_id: volumes.VolumeId, target: str, **changes: Any) -> Published:
+    """An entry of the node state: a guest has the volume, which holds ext4."""
+    fields: dict[str, Any] = {
+        "kind": "mount",
+        "fs_type": "ext4",
+        "mode": volumes.AccessMode.SINGLE_NODE_MULTI_WRITER.value,
+        "options": (),
+        "readonly": False,
+        "deferred": True,
+        "fingerprint": "",
+        "done": True,
+    }
+    return Published(volume_id=volume_id, target=target, **fields | changes)
 
 
 def create(
     name: str = "pvc-1",
     *,
     required: int = 0,
+    limit: int = 0,
     capability: volumes.VolumeCapability | None = None,
     sent: Mapping[str, str] | None = None,
     place: topology.Requirement = topology.ANYWHERE,
 ) -> Create:
     return Create(
         name,
-        volumes.CapacityRange(required, 0),
+        volumes.CapacityRange(required, limit),
         (capability or mount(),),
         tuple(sorted((sent or {}).items())),
         place,

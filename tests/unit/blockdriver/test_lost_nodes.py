@@ -54,11 +54,10 @@ def waiting() -> float:
 
 def value(name: str) -> float:
     """Of a metric without labels."""
-    samples = [
-        sample for part in metrics.FENCING for each in part.collect() for sample in each.samples
-    ]
-    (found,) = [each.value for each in samples if each.name == name]
-    return found
+    families = [family for part in metrics.FENCING for family in part.collect()]
+    samples = [sample for family in families for sample in family.samples]
+    (number,) = [sample.value for sample in samples if sample.name == name]
+    return number
 
 
 async def eventually(check: Callable[[], bool]) -> None:
@@ -150,7 +149,7 @@ kubeconfig = "{base}/kubeconfig"
     return path
 
 
-async def said_at_its_end(base: Path, *modules: Path) -> str:
+async def output_of_a_failed_start(base: Path, *modules: Path) -> str:
     """What it says until it ends, with an exit code of 2; `modules` come before the installed ones."""
     path = os.pathsep.join([*map(str, modules), *filter(None, sys.path)])
     process = await asyncio.create_subprocess_exec(
@@ -166,14 +165,14 @@ async def said_at_its_end(base: Path, *modules: Path) -> str:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    said = out.decode() + err.decode()
-    assert process.returncode == 2, said
-    return said
+    output = out.decode() + err.decode()
+    assert process.returncode == 2, output
+    return output
 
 
-def check_never_served(said: str) -> None:
-    assert "driver serves" not in said
-    assert "Traceback" not in said
+def check_never_served(output: str) -> None:
+    assert "driver serves" not in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize(
@@ -184,19 +183,19 @@ async def test_controller_with_an_unusable_kubeconfig_is_refused_before_it_serve
 ) -> None:
     if content is not None:
         (tmp_path / "kubeconfig").write_text(content)
-    said = await said_at_its_end(tmp_path)
-    assert "UnusableKubeconfig" in said
-    assert f"{tmp_path}/kubeconfig" in said
-    assert why in said
-    assert "correct kubernetes.kubeconfig" in said
-    check_never_served(said)
+    output = await output_of_a_failed_start(tmp_path)
+    assert "UnusableKubeconfig" in output
+    assert f"{tmp_path}/kubeconfig" in output
+    assert why in output
+    assert "correct kubernetes.kubeconfig" in output
+    check_never_served(output)
 
 
 async def test_controller_without_the_kubernetes_client_is_refused(tmp_path: Path) -> None:
     missing = tmp_path / "modules"
     missing.mkdir()
     (missing / "lightkube.py").write_text("raise ImportError(__name__)\n")
-    said = await said_at_its_end(tmp_path, missing)
-    assert "UnusableKubeconfig" in said
-    assert "install crust-csi[kubernetes]" in said
-    check_never_served(said)
+    output = await output_of_a_failed_start(tmp_path, missing)
+    assert "UnusableKubeconfig" in output
+    assert "install crust-csi[kubernetes]" in output
+    check_never_served(output)

@@ -65,7 +65,7 @@ async def test_failure_reaches_all_waiters_and_frees_the_key() -> None:
     await asyncio.sleep(0)
     work.end.set()
     results = await asyncio.gather(first, second, return_exceptions=True)
-    assert [type(each) for each in results] == [ValueError, ValueError]
+    assert [type(result) for result in results] == [ValueError, ValueError]
     assert await running.run("v", "unpublish", 1, _done) == "done"
 
 
@@ -83,24 +83,39 @@ async def test_cancelled_caller_does_not_cancel_the_operation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "message"),
+    ("error", "message", "name"),
     [
-        (None, "operation finished after its callers stopped waiting"),
-        (ValueError("no"), "operation failed"),
+        (None, "operation finished after its callers stopped waiting", None),
+        (
+            ValueError("login with hunter2 refused"),
+            "operation failed after its callers stopped waiting",
+            "ValueError",
+        ),
     ],
 )
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["overdue", "cancelled"])
 async def test_outcome_of_an_operation_without_waiters_is_logged(
-    error: Exception | None, message: str, caplog: pytest.LogCaptureFixture
+    error: Exception | None,
+    message: str,
+    name: str | None,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_cancelled: bool,
 ) -> None:
     caplog.set_level(logging.INFO)
     running, work = operations.KeyedOperations(), Work()
     work.error = error
-    first = asyncio.create_task(running.run("v", "publish", 1, work))
+    limit_s = None if is_cancelled else 0.001
+    caller = asyncio.create_task(running.run("v", "publish", 1, work, limit_s=limit_s))
     await work.began.wait()
-    first.cancel()
+    if is_cancelled:
+        caller.cancel()
+    await asyncio.wait([caller])
     work.end.set()
     await running.drain()
-    assert any(message in record.getMessage() for record in caplog.records)
+    (record,) = caplog.records
+    assert (record.getMessage(), vars(record).get("error_name")) == (message, name)
+    assert "hunter2" not in str(vars(record)), "a driver's text may have a secret of the request"
 
 
 async def test_drain_refuses_new_operations_and_waits_for_running_ones() -> None:
@@ -180,7 +195,9 @@ async def test_retry_of_an_overdue_operation_is_answered_at_once() -> None:
     for _ in range(3):
         with pytest.raises(operations.OperationOverdue):
             await running.run("v", "publish", 1, work, limit_s=0.01)
-    assert [(each.key, each.name) for each in running.overdue()] == [("v", "publish")]
+    assert [(operation.key, operation.name) for operation in running.overdue()] == [
+        ("v", "publish")
+    ]
     assert work.runs == 1
     work.end.set()
     await running.idle()
@@ -196,19 +213,6 @@ async def test_operation_within_its_limit_is_not_overdue() -> None:
     work.end.set()
     other.end.set()
     assert await first == await second == 1
-
-
-async def test_failure_after_the_last_caller_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    running, work = operations.KeyedOperations(), Work()
-    work.error = ValueError("login with hunter2 refused")
-    with pytest.raises(operations.OperationOverdue):
-        await running.run("v", "publish", 1, work, limit_s=0)
-    work.end.set()
-    await running.idle()
-    (record,) = caplog.records
-    assert record.getMessage() == "operation failed after its callers stopped waiting"
-    assert vars(record)["error_name"] == "ValueError"
-    assert "hunter2" not in str(vars(record)), "a driver's text may have a secret of the request"
 
 
 # Background work: no loop of a process ends unseen.
@@ -281,7 +285,7 @@ async def test_work_that_fails_begins_again_and_is_logged_counted_and_shown(
         assert "background work (the test of x) of this process fails: 3 times" in str(problem)
         health.check_healthy()  # it fails no probe
     assert failures_counted() == before + 3
-    assert [each.message for each in caplog.records].count("background work failed") == 3
+    assert [record.message for record in caplog.records].count("background work failed") == 3
     assert health.problems == {}
 
 

@@ -109,8 +109,8 @@ def test_a_default_of_the_machine_is_weaker_than_the_file() -> None:
     load = loading.load
     toml = 'node_id = "node-1"'
     assert load(DriverSettings, "d", environ={}, flags=given, defaults=here).node_id == "host"
-    found = load(DriverSettings, "d", toml=toml, environ={}, flags=given, defaults=here)
-    assert found.node_id == "node-1"
+    loaded = load(DriverSettings, "d", toml=toml, environ={}, flags=given, defaults=here)
+    assert loaded.node_id == "node-1"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_csi_endpoint_is_the_csi_socket_of_every_program(endpoint: str) -> None:
     assert shim.socket == "/run/csi.sock"
     behind = {"name": "d.example.com", "backend": "/run/s.sock"}
     loaded = proxy("", environ, drivers=({**DRIVER, "name": "other"}, {**behind, "backend": "/t"}))
-    assert [each.socket for each in loaded.drivers] == [DRIVER["socket"], "/run/csi.sock"]
+    assert [driver.socket for driver in loaded.drivers] == [DRIVER["socket"], "/run/csi.sock"]
 
 
 def test_csi_endpoint_is_stronger_than_the_file_and_weaker_than_what_is_crusts_own() -> None:

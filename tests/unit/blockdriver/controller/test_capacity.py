@@ -37,7 +37,7 @@ async def test_create_in_parallel_never_exceeds_the_capacity(
         *(provisioner.create(sized(f"v{number}", wanted)) for number in range(12)),
         return_exceptions=True,
     )
-    made = [each for each in answers if isinstance(each, VolumeRecord)]
+    made = [answer for answer in answers if isinstance(answer, VolumeRecord)]
     refused = [
         answer
         for answer in answers

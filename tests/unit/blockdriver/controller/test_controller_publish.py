@@ -22,12 +22,19 @@ from tests.support.raised import raised
 
 
 @pytest.fixture
+def state(tmp_path: Path) -> Driver:
+    return driver_state.opened(tmp_path, max_volumes=3)
+
+
+@pytest.fixture
 def publisher(state: Driver) -> ControllerPublish:
     return state.controller.publisher
 
 
-async def made(state: Driver, name: str = "pvc-1") -> volumes.VolumeId:
-    return (await state.controller.provisioner.create(driver_state.create(name))).volume_id
+async def made(state: Driver, names: str = "a") -> list[volumes.VolumeId]:
+    """A volume for each letter."""
+    create = state.controller.provisioner.create
+    return [(await create(driver_state.create(name))).volume_id for name in names]
 
 
 def attach(
@@ -43,7 +50,7 @@ def attach(
 async def test_controller_publish_repeated_succeeds_and_different_is_a_conflict(
     state: Driver, publisher: ControllerPublish
 ) -> None:
-    volume_id = await made(state)
+    (volume_id,) = await made(state)
     await publisher.publish(attach(volume_id))
     await publisher.publish(attach(volume_id))
     for other in (
@@ -79,7 +86,7 @@ async def test_controller_publish_reports_absent_volume_then_absent_node_then_ca
     bad = mount(mode=Mode.MULTI_NODE_MULTI_WRITER)
     with pytest.raises(models.VolumeNotFound):
         await publisher.publish(attach(state.stores.pool.ids.volume_id("none"), bad, node="other"))
-    volume_id = await made(state)
+    (volume_id,) = await made(state)
     with pytest.raises(controller_publish.NodeNotFound):
         await publisher.publish(attach(volume_id, bad, node="other"))
     with pytest.raises(capability_check.CapabilityNotSupported):
@@ -89,7 +96,7 @@ async def test_controller_publish_reports_absent_volume_then_absent_node_then_ca
 async def test_controller_publish_to_second_node_names_the_first_until_unpublished(
     state: Driver, publisher: ControllerPublish
 ) -> None:
-    volume_id = await made(state)
+    (volume_id,) = await made(state)
     usage = Usage(kind="mount", fs_type="ext4", mode=7)
     old = Attached(node_id="renamed-since", usage=usage, readonly=False)
     state.stores.volume_records.save(state.stores.volume_records.load(volume_id).but(nodes=(old,)))
@@ -104,7 +111,7 @@ async def test_controller_publish_to_second_node_names_the_first_until_unpublish
 async def test_controller_publish_survives_a_restart_and_blocks_delete(
     state: Driver, publisher: ControllerPublish, tmp_path: Path
 ) -> None:
-    volume_id = await made(state)
+    (volume_id,) = await made(state)
     await publisher.publish(attach(volume_id, readonly=True))
     backend = state.stores.provisioning
     assert isinstance(backend, MemoryBackend)
@@ -123,41 +130,22 @@ async def test_attach_limit_gives_the_last_slot_once(
     state: Driver, publisher: ControllerPublish
 ) -> None:
     state.stores.attach_slots.limit = 2
-    ids = [await made(state, name) for name in "abc"]
-    await publisher.publish(attach(ids[0]))
-    await publisher.publish(attach(ids[1]))
-    with raised("AttachLimitReached"):
-        await publisher.publish(attach(ids[2]))
-    await publisher.publish(attach(ids[1]))
-    await publisher.unpublish(ids[0], NODE)
-    await publisher.publish(attach(ids[2]))
-    limit, taken = publisher.slots(NODE)
-    assert (limit, set(taken)) == (2, {ids[1], ids[2]})
-    with pytest.raises(errors.NotFound):
-        publisher.slots("other")
-
-
-async def test_attach_limit_counts_volumes_attached_without_controller_publish(
-    state: Driver, publisher: ControllerPublish
-) -> None:
-    state.stores.attach_slots.limit = 2
-    published, unannounced, third = [await made(state, name) for name in "abc"]
-    state.stores.access.attach(unannounced)
-    await publisher.publish(attach(published))
-    state.stores.access.attach(published)
-    assert set(publisher.slots(NODE)[1]) == {published, unannounced}
+    first, second, third = await made(state, "abc")
+    await publisher.publish(attach(first))
+    await publisher.publish(attach(second))
     with raised("AttachLimitReached"):
         await publisher.publish(attach(third))
-    await publisher.publish(attach(unannounced))
-    await publisher.unpublish(unannounced, NODE)
-    state.stores.access.detach(unannounced)
+    await publisher.publish(attach(second))
+    await publisher.unpublish(first, NODE)
     await publisher.publish(attach(third))
+    limit, taken = publisher.slots(NODE)
+    assert (limit, set(taken)) == (2, {second, third})
 
 
 async def test_controller_unpublish_of_a_staged_volume_is_refused(
     state: Driver, publisher: ControllerPublish
 ) -> None:
-    volume_id = await made(state)
+    (volume_id,) = await made(state)
     await publisher.publish(attach(volume_id))
     state.stores.access.attach(volume_id)
     state.stores.node_state.note_staged(
@@ -172,59 +160,34 @@ async def test_controller_unpublish_of_a_staged_volume_is_refused(
     assert state.controller.lister.get(volume_id).nodes == ()
 
 
-async def test_attach_slots_when_full_refuse_an_unannounced_volume(state: Driver) -> None:
-    ids = [volumes.VolumeId(await made(state, name)) for name in "abc"]
-    slots = AttachSlots(NODE, state.stores.volume_records.index, state.stores.access, 2)
-    with slots.taking(ids[0]):
-        state.stores.access.attach(ids[0])
-    with slots.taking(ids[1]):
-        with raised("AttachLimitReached"), slots.taking(ids[2]):
-            pytest.fail("it was given a place")
-        with slots.taking(ids[0]):  # it has its own
-            state.stores.access.detach(ids[0])
-    with slots.taking(ids[2]):
-        state.stores.access.attach(ids[2])
-
-
-async def test_attach_slots_keep_the_slot_of_a_published_volume_from_an_unannounced_one(
+async def test_attach_slots_when_full_refuse_an_unannounced_volume(
     state: Driver, publisher: ControllerPublish
 ) -> None:
-    state.stores.attach_slots.limit = 1
-    published, unannounced = [volumes.VolumeId(await made(state, name)) for name in "ab"]
+    attached, published, third = await made(state, "abc")
+    slots, access = state.stores.attach_slots, state.stores.access
+    slots.limit = 2
+    with slots.taking(attached):
+        access.attach(attached)
     await publisher.publish(attach(published))
-    slots = state.stores.attach_slots
-    with raised("AttachLimitReached"), slots.taking(unannounced):
+    with raised("AttachLimitReached"), slots.taking(third):
         pytest.fail("it was given a slot")
     with slots.taking(published):
-        state.stores.access.attach(published)
-
-
-# A node's attach slots: the limit, and who has one, as ControllerGetNodeInfo tells it.
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Driver:
-    return driver_state.opened(tmp_path, max_volumes=3)
-
-
-async def volumes_of(state: Driver, names: str) -> list[volumes.VolumeId]:
-    create = state.controller.provisioner.create
-    return [(await create(driver_state.create(each))).volume_id for each in names]
-
-
-def to_node(volume_id: volumes.VolumeId) -> PublishRequest:
-    return PublishRequest(volume_id, NODE, mount(), readonly=False)
+        access.attach(published)
+    with slots.taking(attached):  # it has its own
+        access.detach(attached)
+    with slots.taking(third):
+        access.attach(third)
 
 
 @pytest.mark.spec("N-6", "N-7")
 async def test_slots_name_each_volume_once_however_it_got_its_slot(
     state: Driver, publisher: ControllerPublish
 ) -> None:
-    published, attached, both = await volumes_of(state, "abc")
-    for each in (published, both):
-        await publisher.publish(to_node(each))
-    for each in (attached, both):
-        state.stores.access.attach(each)
+    published, attached, both = await made(state, "abc")
+    for volume_id in (published, both):
+        await publisher.publish(attach(volume_id))
+    for volume_id in (attached, both):
+        state.stores.access.attach(volume_id)
     assert publisher.slots(NODE) == (3, tuple(sorted((published, attached, both))))
     with pytest.raises(errors.NotFound):
         publisher.slots("other")
@@ -265,8 +228,8 @@ def test_slots_hold_a_publish_that_ends_between_the_questions() -> None:
 async def test_limit_for_a_co_that_names_its_volumes_is_less_by_the_others(
     state: Driver, publisher: ControllerPublish
 ) -> None:
-    known, unannounced = await volumes_of(state, "ab")
-    await publisher.publish(to_node(known))
+    known, unannounced = await made(state, "ab")
+    await publisher.publish(attach(known))
     state.stores.access.attach(unannounced)
     assert publisher.slots(NODE)[0] == 3
     assert publisher.slots(NODE, [known])[0] == 2
@@ -279,15 +242,14 @@ async def test_limit_for_a_co_that_names_its_volumes_is_less_by_the_others(
 async def test_refused_publish_leaves_no_free_slot_in_the_next_answer(
     state: Driver, publisher: ControllerPublish
 ) -> None:
-    ids = await volumes_of(state, "abcd")
-    state.stores.access.attach(ids[0])  # nobody published it: the CO does not know it
-    co = set(ids[1:3])
-    for each in co:
-        await publisher.publish(to_node(each))
+    unannounced, *known, refused = await made(state, "abcd")
+    state.stores.access.attach(unannounced)  # nobody published it: the CO does not know it
+    for volume_id in known:
+        await publisher.publish(attach(volume_id))
     with raised("AttachLimitReached"):
-        await publisher.publish(to_node(ids[3]))
+        await publisher.publish(attach(refused))
     limit, taken = publisher.slots(NODE)
-    assert limit - len(set(taken) - co) == len(co)
-    assert publisher.slots(NODE, tuple(co))[0] == len(co)
-    state.stores.access.detach(ids[0])
-    await publisher.publish(to_node(ids[3]))
+    assert limit - len(set(taken) - set(known)) == len(known)
+    assert publisher.slots(NODE, known)[0] == len(known)
+    state.stores.access.detach(unannounced)
+    await publisher.publish(attach(refused))

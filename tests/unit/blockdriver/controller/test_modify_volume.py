@@ -14,11 +14,10 @@ from crust.blockdriver.controller.class_parameters import Changes
 from crust.blockdriver.controller.create_volume import VolumeExistsDifferently
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.records import models
-from crust.blockdriver.records.models import Limits
-from crust.blockdriver.records.node_state import Published
+from crust.blockdriver.records.models import Limits, VolumeRecord
 from crust.core import errors, volumes
 from tests.support.drivers import driver_state
-from tests.support.drivers.block_driver import MIB, Mode, mount
+from tests.support.drivers.block_driver import MIB, mount
 from tests.support.drivers.memory_backend import MemoryBackend
 from tests.support.faults import crashes
 from tests.support.nodes.fake_throttle import FakeThrottle
@@ -41,21 +40,20 @@ class Bench:
     volume_id: volumes.VolumeId
 
     @property
+    def record(self) -> VolumeRecord:
+        return self.state.stores.volume_records.load(self.volume_id)
+
+    @property
     def limits(self) -> volumes.IoLimits:
-        return self.state.stores.volume_records.load(self.volume_id).limits.value
+        return self.record.limits.value
 
     async def change(self, changes: Changes = NEW) -> None:
         await self.state.controller.modifier.modify(self.volume_id, changes)
 
     def deferred(self, target: str = TARGETS[0], *, running: bool = True) -> Guest:
         """A guest that has the volume, and obeys the old limits."""
-        self.state.stores.node_state.note_published(
-            Published(
-                volume_id=self.volume_id, target=target, kind="mount", fs_type="ext4",
-                mode=Mode.SINGLE_NODE_MULTI_WRITER.value, options=(), readonly=False,
-                deferred=True, fingerprint="", done=True,
-            )
-        )  # fmt: skip
+        published = driver_state.published(self.volume_id, target)
+        self.state.stores.node_state.note_published(published)
         guest = self.guests.add(target, running=running)
         guest.limits, guest.applied = OLD, OLD if running else None
         return guest
@@ -84,7 +82,7 @@ async def test_modify_of_an_unused_volume_changes_the_record(bench: Bench) -> No
     assert bench.limits == OLD
     await bench.change()
     assert bench.limits == AFTER
-    assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
+    assert bench.record.limits_before is None
     await bench.change()
     assert bench.limits == AFTER
 
@@ -95,16 +93,14 @@ async def test_modify_of_an_absent_volume_is_not_found(bench: Bench) -> None:
         await bench.change()
 
 
-async def test_modify_of_a_deferred_volume_sends_all_limits_to_the_guest(bench: Bench) -> None:
-    guest = bench.deferred()
-    await bench.change()
-    assert (bench.limits, guest.applied) == (AFTER, AFTER)
-
-
-async def test_modify_without_a_sandbox_applies_to_the_next_one(bench: Bench) -> None:
-    guest = bench.deferred(running=False)
+@pytest.mark.parametrize("running", [True, False], ids=["at once", "to the next sandbox"])
+async def test_modify_of_a_deferred_volume_sends_all_limits_to_the_guest(
+    bench: Bench, *, running: bool
+) -> None:
+    guest = bench.deferred(running=running)
     await bench.change()
     assert (bench.limits, guest.limits) == (AFTER, AFTER)
+    assert guest.applied == (AFTER if running else None)
 
 
 async def test_modify_refused_by_the_guest_changes_nothing(bench: Bench) -> None:
@@ -113,19 +109,26 @@ async def test_modify_refused_by_the_guest_changes_nothing(bench: Bench) -> None
     with pytest.raises(errors.NotReady, match="the handler cannot limit"):
         await bench.change()
     assert (bench.limits, first.applied, second.applied) == (OLD, OLD, OLD)
-    assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
+    assert bench.record.limits_before is None
 
 
-async def test_modify_with_unreachable_guest_keeps_the_intent_for_a_retry(bench: Bench) -> None:
-    guest = bench.deferred()
+@pytest.mark.parametrize("retry", [NEW, ()], ids=["of the CO", "of the driver"])
+async def test_modify_with_unreachable_guest_keeps_the_intent_for_a_retry(
+    bench: Bench, retry: Changes
+) -> None:
+    guest, modifier = bench.deferred(), bench.state.controller.modifier
+    bench.state.stores.access.attach(bench.volume_id)
+    assert modifier.interrupted() == ()
     guest.error = errors.PeerUnavailable("the handler is absent")
     with pytest.raises(errors.PeerUnavailable):
         await bench.change()
-    assert bench.state.stores.volume_records.load(bench.volume_id).limits_before == Limits.of(OLD)
+    assert bench.record.limits_before == Limits.of(OLD)
+    assert modifier.interrupted() == (bench.volume_id,)
     guest.error = None
-    await bench.change()
+    await bench.change(retry)
     assert (bench.limits, guest.applied) == (AFTER, AFTER)
-    assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
+    assert bench.record.limits_before is None
+    assert modifier.interrupted() == ()
 
 
 async def test_modify_retry_refused_restores_the_limits_before_the_first_try(bench: Bench) -> None:
@@ -137,7 +140,7 @@ async def test_modify_retry_refused_restores_the_limits_before_the_first_try(ben
     with pytest.raises(errors.NotReady):
         await bench.change()
     assert bench.limits == OLD
-    assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
+    assert bench.record.limits_before is None
 
 
 async def test_modify_during_a_publish_is_aborted(bench: Bench) -> None:
@@ -203,17 +206,9 @@ async def test_validate_compares_with_the_present_limits(bench: Bench) -> None:
     assert await why(readIOPS="50") == ""
 
 
-async def test_record_of_a_version_without_limits_has_none(bench: Bench) -> None:
-    path = Path(bench.state.stores.volume_records._store.shown(bench.volume_id))
-    text = path.read_text()
-    start, end = text.index(',"limits":'), text.index("}", text.index(',"limits":')) + 1
-    path.write_text(text[:start] + text[end:].replace(',"limits_before":null', ""))
-    assert bench.limits == volumes.IoLimits()
-
-
 async def test_modify_interrupted_without_a_guest_counts_as_applied(bench: Bench) -> None:
     """The start has set it, so a refusal of the next change goes back to it and not to what was before."""
-    record = bench.state.stores.volume_records.load(bench.volume_id)
+    record = bench.record
     interrupted = record.but(limits=Limits(read_iops=70), limits_before=record.limits)
     bench.state.stores.volume_records.save(interrupted)
     bench.state.stores.access.attach(bench.volume_id)
@@ -222,21 +217,6 @@ async def test_modify_interrupted_without_a_guest_counts_as_applied(bench: Bench
     with pytest.raises(errors.RuntimeFailed):
         await bench.change()
     assert bench.limits == volumes.IoLimits(read_iops=70)
-
-
-async def test_modify_interrupted_before_the_guest_call_is_finished(bench: Bench) -> None:
-    modifier = bench.state.controller.modifier
-    guest = bench.deferred()
-    bench.state.stores.access.attach(bench.volume_id)
-    assert modifier.interrupted() == ()
-    guest.error = errors.PeerUnavailable("the handler is absent")
-    with pytest.raises(errors.PeerUnavailable):
-        await bench.change()
-    assert modifier.interrupted() == (bench.volume_id,)
-    guest.error = None
-    await bench.change(())
-    assert guest.applied == AFTER
-    assert modifier.interrupted() == ()
 
 
 async def restarted(bench: Bench, root: Path) -> None:
@@ -272,7 +252,7 @@ async def test_modify_killed_at_any_call_leaves_record_and_guests_equal_after_a_
         if count() <= number:
             break
         await restarted(bench, tmp_path)
-        assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
+        assert bench.record.limits_before is None
         assert bench.limits == first.applied
         assert refuses or bench.limits == second.applied
         seen.add(bench.limits)
@@ -293,7 +273,7 @@ async def test_modify_killed_anywhere_is_finished_by_a_retry(bench: Bench, tmp_p
         if count() <= number:
             break
         await restarted(bench, tmp_path)
-        record = bench.state.stores.volume_records.load(bench.volume_id)
+        record = bench.record
         assert record.capacity_bytes <= backend.images[bench.volume_id]
         assert bench.limits == guest.applied
         grown = await driver_state.expand(bench.state, bench.volume_id, wanted)

@@ -28,11 +28,11 @@ def opened(directory: Path) -> PoolIds:
 
 def test_ids_name_their_pool_and_kind_and_are_40_to_64_characters() -> None:
     ids = [IDS.volume_id("a"), IDS.snapshot_id("a"), IDS.group_id("a")]
-    assert all(each.startswith("0123456789abcdef-") for each in ids)
-    assert all(40 <= len(each) <= 64 for each in ids)
+    assert all(thing_id.startswith("0123456789abcdef-") for thing_id in ids)
+    assert all(40 <= len(thing_id) <= 64 for thing_id in ids)
     kinds = (IDS.is_volume_id, IDS.is_snapshot_id, IDS.is_group_id)
-    found = [[is_kind(each) for is_kind in kinds] for each in ids]
-    assert found == [[True, False, False], [False, True, False], [False, False, True]]
+    kinds_of = [[is_kind(thing_id) for is_kind in kinds] for thing_id in ids]
+    assert kinds_of == [[True, False, False], [False, True, False], [False, False, True]]
 
 
 @pytest.mark.parametrize("text", ["", "vol-1", "\n", "a" * 57, f"{'0' * 16}-vol-{'0' * 40}"])
@@ -43,12 +43,12 @@ def test_ids_of_unknown_form_belong_to_no_pool(text: str) -> None:
 
 
 def test_ids_of_another_pool_are_known_as_such() -> None:
-    for each in (OTHERS.volume_id("a"), OTHERS.snapshot_id("a"), OTHERS.group_id("a")):
+    for foreign in (OTHERS.volume_id("a"), OTHERS.snapshot_id("a"), OTHERS.group_id("a")):
         assert not any(
-            is_kind(each) for is_kind in (IDS.is_volume_id, IDS.is_snapshot_id, IDS.is_group_id)
+            is_kind(foreign) for is_kind in (IDS.is_volume_id, IDS.is_snapshot_id, IDS.is_group_id)
         )
         with raised("IdOfOtherPool", match="0123456789abcdef"):
-            IDS.check(each)
+            IDS.check(foreign)
     IDS.check(IDS.volume_id("a"))
 
 

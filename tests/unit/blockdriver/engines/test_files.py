@@ -4,10 +4,11 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from crust.blockdriver.driver import Driver, build
+from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import files, protocol
 from crust.blockdriver.engines.files.directories import (
     Directories,
@@ -19,14 +20,13 @@ from crust.blockdriver.engines.files.provisioning import FileProvisioning, copy_
 from crust.blockdriver.engines.files.records import Reserve
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Image
-from crust.blockdriver.records.node_state import Published
 from crust.blockdriver.services.roles import Role
 from crust.core import errors, volumes
 from crust.core.pool_ids import PoolIds
 from crust.host.process import sysfs
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import create_request
-from tests.support.drivers import driver_state, memory_backend
+from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, caller
 from tests.support.drivers.memory_backend import MemoryBackend
 from tests.support.faults.syncs import recorded
@@ -129,7 +129,7 @@ def test_start_syncs_the_names_that_a_killed_process_may_have_left_unsynced(tmp_
         engine.provisioning.open()
     synced = {path for kind, path in steps if kind == "sync"}
     pool = tmp_path / "pool"
-    assert {str(pool), *(str(each) for each in pool.rglob("*") if each.is_dir())} <= synced
+    assert {str(pool), *(str(path) for path in pool.rglob("*") if path.is_dir())} <= synced
 
 
 def _fail_syncs_of(directory: Path, patch: pytest.MonkeyPatch) -> None:
@@ -241,63 +241,49 @@ def runtime_guests() -> FakeGuests:
 
 @pytest.fixture
 def driver(tmp_path: Path, runtime_guests: FakeGuests) -> Driver:
-    (tmp_path / "state").mkdir()
-    made = build(
-        state_dir=str(tmp_path / "state"),
-        run_dir=str(tmp_path / "run"),
-        node_id="node-1",
-        role=Role(csi_profile="1.13"),
-        target_roots=(str(tmp_path),),
-        engine=memory_backend.engine(str(tmp_path / "state"), MemoryBackend(has_devices=False)),
-        runtime_guests=runtime_guests,
+    backend = MemoryBackend(has_devices=False)
+    return driver_state.opened(
+        tmp_path, backend=backend, role=Role(csi_profile="1.13"), runtime_guests=runtime_guests
     )
-    made.open()
-    return made
 
 
-async def create(
-    driver: Driver, name: str, *, source: str = "", snapshot: str = ""
-) -> volumes.VolumeId:
-    request = create_request(name, size=0, volume=source, snapshot=snapshot)
+async def create(driver: Driver, name: str, **source: Any) -> volumes.VolumeId:
+    request = create_request(name, size=0, **source)
     answer = await driver.controller.CreateVolume(request, caller())
     return volumes.VolumeId(answer.volume.volume_id)
 
 
-async def without_devices_take(driver: Driver, volume_id: str) -> str:
-    request = csi_pb2.CreateSnapshotRequest(source_volume_id=volume_id, name="snap")
-    return (await driver.controller.CreateSnapshot(request, caller())).snapshot.snapshot_id
+@pytest.fixture
+async def group(driver: Driver) -> list[volumes.VolumeId]:
+    """Two volumes that other nodes use."""
+    backend = driver.stores.engine.provisioning
+    assert isinstance(backend, MemoryBackend)
+    backend.is_used_elsewhere = True
+    return sorted([await create(driver, "one"), await create(driver, "two")])
 
 
 async def test_volume_lifecycle_without_host_device_succeeds(driver: Driver) -> None:
-    one = await create(driver, "one")
+    one, controller = await create(driver, "one"), driver.controller
     driver.stores.access.attach(one)
-    taken = await without_devices_take(driver, one)
-    await create(driver, "restored", snapshot=taken)
-    await create(driver, "clone", source=one)
-    listed = await driver.controller.ListVolumes(csi_pb2.ListVolumesRequest(), caller())
+    taken = await driver.controller.snapshots.create("snap", one)
+    await create(driver, "restored", snapshot=taken.snapshots[0].snapshot_id)
+    await create(driver, "clone", volume=one)
+    listed = await controller.ListVolumes(csi_pb2.ListVolumesRequest(), caller())
     assert len(listed.entries) == 3
-    health = await driver.controller.ControllerListVolumeHealth(
-        csi_pb2.ControllerListVolumeHealthRequest(), caller()
-    )
-    assert len(health.entries) == 3
-    await driver.controller.ControllerExpandVolume(
-        csi_pb2.ControllerExpandVolumeRequest(
-            volume_id=one, capacity_range=csi_pb2.CapacityRange(required_bytes=2048 * MIB)
-        ),
-        caller(),
-    )
-    await driver.controller.ControllerModifyVolume(
-        csi_pb2.ControllerModifyVolumeRequest(
-            volume_id=one, mutable_parameters={"readIOPS": "100"}
-        ),
-        caller(),
-    )
+    health = csi_pb2.ControllerListVolumeHealthRequest()
+    assert len((await controller.ControllerListVolumeHealth(health, caller())).entries) == 3
+    size = csi_pb2.CapacityRange(required_bytes=2048 * MIB)
+    expand = csi_pb2.ControllerExpandVolumeRequest(volume_id=one, capacity_range=size)
+    await controller.ControllerExpandVolume(expand, caller())
+    limits = {"readIOPS": "100"}
+    modify = csi_pb2.ControllerModifyVolumeRequest(volume_id=one, mutable_parameters=limits)
+    await controller.ControllerModifyVolume(modify, caller())
     delete = csi_pb2.DeleteVolumeRequest(volume_id=one)
     with pytest.raises(protocol.StillAttached, match="hypervisor"):
-        await driver.controller.DeleteVolume(delete, caller())
+        await controller.DeleteVolume(delete, caller())
     await driver.collect_garbage()
     assert driver.stores.access.attached(one) is None, "it was never staged"
-    await driver.controller.DeleteVolume(delete, caller())
+    await controller.DeleteVolume(delete, caller())
     await driver.controller.snapshots.create("again", driver.stores.pool.ids.volume_id("clone"))
 
 
@@ -307,46 +293,31 @@ async def test_snapshot_freezes_a_guest_that_opens_the_image(
     one, target = await create(driver, "one"), str(tmp_path / "target")
     driver.stores.access.attach(one)
     guest = runtime_guests.add(target)
-    driver.stores.node_state.note_published(
-        Published(
-            volume_id=one,
-            target=target,
-            kind="mount",
-            fs_type="ext4",
-            mode=1,
-            options=(),
-            readonly=False,
-            deferred=True,
-            fingerprint="",
-            done=True,
-        )
-    )
-    await without_devices_take(driver, one)
+    driver.stores.node_state.note_published(driver_state.published(one, target))
+    await driver.controller.snapshots.create("snap", one)
     assert [verb for verb, _ in runtime_guests.asked] == ["freeze", "thaw"]
     assert not guest.frozen
 
 
-async def test_group_of_volumes_that_other_nodes_use_is_copied_until_none_is_written_to(
-    driver: Driver,
+async def test_group_that_other_nodes_use_is_copied_until_nothing_is_written(
+    driver: Driver, group: list[volumes.VolumeId]
 ) -> None:
     backend = driver.stores.engine.provisioning
     assert isinstance(backend, MemoryBackend)
-    ids = sorted([await create(driver, "one"), await create(driver, "two")])
-    backend.is_used_elsewhere, backend.written = True, [{ids[0]}, {ids[0]}]
-    group = await driver.controller.snapshots.create_group("group", ids)
-    assert backend.taken == [*ids, *ids, *ids]
-    assert backend.snapshot_ids() == {each.snapshot_id for each in group.snapshots}
+    backend.written = [{group[0]}, {group[0]}]
+    taken = await driver.controller.snapshots.create_group("group", group)
+    assert backend.taken == [*group, *group, *group]
+    assert backend.snapshot_ids() == {snapshot.snapshot_id for snapshot in taken.snapshots}
 
 
-async def test_group_of_volumes_that_other_nodes_write_all_the_time_is_refused(
-    driver: Driver,
+async def test_group_that_other_nodes_write_all_the_time_is_refused(
+    driver: Driver, group: list[volumes.VolumeId]
 ) -> None:
     backend = driver.stores.engine.provisioning
     assert isinstance(backend, MemoryBackend)
-    ids = sorted([await create(driver, "one"), await create(driver, "two")])
-    backend.is_used_elsewhere, backend.written = True, [set(ids)] * 8
-    with raised("GroupNeverIdle", match=ids[0]):
-        await driver.controller.snapshots.create_group("group", ids)
+    backend.written = [set(group)] * 8
+    with raised("GroupNeverIdle", match=group[0]):
+        await driver.controller.snapshots.create_group("group", group)
     assert backend.snapshot_ids() == frozenset()
 
 
@@ -354,15 +325,15 @@ async def test_group_of_volumes_that_other_nodes_write_all_the_time_is_refused(
 
 
 OTHER_BOOT = "11111111-2222-3333-4444-555555555555"
-DIRECTORIES = (*(f"state/{each}" for each in pool_layout.FOLDERS), "run/freezes")
+DIRECTORIES = (*(f"state/{folder}" for folder in pool_layout.FOLDERS), "run/freezes")
 
 
 async def test_start_leaves_what_a_crash_left_if_it_cannot_be_removed(tmp_path: Path) -> None:
     state = driver_state.opened(tmp_path)
     made = await state.controller.provisioner.create(driver_state.create())
     run = tmp_path / "run"
-    for each in (run / sysfs.boot_id(), *(tmp_path / each for each in DIRECTORIES)):
-        (each / ".name.0123.crust-tmp" / "in it").mkdir(parents=True)
+    for directory in (run / sysfs.boot_id(), *(tmp_path / folder for folder in DIRECTORIES)):
+        (directory / ".name.0123.crust-tmp" / "in it").mkdir(parents=True)
     (run / OTHER_BOOT / "directory" / "in it").mkdir(parents=True)
     state.stores.pool.let_go()
     again = driver_state.opened(tmp_path)

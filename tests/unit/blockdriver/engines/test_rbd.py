@@ -162,9 +162,9 @@ def test_mapped_image_is_a_device_and_the_cluster_is_not_asked(
     note(tmp_path, on_host=True)
     assert node.host_device(VOLUME) is None
     mapped(sysfs, node)
-    found = node.host_device(VOLUME)
-    assert found is not None
-    assert found.device == DEVICE
+    attachment = node.host_device(VOLUME)
+    assert attachment is not None
+    assert attachment.device == DEVICE
 
 
 # The table [rbd]: a node may leave out user and key file, nobody else; and what the engine is then.
@@ -182,9 +182,9 @@ def driver(mode: str, **rbd: str) -> DriverSettings:
 
 @pytest.mark.parametrize("mode", ["all", "controller"])
 def test_user_with_its_key_file_goes_with_each_mode(mode: str) -> None:
-    found = driver(mode, **USER).rbd
-    assert found is not None
-    assert found.user == "crust"
+    table = driver(mode, **USER).rbd
+    assert table is not None
+    assert table.user == "crust"
 
 
 @pytest.mark.parametrize(
@@ -241,9 +241,9 @@ def test_error_that_a_retry_may_not_get_is_unavailable(name: str, step: Step) ->
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EINVAL, errno.EDOM, errno.ENOENT, 0, 99999])
 def test_anything_else_is_a_failure_with_its_number(number: int) -> None:
-    found = _translated(number, "data")
-    assert isinstance(found, failures.CephFailed)
-    assert str(number) in str(found)
+    error = _translated(number, "data")
+    assert isinstance(error, failures.CephFailed)
+    assert str(number) in str(error)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The driver's client of guests, real and fake, and the limits of I/O after a start."""
 
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +31,19 @@ LIMITS = volumes.IoLimits(read_iops=10, write_iops=20, write_bytes_per_second=2*
 
 @dataclass
 class Way:
-    """A way to guests, and what is at its end."""
+    """A way to guests, and the guests at its end."""
 
     guests: guests.Guests
     end: FakeGuests
+
+
+def calls(reached: guests.Guests) -> tuple[Coroutine[Any, Any, object], ...]:
+    """Each call of a guest."""
+    return (
+        reached.freeze(TARGET, 30),
+        reached.thaw(TARGET),
+        reached.set_limits(TARGET, LIMITS),
+    )
 
 
 @pytest.fixture(params=["fake", "socket"])
@@ -52,17 +61,12 @@ async def way(request: pytest.FixtureRequest) -> AsyncIterator[Way]:
         yield Way(reached, end)
 
 
-async def test_guests_freeze_lasts_until_thaw(way: Way) -> None:
+async def test_guests_freeze_lasts_until_thaw_or_the_watchdog(way: Way) -> None:
     guest = way.end.add(TARGET.text)
     assert await way.guests.freeze(TARGET, 30)
     assert (guest.frozen, guest.thaw_after_s) == (True, 30)
     assert await way.guests.thaw(TARGET)
     assert not guest.frozen
-    assert not await way.guests.thaw(TARGET)
-
-
-async def test_guests_thaw_reports_an_earlier_thaw(way: Way) -> None:
-    guest = way.end.add(TARGET.text)
     assert await way.guests.freeze(TARGET, 1)
     guest.watchdog()
     assert not await way.guests.thaw(TARGET)
@@ -85,23 +89,17 @@ async def test_guests_limits_arrive_unchanged(way: Way) -> None:
 
 
 async def test_guests_call_for_a_target_not_deferred_is_not_found(way: Way) -> None:
-    with pytest.raises(errors.NotFound):
-        await way.guests.freeze(TARGET, 30)
-    with pytest.raises(errors.NotFound):
-        await way.guests.thaw(TARGET)
-    with pytest.raises(errors.NotFound):
-        await way.guests.set_limits(TARGET, LIMITS)
+    for call in calls(way.guests):
+        with pytest.raises(errors.NotFound):
+            await call
 
 
 @pytest.mark.parametrize("kind", [errors.NotReady, errors.PeerUnavailable, errors.OperationPending])
 async def test_guests_refusal_keeps_branch_and_why(way: Way, kind: type[errors.CrustError]) -> None:
     way.end.add(TARGET.text).error = kind("the handler cannot do that", hint="use another")
-    with pytest.raises(kind, match="the handler cannot do that; use another"):
-        await way.guests.freeze(TARGET, 30)
-    with pytest.raises(kind, match="the handler cannot do that"):
-        await way.guests.thaw(TARGET)
-    with pytest.raises(kind, match="the handler cannot do that"):
-        await way.guests.set_limits(TARGET, LIMITS)
+    for call in calls(way.guests):
+        with pytest.raises(kind, match="the handler cannot do that; use another"):
+            await call
 
 
 async def test_guests_freeze_without_a_timeout_is_refused(way: Way) -> None:
@@ -127,17 +125,13 @@ async def test_guests_with_an_absent_proxy_are_unavailable_until_it_returns() ->
 
 
 async def test_guests_without_a_socket_refuse_with_the_remedy() -> None:
-    reached = guests.Guests()
-    for ask in (
-        reached.freeze(TARGET, 30),
-        reached.thaw(TARGET),
-        reached.set_limits(TARGET, LIMITS),
-    ):
+    unset = guests.Guests()
+    for call in calls(unset):
         with pytest.raises(errors.NotReady, match="runtime_socket"):
-            await ask
+            await call
     with pytest.raises(errors.NotReady, match="runtime_socket"):
-        reached.check()
-    await reached.close()
+        unset.check()
+    await unset.close()
 
 
 def test_guests_with_an_invalid_socket_path_fail_at_start() -> None:

@@ -1,6 +1,7 @@
 """Node state on disk: what is read back, and what is refused."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from crust.blockdriver.records.node_state import NodeState, Published, Staged
 from crust.core import errors, volumes
 from crust.core.pool_ids import PoolIds
+from tests.support.drivers import driver_state
 from tests.support.drivers.memory_backend import MemoryBackend
 
 BOOT = "11111111-2222-3333-4444-555555555555"
@@ -16,18 +18,11 @@ VOLUME = IDS.volume_id("pvc")
 
 
 def entry(target: str = "/pods/a/mount") -> Published:
-    return Published(
-        volume_id=VOLUME,
-        target=target,
-        kind="mount",
-        fs_type="ext4",
-        mode=7,
-        options=("noatime",),
-        readonly=False,
-        deferred=True,
-        fingerprint="f" * 64,
-        done=True,
-    )
+    return driver_state.published(VOLUME, target, options=("noatime",), fingerprint="f" * 64)
+
+
+def staged_at(path: str, volume_id: volumes.VolumeId = VOLUME) -> Staged:
+    return Staged(volume_id=volume_id, kind="mount", fs_type="ext4", paths=(path,))
 
 
 def opened(root: Path, boot: str = BOOT) -> NodeState:
@@ -38,7 +33,7 @@ def opened(root: Path, boot: str = BOOT) -> NodeState:
 
 def test_node_state_survives_a_restart_and_is_empty_after_a_reboot(tmp_path: Path) -> None:
     first = opened(tmp_path)
-    staged = Staged(volume_id=VOLUME, kind="mount", fs_type="ext4", paths=("/staging",))
+    staged = staged_at("/staging")
     first.note_staged(staged)
     first.note_published(entry())
     again = opened(tmp_path)
@@ -69,7 +64,7 @@ def test_damaged_file_blocks_its_volume_alone_until_it_is_unstaged(
     tmp_path: Path, left: str
 ) -> None:
     target, other = volumes.TargetPath("/pods/a/mount"), IDS.volume_id("other")
-    staged = Staged(volume_id=other, kind="mount", fs_type="ext4", paths=("/s",))
+    staged = staged_at("/s", other)
     elsewhere = entry("/pods/b/mount").model_copy(update={"volume_id": other})
     first = opened(tmp_path)
     first.note_staged(staged.model_copy(update={"volume_id": VOLUME}))
@@ -99,50 +94,41 @@ def test_damaged_file_blocks_its_volume_alone_until_it_is_unstaged(
         assert not path.exists()
 
 
-def test_node_state_forget_that_failed_can_be_repeated(tmp_path: Path) -> None:
-    """Forgotten in memory alone it would be back after a restart, when no CO would ever unpublish it."""
-    target = volumes.TargetPath("/pods/a/mount")
-    entries = opened(tmp_path)
-    entries.note_published(entry(target.text))
+@pytest.mark.parametrize("kind", ["publish", "stage"])
+def test_node_state_forget_that_failed_can_be_repeated(tmp_path: Path, kind: str) -> None:
+    """Forgotten in memory alone it would be back after a restart, when no CO would ever end it."""
+    state, target = opened(tmp_path), volumes.TargetPath("/pods/a/mount")
+    if kind == "publish":
+        state.note_published(entry(target.text))
+        forget = partial(state.forget_published, VOLUME, target)
+    else:
+        state.note_staged(staged_at("/staging"))
+        forget = partial(state.forget_staged, VOLUME)
     file = next((tmp_path / BOOT).iterdir())
     file.unlink()
     file.mkdir()  # unlink(2) fails, root or not
     with pytest.raises(errors.CrustError):
-        entries.forget_published(VOLUME, target)
-    assert entries.published(target) is not None
+        forget()
+    assert state.published_of(VOLUME) or state.staged(VOLUME)
     file.rmdir()
-    entries.forget_published(VOLUME, target)
-    assert entries.published(target) is None
-
-
-def test_node_state_forget_of_a_stage_that_failed_can_be_repeated(tmp_path: Path) -> None:
-    """Forgotten in memory alone it would be back after a restart, and block the volume."""
-    entries = opened(tmp_path)
-    entries.note_staged(Staged(volume_id=VOLUME, kind="mount", fs_type="ext4", paths=("/staging",)))
-    file = next((tmp_path / BOOT).iterdir())
-    file.unlink()
-    file.mkdir()  # unlink(2) fails, root or not
-    with pytest.raises(errors.CrustError):
-        entries.forget_staged(VOLUME)
-    assert entries.staged(VOLUME) is not None
-    file.rmdir()
-    entries.forget_staged(VOLUME)
-    assert entries.staged(VOLUME) is None
+    forget()
+    assert not state.published_of(VOLUME)
+    assert state.staged(VOLUME) is None
 
 
 def test_node_state_of_a_later_version_is_read_and_kept_by_a_rewrite(tmp_path: Path) -> None:
     first = opened(tmp_path)
-    first.note_staged(Staged(volume_id=VOLUME, kind="mount", fs_type="ext4", paths=("/staging",)))
+    first.note_staged(staged_at("/staging"))
     first.note_published(entry())
     [path] = (tmp_path / BOOT).iterdir()
     later = json.loads(path.read_text().replace('"kind"', '"later":1,"kind"'))
     path.write_text(json.dumps(later | {"later": 1}))
     (path.parent / "note~").write_text("an editor's")
     again = opened(tmp_path)
-    found, staged = again.published(volumes.TargetPath("/pods/a/mount")), again.staged(VOLUME)
-    assert found is not None
+    published, staged = again.published(volumes.TargetPath("/pods/a/mount")), again.staged(VOLUME)
+    assert published is not None
     assert staged is not None
-    assert found.fingerprint == entry().fingerprint
-    again.note_published(found.model_copy(update={"done": False}))
+    assert published.fingerprint == entry().fingerprint
+    again.note_published(published.model_copy(update={"done": False}))
     again.note_staged(staged.model_copy(update={"paths": ("/other",)}))
     assert path.read_text().count('"later":1') == 3

@@ -1,6 +1,5 @@
 """What a driver serves by its mode, and in a node deployment: over its socket, as sidecars and kubelet see it."""
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -12,23 +11,21 @@ import grpc.aio
 import pytest
 
 from crust.blockdriver import serve
-from crust.blockdriver.driver import build
-from crust.blockdriver.services import identity, roles
+from crust.blockdriver.services import identity
 from crust.blockdriver.services.identity import Identity
 from crust.blockdriver.services.roles import Role
 from crust.core import errors
 from crust.core.operations import KeyedOperations
-from crust.host.process import sysfs, workers
-from crust.host.process.workers import NoWorkerFree, Workers
+from crust.host.process import sysfs
+from crust.host.process.workers import Workers
 from crust.rpc import channel
 from crust.rpc.call import Call
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.co import create_request
-from tests.support.drivers import memory_backend
+from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import caller
 from tests.support.drivers.memory_backend import MemoryBackend
-from tests.support.nodes.fake_throttle import FakeThrottle
 from tests.support.raised import raised
 
 _Rpc = csi_pb2.ControllerServiceCapability.RPC
@@ -40,16 +37,7 @@ Serve = Callable[[Role], AbstractAsyncContextManager[grpc.aio.Channel]]
 def served(tmp_path: Path) -> Serve:
     @asynccontextmanager
     async def serving(role: Role) -> AsyncIterator[grpc.aio.Channel]:
-        (tmp_path / "state").mkdir(exist_ok=True)
-        driver = build(
-            engine=memory_backend.engine(str(tmp_path / "state"), MemoryBackend()),
-            run_dir=str(tmp_path / "run"),
-            node_id="node-1",
-            target_roots=(str(tmp_path),),
-            throttle=FakeThrottle(obstacle="nothing here limits devices"),
-            role=role,
-        )
-        socket = str(tmp_path / "csi.sock")
+        driver, socket = driver_state.built(tmp_path, role=role), str(tmp_path / "csi.sock")
         async with (
             serve.running(driver, socket=socket, run_dir=str(tmp_path / "run")),
             channel.connect(socket) as connected,
@@ -69,11 +57,11 @@ async def refusal(call: Any) -> str:
 async def services(connected: grpc.aio.Channel) -> set[int]:
     identity = csi_pb2_grpc.IdentityStub(connected)
     answer = await identity.GetPluginCapabilities(csi_pb2.GetPluginCapabilitiesRequest())
-    return {each.service.type for each in answer.capabilities if each.HasField("service")}
-
-
-def create() -> csi_pb2.CreateVolumeRequest:
-    return create_request()
+    return {
+        capability.service.type
+        for capability in answer.capabilities
+        if capability.HasField("service")
+    }
 
 
 async def test_node_serves_no_rpc_of_a_controller_and_reports_none(served: Serve) -> None:
@@ -83,7 +71,7 @@ async def test_node_serves_no_rpc_of_a_controller_and_reports_none(served: Serve
             csi_pb2.ControllerGetCapabilitiesRequest()
         )
         assert "runs in mode node" in await refusal(capabilities)
-        assert "NotServedInMode" in await refusal(controller.CreateVolume(create()))
+        assert "NotServedInMode" in await refusal(controller.CreateVolume(create_request()))
         group = csi_pb2_grpc.GroupControllerStub(connected)
         request = csi_pb2.CreateVolumeGroupSnapshotRequest(name="g", source_volume_ids=["v"])
         await refusal(group.CreateVolumeGroupSnapshot(request))
@@ -101,7 +89,7 @@ async def test_controller_serves_no_rpc_of_a_node(served: Serve, tmp_path: Path)
         node = csi_pb2_grpc.NodeStub(connected)
         assert "mode controller" in await refusal(node.NodeGetInfo(csi_pb2.NodeGetInfoRequest()))
         await refusal(node.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest()))
-        made = await csi_pb2_grpc.ControllerStub(connected).CreateVolume(create())
+        made = await csi_pb2_grpc.ControllerStub(connected).CreateVolume(create_request())
         assert made.volume.volume_id
         assert _Service.CONTROLLER_SERVICE in await services(connected)
     assert not (tmp_path / "run" / sysfs.boot_id()).exists()
@@ -114,7 +102,7 @@ async def test_node_deployment_serves_nothing_that_any_node_may_get(served: Serv
             csi_pb2.ControllerGetCapabilitiesRequest(),
             metadata=(("crust-extensions", "deferral,node-info"),),
         )
-        advertised = {each.rpc.type for each in answer.capabilities}
+        advertised = {capability.rpc.type for capability in answer.capabilities}
         assert {_Rpc.CREATE_DELETE_VOLUME, _Rpc.GET_CAPACITY, _Rpc.CREATE_DELETE_SNAPSHOT} <= (
             advertised
         )
@@ -126,7 +114,7 @@ async def test_node_deployment_serves_nothing_that_any_node_may_get(served: Serv
             _Rpc.LIST_VOLUMES_PUBLISHED_NODES,
             _Rpc.GET_NODE_INFO,
         }
-        made = await controller.CreateVolume(create())
+        made = await controller.CreateVolume(create_request())
         volume_id = made.volume.volume_id
         publish = csi_pb2.ControllerPublishVolumeRequest(volume_id=volume_id, node_id="node-1")
         expand = csi_pb2.ControllerExpandVolumeRequest(volume_id=volume_id)
@@ -150,13 +138,6 @@ async def test_node_deployment_serves_nothing_that_any_node_may_get(served: Serv
         assert other.available_capacity == 0
 
 
-def test_role_in_mode_all_refuses_nothing() -> None:
-    for method in ("/csi.v1.Controller/CreateVolume", "/csi.v1.Node/NodeGetInfo"):
-        Role().check(method)
-    with pytest.raises(roles.NotServedInMode):
-        Role("node").check("/csi.v1.Controller/CreateVolume")
-
-
 # Probe reports in time whether the driver can serve, whatever its volumes do.
 
 
@@ -177,32 +158,18 @@ class Checked(MemoryBackend):
         self._check()
 
 
-def running() -> KeyedOperations:
-    return KeyedOperations(Workers("the driver"))
+def identity_of(check: Callable[[], None]) -> Identity:
+    return Identity("driver", Checked(check), Role(), KeyedOperations(Workers("the driver")))
 
 
 async def probe(served: Identity) -> bool:
     return (await served.Probe(csi_pb2.ProbeRequest(), caller())).ready.value
 
 
-async def test_probe_while_every_worker_hangs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    dead, threads = threading.Event(), Workers("the driver", limit=2)
-    served = Identity("driver", MemoryBackend(), Role(), KeyedOperations(threads))
-    hung = [asyncio.create_task(threads.run(dead.wait)) for _ in range(2)]
-    await asyncio.sleep(0)  # they have both threads, or are first in the queue
-    monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
-    with pytest.raises(NoWorkerFree, match=r"none of its 2 threads .* kernel log"):
-        await probe(served)
-    monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
-    dead.set()
-    await asyncio.gather(*hung)
-    assert await probe(served)
-
-
 async def test_probe_of_a_hung_pool_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "_PROBE_TIMEOUT_S", 0.01)
     dead = threading.Event()
-    served = Identity("driver", Checked(lambda: discard(dead.wait())), Role(), running())
+    served = identity_of(lambda: discard(dead.wait()))
     for _ in range(2):
         with raised("PoolNotResponding"):
             await probe(served)
@@ -216,7 +183,7 @@ async def test_probe_of_a_missing_pool_reports_the_reason() -> None:
         raise errors.NotReady("no loop driver")
 
     with pytest.raises(errors.NotReady, match="no loop driver"):
-        await probe(Identity("driver", Checked(refuse), Role(), running()))
+        await probe(identity_of(refuse))
 
 
 def discard(_: object) -> None:
@@ -229,7 +196,7 @@ async def test_probe_of_a_pool_that_goes_away_is_not_ready(*, stays: bool) -> No
         plugin.is_ready = stays
         raise errors.PeerUnavailable("the directory is not open")
 
-    plugin = Identity("driver", Checked(gone), Role(), running())
+    plugin = identity_of(gone)
     if stays:
         with pytest.raises(errors.PeerUnavailable):
             await probe(plugin)
@@ -242,7 +209,7 @@ async def test_probe_of_an_absent_pool_gives_the_reason(*, asks: bool) -> None:
     def absent() -> None:
         raise errors.PeerUnavailable.named("PoolAbsent", "the disk is not mounted")
 
-    plugin = Identity("driver", Checked(absent), Role(), running())
+    plugin = identity_of(absent)
     plugin.is_ready = False
     metadata = ((extensions.KEY, extensions.ERROR_INFO),) * asks
     call = Call("/csi.v1.Identity/Probe", metadata)

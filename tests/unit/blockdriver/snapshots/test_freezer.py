@@ -11,7 +11,7 @@ from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
 from crust.blockdriver.snapshots.freezer import Freezer, InGuest
 from crust.core import errors, volumes
 from tests.support.drivers.memory_backend import MemoryBackend
-from tests.support.runtimes.fake_guests import FakeGuests
+from tests.support.runtimes.fake_guests import FakeGuests, Guest
 
 ONE = InGuest(volumes.VolumeId("vol-1"), volumes.TargetPath("/pods/one/mount"), "")
 TWO = InGuest(volumes.VolumeId("vol-2"), volumes.TargetPath("/pods/two/mount"), "")
@@ -33,6 +33,13 @@ class Node:
     def noted(self) -> list[str]:
         return sorted(path.name for path in (self.root / "freezes").iterdir())
 
+    def noted_frozen(self) -> Guest:
+        """A guest that a process which has ended left frozen, with its intent."""
+        guest = self.guests.add(ONE.target.text)
+        guest.frozen = True
+        self.intents.note(Intent(ONE.volume_id, target=ONE.target.text))
+        return guest
+
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
@@ -40,18 +47,21 @@ def node(tmp_path: Path) -> Node:
 
 
 async def test_freeze_holds_all_guests_during_the_block_and_thaws_them_after(node: Node) -> None:
-    made = [node.guests.add(each.target.text) for each in (ONE, TWO)]
+    made = [node.guests.add(volume.target.text) for volume in (ONE, TWO)]
     async with node.freezer.frozen([ONE, TWO]):
-        assert [(each.frozen, each.thaw_after_s) for each in made] == [(True, 10)] * 2
+        assert [(guest.frozen, guest.thaw_after_s) for guest in made] == [(True, 10)] * 2
         assert node.noted() == ["vol-1", "vol-2"]
-    assert not any(each.frozen for each in made)
+    assert not any(guest.frozen for guest in made)
     assert node.noted() == []
 
 
-async def test_freeze_without_guests_calls_nothing(node: Node) -> None:
-    async with node.freezer.frozen([]):
-        pass
-    assert node.guests.asked == []
+@pytest.mark.parametrize("in_guests", [[], [ONE]], ids=["none", "never published"])
+async def test_freeze_without_a_guest_leaves_no_intent(
+    node: Node, in_guests: list[InGuest]
+) -> None:
+    async with node.freezer.frozen(in_guests):
+        assert node.noted() == []
+    assert len(node.guests.asked) == 2 * len(in_guests)
 
 
 async def test_freeze_with_an_early_thaw_raises_thawed_early(node: Node) -> None:
@@ -113,11 +123,6 @@ async def test_freeze_without_a_sandbox_fails_only_if_one_starts(node: Node) -> 
     assert node.noted() == []
 
 
-async def test_freeze_of_a_volume_never_published_succeeds(node: Node) -> None:
-    async with node.freezer.frozen([ONE]):
-        pass
-
-
 async def test_freeze_without_a_runtime_socket_is_refused(tmp_path: Path) -> None:
     intents = Intents(str(tmp_path))
     intents.open()
@@ -128,22 +133,10 @@ async def test_freeze_without_a_runtime_socket_is_refused(tmp_path: Path) -> Non
     assert list((tmp_path / "freezes").iterdir()) == []
 
 
-async def test_recovery_thaws_guests_left_frozen(node: Node) -> None:
-    guest = node.guests.add(ONE.target.text)
-    guest.frozen = True
-    node.intents.note(Intent(ONE.volume_id, target=ONE.target.text))
-    node.restart()
-    await node.freezer.recover()
-    assert not guest.frozen
-    assert node.noted() == []
-
-
-async def test_intent_with_fields_of_a_later_version_is_followed(node: Node) -> None:
-    guest = node.guests.add(ONE.target.text)
-    guest.frozen = True
-    node.intents.note(Intent(ONE.volume_id, target=ONE.target.text))
-    path = node.root / "freezes" / ONE.volume_id
-    path.write_text(path.read_text().removesuffix("\n") + '\0{"later": true}\n')
+@pytest.mark.parametrize("later", ["", '\0{"later": true}'], ids=["", "of a later version"])
+async def test_recovery_thaws_guests_left_frozen(node: Node, later: str) -> None:
+    guest, path = node.noted_frozen(), node.root / "freezes" / ONE.volume_id
+    path.write_text(path.read_text().removesuffix("\n") + f"{later}\n")
     node.restart()
     await node.freezer.recover()
     assert (guest.frozen, node.noted()) == (False, [])
@@ -152,9 +145,7 @@ async def test_intent_with_fields_of_a_later_version_is_followed(node: Node) -> 
 async def test_recovery_waits_for_an_unreachable_proxy(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guest = node.guests.add(ONE.target.text)
-    guest.frozen = True
-    node.intents.note(Intent(ONE.volume_id, target=ONE.target.text))
+    guest = node.noted_frozen()
     node.restart()
     thaw, noted = node.guests.thaw, []
 
@@ -197,16 +188,14 @@ async def test_thaw_that_does_not_reach_the_guest_is_retried(
 
 @pytest.mark.parametrize("error", [errors.NotFound("not deferred"), errors.NotReady("no")])
 async def test_intent_with_a_final_error_is_dropped(node: Node, error: errors.CrustError) -> None:
-    node.guests.add(ONE.target.text).error = error
-    node.intents.note(Intent(ONE.volume_id, target=ONE.target.text))
+    node.noted_frozen().error = error
     node.restart()
     await node.freezer.recover()
     assert node.noted() == []
 
 
 async def test_recovery_does_not_thaw_a_new_freeze(node: Node) -> None:
-    guest = node.guests.add(ONE.target.text)
-    node.intents.note(Intent(ONE.volume_id, target=ONE.target.text))
+    guest = node.noted_frozen()
     node.restart()
     async with node.freezer.frozen([ONE]):
         await node.freezer.recover()
