@@ -1,11 +1,14 @@
 """Nodes in short directories: a socket's path may have 107 bytes, and pytest's own directories use most of them."""
 
+import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support.nodes import node as nodes
+from tests.support.nodes.fake_targets import GUARD
 
 
 @pytest.fixture
@@ -37,3 +40,10 @@ async def published(kata: nodes.Node, target: str) -> str:
     """The target at which "vol-1" is deferred."""
     await kata.co.publish("vol-1", target)
     return target
+
+
+def lose_a_guard(places: nodes.Places) -> None:
+    """A guard at the target "lost", whose volume nobody knows: its record went with /run."""
+    lost = places.target("lost")
+    os.mkdir(lost)
+    Path(lost, GUARD).touch()

@@ -46,9 +46,9 @@ async def test_a_socket_that_was_removed_is_shown_and_fails_the_probe(
         await identity.Probe(csi_pb2.ProbeRequest(), timeout=10)
         assert (await show.answer(places.run, show.status)).names == ("handlers",)
         os.unlink(places.sockets.runtime)
-        found = await _condition(node)
-        assert found.part == f"socket {places.sockets.runtime}"
-        assert found.error_name == "SocketLost"
+        condition = await _condition(node)
+        assert condition.part == f"socket {places.sockets.runtime}"
+        assert condition.error_name == "SocketLost"
         shown = await show.answer(places.run, show.status)
         assert f"socket {places.sockets.runtime}" in shown.names
         assert "SocketLost" in shown.rendered("table").plain
@@ -107,7 +107,7 @@ async def test_hanging_look_at_a_claim_takes_one_thread_and_the_proxy_without_th
             monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
             await until_probe(node.co.channel, Code.UNAVAILABLE, "[NoWorkerFree] the proxy ")
             health = await node.inspect.GetHealth(inspect_pb2.GetHealthRequest(), timeout=60)
-            assert "NoWorkerFree" in [each.error_name for each in health.conditions]
+            assert "NoWorkerFree" in [condition.error_name for condition in health.conditions]
             listed = inspect_pb2.ListDeferredVolumesRequest()
             assert len((await node.inspect.ListDeferredVolumes(listed, timeout=60)).volumes) == 2
         finally:
@@ -152,7 +152,7 @@ async def test_slow_watcher_gets_the_number_of_dropped_events() -> None:
         assert heard[-1].kind == "missed"
         assert heard[-1].message.startswith("5 events")
         stopping.set()
-        assert [each async for each in stopping_soon] == []
+        assert [event async for event in stopping_soon] == []
 
 
 async def test_a_stop_ends_a_watch_that_waits() -> None:
@@ -165,7 +165,7 @@ async def test_a_stop_ends_a_watch_that_waits() -> None:
 
 
 async def _all(stream: object) -> list[Event]:
-    return [each async for each in stream]  # type: ignore[attr-defined]
+    return [answer async for answer in stream]  # type: ignore[attr-defined]
 
 
 Lines = list[dict[str, Any]]

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import grpc
@@ -11,7 +11,7 @@ import pytest
 from crust.core import errors, volumes
 from crust.handoff.store import Store
 from crust.rpc.messages import crust_v1
-from crust.wire.v1 import inspect_pb2, runtime_pb2, types_pb2
+from crust.wire.v1 import runtime_pb2, types_pb2
 from tests.support.drivers import fake_driver
 from tests.support.faults.refusals import refused
 from tests.support.nodes.node import Node, until
@@ -45,22 +45,6 @@ async def test_limits_of_the_driver_are_in_the_record(kata: Node, target: str) -
     kata.driver.io_limits = LIMITS
     await kata.co.publish("vol-1", target)
     assert recorded(kata, target) == LIMITS
-
-
-@pytest.mark.spec("D-32")
-async def test_limits_that_the_handler_cannot_enforce_are_refused(node: Node, target: str) -> None:
-    node.driver.io_limits = LIMITS
-    async with node.handler(features=CANNOT):
-        await refused(
-            node.co.publish("vol-1", target),
-            Code.FAILED_PRECONDITION,
-            "'kata'",
-            "does not offer IO_LIMITS",
-            "IO_LIMITS",
-        )
-        node.check_untouched(target)
-        node.driver.io_limits = NONE
-        await node.co.publish("vol-1", target)
 
 
 @pytest.mark.spec("D-33")
@@ -104,11 +88,18 @@ async def test_limits_are_restored_if_the_record_cannot_be_written(
 
 
 @pytest.mark.spec("D-33")
+@pytest.mark.parametrize("replaces", [False, True], ids=["the first", "in the place of another"])
 async def test_sandbox_that_claims_during_the_write_gets_the_limits(
-    node: Node, target: str, monkeypatch: pytest.MonkeyPatch
+    node: Node, target: str, monkeypatch: pytest.MonkeyPatch, *, replaces: bool
 ) -> None:
+    before = ExitStack()
     async with node.deferred(target) as fake:
-        begun = _sandbox_begins_with_the_next_rewrite(node, target, monkeypatch)
+        if replaces:
+            before.enter_context(node.sandbox(target))
+            before.callback(fake.limits.clear)
+        begun = _sandbox_begins_with_the_next_rewrite(
+            node, target, monkeypatch, before=before.close, name="sandbox-2"
+        )
         assert (await limit(node, target)).applied
         begun.close()
     assert fake.limits == {target: LIMITS}
@@ -135,26 +126,6 @@ async def test_unpublish_is_refused_while_limits_are_written_and_succeeds_afterw
         await node.co.unpublish("vol-1", target)
         await refused(limit(node, target), Code.NOT_FOUND, target)
         assert node.entry(target) is None
-
-
-@pytest.mark.spec("D-33")
-async def test_sandbox_that_replaces_the_holder_gets_the_limits_too(
-    node: Node, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake, first = FakeHandler(), ExitStack()
-    async with node.deferred(target, fake=fake):
-        first.enter_context(node.sandbox(target))
-
-        def ends() -> None:
-            first.close()
-            fake.limits.clear()
-
-        begun = _sandbox_begins_with_the_next_rewrite(
-            node, target, monkeypatch, before=ends, name="sandbox-2"
-        )
-        assert (await limit(node, target)).applied
-        begun.close()
-    assert fake.limits == {target: LIMITS}
 
 
 @pytest.mark.spec("D-33")
@@ -188,22 +159,15 @@ async def test_refusal_by_a_sandbox_that_claimed_meanwhile_changes_nothing(
 
 
 @pytest.mark.spec("D-34")
-async def test_limits_without_a_handler_that_enforces_are_refused(node: Node, target: str) -> None:
-    fake = FakeHandler()
-    async with node.handler(fake=fake, features=CANNOT) as session:
-        await node.co.publish("vol-1", target)
-        for in_sandbox in (False, True):
-            call = limit(node, target)
-            if in_sandbox:
-                with node.sandbox(target):
-                    await refused(
-                        call, Code.FAILED_PRECONDITION, "'kata'", "does not offer IO_LIMITS"
-                    )
-                    assert (await limit(node, target, NONE)).applied
-            else:
-                await refused(call, Code.FAILED_PRECONDITION, "'kata'", "does not offer IO_LIMITS")
-    await until(session.lost)
-    await refused(limit(node, target), Code.UNAVAILABLE, "'kata'")
+@pytest.mark.parametrize("in_sandbox", [False, True])
+async def test_limits_for_a_handler_that_cannot_enforce_them_are_refused(
+    node: Node, target: str, *, in_sandbox: bool
+) -> None:
+    async with node.deferred(target, features=CANNOT) as fake:
+        with node.sandbox(target) if in_sandbox else nullcontext():
+            words = ("'kata'", "does not offer IO_LIMITS")
+            await refused(limit(node, target), Code.FAILED_PRECONDITION, *words)
+            assert (await limit(node, target, NONE)).applied is in_sandbox
     assert (fake.limits, recorded(node, target)) == ({}, NONE)
 
 
@@ -256,17 +220,6 @@ async def test_identical_limits_join_and_others_are_refused(node: Node, target: 
             gate.opened.set()
             assert (await joined).applied
     assert (fake.limits, recorded(node, target)) == ({target: LIMITS}, LIMITS)
-
-
-async def test_set_limits_are_reported_as_an_event(kata: Node, published: str) -> None:
-    watch: Any = kata.inspect.Watch(inspect_pb2.WatchRequest(), timeout=30)
-    await watch.initial_metadata()
-    await limit(kata, published)
-    async with asyncio.timeout(60):
-        while (event := await watch.read()).kind != "limits-set":
-            pass
-    watch.cancel()
-    assert (event.target_path, "read_iops=1" in event.message) == (published, True)
 
 
 def _sandbox_begins_with_the_next_rewrite(

@@ -32,10 +32,10 @@ class SlowLooks(entry.Looks):
     go_on = threading.Event()
 
     def look(self) -> entry.Look:
-        found = super().look()
+        seen = super().look()
         self.entered.set()
         assert self.go_on.wait(20)
-        return found
+        return seen
 
 
 @pytest.fixture
@@ -156,9 +156,9 @@ def test_device_is_reserved_while_its_entry_is_created() -> None:
 def test_device_is_shared_by_readers_alone(*, holder: bool, wanted: bool, free: bool) -> None:
     """`holder` and `wanted` say whether they only read."""
     table = Table()
-    there = replace(row(RECORD), readonly=holder)
+    reserved = replace(row(RECORD), readonly=holder)
     other = replace(row(_other_volume(records.a_record("/k/two"))), readonly=wanted)
-    table.reserve(there)
+    table.reserve(reserved)
     with nullcontext() if free else raised("DeviceReserved"):
         table.check_reservation(other, deferred=False)
 

@@ -6,7 +6,8 @@ and a kill at each step, in a world of one volume and one target.
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from crust.proxy.target import (
     Wanted,
 )
 from crust.rpc.outcome import Asked, Residue
+from tests.support.faults.choices import Choices
 from tests.support.records import records
 
 RECORD = records.a_record()
@@ -81,29 +83,6 @@ class FailedError(Exception):
     def __init__(self, *, final: bool, conflict: bool = False) -> None:
         super().__init__()
         self.final, self.conflict = final, conflict
-
-
-@dataclass
-class Choices:
-    """Which way each step goes: those of `script`, and then the first."""
-
-    script: list[int] = field(default_factory=list)
-    taken: list[tuple[int, int]] = field(default_factory=list)
-
-    def of(self, options: list[str]) -> str:
-        """The next choice."""
-        index = self.script[len(self.taken)] if len(self.taken) < len(self.script) else 0
-        self.taken.append((index, len(options)))
-        return options[index]
-
-    def following(self) -> list[int] | None:
-        """The script of the next run; None after the last."""
-        taken = list(self.taken)
-        while taken and taken[-1][0] == taken[-1][1] - 1:
-            taken.pop()
-        if not taken:
-            return None
-        return [index for index, _ in taken[:-1]] + [taken[-1][0] + 1]
 
 
 @dataclass
@@ -413,206 +392,137 @@ def test_every_failure_and_kill_leaves_a_right_world(*, is_inline: bool) -> None
     assert runs > 500
 
 
-def _undo_of(began: Seen, asked: Asked, **options: bool) -> Undo:
-    undo: Undo = _REAL["undo"](began, asked, **options)
-    return undo
+def _asked_without_entry(asked: Asked, began: Seen, given: Asked) -> bool:
+    return given is asked and began.entry is None
 
 
-_REAL: dict[str, Any] = {
-    name: getattr(decisions, name)
-    for name in ("undo", "stands", "begin_publish", "begin_unpublish", "must_be_made")
-}
-MUTANTS: dict[str, tuple[str, Callable[..., Any]]] = {
+def _stands(stack: Stack, seen: Seen, _: object) -> bool:
+    return seen.stack is stack
+
+
+MUTANTS: dict[str, tuple[str, Callable[[Seen, Any], bool], object]] = {
     "undo: what stood before is undone": (
         "undo",
-        lambda began, asked, **_: (
-            Undo.TAKE_BACK
-            if began.entry is not None and asked is Asked.ANSWERED
-            else _undo_of(began, asked, **_)
-        ),
+        lambda began, asked: began.entry is not None and asked is Asked.ANSWERED,
+        Undo.TAKE_BACK,
     ),
-    "undo: a driver that does not answer loses its guard": (
-        "undo",
-        lambda began, asked, **_: (
-            Undo.UNGUARD
-            if asked is Asked.SILENT and began.entry is None
-            else _undo_of(began, asked, **_)
-        ),
-    ),
-    "undo: refused with a guard of before, the guard alone goes": (
-        "undo",
-        lambda began, asked, **_: (
-            Undo.UNGUARD
-            if asked is Asked.REFUSED and began.entry is None
-            else _undo_of(began, asked, **_)
-        ),
-    ),
-    "undo: answered, the guard alone goes": (
-        "undo",
-        lambda began, asked, **_: (
-            Undo.UNGUARD
-            if asked is Asked.ANSWERED and began.entry is None
-            else _undo_of(began, asked, **_)
-        ),
-    ),
-    "undo: not called, the guard of before goes": (
-        "undo",
-        lambda began, asked, **_: (
-            Undo.UNGUARD
-            if asked is Asked.NOT_CALLED and began.entry is None
-            else _undo_of(began, asked, **_)
-        ),
-    ),
+    **{
+        f"undo: the guard alone goes after {asked}": (
+            "undo",
+            partial(_asked_without_entry, asked),
+            Undo.UNGUARD,
+        )
+        for asked in Asked
+    },
     "stands: a guard alone is nothing": (
         "stands",
-        lambda seen, wanted: Residue.NONE if seen.entry is None else _REAL["stands"](seen, wanted),
+        lambda seen, _: seen.entry is None,
+        Residue.NONE,
     ),
     "stands: other arguments are nothing": (
         "stands",
-        lambda seen, wanted: (
-            Residue.NONE
-            if seen.entry is not None and seen.entry.record == ARGS
-            else _REAL["stands"](seen, wanted)
-        ),
+        lambda seen, _: seen.entry is not None and seen.entry.record == ARGS,
+        Residue.NONE,
     ),
     "stands: an unreadable entry is nothing": (
         "stands",
-        lambda seen, wanted: (
-            Residue.NONE
-            if seen.entry is not None and seen.entry.record is None
-            else _REAL["stands"](seen, wanted)
-        ),
-    ),
-    "publish: an unreadable entry is deferred again": (
-        "begin_publish",
-        lambda seen, wanted: (
-            PublishPlan.DEFER
-            if seen.entry is not None and seen.entry.record is None
-            else _REAL["begin_publish"](seen, wanted)
-        ),
-    ),
-    "publish: what was mounted over a guard stays": (
-        "begin_publish",
-        lambda seen, wanted: (
-            PublishPlan.DEFER
-            if seen.stack is Stack.BURIED and seen.entry is None
-            else _REAL["begin_publish"](seen, wanted)
-        ),
-    ),
-    "publish: a lost guard refuses the retry": (
-        "begin_publish",
-        lambda seen, wanted: (
-            PublishPlan.REFUSE
-            if seen.stack is Stack.CLEAR and seen.entry is not None
-            else _REAL["begin_publish"](seen, wanted)
-        ),
-    ),
-    "publish: another mount is deferred": (
-        "begin_publish",
-        lambda seen, wanted: (
-            PublishPlan.DEFER
-            if seen.stack is Stack.FOREIGN
-            else _REAL["begin_publish"](seen, wanted)
-        ),
-    ),
-    "unpublish: a guard alone is left to the driver": (
-        "begin_unpublish",
-        lambda seen, key: (
-            UnpublishPlan.DRIVER if seen.entry is None else _REAL["begin_unpublish"](seen, key)
-        ),
-    ),
-    "unpublish: a mount over the guard is refused": (
-        "begin_unpublish",
-        lambda seen, key: (
-            UnpublishPlan.REFUSE
-            if seen.stack is Stack.BURIED
-            else _REAL["begin_unpublish"](seen, key)
-        ),
-    ),
-}
-
-
-MUTANTS |= {
-    "must_be_made: a repeated publish runs mkfs": (
-        "must_be_made",
-        lambda began, mount, features: _REAL["must_be_made"](Seen(), mount, features),
-    ),
-    "must_be_made: nobody makes the filesystem": ("must_be_made", lambda *_: False),
-    "publish: begins while a tool runs": (
-        "begin_publish",
-        lambda seen, wanted: (
-            PublishPlan.DEFER
-            if seen.stack is Stack.UNSEEN
-            else _REAL["begin_publish"](seen, wanted)
-        ),
-    ),
-    "unpublish: begins while a tool runs": (
-        "begin_unpublish",
-        lambda seen, key: (
-            UnpublishPlan.CLEAN
-            if seen.stack is Stack.UNSEEN
-            else _REAL["begin_unpublish"](seen, key)
-        ),
+        lambda seen, _: seen.entry is not None and seen.entry.record is None,
+        Residue.NONE,
     ),
     "stands: nothing while a tool runs": (
         "stands",
-        lambda seen, wanted: (
-            Residue.NONE if seen.stack is Stack.UNSEEN else _REAL["stands"](seen, wanted)
-        ),
+        lambda seen, _: seen.stack is Stack.UNSEEN,
+        Residue.NONE,
     ),
+    "publish: an unreadable entry is deferred again": (
+        "begin_publish",
+        lambda seen, _: seen.entry is not None and seen.entry.record is None,
+        PublishPlan.DEFER,
+    ),
+    "publish: what was mounted over a guard stays": (
+        "begin_publish",
+        lambda seen, _: seen.stack is Stack.BURIED and seen.entry is None,
+        PublishPlan.DEFER,
+    ),
+    "publish: a lost guard refuses the retry": (
+        "begin_publish",
+        lambda seen, _: seen.stack is Stack.CLEAR and seen.entry is not None,
+        PublishPlan.REFUSE,
+    ),
+    **{
+        f"publish: begins although {stack.value}": (
+            "begin_publish",
+            partial(_stands, stack),
+            PublishPlan.DEFER,
+        )
+        for stack in (Stack.FOREIGN, Stack.UNSEEN)
+    },
+    "unpublish: a guard alone is left to the driver": (
+        "begin_unpublish",
+        lambda seen, _: seen.entry is None,
+        UnpublishPlan.DRIVER,
+    ),
+    "unpublish: a mount over the guard is refused": (
+        "begin_unpublish",
+        lambda seen, _: seen.stack is Stack.BURIED,
+        UnpublishPlan.REFUSE,
+    ),
+    "unpublish: begins while a tool runs": (
+        "begin_unpublish",
+        lambda seen, _: seen.stack is Stack.UNSEEN,
+        UnpublishPlan.CLEAN,
+    ),
+    "must_be_made: a repeated publish runs mkfs": (
+        "must_be_made",
+        lambda began, _: began.entry is not None,
+        True,
+    ),
+    "must_be_made: nobody makes the filesystem": ("must_be_made", lambda *_: True, False),
 }
-
-
-@pytest.mark.parametrize(
-    ("mount", "features", "entry", "expected"),
-    [
-        (EMPTY, frozenset(), None, True),
-        (EMPTY, frozenset({Feature.FORMAT}), None, False),
-        (EMPTY, frozenset(), ENTRIES["same"], False),
-        (replace(EMPTY, readonly=True), frozenset(), None, True),
-        (replace(EMPTY, format=None), frozenset(), None, False),
-        (replace(EMPTY, encryption=volumes.Encryption.LUKS), frozenset(), None, False),
-        (replace(EMPTY, source=IMAGE), frozenset(), None, False),
-    ],
-)
-def test_must_be_made_only_for_a_handler_that_does_not_make_it(
-    mount: volumes.DeferredMount,
-    features: frozenset[Feature],
-    entry: Entry | None,
-    *,
-    expected: bool,
-) -> None:
-    assert decisions.must_be_made(Seen(entry, Stack.GUARD), mount, features) is expected
-
-
-@pytest.mark.parametrize(
-    ("mount", "features", "entry", "expected"),
-    [
-        (FORMATTED, frozenset(), None, True),
-        (FORMATTED, frozenset({Feature.GROW}), None, False),
-        (FORMATTED, frozenset(), ENTRIES["same"], False),
-        (replace(FORMATTED, readonly=True), frozenset(), None, False),
-        (EMPTY, frozenset({Feature.FORMAT}), None, False),
-        (replace(FORMATTED, encryption=volumes.Encryption.LUKS), frozenset(), None, False),
-        (replace(FORMATTED, source=IMAGE), frozenset(), None, False),
-        (replace(FORMATTED, fs_type="f2fs"), frozenset(), None, False),
-    ],
-)
-def test_must_be_filled_only_what_nobody_grows_and_the_proxy_can_look_at(
-    mount: volumes.DeferredMount,
-    features: frozenset[Feature],
-    entry: Entry | None,
-    *,
-    expected: bool,
-) -> None:
-    assert decisions.must_be_filled(Seen(entry, Stack.GUARD), mount, features) is expected
+"""A decision that is wrong: for what it is asked then, and what it answers."""
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_wrong_decision_violates_a_guarantee(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    function, wrong = MUTANTS[name]
+    function, applies, answer = MUTANTS[name]
+    decide = getattr(decisions, function)
+
+    def wrong(seen: Seen, other: Any, *rest: Any, **options: Any) -> object:
+        return answer if applies(seen, other) else decide(seen, other, *rest, **options)
+
     monkeypatch.setattr(decisions, function, wrong)
     assert any(explore(is_inline=inline)[2] for inline in (False, True))
+
+
+@pytest.mark.parametrize(
+    ("mount", "features", "entry", "made", "filled"),
+    [
+        (EMPTY, frozenset(), None, True, False),
+        (replace(EMPTY, readonly=True), frozenset(), None, True, False),
+        (EMPTY, frozenset({Feature.FORMAT}), None, False, False),
+        (EMPTY, frozenset(), ENTRIES["same"], False, False),
+        (replace(EMPTY, encryption=volumes.Encryption.LUKS), frozenset(), None, False, False),
+        (replace(EMPTY, source=IMAGE), frozenset(), None, False, False),
+        (FORMATTED, frozenset(), None, False, True),
+        (FORMATTED, frozenset({Feature.GROW}), None, False, False),
+        (FORMATTED, frozenset(), ENTRIES["same"], False, False),
+        (replace(FORMATTED, readonly=True), frozenset(), None, False, False),
+        (replace(FORMATTED, fs_type="f2fs"), frozenset(), None, False, False),
+        (replace(FORMATTED, encryption=volumes.Encryption.LUKS), frozenset(), None, False, False),
+        (replace(FORMATTED, source=IMAGE), frozenset(), None, False, False),
+    ],
+)
+def test_proxy_makes_or_checks_only_what_no_guest_does(
+    mount: volumes.DeferredMount,
+    features: frozenset[Feature],
+    entry: Entry | None,
+    *,
+    made: bool,
+    filled: bool,
+) -> None:
+    began = Seen(entry, Stack.GUARD)
+    assert decisions.must_be_made(began, mount, features) is made
+    assert decisions.must_be_filled(began, mount, features) is filled
 
 
 def test_failed_publish_of_an_inline_volume_never_calls_the_drivers_unpublish() -> None:

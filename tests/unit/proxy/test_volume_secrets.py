@@ -32,48 +32,30 @@ async def encrypted(node: Node, name: str = "one") -> volumes.TargetPath:
     return volumes.TargetPath(target)
 
 
-@pytest.mark.spec("D-45")
+@pytest.mark.spec("D-39", "D-45")
 async def test_handler_whose_sandbox_has_the_volume_gets_the_passphrase(node: Node) -> None:
     async with node.handler() as session:
         target = await encrypted(node)
+        assert node.record(target.text).mount.encryption is volumes.Encryption.LUKS
         with node.sandbox(target.text):
             assert await session.secrets_of(target) == KNOWN
 
 
 @pytest.mark.spec("D-45")
-async def test_without_a_claim_nobody_gets_it(node: Node) -> None:
-    async with node.handler() as session:
+async def test_secrets_without_a_sandbox_of_the_handler_are_refused(node: Node) -> None:
+    endpoint = f"{node.places.root}/other.sock"
+    async with node.handler() as session, node.handler(name="other", endpoint=endpoint) as other:
         target = await encrypted(node)
         await _refused(session, target)
-        with node.sandbox(target.text):
-            pass
-        await _refused(session, target)
-
-
-@pytest.mark.spec("D-45")
-async def test_a_claim_of_another_handler_is_not_enough(node: Node) -> None:
-    async with node.handler() as session:
-        target = await encrypted(node)
         with node.sandbox(target.text, handler="other"):
             await _refused(session, target)
-
-
-@pytest.mark.spec("D-45")
-async def test_another_handler_does_not_get_it(node: Node) -> None:
-    endpoint = f"{node.places.root}/other.sock"
-    async with node.handler(), node.handler(name="other", endpoint=endpoint) as other:
-        target = await encrypted(node)
+        paths = layout.Layout(node.places.volumes).entry(target)
         with node.sandbox(target.text):
             await _refused(other, target)
-
-
-@pytest.mark.spec("D-45")
-async def test_a_lock_without_a_sandboxs_name_is_not_enough(node: Node) -> None:
-    """As while the proxy itself unpublishes."""
-    async with node.handler() as session:
-        target = await encrypted(node)
-        paths = layout.Layout(node.places.volumes).entry(target)
-        with claims.ClaimLock.acquire(paths, target):
+            dead = Path(paths.claim).read_bytes()
+        Path(paths.claim).write_bytes(dead)
+        await _refused(session, target)
+        with claims.ClaimLock.acquire(paths, target):  # as while the proxy itself unpublishes
             await _refused(session, target)
 
 

@@ -70,7 +70,8 @@ async def test_session_gets_the_directory_and_ends_with_its_stream(registry: Any
     answer = await first.read()
     assert answer.volumes_directory.endswith("/volumes")
     assert answer.proxy_version
-    await refused(registry.Register(_request(), timeout=20).read(), Code.ALREADY_EXISTS, "box")
+    again = registry.Register(_request(), timeout=20).read()
+    await refused(again, Code.ALREADY_EXISTS, "'box'", "/run/box.sock", "another name")
     other = registry.Register(_request(name="other"), timeout=20)
     assert (await other.read()).volumes_directory == answer.volumes_directory
     first.cancel()
@@ -78,23 +79,30 @@ async def test_session_gets_the_directory_and_ends_with_its_stream(registry: Any
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "words"),
     [
-        {"name": ""},
-        {"name": "Not A Name"},
-        {"name": "x" * 64},
-        {"endpoint": "relative.sock"},
-        {"endpoint": "/" + "x" * 107},
-        {"volume_types": []},
-        {"filesystems": []},
-        {"filesystems": ["ext4 "]},
-        {"max_volumes_per_sandbox": -1},
-        {"max_target_path_bytes": -1},
+        ({"name": ""}, "name"),
+        ({"name": "Not A Name"}, "'Not A Name'"),
+        ({"name": "x" * 64}, "name"),
+        ({"name": "box\n"}, "name"),
+        ({"endpoint": "relative.sock"}, "not absolute"),
+        ({"endpoint": "/" + "x" * 107}, "107"),
+        ({"volume_types": []}, "BLOCK"),
+        ({"filesystems": []}, "filesystems is empty"),
+        ({"filesystems": ["ext4"] * 65}, "65 filesystems, and 64 is the most"),
+        ({"filesystems": ["ext4", "../x"]}, "'../x'"),
+        ({"max_volumes_per_sandbox": -1}, "max_volumes_per_sandbox"),
+        ({"max_target_path_bytes": -1}, "max_target_path_bytes"),
     ],
 )
-async def test_invalid_request_is_refused(registry: Any, changes: dict[str, Any]) -> None:
+async def test_invalid_request_is_refused(
+    registry: Any, changes: dict[str, Any], words: str
+) -> None:
     call = registry.Register(_request(**changes), timeout=20)
-    await refused(call.read(), Code.INVALID_ARGUMENT, "cannot be registered")
+    await refused(call.read(), Code.INVALID_ARGUMENT, "cannot be registered", words)
+    call = registry.Register(_request(), timeout=20)  # nobody has the name
+    assert (await call.read()).volumes_directory
+    call.cancel()
 
 
 async def test_unknown_feature_is_accepted(registry: Any) -> None:

@@ -135,17 +135,17 @@ async def test_nobody_gets_or_gives_back_a_volume_on_which_a_tool_runs(
         await refused(node.co.publish("vol-1", target), Code.UNAVAILABLE)
         (lock,) = node.filesystems.left
         if not restarted:
-            asked = [each.method for each in node.driver.calls]
+            asked = [call.method for call in node.driver.calls]
             await refused(_calls(node, target)[call](), Code.UNAVAILABLE)
-            assert [each.method for each in node.driver.calls] == asked
+            assert [call.method for call in node.driver.calls] == asked
     if restarted:
         async with (
             nodes.running(places, driver=node.driver) as node,
             node.handler(features=features),
         ):
-            there = node.driver.published.copy()
+            published = node.driver.published.copy()
             await refused(_calls(node, target)[call](), Code.UNAVAILABLE, "VolumeInUseByTool")
-            assert node.driver.published == there
+            assert node.driver.published == published
     lock.__exit__(None)
     async with nodes.running(places, driver=node.driver) as node, node.handler(features=features):
         await node.co.publish("vol-1", target)

@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import grpc
 import pytest
@@ -15,33 +16,40 @@ from crust.host.process import systemd, workers
 from crust.host.process.workers import Workers
 from crust.proxy import look as proxy_look
 from crust.proxy import service as csi_service
+from crust.proxy.target import Seen
 from tests.support.faults.refusals import refused, until_probe
 from tests.support.nodes import node as nodes
 from tests.support.nodes.fake_targets import FakeTargets
 from tests.support.nodes.node import Node, Places
+from tests.unit.proxy.conftest import lose_a_guard
 
 Code = grpc.StatusCode
 _THREADS = 3
 
 
 class HangingTargets(FakeTargets):
-    """Targets in `hung` do not answer until `released`."""
+    """The guards of targets in `hung`, and looks at the target `unseen`, do not answer until `released`."""
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
         self.hung: set[str] = set()
+        self.unseen = ""
         self.calls: Counter[str] = Counter()
         self.released = threading.Event()
         self._more = threading.Condition()
 
+    def look(self, target: volumes.TargetPath) -> Seen:
+        self._hang(target, {self.unseen})
+        return super().look(target)
+
     def mount_guard(self, target: volumes.TargetPath, *, names: bool) -> None:
-        self._hang(target)
+        self._hang(target, self.hung)
         with self._more:
             super().mount_guard(target, names=names)
             self._more.notify_all()
 
     def unmount_guard(self, target: volumes.TargetPath) -> None:
-        self._hang(target)
+        self._hang(target, self.hung)
         super().unmount_guard(target)
 
     def wait_for(self, target: str) -> None:
@@ -54,8 +62,8 @@ class HangingTargets(FakeTargets):
         with self._more:
             self._more.wait_for(lambda: self.has_guard(volumes.TargetPath(target)), timeout=50)
 
-    def _hang(self, target: volumes.TargetPath) -> None:
-        if target.text not in self.hung:
+    def _hang(self, target: volumes.TargetPath, hung: set[str]) -> None:
+        if target.text not in hung:
             return
         with self._more:
             self.calls[target.text] += 1
@@ -86,17 +94,6 @@ async def running(places: Places, targets: HangingTargets) -> AsyncIterator[Node
             targets.released.set()
 
 
-async def hang(node: Node, targets: HangingTargets, count: int) -> list[asyncio.Task[object]]:
-    """Publishes that hang at their targets, each on a thread."""
-    calls: list[asyncio.Task[object]] = []
-    for number in range(count):
-        target = node.places.target(f"dead-{number}")
-        targets.hung.add(target)
-        calls.append(asyncio.create_task(node.co.publish(f"dead-{number}", target, timeout_s=60)))
-        await asyncio.to_thread(targets.wait_for, target)
-    return calls
-
-
 async def until_answered(call: Callable[[], Awaitable[object]]) -> None:
     """Repeat it, as a CO does, while it is ABORTED."""
     async with asyncio.timeout(60):
@@ -109,48 +106,51 @@ async def until_answered(call: Callable[[], Awaitable[object]]) -> None:
                     raise
 
 
-async def test_publish_that_hangs_is_aborted_in_time_and_its_retries_take_no_thread(
-    places: Places, targets: HangingTargets, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("call", ["publish", "unpublish"])
+async def test_call_that_hangs_is_aborted_and_its_retries_take_no_thread(
+    places: Places, targets: HangingTargets, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
+    target = places.target("one")
     async with running(places, targets) as node:
-        with monkeypatch.context() as patched:
-            patched.setattr(csi_service, "_LIMIT_S", 0.01)
-            (call,) = await hang(node, targets, 1)
-            target = places.target("dead-0")
-            for _ in range(2 * _THREADS):
-                await refused(
-                    node.co.publish("dead-0", target, timeout_s=60),
-                    Code.ABORTED,
-                    "NodePublishVolume",
-                    "has not ended",
-                )
-            await refused(call, Code.ABORTED, "has not ended")
-        assert targets.calls == {target: 1}
-        await node.co.publish("vol-2", places.target("two"), timeout_s=60)
-        targets.released.set()
-        await until_answered(lambda: node.co.publish("dead-0", target, timeout_s=60))
-
-
-async def test_unpublish_that_hangs_takes_one_thread_and_ends_when_the_target_answers(
-    places: Places, targets: HangingTargets, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running(places, targets) as node:
-        target = places.target("one")
-        await node.co.publish("vol-1", target)
+        if call == "unpublish":
+            await node.co.publish("vol-1", target)
+        ask = partial(getattr(node.co, call), "vol-1", target, timeout_s=60)
         targets.hung.add(target)
         with monkeypatch.context() as patched:
             patched.setattr(csi_service, "_LIMIT_S", 0.01)
             for _ in range(2 * _THREADS):
-                await refused(
-                    node.co.unpublish("vol-1", target, timeout_s=60),
-                    Code.ABORTED,
-                    "NodeUnpublishVolume",
-                )
+                await refused(ask(), Code.ABORTED, f"Node{call.title()}Volume", "has not ended")
         await asyncio.to_thread(targets.wait_for, target)
         assert targets.calls == {target: 1}
+        await node.co.publish("vol-2", places.target("two"), timeout_s=60)
         targets.released.set()
-        await until_answered(lambda: node.co.unpublish("vol-1", target, timeout_s=60))
-        node.check_untouched(target)
+        await until_answered(ask)
+        assert (node.entry(target) is not None) is (call == "publish")
+
+
+async def test_retries_of_an_unpublish_whose_look_hangs_take_one_thread(
+    places: Places, targets: HangingTargets
+) -> None:
+    lose_a_guard(places)
+    targets.unseen = places.target("hung")
+    async with running(places, targets) as node:
+        for _ in range(2 * _THREADS):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await node.co.unpublish("vol-hung", targets.unseen, timeout_s=0.5)
+            assert caught.value.code() in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
+        await node.co.publish("vol-2", places.target("two"), timeout_s=60)
+        assert targets.calls == {targets.unseen: 1}
+
+
+async def test_unpublish_of_a_host_mount_uses_no_thread(
+    places: Places, targets: HangingTargets, target: str
+) -> None:
+    async with running(places, targets) as node:
+        await node.co.publish("vol-1", target, defer=False)
+        targets.unseen = target
+        await node.co.unpublish("vol-1", target)
+        assert not targets.calls
+        assert len(node.driver.called("NodeUnpublishVolume")) == 1
 
 
 async def test_proxy_tells_the_watchdog_of_its_process(
@@ -174,8 +174,8 @@ async def test_guard_mount_that_hangs_does_not_stop_the_looks(
         await node.co.publish("vol-1", target)
         await node.co.publish("vol-2", other)
         targets.hung.add(target)
-        for each in (target, other):
-            FakeTargets.unmount_guard(targets, volumes.TargetPath(each))
+        for path in (target, other):
+            FakeTargets.unmount_guard(targets, volumes.TargetPath(path))
         await asyncio.to_thread(targets.wait_for, target)
         await until_guarded(targets, other)
         assert targets.calls == {target: 1}

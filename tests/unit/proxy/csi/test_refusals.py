@@ -12,90 +12,90 @@ import grpc
 import pytest
 
 from crust.core import volumes
-from crust.proxy.handlers import Feature
-from crust.runtime_handler import registration
 from crust.wire.v1 import inspect_pb2
 from tests.support.co import capability, publish_request
 from tests.support.drivers import fake_driver
 from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import NAMED, Node, Places
-from tests.unit.proxy.csi.test_unpublish import unstage
+from tests.support.runtimes.fake_handler import ALL_FEATURES
 
 Code = grpc.StatusCode
+Feature = volumes.HandlerFeature
 
 
-async def never_reached_the_driver(node: Node, target: str) -> None:
+@pytest.mark.spec("D-20")
+async def test_publish_without_any_handler_is_refused(node: Node, target: str) -> None:
+    words = ("cannot be deferred", "none is registered", "start the handler")
+    await refused(node.co.publish("vol-1", target), Code.FAILED_PRECONDITION, *words)
     assert node.driver.called("NodePublishVolume") == []
     node.check_untouched(target)
 
 
-@pytest.mark.spec("D-20")
-async def test_no_handler_at_all(node: Node, target: str) -> None:
-    await refused(
-        node.co.publish("vol-1", target),
-        Code.FAILED_PRECONDITION,
-        "cannot be deferred",
-        "none is registered",
-        "start the handler",
-    )
-    await never_reached_the_driver(node, target)
-
-
-async def test_another_handler_than_the_one_that_is_named(kata: Node, target: str) -> None:
-    context = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "gvisor"}
-    await refused(
-        kata.co.publish("vol-1", target, volume_context=context),
-        Code.FAILED_PRECONDITION,
-        "'gvisor'",
-        "registered are: kata",
-        "crust.dev/runtime-handler",
-    )
-    await never_reached_the_driver(kata, target)
-
-
-async def test_unnamed_handler_is_refused_if_two_are_registered(kata: Node, target: str) -> None:
+@pytest.mark.parametrize(
+    ("context", "words"),
+    [
+        (
+            {"crust.dev/runtime-handler": "gvisor"},
+            ("[HandlerNotRegistered]", "'gvisor'", "registered are: kata"),
+        ),
+        ({}, ("[AmbiguousHandler]", "kata, other")),
+    ],
+    ids=["another", "not said"],
+)
+async def test_publish_for_no_handler_of_several_is_refused(
+    kata: Node, target: str, context: dict[str, str], words: tuple[str, ...]
+) -> None:
     async with kata.handler(name="other", endpoint=f"{kata.places.root}/other.sock"):
-        await refused(
-            kata.co.publish("vol-1", target),
-            Code.FAILED_PRECONDITION,
-            "kata, other",
-            "crust.dev/runtime-handler",
-        )
-    await never_reached_the_driver(kata, target)
-
-
-GROUP = {"fs_type": "ext4", "volume_supplemental_group": "7"}
+        publish = kata.co.publish("vol-1", target, volume_context=context)
+        await refused(publish, Code.FAILED_PRECONDITION, *words, "crust.dev/runtime-handler")
+    assert kata.driver.called("NodePublishVolume") == []
+    kata.check_untouched(target)
 
 
 @pytest.mark.parametrize(
-    ("lacks", "mount", "readonly", "words"),
+    ("lacks", "answers", "wanted", "words"),
     [
-        (None, {"fs_type": "btrfs"}, False, ("'btrfs'", "ext4, xfs")),
-        (Feature.GROUP, GROUP, False, ("group 7 (fsGroup)", "does not offer GROUP")),
-        (Feature.READ_ONLY, {"fs_type": "ext4"}, True, ("read-only", "does not offer READ_ONLY")),
+        (None, {}, {"given": capability("btrfs")}, ("'btrfs'", "ext4, xfs")),
+        (
+            Feature.GROUP,
+            {},
+            {"given": capability(volume_supplemental_group="7")},
+            ("group 7 (fsGroup)", "does not offer GROUP"),
+        ),
+        (Feature.READ_ONLY, {}, {"readonly": True}, ("read-only", "does not offer READ_ONLY")),
+        (
+            Feature.IO_LIMITS,
+            {"io_limits": volumes.IoLimits(1, 2, 3, 4)},
+            {},
+            ("does not offer IO_LIMITS",),
+        ),
+        (Feature.LUKS, {"passphrase": "p"}, {}, ("it is encrypted", "LUKS")),
+        (
+            Feature.FORMAT,  # nobody but a guest sees the inside of the container
+            {"passphrase": "p", "format": volumes.GuestFormat()},
+            {},
+            ("may have to be made", "FORMAT"),
+        ),
     ],
 )
-@pytest.mark.spec("D-20")
+@pytest.mark.spec("D-20", "D-32", "D-38", "D-39")
 async def test_publish_is_refused_if_the_handler_lacks_a_feature(
     node: Node,
     target: str,
     lacks: Feature | None,
-    mount: dict[str, Any],
-    readonly: object,
+    answers: dict[str, Any],
+    wanted: dict[str, Any],
     words: tuple[str, ...],
 ) -> None:
-    features = frozenset(
-        each for each in registration.Feature if lacks is None or each.value != lacks.value
-    )
-    async with node.handler(features=features):
-        await refused(
-            node.co.publish("vol-1", target, capability(**mount), readonly=bool(readonly)),
-            Code.FAILED_PRECONDITION,
-            "'kata'",
-            *words,
-        )
-    await never_reached_the_driver(node, target)
+    """A volume whose needs the driver's answer alone tells is unpublished again."""
+    for name, answer in answers.items():
+        setattr(node.driver, name, answer)
+    async with node.handler(features=ALL_FEATURES - {lacks}):
+        publish = node.co.publish("vol-1", target, **wanted)
+        await refused(publish, Code.FAILED_PRECONDITION, "'kata'", *words)
+    assert bool(node.driver.called("NodePublishVolume")) == bool(answers)
+    node.check_untouched(target)
 
 
 @pytest.mark.spec("D-20")
@@ -110,9 +110,9 @@ async def test_publish_beyond_the_limit_of_a_sandbox_is_refused(node: Node) -> N
     async with node.handler(max_volumes=2):
         calls = (node.co.publish(f"vol-{n}", target("one", f"vol-{n}")) for n in range(4))
         done = await asyncio.gather(*calls, return_exceptions=True)
-        refusals = [each for each in done if isinstance(each, grpc.aio.AioRpcError)]
-        assert [each.code() for each in refusals] == [Code.FAILED_PRECONDITION] * 2
-        assert all("at most 2 volumes" in str(each.details()) for each in refusals)
+        refusals = [answer for answer in done if isinstance(answer, grpc.aio.AioRpcError)]
+        assert [refusal.code() for refusal in refusals] == [Code.FAILED_PRECONDITION] * 2
+        assert all("at most 2 volumes" in str(refusal.details()) for refusal in refusals)
         assert len(node.driver.called("NodePublishVolume")) == 2
         await node.co.publish("vol-9", target("two", "vol-9"))
         published = [n for n in range(4) if not isinstance(done[n], grpc.aio.AioRpcError)]
@@ -188,7 +188,7 @@ async def test_unreadable_entry_blocks_what_may_be_its(places: Places, *, known:
             node = await lives.enter_async_context(nodes.running(places, driver=node.driver))
             await lives.enter_async_context(node.handler())
         refusals: list[Awaitable[object]] = [
-            node.co.node.NodeUnstageVolume(unstage(node, "vol-1"), timeout=10),
+            node.co.unstage("vol-1", f"{places.kubelet}/staging"),
             node.co.publish("vol-1", two, volume_context=NAMED),
             node.co.publish("vol-1", two, defer=False),
             node.co.publish("vol-3", two, volume_context=NAMED),
@@ -202,74 +202,70 @@ async def test_unreadable_entry_blocks_what_may_be_its(places: Places, *, known:
             await refused(other, Code.FAILED_PRECONDITION, "does not say whose it is")
             return
         await other
-        await node.co.node.NodeUnstageVolume(unstage(node, "vol-4"), timeout=10)
+        await node.co.unstage("vol-4", f"{places.kubelet}/staging")
 
 
-async def test_a_target_outside_the_kubelets_root(kata: Node) -> None:
-    target = f"{kata.places.root}/elsewhere/mount"
-    await refused(
-        kata.co.publish("vol-1", target),
-        Code.PERMISSION_DENIED,
-        target,
-        kata.places.kubelet,
-        "allowed roots",
-    )
-    await never_reached_the_driver(kata, target)
+def _outside(node: Node) -> str:
+    """A target that is not below a root of the kubelet's."""
+    os.mkdir(f"{node.places.root}/elsewhere")
+    return f"{node.places.root}/elsewhere/mount"
 
 
-async def test_a_target_behind_a_symbolic_link(kata: Node) -> None:
-    os.mkdir(f"{kata.places.root}/elsewhere")
-    os.symlink(f"{kata.places.root}/elsewhere", f"{kata.places.kubelet}/link")
-    target = f"{kata.places.kubelet}/link/mount"
-    await refused(
-        kata.co.publish("vol-1", target), Code.PERMISSION_DENIED, "symbolic link", "'link'"
-    )
-    assert os.listdir(f"{kata.places.root}/elsewhere") == []
-    await never_reached_the_driver(kata, target)
+def _behind_a_link(node: Node) -> str:
+    os.symlink(os.path.dirname(_outside(node)), f"{node.places.kubelet}/link")
+    return f"{node.places.kubelet}/link/mount"
 
 
-async def test_a_target_that_is_a_symbolic_link_itself(kata: Node, target: str) -> None:
-    os.mkdir(f"{kata.places.root}/elsewhere")
-    os.symlink(f"{kata.places.root}/elsewhere", target)
-    await refused(kata.co.publish("vol-1", target), Code.PERMISSION_DENIED, target, "symbolic link")
-    assert os.listdir(f"{kata.places.root}/elsewhere") == []
-    assert os.path.islink(target)
+def _a_link(node: Node) -> str:
+    os.symlink(os.path.dirname(_outside(node)), node.places.target("one"))
+    return node.places.target("one")
+
+
+def _without_a_parent(node: Node) -> str:
+    return f"{node.places.kubelet}/pods/none/mount"
+
+
+def _mounted(node: Node) -> str:
+    node.targets.foreign.add(node.places.target("one"))
+    return node.places.target("one")
+
+
+def _with_files(node: Node) -> str:
+    os.makedirs(f"{node.places.target('one')}/data")
+    return node.places.target("one")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "code", "words"),
+    [
+        (_outside, Code.PERMISSION_DENIED, ("{target}", "{kubelet}", "allowed roots")),
+        (_behind_a_link, Code.PERMISSION_DENIED, ("symbolic link", "'link'")),
+        (_a_link, Code.PERMISSION_DENIED, ("{target}", "symbolic link")),
+        (_without_a_parent, Code.INTERNAL, ("{target}", "FileMissing")),
+        (_mounted, Code.UNAVAILABLE, ("{target}", "/dev/sdb1", "unpublish")),
+        (_with_files, Code.ALREADY_EXISTS, ("{target}",)),
+    ],
+)
+async def test_publish_at_a_target_that_is_not_the_cos_changes_nothing(
+    kata: Node, prepare: Callable[[Node], str], code: Code, words: tuple[str, ...]
+) -> None:
+    target, root = prepare(kata), Path(kata.places.root)
+    names = {"target": target, "kubelet": kata.places.kubelet}
+    before = set(root.rglob("*"))
+    publish = kata.co.publish("vol-1", target)
+    await refused(publish, code, *(word.format(**names) for word in words))
+    assert set(root.rglob("*")) == before
+    assert kata.driver.called("NodePublishVolume") == []
     assert kata.entry(target) is None
-    assert kata.driver.published == {}
-
-
-async def test_a_target_whose_parent_is_missing(kata: Node) -> None:
-    target = f"{kata.places.kubelet}/pods/none/mount"
-    await refused(kata.co.publish("vol-1", target), Code.INTERNAL, target, "FileMissing")
-    await never_reached_the_driver(kata, target)
-
-
-async def test_a_target_on_which_something_else_is_mounted(kata: Node, target: str) -> None:
-    kata.targets.foreign.add(target)
-    await refused(
-        kata.co.publish("vol-1", target), Code.UNAVAILABLE, target, "/dev/sdb1", "unpublish"
-    )
-    await never_reached_the_driver(kata, target)
-
-
-async def test_a_target_directory_that_holds_somebodys_files(kata: Node, target: str) -> None:
-    os.makedirs(f"{target}/data")
-    await refused(kata.co.publish("vol-1", target), Code.ALREADY_EXISTS, target)
-    assert os.listdir(target) == ["data"]
-    assert kata.entry(target) is None
-    assert kata.driver.published == {}
 
 
 @pytest.mark.spec("D-21")
-async def test_a_device_that_the_host_has_mounted(kata: Node, target: str) -> None:
+async def test_publish_of_a_device_that_the_host_has_mounted_is_refused(
+    kata: Node, target: str
+) -> None:
     kata.targets.mounted_devices["/dev/fake-vol-1"] = False
-    await refused(
-        kata.co.publish("vol-1", target),
-        Code.FAILED_PRECONDITION,
-        "/dev/fake-vol-1",
-        "mounted at /mnt",
-        "unmount it",
-    )
+    words = ("/dev/fake-vol-1", "mounted at /mnt", "unmount it")
+    await refused(kata.co.publish("vol-1", target), Code.FAILED_PRECONDITION, *words)
     kata.check_untouched(target)
 
 
@@ -288,46 +284,40 @@ async def test_host_mount_by_another_volume_id_is_refused(kata: Node, *, is_retr
     kata.check_published("vol-1", deferred)
 
 
-@pytest.mark.parametrize("volume_id", ["", "v" * 513, "vol\n1"])
-async def test_invalid_volume_id_is_refused(kata: Node, target: str, volume_id: str) -> None:
-    if volume_id == "vol\n1":
-        volume_id = "vol\x01"
-    await refused(kata.co.publish(volume_id, target), Code.INVALID_ARGUMENT, "volume_id")
-    await never_reached_the_driver(kata, target)
-
-
-async def test_a_publish_without_a_capability(kata: Node, target: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("volume_id", "", "volume_id"),
+        ("volume_id", "v" * 513, "volume_id"),
+        ("volume_id", "vol\x01", "volume_id"),
+        ("volume_capability", None, "access_type is missing"),
+    ],
+)
+async def test_publish_with_an_invalid_field_is_refused(
+    kata: Node, target: str, field: Any, value: str | None, words: str
+) -> None:
     request = publish_request("vol-1", target)
-    request.ClearField("volume_capability")
-    await refused(
-        kata.co.node.NodePublishVolume(request, timeout=10),
-        Code.INVALID_ARGUMENT,
-        "access_type is missing",
-    )
-    await never_reached_the_driver(kata, target)
+    request.ClearField(field)
+    if value is not None:
+        setattr(request, field, value)
+    publish = kata.co.node.NodePublishVolume(request, timeout=10)
+    await refused(publish, Code.INVALID_ARGUMENT, words)
+    assert kata.driver.called("NodePublishVolume") == []
+    kata.check_untouched(target)
 
 
 def _not_json(path: str) -> None:
-    _write(path, b"{ this is not JSON")
+    Path(path).write_text("{ this is not JSON")
 
 
 def _newer(path: str) -> None:
-    with open(path, "rb") as file:
-        content = json.load(file)
+    content = json.loads(Path(path).read_text())
     content["crust"]["schema"] = 99
-    _write(path, json.dumps(content).encode())
+    Path(path).write_text(json.dumps(content))
 
 
 def _foreign(path: str) -> None:
-    if os.geteuid() == 0:
-        os.chown(path, 65534, 65534)
-    else:
-        os.chmod(path, 0o666)
-
-
-def _write(path: str, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
+    os.chmod(path, 0o666)
 
 
 SPOILERS = [
@@ -348,8 +338,7 @@ async def test_unreadable_record_is_never_treated_as_absent(
     async with nodes.running(places) as node, node.handler():
         await node.co.publish("vol-1", target)
     spoil(path)
-    with open(path, "rb") as file:
-        before = file.read()
+    before = Path(path).read_bytes()
     async with nodes.running(places) as node, node.handler():
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "publish": lambda: node.co.publish("vol-1", target),
@@ -361,13 +350,9 @@ async def test_unreadable_record_is_never_treated_as_absent(
         is_publish = "publish" in call and call != "unpublish"  # never final: an entry exists
         await refused(calls[call](), Code.UNAVAILABLE if is_publish else code, digest, words)
         assert node.driver.calls == []
-        other = node.places.target("two")
+        other = node.co.publish("vol-2", node.places.target("two"))
         if spoil is _newer:  # of any version the record says what it reserves
-            await node.co.publish("vol-2", other)
-            node.check_published("vol-2", other)
+            await other
         else:
-            await refused(
-                node.co.publish("vol-2", other), Code.FAILED_PRECONDITION, "does not say whose"
-            )
-    with open(path, "rb") as file:
-        assert file.read() == before
+            await refused(other, Code.FAILED_PRECONDITION, "does not say whose")
+    assert Path(path).read_bytes() == before

@@ -79,13 +79,25 @@ async def test_impossible_statistics_are_refused(
             await refused(node.co.stats("vol-1", target), Code.INTERNAL, "impossible", "hostile")
 
 
+@pytest.mark.spec("D-30")
 async def test_call_without_registered_handler_is_unavailable(node: Node, target: str) -> None:
+    path = {"volume_target_path": target}
+    freeze = runtime_pb2.RuntimeFreezeVolumeRequest(thaw_after_seconds=10, **path)
+    limits = runtime_pb2.RuntimeSetVolumeLimitsRequest(limits=types_pb2.IoLimits(), **path)
     async with node.handler() as session:
         await node.co.publish("vol-1", target)
     await until(session.lost)
     with node.sandbox(target):
         await refused(node.co.stats("vol-1", target), Code.UNAVAILABLE, "'kata'", "not affected")
-        await refused(node.co.expand("vol-1", target, 1), Code.UNAVAILABLE, "'kata'")
+        for call in (
+            node.co.expand("vol-1", target, 1),
+            node.runtime.RuntimeFreezeVolume(freeze, timeout=10),
+            node.runtime.RuntimeThawVolume(
+                runtime_pb2.RuntimeThawVolumeRequest(**path), timeout=10
+            ),
+            node.runtime.RuntimeSetVolumeLimits(limits, timeout=10),
+        ):
+            await refused(call, Code.UNAVAILABLE, "'kata'")
 
 
 @pytest.mark.parametrize("call", ["stats", "expand"])
@@ -144,7 +156,7 @@ async def test_expand_by_the_staging_path_reaches_the_sandbox_too(node: Node, ta
     async with node.deferred(target) as fake:
         with node.sandbox(target):
             await node.co.expand("vol-1", f"{node.places.kubelet}/staging", 64 * MIB)
-    assert [each[0] for each in fake.expansions] == [target]
+    assert [expansion[0] for expansion in fake.expansions] == [target]
 
 
 @pytest.mark.spec("D-27")

@@ -10,7 +10,6 @@ import pytest
 import pytest_asyncio
 
 from crust.blockdriver import serve
-from crust.blockdriver.driver import build
 from crust.blockdriver.services.roles import Role
 from crust.cli.doctor import csi_driver_objects
 from crust.core.deferral_keys import Defer
@@ -24,14 +23,12 @@ from crust.rpc.port import SocketPort
 from crust.wire.pluginregistration.v1 import api_pb2, api_pb2_grpc
 from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
 from tests.support.co import Co, capability
-from tests.support.drivers import fake_driver, memory_backend
-from tests.support.drivers.fake_driver import Failure, FakeDriver
-from tests.support.drivers.memory_backend import MemoryBackend
+from tests.support.drivers import driver_state, fake_driver
+from tests.support.drivers.fake_driver import FakeDriver
 from tests.support.faults.refusals import refused
 from tests.support.nodes import fake_kubernetes
 from tests.support.nodes import node as nodes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes
-from tests.support.nodes.fake_throttle import FakeThrottle
 from tests.support.nodes.node import Node, Places
 from tests.support.runtimes import fake_handler
 
@@ -39,28 +36,16 @@ Code = grpc.StatusCode
 
 
 @pytest.mark.spec("D-4")
-async def test_flag_is_never_sent_to_a_driver_that_does_not_advertise_deferral(
-    places: Places,
-) -> None:
+async def test_driver_is_sent_the_flag_once_it_advertises_deferral(places: Places) -> None:
     """`backend` is one word of a settings file: a plain driver there would mount on the host at every publish."""
     driver = fake_driver.FakeDriver(defers=False)
     async with nodes.running(places, driver=driver, backend=places.driver) as node, node.handler():
         target = places.target("one")
-        await refused(
-            node.co.publish("vol-1", target), Code.UNIMPLEMENTED, "DEFER_FS_OPS", "crust shim"
-        )
+        words = ("DEFER_FS_OPS", "crust shim")
+        await refused(node.co.publish("vol-1", target), Code.UNIMPLEMENTED, *words)
         assert driver.called("NodePublishVolume") == []
         node.check_untouched(target)
-
-
-async def test_driver_that_began_to_defer_on_the_same_connection_is_asked_again(
-    places: Places,
-) -> None:
-    driver = fake_driver.FakeDriver(defers=False)
-    async with nodes.running(places, driver=driver, backend=places.driver) as node, node.handler():
-        target = places.target("one")
-        await refused(node.co.publish("vol-1", target), Code.UNIMPLEMENTED, "DEFER_FS_OPS")
-        driver.defers = True
+        driver.defers = True  # on the same connection
         await node.co.publish("vol-1", target)
         node.check_published("vol-1", target)
 
@@ -117,16 +102,6 @@ async def test_ids_of_512_bytes_are_deferred_asked_about_and_unpublished(kata: N
     kata.check_untouched(target)
 
 
-async def test_a_long_error_text_of_the_driver_keeps_its_code(kata: Node) -> None:
-    """The output of mkfs, say; with RESOURCE_EXHAUSTED a provisioner would schedule the pod elsewhere."""
-    text = "mkfs: é" * 8000  # almost the 64 KiB that a peer may send
-    kata.driver.failures["NodePublishVolume"] = Failure(Code.INTERNAL, text)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await kata.co.publish("vol-1", kata.places.target("one"))
-    assert caught.value.code() is Code.INTERNAL
-    assert caught.value.details() == text
-
-
 async def test_options_that_the_driver_does_not_repeat_reach_the_record(
     kata: Node, target: str
 ) -> None:
@@ -134,20 +109,6 @@ async def test_options_that_the_driver_does_not_repeat_reach_the_record(
     given = capability(mount_flags=["nosuid,noexec", "dirsync", "_netdev"])
     await kata.co.publish("vol-1", target, given)
     assert kata.record(target).mount.mount_options == ("nosuid", "noexec", "dirsync")
-
-
-async def test_readonly_among_the_options_is_kept(kata: Node, target: str) -> None:
-    kata.driver.alter = lambda answer: answer.ClearField("mount_options")
-    await kata.co.publish("vol-1", target, capability(mount_flags=["ro"]))
-    assert kata.record(target).readonly
-
-
-async def test_an_option_that_is_a_credential_is_refused_before_the_driver_is_asked(
-    kata: Node, target: str
-) -> None:
-    given = capability(mount_flags=["password=hunter2"])
-    await refused(kata.co.publish("vol-1", target, given), Code.INVALID_ARGUMENT, "credential")
-    assert kata.driver.called("NodePublishVolume") == []
 
 
 NAME = "disks.example.com"
@@ -167,13 +128,13 @@ async def client(api: FakeKubernetes, tmp_path: Path) -> AsyncIterator[Kubernete
         await made.close()
 
 
-async def said(client: KubernetesApi, socket: str) -> set[str]:
+async def differing_fields(client: KubernetesApi, socket: str) -> set[str]:
     """Which fields of the object do not go with the driver."""
     served = ServedDriver(name=NAME, socket=socket, backend=socket)
     async with SocketPort(socket) as driver:
-        found = await csi_driver_objects.of_driver(client, served, driver)
-    assert not any(each.is_fatal for each in found)
-    return {each.what.partition(" ")[0] for each in found}
+        findings = await csi_driver_objects.of_driver(client, served, driver)
+    assert not any(finding.is_fatal for finding in findings)
+    return {finding.what.partition(" ")[0] for finding in findings}
 
 
 @pytest.mark.parametrize(
@@ -197,19 +158,10 @@ async def test_attach_of_our_driver_is_compared_in_each_mode(
 ) -> None:
     spec = {"attachRequired": attach_required, "podInfoOnMount": True}
     api.add_object("csidrivers", NAME, spec=spec)
-    (tmp_path / "state").mkdir()
-    driver = build(
-        engine=memory_backend.engine(str(tmp_path / "state"), MemoryBackend()),
-        run_dir=str(tmp_path / "run"),
-        node_id="node-1",
-        target_roots=(str(tmp_path),),
-        throttle=FakeThrottle(obstacle="nothing here limits devices"),
-        role=role,
-    )
-    socket = str(tmp_path / "csi.sock")
+    driver, socket = driver_state.built(tmp_path, role=role), str(tmp_path / "csi.sock")
     async with serve.running(driver, socket=socket, run_dir=str(tmp_path / "run")):
-        found = await said(client, socket)
-    assert found == (set() if attaches == attach_required else {"attachRequired"})
+        differing = await differing_fields(client, socket)
+    assert differing == (set() if attaches == attach_required else {"attachRequired"})
 
 
 @ATTACH_REQUIRED
@@ -220,7 +172,7 @@ async def test_attach_of_a_driver_that_does_not_state_it_is_not_reported(
     api.add_object("csidrivers", NAME, spec=spec)
     socket = str(tmp_path / "csi.sock")
     async with fake_driver.serving(FakeDriver(), socket):
-        assert await said(client, socket) == set()
+        assert await differing_fields(client, socket) == set()
 
 
 POD_INFO, ATTACH, OURS = "podInfoOnMount", "attachRequired", "block.csi.crust.dev"

@@ -1,7 +1,6 @@
 """RuntimeFreezeVolume and RuntimeThawVolume: frozen, no sandbox, or an error."""
 
 import asyncio
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from crust.core import errors, volumes
 from crust.handoff.store import Store
 from crust.proxy import handler_calls
-from crust.wire.v1 import inspect_pb2, runtime_pb2
+from crust.wire.v1 import runtime_pb2
 from tests.support.drivers.fake_driver import Gate
 from tests.support.faults.refusals import refused
 from tests.support.nodes.node import Node, until
@@ -43,15 +42,6 @@ async def test_freeze_keeps_the_filesystem_frozen_until_thaw(node: Node, target:
             assert not (await thaw(node, target)).was_frozen
 
 
-@pytest.mark.spec("D-31")
-async def test_thaw_by_the_guest_itself_is_reported(node: Node, target: str) -> None:
-    async with node.deferred(target) as fake:
-        with node.sandbox(target):
-            await freeze(node, target)
-            fake.frozen.clear()  # its watchdog
-            assert not (await thaw(node, target)).was_frozen
-
-
 @pytest.mark.spec("D-30")
 async def test_freeze_without_sandbox_is_not_frozen(node: Node, target: str) -> None:
     async with node.handler() as session:
@@ -72,16 +62,6 @@ async def test_held_claim_that_cannot_be_read_is_a_claim(node: Node, target: str
             for call in (freeze(node, target), thaw(node, target)):
                 await refused(call, Code.DATA_LOSS, "claim.json")
         assert not (await freeze(node, target)).frozen, "the lock is free"
-
-
-@pytest.mark.spec("D-30")
-async def test_freeze_without_the_sandboxs_handler_is_unavailable(node: Node, target: str) -> None:
-    async with node.handler() as session:
-        await node.co.publish("vol-1", target)
-    await until(session.lost)
-    with node.sandbox(target):
-        await refused(freeze(node, target), Code.UNAVAILABLE, "'kata'")
-        await refused(thaw(node, target), Code.UNAVAILABLE, "'kata'")
 
 
 @pytest.mark.spec("D-30")
@@ -151,27 +131,3 @@ async def test_a_guest_that_never_answers_is_unavailable_and_the_thaw_waits_for_
             assert (await thawing).was_frozen
             await stats
     assert fake.frozen == {}
-
-
-async def test_freeze_and_thaw_are_reported_as_events(kata: Node, published: str) -> None:
-    with kata.sandbox(published):
-        watch: Any = kata.inspect.Watch(inspect_pb2.WatchRequest(), timeout=30)
-        await watch.initial_metadata()
-        await freeze(kata, published, 5)
-        await thaw(kata, published)
-        seen: list[tuple[str, str, str]] = []
-        async with asyncio.timeout(60):
-            while len(seen) < 2:
-                event = await watch.read()
-                if event.kind in ("frozen", "thawed"):
-                    seen.append((event.kind, event.target_path, event.message))
-        watch.cancel()
-    assert seen == [("frozen", published, "for 5 s at most"), ("thawed", published, "")]
-
-
-async def test_unpublish_of_a_frozen_guest_answers_at_once(kata: Node, published: str) -> None:
-    with kata.sandbox(published):
-        await freeze(kata, published)
-        await refused(kata.co.unpublish("vol-1", published), Code.FAILED_PRECONDITION, "sandbox-1")
-    await kata.co.unpublish("vol-1", published)
-    assert not os.path.lexists(published)

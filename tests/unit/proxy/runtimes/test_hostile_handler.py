@@ -4,7 +4,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,7 +11,6 @@ import grpc.aio
 import pytest
 
 from crust.core import credentials, errors, volumes
-from crust.core.volumes import HandlerFeature
 from crust.proxy import handler_calls
 from crust.proxy.handlers import Handler
 from crust.proxy.runtime_api import REASON
@@ -126,59 +124,12 @@ async def test_hostile_text_of_a_handler_reaches_log_and_co_cut(
         with node.sandbox(target, name="box-1"):
             async with serving(node.places.handler, Hostile(text="--key-" * 50_000)):  # type: ignore[abstract]
                 await refused(node.co.stats("vol-1", target), grpc.StatusCode.INTERNAL, "--key-")
-    logged = [vars(each)["error"] for each in caplog.records if "error" in vars(each)]
-    assert any("--key-" in str(each) for each in logged)
-    assert max(len(str(each)) for each in logged) <= credentials.SHOWN_MAX_CHARS
+    logged = [vars(record)["error"] for record in caplog.records if "error" in vars(record)]
+    assert any("--key-" in str(text) for text in logged)
+    assert max(len(str(text)) for text in logged) <= credentials.SHOWN_MAX_CHARS
 
 
 Code = grpc.StatusCode
-PASSPHRASE = "correct horse battery staple"
-
-
-@pytest.mark.spec("D-38")
-async def test_empty_encrypted_volume_is_refused_if_no_guest_can_format(
-    node: Node, target: str
-) -> None:
-    """Nobody but a guest sees the inside of the container."""
-    node.driver.format = volumes.GuestFormat(ext4_reserved_percent=1)
-    node.driver.passphrase = PASSPHRASE
-    async with node.handler(features=ALL_FEATURES - {HandlerFeature.FORMAT}):
-        await refused(
-            node.co.publish("vol-1", target),
-            Code.FAILED_PRECONDITION,
-            "may have to be made",
-            "FORMAT",
-        )
-        node.check_untouched(target)
-
-
-@pytest.mark.spec("D-38")
-async def test_empty_volume_is_recorded_with_its_mkfs_options(kata: Node, target: str) -> None:
-    kata.driver.format = volumes.GuestFormat(ext4_reserved_percent=1)
-    await kata.co.publish("vol-1", target)
-    assert kata.record(target).mount.format == volumes.GuestFormat(None, 1)
-
-
-@pytest.mark.spec("D-39")
-async def test_encrypted_volume_is_refused_if_undecryptable(node: Node, target: str) -> None:
-    node.driver.passphrase = PASSPHRASE
-    async with node.handler(features=ALL_FEATURES - {HandlerFeature.LUKS}):
-        await refused(
-            node.co.publish("vol-1", target), Code.FAILED_PRECONDITION, "it is encrypted", "LUKS"
-        )
-        node.check_untouched(target)
-
-
-@pytest.mark.spec("D-39")
-async def test_passphrase_reaches_no_file_of_the_entry(kata: Node, target: str) -> None:
-    kata.driver.passphrase = PASSPHRASE
-    await kata.co.publish("vol-1", target)
-    assert kata.record(target).mount.encryption is volumes.Encryption.LUKS
-    files = [path for path in Path(kata.places.volumes).rglob("*") if path.is_file()]
-    assert files
-    assert not any(PASSPHRASE.encode() in path.read_bytes() for path in files)
-
-
 LOST = csi_pb2.VolumeHealth.VolumeHealthEntry(
     status=csi_pb2.DATA_LOSS, reason="ImageMissing", message="the image is gone"
 )
@@ -189,9 +140,9 @@ AWAY = errors.PeerUnavailable("the guest", why="it hangs")
 async def reported(node: Node, volume_id: str, target: str) -> dict[str, str]:
     """Reason to message."""
     request = csi_pb2.NodeGetVolumeHealthRequest(volume_id=volume_id, volume_publish_path=target)
-    found = (await node.co.node.NodeGetVolumeHealth(request, timeout=10)).volume_health
-    assert found.volume_id == volume_id
-    return {each.reason: each.message for each in found.health_statuses}
+    health = (await node.co.node.NodeGetVolumeHealth(request, timeout=10)).volume_health
+    assert health.volume_id == volume_id
+    return {entry.reason: entry.message for entry in health.health_statuses}
 
 
 @pytest.mark.spec("D-40")
