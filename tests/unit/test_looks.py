@@ -8,7 +8,7 @@ import pytest
 from crust.core import errors
 from crust.core.operations import KeyedOperations, SystemCallTimedOut
 from crust.host.process import workers
-from crust.host.process.workers import NoWorkerFree, Workers
+from crust.host.process.workers import Workers
 
 
 @pytest.fixture(autouse=True)
@@ -17,8 +17,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
 
 
-def looks(limit: int = 16) -> KeyedOperations:
-    return KeyedOperations(Workers("the test", limit=limit))
+def looks() -> KeyedOperations:
+    return KeyedOperations(Workers("the test"))
 
 
 async def test_call_that_hangs_times_out_and_is_joined_by_the_next() -> None:
@@ -41,43 +41,6 @@ async def test_call_that_hangs_times_out_and_is_joined_by_the_next() -> None:
     release.set()
     assert await waiting == 7
     assert started == 1
-
-
-async def test_look_with_all_threads_hanging_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = looks(2)
-    release = threading.Event()
-    for key in ("a", "b"):
-        with pytest.raises(SystemCallTimedOut):
-            await calls.look(key, lambda: discard(release.wait()), timeout_s=0.01)
-    monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
-    with pytest.raises(NoWorkerFree, match="none of its 2 threads became free"):
-        await calls.look("c", lambda: None, timeout_s=3600)
-    monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
-    release.set()
-    for key in ("a", "b"):
-        await calls.look(key, lambda: None, timeout_s=10)
-    await calls.look("c", lambda: None, timeout_s=10)
-
-
-async def test_call_beyond_the_limit_waits_for_a_free_thread() -> None:
-    calls = looks(2)
-    release, guard, seen = threading.Event(), threading.Lock(), [0, 0]
-
-    def work() -> int:
-        with guard:
-            seen[0] += 1
-            seen[1] = max(seen)
-        release.wait()
-        with guard:
-            seen[0] -= 1
-        return 1
-
-    waiting = [asyncio.create_task(calls.look(str(n), work, timeout_s=3600)) for n in range(20)]
-    await asyncio.sleep(0)
-    release.set()
-    assert await asyncio.gather(*waiting) == [1] * 20
-    assert seen[0] == 0
-    assert seen[1] <= 2
 
 
 async def test_call_error_reaches_all_callers_and_the_next_call_runs_again() -> None:
@@ -145,7 +108,3 @@ async def test_fresh_call_behind_one_that_hangs_takes_no_thread() -> None:
             await calls.look(("list", 1), hang, timeout_s=0.01, shown="a list", fresh=True)
     assert started == [1]
     release.set()
-
-
-def discard(_: object) -> None:
-    return None

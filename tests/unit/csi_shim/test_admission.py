@@ -38,23 +38,18 @@ def publish(
     *,
     mode: int = MODE.SINGLE_NODE_WRITER,
     context: dict[str, str] | None = None,
-    defer: bool = False,
+    mount: dict[str, Any] | None = None,
+    block: bool = False,
     **fields: Any,
 ) -> csi_pb2.NodePublishVolumeRequest:
     return publish_request(
         "vol-1",
         "/var/lib/kubelet/pods/1/mount",
-        capability(mode=mode, **fields.pop("mount", {})),
+        capability(mode=mode, block=block, **mount or {}),
         staging="/var/lib/kubelet/plugins/kubernetes.io/csi/x/globalmount",
         volume_context=context or {},
         **{"defer": False, **fields},
     )
-
-
-@pytest.mark.parametrize("mode", [MODE.MULTI_NODE_MULTI_WRITER, MODE.MULTI_NODE_SINGLE_WRITER])
-def test_mode_under_which_several_nodes_write_is_refused(mode: int) -> None:
-    with pytest.raises(CannotBeDeferred, match="several nodes write"):
-        admission.admit(DRIVER, publish(mode=mode))
 
 
 @pytest.mark.parametrize(
@@ -71,18 +66,47 @@ def test_other_modes_are_admitted_and_readers_are_read_only(mode: int, *, readon
     assert admission.admit(DRIVER, publish(mode=mode)).readonly is readonly
 
 
-def test_inline_volume_is_refused() -> None:
-    key = "csi.storage.k8s.io/ephemeral"
-    with pytest.raises(CannotBeDeferred, match="inline"):
-        admission.admit(DRIVER, publish(context={key: "true"}))
-    assert admission.admit(DRIVER, publish(context={key: "false"})).fs_type == "ext4"
+INLINE = "csi.storage.k8s.io/ephemeral"
 
 
-def test_raw_block_volume_is_refused() -> None:
-    request = publish()
-    request.volume_capability.block.SetInParent()
-    with pytest.raises(CannotBeDeferred, match="raw block"):
-        admission.admit(DRIVER, request)
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (publish(mode=MODE.MULTI_NODE_MULTI_WRITER), "several nodes write"),
+        (publish(mode=MODE.MULTI_NODE_SINGLE_WRITER), "several nodes write"),
+        (publish(context={INLINE: "true"}), "inline"),
+        (publish(block=True), "raw block"),
+        *(
+            (publish(mount={"fs_type": fs_type}), fs_type)
+            for fs_type in sorted(vendors.NETWORK_FILESYSTEMS)
+        ),
+        *(
+            (publish(context={**EMPTY, key: "4096"}), key)  # no guest can follow it
+            for key in vendors.MKFS_OPTIONS
+        ),
+    ],
+)
+def test_volume_that_no_guest_mounts_from_a_device_is_refused(
+    request_: csi_pb2.NodePublishVolumeRequest, words: str
+) -> None:
+    with pytest.raises(CannotBeDeferred, match=words):
+        admission.admit(DRIVER, request_)
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        {},
+        {INLINE: "false"},
+        {"encrypted": "true", "encryptionType": "block"},
+        *({key: "4096"} for key in vendors.MKFS_OPTIONS),
+    ],
+)
+def test_volume_that_was_not_created_empty_is_admitted_and_never_formatted(
+    context: dict[str, str],
+) -> None:
+    admitted = admission.admit(DRIVER, publish(context=context))
+    assert (admitted.fs_type, admitted.format) == ("ext4", None)
 
 
 @pytest.mark.parametrize("row", vendors.NOT_DEFERRABLE, ids=lambda row: str(row.key))
@@ -121,17 +145,6 @@ def test_encryption_that_the_driver_leaves_open_is_refused_without_the_secret() 
     admission.admit(DRIVER, publish(secrets=secrets))
 
 
-@pytest.mark.parametrize("fs_type", sorted(vendors.NETWORK_FILESYSTEMS))
-def test_filesystem_that_is_on_no_block_device_is_refused(fs_type: str) -> None:
-    with pytest.raises(CannotBeDeferred, match=fs_type):
-        admission.admit(DRIVER, publish(mount={"fs_type": fs_type}))
-
-
-def test_block_level_encryption_of_the_driver_is_no_reason() -> None:
-    context = {"encrypted": "true", "encryptionType": "block"}
-    assert admission.admit(DRIVER, publish(context=context)).fs_type == "ext4"
-
-
 def test_filesystem_is_the_capabilitys_or_ext4_or_what_azuredisk_says_in_its_context() -> None:
     assert admission.admit(DRIVER, publish(mount={"fs_type": ""})).fs_type == "ext4"
     context = {"fsType": "xfs"}
@@ -141,11 +154,12 @@ def test_filesystem_is_the_capabilitys_or_ext4_or_what_azuredisk_says_in_its_con
     assert admission.admit("linstor.csi.linbit.com", attached).fs_type == "xfs"
 
 
-def test_xfs_is_mounted_with_nouuid_as_drivers_do() -> None:
-    found = admission.admit(DRIVER, publish(mount={"fs_type": "xfs", "mount_flags": ["noatime"]}))
-    assert found.options == ("noatime", "nouuid")
-    found = admission.admit(DRIVER, publish(mount={"fs_type": "xfs", "mount_flags": ["nouuid"]}))
-    assert found.options == ("nouuid",)
+@pytest.mark.parametrize(
+    ("sent", "options"), [("noatime", ("noatime", "nouuid")), ("nouuid", ("nouuid",))]
+)
+def test_xfs_is_mounted_with_nouuid_as_drivers_do(sent: str, options: tuple[str, ...]) -> None:
+    request = publish(mount={"fs_type": "xfs", "mount_flags": [sent]})
+    assert admission.admit(DRIVER, request).options == options
 
 
 def test_options_for_the_host_do_not_reach_the_guest() -> None:
@@ -159,14 +173,13 @@ def test_option_that_no_guest_knows_is_refused_by_name() -> None:
         admission.admit(DRIVER, publish(mount={"mount_flags": ["frobnicate=1"]}))
 
 
-def test_guest_formats_only_what_was_created_empty() -> None:
-    assert admission.admit(DRIVER, publish()).format is None
+def test_guest_formats_a_volume_that_was_created_empty() -> None:
     context = {**EMPTY, "crust.dev/ext4-reserved-percent": "1"}
-    found = admission.admit(DRIVER, publish(context=context))
-    assert found.format == volumes.GuestFormat(None, 1)
+    admitted = admission.admit(DRIVER, publish(context=context))
+    assert admitted.format == volumes.GuestFormat(None, 1)
 
 
-@pytest.mark.parametrize(("key", "values"), vendors.NEVER_FORMAT, ids=lambda each: str(each)[:30])
+@pytest.mark.parametrize(("key", "values"), vendors.NEVER_FORMAT, ids=lambda key: str(key)[:30])
 def test_vendors_key_overrides_created_empty(key: str, values: frozenset[str]) -> None:
     context = {**EMPTY, key: next(iter(sorted(values)), "1")}
     assert admission.admit(DRIVER, publish(context=context)).format is None
@@ -177,17 +190,11 @@ def test_mount_option_for_existing_content_overrides_created_empty() -> None:
     assert admission.admit(DRIVER, request).format is None
 
 
-@pytest.mark.parametrize("key", vendors.MKFS_OPTIONS)
-def test_options_of_mkfs_that_a_guest_cannot_follow_are_refused_by_name(key: str) -> None:
-    with pytest.raises(CannotBeDeferred, match=key):
-        admission.admit(DRIVER, publish(context={**EMPTY, key: "4096"}))
-    assert admission.admit(DRIVER, publish(context={key: "4096"})).format is None
-
-
-def test_partition_is_a_number() -> None:
-    assert admission.admit(DRIVER, publish(context={"partition": "3"})).partition == 3
-    assert admission.admit(DRIVER, publish(context={"partition": "0"})).partition is None
-    assert admission.admit(DRIVER, publish()).partition is None
+@pytest.mark.parametrize(
+    ("context", "partition"), [({"partition": "3"}, 3), ({"partition": "0"}, None), ({}, None)]
+)
+def test_partition_is_a_number(context: dict[str, str], partition: int | None) -> None:
+    assert admission.admit(DRIVER, publish(context=context)).partition == partition
     with pytest.raises(deferral_keys.InvalidDeferKey, match="partition"):
         admission.admit(DRIVER, publish(context={"partition": "one"}))
 
@@ -235,7 +242,7 @@ def test_private_directories_have_the_kubelets_form_and_depend_on_nothing_else()
     leaf = PATHS.leaf("/var/lib/kubelet/pods/1/mount")
     assert leaf.startswith(f"{PATHS.published}/")
     names = [PATHS.staging.rpartition("/")[2], leaf.rpartition("/")[2]]
-    assert [len(each) for each in names] == [46, 40]
+    assert [len(name) for name in names] == [46, 40]
     assert not any(word in leaf for word in ("pvc-", "globalmount", "/mount"))
     assert PrivatePaths.of("/var/lib/kubelet", KEY) == PATHS
     assert PATHS.leaf("/other") != leaf
@@ -244,20 +251,16 @@ def test_private_directories_have_the_kubelets_form_and_depend_on_nothing_else()
     assert private_directories.root("/k/") == "/k/plugins/kubernetes.io/csi/volumeDevices"
 
 
-def test_keys_and_ids_cannot_be_shifted_between_driver_and_volume() -> None:
-    one = volumes.VolumeKey(volumes.DriverName("a"), volumes.VolumeId("b\0c"))
-    two = volumes.VolumeKey(volumes.DriverName("a"), volumes.VolumeId("bc"))
-    assert PrivatePaths.of("/k", one) != PrivatePaths.of("/k", two)
-
-
-def test_private_directories_hold_no_part_of_an_id_a_driver_name_or_a_target() -> None:
-    key = volumes.VolumeKey(volumes.DriverName("a"), volumes.VolumeId("../../../etc"))
-    found = PrivatePaths.of("/k", key)
+def test_private_directories_hold_no_part_of_an_id_or_a_target() -> None:
+    driver = volumes.DriverName("a")
+    paths = PrivatePaths.of("/k", volumes.VolumeKey(driver, volumes.VolumeId("../../../etc")))
     above = "/k/plugins/kubernetes.io/csi/volumeDevices"
-    for path, depth in ((found.staging, 2), (found.published, 2), (found.leaf("/../../etc"), 3)):
+    for path, depth in ((paths.staging, 2), (paths.published, 2), (paths.leaf("/../../etc"), 3)):
         assert os.path.normpath(path) == path
         assert path.startswith(f"{above}/")
         assert path.removeprefix(above).count("/") == depth
+    one, two = (volumes.VolumeKey(driver, volumes.VolumeId(name)) for name in ("b\0c", "bc"))
+    assert PrivatePaths.of("/k", one) != PrivatePaths.of("/k", two)
 
 
 def test_driver_that_fails_at_node_expand_of_block_is_not_called() -> None:
@@ -302,7 +305,9 @@ class Kubelet:
     async def advertised(self) -> set[int]:
         request = csi_pb2.NodeGetCapabilitiesRequest()
         answer = await self.node.NodeGetCapabilities(request, timeout=10)
-        return {each.rpc.type for each in answer.capabilities}
+        types = [capability.rpc.type for capability in answer.capabilities]
+        assert len(types) == len(set(types)), "advertised twice"
+        return set(types)
 
     async def expand(self, volume_id: str, path: str) -> int:
         return (await Co(self.shim).expand(volume_id, path, 96 * MIB)).capacity_bytes
@@ -321,19 +326,19 @@ async def kubelet() -> AsyncIterator[Kubelet]:
             yield Kubelet(driver, places, shim)
 
 
-async def test_expand_volume_is_advertised_where_the_plugin_grows_volumes(kubelet: Kubelet) -> None:
-    """The controller's shim requires the node's part for every mounted volume."""
-    kubelet.driver.expands = True
-    assert await kubelet.advertised() == {RPC.STAGE_UNSTAGE_VOLUME, RPC.EXPAND_VOLUME}
-
-
-async def test_expand_volume_is_not_advertised_where_no_volume_grows(kubelet: Kubelet) -> None:
-    assert await kubelet.advertised() == {RPC.STAGE_UNSTAGE_VOLUME}
-
-
-async def test_expand_volume_of_the_driver_is_advertised_once(kubelet: Kubelet) -> None:
-    kubelet.driver.expands = kubelet.driver.expands_at_node = True
-    assert await kubelet.advertised() == {RPC.STAGE_UNSTAGE_VOLUME, RPC.EXPAND_VOLUME}
+@pytest.mark.parametrize(
+    ("expands", "at_node", "advertised"),
+    [
+        (True, False, {RPC.EXPAND_VOLUME}),  # the controller's shim requires the node's part
+        (False, False, set()),
+        (True, True, {RPC.EXPAND_VOLUME}),
+    ],
+)
+async def test_expand_volume_is_advertised_once_where_volumes_grow(
+    kubelet: Kubelet, *, expands: bool, at_node: bool, advertised: set[int]
+) -> None:
+    kubelet.driver.expands, kubelet.driver.expands_at_node = expands, at_node
+    assert await kubelet.advertised() == {RPC.STAGE_UNSTAGE_VOLUME, *advertised}
 
 
 async def test_expansion_that_the_driver_need_not_do_is_checked(kubelet: Kubelet) -> None:

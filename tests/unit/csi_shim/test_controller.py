@@ -174,16 +174,16 @@ async def test_strict_driver_gets_no_key_of_crust_and_the_answer_has_them(shim: 
     assert dict(answer.volume.volume_context) == made
 
 
-async def test_volume_that_is_always_deferred_is_created_as_block(shim: Served) -> None:
-    await shim.stub.CreateVolume(creation(ALWAYS, capability(mode=MODE.SINGLE_NODE_SINGLE_WRITER)))
+@pytest.mark.parametrize(
+    ("keys", "is_block"), [(ALWAYS, True), (BY_CLASS, False), ({"crust.dev/defer": "never"}, False)]
+)
+async def test_volume_is_created_as_block_if_always_deferred(
+    shim: Served, keys: dict[str, str], *, is_block: bool
+) -> None:
+    mode = MODE.SINGLE_NODE_SINGLE_WRITER
+    await shim.stub.CreateVolume(creation(keys, capability(mode=mode)))
     (made,) = shim.driver.last.volume_capabilities
-    assert made == capability(mode=MODE.SINGLE_NODE_SINGLE_WRITER, block=True)
-
-
-@pytest.mark.parametrize("keys", [BY_CLASS, {"crust.dev/defer": "never"}])
-async def test_volume_that_hosts_may_mount_keeps_kind(shim: Served, keys: dict[str, str]) -> None:
-    await shim.stub.CreateVolume(creation(keys))
-    assert list(shim.driver.last.volume_capabilities) == [capability()]
+    assert made == (capability(mode=mode, block=True) if is_block else capability(mode=mode))
 
 
 @pytest.mark.parametrize("parameters", [{}, {"type": "ssd"}])
@@ -197,9 +197,18 @@ async def test_volume_without_a_key_is_as_it_was(shim: Served, parameters: dict[
 
 
 @pytest.mark.parametrize("keys", [ALWAYS, BY_CLASS])
-async def test_mount_of_several_writers_is_refused(shim: Served, keys: dict[str, str]) -> None:
-    request = creation(keys, capability(mode=MODE.MULTI_NODE_MULTI_WRITER))
-    await refused(shim.stub.CreateVolume(request), Code.INVALID_ARGUMENT, "MULTI_NODE_MULTI_WRITER")
+@pytest.mark.parametrize(
+    ("mounted", "words"),
+    [
+        (capability(mode=MODE.MULTI_NODE_MULTI_WRITER), "MULTI_NODE_MULTI_WRITER"),
+        (capability("nfs4"), "nfs4"),
+    ],
+)
+async def test_mount_of_several_writers_or_from_no_device_is_refused(
+    shim: Served, keys: dict[str, str], mounted: csi_pb2.VolumeCapability, words: str
+) -> None:
+    create = shim.stub.CreateVolume(creation(keys, mounted))
+    await refused(create, Code.INVALID_ARGUMENT, words)
     assert shim.driver.requests == []
 
 
@@ -247,11 +256,6 @@ async def test_invalid_or_impossible_parameter_is_refused_before_the_driver_is_c
     assert shim.driver.requests == []
 
 
-async def test_filesystem_that_is_none_on_a_device_is_refused(shim: Served) -> None:
-    request = creation(ALWAYS, capability("nfs4"))
-    await refused(shim.stub.CreateVolume(request), Code.INVALID_ARGUMENT, "nfs4")
-
-
 async def test_drivers_status_is_passed_unchanged(shim: Served) -> None:
     request = creation({**ALWAYS, "other": "1"})
     await refused(shim.stub.CreateVolume(request), Code.INVALID_ARGUMENT, "Invalid parameter key")
@@ -296,12 +300,6 @@ async def test_capability_that_is_missing_stays_missing_for_the_driver(
     )
     await shim.stub.ValidateVolumeCapabilities(validation)
     assert shim.driver.last.volume_capabilities == validation.volume_capabilities
-
-
-async def test_attach_of_another_volume_passes_byte_for_byte(shim: Served) -> None:
-    request = attach({"vendor": "kept"})
-    await shim.stub.ControllerPublishVolume(request)
-    assert shim.driver.last.SerializeToString() == request.SerializeToString()
 
 
 async def test_answer_confirms_exactly_the_requested_capabilities(shim: Served) -> None:
@@ -354,19 +352,19 @@ async def detach_error(stub: Any, node_id: str = "n") -> str:
 
 @pytest.mark.parametrize("node_id", ["n", ""])
 async def test_detach_from_a_node_that_uses_it_is_refused(with_api: Served, node_id: str) -> None:
-    said = await detach_error(with_api.stub, node_id)
-    assert said.startswith(
+    text = await detach_error(with_api.stub, node_id)
+    assert text.startswith(
         "rpc error: code = FailedPrecondition desc = [UsedOnNode] volume vol-1 is not detached from node worker-1: "
         "the node reports it in use: a guest may write to it, whatever became of its pod; stop the guest on that node"
     )
-    assert "node.kubernetes.io/out-of-service" in said
+    assert "node.kubernetes.io/out-of-service" in text
     assert with_api.driver.requests == []
 
 
 async def test_detach_from_unknown_node_is_refused(with_api: Served, api: FakeKubernetes) -> None:
     api.remove_object("nodes", "worker-1")
-    said = await detach_error(with_api.stub)
-    assert said.startswith(
+    text = await detach_error(with_api.stub)
+    assert text.startswith(
         "rpc error: code = FailedPrecondition desc = [VolumeUseUnknown] volume vol-1 is not detached: whether a "
         "guest uses it is not known: node worker-1 has no Node object since 0 s, and is gone after 300 s"
     )
@@ -375,8 +373,8 @@ async def test_detach_from_unknown_node_is_refused(with_api: Served, api: FakeKu
 
 async def test_detach_while_the_api_is_away_waits(with_api: Served, api: FakeKubernetes) -> None:
     api.faults.status = 503
-    said = await detach_error(with_api.stub)
-    assert "code = Unavailable desc = [KubernetesApiUnavailable] Node worker-1 cannot be" in said
+    text = await detach_error(with_api.stub)
+    assert "code = Unavailable desc = [KubernetesApiUnavailable] Node worker-1 cannot be" in text
     assert with_api.driver.requests == []
 
 
@@ -420,9 +418,14 @@ async def test_capacity_is_asked_for_what_the_volumes_of_the_class_will_be(
     assert asked.WhichOneof("access_type") == kind
 
 
-async def test_capacity_for_a_class_that_says_nothing_passes_byte_for_byte(shim: Served) -> None:
-    request = csi_pb2.GetCapacityRequest(
+async def test_call_for_a_volume_without_a_key_passes_byte_for_byte(shim: Served) -> None:
+    capacity = csi_pb2.GetCapacityRequest(
         parameters={"type": "ssd"}, volume_capabilities=[capability()]
     )
-    await shim.stub.GetCapacity(request)
-    assert shim.driver.last.SerializeToString() == request.SerializeToString()
+    attachment = attach({"vendor": "kept"})
+    for call, request in (
+        (shim.stub.GetCapacity, capacity),
+        (shim.stub.ControllerPublishVolume, attachment),
+    ):
+        await call(request)
+        assert shim.driver.last.SerializeToString() == request.SerializeToString()

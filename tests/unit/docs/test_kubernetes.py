@@ -2,8 +2,10 @@
 
 import asyncio
 import functools
+import itertools
 import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,32 +48,48 @@ def rendered(directory: str) -> tuple[dict[str, Any], ...]:
     return tuple(kustomize.render(KUBERNETES / directory))
 
 
+def manifest_of(overlay: str, *kinds: str) -> dict[str, Any]:
+    """The one manifest of these kinds."""
+    manifests = rendered(f"overlays/{overlay}")
+    (only,) = (manifest for manifest in manifests if manifest["kind"] in kinds)
+    return only
+
+
 def workload(overlay: str) -> dict[str, Any]:
-    kinds = ("DaemonSet", "Deployment")
-    (found,) = (each for each in rendered(f"overlays/{overlay}") if each["kind"] in kinds)
-    return found
+    return manifest_of(overlay, "DaemonSet", "Deployment")
+
+
+def pod_of(overlay: str) -> Any:
+    return workload(overlay)["spec"]["template"]["spec"]
 
 
 def node_settings(overlay: str) -> NodeSettings:
-    (found,) = (each for each in rendered(f"overlays/{overlay}") if each["kind"] == "ConfigMap")
+    toml = manifest_of(overlay, "ConfigMap")["data"]["node.toml"]
     environ = {"CRUST_NODE_NAME": "node-1"}
-    return loading.load(
-        NodeSettings, "node", toml=found["data"]["node.toml"], environ=environ, flags={}
-    )
+    return loading.load(NodeSettings, "node", toml=toml, environ=environ, flags={})
+
+
+def permissions(rules: Iterable[dict[str, Any]]) -> set[tuple[str, str, str]]:
+    """What rules of roles allow."""
+    return {
+        permission
+        for rule in rules
+        for permission in itertools.product(rule["apiGroups"], rule["resources"], rule["verbs"])
+    }
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(
-    "directory", [*(f"overlays/{each}" for each in (*OVERLAYS, *CONTROLLERS)), "examples"]
+    "directory", [*(f"overlays/{overlay}" for overlay in (*OVERLAYS, *CONTROLLERS)), "examples"]
 )
 def test_rendered_object_is_accepted_by_the_published_schema(directory: str, version: str) -> None:
-    for each in rendered(directory):
-        if each["kind"] not in WITHOUT_SCHEMA and (each["kind"], version) not in NEWER:
-            kubernetes_validate.validate(each, version, strict=True)
+    for manifest in rendered(directory):
+        if manifest["kind"] not in WITHOUT_SCHEMA and (manifest["kind"], version) not in NEWER:
+            kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def test_object_with_a_misspelt_key_is_not_accepted() -> None:
-    (pod,) = (each for each in rendered("examples") if each["kind"] == "Pod")
+    (pod,) = (manifest for manifest in rendered("examples") if manifest["kind"] == "Pod")
     misspelt = {**pod, "spec": {**pod["spec"], "runtimeClasName": "kata"}}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(misspelt, VERSIONS[-1], strict=True)
@@ -79,45 +97,44 @@ def test_object_with_a_misspelt_key_is_not_accepted() -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_paths_of_the_settings_are_mounted_from_the_host(overlay: str) -> None:
-    found = node_settings(overlay)
-    assert found.proxy.kubernetes is not None
-    assert found.proxy.kubernetes.node_name == "node-1"
-    pod = workload(overlay)["spec"]["template"]["spec"]
-    hosts = {each["name"] for each in pod["volumes"] if "hostPath" in each}
-    (crust,) = (each for each in pod["containers"] if each["name"] == "crust")
-    mounted = {each["mountPath"] for each in crust["volumeMounts"] if each["name"] in hosts}
-    needed = {found.proxy.run_dir, found.proxy.volumes_root, *found.proxy.target_roots}
-    needed |= {each.socket for each in found.proxy.drivers}
-    if not found.driver:
-        needed.add(found.shim[0].driver_socket)
-    elif found.driver[0].engine == "files":
-        needed.add(found.driver[0].state_dir)
-    assert [each for each in needed if not any(each.startswith(path) for path in mounted)] == []
-    (kubelet,) = (each for each in crust["volumeMounts"] if each["name"] == "kubelet")
+    settings = node_settings(overlay)
+    assert settings.proxy.kubernetes is not None
+    assert settings.proxy.kubernetes.node_name == "node-1"
+    pod = pod_of(overlay)
+    hosts = {volume["name"] for volume in pod["volumes"] if "hostPath" in volume}
+    (crust,) = (container for container in pod["containers"] if container["name"] == "crust")
+    mounted = {mount["mountPath"] for mount in crust["volumeMounts"] if mount["name"] in hosts}
+    needed = {settings.proxy.run_dir, settings.proxy.volumes_root, *settings.proxy.target_roots}
+    needed |= {driver.socket for driver in settings.proxy.drivers}
+    if not settings.driver:
+        needed.add(settings.shim[0].driver_socket)
+    elif settings.driver[0].engine == "files":
+        needed.add(settings.driver[0].state_dir)
+    assert [path for path in needed if not path.startswith(tuple(mounted))] == []
+    (kubelet,) = (mount for mount in crust["volumeMounts"] if mount["name"] == "kubelet")
     assert kubelet["mountPropagation"] == "Bidirectional"
-    assert found.metrics_address.endswith(f":{crust['ports'][0]['containerPort']}")
+    assert settings.metrics_address.endswith(f":{crust['ports'][0]['containerPort']}")
     assert crust["securityContext"]["privileged"]  # the API server refuses Bidirectional without
 
 
 def test_distributed_nodes_provision_for_themselves_and_one_resizer_leads() -> None:
     (driver,) = node_settings("distributed").driver
     assert driver.node_deployment
-    pod = workload("distributed")["spec"]["template"]["spec"]
-    arguments = {each["name"]: set(each.get("args", ())) for each in pod["containers"]}
+    pod = pod_of("distributed")
+    arguments = {
+        container["name"]: set(container.get("args", ())) for container in pod["containers"]
+    }
     assert {"--node-deployment", "--strict-topology", "--enable-capacity"} <= (
         arguments["csi-provisioner"]
     )
     assert "--leader-election" in arguments["csi-resizer"]
     assert "csi-attacher" not in arguments
-    (csi_driver,) = (
-        each for each in rendered("overlays/distributed") if each["kind"] == "CSIDriver"
-    )
-    assert csi_driver["spec"]["attachRequired"] is False
+    assert manifest_of("distributed", "CSIDriver")["spec"]["attachRequired"] is False
     rules = [
         rule
-        for each in rendered("overlays/distributed")
-        if each["kind"] == "Role"
-        for rule in each["rules"]
+        for manifest in rendered("overlays/distributed")
+        if manifest["kind"] == "Role"
+        for rule in manifest["rules"]
     ]
     assert any("leases" in rule["resources"] for rule in rules)
 
@@ -129,12 +146,14 @@ def test_wrapped_driver_has_no_pool_and_no_object_of_our_driver() -> None:
 
 def test_container_for_a_vendors_controller_is_accepted_by_the_published_schema() -> None:
     text = (KUBERNETES / "overlays/wrapped-driver/controller.yaml").read_text(encoding="utf-8")
-    found, role, binding = yaml.safe_load_all(text)
-    found["spec"]["selector"] = {"matchLabels": {"app": "x"}}  # the vendor's Deployment has one
-    for each in (found, role, binding):
-        kubernetes_validate.validate(each, VERSIONS[-1], strict=True)
-    (shim,) = found["spec"]["template"]["spec"]["containers"]
-    flags = {each.partition("=")[0]: each.partition("=")[2] for each in shim["args"]}
+    deployment, role, binding = yaml.safe_load_all(text)
+    deployment["spec"]["selector"] = {
+        "matchLabels": {"app": "x"}
+    }  # the vendor's Deployment has one
+    for manifest in (deployment, role, binding):
+        kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)
+    (shim,) = deployment["spec"]["template"]["spec"]["containers"]
+    flags = {argument.partition("=")[0]: argument.partition("=")[2] for argument in shim["args"]}
     given = {
         "socket": flags["--socket"],
         "driver_socket": flags["--driver-socket"],
@@ -149,13 +168,6 @@ def test_container_for_a_vendors_controller_is_accepted_by_the_published_schema(
 async def test_vendors_controller_may_ask_exactly_what_a_detach_needs(tmp_path: Path) -> None:
     text = (KUBERNETES / "overlays/wrapped-driver/controller.yaml").read_text(encoding="utf-8")
     _, role, _ = yaml.safe_load_all(text)
-    allowed = {
-        (group, resource, verb)
-        for rule in role["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
     api = FakeKubernetes()
     api.add(recorded("volumeattachment-attached"), "volumeattachments")
     api.add(recorded("pv-csi"), "persistentvolumes")
@@ -168,7 +180,7 @@ async def test_vendors_controller_may_ask_exactly_what_a_detach_needs(tmp_path: 
             with raised("VolumeUseUnknown"):
                 await users.check_detach("block.csi.crust.dev", "vol-1", "worker-1")
         await client.close()
-    assert api.verbs == allowed
+    assert api.verbs == permissions(role["rules"])
 
 
 @pytest.mark.parametrize("overlay", CONTROLLERS)
@@ -177,24 +189,26 @@ def test_controller_needs_no_privilege_and_no_path_of_the_host(overlay: str) -> 
     assert spec["replicas"] == 2
     pod = spec["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"]
-    for each in (*pod["containers"], *pod.get("initContainers", ())):
-        assert each["securityContext"] == {
+    for container in (*pod["containers"], *pod.get("initContainers", ())):
+        assert container["securityContext"] == {
             "readOnlyRootFilesystem": True,
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
         }
-    assert not any("hostPath" in each for each in pod["volumes"])
-    sidecars = [each for each in pod["containers"] if each["name"] != "crust"]
-    assert all("--leader-election" in each["args"] for each in sidecars)
+    assert not any("hostPath" in volume for volume in pod["volumes"])
+    sidecars = [container for container in pod["containers"] if container["name"] != "crust"]
+    assert all("--leader-election" in sidecar["args"] for sidecar in sidecars)
 
 
 @pytest.mark.parametrize("overlay", [*OVERLAYS, *CONTROLLERS])
 def test_image_of_crust_has_this_version(overlay: str) -> None:
-    pod = workload(overlay)["spec"]["template"]["spec"]
-    images = [each["image"] for each in (*pod["containers"], *pod.get("initContainers", ()))]
-    ours = {each for each in images if each.startswith("crust-csi")}
+    pod = pod_of(overlay)
+    images = [
+        container["image"] for container in (*pod["containers"], *pod.get("initContainers", ()))
+    ]
+    ours = {image for image in images if image.startswith("crust-csi")}
     assert ours == {f"crust-csi:{crust.__version__}"}
-    assert [each for each in images if ":" not in each] == []
+    assert [image for image in images if ":" not in image] == []
 
 
 def test_wheel_has_every_directory_of_the_manifests() -> None:
@@ -206,7 +220,9 @@ def test_wheel_has_every_directory_of_the_manifests() -> None:
     }
     directories = {path.parent for path in KUBERNETES.rglob("*.yaml")}
     root = KUBERNETES.parents[1]
-    assert [each for each in directories if str(each.relative_to(root)) not in shipped] == []
+    assert [
+        directory for directory in directories if str(directory.relative_to(root)) not in shipped
+    ] == []
 
 
 SNAPSHOTS, STORAGE = "snapshot.storage.k8s.io", "storage.k8s.io"
@@ -238,29 +254,23 @@ NEEDED = {
 
 def allowed(overlay: str) -> set[tuple[str, str, str]]:
     """What the cluster roles of an overlay's one service account allow."""
-    found = rendered(f"overlays/{overlay}")
-    account = workload(overlay)["spec"]["template"]["spec"]["serviceAccountName"]
+    manifests = rendered(f"overlays/{overlay}")
+    account = pod_of(overlay)["serviceAccountName"]
     bound = {
-        each["roleRef"]["name"]
-        for each in found
-        if each["kind"] == "ClusterRoleBinding"
-        and account in {subject["name"] for subject in each["subjects"]}
+        manifest["roleRef"]["name"]
+        for manifest in manifests
+        if manifest["kind"] == "ClusterRoleBinding"
+        and account in {subject["name"] for subject in manifest["subjects"]}
     }
-    roles = [each for each in found if each["kind"] == "ClusterRole"]
-    rules = [rule for each in roles if each["metadata"]["name"] in bound for rule in each["rules"]]
-    return {
-        (group, resource, verb)
-        for rule in rules
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
+    roles = [manifest for manifest in manifests if manifest["kind"] == "ClusterRole"]
+    of_account = [role for role in roles if role["metadata"]["name"] in bound]
+    return permissions(rule for role in of_account for rule in role["rules"])
 
 
 @pytest.mark.parametrize("overlay", [*OVERLAYS, *CONTROLLERS])
 def test_sidecars_may_do_what_they_do(overlay: str) -> None:
-    pod = workload(overlay)["spec"]["template"]["spec"]
-    needed = {each for c in pod["containers"] for each in NEEDED.get(c["name"], set())}
+    pod = pod_of(overlay)
+    needed = {rule for c in pod["containers"] for rule in NEEDED.get(c["name"], set())}
     assert needed - allowed(overlay) == set()
 
 
@@ -268,25 +278,25 @@ def test_images_of_sidecars_are_those_of_the_page() -> None:
     page = (KUBERNETES.parents[1] / "docs/kubernetes.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^\| `(csi-[a-z]+:v[0-9.]+)` \|", page, re.MULTILINE))
     used = {
-        each["image"].removeprefix("registry.k8s.io/sig-storage/")
+        container["image"].removeprefix("registry.k8s.io/sig-storage/")
         for overlay in (*OVERLAYS, *CONTROLLERS)
-        for each in workload(overlay)["spec"]["template"]["spec"]["containers"]
-        if each["name"] != "crust"
+        for container in pod_of(overlay)["containers"]
+        if container["name"] != "crust"
     }
     assert used == named
 
 
 @pytest.mark.parametrize("overlay", [*OVERLAYS, *CONTROLLERS])
 def test_pod_is_scheduled_first_and_killed_last(overlay: str) -> None:
-    found = workload(overlay)
-    pod = found["spec"]["template"]["spec"]
-    is_node = found["kind"] == "DaemonSet"
+    deployment = workload(overlay)
+    pod = deployment["spec"]["template"]["spec"]
+    is_node = deployment["kind"] == "DaemonSet"
     assert pod["priorityClassName"] == f"system-{'node' if is_node else 'cluster'}-critical"
     assert ({"operator": "Exists"} in pod.get("tolerations", [])) is is_node
-    for each in pod["containers"]:
-        assert set(each["resources"]) == {"requests"}, "a limit kills e2fsck half-way"
-    for each in pod["volumes"]:
-        assert each.get("hostPath", {"type": "-"}).get("type"), (
+    for container in pod["containers"]:
+        assert set(container["resources"]) == {"requests"}, "a limit kills e2fsck half-way"
+    for volume in pod["volumes"]:
+        assert volume.get("hostPath", {"type": "-"}).get("type"), (
             "a missing path is made as a directory"
         )
 
@@ -294,15 +304,19 @@ def test_pod_is_scheduled_first_and_killed_last(overlay: str) -> None:
 @pytest.mark.parametrize("overlay", [*OVERLAYS, *CONTROLLERS])
 def test_liveness_never_asks_probe(overlay: str) -> None:
     """A controller whose pool is away answers CSI's Probe with ready: false, and is alive."""
-    containers = workload(overlay)["spec"]["template"]["spec"]["containers"]
-    probes = {each["name"]: each["livenessProbe"] for each in containers if "livenessProbe" in each}
+    containers = pod_of(overlay)["containers"]
+    probes = {
+        container["name"]: container["livenessProbe"]
+        for container in containers
+        if "livenessProbe" in container
+    }
     assert set(probes) == {"crust"}
     assert probes["crust"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_sidecars_of_a_node_have_no_capability(overlay: str) -> None:
-    for each in workload(overlay)["spec"]["template"]["spec"]["containers"]:
-        if each["name"] != "crust":
-            assert each["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-            assert each["securityContext"]["allowPrivilegeEscalation"] is False
+    for container in pod_of(overlay)["containers"]:
+        if container["name"] != "crust":
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False

@@ -42,12 +42,12 @@ def bars(row: str) -> int:
 def anchors(page: Path) -> set[str]:
     """As GitHub makes them of the headings; a heading that comes again gets a number."""
     seen: Counter[str] = Counter()
-    found = set()
+    named = set()
     for heading in re.findall(r"^#+ (.*)$", without_code(page), re.MULTILINE):
         anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-        found.add(f"{anchor}-{seen[anchor]}" if seen[anchor] else anchor)
+        named.add(f"{anchor}-{seen[anchor]}" if seen[anchor] else anchor)
         seen[anchor] += 1
-    return found
+    return named
 
 
 def names_of(pages: list[Path]) -> list[str]:
@@ -84,14 +84,14 @@ def test_rows_of_a_table_have_as_many_cells_as_its_head(page: str) -> None:
 @pytest.mark.parametrize("page", names_of(PAGES))
 def test_log_messages_named_by_page_are_in_the_code(page: str) -> None:
     named = set(MESSAGE.findall((ROOT / page).read_text(encoding="utf-8")))
-    messages = {each for each in named if not each.startswith(PROGRAMS)}
-    assert {each for each in messages if each not in CODE} == set()
+    messages = {name for name in named if not name.startswith(PROGRAMS)}
+    assert {message for message in messages if message not in CODE} == set()
 
 
 def test_code_beside_the_name_of_an_error_is_its_code() -> None:
     """`Name` (CODE, `Name`, CODE and CODE (`Name`): on all pages."""
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-    code = "|".join(each.name for each in grpc.StatusCode)
+    code = "|".join(code.name for code in grpc.StatusCode)
     named = {(name, of) for name, of in re.findall(rf"`([A-Z]\w+)`(?:,| \() ?({code})\b", text)}
     named |= {(name, of) for of, name in re.findall(rf"\b({code})(?: \(|: )`([A-Z]\w+)`", text)}
     assert len(named) > 8
@@ -127,7 +127,7 @@ def test_every_line_of_defence_names_a_file_and_a_test() -> None:
     assert len(defences) > 25
     places = (".py`", "`deploy/")
     assert [
-        each for each in defences if not any(map(each.__contains__, places)) or "`test_" not in each
+        line for line in defences if not any(map(line.__contains__, places)) or "`test_" not in line
     ] == []
 
 
@@ -146,10 +146,10 @@ IN_PROSE = [
 
 
 def find(path: str, name: str) -> object:
-    found: object = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+    part_of: object = importlib.import_module(path.removesuffix(".py").replace("/", "."))
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        part_of = getattr(part_of, part)
+    return part_of
 
 
 def test_every_row_of_a_request_flow_is_parsed() -> None:
@@ -183,17 +183,17 @@ TEST_FILES = Path(__file__).parents[2]
 
 
 def test_each_story_has_a_test() -> None:
-    found = {
+    stories = {
         argument.value
         for path in TEST_FILES.rglob("test_*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        for each in node.decorator_list
-        if isinstance(each, ast.Call) and ast.unparse(each.func) == "pytest.mark.story"
-        for argument in each.args
+        for decorator in node.decorator_list
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.story"
+        for argument in decorator.args
         if isinstance(argument, ast.Constant)
     }
-    assert found == set(range(1, 7))
+    assert stories == set(range(1, 7))
 
 
 API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
@@ -265,7 +265,7 @@ def test_table_has_each_name_of_the_code_under_its_branch() -> None:
     code = {(name, branch.__name__) for name, branch, _ in error_table.names()}
     page = {(row.name, row.kind.partition(":")[0]) for row in ERROR_PAGES}
     assert page - code == set(), "not in the code"
-    assert {each for each in code if each[0] not in BRANCHES} - page == set(), "no row"
+    assert {row for row in code if row[0] not in BRANCHES} - page == set(), "no row"
 
 
 def test_names_of_errors_are_unique() -> None:

@@ -30,7 +30,7 @@ from tests.support.pages import error_table
 
 ROOT = Path(__file__).parents[3]
 PAGES = ("operations", "settings", "kubernetes", "wrapping", "monitoring")
-PAGE = "\n".join((ROOT / "docs" / f"{each}.md").read_text(encoding="utf-8") for each in PAGES)
+PAGE = "\n".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in PAGES)
 DEPLOY = ROOT / "deploy"
 COMMON = ProgramSettings.model_fields
 _REASON = re.compile(r'(?:Kind\.\w+|reason=|_finding\()[, ]*"([A-Z]\w+)"')
@@ -69,16 +69,16 @@ def anchor(heading: str) -> str:
 
 def documented(model: type[pydantic.BaseModel]) -> dict[str, str]:
     """Setting to default, as the page must have it."""
-    found = {}
+    defaults = {}
     for name, field in model.model_fields.items():
         default = field.default
         if default is PydanticUndefined:
-            found[name] = "required"
+            defaults[name] = "required"
         elif isinstance(default, tuple):
-            found[name] = ",".join(default)
+            defaults[name] = ",".join(default)
         else:
-            found[name] = str(default) or "empty"
-    return found
+            defaults[name] = str(default) or "empty"
+    return defaults
 
 
 def test_the_common_settings_and_their_defaults() -> None:
@@ -96,7 +96,7 @@ def test_the_settings_of_a_program_and_their_defaults(program: str) -> None:
 @pytest.mark.parametrize("program", WITH_NODE)
 def test_every_setting_has_a_flag(program: str) -> None:
     command = main.main.commands[program]
-    flags = {each.name for each in command.get_params(click.Context(command))} - {
+    flags = {param.name for param in command.get_params(click.Context(command))} - {
         "_click_default_help"
     }
     tables = {"kubernetes", "rbd", *PROGRAMS}  # of settings of its own: they come from the file
@@ -111,7 +111,9 @@ def test_the_example_settings_are_accepted(program: str) -> None:
 
 
 def test_the_example_settings_lead_from_one_program_to_the_next() -> None:
-    files = {each: tomllib.loads((DEPLOY / "crust" / f"{each}.toml").read_text()) for each in PROGRAMS}  # fmt: skip
+    files = {
+        name: tomllib.loads((DEPLOY / "crust" / f"{name}.toml").read_text()) for name in PROGRAMS
+    }
     (driver,) = files["proxy"]["drivers"]
     assert driver["backend"] == files["shim"]["socket"]
     assert files["shim"]["driver_socket"] == files["driver"]["socket"]
@@ -158,14 +160,14 @@ def test_metrics_of_page_are_those_of_code() -> None:
         *metrics.FENCING,
         *metrics.OF_SEVERAL,
     ]
-    samples = [each for part in parts for each in part.collect()]
+    samples = [sample for part in parts for sample in part.collect()]
     counted = {
         f"{sample.name}_total" if sample.type == "counter" else sample.name
         for sample in [*prometheus_client.REGISTRY.collect(), *samples]
         if sample.name.startswith(("crust_", "csi_"))
     }
     assert page == counted
-    pages = "".join(each.read_text(encoding="utf-8") for each in (ROOT / "docs").rglob("*.md"))
+    pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
     assert set(re.findall(r"`(crust_\w+)`", pages)) <= counted
 
 
@@ -180,21 +182,21 @@ def test_every_symptom_is_in_the_table_above_them() -> None:
     table, *sections = PAGE.partition("\n## Symptoms\n")[2].partition("\n## ")[0].split("\n### ")
     headings = [section.splitlines()[0] for section in sections]
     assert len(headings) > 25
-    assert [each for each in headings if f"(#{anchor(each)})" not in table] == []
+    assert [heading for heading in headings if f"(#{anchor(heading)})" not in table] == []
 
 
 def test_every_reason_of_a_bad_health_is_explained() -> None:
     assert len(REASONS) > 5
     assert {
-        each for each in REASONS if f"| `{each}`" not in PAGE and f"`, `{each}`" not in PAGE
+        reason for reason in REASONS if f"| `{reason}`" not in PAGE and f"`, `{reason}`" not in PAGE
     } == set()
 
 
 def test_every_parameter_of_a_storage_class_is_explained() -> None:
     explained = PAGE.partition("\n## StorageClass\n")[2].partition("\n## ")[0]
-    assert [each for each in class_parameters.KEYS if f"`{each}`" not in explained] == []
-    (row,) = (each for each in explained.splitlines() if f"`{deferral_keys.DEFER}`" in each)
-    assert [each.value for each in deferral_keys.Defer if f"`{each.value}`" not in row] == []
+    assert [key for key in class_parameters.KEYS if f"`{key}`" not in explained] == []
+    (row,) = (line for line in explained.splitlines() if f"`{deferral_keys.DEFER}`" in line)
+    assert [value.value for value in deferral_keys.Defer if f"`{value.value}`" not in row] == []
 
 
 def test_the_snapshot_classes_have_no_parameters() -> None:
@@ -211,8 +213,8 @@ def test_the_storage_classes_ask_for_what_the_driver_knows() -> None:
     )
     classes = re.findall(r"^parameters:\n((?:  .*\n)+)", text, re.MULTILINE)
     assert len(classes) == 2
-    for each in classes:
-        sent = dict(line.strip().split(": ") for line in each.splitlines())
+    for text in classes:
+        sent = dict(line.strip().split(": ") for line in text.splitlines())
         assert class_parameters.parse(sent, supported.SUPPORTED).kept == sent
     for key in (deferral_keys.DEFER, deferral_keys.RUNTIME_HANDLER, class_parameters.FS_TYPE):
         assert f"| `{key}` |" in PAGE
@@ -222,8 +224,8 @@ def test_volume_attributes_classes_ask_for_all_known_limits() -> None:
     path = DEPLOY / "kubernetes/overlays/single-node/volumeattributesclass.yaml"
     classes = re.findall(r"^parameters:\n((?:  .*\n)+)", path.read_text("utf-8"), re.MULTILINE)
     assert len(classes) == 2
-    for each in classes:
-        sent = {key: value.strip('"') for key, value in re.findall(r"^  (\w+): (\S+)$", each, re.M)}
+    for text in classes:
+        sent = {key: value.strip('"') for key, value in re.findall(r"^  (\w+): (\S+)$", text, re.M)}
         assert set(sent) == set(class_parameters.LIMIT_KEYS)
         assert len(class_parameters.parse_mutable(sent)) == len(class_parameters.LIMIT_KEYS)
     for key in class_parameters.LIMIT_KEYS:

@@ -53,9 +53,9 @@ def nodes() -> list[Node]:
 @pytest.fixture
 async def cluster(nodes: list[Node]) -> tuple[ApiServer, list[Provisioner]]:
     api = ApiServer()
-    provisioners = [Provisioner(each.name, cast("Kubelet", each), api) for each in nodes]
-    for each in provisioners:
-        await each.publish_capacity()
+    provisioners = [Provisioner(node.name, cast("Kubelet", node), api) for node in nodes]
+    for provisioner in provisioners:
+        await provisioner.publish_capacity()
     return api, provisioners
 
 
@@ -66,12 +66,12 @@ async def test_selected_node_alone_creates_in_its_topology(
     for wanted, expected in (("a", "a"), ("", "b")):
         claim = Claim(f"claim-{wanted}", GIB)
         assert api.schedule(claim, wanted)
-        for each in provisioners:
-            await each.sync(claim)
-            await each.sync(claim)
+        for provisioner in provisioners:
+            await provisioner.sync(claim)
+            await provisioner.sync(claim)
         assert claim.volume is not None
         assert claim.volume.volume_id.partition("-")[0] == expected
-    assert [each.asked for each in nodes] == [
+    assert [node.asked for node in nodes] == [
         [("claim-a", {"node": "a"})],
         [("claim-", {"node": "b"})],
     ]
@@ -83,9 +83,9 @@ async def test_claim_larger_than_each_pool_is_pending_and_nobody_is_asked(
     api, provisioners = cluster
     claim = Claim("huge", 4 * GIB)
     assert not api.schedule(claim)
-    for each in provisioners:
-        await each.sync(claim)
-    assert not any(each.asked for each in nodes)
+    for provisioner in provisioners:
+        await provisioner.sync(claim)
+    assert not any(node.asked for node in nodes)
 
 
 async def test_pool_that_was_filled_since_gives_the_selection_back(
@@ -95,8 +95,8 @@ async def test_pool_that_was_filled_since_gives_the_selection_back(
     nodes[1].free_bytes = 0
     claim = Claim("late", GIB)
     assert api.schedule(claim)
-    for each in provisioners:
-        await each.sync(claim)
+    for provisioner in provisioners:
+        await provisioner.sync(claim)
     assert (claim.selected_node, claim.volume) == ("", None)
     await provisioners[1].publish_capacity()
     assert api.schedule(claim)
@@ -131,8 +131,8 @@ def busy() -> Iterator["subprocess.Popen[bytes]"]:
 
 def _states(pid: int) -> set[str]:
     return {
-        (each / "stat").read_text().rpartition(")")[2].split()[0]
-        for each in Path(f"/proc/{pid}/task").iterdir()
+        (path / "stat").read_text().rpartition(")")[2].split()[0]
+        for path in Path(f"/proc/{pid}/task").iterdir()
     }
 
 

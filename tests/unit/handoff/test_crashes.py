@@ -146,18 +146,18 @@ def test_unpublish_whose_target_cannot_be_cleared_restores_the_entry(stores: Sto
     store = stores(0)
     with (
         syncs.recorded() as steps,
-        store.begin_removal(TARGET) as entry,
+        store.begin_removal(TARGET) as removal,
         pytest.raises(errors.Conflict),
     ):
-        entry.complete(fail)
+        removal.complete(fail)
     directory = store.layout.entry(TARGET).directory
     assert steps[-2:] == [("name", directory), ("sync", store.root)]  # back for good
-    found = store.read(TARGET)
-    assert found is not None
-    assert found.record == RECORD
+    entry = store.read(TARGET)
+    assert entry is not None
+    assert entry.record == RECORD
     _leave_uncleared(store)
     assert store.remove_orphans(fail) == ()
-    assert store.scan() == (found,)
+    assert store.scan() == (entry,)
     claims.ClaimLock.acquire(store.layout.entry(TARGET), TARGET).close()
 
 
@@ -187,8 +187,8 @@ def test_claim_write_killed_at_any_call_leaves_the_old_or_the_new_claim_and_neve
 
     for number in crashes.crash_points(stores.published, claim):
         store = stores(number)
-        found = claims.read(store.layout.entry(TARGET))
-        assert found is None or (found.sandbox_id == "sandbox-1" and not found.live)
+        read = claims.read(store.layout.entry(TARGET))
+        assert read is None or (read.sandbox_id == "sandbox-1" and not read.live)
         claim(number)
         assert claims.read(store.layout.entry(TARGET)) is not None
         _unpublish(store)

@@ -166,8 +166,8 @@ def test_keys_of_a_later_version_are_ignored_unless_they_are_required() -> None:
     plain["later"] = {"a": 1}
     plain["crust"] |= {"later": [], "required": ["limits", "limits.read_iops", "schema"]}
     plain["crust"]["identity"]["later"] = True
-    found = records.parse(json.dumps(plain).encode())
-    assert found == a_record(io_limits=volumes.IoLimits(read_iops=5))
+    record = records.parse(json.dumps(plain).encode())
+    assert record == a_record(io_limits=volumes.IoLimits(read_iops=5))
 
 
 def test_newer_schema_is_reported_whatever_else_differs() -> None:
@@ -244,8 +244,8 @@ def test_group_without_a_policy_is_changed_only_on_root_mismatch() -> None:
     record = a_record()
     plain = json.loads(record.to_bytes())
     plain["metadata"] = {"fsGroup": "7"}
-    found = records.parse(json.dumps(plain).encode()).mount.group
-    assert found == volumes.GroupChange(7, volumes.GroupPolicy.ON_ROOT_MISMATCH)
+    group = records.parse(json.dumps(plain).encode()).mount.group
+    assert group == volumes.GroupChange(7, volumes.GroupPolicy.ON_ROOT_MISMATCH)
 
 
 def test_runtime_that_does_not_know_formatting_or_encryption_must_refuse_the_record() -> None:
@@ -300,9 +300,9 @@ def test_record_with_two_kinds_of_source_or_none_is_refused(
 
 @pytest.mark.spec("H-50")
 def test_unreadable_record_of_an_image_reserves_the_image() -> None:
-    found = mount_info.reserved(a_record(source=IMAGE).to_bytes(), TARGET.digest)
-    assert found is not None
-    assert (found.identity, found.image) == (None, IMAGE.identity)
+    reserved = mount_info.reserved(a_record(source=IMAGE).to_bytes(), TARGET.digest)
+    assert reserved is not None
+    assert (reserved.identity, reserved.image) == (None, IMAGE.identity)
 
 
 def test_record_of_an_image_has_no_block_device() -> None:

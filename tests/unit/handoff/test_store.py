@@ -20,6 +20,7 @@ from crust.handoff.mount_info import Reserved
 from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import EntryDiffers, Store, UnknownHandoffFile, UntrustedDirectory
 from crust.host.files import durable
+from tests.support.faults import syncs
 from tests.support.raised import raised
 from tests.support.records.records import KEY, TARGET, a_record
 
@@ -96,9 +97,9 @@ def test_other_content_never_replaces_the_record_of_a_live_sandbox(store: Store)
 def test_rewrite_keeps_the_claim_and_increments_the_generation(store: Store) -> None:
     store.write(a_record())
     with _claim(store):
-        there = store.read(TARGET)
-        assert there is not None
-        entry = store.rewrite(there, a_record(capacity_bytes=2 << 30).mount)
+        read = store.read(TARGET)
+        assert read is not None
+        entry = store.rewrite(read, a_record(capacity_bytes=2 << 30).mount)
         assert entry.require().generation == 2
         assert entry.claim is not None
         assert entry.live
@@ -113,28 +114,15 @@ def test_keys_of_a_later_version_are_kept_by_a_rewrite(store: Store) -> None:
     plain = json.loads(path.read_text())
     plain["later"] = plain["crust"]["later"] = {"shiny": True}
     path.write_text(json.dumps(plain))
-    there = store.read(TARGET)
-    assert there is not None
-    store.rewrite(there, replace(a_record().mount, capacity_bytes=7))
+    entry = store.read(TARGET)
+    assert entry is not None
+    store.rewrite(entry, replace(a_record().mount, capacity_bytes=7))
     now = json.loads(path.read_text())
     assert (now["crust"]["capacity_bytes"], now["crust"]["generation"]) == (7, 2)
     assert now["later"] == now["crust"]["later"] == {"shiny": True}
     other = replace(a_record(), mount=replace(a_record().mount, content_generation=8))
     assert store.write(other).require().generation == 3
     assert "later" not in path.read_text(), "another publish is another record"
-
-
-def test_unpublish_removes_the_entry_and_all_its_files(store: Store) -> None:
-    store.write(a_record())
-    _claim(store).close()
-    Path(_paths(store).directory, "runtime-file").write_text("mine")
-    with store.begin_removal(TARGET) as unpublish:
-        assert unpublish.entry.record == a_record()
-        unpublish.complete()
-    assert store.read(TARGET) is None
-    assert os.listdir(store.root) == []
-    with pytest.raises(NotPublished):
-        store.begin_removal(TARGET)
 
 
 def test_begin_unpublish_is_refused_while_a_sandbox_has_the_volume(store: Store) -> None:
@@ -148,17 +136,11 @@ def test_begin_unpublish_is_refused_while_a_sandbox_has_the_volume(store: Store)
     assert store.read(TARGET) is not None
 
 
-def test_no_sandbox_claims_a_volume_that_is_being_unpublished(store: Store) -> None:
-    store.write(a_record())
+def test_removal_excludes_sandboxes_and_leaves_the_entry_unless_completed(store: Store) -> None:
+    entry = store.write(a_record())
     with store.begin_removal(TARGET), pytest.raises(HeldBySandbox):
         claims.ClaimLock.acquire(_paths(store), TARGET)
     claims.ClaimLock.acquire(_paths(store), TARGET).close()
-
-
-def test_unpublish_without_complete_leaves_the_entry_as_it_was(store: Store) -> None:
-    entry = store.write(a_record())
-    with store.begin_removal(TARGET):
-        pass
     assert store.read(TARGET) == entry
 
 
@@ -180,34 +162,18 @@ def test_publish_does_not_replace_a_claimed_entry_without_record(store: Store) -
         store.write(a_record())
 
 
-def test_unpublish_is_durable_at_its_answer(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpublish_is_durable_at_its_answer(store: Store) -> None:
     """An entry that a power cut brings back would be published again to a runtime, without its device."""
     store.write(a_record())
-    done: list[str] = []
-    rename, sync, unlink = os.rename, durable.sync_directory, os.unlink
-
-    def traced_rename(source: str, to: str) -> None:
-        done.append("rename")
-        rename(source, to)
-
-    def traced_sync(path: str) -> None:
-        done.append(f"sync {path}")
-        sync(path)
-
-    def traced_unlink(path: str) -> None:
-        done.append("unlink")
-        unlink(path)
-
-    with store.begin_removal(TARGET) as unpublish:
-        monkeypatch.setattr(os, "rename", traced_rename)
-        monkeypatch.setattr(durable, "sync_directory", traced_sync)
-        monkeypatch.setattr(os, "unlink", traced_unlink)
+    with store.begin_removal(TARGET) as unpublish, syncs.recorded() as steps:
         unpublish.complete()
-    assert done[:3] == ["rename", f"sync {store.root}", "unlink"]
+    assert [kind for kind, _ in steps[:2]] == ["name", "sync"]
+    assert steps[1] == ("sync", store.root)
 
 
 def test_files_of_the_runtime_are_neither_reported_nor_kept_by_unpublish(store: Store) -> None:
     store.write(a_record())
+    _claim(store).close()
     for name in ("runtime-file", "runtime-8f14e45fceea167a"):
         Path(_paths(store).directory, name).write_text("mine")
     entry = store.read(TARGET)
@@ -216,6 +182,8 @@ def test_files_of_the_runtime_are_neither_reported_nor_kept_by_unpublish(store: 
     with store.begin_removal(TARGET) as unpublish:
         unpublish.complete()
     assert os.listdir(store.root) == []
+    with pytest.raises(NotPublished):
+        store.begin_removal(TARGET)
 
 
 @pytest.mark.spec("H-41")
@@ -239,10 +207,10 @@ def test_reservation_of_another_entry_is_not_believed(store: Store) -> None:
     store.write(a_record())
     other = store.write(a_record(OTHER))
     shutil.copyfile(_paths(store).record, f"{other.directory}/{layout.RECORD}")
-    found = store.read(OTHER)
-    assert found is not None
-    assert isinstance(found.error, UnreadableHandoffRecord)
-    assert found.reserved is None
+    read = store.read(OTHER)
+    assert read is not None
+    assert isinstance(read.error, UnreadableHandoffRecord)
+    assert read.reserved is None
 
 
 def test_recent_change_is_read_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +232,7 @@ def test_unknown_names_are_reported_and_kept_by_unpublish(store: Store) -> None:
     unknown = Path(_paths(store).directory, "sandbox-7")
     unknown.write_text("precious")
     Path(store.root, "lost+found").mkdir()
-    nobody, entry = sorted(store.scan(), key=lambda each: each.record is not None)
+    nobody, entry = sorted(store.scan(), key=lambda entry: entry.record is not None)
     assert isinstance(nobody.error, UnknownHandoffFile)
     assert entry.unknown == ("sandbox-7",)
     with store.begin_removal(TARGET) as unpublish:
@@ -320,6 +288,12 @@ def _socket(path: str) -> None:
         os.close(directory)
 
 
+def _writable(path: str) -> None:
+    """The record, which others may write."""
+    Path(path).write_bytes(a_record().to_bytes())
+    os.chmod(path, 0o666)
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -330,6 +304,7 @@ def _socket(path: str) -> None:
         pytest.param(os.mkfifo, id="pipe"),
         pytest.param(os.mkdir, id="directory"),
         pytest.param(_socket, id="socket"),
+        pytest.param(_writable, id="writable"),
     ],
 )
 def test_unreadable_record_is_never_absent(store: Store, make: Callable[[str], object]) -> None:
@@ -339,7 +314,7 @@ def test_unreadable_record_is_never_absent(store: Store, make: Callable[[str], o
     assert isinstance(entry.error, errors.Corrupt | errors.Refused)
     with pytest.raises(type(entry.error)):
         entry.require()
-    assert [each.digest for each in store.scan()] == [TARGET.digest]
+    assert [entry.digest for entry in store.scan()] == [TARGET.digest]
     with pytest.raises(type(entry.error)):
         store.write(a_record())
     with pytest.raises(type(entry.error)):
@@ -353,14 +328,6 @@ def test_scan_reports_a_newer_record_beside_readable_ones(store: Store) -> None:
     _replaced(store, lambda path: Path(path).write_bytes(newer))
     names = {entry.digest: entry.error and entry.error.error_name for entry in store.scan()}
     assert names == {TARGET.digest: "NewerHandoffSchema", OTHER.digest: None}
-
-
-def test_a_record_that_others_may_write_is_refused(store: Store) -> None:
-    store.write(a_record())
-    os.chmod(_paths(store).record, 0o666)
-    entry = store.read(TARGET)
-    assert entry is not None
-    assert isinstance(entry.error, errors.Refused)
 
 
 @pytest.mark.parametrize("damage", ["symlink", "file", "writable"])
@@ -425,6 +392,6 @@ def test_scan_reads_a_thousand_entries_in_order(store: Store) -> None:
     targets = [volumes.TargetPath.parse(f"/pods/{number}/mount") for number in range(1000)]
     for target in targets:
         store.write(a_record(target))
-    found = store.scan()
-    assert [entry.digest for entry in found] == sorted(target.digest for target in targets)
-    assert {entry.require().target for entry in found} == set(targets)
+    scanned = store.scan()
+    assert [entry.digest for entry in scanned] == sorted(target.digest for target in targets)
+    assert {entry.require().target for entry in scanned} == set(targets)

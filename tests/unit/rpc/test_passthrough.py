@@ -59,22 +59,23 @@ class Backend(grpc.GenericRpcHandler):
 
 
 class Chain:
-    """A caller, a pass-through server, and a backend."""
+    """A caller, a pass-through server, and a backend that may serve behind it."""
 
     def __init__(self, root: str) -> None:
         self.front, self.back = f"{root}/front.sock", f"{root}/back.sock"
         self.backend = Backend()
         self.caller: grpc.aio.Channel = channel.connect(self.front)
-        self.onwards: SocketPort
-        self.service: Service
+        self.onwards = SocketPort(self.back)
+        self.service = Service("t", others=self.onwards)
 
     def call(self, method: str) -> "grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]":
         return self.caller.unary_unary(method)
 
     @asynccontextmanager
-    async def serving_backend(self) -> AsyncIterator[None]:
+    async def serving(self, *backends: Backend) -> AsyncIterator[None]:
+        """A server behind the pass-through one; without a backend it knows no method."""
         plain = grpc.aio.server(options=channel.OPTIONS)
-        plain.add_generic_rpc_handlers([self.backend])
+        plain.add_generic_rpc_handlers(backends)
         plain.add_insecure_port(f"unix:{self.back}")
         await plain.start()
         yield
@@ -82,13 +83,18 @@ class Chain:
 
 
 @pytest.fixture
-async def chain(short: str) -> AsyncIterator[Chain]:
+async def lonely(short: str) -> AsyncIterator[Chain]:
+    """A chain whose backend does not serve."""
     built = Chain(short)
-    async with SocketPort(built.back) as onwards:
-        built.onwards, built.service = onwards, Service("t", others=onwards)
-        async with built.serving_backend(), server.serving(built.front, built.service):
-            yield built
-            await built.caller.close()
+    async with built.onwards, server.serving(built.front, built.service):
+        yield built
+        await built.caller.close()
+
+
+@pytest.fixture
+async def chain(lonely: Chain) -> AsyncIterator[Chain]:
+    async with lonely.serving(lonely.backend):
+        yield lonely
 
 
 @METHODS
@@ -175,39 +181,18 @@ async def test_a_caller_that_cancels_cancels_the_backends_call(chain: Chain, met
 
 
 @METHODS
-async def test_restarted_backend_is_found_again(chain: Chain, short: str, method: str) -> None:
-    lonely = Chain(short)
-    lonely.front, lonely.back = f"{short}/front2.sock", f"{short}/back2.sock"
-    await lonely.caller.close()
-    lonely.caller = channel.connect(lonely.front)
-    async with (
-        SocketPort(lonely.back) as onwards,
-        server.serving(lonely.front, Service("t", others=onwards)),
-    ):
-        for _ in range(2):
-            await refused(lonely.call(method)(b"x"), grpc.StatusCode.UNAVAILABLE)
-            async with lonely.serving_backend(), asyncio.timeout(60):
-                while not await _answers(lonely, method):
-                    pass
-        await lonely.caller.close()
+async def test_restarted_backend_is_found_again(lonely: Chain, method: str) -> None:
+    for _ in range(2):
+        await refused(lonely.call(method)(b"x"), grpc.StatusCode.UNAVAILABLE)
+        async with lonely.serving(lonely.backend), asyncio.timeout(60):
+            while not await _answers(lonely, method):
+                pass
 
 
-async def test_an_unknown_method_of_the_backend_is_unimplemented(short: str) -> None:
-    back, front = f"{short}/b.sock", f"{short}/f.sock"
-    plain = grpc.aio.server()
-    plain.add_insecure_port(f"unix:{back}")
-    await plain.start()
-    try:
-        async with (
-            SocketPort(back) as onwards,
-            server.serving(front, Service("t", others=onwards)),
-            channel.connect(front) as caller,
-        ):
-            for method in (UNARY, UNKNOWN):
-                call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = caller.unary_unary(method)
-                await refused(call(b""), grpc.StatusCode.UNIMPLEMENTED)
-    finally:
-        await plain.stop(grace=None)
+@METHODS
+async def test_unknown_method_of_the_backend_is_unimplemented(lonely: Chain, method: str) -> None:
+    async with lonely.serving():
+        await refused(lonely.call(method)(b""), grpc.StatusCode.UNIMPLEMENTED)
 
 
 async def test_stream_of_answers_passes_message_by_message(chain: Chain) -> None:
@@ -225,7 +210,7 @@ async def test_unknown_method_names_are_not_kept(chain: Chain) -> None:
     for number in range(3):
         await chain.call(f"/unknown/M{number}")(b"")
     await chain.call(UNARY)(b"")
-    kept = repr([vars(each) for each in (chain.service, chain.onwards)])
+    kept = repr([vars(part) for part in (chain.service, chain.onwards)])
     assert "/unknown" not in kept
     assert UNARY in kept
 
@@ -260,10 +245,10 @@ async def test_a_peer_that_hangs_is_reported_before_the_callers_deadline(short: 
         channel.connect(front) as connected,
     ):
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(method)
-        told = await refused_in_time(
+        text = await refused_in_time(
             lambda: call(b"", timeout=2),
             grpc.StatusCode.UNAVAILABLE,
             "[PeerNotResponding]",
         )
-        assert re.search(r"has not answered for 1\.[6-9] s", told), told
+        assert re.search(r"has not answered for 1\.[6-9] s", text), text
         hangs.set()

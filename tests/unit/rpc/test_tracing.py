@@ -131,7 +131,7 @@ async def test_watchdog_is_told_while_a_thread_is_free(monkeypatch: pytest.Monke
     monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
     await watch.check_threads()
     assert pings == ["alive"]
-    assert [each.error_name for each in health.problems.values()] == ["NoWorkerFree"]
+    assert [problem.error_name for problem in health.problems.values()] == ["NoWorkerFree"]
     monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
     dead.set()
     await hung
@@ -203,7 +203,7 @@ async def test_watch_that_only_shows_fails_no_probe(monkeypatch: pytest.MonkeyPa
     await asyncio.sleep(0)
     monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
     await WorkerWatch(pool, health, is_fatal=False).check_threads()
-    assert [each.error_name for each in health.problems.values()] == ["NoWorkerFree"]
+    assert [problem.error_name for problem in health.problems.values()] == ["NoWorkerFree"]
     health.check_healthy()
     dead.set()
     await hung

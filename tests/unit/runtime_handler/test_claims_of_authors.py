@@ -80,11 +80,16 @@ def _claim(store: Store) -> Claim:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def empty(tmp_path: Path) -> Store:
     made = Store(f"{tmp_path}/volumes")
     made.open()
-    made.write(a_record())
     return made
+
+
+@pytest.fixture
+def store(empty: Store) -> Store:
+    empty.write(a_record())
+    return empty
 
 
 def _left(store: Store) -> claims.Claim | None:
@@ -165,7 +170,7 @@ async def test_refused_registration_raises_one_error_and_logs_its_sentence(
             await asyncio.Event().wait()
     await server.stop(None)
     (line,) = [
-        each.getMessage() for each in caplog.records if "not registered" in each.getMessage()
+        record.getMessage() for record in caplog.records if "not registered" in record.getMessage()
     ]
     assert where in line
     assert "box" in line
@@ -173,6 +178,7 @@ async def test_refused_registration_raises_one_error_and_logs_its_sentence(
 
 
 NEVER_OPEN = 10**6
+DEEP = "/".join(["d" * 200] * 25)
 
 
 class ObservedLock(claims.ClaimLock):
@@ -212,12 +218,9 @@ def test_lock_is_closed_though_the_device_is_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("H-46")
-def test_claim_of_another_handlers_sandbox_is_not_reclaimed(tmp_path: Path) -> None:
+def test_claim_of_another_handlers_sandbox_is_not_reclaimed(store: Store) -> None:
     """Two runtimes may give their sandboxes the same id."""
-    store = Store(f"{tmp_path}/volumes")
-    store.open()
-    record = store.write(a_record()).require()
-    paths = store.layout.entry(TARGET)
+    record, paths = a_record(), store.layout.entry(TARGET)
     dead = claims.Claim(
         "sandbox-1", "other", claims.State.MOUNTED, "", 1, record.published_at, live=False
     )
@@ -227,85 +230,58 @@ def test_claim_of_another_handlers_sandbox_is_not_reclaimed(tmp_path: Path) -> N
     assert claims.read(paths) == dead
 
 
-@pytest.fixture
-def resolved(tmp_path: Path) -> Store:
-    made = Store(f"{tmp_path}/volumes")
-    made.open()
-    return made
-
-
-def test_the_target_itself_is_the_whole_volume(resolved: Store) -> None:
-    resolved.write(a_record())
-    assert resolve_source(resolved.root, TARGET.text) == Resolved(a_record(), "")
-
-
-@pytest.mark.parametrize("sub_path", ["a", "a/b", "mount", "with space/ü", "x" * 200])
-def test_path_below_the_target_is_a_sub_path(resolved: Store, sub_path: str) -> None:
-    resolved.write(a_record())
-    found = resolve_source(resolved.root, f"{TARGET.text}/{sub_path}")
-    assert found == Resolved(a_record(), sub_path)
-
-
-def test_a_source_is_normalised_before_it_is_looked_up(resolved: Store) -> None:
-    resolved.write(a_record())
-    found = resolve_source(resolved.root, f"{TARGET.text}//a/./b/../c/")
-    assert found == Resolved(a_record(), "a/c")
-
-
-def test_path_with_the_target_as_string_prefix_is_not_the_target(resolved: Store) -> None:
-    resolved.write(a_record())
-    for source in (f"{TARGET.text}-2", f"{TARGET.text}/../other", os.path.dirname(TARGET.text)):
-        assert resolve_source(resolved.root, source) == NotDeferred(source)
+@pytest.mark.parametrize(
+    ("below", "sub_path"),
+    [
+        ("", ""),
+        *((f"/{name}", name) for name in ("a", "a/b", "mount", "with space/ü", "x" * 200)),
+        ("//a/./b/../c/", "a/c"),
+        pytest.param(f"/{DEEP}", DEEP, id="too long for a target"),
+    ],
+)
+def test_path_below_the_target_is_a_sub_path_of_the_volume(
+    store: Store, below: str, sub_path: str
+) -> None:
+    assert resolve_source(store.root, f"{TARGET.text}{below}") == Resolved(a_record(), sub_path)
+    assert len(DEEP) > volumes.PATH_MAX_BYTES
 
 
 @pytest.mark.parametrize(
-    "source", ["tmpfs", "proc", "shm", "", "/", "/dev", "/nowhere/at/all", "/" + "a" * 300]
+    "source",
+    [
+        *("tmpfs", "proc", "shm", "", "/", "/dev", "/nowhere/at/all", "/" + "a" * 300),
+        *(f"{TARGET.text}-2", f"{TARGET.text}/../other", os.path.dirname(TARGET.text)),
+    ],
 )
-def test_source_that_is_not_a_deferred_volume_is_not_deferred(resolved: Store, source: str) -> None:
-    resolved.write(a_record())
-    assert resolve_source(resolved.root, source) == NotDeferred(source)
+def test_source_that_is_not_a_deferred_volume_is_not_deferred(store: Store, source: str) -> None:
+    assert resolve_source(store.root, source) == NotDeferred(source)
+    assert resolve_source(f"{store.root}/none", TARGET.text) == NotDeferred(TARGET.text)
+    with pytest.raises(errors.InvalidRequest, match="NUL"):
+        resolve_source(store.root, f"{source}/a\0b")
 
 
-def test_the_longest_target_wins(resolved: Store) -> None:
+def test_the_longest_target_wins(empty: Store) -> None:
     outer, inner = a_record("/pods/a"), a_record("/pods/a/inner")
-    resolved.write(outer)
-    resolved.write(inner)
-    assert resolve_source(resolved.root, "/pods/a/inner/x") == Resolved(inner, "x")
-    assert resolve_source(resolved.root, "/pods/a/x") == Resolved(outer, "x")
+    empty.write(outer)
+    empty.write(inner)
+    assert resolve_source(empty.root, "/pods/a/inner/x") == Resolved(inner, "x")
+    assert resolve_source(empty.root, "/pods/a/x") == Resolved(outer, "x")
 
 
-def test_source_behind_a_link_finds_the_real_volume(resolved: Store, tmp_path: Path) -> None:
+def test_source_behind_a_link_finds_the_real_volume(empty: Store, tmp_path: Path) -> None:
     real = tmp_path / "data" / "kubelet" / "mount"
     real.mkdir(parents=True)
     (tmp_path / "kubelet").symlink_to(tmp_path / "data" / "kubelet")
-    resolved.write(a_record(f"{real}"))
-    found = resolve_source(resolved.root, f"{tmp_path}/kubelet/mount/sub")
-    assert found == Resolved(a_record(f"{real}"), "sub")
+    empty.write(a_record(f"{real}"))
+    resolved = resolve_source(empty.root, f"{tmp_path}/kubelet/mount/sub")
+    assert resolved == Resolved(a_record(f"{real}"), "sub")
 
 
 @pytest.mark.parametrize("sub_path", ["", "/sub"])
-def test_unreadable_record_is_no_ordinary_mount(resolved: Store, sub_path: str) -> None:
-    resolved.write(a_record())
-    Path(resolved.layout.entry(TARGET).record).write_text("{}")
+def test_unreadable_record_is_no_ordinary_mount(store: Store, sub_path: str) -> None:
+    Path(store.layout.entry(TARGET).record).write_text("{}")
     with pytest.raises(UnreadableHandoffRecord):
-        resolve_source(resolved.root, f"{TARGET.text}{sub_path}")
-
-
-def test_without_a_directory_nothing_is_deferred(tmp_path: Path) -> None:
-    assert resolve_source(f"{tmp_path}/none", TARGET.text) == NotDeferred(TARGET.text)
-
-
-def test_path_too_long_for_a_target_resolves_below_one(resolved: Store) -> None:
-    resolved.write(a_record())
-    deep = "/".join(["d" * 200] * 25)
-    found = resolve_source(resolved.root, f"{TARGET.text}/{deep}")
-    assert found == Resolved(a_record(), deep)
-    assert len(deep) > volumes.PATH_MAX_BYTES
-
-
-def test_source_with_nul_byte_is_invalid_request(tmp_path: Path) -> None:
-    with pytest.raises(errors.InvalidRequest, match="NUL"):
-        resolve_source(str(tmp_path), "/pods/a\0b")
+        resolve_source(store.root, f"{TARGET.text}{sub_path}")
 
 
 def test_exports_are_sorted_and_exist() -> None:

@@ -38,21 +38,21 @@ def _clauses() -> dict[str, str]:
 @functools.cache
 def _named() -> dict[str, list[str]]:
     """Clause to the tests that carry its marker, from the source: no test needs to be imported."""
-    found: dict[str, list[str]] = defaultdict(list)
+    named: dict[str, list[str]] = defaultdict(list)
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 for clause in _markers(node.decorator_list):
-                    found[clause].append(f"{path.name}::{node.name}")
-    return found
+                    named[clause].append(f"{path.name}::{node.name}")
+    return named
 
 
 def _markers(decorators: list[ast.expr]) -> list[str]:
     return [
         str(argument.value)
-        for each in decorators
-        if isinstance(each, ast.Call) and ast.unparse(each.func) == "pytest.mark.spec"
-        for argument in each.args
+        for decorator in decorators
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.spec"
+        for argument in decorator.args
         if isinstance(argument, ast.Constant)
     ]
 
@@ -79,28 +79,28 @@ VECTORS = Path(__file__).parents[3] / "specs" / "vectors"
 
 
 def _all(name: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((VECTORS / name).read_text())
-    assert found
-    return found
+    vectors: list[dict[str, Any]] = json.loads((VECTORS / name).read_text())
+    assert vectors
+    return vectors
 
 
 @pytest.mark.spec("H-1")
 def test_digests_are_those_of_the_paths_bytes() -> None:
-    for each in _all("digests.json"):
-        assert hashlib.sha256(each["target_path"].encode()).hexdigest() == each["digest"]
+    for vector in _all("digests.json"):
+        assert hashlib.sha256(vector["target_path"].encode()).hexdigest() == vector["digest"]
 
 
 def test_lock_is_beside_the_record_in_the_entry() -> None:
-    found = json.loads((VECTORS / "locks.json").read_text())
-    digest = hashlib.sha256(found["target_path"].encode()).hexdigest()
-    assert found["lock"] == f"/run/crust/volumes/{digest}/claim.lock"
-    assert found["record"] == f"/run/crust/volumes/{digest}/mountInfo.json"
+    vector = json.loads((VECTORS / "locks.json").read_text())
+    digest = hashlib.sha256(vector["target_path"].encode()).hexdigest()
+    assert vector["lock"] == f"/run/crust/volumes/{digest}/claim.lock"
+    assert vector["record"] == f"/run/crust/volumes/{digest}/mountInfo.json"
 
 
 def test_identities_are_those_of_the_device_numbers() -> None:
-    for each in _all("identities.json"):
-        identity = each["identity"]
-        assert (os.major(each["st_rdev"]), os.minor(each["st_rdev"])) == (
+    for vector in _all("identities.json"):
+        identity = vector["identity"]
+        assert (os.major(vector["st_rdev"]), os.minor(vector["st_rdev"])) == (
             identity["major"],
             identity["minor"],
         )
@@ -109,35 +109,37 @@ def test_identities_are_those_of_the_device_numbers() -> None:
 RECORDS = _all("records.json")
 
 
-@pytest.mark.parametrize("vector", RECORDS, ids=[each["name"] for each in RECORDS])
+@pytest.mark.parametrize("vector", RECORDS, ids=[vector["name"] for vector in RECORDS])
 def test_record_is_accepted_or_refused_as_the_vector_says(vector: dict[str, Any]) -> None:
     data = base64.b64decode(vector.get("base64", "")) or vector["text"].encode()
     if not vector["accepted"]:
         with pytest.raises(errors.Corrupt):
             parse(data, digest=vector["entry"])
         return
-    found = parse(data, digest=vector["entry"])
+    record = parse(data, digest=vector["entry"])
     value = vector["value"]
     if "image" in value:
         image = value["image"]
-        assert found.image == volumes.NetworkImage(**image | {"monitors": tuple(image["monitors"])})
+        assert record.image == volumes.NetworkImage(
+            **image | {"monitors": tuple(image["monitors"])}
+        )
     else:
-        assert found.device == value["device"]
-    assert found.readonly is value["readonly"]
-    assert (found.mount.group.gid if found.mount.group else None) == value["group"]
-    assert replace(volumes.IoLimits(), **value["limits"]) == found.mount.io_limits
+        assert record.device == value["device"]
+    assert record.readonly is value["readonly"]
+    assert (record.mount.group.gid if record.mount.group else None) == value["group"]
+    assert replace(volumes.IoLimits(), **value["limits"]) == record.mount.io_limits
 
 
 def test_both_kinds_of_records_are_there() -> None:
-    refused = {each["clause"] for each in RECORDS if not each["accepted"]}
+    refused = {vector["clause"] for vector in RECORDS if not vector["accepted"]}
     assert refused >= {"H-5", "H-6", "H-7", "H-8", "H-9"}
-    assert len([each for each in RECORDS if each["accepted"]]) >= 7
+    assert len([vector for vector in RECORDS if vector["accepted"]]) >= 7
 
 
 CLAIMS = _all("claims.json")
 
 
-@pytest.mark.parametrize("vector", CLAIMS, ids=[each["name"] for each in CLAIMS])
+@pytest.mark.parametrize("vector", CLAIMS, ids=[vector["name"] for vector in CLAIMS])
 def test_claim_is_judged_as_its_vector_says(tmp_path: Path, vector: dict[str, Any]) -> None:
     paths = layout.Layout(str(tmp_path)).entry(TARGET)
     os.makedirs(paths.directory, 0o700)
@@ -146,9 +148,9 @@ def test_claim_is_judged_as_its_vector_says(tmp_path: Path, vector: dict[str, An
     os.write(descriptor, vector["text"].encode())
     os.close(descriptor)
     if vector["accepted"]:
-        found = claims.read(paths)
-        assert found is not None
-        assert found.sandbox_id == "sandbox-1"
+        claim = claims.read(paths)
+        assert claim is not None
+        assert claim.sandbox_id == "sandbox-1"
     else:
         with pytest.raises(errors.Corrupt):
             claims.read(paths)
@@ -214,8 +216,8 @@ WIRE = sorted((ROOT / "crust" / "wire").rglob("*_pb2*.py"))
 
 def _floor(name: str) -> str:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    (found,) = [each for each in project["dependencies"] if re.match(rf"{name}\W", each)]
-    match = re.search(r">=([\d.]+)", found)
+    text = " ".join(project["dependencies"])
+    match = re.search(rf"\b{name}>=([\d.]+)", text)
     assert match is not None
     return match[1]
 

@@ -171,7 +171,7 @@ async def test_unpublish_backs_off_while_nobody_waits(simulated: Simulated) -> N
     while simulated.kubelet.clock.now_s < begun_s + 40:
         simulated.driver.failures["NodeUnpublishVolume"] = Failure(Code.FAILED_PRECONDITION, "held")
         await simulated.kubelet.turn()
-    answered = [each.at_s for each in simulated.kubelet.journal if "Unpublish" in each.method]
+    answered = [answer.at_s for answer in simulated.kubelet.journal if "Unpublish" in answer.method]
     pauses = [round(later - sooner) for sooner, later in itertools.pairwise(answered)]
     assert pauses == [1, 1, 2, 4, 8, 16]
 
@@ -244,7 +244,7 @@ async def test_raw_volume_is_staged_mapped_and_removed(simulated: Simulated, roo
     await _run(simulated, RAW_POD)
     target = f"{root}/kubelet/{BASE}/publish/pv-raw/pod-1"
     mapped = f"{root}/kubelet/{BASE}/pv-raw/dev/pod-1"
-    stage, publish = (simulated.driver.called(each)[0].request for each in LIFE[:2])
+    stage, publish = (simulated.driver.called(method)[0].request for method in LIFE[:2])
     assert stage.staging_target_path == f"{root}/kubelet/{BASE}/staging/pv-raw"
     assert publish.staging_target_path == stage.staging_target_path
     assert publish.target_path == target
