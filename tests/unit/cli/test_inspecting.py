@@ -70,25 +70,17 @@ async def test_driver_that_is_away_is_named_without_grpcs_words(places: Places) 
     assert "failed to connect" not in result.output
 
 
-async def test_proxy_that_does_not_run_exits_3_with_what_to_do(tmp_path: Path) -> None:
-    result = await invoked("status", "--run-dir", str(tmp_path))
-    assert result.exit_code == 3
-    assert "there is no such socket; start crust-node or crust-proxy" in result.output
-
-
-async def test_stale_socket_is_called_stale(places: Places) -> None:
+async def test_proxy_that_does_not_answer_is_said_with_what_to_do(places: Places) -> None:
     os.mkdir(places.run)
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(places.sockets.inspect)
-    result = await invoked("volumes", "--run-dir", places.run)
-    assert result.exit_code == 3
-    assert "the socket is stale" in result.output
-
-
-async def test_relative_run_dir_exits_2() -> None:
-    result = await invoked("status", "--run-dir", "rel")
-    assert result.exit_code == 2
-    assert "it is not absolute" in result.output
+    for command, run_dir, code, says in (
+        ("status", places.root, 3, "there is no such socket; start crust-node or crust-proxy"),
+        ("volumes", places.run, 3, "the socket is stale"),
+        ("status", "relative", 2, "it is not absolute"),
+    ):
+        result = await invoked(command, "--run-dir", run_dir)
+        assert (result.exit_code, says in result.output) == (code, True), result.output
 
 
 @pytest.mark.parametrize("word", ["help", "version"])
@@ -126,53 +118,51 @@ async def test_handler_whose_socket_the_proxy_does_not_see_makes_status_exit_1(
         os.rename(f"{places.handler}.elsewhere", places.handler)
 
 
-async def test_volume_is_found_by_the_name_of_its_pod(node: Node) -> None:
+async def test_volume_is_found_by_pod_persistent_volume_target_and_id(node: Node) -> None:
     pod = {"csi.storage.k8s.io/pod.namespace": "shop", "csi.storage.k8s.io/pod.name": "db-0"}
-    context = {**nodes.NAMED, **pod}
-    await node.co.publish("vol-1", node.places.target("pod-1"), volume_context=context)
+    target = f"{node.places.kubelet}/pods/uid-1/volumes/kubernetes.io~csi/pv-1/mount"
+    os.makedirs(os.path.dirname(target))
+    await node.co.publish("vol-1", target, volume_context={**nodes.NAMED, **pod})
     await published(node, "vol-2", "pod-2")
     assert "shop/db-0" in (await crust(node, "volumes")).output
     for words in (("--pod", "shop/db-0"), ("--pod", "db-0")):
         assert (await crust(node, "volumes", "-o", "name", *words)).output == "vol-1\n"
-    assert "volume        vol-1" in (await crust(node, "describe", "shop/db-0")).output
+    for name in ("shop/db-0", "pv-1", target, "vol-1"):
+        assert "volume        vol-1" in (await crust(node, "describe", name)).output
+    unknown = await crust(node, "describe", "vol-9")
+    assert (unknown.exit_code, "[VolumeNotDeferred]" in unknown.output) == (1, True)
 
 
-async def test_described_volume_has_sandbox_process_and_times(node: Node) -> None:
+async def test_described_volume_has_sandbox_process_times_and_request(node: Node) -> None:
     target = await published(node)
+    (record,) = Path(node.places.run, "volumes").glob("*/mountInfo.json")
+    request_id = json.loads(record.read_text())["crust"]["request_id"]
     with node.sandbox(target):
         result = await crust(node, "describe", "vol-1", "-o", "json")
         text = (await crust(node, "describe", target)).output
-    assert f"target        {target}" in text
     (found,) = json.loads(result.output)["volumes"]
     assert found["claimed_by_pid"] == os.getpid()
     assert found["published_at"]
+    assert found["request_id"] == request_id != ""
     comm = Path("/proc/self/comm").read_text().strip()
-    assert f"held by       {comm}[{os.getpid()}]" in text
-
-
-async def test_volume_has_the_request_id_of_the_publish_in_its_record(node: Node) -> None:
-    target = await published(node)
-    (record,) = Path(node.places.run, "volumes").glob("*/mountInfo.json")
-    wanted = json.loads(record.read_text())["crust"]["request_id"]
-    assert wanted
-    assert f"request id    {wanted}" in (await crust(node, "describe", target)).output
-    assert wanted in (await crust(node, "volumes", "-o", "wide")).output
-    (found,) = json.loads((await crust(node, "volumes", "-o", "json")).output)["volumes"]
-    assert found["request_id"] == wanted
-    assert wanted not in (await crust(node, "volumes")).output
-
-
-async def test_drivers_have_the_version_of_their_shim(node: Node) -> None:
-    (found,) = json.loads((await crust(node, "drivers", "-o", "json")).output)["drivers"]
-    assert found["shim_version"] == crust_package.__version__
-    result = await crust(node, "status", "-o", "json")
-    assert (json.loads(result.output)["warnings"], result.exit_code) == ([], 0)
+    for line in (
+        f"target        {target}",
+        f"held by       {comm}[{os.getpid()}]",
+        f"request id    {request_id}",
+    ):
+        assert line in text
+    assert request_id in (await crust(node, "volumes", "-o", "wide")).output
+    assert request_id not in (await crust(node, "volumes")).output
 
 
 async def test_status_warns_of_daemons_of_another_version_and_the_node_stays_ready(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemons of this test run in this process: they are asked at each call."""
+    (driver,) = json.loads((await crust(node, "drivers", "-o", "json")).output)["drivers"]
+    assert driver["shim_version"] == crust_package.__version__
+    before = await crust(node, "status", "-o", "json")
+    assert (json.loads(before.output)["warnings"], before.exit_code) == ([], 0)
     monkeypatch.setattr("crust.csi_shim.shim_process.crust", mock.Mock(__version__="0.0.9"))
     monkeypatch.setattr("crust.proxy.inspect.crust", mock.Mock(__version__="0.0.8"))
     result = await crust(node, "status", "-o", "json")
@@ -187,25 +177,12 @@ async def test_status_warns_of_daemons_of_another_version_and_the_node_stays_rea
     assert "crust is ready" in table
 
 
-async def test_volume_is_described_by_its_persistent_volume(node: Node) -> None:
-    target = f"{node.places.target('pod-1')[: -len('/mount')]}/volumes/kubernetes.io~csi/pv-1/mount"
-    os.makedirs(os.path.dirname(target))
-    await node.co.publish("vol-1", target)
-    assert target in (await crust(node, "describe", "pv-1")).output
-
-
 async def test_driver_that_is_stopped_is_not_looked_for_at_the_proxys_socket(node: Node) -> None:
     away = fake_driver.Failure(grpc.StatusCode.UNAVAILABLE, "failed to connect")
     node.driver.failing["Probe"] = away
     result = await crust(node, "drivers")
     assert f"its own socket, which the shim at {node.places.shim} calls" in result.output
     assert "failed to connect" not in result.output
-
-
-async def test_unknown_volume_exits_1(node: Node) -> None:
-    result = await crust(node, "describe", "vol-9")
-    assert result.exit_code == 1
-    assert "[VolumeNotDeferred]" in result.output
 
 
 @asynccontextmanager
