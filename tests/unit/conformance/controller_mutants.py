@@ -1,11 +1,8 @@
 """Drivers that break one rule each of identity, creation, placement and lists, and the case that must fail."""
 
-from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.memory_csi.driver import Twist
 from tests.support.memory_csi.state import Code, Refused
 from tests.unit.conformance.mutant import (
     EXISTS,
@@ -15,6 +12,7 @@ from tests.unit.conformance.mutant import (
     UNREADY,
     Mutant,
     altered,
+    by_call,
     faulty,
     not_refused,
     noted,
@@ -31,13 +29,7 @@ _CONDITION = _Node(rpc=_Node.RPC(type=_Node.RPC.VOLUME_CONDITION))
 _DEGRADED = csi_pb2.VolumeHealth.VolumeHealthEntry(status=csi_pb2.DEGRADED, reason="r", message="m")
 
 
-def _fails(_: Any) -> Any:
-    return Refused(Code.INTERNAL, "not now")
-
-
-def _one_less(answer: Any) -> Any:
-    answer.capabilities.pop()
-    return answer
+_FAILED = Refused(Code.INTERNAL, "not now")
 
 
 def _remove(answer: Any, rpc: int) -> None:
@@ -46,24 +38,16 @@ def _remove(answer: Any, rpc: int) -> None:
     answer.capabilities.extend(kept)
 
 
-def _every_other_call(method: str, change: Callable[[Any], Any]) -> Twist:
-    calls = count()
-
-    def twist(called: str, _request: Any, answer: Any) -> Any:
-        return change(answer) if called == method and next(calls) % 2 else answer
-
-    return twist
+def _fewer(before: int, answer: Any) -> Any:
+    if before % 2:
+        answer.capabilities.pop()
+    return answer
 
 
-def _context_changes() -> Twist:
-    calls = count()
-
-    def twist(called: str, _request: Any, answer: Any) -> Any:
-        if called == "CreateVolume" and not isinstance(answer, Refused):
-            answer.volume.volume_context["number"] = str(next(calls))
-        return answer
-
-    return twist
+def _with_number(before: int, answer: Any) -> Any:
+    if not isinstance(answer, Refused):
+        answer.volume.volume_context["number"] = str(before)
+    return answer
 
 
 def _mode_of(request: Any) -> int:
@@ -75,9 +59,9 @@ def _mode_of(request: Any) -> int:
 IDENTITY = (
     altered(1, "GetPluginInfo", lambda a: setattr(a, "name", "-odd name-"), "odd-name"),
     altered(1, "GetPluginInfo", lambda a: a.ClearField("vendor_version"), "no-version"),
-    Mutant("C-002", "fails-now-and-then", lambda: _every_other_call("Probe", _fails)),
+    Mutant("C-002", "fails-now-and-then", by_call("Probe", lambda n, a: _FAILED if n % 2 else a)),
     noted(altered(2, "Probe", lambda a: setattr(a.ready, "value", False), "not-ready")),
-    Mutant("C-003", "changes", lambda: _every_other_call("GetPluginCapabilities", _one_less)),
+    Mutant("C-003", "changes", by_call("GetPluginCapabilities", _fewer)),
     noted(
         altered(
             3, "ControllerGetCapabilities", lambda a: a.capabilities.append(a.capabilities[0]), "x2"
@@ -168,7 +152,7 @@ CREATING = (
     faulty(115, "forgets-usage"),
     faulty(116, "rounds-down"),
     altered(116, "CreateVolume", lambda a: setattr(a.volume, "capacity_bytes", 1 << 40), "huge"),
-    Mutant("C-117", "context-changes", lambda: _context_changes()),
+    Mutant("C-117", "context-changes", by_call("CreateVolume", _with_number)),
     not_refused(121, "ValidateVolumeCapabilities", GONE),
     not_refused(121, "ValidateVolumeCapabilities", INVALID),
     altered(122, "ValidateVolumeCapabilities", lambda a: a.ClearField("confirmed"), "never"),

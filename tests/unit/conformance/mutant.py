@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 from crust.conformance.catalogue import Strength
@@ -40,45 +41,62 @@ def _honest(_method: str, _request: Any, answer: Any) -> Any:
     return answer
 
 
+def name_of(number: int) -> str:
+    return f"C-{number:03d}"
+
+
+def by_call(method: str, change: Callable[[int, Any], Any]) -> Callable[[], Twist]:
+    """Changes the answers of one RPC; the change is told how many calls came before."""
+
+    def start() -> Twist:
+        calls = count()
+        return lambda called, _, answer: change(next(calls), answer) if called == method else answer
+
+    return start
+
+
+def _answering(number: int, name: str, method: str, change: Callable[[Any, Any], Any]) -> Mutant:
+    """Changes the answers of one RPC by its request."""
+
+    def twist(called: str, request: Any, answer: Any) -> Any:
+        return change(request, answer) if called == method else answer
+
+    return Mutant(name_of(number), f"{method}-{name}", lambda: twist)
+
+
+def _instead(number: int, method: str, code: Code, shown: str, other: Any) -> Mutant:
+    def change(_: Any, answer: Any) -> Any:
+        return other if isinstance(answer, Refused) and answer.code is code else answer
+
+    return _answering(number, f"{code.name}-is-{shown}", method, change)
+
+
 def wrong_code(number: int, method: str, code: Code) -> Mutant:
     """A refusal with another code than the specification's."""
-
-    def twist(called: str, _request: Any, answer: Any) -> Any:
-        hit = called == method and isinstance(answer, Refused) and answer.code is code
-        return Refused(Code.INTERNAL, "something is wrong") if hit else answer
-
-    return Mutant(name_of(number), f"{method}-{code.name}-is-INTERNAL", lambda: twist)
+    wrong = Refused(Code.INTERNAL, "something is wrong")
+    return _instead(number, method, code, "INTERNAL", wrong)
 
 
 def not_refused(number: int, method: str, code: Code) -> Mutant:
     """An empty answer where the specification wants a refusal."""
-    empty = getattr(csi_pb2, f"{method}Response")
-
-    def twist(called: str, _request: Any, answer: Any) -> Any:
-        hit = called == method and isinstance(answer, Refused) and answer.code is code
-        return empty() if hit else answer
-
-    return Mutant(name_of(number), f"{method}-{code.name}-is-OK", lambda: twist)
+    return _instead(number, method, code, "OK", getattr(csi_pb2, f"{method}Response")())
 
 
 def altered(number: int, method: str, change: Callable[[Any], object], name: str) -> Mutant:
-    def twist(called: str, _request: Any, answer: Any) -> Any:
-        if called == method and not isinstance(answer, Refused):
+    def changed(_: Any, answer: Any) -> Any:
+        if not isinstance(answer, Refused):
             change(answer)
         return answer
 
-    return Mutant(name_of(number), f"{method}-{name}", lambda: twist)
+    return _answering(number, name, method, changed)
 
 
 def refused(
     number: int, method: str, when: Callable[[Any], bool], code: Code = Code.NOT_FOUND
 ) -> Mutant:
     """A refusal where the specification wants OK."""
-
-    def twist(called: str, request: Any, answer: Any) -> Any:
-        return Refused(code, "no") if called == method and when(request) else answer
-
-    return Mutant(name_of(number), f"{method}-refused", lambda: twist)
+    no = Refused(code, "no")
+    return _answering(number, "refused", method, lambda asked, done: no if when(asked) else done)
 
 
 def faulty(number: int, *faults: str) -> Mutant:
@@ -86,26 +104,21 @@ def faulty(number: int, *faults: str) -> Mutant:
     return Mutant(name_of(number), "-".join(faults), faults=faults)
 
 
-def repeats_secrets(number: int) -> Mutant:
-    """A refusal that repeats what was sent."""
-
-    def twist(_called: str, request: Any, answer: Any) -> Any:
-        return Refused(answer.code, f"bad: {request}") if isinstance(answer, Refused) else answer
-
-    return Mutant(name_of(number), "refusals-repeat-requests", lambda: twist)
-
-
-def name_of(number: int) -> str:
-    return f"C-{number:03d}"
-
-
 def says(number: int, message: str, details: bytes, name: str) -> Mutant:
-    def twist(_called: str, _request: Any, answer: Any) -> Any:
+    """Refusals with this message; `{}` in it is the request."""
+
+    def twist(_: str, request: Any, answer: Any) -> Any:
         if not isinstance(answer, Refused):
             return answer
-        return Refused(answer.code, message, details)
+        return Refused(answer.code, message.replace("{}", str(request)), details)
 
     return Mutant(name_of(number), name, lambda: twist)
+
+
+def refuses_the_retry(number: int, method: str) -> Mutant:
+    again = Refused(Code.INTERNAL, "done already")
+    twist = by_call(method, lambda before, answer: again if before else answer)
+    return Mutant(name_of(number), "refuses-the-retry", twist)
 
 
 def unknown(request: Any) -> bool:

@@ -1,6 +1,5 @@
 """Drivers that break one rule each of attach, publish and copies, or in trouble, and the case that must fail."""
 
-from itertools import count
 from typing import Any
 
 from crust.wire.csi.v1 import csi_pb2
@@ -14,31 +13,22 @@ from tests.unit.conformance.mutant import (
     UNREADY,
     Mutant,
     altered,
+    by_call,
     faulty,
-    name_of,
     not_refused,
     noted,
     refused,
-    repeats_secrets,
+    refuses_the_retry,
     says,
     unknown,
     warned,
     wrong_code,
 )
 
+_BUSY = Refused(Code.ABORTED, "busy")
+_NO = Refused(UNREADY, "no")
+"""Once: the cleaning up of the case, whose clause is another one, succeeds."""
 _BACKEND = csi_pb2.NodeGetStorageHealthResponse.StorageBackendHealth(message="nothing")
-
-
-def _every_other(number: int, method: str) -> Mutant:
-    def start() -> Twist:
-        calls = count()
-
-        def twist(called: str, _request: Any, answer: Any) -> Any:
-            return Refused(Code.ABORTED, "busy") if called == method and next(calls) % 2 else answer
-
-        return twist
-
-    return Mutant(name_of(number), f"{method}-one-at-a-time", start)
 
 
 def _never_free_again() -> Twist:
@@ -54,41 +44,13 @@ def _never_free_again() -> Twist:
     return twist
 
 
-def _new_each_time(method: str) -> Twist:
-    calls = count()
-
-    def twist(called: str, _request: Any, answer: Any) -> Any:
-        if called != method or isinstance(answer, Refused):
-            return answer
-        changed = type(answer)()
-        changed.CopyFrom(answer)
-        changed.snapshot.snapshot_id += f"-{next(calls)}"
-        return changed
-
-    return twist
-
-
-def _refuses_the_first(method: str) -> Twist:
-    """Honest afterwards, so that the case's cleaning up, whose clause is another one, succeeds."""
-    asked: list[str] = []
-
-    def twist(called: str, _request: Any, answer: Any) -> Any:
-        if called != method:
-            return answer
-        asked.append(called)
-        return Refused(UNREADY, "no") if len(asked) == 1 else answer
-
-    return twist
-
-
-def _refuses_the_retry(method: str) -> Twist:
-    calls = count()
-
-    def twist(called: str, _request: Any, answer: Any) -> Any:
-        again = called == method and next(calls) > 0
-        return Refused(Code.INTERNAL, "done already") if again else answer
-
-    return twist
+def _new_each_time(before: int, answer: Any) -> Any:
+    if isinstance(answer, Refused):
+        return answer
+    changed = type(answer)()
+    changed.CopyFrom(answer)
+    changed.snapshot.snapshot_id += f"-{before}"
+    return changed
 
 
 ATTACHING = (
@@ -272,44 +234,46 @@ COPYING = (
 TROUBLE = (
     faulty(401, "never-idempotent"),
     warned(faulty(401, "races-CreateVolume")),
-    _every_other(402, "CreateVolume"),
+    Mutant("C-402", "one-at-a-time", by_call("CreateVolume", lambda n, a: _BUSY if n % 2 else a)),
     faulty(403, "mounts-again"),
     warned(faulty(403, "races-NodePublishVolume")),
     warned(faulty(403, "races-NodeUnpublishVolume")),
     refused(404, "DeleteVolume", lambda r: not unknown(r), Code.INTERNAL),
     faulty(405, "mounts-again"),
-    Mutant("C-406", "refuses-the-retry", lambda: _refuses_the_retry("ControllerPublishVolume")),
+    refuses_the_retry(406, "ControllerPublishVolume"),
     warned(faulty(406, "races-ControllerPublishVolume")),
     warned(faulty(406, "races-ControllerUnpublishVolume")),
-    Mutant("C-407", "refuses-the-retry", lambda: _refuses_the_retry("NodeStageVolume")),
+    refuses_the_retry(407, "NodeStageVolume"),
     warned(faulty(407, "races-NodeStageVolume")),
     warned(faulty(407, "races-NodeUnstageVolume")),
-    Mutant("C-408", "refuses-the-retry", lambda: _refuses_the_retry("CreateSnapshot")),
+    refuses_the_retry(408, "CreateSnapshot"),
     warned(faulty(408, "races-CreateSnapshot")),
     warned(faulty(408, "races-DeleteSnapshot")),
-    Mutant("C-409", "refuses-the-retry", lambda: _refuses_the_retry("CreateVolumeGroupSnapshot")),
+    refuses_the_retry(409, "CreateVolumeGroupSnapshot"),
     warned(faulty(409, "races-CreateVolumeGroupSnapshot")),
     warned(faulty(409, "races-DeleteVolumeGroupSnapshot")),
-    Mutant("C-410", "refuses-the-retry", lambda: _refuses_the_retry("ControllerExpandVolume")),
+    refuses_the_retry(410, "ControllerExpandVolume"),
     warned(faulty(410, "races-ControllerExpandVolume")),
     warned(faulty(411, "races-NodeExpandVolume")),
     faulty(411, "grow-loses"),
-    Mutant("C-412", "refuses-the-retry", lambda: _refuses_the_retry("DeleteVolume")),
+    refuses_the_retry(412, "DeleteVolume"),
     warned(faulty(412, "races-DeleteVolume")),
-    Mutant("C-413", "a-snapshot-each-time", lambda: _new_each_time("CreateSnapshot")),
+    Mutant("C-413", "a-snapshot-each-time", by_call("CreateSnapshot", _new_each_time)),
     faulty(413, "snapshots-freeze"),
-    Mutant("C-414", "refuses-the-retry", lambda: _refuses_the_retry("ControllerExpandVolume")),
-    Mutant("C-415", "refuses-the-retry", lambda: _refuses_the_retry("NodeUnpublishVolume")),
+    refuses_the_retry(414, "ControllerExpandVolume"),
+    refuses_the_retry(415, "NodeUnpublishVolume"),
     faulty(415, "target-stays"),
     refused(416, "ControllerExpandVolume", lambda _: True, UNREADY),
     faulty(416, "restore-empty"),
     faulty(501, "defer-mounts"),
     altered(501, "NodePublishVolume", lambda a: a.ClearField("deferred_mount"), "returns-nothing"),
     not_refused(502, "NodePublishVolume", EXISTS),
-    Mutant("C-503", "refuses-the-first", lambda: _refuses_the_first("NodeUnpublishVolume")),
+    Mutant(
+        "C-503", "refuses-the-first", by_call("NodeUnpublishVolume", lambda n, a: a if n else _NO)
+    ),
     faulty(601, "logs-requests"),
     faulty(602, "logs-requests"),
-    repeats_secrets(602),
+    says(602, "bad: {}", b"", "refusals-repeat-requests"),
     faulty(701, "restart-forgets"),
     faulty(702, "restart-forgets"),
     faulty(703, "restart-freezes"),
