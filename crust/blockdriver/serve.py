@@ -20,9 +20,8 @@ from crust.blockdriver.engines import files, rbd
 from crust.blockdriver.engines.protocol import Engine, NodeFencing
 from crust.blockdriver.pool_watch import PoolWatch
 from crust.blockdriver.services.roles import Role
-from crust.ceph import keyfile
 from crust.ceph.connection import Connection
-from crust.ceph.user import CephUser
+from crust.ceph.user import CephUser, key_of
 from crust.core import errors, metrics, volumes
 from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
 from crust.core.settings.program import KubernetesAccess
@@ -170,7 +169,7 @@ def _rbd(settings: DriverSettings) -> Engine:
             run_dir=settings.run_dir,
             node=settings.node_id,
         )
-    key = keyfile.read(its.key_file, its.user)
+    key = key_of(its.key_file, its.user)
     place = rbd.Place.of(Connection(CephUser(its.monitors, its.user, key)), its.pool, its.namespace)
     return rbd.engine(
         place,

@@ -1,14 +1,12 @@
 """Ceph: connections, images of RBD, and who may write to one.
 
     binding         the two extension modules that a distribution ships, and what crust uses of them
-    user            who connects to which cluster, with which time for a call
+    user            who connects to which cluster, with which key and time for a call
     connection      one cluster and one user, in one process; `failures` turns what it raises into crust's errors
-    keyfile, caps   the key of a user, and what a volume's user may do
     omap            sorted keys on an object, changed by compare-and-swap
     controller_lock one controller changes a pool at a time; its client is the one client of crust
     cluster_image   who has an image open, and whose lock is on it
     claim_object    the claims on an image, read and replaced atomically; `claims`: take, record, give back
-    host_claims     the same for what a node's own kernel maps
     attach          the same for a runtime, in a process per question
     fencing         clients that ended without closing an image, or are declared gone, are cut off
 

@@ -14,17 +14,16 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from crust.ceph import claims, failures
+from crust.ceph import claims, cluster_image
 from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host
 from crust.ceph.cluster_image import ClusterImage
 from crust.ceph.connection import Connection
-from crust.ceph.failures import CephImageMissing
 from crust.ceph.user import CephUser, Timeouts
 from crust.core import errors, volumes
 
@@ -140,21 +139,16 @@ def main() -> None:
 
 
 class _Answers:
-    def __init__(self) -> None:
-        self._image: volumes.NetworkImage
-        self._connection: Connection
-        self._to: Mapping[str, Callable[..., dict[str, object]]] = {
-            "connect": self._connect,
-            "size": self._size,
-            "take": self._take,
-            "record": self._record,
-            "give_back": self._give_back,
-        }
+    """The answer to each question is the method of that name."""
+
+    _image: volumes.NetworkImage
+    _connection: Connection
 
     def to(self, question: dict[str, Any]) -> dict[str, object]:
-        return self._to[question.pop("question")](**question)
+        answer: dict[str, object] = getattr(self, question.pop("question"))(**question)
+        return answer
 
-    def _connect(
+    def connect(
         self, image: dict[str, Any], key: str, timeouts: dict[str, int]
     ) -> dict[str, object]:
         self._image = volumes.NetworkImage(**{**image, "monitors": tuple(image["monitors"])})
@@ -171,38 +165,32 @@ class _Answers:
             )
         return {}
 
-    def _size(self) -> dict[str, object]:
+    def size(self) -> dict[str, object]:
         with self._there() as image, image.opened() as there:
             return {"size_bytes": there.size()}
 
-    def _take(
+    def take(
         self, mode: str, node: str, machine: str, sandbox: str, holder_id: str
     ) -> dict[str, object]:
         with self._there() as image:
             claims.take(image, Mode(mode), Host(node, machine), sandbox, holder_id)
         return {}
 
-    def _record(self, holder_id: str) -> dict[str, object]:
+    def record(self, holder_id: str) -> dict[str, object]:
         with self._there() as image:
             return {"address": claims.record(image, holder_id)}
 
-    def _give_back(self, holder_id: str) -> dict[str, object]:
+    def give_back(self, holder_id: str) -> dict[str, object]:
         with self._there() as image:
             claims.give_back(image, holder_id)
         return {}
 
-    @contextlib.contextmanager
-    def _there(self) -> Iterator[ClusterImage]:
+    def _there(self) -> AbstractContextManager[ClusterImage]:
         image = self._image
-        try:
-            with self._connection.pool(
-                image.pool, image.namespace, f"cannot use the image {image}"
-            ) as ioctx:
-                yield ClusterImage(self._connection, ioctx, image.image)
-        except errors.CrustError as err:
-            if isinstance(err, failures.CephFailed) and err.number == 2:
-                raise CephImageMissing(image.pool, image.namespace, image.image) from err
-            raise
+        what = f"cannot use the image {image}"
+        return cluster_image.reached(
+            self._connection, image.pool, image.namespace, image.image, what
+        )
 
 
 def _answer_of(err: errors.CrustError) -> dict[str, object]:

@@ -2,8 +2,8 @@
 
 The object `crust.claim.<image>` lies in the image's own namespace, where a node's user may write. It has two omap
 keys: `cookie`, which every write replaces by a new random one, and `claims`, one JSON object. A write is one
-operation of RADOS that requires the cookie that was read (omap_cmp), or that there is no object (create-exclusive):
-of two writers one wins, and the other learns it. The time of a claim is for people; nothing is decided by a clock.
+operation of RADOS (`omap.swap`) that requires the cookie that was read, or that there is no object: of two writers
+one wins, and the other learns it. The time of a claim is for people; nothing is decided by a clock.
 
 RBD's own exclusive lock is no claim: librbd hands it to whoever writes next, without a question.
 
@@ -13,10 +13,9 @@ the only way out of the second.
 
 import enum
 import errno
-import json
 import secrets
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import pydantic
@@ -29,10 +28,9 @@ PREFIX = "crust.claim."
 _HOST = "krbd/"
 _DELETION = "deletion"
 _COOKIE, _CLAIMS = "cookie", "claims"
+_FORM = pydantic.ConfigDict(extra="forbid")
 _TRIES = 20
 """Of one change, where other writers are always first: more means that something is wrong."""
-_LOST = (errno.ECANCELED, errno.EEXIST, errno.ENOENT)
-"""What the operation of a writer reports that came second."""
 
 
 class Mode(enum.Enum):
@@ -66,7 +64,8 @@ class Holder:
     opened the image; empty until it is known, and until then nobody can write.
     """
 
-    id: str
+    __pydantic_config__ = _FORM
+    id: Annotated[str, pydantic.Field(min_length=1)]
     node: str
     machine: str
     sandbox: str
@@ -115,9 +114,11 @@ class Claims:
     their clients have sent may still arrive, so nobody may take the image until they are cut off (`fencing`).
     """
 
+    __pydantic_config__ = _FORM
     mode: Mode = Mode.WRITER
     holders: tuple[Holder, ...] = ()
     ended: tuple[Holder, ...] = ()
+    schema: Literal[1] = 1
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -130,6 +131,9 @@ class Claims:
         return tuple(each for each in self.holders if each.node == node)
 
 
+_STORED = pydantic.TypeAdapter(Claims)
+
+
 @dataclass(frozen=True, slots=True)
 class Read:
     """What was read; `cookie` is empty if there is no object."""
@@ -138,46 +142,19 @@ class Read:
     claims: Claims
 
 
-class _Holder(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid")
-    id: Annotated[str, pydantic.Field(min_length=1)]
-    node: str
-    machine: str
-    sandbox: str
-    claimed_at: str
-    address: str
-
-
-class _Claims(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid")
-    schema_version: Annotated[Literal[1], pydantic.Field(alias="schema")]
-    mode: Mode
-    holders: tuple[_Holder, ...]
-    ended: tuple[_Holder, ...]
-
-
 def read(ioctx: Ioctx, image: str) -> Read:
     """The claims on an image. Raises `UnreadableImageClaim`, and the binding's own errors."""
     with failures.ignoring(errno.ENOENT):
         found = omap.read_keys(ioctx, PREFIX + image, (_COOKIE, _CLAIMS))
         if set(found) != {_COOKIE, _CLAIMS}:
             raise UnreadableImageClaim(image, f"it has the keys {sorted(found)}")
-        return Read(found[_COOKIE].decode("ascii"), _parse(found[_CLAIMS], image))
+        try:
+            return Read(found[_COOKIE].decode("ascii"), _STORED.validate_json(found[_CLAIMS]))
+        except pydantic.ValidationError as err:
+            where = "; ".join(".".join(map(str, each["loc"])) for each in err.errors()[:5])
+            why = f"it does not have the expected form: {where}"
+            raise UnreadableImageClaim(image, why) from None
     return Read("", Claims())
-
-
-def swap(ioctx: Ioctx, image: str, before: Read, claims: Claims | None) -> Read | None:
-    """Replace what was read, or remove it (None); returns what is there now, None if another writer was first."""
-    cookie, name = secrets.token_hex(16), PREFIX + image
-    expected = {_COOKIE: before.cookie} if before.cookie else {}
-    with failures.ignoring(*_LOST):
-        if claims is None:
-            omap.remove(ioctx, name, expected=expected)
-            return Read("", Claims())
-        values = {_COOKIE: cookie.encode(), _CLAIMS: _bytes_of(claims)}
-        omap.put(ioctx, name, values, expected=expected, new=not expected)
-        return Read(cookie, claims)
-    return None
 
 
 def changed(ioctx: Ioctx, image: str, change: Callable[[Claims], Claims]) -> Claims:
@@ -190,10 +167,14 @@ def changed(ioctx: Ioctx, image: str, change: Callable[[Claims], Claims]) -> Cla
         after = change(before.claims)
         if after == before.claims:
             return after
-        is_needed = bool(after.holders or after.ended)
-        found = swap(ioctx, image, before, after if is_needed else None)
-        if found is not None:
-            return found.claims
+        stored: dict[str, bytes | None] | None = None
+        if after.holders or after.ended:
+            cookie = secrets.token_hex(16).encode()
+            stored = {_COOKIE: cookie, _CLAIMS: _STORED.dump_json(after)}
+        expected = {_COOKIE: before.cookie} if before.cookie else None
+        with failures.ignoring(errno.ENOENT):  # another writer has removed it
+            if omap.swap(ioctx, PREFIX + image, expected, stored):
+                return after if stored else Claims()
     raise errors.NotReady.named(
         "ImageClaimContended",
         f"the claims on the image {image} are not changed",
@@ -214,21 +195,3 @@ def images(ioctx: Ioctx) -> tuple[str, ...]:
             ioctx.stat(PREFIX + name)
             claimed.append(name)
     return tuple(claimed)
-
-
-def _parse(data: bytes, image: str) -> Claims:
-    try:
-        found = _Claims.model_validate_json(data)
-    except pydantic.ValidationError as err:
-        where = "; ".join(".".join(map(str, each["loc"])) for each in err.errors()[:5])
-        raise UnreadableImageClaim(image, f"it does not have the expected form: {where}") from None
-    return Claims(found.mode, _holders(found.holders), _holders(found.ended))
-
-
-def _holders(found: tuple[_Holder, ...]) -> tuple[Holder, ...]:
-    return tuple(Holder(**each.model_dump()) for each in found)
-
-
-def _bytes_of(claims: Claims) -> bytes:
-    plain = {"schema": 1, **asdict(claims), "mode": claims.mode.value}
-    return json.dumps(plain, separators=(",", ":")).encode("ascii")

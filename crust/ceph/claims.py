@@ -5,10 +5,13 @@
     record    after that, and before the guest gets the disk: the address of the client that has opened it now
     give_back when the hypervisor has closed the image, or has ended
 
+A node's own kernel takes an image in the same steps (`HostClaim`): it is the client.
+
 The address is what can be cut off later, and a client that has been silent for 30 s is listed nowhere any more. So it
 is recorded before the first write can come. A process that dies between two steps leaves a claim that names its host:
 the same host ends it, because a runtime that holds the volume's claim lock knows that no other virtual machine there
-has the volume. Another host never does: it is refused with the holder's name, and `fencing` is the way.
+has the volume, and what its kernel had mapped before a boot has ended, too. Another host never does: it is refused
+with the holder's name, and `fencing` is the way.
 
 That a process has ended does not mean that nothing of it will be written any more. A claim whose client has closed
 the image is free at once. Any other has *ended*, and the image is free when its client is cut off (`fencing`).
@@ -20,6 +23,7 @@ blocks.
 import datetime
 import re
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +34,7 @@ from crust.ceph.claim_object import Claims, Holder, Mode, changed
 from crust.ceph.cluster_image import ClusterImage
 from crust.ceph.fencing import ImageNotCutOff, cut_off, with_ended
 from crust.core import errors
+from crust.host.process import sysfs
 
 MACHINE_ID = "/etc/machine-id"
 
@@ -103,21 +108,105 @@ def take(image: ClusterImage, mode: Mode, host: Host, sandbox: str, holder_id: s
     HostNotIdentified, `ImageClaimed`, ImageBeingOpened, ImageWatched, what `fencing.cut_off` raises, and the
     binding's own errors.
     """
+    return _taken(image, mode, host, Holder(holder_id, host.node, host.machine, sandbox, now()))
+
+
+@dataclass(frozen=True, slots=True)
+class HostClaim:
+    """A node's own claim on an image that its kernel maps: one holder per node and boot, so that a driver that was
+    killed finds it again. A claim of an earlier boot of this host has ended with it.
+    """
+
+    image: ClusterImage
+    host: Host
+
+    @property
+    def _me(self) -> Holder:
+        return Holder.of_host(self.host.node, self.host.machine, sysfs.boot_id(), now())
+
+    def held(self) -> Holder | None:
+        """The claim, if it is there and nobody has cut it off."""
+        return _held(claim_object.read(self.image.ioctx, self.image.name).claims, self._me.id)
+
+    def take(self, mode: Mode, address: str) -> None:
+        """Take the image; `address` is that of the mapping that there is already, empty if there is none.
+
+        Raises as `claims.take`.
+        """
+        _taken(self.image, mode, self.host, replace(self._me, address=address))
+
+    def record(self, address: str) -> None:
+        """Record the kernel's client, as sysfs has it. Raises `ImageClaimLost`: then the image must be unmapped."""
+        _record(self.image, self._me.id, address)
+
+    def give_back(self) -> None:
+        """End the claim: the image is not mapped. Absent is a success."""
+        give_back(self.image, self._me.id)
+
+    def end_earlier_boots(self) -> None:
+        """End what this host's kernel had before its last boot."""
+        here, me = self.host, self._me
+        _ended(
+            self.image,
+            lambda each: each.is_host and each.id != me.id and each.is_on(here.node, here.machine),
+        )
+
+
+def _taken(image: ClusterImage, mode: Mode, host: Host, me: Holder) -> Holder:
+    """The holder's claim: `me`, or that of an earlier attempt of the same virtual machine, which may have it open."""
     host.check_identified()
-    holder = Holder(holder_id, host.node, host.machine, sandbox, now())
-    found = changed(image.ioctx, image.name, lambda now: _here_ended(now, holder, mode, image))
-    if _held(found, holder_id) is None:
+    found = changed(image.ioctx, image.name, lambda now: _without_left(now, me, mode, image, host))
+    if found.ended and not _is_attempted(found, me):
         cut_off(image)
-    after = changed(image.ioctx, image.name, lambda now: _with(now, holder, mode, image.name, host))
-    mine = of(after, holder_id, image.name)
-    if mine != holder:  # an earlier attempt of this virtual machine, which may have the image open
+    after = changed(image.ioctx, image.name, lambda now: _with(now, me, mode, image.name, host))
+    mine = of(after, me.id, image.name)
+    if me.address or mine != me:
         return mine
     try:
         check_watchers(image)
     except BaseException:
-        give_back(image, holder.id)
+        give_back(image, me.id)
         raise
-    return holder
+    return me
+
+
+def _is_attempted(now: Claims, me: Holder) -> bool:
+    """Whether the same virtual machine has the claim already."""
+    return not me.is_host and _held(now, me.id) is not None
+
+
+def _without_left(now: Claims, me: Holder, mode: Mode, image: ClusterImage, host: Host) -> Claims:
+    if _is_attempted(now, me):
+        return now
+    left = _left(now, me, mode)
+    check_no_other(_without(now, (me, *left)), mode, image.name, host)
+    return end(now, left, image)
+
+
+def _with(now: Claims, me: Holder, mode: Mode, image: str, host: Host) -> Claims:
+    if _is_attempted(now, me):
+        return now
+    if now.ended:
+        raise ImageNotCutOff(image, now.ended)
+    others = _without(now, (me,))
+    check_no_other(others, mode, image, host)
+    return Claims(mode, (*others.holders, me))
+
+
+def _left(now: Claims, me: Holder, mode: Mode) -> tuple[Holder, ...]:
+    """Those of this host that have ended, as `me` shows: virtual machines, because this one has the volume's claim
+    lock, or what the kernel had mapped, before a boot or by another client. One kind says nothing of the other.
+    """
+    if not me.is_host and now.mode is mode is Mode.READERS:
+        return ()  # they share the lock
+    here = (each for each in now.holders if each.is_on(me.node, me.machine))
+    ours = (each for each in here if each.is_host == me.is_host)
+    return tuple(each for each in ours if each.id != me.id or each.address not in ("", me.address))
+
+
+def _without(now: Claims, holders: tuple[Holder, ...]) -> Claims:
+    ids = {each.id for each in holders}
+    return replace(now, holders=tuple(each for each in now.holders if each.id not in ids))
 
 
 def record(image: ClusterImage, holder_id: str) -> str:
@@ -137,31 +226,33 @@ def record(image: ClusterImage, holder_id: str) -> str:
             hint="close the image and take it again",
         )
     [address] = new
-
-    record_address(image.ioctx, image.name, holder_id, address)
+    _record(image, holder_id, address)
     return address
 
 
-def record_address(ioctx: Ioctx, image: str, holder_id: str, address: str) -> None:
-    """Record the holder's client, which the caller knows. Raises `ImageClaimLost`."""
+def _record(image: ClusterImage, holder_id: str, address: str) -> None:
+    """Record the holder's client. Raises `ImageClaimLost`."""
 
     def recorded(now: Claims) -> Claims:
-        mine = of(now, holder_id, image)
-        others = tuple(each for each in now.holders if each != mine)
+        mine = of(now, holder_id, image.name)
+        others = _without(now, (mine,)).holders
         return replace(now, holders=(*others, replace(mine, address=address)))
 
-    changed(ioctx, image, recorded)
+    changed(image.ioctx, image.name, recorded)
 
 
 def give_back(image: ClusterImage, holder_id: str) -> None:
-    """End a holder's claim: its hypervisor has closed the image, or has ended. Absent is a success.
+    """End a holder's claim: its hypervisor has closed the image, or has ended. Absent is a success."""
+    _ended(image, lambda each: each.id == holder_id)
 
-    The image of a client that ended without closing it is free when that is cut off: here, if this user may do so, or
-    by whoever may.
+
+def _ended(image: ClusterImage, has_ended: Callable[[Holder], bool]) -> None:
+    """End claims. The image of a client that ended without closing it is free when that is cut off: here, if this
+    user may do so, or by whoever may.
     """
 
     def without(now: Claims) -> Claims:
-        return end(now, tuple(each for each in now.holders if each.id == holder_id), image)
+        return end(now, tuple(each for each in now.holders if has_ended(each)), image)
 
     if changed(image.ioctx, image.name, without).ended:
         with suppress(ImageNotCutOff):
@@ -173,7 +264,7 @@ def end(claims: Claims, holders: tuple[Holder, ...], image: ClusterImage) -> Cla
     addresses = frozenset(each.address for each in holders if each.address)
     left = frozenset[str]() if claims.mode is Mode.READERS else image.not_closed(addresses)
     ended = with_ended(claims, tuple(each for each in holders if each.address in left))
-    return replace(ended, holders=tuple(each for each in ended.holders if each not in holders))
+    return _without(ended, holders)
 
 
 def check_claimable(ioctx: Ioctx, image: str, mode: Mode, host: Host) -> None:
@@ -189,29 +280,8 @@ def check_claimable(ioctx: Ioctx, image: str, mode: Mode, host: Host) -> None:
             raise ImageClaimed(image, each, host)
 
 
-def _here_ended(claims: Claims, holder: Holder, mode: Mode, image: ClusterImage) -> Claims:
-    """Without what virtual machines of this host left: this one has the volume's claim lock, so they have ended."""
-    if _held(claims, holder.id) is not None or claims.mode is mode is Mode.READERS:
-        return claims
-    here = Host(holder.node, holder.machine)
-    own = tuple(each for each in claims.holders if each.is_on(here.node, here.machine))
-    left = tuple(each for each in own if not each.is_host)
-    others = tuple(each for each in claims.holders if each not in left)
-    check_no_other(Claims(claims.mode, others), mode, image.name, here)
-    return end(claims, left, image)
-
-
-def _with(claims: Claims, holder: Holder, mode: Mode, image: str, host: Host) -> Claims:
-    if _held(claims, holder.id) is not None:
-        return claims
-    check_no_other(claims, mode, image, host)
-    return Claims(mode, (*claims.holders, holder))
-
-
 def check_no_other(claims: Claims, mode: Mode, image: str, host: Host) -> None:
     """Raise unless one more holder may have the image beside those that have it."""
-    if claims.ended:
-        raise ImageNotCutOff(image, claims.ended)
     for each in claims.holders:
         if not share(claims.mode, mode):
             raise ImageClaimed(image, each, host)

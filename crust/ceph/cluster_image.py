@@ -6,6 +6,7 @@ answered, or until it is broken. So of a client that neither watches nor has the
 has closed the image, or has never written. That holds for images with the feature exclusive-lock alone.
 """
 
+import errno
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 
 from crust.ceph.binding import Image, Ioctx, load
 from crust.ceph.connection import Connection
+from crust.ceph.failures import CephFailed
+from crust.core import errors
 
 _CLIENT = 8
 """CEPH_ENTITY_TYPE_CLIENT."""
@@ -66,15 +69,41 @@ class ClusterImage:
                     self.ioctx.execute(header, "lock", "break_lock", _break(client, cookie))
 
 
+@contextmanager
+def reached(
+    client: Connection, pool: str, namespace: str, name: str, what: str
+) -> Iterator[ClusterImage]:
+    """The image, for calls that need it and begin and end inside the block; `what` is done, as "cannot …".
+
+    Raises CephImageMissing, and what `Connection.pool` raises.
+    """
+    try:
+        with client.pool(pool, namespace, what) as ioctx:
+            yield ClusterImage(client, ioctx, name)
+    except CephFailed as err:
+        if err.number == errno.ENOENT:
+            where = f"{pool}/{namespace}" if namespace else pool
+            raise errors.NotReady.named(
+                "CephImageMissing",
+                f"there is no image {name} in {where}",
+                why="it was removed, or made elsewhere",
+                hint="compare with `rbd ls`",
+            ) from err
+        raise
+
+
 def _break(client: str, cookie: str) -> bytes:
     """cls_lock_break_op: the lock's name, its holder (an entity of type client, and its number), and the cookie."""
     number = int(client.removeprefix("client."))
-    body = _text("rbd_lock") + struct.pack("<Bq", _CLIENT, number) + _text(cookie)
-    return struct.pack("<BBI", 1, 1, len(body)) + body
+    client_of_lock = struct.pack("<Bq", _CLIENT, number)
+    return struct.pack("<BB", 1, 1) + encoded(
+        encoded(b"rbd_lock") + client_of_lock + encoded(cookie.encode())
+    )
 
 
-def _text(text: str) -> bytes:
-    return struct.pack("<I", len(text.encode())) + text.encode()
+def encoded(text: bytes) -> bytes:
+    """As Ceph writes a string."""
+    return struct.pack("<I", len(text)) + text
 
 
 def watchers(image: Image) -> frozenset[str]:

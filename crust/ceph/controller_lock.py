@@ -187,10 +187,4 @@ def _present(ioctx: Ioctx) -> str:
 
 def _replaced(ioctx: Ioctx, before: str, after: str) -> bool:
     """Whether the lock was `before`, and is `after` now; "" is a free one."""
-    with failures.ignoring(errno.ECANCELED):
-        if after:
-            omap.put(ioctx, OBJECT, {_KEY: after.encode("ascii")}, expected={_KEY: before})
-        else:
-            omap.drop(ioctx, OBJECT, (_KEY,), expected={_KEY: before})
-        return True
-    return False
+    return omap.swap(ioctx, OBJECT, {_KEY: before}, {_KEY: after.encode("ascii") or None})

@@ -65,21 +65,6 @@ class CephPoolMissing(errors.NotReady):
         self.pool = pool
 
 
-class CephImageMissing(errors.NotFound):
-    """The Ceph pool has no image of that name."""
-
-    answered_as = errors.NotReady
-
-    def __init__(self, pool: str, namespace: str, image: str) -> None:
-        where = f"{pool}/{namespace}" if namespace else pool
-        super().__init__(
-            f"there is no image {image} in {where}",
-            why="it was removed, or made elsewhere",
-            hint="compare with `rbd ls`",
-        )
-        self.image = image
-
-
 class CephClientBlocklisted(errors.PeerUnavailable):
     """The Ceph cluster has cut this client off."""
 

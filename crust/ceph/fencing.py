@@ -3,7 +3,7 @@
 What a process has sent arrives also when the process has ended: its host's kernel sends again for minutes what lies
 in a socket, and an OSD carries out what lies in its queue. RBD's writes carry no lock that an OSD would look at. It
 looks at the blocklist, and refuses what comes from an address there, also what was sent before. So a claim whose
-client did not close the image is put among the ended (`claims`, `host_claims`, `fence`), and `cut_off` is the only
+client did not close the image is put among the ended (`claims`, `fence`), and `cut_off` is the only
 way from there to a free image:
 
     1. every address that could write is blocklisted: the recorded ones; and if the client of a holder was not
@@ -83,12 +83,10 @@ def fence(image: ClusterImage, node: str, *, even_if_connected: bool = False) ->
     The caller has declared that the node is gone. A node that has no claim is a success. Raises HolderConnected,
     and what `cut_off` raises.
     """
-    while True:
-        before = claim_object.read(image.ioctx, image.name)
-        victims = before.claims.of_node(node)
-        if not victims:
-            break
-        present = image.watchers()
+
+    def ended(now: Claims) -> Claims:
+        victims = now.of_node(node)
+        present = image.watchers() if victims else frozenset[str]()
         connected = next((each for each in victims if each.address in present), None)
         if connected is not None and not even_if_connected:
             raise errors.NotReady.named(
@@ -97,9 +95,10 @@ def fence(image: ClusterImage, node: str, *, even_if_connected: bool = False) ->
                 why=f"its client {connected.address} is connected: {connected.shown} uses the image",
                 hint="stop the pod there; a node that was switched off is listed as connected for 30 s more",
             )
-        # on exactly what was looked at: a claim of another node that came in between is not touched
-        if claim_object.swap(image.ioctx, image.name, before, with_ended(before.claims, victims)):
-            break
+        return with_ended(now, victims)
+
+    # on exactly what was looked at: a claim of another node that came in between is not touched
+    claim_object.changed(image.ioctx, image.name, ended)
     return cut_off(image)
 
 

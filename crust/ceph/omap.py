@@ -1,12 +1,13 @@
-"""Sorted keys with values on one object of RADOS (omap), read in pages and changed in one step.
+"""Sorted keys with values on one object of RADOS (omap), read in pages and changed by one compare-and-swap.
 
 A change that compares needs the object: without it librados answers ENOENT to everything. The comparison of values is
-of text that the binding counts in characters, so only ASCII is compared (digests, here).
+of text that the binding counts in characters, so only ASCII is compared (digests and cookies, here).
 """
 
+import errno
 from collections.abc import Callable, Iterator, Mapping
 
-from crust.ceph import binding
+from crust.ceph import binding, failures
 from crust.ceph.binding import Ioctx, WriteOp
 
 _PAGE = 1000
@@ -54,60 +55,39 @@ def make(ioctx: Ioctx, name: str) -> None:
     _operate(ioctx, name, change)
 
 
-def put(
+def swap(
     ioctx: Ioctx,
     name: str,
-    values: Mapping[str, bytes],
-    *,
-    dropped: tuple[str, ...] = (),
-    expected: Mapping[str, str] | None = None,
-    new: bool = False,
-) -> None:
-    """Set keys, and remove those in `dropped`, if those in `expected` have that value now, "" for absent; else
-    ECANCELED. Without `expected` the object is made if it is not there.
+    before: Mapping[str, str] | None,
+    after: Mapping[str, bytes | None] | None,
+) -> bool:
+    """Change the object in one step if it is as `before` says; whether it was.
 
-    With `new` the object is made, and must not be there: EEXIST.
+    `before` has keys and their values, "" for an absent one; empty: whatever is there, also no object; None: there is
+    no object. `after` has keys and their new values, None for those to remove; None instead of it removes the object,
+    also in a full pool. Raises ENOENT without an object that was to be compared or removed, or to lose keys alone.
     """
 
     def change(op: WriteOp) -> None:
-        if new:
-            op.new(binding.load().rados.LIBRADOS_CREATE_EXCLUSIVE)
-        _compare(op, expected)
-        ioctx.set_omap(op, tuple(values), tuple(values.values()))
+        rados = binding.load().rados
+        if before is None:
+            op.new(rados.LIBRADOS_CREATE_EXCLUSIVE)
+        for key, value in (before or {}).items():
+            op.omap_cmp(key, value, rados.LIBRADOS_CMPXATTR_OP_EQ)
+        if after is None:
+            op.remove()
+            return
+        put = {key: value for key, value in after.items() if value is not None}
+        dropped = tuple(key for key, value in after.items() if value is None)
+        if put:
+            ioctx.set_omap(op, tuple(put), tuple(put.values()))
         if dropped:
             ioctx.remove_omap_keys(op, dropped)
 
-    _operate(ioctx, name, change)
-
-
-def drop(
-    ioctx: Ioctx, name: str, keys: tuple[str, ...], *, expected: Mapping[str, str] | None = None
-) -> None:
-    """Remove keys, as `put` sets them; absent is a success, unless it is expected."""
-
-    def change(op: WriteOp) -> None:
-        _compare(op, expected)
-        ioctx.remove_omap_keys(op, keys)
-
-    _operate(ioctx, name, change)
-
-
-def remove(ioctx: Ioctx, name: str, *, expected: Mapping[str, str] | None = None) -> None:
-    """Remove the object with its keys, also in a full pool, if those in `expected` have that value now.
-
-    Else ECANCELED; ENOENT without object.
-    """
-
-    def change(op: WriteOp) -> None:
-        _compare(op, expected)
-        op.remove()
-
-    _operate(ioctx, name, change)
-
-
-def _compare(op: WriteOp, expected: Mapping[str, str] | None) -> None:
-    for key, value in (expected or {}).items():
-        op.omap_cmp(key, value, binding.load().rados.LIBRADOS_CMPXATTR_OP_EQ)
+    with failures.ignoring(*(() if before == {} else (errno.ECANCELED, errno.EEXIST))):
+        _operate(ioctx, name, change)
+        return True
+    return False
 
 
 def _operate(ioctx: Ioctx, name: str, change: Callable[[WriteOp], None]) -> None:

@@ -1,11 +1,17 @@
-"""Who connects to which Ceph cluster, and how long each call may take: the options of librados.
+"""Who connects to which Ceph cluster, with which key, and how long each call may take: the options of librados.
 
 - Without protocol prefixes in `mon_host` a wrong key is retried by the other protocol until the timeout, and looks as
   if the monitors were away. So they are required (MonitorsInvalid).
 - The key is passed in memory. Ceph's own configuration files, keyrings, log files and admin sockets are switched off.
+- A process that has a key of its own reads it once, at the start, from a file with the key alone, or a keyring as
+  `ceph auth get` prints it. Whoever can read it can change every volume of the pool, so one that others may read is
+  refused.
 """
 
+import configparser
+import os
 import re
+import stat
 from dataclasses import dataclass, field
 
 from crust.core import errors
@@ -13,6 +19,7 @@ from crust.core import errors
 _ADDRESS = r"(\[[0-9a-fA-F:]+\]|[0-9A-Za-z.-]+):[0-9]{1,5}(/0)?"
 _VECTOR = rf"\[v[12]:{_ADDRESS}(,v[12]:{_ADDRESS})*\]|v[12]:{_ADDRESS}"
 _MONITORS = re.compile(rf"({_VECTOR})([,; ]({_VECTOR}))*")
+_KEY_FILE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +72,42 @@ class CephUser:
             "log_to_syslog": "false",
             "rbd_default_clone_format": "2",
         }
+
+
+def key_of(path: str, user: str) -> str:
+    """The key of `user` (without `client.`). Raises CephKeyFileUnusable; no text of the file is in the error."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as err:
+        raise _unusable(path, f"it cannot be opened: {os.strerror(err.errno or 0)}") from None
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise _unusable(path, "it is no regular file")
+        if found.st_uid not in (0, os.geteuid()):
+            raise _unusable(path, "it belongs to another user")
+        if found.st_mode & 0o077:
+            raise _unusable(path, f"others may read it: its mode is {found.st_mode & 0o777:04o}")
+        text = file.read(_KEY_FILE_BYTES).decode("utf-8", "replace").strip()
+    key = _of_keyring(text, user) if text.startswith("[") else text
+    if not key or len(key.split()) != 1:
+        raise _unusable(path, f"it has no key of client.{user}")
+    return key
+
+
+def _unusable(path: str, why: str) -> errors.Refused:
+    return errors.Refused.named(
+        "CephKeyFileUnusable",
+        f"the key in {path} is not used",
+        why=why,
+        hint="write the output of `ceph auth get-key client.<user>` to it, and chmod 0600",
+    )
+
+
+def _of_keyring(text: str, user: str) -> str:
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    try:
+        parser.read_string(text)
+    except configparser.Error:
+        return ""
+    return parser.get(f"client.{user}", "key", fallback="")

@@ -11,7 +11,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from crust.ceph import caps, claim_object, fencing
+from crust.blockdriver.engines.rbd.pool import capabilities
+from crust.ceph import claim_object, fencing
 from crust.core import volumes
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from examples.kata.runtime import messages
@@ -267,9 +268,9 @@ async def test_guest_uses_an_image_by_a_user_that_reaches_no_other(
 ) -> None:
     storage = Storage.make(ceph)
     with ceph.ioctx(POOL, storage.namespace) as ioctx:
-        found = caps.of_volume(ioctx, POOL, storage.namespace, IMAGE)
+        found = capabilities(ioctx, POOL, storage.namespace, IMAGE)
     user = f"volume-{storage.namespace}"
-    key = ceph.user(user, {"mon": caps.MONITORS, "osd": found})
+    key = ceph.user(user, {"mon": "allow r", "osd": found})
     storage = replace(storage, user=user, key=key)
     async with image_node("node-a", storage) as node:
         target = await node.publish()

@@ -10,7 +10,8 @@ import pytest_asyncio
 import rbd
 
 from crust.blockdriver.engines.rbd.place import Place
-from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
+from crust.blockdriver.engines.rbd.provisioning.copies import RbdMaking
+from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
 from crust.ceph import claims, fencing
 from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host
@@ -299,7 +300,7 @@ async def test_mapped_image_of_a_pool_that_was_deleted_is_unmapped(bench: Bench)
     who = CephUser(ceph.monitors, "admin", ceph.keys["client.admin"])
     connection = Connection(who)
     try:
-        VolumeImages(Place.of(connection, pool, "")).create(volume_id, SIZE)
+        RbdMaking(RbdSnapshots(Place.of(connection, pool, "")), volume_id).create(SIZE)
     finally:
         connection.close()
     assert await in_a_process(bench, "attach", pool, "admin", volume_id) == volume_id

@@ -1,17 +1,16 @@
 """What `crust ceph` asks and changes: the claims on the images of one namespace."""
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import click
 
-from crust.ceph import caps, claim_object, failures, fencing
+from crust.blockdriver.engines.rbd import pool
+from crust.ceph import claim_object, cluster_image, fencing
 from crust.ceph.binding import Ioctx
 from crust.ceph.cluster_image import ClusterImage
 from crust.ceph.connection import Connection
-from crust.ceph.failures import CephImageMissing
 from crust.ceph.user import CephUser
 from crust.core import errors
 
@@ -73,14 +72,13 @@ def fenced(where: PoolAccess, node: str, image: str, *, even_if_connected: bool)
 
 
 def capabilities(where: PoolAccess, image: str) -> None:
-    """Print the capabilities of a user for one image. Raises `CephImageMissing`."""
-    try:
-        with where.opened(f"cannot look at {image}") as (_, ioctx):
-            click.echo(caps.of_volume(ioctx, where.pool, where.namespace, image))
-    except failures.CephFailed as error:
-        if error.number == errno.ENOENT:
-            raise CephImageMissing(where.pool, where.namespace, image) from error
-        raise
+    """Print the capabilities of a user for one image. Raises CephImageMissing."""
+    what = f"cannot look at {image}"
+    with (
+        where.opened(what) as (connection, _),
+        cluster_image.reached(connection, where.pool, where.namespace, image, what) as found,
+    ):
+        click.echo(pool.capabilities(found.ioctx, where.pool, where.namespace, image))
 
 
 def _print(image: str, claims: claim_object.Claims) -> None:

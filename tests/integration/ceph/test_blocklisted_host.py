@@ -17,7 +17,7 @@ import pytest
 
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
-from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning, provisioning
+from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.ceph.connection import Connection
 from crust.ceph.failures import CephMonitorsUnreachable
 from crust.ceph.user import CephUser
@@ -166,7 +166,7 @@ def controller(who: CephUser, namespace: str) -> Iterator[RbdProvisioning]:
     try:
         place = Place.of(connection, POOL, namespace)
         repeated(RbdPool(place, create=True).open)
-        yield provisioning(place)
+        yield RbdProvisioning(place)
     finally:
         connection.close()
 

@@ -11,15 +11,11 @@ from crust.ceph import binding
 from crust.ceph import connection as connection_module
 from crust.ceph.connection import Connection
 from crust.ceph.failures import (
-    CephClientBlocklisted,
     CephConnectionClosed,
     CephKeyRefused,
     CephMonitorsUnreachable,
-    CephNotPermitted,
-    CephPoolMissing,
 )
 from crust.ceph.user import CephUser
-from crust.core import errors
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.integration.ceph.conftest import QUICK
 from tests.support.raised import raised
@@ -40,12 +36,6 @@ def _other_key(key: str) -> str:
     return key[:middle] + ("A" if key[middle] != "A" else "B") + key[middle + 1 :]
 
 
-def test_reads_and_writes_in_its_namespace(connection: Connection, namespace: str) -> None:
-    _write(connection, namespace)
-    with connection.pool(POOL, namespace, "cannot read") as ioctx:
-        assert ioctx.stat("object")[0] == 1
-
-
 def test_wrong_key_is_refused_at_once(controller: CephUser, namespace: str) -> None:
     wrong = CephUser(controller.monitors, controller.user, _other_key(controller.key))
     with pytest.raises(CephKeyRefused) as caught:
@@ -58,12 +48,6 @@ def test_text_that_is_no_key_is_refused(controller: CephUser, namespace: str) ->
         _write(Connection(CephUser(controller.monitors, controller.user, "none"), QUICK), namespace)
 
 
-def test_unknown_user_is_refused(controller: CephUser, namespace: str) -> None:
-    unknown = CephUser(controller.monitors, "nobody", controller.key)
-    with pytest.raises(CephKeyRefused):
-        _write(Connection(unknown, QUICK), namespace)
-
-
 def test_key_is_not_shown(controller: CephUser) -> None:
     assert controller.key not in repr(controller)
 
@@ -72,30 +56,6 @@ def test_key_is_not_shown(controller: CephUser) -> None:
 def test_monitors_without_protocol_are_refused(monitors: str) -> None:
     with raised("MonitorsInvalid"):
         CephUser(monitors, "user", "key")
-
-
-def test_unknown_pool_is_named(connection: Connection) -> None:
-    with (
-        pytest.raises(CephPoolMissing, match="no-such-pool"),
-        connection.pool("no-such-pool", "", "cannot write"),
-    ):
-        pass
-
-
-def test_unknown_namespace_is_named(connection: Connection, ceph: CephCluster) -> None:
-    with raised("CephNamespaceMissing"):
-        Connection(
-            CephUser(ceph.monitors, "admin", ceph.keys["client.admin"]), QUICK
-        ).check_namespace(POOL, "none")
-
-
-def test_existing_namespace_needs_no_more_rights(connection: Connection, namespace: str) -> None:
-    connection.check_namespace(POOL, namespace)
-
-
-def test_other_namespace_is_not_permitted(connection: Connection, ceph: CephCluster) -> None:
-    with pytest.raises(CephNotPermitted):
-        _write(connection, ceph.make_namespace())
 
 
 def test_monitors_frozen_before_the_first_call_are_unreachable_for_all_callers_at_once(
@@ -131,28 +91,6 @@ def test_monitors_that_freeze_later_fail_only_what_asks_them(
     connection.command("osd dump")
 
 
-def test_frozen_osd_is_not_answering_and_the_connection_is_good_again_afterwards(
-    ceph: CephCluster, connection: Connection, namespace: str
-) -> None:
-    _write(connection, namespace)
-    with ceph.osd.frozen(), raised("CephNotAnswering"):
-        _write(connection, namespace)
-    _write(connection, namespace)
-
-
-def test_blocklisted_client_gets_an_error_and_a_new_connection(
-    ceph: CephCluster, connection: Connection, namespace: str
-) -> None:
-    _write(connection, namespace)
-    address = connection.address()
-    ceph.command("osd blocklist", blocklistop="add", addr=address)
-    ceph.admin.wait_for_latest_osdmap()
-    with pytest.raises(CephClientBlocklisted):
-        _write_until_refused(connection, namespace)  # until the OSD has the map
-    _write(connection, namespace)
-    assert connection.address() != address
-
-
 class Watched:
     """librados, whose calls are noted; `blocks` keeps the wait for the map from ending."""
 
@@ -178,12 +116,6 @@ def watched(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> Watched:
     found = Watched(made)
     monkeypatch.setattr(binding.Binding, "connection", lambda *_: found)
     return found
-
-
-def test_blocklist_ends_with_the_awaited_map(connection: Connection, watched: Watched) -> None:
-    connection.blocklist(["192.0.2.1:0/7", "192.0.2.1:0/8"])
-    calls = [each for each in watched.called if each in ("blocklist_add", "wait_for_latest_osdmap")]
-    assert calls == ["blocklist_add", "blocklist_add", "wait_for_latest_osdmap"]
 
 
 def test_wait_for_the_map_has_the_monitors_time_and_the_connection_outlives_it(
@@ -267,12 +199,3 @@ def test_forked_child_connects_for_itself(connection: Connection, namespace: str
             _write(connection, namespace)
     finally:
         connection._pid -= 1
-
-
-def test_every_failure_says_what_to_do() -> None:
-    from crust.ceph import failures
-
-    found = [each for each in vars(failures).values() if isinstance(each, type)]
-    leaves = [each for each in found if issubclass(each, errors.CrustError)]
-    assert leaves
-    assert all(each.__doc__ for each in leaves)

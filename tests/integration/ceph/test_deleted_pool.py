@@ -7,7 +7,7 @@ import json
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,13 @@ import rbd
 from crust.blockdriver.engines.protocol import ImageMissing
 from crust.blockdriver.engines.rbd.node import access
 from crust.blockdriver.engines.rbd.node.access import RbdAccess, owed
-from crust.blockdriver.engines.rbd.node.volume_users import OwnUser
+from crust.blockdriver.engines.rbd.node.volume_users import Users
 from crust.blockdriver.engines.rbd.place import Place
-from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
-from crust.ceph import attach, caps, claim_object
+from crust.blockdriver.engines.rbd.pool import capabilities
+from crust.blockdriver.engines.rbd.provisioning.copies import RbdMaking
+from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
+from crust.blockdriver.engines.rbd.records import CONTENT
+from crust.ceph import attach, claim_object
 from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host
 from crust.ceph.connection import Connection
@@ -57,15 +60,21 @@ class Node:
         made = Connection(who, QUICK)
         self.opened.append(made)
         kernel = KernelRbd("node-a", str(self.sysfs.bus), self.sysfs.write, lambda: None)
-        return RbdAccess(OwnUser(Place.of(made, pool, "")), str(self.base), "node-a", kernel)
+        return RbdAccess(Users(Place.of(made, pool, "")), str(self.base), "node-a", kernel)
 
     def note_mapped(self) -> None:
         """As if the image were mapped for the node itself."""
-        note = {"cluster": FSID, "pool": ENDS, "namespace": "", "on_host": True}
-        (Path(access.directory(str(self.base))) / VOLUME).write_text(json.dumps(note))
+        image = asdict(volumes.NetworkImage(FSID, ENDS, "", VOLUME, (), "admin"))
+        note = Path(access.directory(str(self.base))) / VOLUME
+        note.write_text(json.dumps({"image": image, "on_host": True}))
 
     def delete_pool(self) -> None:
         self.ceph.delete_pool(ENDS)
+
+
+def make(here: RbdAccess, size_bytes: int) -> None:
+    """Make the image of the volume."""
+    RbdMaking(RbdSnapshots(here._users.place(VOLUME)), VOLUME).create(size_bytes)
 
 
 @pytest.fixture
@@ -76,7 +85,7 @@ def doomed(ceph: CephCluster, tmp_path: Path) -> Iterator[Node]:
     made = Node(ceph, tmp_path, sysfs, [])
     try:
         here = made.process()
-        VolumeImages(here._users.place(VOLUME)).create(VOLUME, 8 << 20)
+        make(here, 8 << 20)
         here.attach(VOLUME)
         yield made
     finally:
@@ -97,7 +106,7 @@ def test_volume_of_a_deleted_pool_is_detached_by_any_process(doomed: Node) -> No
         assert after.attached_here() == ()
         after.detach(VOLUME)
         doomed.ceph.make_pool(ENDS)
-        VolumeImages(doomed.process()._users.place(VOLUME)).create(VOLUME, 8 << 20)
+        make(doomed.process(), 8 << 20)
 
 
 @pytest.mark.parametrize("process", ["that knew the pool", "new"])
@@ -124,10 +133,9 @@ def test_recreated_pool_is_used_by_a_process_that_knew_it(doomed: Node) -> None:
     here.attach(VOLUME)
     doomed.delete_pool()
     doomed.ceph.make_pool(ENDS)
-    images = VolumeImages(here._users.place(VOLUME))
     with pytest.raises(ImageMissing):
         here.attach(VOLUME)
-    images.create(VOLUME, 16 << 20)
+    make(here, 16 << 20)
     assert here.attach(VOLUME).size_bytes == 16 << 20
 
 
@@ -155,9 +163,9 @@ HERE = Host("node-of-the-tests", "machine")
 def of_one_volume(ceph: CephCluster, namespace: str, volume: str) -> dict[str, str]:
     """The secrets of a user for one volume, as `crust ceph caps` makes it."""
     with ceph.ioctx(POOL, namespace) as ioctx:
-        found = caps.of_volume(ioctx, POOL, namespace, volume)
+        found = capabilities(ioctx, POOL, namespace, volume)
     name = f"volume-{uuid.uuid4().hex[:8]}"
-    return {"userID": name, "userKey": ceph.user(name, {"mon": caps.MONITORS, "osd": found})}
+    return {"userID": name, "userKey": ceph.user(name, {"mon": "allow r", "osd": found})}
 
 
 async def test_key_of_one_volume_stages_and_publishes_that_one_and_no_other(node: RbdNode) -> None:
@@ -192,7 +200,7 @@ async def test_key_of_one_volume_opens_that_image_for_a_guest_and_no_other(node:
     with pytest.raises(rbd.PermissionError), _opened(node, secrets, other):
         pass
     with _ioctx(node, secrets) as ioctx:
-        for name in (f"{claim_object.PREFIX}{other}", f"{caps.CONTENT}{other}"):
+        for name in (f"{claim_object.PREFIX}{other}", f"{CONTENT}{other}"):
             for call in (ioctx.read, ioctx.remove_object):
                 with pytest.raises((rados.PermissionError, rados.PermissionDeniedError)):
                     call(name)

@@ -48,8 +48,9 @@ def check_untouched(cluster: RbdNode, name: str, image_id: str) -> None:
 def interrupt_create(cluster: RbdNode, volume_id: str) -> None:
     """Note the volume as one of a controller that was killed before it made the image."""
     name, dropped = object_name(RecordKind.VOLUMES), (f"d.{volume_id}", f"v.{volume_id}")
+    after: dict[str, bytes | None] = {f"i.{volume_id}": b"make", **dict.fromkeys(dropped)}
     with cluster.ioctx() as ioctx:
-        omap.put(ioctx, name, {f"i.{volume_id}": b"make"}, dropped=dropped)
+        omap.swap(ioctx, name, {}, after)
 
 
 async def test_image_without_a_record_stops_its_create_is_no_volume_to_delete_and_is_not_touched(

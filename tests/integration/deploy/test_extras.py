@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from crust.ceph import keyfile
-from crust.ceph.keyfile import CephKeyFileUnusable
+from crust.ceph.user import key_of
 from tests.support import environments
 
 pytestmark = pytest.mark.timeout(120)
@@ -184,7 +183,7 @@ class Pod:
                 os.setuid(self.user)
                 answer = call()
             except Exception as err:
-                answer = type(err).__name__
+                answer = getattr(err, "error_name", type(err).__name__)
             os.write(writing, answer.encode())
             os._exit(0)
         os.close(writing)
@@ -244,15 +243,15 @@ def test_copy_is_the_users_alone_and_survives_a_restart(pod: Pod) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         found = copy.lstat()
         assert (found.st_uid, found.st_mode & 0o7777) == (pod.user, 0o600)
-        assert pod.asked(lambda: keyfile.read(str(copy), "crust-controller")) == KEY
+        assert pod.asked(lambda: key_of(str(copy), "crust-controller")) == KEY
 
 
 @pytest.mark.root
 def test_file_of_the_secret_itself_is_refused(pod: Pod) -> None:
     """Else the init container would do nothing."""
     path = pod.at("/secret/key")
-    asked = pod.asked(lambda: keyfile.read(path, "crust-controller"))
-    assert asked == CephKeyFileUnusable.__name__
+    asked = pod.asked(lambda: key_of(path, "crust-controller"))
+    assert asked == "CephKeyFileUnusable"
 
 
 RULES = Path(__file__).parents[3] / "deploy" / "prometheus"

@@ -292,7 +292,7 @@ from crust.blockdriver.engines.rbd.node import access, volume_users
 from crust.ceph import connection, user as ceph_user
 method, monitors, user, key, pool, namespace, volume = sys.argv[1:]
 place = Place.of(connection.Connection(ceph_user.CephUser(monitors, user, key)), pool, namespace)
-here = access.RbdAccess(volume_users.OwnUser(place), "/run/of-a-pool", "node-a")
+here = access.RbdAccess(volume_users.Users(place), "/run/of-a-pool", "node-a")
 arguments = [Access(on_host=True)] if method == "attach" else []
 getattr(here, method)(volumes.VolumeId(volume), *arguments)
 print(" ".join(here.attached_here()))
@@ -313,14 +313,14 @@ from crust.core import volumes
 from crust.blockdriver.engines.node_access import Access
 from crust.blockdriver.engines.rbd import Place
 from crust.blockdriver.engines.rbd.node import access, host_devices, volume_users
-from crust.ceph import connection, host_claims, user as ceph_user
+from crust.ceph import claims, connection, user as ceph_user
 from crust.host.block import krbd
 step, monitors, user, key, pool, namespace, volume = sys.argv[1:]
 place = Place.of(connection.Connection(ceph_user.CephUser(monitors, user, key)), pool, namespace)
-here = access.RbdAccess(volume_users.OwnUser(place), "/run/node", "node-a")
+here = access.RbdAccess(volume_users.Users(place), "/run/node", "node-a")
 if step == "give_back":
     here.attach(volumes.VolumeId(volume), Access(on_host=True))
-where = {"map": krbd.KernelRbd, "device": krbd.KernelRbd}.get(step, host_claims.HostClaim)
+where = {"map": krbd.KernelRbd, "device": krbd.KernelRbd}.get(step, claims.HostClaim)
 setattr(where, step, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
 if step == "give_back":
     here.detach(volumes.VolumeId(volume))

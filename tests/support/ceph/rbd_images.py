@@ -6,6 +6,7 @@ from typing import Any
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Image
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
+from crust.blockdriver.engines.rbd.provisioning.images import user_snapshots
 from crust.blockdriver.engines.rbd.records import object_name
 from crust.ceph import cluster_image, omap
 from crust.core import volumes
@@ -91,13 +92,14 @@ def drop(engine: RbdProvisioning, image: Image) -> None:
 
 def note_removal(engine: RbdProvisioning, volume_id: volumes.VolumeId) -> None:
     """Note as a controller does that is killed while it removes the volume."""
-    intents = engine.lifecycle.intents
-    record = intents.state(volume_id).record
+    record = engine.volume_records.load(volume_id)
     if record is not None:
-        intents.begin_removal(volume_id, record, record)
+        engine.volume_records.begin_removal(volume_id, record, record)
         return
     with engine.place.ioctx("cannot note") as ioctx:
-        omap.put(ioctx, object_name(RecordKind.VOLUMES), {f"i.{volume_id}": b"remove a volume"})
+        omap.swap(
+            ioctx, object_name(RecordKind.VOLUMES), {}, {f"i.{volume_id}": b"remove a volume"}
+        )
 
 
 def made_source(engine: RbdProvisioning) -> volumes.VolumeId:
@@ -125,6 +127,16 @@ def trash(engine: RbdProvisioning) -> list[str]:
 def names(engine: RbdProvisioning) -> list[str]:
     with engine.place.ioctx("cannot list") as ioctx:
         return engine.place.names(ioctx)
+
+
+def present(engine: RbdProvisioning) -> set[str]:
+    """The snapshots of all images, those of unfinished sets included."""
+    with engine.place.ioctx("cannot list") as ioctx:
+        found = set()
+        for name in engine.place.names(ioctx):
+            with engine.place.image(ioctx, name) as image:
+                found.update(user_snapshots(image))
+        return found
 
 
 def lock_owners(engine: RbdProvisioning, name: str) -> frozenset[str]:

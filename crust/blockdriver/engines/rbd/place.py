@@ -10,21 +10,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
+from crust.blockdriver.engines.protocol import ImageMissing
 from crust.ceph import binding, failures
 from crust.ceph.binding import Image, Ioctx
 from crust.ceph.cluster_image import ClusterImage
 from crust.ceph.connection import Connection
-
-
-class _Turn:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-
-@dataclass(slots=True)
-class _Turns:
-    guard: threading.Lock = field(default_factory=threading.Lock)
-    of: WeakValueDictionary[str, _Turn] = field(default_factory=WeakValueDictionary)
+from crust.core.volumes import NetworkImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +28,10 @@ class Place:
     namespace: str
     is_lent: bool = False
     """Whether there may be no user: no key is here before a call brings one."""
-    _turns: _Turns = field(default_factory=_Turns, repr=False, compare=False)
+    _guard: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+    _turns: "WeakValueDictionary[str, threading.Lock]" = field(
+        default_factory=WeakValueDictionary, repr=False, compare=False
+    )
 
     @classmethod
     def of(cls, connection: Connection, pool: str, namespace: str) -> "Place":
@@ -67,6 +61,15 @@ class Place:
             yield ioctx
 
     @contextmanager
+    def volume(self, volume_id: str, what: str) -> Iterator[Ioctx]:
+        """As `ioctx`, for calls that need the volume's image. Raises `ImageMissing`."""
+        with self.ioctx(what) as ioctx:
+            try:
+                yield ioctx
+            except binding.load().rbd.ImageNotFound as err:
+                raise ImageMissing(volume_id) from err
+
+    @contextmanager
     def image(self, ioctx: Ioctx, name: str, *, read_only: bool = True) -> Iterator[Image]:
         """An open image; one that is opened read-only registers no watch. Raises `rbd.ImageNotFound`."""
         image: Image = binding.load().rbd.Image(ioctx, name, read_only=read_only)
@@ -78,14 +81,22 @@ class Place:
         """One thread at a time changes a volume's image and snapshots, by name. Operations of the volume and of each
         of its snapshots have different keys.
         """
-        with self._turns.guard:
-            turn = self._turns.of.setdefault(volume_id, _Turn())
-        with turn.lock:
+        with self._guard:
+            turn = self._turns.setdefault(volume_id, threading.Lock())
+        with turn:
             yield
 
     def claimed(self, ioctx: Ioctx, name: str) -> ClusterImage:
         """The image of that name, for its claims."""
         return ClusterImage(self.connection, ioctx, name)
+
+    def network_image(self, volume_id: str) -> NetworkImage:
+        """The image of the volume, as a hypervisor is told of it."""
+        who = self.connection.who
+        cluster = self.connection.fsid()
+        return NetworkImage(
+            cluster, self.pool, self.namespace, volume_id, (who.monitors,), who.user
+        )
 
     def has_image(self, ioctx: Ioctx, name: str) -> bool:
         """Whether there is an image of that name, complete or not, without opening it."""

@@ -15,7 +15,7 @@ import datetime
 import errno
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Annotated
 
@@ -23,8 +23,8 @@ import pydantic
 
 from crust.blockdriver.engines.pool_store import PoolAbsent, RecordKind
 from crust.blockdriver.engines.rbd.place import Place
-from crust.blockdriver.engines.rbd.records import object_name, present
-from crust.ceph import controller_lock, failures, omap
+from crust.blockdriver.engines.rbd.records import CONTENT, object_name, present
+from crust.ceph import binding, claim_object, controller_lock, failures, omap
 from crust.ceph.binding import Ioctx
 from crust.ceph.controller_lock import ControllerLock
 from crust.ceph.failures import CephClientBlocklisted
@@ -37,6 +37,7 @@ OBJECT = "crust.pool"
 _KEY = "identity"
 _NONCE = "controller"
 """In the run directory."""
+_MOST_ANCESTORS = 100
 
 
 class RbdPoolUnreadable(errors.Corrupt):
@@ -194,9 +195,7 @@ class RbdPool:
                 omap.make(ioctx, object_name(kind))  # before the identity, which shows them
             # librbd makes it at the first delete, and cannot in a full pool, where the delete matters most
             omap.make(ioctx, "rbd_trash")
-            with failures.ignoring(errno.EEXIST):
-                omap.put(ioctx, OBJECT, {_KEY: data}, new=True)
-                return identity
+            omap.swap(ioctx, OBJECT, None, {_KEY: data})
             return self._read(ioctx) or identity
 
     def _check_cluster(self, identity: _Identity) -> None:
@@ -233,3 +232,41 @@ class RbdPool:
             why=why,
             hint="correct `pool` and `namespace`; for a new pool set create_pool",
         )
+
+
+def capabilities(ioctx: Ioctx, pool: str, namespace: str, image: str) -> str:
+    """What `osd` has in the capabilities of a user for one volume: its image can be opened and written, and no other
+    image's data be read. Raises the binding's own errors.
+
+    Objects are named by prefixes, which Ceph compares: those of an image have its id, the claim has its name. A clone
+    reads what it shares with the images that it was made from, so these are there to be read, until it is flattened.
+    The records of the namespace can be read. The content record, which nodes write, is in an object of the volume.
+    """
+    own, *ancestors = _ids(ioctx, image)
+    written = [*_objects(own), f"{claim_object.PREFIX}{image}", f"{CONTENT}{image}"]
+    read = [f"rbd_id.{image}", "rbd_directory", OBJECT, "crust.records.", controller_lock.OBJECT]
+    for each in ancestors:
+        read += _objects(each)
+    where = f"pool={pool} namespace={namespace} object_prefix"
+    caps = [f"allow rwx {where} {each}" for each in written]
+    caps += [f"allow rx {where} {each}" for each in read]
+    # in the pool's default namespace: which namespaces there are
+    caps += [f"allow rx pool={pool} object_prefix {each}" for each in ("rbd_namespace", "rbd_info")]
+    return ", ".join(caps)
+
+
+def _objects(image_id: str) -> list[str]:
+    return [f"rbd_data.{image_id}.", f"rbd_header.{image_id}", f"rbd_object_map.{image_id}"]
+
+
+def _ids(ioctx: Ioctx, image: str) -> Iterator[str]:
+    """The image's id, and those of the images that it shares data with; one of them may be in the trash."""
+    rbd = binding.load().rbd
+    wanted = {"name": image}
+    for _ in range(_MOST_ANCESTORS):
+        with rbd.Image(ioctx, read_only=True, **wanted) as found:
+            yield str(found.id())
+            try:
+                wanted = {"image_id": str(found.parent_id())}
+            except rbd.ImageNotFound:
+                return

@@ -1,34 +1,40 @@
-"""Records in the pool itself: two omap keys per record, in one object per kind.
+"""Records in the pool itself, and the intents of what has none: unfinished volumes and snapshot sets.
 
     crust.records.<kind>     d.<id>   the record
                              v.<id>   its SHA-256, which a write compares
-    crust.content.<id>       the same keys without id: the content record of a volume
+                             i.<id>   the intent: half made ("make"), or half removed ("remove"), and a note
+    crust.content.<id>       d. and v. without id: the content record of a volume
                              f.       the SHA-256 of the first one, as it was when the volume was made
 
-A write is one operation of RADOS that requires the digest of what the caller has read, so of a controller and a node
-that change a record one wins, whatever their clocks say. A cluster warns of an object with more than 200,000 keys:
-that is 100,000 volumes in one namespace.
+Each change is one operation of RADOS (`omap.swap`) that requires the digest of what the caller has read, so of a
+controller and a node that change a record one wins, whatever their clocks say. It changes a record and its intent
+together. So a volume or set exists, or it has an intent, or nothing is known of it; an image without both was made by
+somebody else, or its record was lost. The note of an intent is the record of a volume that is half removed, and the
+snapshots of a set.
 
-Nodes write content records, and a user may have the key of one volume alone (`crust.ceph.caps`). So each of these has
-an object of its own, which comes and goes with the record.
-
-The other objects are made once, with the pool. One that is missing later was removed by hand: nothing is served then,
-and no empty one takes its place, because its volumes would seem to be gone.
+A cluster warns of an object with more than 200,000 keys: that is 100,000 volumes in one namespace. Nodes write
+content records, and a user may have the key of one volume alone (`pool.capabilities`). So each of these has an object
+of its own, which comes and goes with the record. The other objects are made once, with the pool. One that is missing
+later was removed by hand: nothing is served then, and no empty one takes its place, because its volumes would seem to
+be gone.
 """
 
 import errno
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust.blockdriver.engines.pool_store import PoolAbsent, RecordChanged, RecordKind
 from crust.blockdriver.engines.rbd.place import Place
 from crust.ceph import binding, failures, omap
-from crust.ceph.caps import CONTENT
+from crust.ceph.binding import Ioctx
 from crust.ceph.failures import ignoring
+from crust.core import volumes
 
-DATA, DIGEST, _FIRST = "d.", "v.", "f."
+CONTENT = "crust.content."
+_DATA, _DIGEST, _FIRST, _INTENT = "d.", "v.", "f.", "i."
+_MAKE, _REMOVE = b"make", b"remove"
 
 
 def object_name(kind: RecordKind) -> str:
@@ -37,10 +43,20 @@ def object_name(kind: RecordKind) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class RbdRecords:
-    """The records of volumes or of snapshot sets, which are made and removed by `intents`.
+class State:
+    """What there is of a volume or set: its `record`; or it is half made or half removed, with what was noted."""
 
-    Safe from any thread, and beside other processes. Raises `PoolAbsent` if the object was removed.
+    record: bytes | None = None
+    making: bytes | None = None
+    removing: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RbdRecords:
+    """The records of volumes or of snapshot sets, and their intents.
+
+    Safe from any thread, and beside other processes. Every method raises `PoolAbsent` if the object was removed, each
+    change but `end` raises `RecordChanged` if another state is there.
     """
 
     place: Place
@@ -48,37 +64,69 @@ class RbdRecords:
 
     def ids(self) -> tuple[str, ...]:
         """In pages of 1,000."""
-        with (
-            self.place.ioctx(f"cannot list {self._name}") as ioctx,
-            present(self.place, self._name),
-        ):
-            return tuple(key for key, _ in omap.read(ioctx, self._name, DIGEST))
+        with self._opened("the records") as ioctx:
+            return tuple(key for key, _ in omap.read(ioctx, object_name(self.kind), _DIGEST))
+
+    def unfinished(self) -> tuple[volumes.VolumeId, ...]:
+        """The volumes or sets that have an intent."""
+        with self._opened("the intents") as ioctx:
+            found = omap.read(ioctx, object_name(self.kind), _INTENT)
+            return tuple(volumes.VolumeId(key) for key, _ in found)
 
     def load(self, key: str) -> bytes | None:
         """The record's bytes."""
-        with (
-            self.place.ioctx(f"cannot read {self.shown(key)}") as ioctx,
-            present(self.place, self._name),
-        ):
-            return omap.read_keys(ioctx, self._name, (DATA + key,)).get(DATA + key)
+        return self.state(key).record
+
+    def state(self, key: str) -> State:
+        """What there is now."""
+        data, intent = _DATA + key, _INTENT + key
+        with self._opened(key) as ioctx:
+            found = omap.read_keys(ioctx, object_name(self.kind), (data, intent))
+        verb, _, note = found.get(intent, b"").partition(b" ")
+        making, removing = (note if verb == each else None for each in (_MAKE, _REMOVE))
+        return State(found.get(data), making, removing)
 
     def save(self, key: str, data: bytes, *, previous: bytes) -> None:
-        """Compare and write in one operation. Raises `RecordChanged`."""
-        with (
-            self.place.ioctx(f"cannot write {self.shown(key)}") as ioctx,
-            compared(self.shown(key), errno.ECANCELED),
-            present(self.place, self._name),
-        ):
-            expected = {DIGEST + key: digest(previous)}
-            omap.put(ioctx, self._name, values(key, data), expected=expected)
+        """Another record in place of `previous`."""
+        self._swap(key, {_DIGEST + key: _digest(previous)}, _values(key, data))
+
+    def begin(self, key: str, note: bytes = b"") -> None:
+        """Note that a volume or set is made, which does not exist: before an image or snapshot."""
+        self._swap(key, {_DIGEST + key: ""}, {_INTENT + key: _intent(_MAKE, note)})
+
+    def commit(self, key: str, record: bytes, note: bytes = b"") -> None:
+        """Have the record of a half made volume or set, with this `note`."""
+        before = {_DIGEST + key: "", _INTENT + key: _intent(_MAKE, note).decode()}
+        self._swap(key, before, {**_values(key, record), _INTENT + key: None})
+
+    def begin_removal(self, key: str, record: bytes, note: bytes) -> None:
+        """Note that a volume or set is removed, in place of its record: before the image or a snapshot goes."""
+        after = {_INTENT + key: _intent(_REMOVE, note), _DATA + key: None, _DIGEST + key: None}
+        self._swap(key, {_DIGEST + key: _digest(record)}, after)
+
+    def put_back(self, key: str, record: bytes) -> None:
+        """Have the record of a half removed volume again: somebody has the image."""
+        self._swap(key, {_DIGEST + key: ""}, {**_values(key, record), _INTENT + key: None})
+
+    def end(self, key: str) -> None:
+        """Forget the intent of a volume or set of which nothing is left."""
+        self._swap(key, {}, {_INTENT + key: None})
 
     def shown(self, key: str) -> str:
         """Object and key, as `rados getomapval` takes them."""
-        return f"{DATA}{key} of {self._name} in {self.place.shown}"
+        return f"{_DATA}{key} of {object_name(self.kind)} in {self.place.shown}"
 
-    @property
-    def _name(self) -> str:
-        return object_name(self.kind)
+    def _swap(self, key: str, before: Mapping[str, str], after: Mapping[str, bytes | None]) -> None:
+        with self._opened(key) as ioctx:
+            if not omap.swap(ioctx, object_name(self.kind), before, after):
+                raise RecordChanged(self.shown(key))
+
+    @contextmanager
+    def _opened(self, key: str) -> Iterator[Ioctx]:
+        name = object_name(self.kind)
+        what = f"cannot read or change {key} in {name} of {self.place.shown}"
+        with self.place.ioctx(what) as ioctx, present(self.place, name):
+            yield ioctx
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,66 +143,48 @@ class RbdContentRecords:
 
     def load(self, key: str) -> bytes | None:
         """The record's bytes."""
-        with (
-            self.place.ioctx(f"cannot read {self.shown(key)}") as ioctx,
-            ignoring(errno.ENOENT),
-        ):
-            return omap.read_keys(ioctx, CONTENT + key, (DATA,)).get(DATA)
-        return None
-
-    def save(self, key: str, data: bytes, *, previous: bytes) -> None:
-        """Compare and write in one operation. Raises `RecordChanged`."""
-        with (
-            self.place.ioctx(f"cannot write {self.shown(key)}") as ioctx,
-            compared(self.shown(key), errno.ECANCELED, errno.ENOENT),
-        ):
-            omap.put(ioctx, CONTENT + key, values("", data), expected={DIGEST: digest(previous)})
-
-    def remove(self, key: str) -> None:
-        """Remove the object, also in a full pool; absent is a success."""
-        with self.place.ioctx(f"cannot remove {self.shown(key)}") as ioctx, ignoring(errno.ENOENT):
-            omap.remove(ioctx, CONTENT + key)
-
-    def make(self, key: str, data: bytes) -> None:
-        """Write the first record of a volume that is being made; a record that is there belongs to no volume."""
-        written = {**values("", data), _FIRST: digest(data).encode()}
-        with self.place.ioctx(f"cannot write {self.shown(key)}") as ioctx:
-            omap.put(ioctx, CONTENT + key, written)
+        return self._read(key).get(_DATA)
 
     def is_first(self, key: str) -> bool:
         """Whether nobody has written it since the volume was made; so it is without a record, too."""
-        with (
-            self.place.ioctx(f"cannot read {self.shown(key)}") as ioctx,
-            ignoring(errno.ENOENT),
-        ):
-            found = omap.read_keys(ioctx, CONTENT + key, (DIGEST, _FIRST))
-            return found.get(DIGEST) == found.get(_FIRST)
-        return True
+        found = self._read(key)
+        return found.get(_DIGEST) == found.get(_FIRST)
+
+    def save(self, key: str, data: bytes, *, previous: bytes) -> None:
+        """Another record in place of `previous`. Raises `RecordChanged`."""
+        self._write(key, {_DIGEST: _digest(previous)}, _values("", data))
+
+    def make(self, key: str, data: bytes) -> None:
+        """Write the first record of a volume that is being made; a record that is there belongs to no volume."""
+        self._write(key, {}, {**_values("", data), _FIRST: _digest(data).encode()})
+
+    def remove(self, key: str) -> None:
+        """Remove the object; absent is a success."""
+        what = f"cannot remove {self.shown(key)}"
+        with self.place.ioctx(what) as ioctx, ignoring(errno.ENOENT):
+            omap.swap(ioctx, CONTENT + key, {}, None)
 
     def shown(self, key: str) -> str:
         """Object and key, as `rados getomapval` takes them."""
-        return f"{DATA} of {CONTENT}{key} in {self.place.shown}"
+        return f"{_DATA} of {CONTENT}{key} in {self.place.shown}"
+
+    def _read(self, key: str) -> dict[str, bytes]:
+        what = f"cannot read {self.shown(key)}"
+        with self.place.ioctx(what) as ioctx, ignoring(errno.ENOENT):
+            return omap.read_keys(ioctx, CONTENT + key, (_DATA, _DIGEST, _FIRST))
+        return {}
+
+    def _write(self, key: str, before: Mapping[str, str], after: Mapping[str, bytes]) -> None:
+        what = f"cannot write {self.shown(key)}"
+        with self.place.ioctx(what) as ioctx, ignoring(errno.ENOENT):
+            if omap.swap(ioctx, CONTENT + key, before, after):
+                return
+        raise RecordChanged(self.shown(key))
 
 
 def store(place: Place, kind: RecordKind) -> RbdRecords | RbdContentRecords:
     """The store of the records of a kind."""
     return RbdContentRecords(place) if kind is RecordKind.CONTENT else RbdRecords(place, kind)
-
-
-def values(key: str, data: bytes) -> dict[str, bytes]:
-    """The keys of a record."""
-    return {DATA + key: data, DIGEST + key: digest(data).encode()}
-
-
-@contextmanager
-def compared(shown: str, *numbers: int) -> Iterator[None]:
-    """Raise `RecordChanged` for what an operation reports whose comparison has failed."""
-    try:
-        yield
-    except binding.load().failures as err:
-        if failures.errno_of(err) not in numbers:
-            raise
-        raise RecordChanged(shown) from err
 
 
 @contextmanager
@@ -172,6 +202,15 @@ def present(place: Place, name: str) -> Iterator[None]:
         ) from err
 
 
-def digest(data: bytes) -> str:
+def _values(key: str, data: bytes) -> dict[str, bytes]:
+    """The keys of a record."""
+    return {_DATA + key: data, _DIGEST + key: _digest(data).encode()}
+
+
+def _digest(data: bytes) -> str:
     """What is compared of a record: only ASCII can be."""
     return hashlib.sha256(data).hexdigest()
+
+
+def _intent(verb: bytes, note: bytes) -> bytes:
+    return verb + b" " + note if note else verb

@@ -9,12 +9,11 @@ from click.testing import CliRunner
 from crust.blockdriver.engines.node_access import Access
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.node.access import RbdAccess
-from crust.blockdriver.engines.rbd.node.volume_users import OwnUser
+from crust.blockdriver.engines.rbd.node.volume_users import Users
 from crust.blockdriver.engines.rbd.place import Place
 from crust.ceph import claim_object, claims, fencing
-from crust.ceph.claims import Host
+from crust.ceph.claims import Host, HostClaim
 from crust.ceph.connection import Connection
-from crust.ceph.host_claims import HostClaim
 from crust.cli.main import main
 from crust.core import volumes
 from crust.host.process import sysfs
@@ -33,7 +32,7 @@ def access(
     """The access of the host with the machine id "machine", by its node name."""
     monkeypatch.setattr(Host, "this", lambda node: Host(node, "machine"))
     place = Place.of(connection, POOL, namespace)
-    return lambda node: RbdAccess(OwnUser(place), str(tmp_path), node)
+    return lambda node: RbdAccess(Users(place), str(tmp_path), node)
 
 
 @pytest.mark.spec("H-52")
@@ -208,9 +207,7 @@ def test_node_without_a_claim_names_the_others(bench: Bench, where: tuple[str, .
 def test_fencing_that_was_interrupted_is_repeated(bench: Bench) -> None:
     client, controller = bench.node(), bench.controller()
     attached(client, A)
-    before = claim_object.read(controller.ioctx, IMAGE)
-    ended = fencing.with_ended(before.claims, before.claims.holders)
-    assert claim_object.swap(controller.ioctx, IMAGE, before, ended)
+    claim_object.changed(controller.ioctx, IMAGE, lambda now: fencing.with_ended(now, now.holders))
     code, output = run(bench, "fence", "node-a")
     assert (code, output) == (0, f"{IMAGE}: free; blocklisted {client.address}\n")
 

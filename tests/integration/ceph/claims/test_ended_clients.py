@@ -7,7 +7,7 @@ import pytest
 import rbd
 
 from crust.blockdriver.engines.rbd.place import Place
-from crust.blockdriver.engines.rbd.provisioning.ended_claims import EndedClaims
+from crust.blockdriver.engines.rbd.provisioning.freeing import Freeing
 from crust.ceph import claim_object, claims, fencing
 from crust.ceph.claim_object import Mode
 from crust.ceph.connection import Connection
@@ -36,9 +36,9 @@ OWN_ADDRESSES = (
 
 
 @pytest.fixture
-def ended(connection: Connection, namespace: str) -> EndedClaims:
+def ended(connection: Connection, namespace: str) -> Freeing:
     """What the controller looks for in the background."""
-    return EndedClaims(Place.of(connection, POOL, namespace))
+    return Freeing(Place.of(connection, POOL, namespace))
 
 
 @contextlib.contextmanager
@@ -54,7 +54,7 @@ def running(bench: Bench, runtime: Client, vm: str) -> Iterator[Writer]:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("answers_alone", [False, True], ids=["both ways", "answers alone"])
 def test_write_of_a_killed_client_that_was_on_its_way_never_lands(
-    bench: Bench, ended: EndedClaims, *, answers_alone: bool
+    bench: Bench, ended: Freeing, *, answers_alone: bool
 ) -> None:
     """The path to the OSD loses packets while the hypervisor writes; it is killed, and the path recovers later."""
     runtime, second = bench.node(), bench.node()
@@ -77,7 +77,7 @@ def test_write_of_a_killed_client_that_was_on_its_way_never_lands(
 
 
 @pytest.mark.spec("H-53")
-def test_ended_client_alone_is_cut_off(bench: Bench, ended: EndedClaims) -> None:
+def test_ended_client_alone_is_cut_off(bench: Bench, ended: Freeing) -> None:
     runtime, other = bench.node(), bench.node()
     with running(bench, runtime, "vm-1") as hypervisor:
         other.open()
@@ -101,6 +101,8 @@ def test_client_that_closed_the_image_costs_nothing(bench: Bench) -> None:
     runtime.images.clear()
     before = set(bench.blocklist())
     claims.give_back(runtime.image, holder)
+    claims.give_back(runtime.image, holder)
+    assert claim_object.read(runtime.ioctx, IMAGE).cookie == ""
     attached(second, B)
     assert set(bench.blocklist()) == before
 

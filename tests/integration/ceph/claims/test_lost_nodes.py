@@ -13,12 +13,13 @@ import pytest
 import rados
 import rbd
 
-from crust.blockdriver.engines.rbd.node.fencing import RbdFencing
+from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.provisioning.freeing import Freeing
 from crust.ceph import claim_object, claims
 from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host
+from crust.ceph.connection import Connection
 from crust.ceph.failures import CephMonitorsUnreachable
-from crust.ceph.user import CephUser
 from crust.core.volumes import VolumeId
 from crust.kubernetes_api.volumes_in_use import TAINT
 from crust.rpc import channel
@@ -33,7 +34,6 @@ from tests.support.ceph.image_claims import (
     Client,
     as_admin,
     attached,
-    take,
 )
 from tests.support.ceph.rbd_driver import RbdDriver
 from tests.support.co import Co
@@ -45,10 +45,8 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture
-def fencing(bench: Bench) -> RbdFencing:
-    name = f"fencing-{bench.namespace}"
-    who = CephUser(bench.ceph.monitors, name, bench.ceph.controller(name, bench.namespace))
-    return RbdFencing(who, POOL, bench.namespace)
+def fencing(connection: Connection, namespace: str) -> Freeing:
+    return Freeing(Place.of(connection, POOL, namespace))
 
 
 def silent(client: Client, host: Host) -> None:
@@ -67,7 +65,7 @@ def check_writes_nothing(client: Client) -> None:
 
 
 @pytest.mark.spec("H-53")
-def test_gone_node_is_cut_off_and_the_next_goes_on(bench: Bench, fencing: RbdFencing) -> None:
+def test_gone_node_is_cut_off_and_the_next_goes_on(bench: Bench, fencing: Freeing) -> None:
     first, second = bench.node(), bench.node()
     silent(first, A)
     assert fencing.fence([VOLUME], frozenset({A.node})) == frozenset()
@@ -78,7 +76,7 @@ def test_gone_node_is_cut_off_and_the_next_goes_on(bench: Bench, fencing: RbdFen
 
 
 @pytest.mark.spec("H-53")
-def test_connected_client_of_a_gone_node_is_left(bench: Bench, fencing: RbdFencing) -> None:
+def test_connected_client_of_a_gone_node_is_left(bench: Bench, fencing: Freeing) -> None:
     first = bench.node()
     image, _ = attached(first, A)
     assert fencing.fence([VOLUME], frozenset({A.node})) == {A.node}
@@ -92,7 +90,7 @@ def test_connected_client_of_a_gone_node_is_left(bench: Bench, fencing: RbdFenci
 
 
 @pytest.mark.spec("H-53")
-def test_silent_node_keeps_its_claim(bench: Bench, fencing: RbdFencing) -> None:
+def test_silent_node_keeps_its_claim(bench: Bench, fencing: Freeing) -> None:
     first = bench.node()
     silent(first, A)
     assert fencing.fence([VOLUME], frozenset({B.node})) == frozenset()
@@ -101,22 +99,7 @@ def test_silent_node_keeps_its_claim(bench: Bench, fencing: RbdFencing) -> None:
     assert holder.node == A.node
 
 
-@pytest.mark.spec("H-53")
-def test_one_writer_of_many_is_cut_off_alone(bench: Bench, fencing: RbdFencing) -> None:
-    first, second = bench.node(), bench.node()
-    for client, host in ((first, A), (second, B)):
-        holder = take(client, host, "sandbox", Mode.SHARED)
-        client.open()
-        claims.record(client.image, holder.id)
-    first.images.pop().close()
-    assert fencing.fence([VOLUME], frozenset({A.node})) == frozenset()
-    [left] = claim_object.read(second.ioctx, IMAGE).claims.holders
-    assert left.node == B.node
-    second.images[0].write(b"of B", 0)
-    second.images[0].flush()
-
-
-def test_claim_that_cannot_be_read_stops_no_other(bench: Bench, fencing: RbdFencing) -> None:
+def test_claim_that_cannot_be_read_stops_no_other(bench: Bench, fencing: Freeing) -> None:
     client = bench.node()
     silent(client, A)
     op = client.ioctx.create_write_op()
@@ -127,7 +110,7 @@ def test_claim_that_cannot_be_read_stops_no_other(bench: Bench, fencing: RbdFenc
     assert client.address in bench.blocklist()
 
 
-def test_cluster_that_does_not_answer_ends_the_pass(bench: Bench, fencing: RbdFencing) -> None:
+def test_cluster_that_does_not_answer_ends_the_pass(bench: Bench, fencing: Freeing) -> None:
     silent(bench.node(), A)
     with bench.ceph.mon.frozen(), pytest.raises(CephMonitorsUnreachable):
         fencing.fence([VOLUME, VolumeId("another")], frozenset({A.node}))

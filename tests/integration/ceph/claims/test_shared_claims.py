@@ -7,9 +7,8 @@ import pytest
 
 from crust.ceph import claim_object, claims, fencing
 from crust.ceph.claim_object import Mode
-from crust.ceph.claims import Host
+from crust.ceph.claims import Host, HostClaim
 from crust.ceph.fencing import ImageNotCutOff, cut_off
-from crust.ceph.host_claims import HostClaim
 from crust.core import errors
 from crust.host.process import sysfs
 from tests.support.ceph.image_claims import (

@@ -145,7 +145,7 @@ async def test_killed_before_any_call_the_next_controller_finishes_it(
         controllers = Controllers(ceph, tmp_path, timeouts=PATIENT)
         try:
             driver = controllers.start()
-            driver.stores.engine.provisioning.background.stop()  # type: ignore[attr-defined]
+            driver.stores.engine.provisioning.stop()  # type: ignore[attr-defined]
             source, snapshot = await _prepared(driver)
             with killed_at(number, monkeypatch), contextlib.suppress(_Killed):
                 await _WORKS[name](driver, source, snapshot)
@@ -182,7 +182,7 @@ async def test_successor_knows_what_its_predecessor_has_done_and_discards_what_i
     volume_id = await created(first, "a")
     taken = await first.controller.snapshots.create("s", volume_id)
     begun = first.stores.pool.ids.snapshot_id("begun")
-    first.stores.provisioning.sets.intents.begin(begun)  # type: ignore[attr-defined]
+    first.stores.provisioning.set_records.begin(begun)  # type: ignore[attr-defined]
     second = controllers.start()
     assert second.stores.volume_records.ids() == (volume_id,)
     assert await created(second, "a") == volume_id
@@ -317,7 +317,7 @@ async def test_frozen_monitors_and_osds_are_unavailable_and_nothing_is_half_done
 ) -> None:
     driver = controllers.start()
     await created(driver, "a")
-    driver.stores.provisioning.capacity._at_s = 0  # type: ignore[attr-defined]
+    driver.stores.provisioning._space_at_s = 0  # type: ignore[attr-defined]
     with ceph.mon.frozen(), pytest.raises(CephMonitorsUnreachable):
         await created(driver, "b")
     with ceph.osd.frozen(), pytest.raises(errors.PeerUnavailable):

@@ -137,9 +137,9 @@ async def test_no_call_of_a_change_is_made_by_a_connection_after_the_one_that_wa
 
     first = controllers.start()
     volume_id = await created(first, "a")
-    pause, delete = Pause(), VolumeImages.delete
+    pause, delete = Pause(), VolumeImages.delete_image
     with monkeypatch.context() as patch:
-        patch.setattr(VolumeImages, "delete", functools.partialmethod(_call, pause, delete))
+        patch.setattr(VolumeImages, "delete_image", functools.partialmethod(_call, pause, delete))
         late = asyncio.create_task(first.controller.provisioner.delete(volume_id))
         assert await asyncio.to_thread(pause.reached.wait, 60)
         second = controllers.start()

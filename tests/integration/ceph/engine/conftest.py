@@ -9,7 +9,7 @@ import pytest
 
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
-from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning, provisioning
+from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.ceph.connection import Connection
 from examples.cluster.ceph_cluster import POOL, CephCluster
 
@@ -21,7 +21,7 @@ def engine(connection: Connection, namespace: str, tmp_path: Path) -> RbdProvisi
     pool = RbdPool(place, run_dir=str(tmp_path), create=True)
     pool.lock()
     pool.open()
-    return provisioning(place)
+    return RbdProvisioning(place)
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ import pytest
 
 from crust.blockdriver.engines.protocol import ImageMissing
 from crust.blockdriver.engines.rbd.place import Place
-from crust.blockdriver.engines.rbd.provisioning import background, copies, images
-from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning, provisioning
+from crust.blockdriver.engines.rbd.provisioning import copies
+from crust.blockdriver.engines.rbd.provisioning.copies import RbdMaking
+from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.provisioning.images import features
 from crust.ceph.connection import Connection
 from crust.ceph.user import CephUser
@@ -27,7 +28,6 @@ from tests.support.ceph.rbd_images import (
     C,
     clone,
     create,
-    made_source,
     names,
     read,
     trash,
@@ -35,19 +35,6 @@ from tests.support.ceph.rbd_images import (
     write,
 )
 from tests.support.raised import raised
-
-
-def test_clone_takes_the_name_of_an_image_that_was_being_removed(
-    engine: RbdProvisioning, guest: Any
-) -> None:
-    import rbd
-
-    source = made_source(engine)
-    rbd.RBD().create(guest, A, SIZE)
-    guest.remove_object(f"rbd_id.{A}")
-    engine.copies.clone(A, source, source_bytes=SIZE, size_bytes=SIZE)
-    assert engine.image_bytes(A) == SIZE
-    assert A in rbd.RBD().list(guest)
 
 
 def test_clone_of_a_volume_leaves_no_snapshot(engine: RbdProvisioning, guest: Any) -> None:
@@ -62,28 +49,12 @@ def test_clone_of_a_volume_leaves_no_snapshot(engine: RbdProvisioning, guest: An
     assert read(guest, B, 6) == b"source"
 
 
-def test_clone_that_was_killed_before_it_cleaned_up_is_cleared_by_the_retry_or_the_delete(
-    engine: RbdProvisioning, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    create(engine, A, SIZE)
-
-    with _killed_before(monkeypatch, copies.RbdCopies, "_forget"):
-        clone(engine, B, A, source_bytes=SIZE, size_bytes=SIZE)
-    assert engine.snapshot_ids() == {f"clone-{B}"}
-    clone(engine, B, A, source_bytes=SIZE, size_bytes=SIZE)
-    assert engine.snapshot_ids() == frozenset()
-    with _killed_before(monkeypatch, copies.RbdCopies, "_forget"):
-        clone(engine, C, A, source_bytes=SIZE, size_bytes=SIZE)
-    engine.remove(C)
-    assert engine.snapshot_ids() == frozenset()
-
-
 def test_image_of_a_deleted_volume_is_not_kept_for_a_killed_clone(
     engine: RbdProvisioning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(engine, A, SIZE)
 
-    with _killed_before(monkeypatch, copies.RbdCopies, "_forget"):
+    with _killed_before(monkeypatch, copies, "_forget"):
         clone(engine, B, A, source_bytes=SIZE, size_bytes=SIZE)
     engine.remove(A)
     assert engine.snapshot_ids() == {f"clone-{B}"}, "kept aside with it"
@@ -115,7 +86,7 @@ def test_deep_clones_are_flattened_in_the_background_and_too_deep_ones_wait(
         clone(engine, chain[-1], made[-1], source_bytes=SIZE, size_bytes=SIZE)
     engine.background.look()
     with engine.place.ioctx("cannot look") as ioctx:
-        depths = [engine.copies.depth(ioctx, each) for each in made]
+        depths = [copies.depth(engine.place, ioctx, each) for each in made]
     assert max(depths) <= copies.SOFT_DEPTH
     assert read(guest, made[-1], 4) == b"deep"
     clone(engine, chain[-1], made[-1], source_bytes=SIZE, size_bytes=SIZE)
@@ -134,12 +105,11 @@ def test_flattening_that_was_cut_off_in_the_middle_is_done_again_by_the_next(
     write(guest, A, b"x" * size)
     clone(engine, B, A, source_bytes=size, size_bytes=size)
     with engine.place.ioctx("cannot put") as ioctx:
-        engine.copies._put_flatten(ioctx, B)
+        copies.put_flatten(ioctx, B)
     monkeypatch.setattr(copies, "SOFT_DEPTH", 0)
-    monkeypatch.setattr(background, "SOFT_DEPTH", 0)
     other = Connection(controller, QUICK)
     try:
-        dying = provisioning(Place.of(other, POOL, namespace))
+        dying = RbdProvisioning(Place.of(other, POOL, namespace))
         with ThreadPoolExecutor(1) as threads:
             flattening = threads.submit(dying.background.look)
             _wait_until_copied(guest, B)
@@ -150,7 +120,7 @@ def test_flattening_that_was_cut_off_in_the_middle_is_done_again_by_the_next(
         other.close()
     engine.background.look()
     with engine.place.ioctx("cannot look") as ioctx:
-        assert engine.copies.depth(ioctx, B) == 0
+        assert copies.depth(engine.place, ioctx, B) == 0
     content = read(guest, B, size)
     lost = [at for at in range(0, size, OBJECT) if content[at : at + OBJECT] != b"x" * OBJECT]
     assert lost == []
@@ -177,8 +147,8 @@ def test_clone_is_flattened_while_a_guest_has_it_and_keeps_its_object_map(
     write(guest, A, b"x" * SIZE)
     clone(engine, B, A, source_bytes=SIZE, size_bytes=SIZE)
     with engine.place.ioctx("cannot put") as ioctx:
-        engine.copies._put_flatten(ioctx, B)
-    monkeypatch.setattr(background, "SOFT_DEPTH", 0)
+        copies.put_flatten(ioctx, B)
+    monkeypatch.setattr(copies, "SOFT_DEPTH", 0)
     with writer.running(ceph, namespace, B) as client:
         engine.background.look()
         client.write(b"it goes on")
@@ -186,7 +156,7 @@ def test_clone_is_flattened_while_a_guest_has_it_and_keeps_its_object_map(
     with engine.place.ioctx("cannot look") as ioctx, engine.place.image(ioctx, B) as image:
         assert image.features() & features() == features()
         assert image.flags() == 0
-        assert engine.copies.depth(ioctx, B) == 0
+        assert copies.depth(engine.place, ioctx, B) == 0
 
 
 def test_copy_that_was_begun_is_flattened_only_when_it_is_complete(
@@ -196,15 +166,14 @@ def test_copy_that_was_begun_is_flattened_only_when_it_is_complete(
     create(engine, A, SIZE)
     write(guest, A, b"deep")
     monkeypatch.setattr(copies, "SOFT_DEPTH", 0)
-    monkeypatch.setattr(background, "SOFT_DEPTH", 0)
-    with _killed_before(monkeypatch, images.VolumeImages, "finish"):
+    with _killed_before(monkeypatch, RbdMaking, "_finish"):
         clone(engine, B, A, source_bytes=SIZE, size_bytes=SIZE)
     engine.background.look()
     clone(engine, B, A, source_bytes=SIZE, size_bytes=SIZE)
     assert read(guest, B, 4) == b"deep"
     engine.background.look()
     with engine.place.ioctx("cannot look") as ioctx:
-        assert engine.copies.depth(ioctx, B) == 0
+        assert copies.depth(engine.place, ioctx, B) == 0
 
 
 class _Killed(BaseException):
@@ -212,7 +181,7 @@ class _Killed(BaseException):
 
 
 @contextmanager
-def _killed_before(patch: pytest.MonkeyPatch, owner: type, step: str) -> Iterator[None]:
+def _killed_before(patch: pytest.MonkeyPatch, owner: object, step: str) -> Iterator[None]:
     """What the block does ends before `step` of `owner`."""
 
     def die(*_: object) -> None:

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,17 +12,18 @@ from crust.blockdriver.engines.protocol import (
     ImageMissing,
     StillAttached,
 )
-from crust.blockdriver.engines.rbd.intents import State
-from crust.blockdriver.engines.rbd.provisioning import header, images
+from crust.blockdriver.engines.rbd.provisioning import images
 from crust.blockdriver.engines.rbd.provisioning.background import BackgroundWork
-from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning, provisioning
+from crust.blockdriver.engines.rbd.provisioning.copies import RbdMaking
+from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.provisioning.images import MARK
-from crust.ceph import binding, claim_object, claims
+from crust.blockdriver.engines.rbd.provisioning.librbd_objects import Header, read_header
+from crust.blockdriver.engines.rbd.records import RbdContentRecords, State
+from crust.ceph import binding, claim_object, claims, omap
 from crust.ceph.claim_object import Mode
 from crust.ceph.cluster_image import ClusterImage
 from crust.core import errors
 from tests.support.ceph.rbd_images import (
-    OBJECT,
     RECORDS,
     SIZE,
     A,
@@ -39,7 +39,6 @@ from tests.support.ceph.rbd_images import (
     snapshot_of,
     take,
     trash,
-    volume,
     write,
 )
 from tests.support.raised import raised
@@ -87,13 +86,13 @@ def test_volume_that_is_noted_as_half_made_and_was_used_since_is_kept(
     engine: RbdProvisioning, guest: Any
 ) -> None:
     """The note is of a backup."""
-    content = engine.lifecycle.content
+    content = RbdContentRecords(engine.place)
     create(engine, A, SIZE)
     write(guest, A, b"data")
     content.save(A, b"formatted", previous=b"its content")
-    engine.lifecycle.intents.begin_removal(A, b"a volume", b"a volume")
-    engine.lifecycle.intents.end(A)
-    engine.lifecycle.intents.begin(A)
+    engine.volume_records.begin_removal(A, b"a volume", b"a volume")
+    engine.volume_records.end(A)
+    engine.volume_records.begin(A)
     for call in (engine.settle, engine.remove, lambda _: create(engine, A, SIZE)):
         with raised("CreatingVolumeUsed"):
             call(A)
@@ -112,7 +111,7 @@ def test_commit_after_the_volume_was_settled_is_refused(engine: RbdProvisioning)
 
     with pytest.raises(RecordChanged):
         make()
-    assert engine.lifecycle.intents.state(A) == State()
+    assert engine.volume_records.state(A) == State()
     assert names(engine) == []
 
 
@@ -127,11 +126,11 @@ def test_removal_that_was_killed_goes_on_and_one_that_finds_a_user_is_taken_back
     with rbd.Image(guest, A), pytest.raises(StillAttached):
         engine.settle(A)
     assert (engine.image_ids(), engine.unsettled()) == (frozenset({A}), ())
-    assert engine.lifecycle.intents.state(A).record == b"a volume"
+    assert engine.volume_records.state(A).record == b"a volume"
     note_removal(engine, A)
     engine.settle(A)
     assert (names(engine), engine.unsettled()) == ([], ())
-    assert engine.lifecycle.content.load(A) is None
+    assert RbdContentRecords(engine.place).load(A) is None
     engine.settle(A)
     engine.remove(A)
 
@@ -143,14 +142,14 @@ def test_header_is_read_without_an_open_as_librbd_reads_it(
     import rbd
 
     create(engine, A, SIZE)
-    assert header.read(guest, A, MARK) == header.Header(SIZE, A)
+    assert read_header(guest, A, MARK) == Header(SIZE, A)
     engine.grow(A, 2 * SIZE)
     with rbd.Image(guest, A) as image:
         image.metadata_set("other", "grüße")
-        assert header.read(guest, A, MARK) == header.Header(image.size(), A)
-    assert header.read(guest, A, "other") == header.Header(2 * SIZE, "grüße")
-    assert header.read(guest, A, "none") == header.Header(2 * SIZE, "")
-    assert header.read(guest, B, MARK) is None
+        assert read_header(guest, A, MARK) == Header(image.size(), A)
+    assert read_header(guest, A, "other") == Header(2 * SIZE, "grüße")
+    assert read_header(guest, A, "none") == Header(2 * SIZE, "")
+    assert read_header(guest, B, MARK) is None
 
 
 def test_foreign_image_in_a_volumes_place_is_a_problem(engine: RbdProvisioning, guest: Any) -> None:
@@ -167,13 +166,13 @@ def test_foreign_image_with_data_is_refused_and_kept(engine: RbdProvisioning, gu
     write(guest, A, b"somebody's")
     with raised("OrphanImage"):
         create(engine, A, SIZE)
-    engine.lifecycle.intents.begin(A)
+    engine.volume_records.begin(A)
     with pytest.raises(ForeignImage):
         create(engine, A, SIZE)
     with pytest.raises(ForeignImage):
-        engine.images.create(A, SIZE)
+        RbdMaking(engine, A).create(SIZE)
     with pytest.raises(ForeignImage):
-        engine.copies.clone(A, made_source(engine), source_bytes=SIZE, size_bytes=SIZE)
+        RbdMaking(engine, A).clone(made_source(engine), source_bytes=SIZE, size_bytes=SIZE)
     assert read(guest, A, 10) == b"somebody's"
 
 
@@ -185,7 +184,7 @@ def test_image_without_a_header_is_recreated(engine: RbdProvisioning, guest: Any
     with rbd.Image(guest, A) as image:
         header = f"rbd_header.{image.id()}"
     guest.remove_object(header)
-    engine.lifecycle.intents.begin(A)
+    engine.volume_records.begin(A)
     create(engine, A, SIZE)
     assert engine.image_bytes(A) == SIZE
 
@@ -254,21 +253,10 @@ def test_grow_never_shrinks(engine: RbdProvisioning) -> None:
         engine.grow(B, SIZE)
 
 
-def test_delete_goes_by_the_trash_which_is_emptied(engine: RbdProvisioning, guest: Any) -> None:
-    create(engine, A, SIZE)
-    write(guest, A, b"x" * OBJECT)
-    engine.remove(A)
-    engine.remove(A)
-    assert A not in engine.image_ids()
-    assert trash(engine)
-    engine.background.look()
-    assert not trash(engine)
-
-
 def test_trash_keeps_an_image_for_its_time_and_it_can_be_restored(
     engine: RbdProvisioning, guest: Any
 ) -> None:
-    keeping = provisioning(engine.place, trash_keep_s=3600)
+    keeping = RbdProvisioning(engine.place, trash_keep_s=3600)
     create(keeping, A, SIZE)
     keeping.remove(A)
     create(keeping, B, SIZE)
@@ -310,33 +298,6 @@ def test_image_that_the_controller_flattens_is_attached_and_deleted(
         )
         claims.give_back(engine.place.claimed(guest, A), holder.id)
         engine.remove(A)
-    assert A not in engine.image_ids()
-
-
-def test_image_that_a_client_has_open_is_not_deleted(engine: RbdProvisioning, guest: Any) -> None:
-    import rbd
-
-    create(engine, A, SIZE)
-    with rbd.Image(guest, A), pytest.raises(StillAttached, match="127"):
-        engine.remove(A)
-    engine.remove(A)
-
-
-def test_image_that_a_sandbox_has_claimed_is_not_deleted(
-    engine: RbdProvisioning, guest: Any
-) -> None:
-    create(engine, A, SIZE)
-    holder = claims.take(
-        engine.place.claimed(guest, A),
-        Mode.WRITER,
-        claims.Host("node-1", "machine"),
-        "sandbox-1",
-        "vm-1",
-    )
-    with pytest.raises(StillAttached, match="sandbox-1"):
-        engine.remove(A)
-    claims.give_back(engine.place.claimed(guest, A), holder.id)
-    engine.remove(A)
     assert A not in engine.image_ids()
 
 
@@ -388,14 +349,14 @@ def test_image_that_is_taken_right_before_its_deletion_stays_with_its_holder(
 ) -> None:
     create(engine, A, SIZE)
     image = ClusterImage(engine.place.connection, guest, A)
-    swap, host = claim_object.swap, claims.Host("node-a", "machine-a")
+    swap, host = omap.swap, claims.Host("node-a", "machine-a")
 
     def overtaken(*arguments: Any) -> Any:
-        monkeypatch.setattr(claim_object, "swap", swap)
+        monkeypatch.setattr(omap, "swap", swap)
         claims.take(image, Mode.WRITER, host, "sandbox", "vm")
         return swap(*arguments)
 
-    monkeypatch.setattr(claim_object, "swap", overtaken)
+    monkeypatch.setattr(omap, "swap", overtaken)
     with pytest.raises(StillAttached):
         engine.remove(A)
     [holder] = claim_object.read(guest, A).claims.holders
@@ -427,13 +388,6 @@ def test_deletion_that_is_refused_leaves_the_image_to_be_taken(
     claims.take(image, Mode.WRITER, claims.Host("node-a", "machine-a"), "sandbox", "vm")
 
 
-def test_64_parallel_creates_make_64_images(engine: RbdProvisioning) -> None:
-    wanted = [volume(f"parallel {each}") for each in range(64)]
-    with ThreadPoolExecutor(32) as threads:
-        list(threads.map(lambda each: create(engine, each, SIZE), wanted))
-    assert engine.image_ids() == frozenset(wanted)
-
-
 def test_stop_leaves_what_takes_too_long_and_the_next_start_does_it(
     engine: RbdProvisioning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -453,7 +407,7 @@ def test_stop_leaves_what_takes_too_long_and_the_next_start_does_it(
         assert reached.wait(60)
         assert "from the trash" in first.stop(limit_s=0)
     assert first.stop() == "", "it is idempotent"
-    provisioning(engine.place).background.look()
+    RbdProvisioning(engine.place).background.look()
     assert not trash(engine)
     go_on.set()
     assert left_behind is not None

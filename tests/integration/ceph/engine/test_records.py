@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from crust.blockdriver.engines.pool_store import PoolAbsent, RecordKind
-from crust.blockdriver.engines.rbd.intents import Intents
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import OBJECT, RbdPool, RbdPoolUnreadable
 from crust.blockdriver.engines.rbd.records import RbdContentRecords, RbdRecords, object_name, store
@@ -66,9 +65,9 @@ def test_records_keep_to_the_contract_of_stores(
 
 
 def _make(place: Place, key: str, data: bytes) -> None:
-    intents = Intents(place, RecordKind.VOLUMES)
-    intents.begin(key)
-    intents.commit(key, data)
+    records = RbdRecords(place, RecordKind.VOLUMES)
+    records.begin(key)
+    records.commit(key, data)
 
 
 def test_record_of_any_bytes_is_compared_as_it_is(pool: RbdPool, place: Place) -> None:
@@ -85,7 +84,7 @@ def test_more_records_than_fit_a_page_are_listed(
 ) -> None:
     name, count = object_name(RecordKind.VOLUMES), 2345
     with place.ioctx("cannot write") as ioctx:
-        omap.put(ioctx, name, {f"v.{each:05}": b"x" for each in range(count)})
+        omap.swap(ioctx, name, {}, {f"v.{each:05}": b"x" for each in range(count)})
     assert RbdRecords(place, RecordKind.VOLUMES).ids() == tuple(f"{n:05}" for n in range(count))
 
 
@@ -96,7 +95,7 @@ def test_records_that_were_removed_are_no_empty_pool(pool: RbdPool, place: Place
     for act in (
         records.ids,
         lambda: records.save("a", b"1", previous=b"0"),
-        lambda: Intents(place, RecordKind.VOLUMES).begin("a"),
+        lambda: records.begin("a"),
     ):
         with pytest.raises(PoolAbsent):
             act()
@@ -160,7 +159,7 @@ def test_pool_that_lost_its_identity_is_absent(pool: RbdPool, place: Place) -> N
 )
 def test_identity_that_cannot_be_read_is_named(pool: RbdPool, place: Place, text: bytes) -> None:
     with place.ioctx("cannot write") as ioctx:
-        omap.put(ioctx, OBJECT, {"identity": text})
+        omap.swap(ioctx, OBJECT, {}, {"identity": text})
     with pytest.raises(RbdPoolUnreadable):
         pool.open()
 
@@ -168,7 +167,7 @@ def test_identity_that_cannot_be_read_is_named(pool: RbdPool, place: Place, text
 def test_pool_of_another_cluster_is_not_served(pool: RbdPool, place: Place) -> None:
     text = b'{"schema": 1, "pool_id": "0123456789abcdef", "created": "", "fsid": "another"}'
     with place.ioctx("cannot write") as ioctx:
-        omap.put(ioctx, OBJECT, {"identity": text})
+        omap.swap(ioctx, OBJECT, {}, {"identity": text})
     with pytest.raises(RbdPoolUnreadable, match="another"):
         RbdPool(place).open()
 

@@ -19,6 +19,7 @@ from tests.support.ceph.rbd_images import (
     id_of,
     names,
     note_removal,
+    present,
     read,
     restore,
     snapshot_of,
@@ -180,10 +181,11 @@ def test_write_since_the_snapshot_is_seen_exactly(engine: RbdProvisioning, guest
     create(engine, A, SIZE)
     write(guest, A, b"before")
     taken = snapshot_of(A, "taken")
-    take(engine, taken)
-    assert not engine.snapshots.moved_on(taken)
-    write(guest, A, b"after")
-    assert engine.snapshots.moved_on(taken)
+    with engine.taking(taken.snapshot_id, [taken]) as taking:
+        taking.take(taken)
+        assert not taking.moved_on(taken)
+        write(guest, A, b"after")
+        assert taking.moved_on(taken)
 
 
 def test_set_that_is_not_committed_leaves_nothing(engine: RbdProvisioning) -> None:
@@ -193,8 +195,8 @@ def test_set_that_is_not_committed_leaves_nothing(engine: RbdProvisioning) -> No
     with engine.taking(SET, group) as taking:
         for image in group:
             taking.take(image)
-        assert (engine.unsettled(), len(engine.snapshots.ids())) == ((SET,), 2)
-    assert (engine.unsettled(), engine.snapshots.ids()) == ((), frozenset())
+        assert (engine.unsettled(), len(present(engine))) == ((SET,), 2)
+    assert (engine.unsettled(), present(engine)) == ((), set())
 
 
 @pytest.mark.parametrize("is_settled", [False, True])
@@ -205,11 +207,11 @@ def test_removal_that_was_cut_off_is_finished_by_a_settlement_or_the_next_call(
     first = snapshot_of(A, "first")
     take(engine, first)
     noted = f"{A} {first.snapshot_id}".encode()
-    engine.sets.intents.begin_removal(first.snapshot_id, b"a set", noted)
+    engine.set_records.begin_removal(first.snapshot_id, b"a set", noted)
     assert engine.snapshot_ids() == frozenset(), "it is gone"
     if is_settled:
         engine.settle(volumes.VolumeId(first.snapshot_id))
-        assert engine.snapshots.ids() == frozenset()
+        assert present(engine) == set()
     take(engine, first)
     assert engine.unsettled() == ()
     assert engine.snapshot_ids() == {first.snapshot_id}

@@ -2,7 +2,7 @@
 
 import errno
 import json
-from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -11,9 +11,10 @@ import pytest
 from crust.blockdriver import serve
 from crust.blockdriver.engines.rbd.node import access
 from crust.blockdriver.engines.rbd.node.access import RbdAccess
+from crust.blockdriver.engines.rbd.node.volume_users import Users
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
-from crust.blockdriver.engines.rbd.provisioning import header
+from crust.blockdriver.engines.rbd.provisioning.librbd_objects import Header, read_header
 from crust.ceph import failures
 from crust.ceph.binding import Ioctx
 from crust.ceph.connection import Connection
@@ -44,13 +45,13 @@ class Objects:
         return 0, self._answers[method]
 
 
-def read(**answers: Any) -> header.Header | None:
-    return header.read(cast("Ioctx", Objects(**answers)), "v-1", "key")
+def read(**answers: Any) -> Header | None:
+    return read_header(cast("Ioctx", Objects(**answers)), "v-1", "key")
 
 
 def test_header_is_that_of_the_id_of_the_name() -> None:
     objects = Objects()
-    assert header.read(cast("Ioctx", objects), "v-1", "key") == header.Header(1 << 20, "v")
+    assert read_header(cast("Ioctx", objects), "v-1", "key") == Header(1 << 20, "v")
     assert [name for name, _ in objects.asked] == ["rbd_id.v-1", "rbd_header.ab", "rbd_header.ab"]
 
 
@@ -100,27 +101,16 @@ VOLUME = volumes.VolumeId("0123456789abcdef-1")
 DEVICE = volumes.BlockSource("/dev/rbd0", volumes.DeviceIdentity(251, 0, 0))
 
 
-class NoCluster:
-    """Users of a cluster that must not be asked."""
-
-    def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
-        raise AssertionError
-
-    def place(self, volume_id: volumes.VolumeId) -> Place:
-        raise AssertionError
-
-    @property
-    def shared(self) -> Place:
-        raise AssertionError
-
-    def forget(self, volume_id: volumes.VolumeId) -> None:
-        raise AssertionError
+def asked(what: str) -> Connection:
+    """The connection to a cluster that must not be asked."""
+    raise AssertionError(what)
 
 
 def note(run_dir: Path, *, on_host: bool) -> None:
     directory = Path(access.directory(str(run_dir)))
     directory.mkdir(parents=True)
-    text = {"cluster": FSID, "pool": "rbd", "namespace": "", "on_host": on_host, "is_image": True}
+    image = volumes.NetworkImage(FSID, "rbd", "", VOLUME, (), "node")
+    text = {"image": asdict(image), "on_host": on_host, "is_image": True}
     (directory / VOLUME).write_text(json.dumps(text))
 
 
@@ -135,7 +125,7 @@ def sysfs(tmp_path: Path) -> FakeSysfs:
 def node(tmp_path: Path, sysfs: FakeSysfs, monkeypatch: pytest.MonkeyPatch) -> RbdAccess:
     monkeypatch.setattr(KernelRbd, "device", lambda _kernel, _mapping: DEVICE)
     kernel = KernelRbd("node-a", str(sysfs.bus), sysfs.write, lambda: None)
-    return RbdAccess(NoCluster(), str(tmp_path), "node-a", kernel)
+    return RbdAccess(Users(Place(asked, "rbd", "")), str(tmp_path), "node-a", kernel)
 
 
 def mapped(sysfs: FakeSysfs, node: RbdAccess) -> None:

@@ -15,23 +15,22 @@ import os
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
 
 import pydantic
 
 from crust.blockdriver.engines.node_access import READ_WRITE, Access, Attachment, NoHostDevice
 from crust.blockdriver.engines.protocol import StillAttached
-from crust.blockdriver.engines.rbd.node.host_devices import HostDevices, image_name
-from crust.blockdriver.engines.rbd.node.volume_users import CephKeyNotGiven
+from crust.blockdriver.engines.rbd.node.host_devices import HostDevices
+from crust.blockdriver.engines.rbd.node.volume_users import CephKeyNotGiven, Users
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
 from crust.ceph import claim_object, claims
 from crust.ceph.claim_object import Mode
+from crust.ceph.claims import HostClaim
 from crust.ceph.failures import CephKeyRefused, CephNotPermitted, CephPoolMissing
-from crust.ceph.host_claims import HostClaim
 from crust.core import errors, volumes
 from crust.host.block import devices, krbd
-from crust.host.block.krbd import ImageName, KernelRbd
+from crust.host.block.krbd import KernelRbd
 from crust.host.files import durable
 from crust.host.process import oserrors, sysfs
 
@@ -48,58 +47,17 @@ _log = logging.getLogger(__name__)
 _NO_KEY = (CephKeyNotGiven, CephKeyRefused, CephNotPermitted)
 
 
-class Users(Protocol):
-    """As whom the volumes are reached."""
-
-    def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
-        """Take a user for a volume from what a call brought."""
-        ...
-
-    @property
-    def shared(self) -> Place:
-        """The pool, as whatever user is known; it raises `CephKeyNotGiven` when it is used and none is."""
-        ...
-
-    def place(self, volume_id: volumes.VolumeId) -> Place:
-        """The pool, as the volume's user. Raises `CephKeyNotGiven`."""
-        ...
-
-    def forget(self, volume_id: volumes.VolumeId) -> None:
-        """The volume is not used here any more."""
-        ...
-
-
 class _Note(pydantic.BaseModel):
-    """What was attached; one of an older version is empty."""
+    """What was attached."""
 
     model_config = pydantic.ConfigDict(frozen=True)
 
-    cluster: str = ""
-    pool: str = ""
-    namespace: str = ""
-    monitors: str = ""
-    user: str = ""
+    image: volumes.NetworkImage
     size_bytes: int = 0
     on_host: bool = False
     """Whether this host's kernel maps the image."""
     is_image: bool = False
     """Whether it was attached for a hypervisor before, and is so again when it is not mapped any more."""
-
-    def image_name(self, volume_id: volumes.VolumeId) -> ImageName:
-        """The image, as the kernel names it."""
-        return ImageName(self.cluster, self.pool, self.namespace, volume_id)
-
-    def attachment(self, volume_id: volumes.VolumeId) -> Attachment:
-        """What was attached for a hypervisor."""
-        image = volumes.NetworkImage(
-            cluster=self.cluster,
-            pool=self.pool,
-            namespace=self.namespace,
-            image=volume_id,
-            monitors=(self.monitors,),
-            user=self.user,
-        )
-        return Attachment(image, self.size_bytes)
 
 
 def directory(run_dir: str) -> str:
@@ -197,12 +155,12 @@ class RbdAccess:
             return self._attach_host(place, volume_id, mode, access)
         note = self._read_note(volume_id)
         if note is not None and note.on_host:
-            self._detach_host(note.image_name(volume_id), volume_id)
+            self._detach_host(note.image, volume_id)
         with place.ioctx(f"cannot look at the image of {volume_id}") as ioctx:
             attachment = self._attachment(place, volume_id)
             claims.check_claimable(ioctx, volume_id, mode, self._host)
-        durable.make_directories(self._directory, 0o700)
-        durable.publish(self._note(volume_id), _text(attachment))
+        image = place.network_image(volume_id)
+        self._write_note(_Note(image=image, size_bytes=attachment.size_bytes))
         return attachment
 
     def _attach_host(
@@ -210,19 +168,23 @@ class RbdAccess:
     ) -> Attachment:
         if why := self._devices.kernel.obstacle():
             raise NoHostDevice(why)
-        image = self._attachment(place, volume_id)
+        size_bytes = VolumeImages(place).own_size_bytes(volume_id)
         before = self._read_note(volume_id)
-        is_image = before is not None and (before.is_image or not before.on_host)
-        durable.make_directories(self._directory, 0o700)
+        note = _Note(
+            image=place.network_image(volume_id),
+            size_bytes=size_bytes,
+            on_host=True,
+            is_image=before is not None and (before.is_image or not before.on_host),
+        )
         with self._settling:  # from here on the claim is this attach's
-            durable.publish(self._note(volume_id), _text(image, on_host=True, is_image=is_image))
+            self._write_note(note)
             durable.remove(self._owed(volume_id))
         try:
             return self._devices.attach(place, volume_id, mode, access)
         except errors.CrustError:
-            if self._devices.attached(image_name(place, volume_id)) is None:
-                if is_image:
-                    durable.publish(self._note(volume_id), _text(image))
+            if self._devices.attached(note.image) is None:
+                if note.is_image:
+                    self._write_note(_Note(image=note.image, size_bytes=size_bytes))
                 else:
                     durable.remove(self._note(volume_id))
             raise
@@ -246,14 +208,14 @@ class RbdAccess:
         try:
             return self._attachment(self._users.place(volume_id), volume_id)
         except _NO_KEY:
-            return note.attachment(volume_id)
+            return Attachment(note.image, note.size_bytes)
 
     def host_device(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """By the note, which is written before an image is mapped, and the kernel."""
         note = self._read_note(volume_id)
         if note is None or not note.on_host:
             return None
-        return self._devices.attached(note.image_name(volume_id))
+        return self._devices.attached(note.image)
 
     def orphans(self) -> tuple[Attachment, ...]:
         """None: an attachment is only a note."""
@@ -269,7 +231,7 @@ class RbdAccess:
             return None
         found = self._attachment(self._users.place(volume_id), volume_id)
         if note.on_host:
-            return self._devices.refresh(note.image_name(volume_id), found.size_bytes)
+            return self._devices.refresh(note.image, found.size_bytes)
         return found
 
     def is_empty(self, volume_id: volumes.VolumeId) -> bool:
@@ -292,22 +254,22 @@ class RbdAccess:
         if note is not None:
             try:
                 if note.on_host:
-                    self._detach_host(note.image_name(volume_id), volume_id)
+                    self._detach_host(note.image, volume_id)
                 else:
                     with contextlib.suppress(*_NO_KEY):
                         self._check_closed(volume_id)
             except CephPoolMissing as err:
                 # the monitors' answer: there is no image, and no claim on it
-                if note.pool not in ("", err.pool):
+                if note.image.pool not in ("", err.pool):
                     raise
                 if note.on_host:
-                    self._devices.unmap(note.image_name(volume_id))
+                    self._devices.unmap(note.image)
             durable.remove(self._note(volume_id))
         else:
             self._end_earlier_boot(volume_id)
         self._users.forget(volume_id)
 
-    def _detach_host(self, image: ImageName, volume_id: volumes.VolumeId) -> None:
+    def _detach_host(self, image: volumes.NetworkImage, volume_id: volumes.VolumeId) -> None:
         """Unmap, and give the claim back; without a key the next one that is brought does that."""
         place = self._known_place(volume_id)
         try:
@@ -352,16 +314,12 @@ class RbdAccess:
 
     def _attachment(self, place: Place, volume_id: volumes.VolumeId) -> Attachment:
         size_bytes = VolumeImages(place).own_size_bytes(volume_id)
-        who = place.connection.who
-        image = volumes.NetworkImage(
-            cluster=place.connection.fsid(),
-            pool=place.pool,
-            namespace=place.namespace,
-            image=volume_id,
-            monitors=(who.monitors,),
-            user=who.user,
-        )
-        return Attachment(image, size_bytes)
+        return Attachment(place.network_image(volume_id), size_bytes)
+
+    def _write_note(self, note: _Note) -> None:
+        durable.make_directories(self._directory, 0o700)
+        path = self._note(volumes.VolumeId(note.image.image))
+        durable.publish(path, note.model_dump_json().encode() + b"\n")
 
     def _read_note(self, volume_id: volumes.VolumeId) -> _Note | None:
         with oserrors.translating(f"cannot read the note of {volume_id}"):
@@ -373,20 +331,5 @@ class RbdAccess:
         try:
             return _Note.model_validate_json(data)
         except pydantic.ValidationError:
-            return _Note()  # that it is there says that the volume is attached
-
-
-def _text(attachment: Attachment, *, on_host: bool = False, is_image: bool = False) -> bytes:
-    image = attachment.source
-    assert isinstance(image, volumes.NetworkImage)
-    note = _Note(
-        cluster=image.cluster,
-        pool=image.pool,
-        namespace=image.namespace,
-        monitors=",".join(image.monitors),
-        user=image.user,
-        size_bytes=attachment.size_bytes,
-        on_host=on_host,
-        is_image=is_image,
-    )
-    return note.model_dump_json().encode() + b"\n"
+            # that it is there says that the volume is attached
+            return _Note(image=volumes.NetworkImage("", "", "", volume_id, (), ""))

@@ -1,6 +1,6 @@
 """A volume's image as a block device of this host, by the kernel's client of RBD (`krbd`), and the claim for it.
 
-Attaching:  1. the claim (`host_claims`): nobody else has the image
+Attaching:  1. the claim (`HostClaim`): nobody else has the image
             2. map
             3. the address of the kernel's client into the claim; only then is the device given out
 Detaching:  unmap, then give the claim back.
@@ -18,8 +18,9 @@ from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.place import Place
 from crust.ceph import claims
 from crust.ceph.claim_object import Mode
-from crust.ceph.host_claims import HostClaim
+from crust.ceph.claims import HostClaim
 from crust.core import errors, volumes
+from crust.core.volumes import NetworkImage
 from crust.host.block import krbd
 from crust.host.block.holders import DeviceInUse
 from crust.host.block.krbd import ImageName, KernelRbd, Login, Mapping
@@ -38,7 +39,7 @@ class HostDevices:
         """Raises `NoHostDevice`, KernelLacksFeatures, `krbd.KernelRefusesImage`, and what a claim raises."""
         if why := self.kernel.obstacle():
             raise NoHostDevice(why)
-        image = image_name(place, volume_id)
+        image = place.network_image(volume_id)
         with place.ioctx(f"cannot map the image of {volume_id}") as ioctx:
             with place.image(ioctx, volume_id) as there:
                 missing = self.kernel.unsupported(there.features())
@@ -61,14 +62,14 @@ class HostDevices:
                 raise
         return self._attachment(mapping)
 
-    def attached(self, image: ImageName) -> Attachment | None:
+    def attached(self, image: NetworkImage) -> Attachment | None:
         """The device of the image, if it is mapped."""
-        mapping = self.kernel.find(image)
+        mapping = self.kernel.find(_named(image))
         return None if mapping is None else self._attachment(mapping)
 
-    def refresh(self, image: ImageName, size_bytes: int) -> Attachment | None:
+    def refresh(self, image: NetworkImage, size_bytes: int) -> Attachment | None:
         """Give the device the image's size."""
-        mapping = self.kernel.find(image)
+        mapping = self.kernel.find(_named(image))
         if mapping is None:
             return None
         found = self._attachment(mapping)
@@ -77,9 +78,9 @@ class HostDevices:
             found = self._attachment(mapping)
         return found
 
-    def unmap(self, image: ImageName) -> None:
+    def unmap(self, image: NetworkImage) -> None:
         """Unmap the image; one that is not mapped is a success. Raises `StillAttached`."""
-        mapping = self.kernel.find(image)
+        mapping = self.kernel.find(_named(image))
         if mapping is None:
             return
         try:
@@ -87,9 +88,9 @@ class HostDevices:
         except DeviceInUse as err:
             raise StillAttached(image.image, f"{err.path}: {err.why}") from err
 
-    def _usable(self, image: ImageName, claim: HostClaim, *, readonly: bool) -> Mapping | None:
+    def _usable(self, image: NetworkImage, claim: HostClaim, *, readonly: bool) -> Mapping | None:
         """The mapping that there is; one that the claim does not name, or of another kind, is unmapped."""
-        mapping = self.kernel.find(image)
+        mapping = self.kernel.find(_named(image))
         if mapping is None:
             return None
         held = claim.held()
@@ -99,11 +100,13 @@ class HostDevices:
         self.unmap(image)
         return None
 
-    def _map(self, place: Place, image: ImageName, claim: HostClaim, *, readonly: bool) -> Mapping:
+    def _map(
+        self, place: Place, image: NetworkImage, claim: HostClaim, *, readonly: bool
+    ) -> Mapping:
         try:
-            return self.kernel.map(image, _login(place), readonly=readonly)
+            return self.kernel.map(_named(image), _login(place), readonly=readonly)
         except BaseException:
-            if self.kernel.find(image) is None:
+            if self.kernel.find(_named(image)) is None:
                 with suppress(
                     errors.CrustError
                 ):  # a claim that stays is this host's, for the next attempt
@@ -114,9 +117,9 @@ class HostDevices:
         return Attachment(self.kernel.device(mapping), self.kernel.size_bytes(mapping))
 
 
-def image_name(place: Place, volume_id: volumes.VolumeId) -> ImageName:
-    """The volume's image, as the kernel names it."""
-    return ImageName(place.connection.fsid(), place.pool, place.namespace, volume_id)
+def _named(image: NetworkImage) -> ImageName:
+    """The image, as the kernel names it."""
+    return ImageName(image.cluster, image.pool, image.namespace, image.image)
 
 
 def _login(place: Place) -> Login:

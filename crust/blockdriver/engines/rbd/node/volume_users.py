@@ -16,7 +16,6 @@ restart the notes of what is attached (`access`) name it, so what is staged can 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
@@ -43,24 +42,25 @@ class CephKeyNotGiven(errors.NotReady):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class OwnUser:
-    """The one user of a process that has a key of its own, by its settings. Secrets of calls are the guest's."""
+class Users:
+    """As whom a node's volumes are reached: as the one user of a process that has a key of its own."""
 
-    shared: Place
+    def __init__(self, shared: Place) -> None:
+        self.shared = shared
+        """The pool, as whatever user is known; it raises `CephKeyNotGiven` when it is used and none is."""
 
     def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
-        """Nothing: the secrets are the guest's."""
+        """Take a user for a volume from what a call brought; here nothing: the secrets are the guest's."""
 
     def place(self, volume_id: volumes.VolumeId) -> Place:
-        """The same for each."""
+        """The pool, as the volume's user. Raises `CephKeyNotGiven`."""
         return self.shared
 
     def forget(self, volume_id: volumes.VolumeId) -> None:
-        """Nothing."""
+        """The volume is not used here any more."""
 
 
-class VolumeUsers:
+class VolumeUsers(Users):
     """The users by whose keys this node reaches the pool `pool`/`namespace`. Safe from any thread."""
 
     def __init__(
@@ -85,8 +85,8 @@ class VolumeUsers:
         self._connections: OrderedDict[str, Connection] = OrderedDict()
         """By user, the one that was brought last at the end."""
         self._user_of: dict[volumes.VolumeId, str] = {}
-        self.shared = Place(self._last, pool, namespace, is_lent=True)
-        """For records, as the user that was brought last."""
+        # as the user that was brought last
+        super().__init__(Place(self._last, pool, namespace, is_lent=True))
 
     def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
         """Reach the volume as the user of `secrets`, or as before if there are none.

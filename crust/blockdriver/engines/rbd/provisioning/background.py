@@ -11,15 +11,16 @@ A stop waits for the piece of work that runs, but not for the time of the data: 
 what is half done is done again from its beginning, by the next start or by the next controller.
 """
 
-import contextlib
 import errno
 import logging
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
+from functools import partial
 
 from crust.blockdriver.engines.rbd.place import Place
-from crust.blockdriver.engines.rbd.provisioning import directory, image_change, images
-from crust.blockdriver.engines.rbd.provisioning.copies import FLATTEN, SOFT_DEPTH, WORK, RbdCopies
+from crust.blockdriver.engines.rbd.provisioning import copies, image_use, images, librbd_objects
+from crust.blockdriver.engines.rbd.provisioning.copies import FLATTEN, WORK
 from crust.ceph import binding, omap
 from crust.ceph.binding import Ioctx
 from crust.ceph.failures import CephConnectionClosed, ignoring
@@ -33,23 +34,33 @@ STOP_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-class BackgroundWork:
-    """The thread, from `start` to `stop`."""
+class Looks:
+    """A thread that looks for work again and again, from `start` to `stop`, or until the connection is closed."""
 
-    def __init__(self, place: Place, copies: RbdCopies) -> None:
+    name: str
+
+    def __init__(self, place: Place) -> None:
         self._place = place
-        self._copies = copies
         self._wake = threading.Event()
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
         self._doing = ""
+        """The piece of work that takes its time now."""
+
+    def look(self, ends: threading.Event | None = None) -> None:
+        """Do all that there is to do now; `ends` says that this is to end."""
+        raise NotImplementedError
+
+    def pause_s(self, took_s: float) -> float:
+        """Until the next look, after one that took that long."""
+        raise NotImplementedError
 
     def start(self) -> None:
         """Begin to look, unless it runs. A thread that `stop` did not wait for ends with its piece of work."""
         if self._thread is None:
             self._ends = threading.Event()
             self._thread = threading.Thread(
-                target=self._run, args=(self._ends,), name="rbd-background", daemon=True
+                target=self._run, args=(self._ends,), name=self.name, daemon=True
             )
             self._thread.start()
 
@@ -74,47 +85,51 @@ class BackgroundWork:
         return left
 
     def _run(self, ends: threading.Event) -> None:
-        while not ends.is_set():
-            self._wake.clear()
+        while True:
+            self._wake.clear()  # before the end is looked at: a stop that comes after that wakes it
+            if ends.is_set():
+                return
+            began_s = time.monotonic()
             try:
-                self.look()
+                self.look(ends)
             except CephConnectionClosed:
                 return
             except errors.CrustError as err:
-                _log.warning("background work in the Ceph pool failed", extra={"error": err})
-            self._wake.wait(PERIOD_S)
+                extra = {"work": self.name, "error": err}
+                _log.warning("background work in the Ceph pool failed", extra=extra)
+            self._wake.wait(self.pause_s(time.monotonic() - began_s))
 
-    def look(self) -> None:
+
+class BackgroundWork(Looks):
+    """Empties the trash of `place`, and flattens."""
+
+    name = "rbd-background"
+
+    def pause_s(self, took_s: float) -> float:
+        """A `wake` ends it."""
+        return PERIOD_S
+
+    def look(self, ends: threading.Event | None = None) -> None:
         """Do all that there is to do now. Raises the first error, after the rest was tried."""
         failed: list[errors.CrustError] = []
-        ends = self._ends
-        for image_id, name in self._trash():
-            with self._tried(
-                failed, ends, f"removing the image {image_id} from the trash"
-            ) as goes_on:
-                if goes_on:
-                    self._remove(image_id, name)
+        work: list[tuple[str, Callable[[], None]]] = [
+            (f"removing the image {image_id} from the trash", partial(self._remove, image_id, name))
+            for image_id, name in self._trash()
+        ]
         for name, value in self._to_flatten():
-            with self._tried(failed, ends, f"flattening {name}") as goes_on:
-                if goes_on:
-                    self._flatten(name, value)
+            work.append((f"flattening {name}", partial(self._flatten, name, value)))
+        for self._doing, do in work:
+            if ends is not None and ends.is_set():
+                break
+            try:
+                do()
+            except CephConnectionClosed:
+                raise
+            except errors.CrustError as err:
+                failed.append(err)
+        self._doing = ""
         if failed:
             raise failed[0]
-
-    @contextlib.contextmanager
-    def _tried(
-        self, failed: list[errors.CrustError], ends: threading.Event, what: str
-    ) -> Iterator[bool]:
-        """Whether to do it; what fails is put into `failed`."""
-        self._doing = what
-        try:
-            yield not ends.is_set()
-        except CephConnectionClosed:
-            raise
-        except errors.CrustError as err:
-            failed.append(err)
-        finally:
-            self._doing = ""
 
     def _trash(self) -> list[tuple[str, str]]:
         """The ids and names of the images in the trash that have the name of a volume; others are somebody else's."""
@@ -132,7 +147,7 @@ class BackgroundWork:
             with ignoring(errno.EUCLEAN):
                 self._place.images.trash_remove(ioctx, image_id, force=False)
                 return
-            if directory.note_arrived(ioctx, image_id, name):
+            if librbd_objects.note_arrived(ioctx, image_id, name):
                 self._place.images.trash_remove(ioctx, image_id, force=False)
 
     def _to_flatten(self) -> list[tuple[str, bytes]]:
@@ -146,13 +161,13 @@ class BackgroundWork:
     def _flatten(self, name: str, value: bytes) -> None:
         with self._place.ioctx(f"cannot flatten {name}") as ioctx:
             if not self._place.has_image(ioctx, name):
-                return  # its create has not come so far, or it is deleted (`RbdCopies.clear`)
+                return  # its create has not come so far, or it is deleted (`copies.clear`)
             with ignoring(errno.ENOENT):
                 with self._place.image(ioctx, name) as image:
                     if not images.is_complete(image, name):
                         return  # a create goes on with it, and knows a begun copy by its parent
-                if self._copies.depth(ioctx, name) > SOFT_DEPTH:
-                    with image_change.changing(self._place, ioctx, name) as image:
+                if copies.depth(self._place, ioctx, name) > copies.SOFT_DEPTH:
+                    with image_use.changing(self._place, ioctx, name) as image:
                         # A client notes an object in the object map before it copies the parent's data to it, and
                         # flattening passes over what is noted: of one that was killed in between it would be lost.
                         # So it goes without the map, which is made again after it (`_with_object_map`).
@@ -161,17 +176,15 @@ class BackgroundWork:
                         image.flatten()
                 self._with_object_map(ioctx, name)
             key = FLATTEN + name
-            with ignoring(
-                errno.ECANCELED
-            ):  # the name is another image's by now, or it is put again
-                omap.drop(ioctx, WORK, (key,), expected={key: value.decode()})
+            # unless the name is another image's by now, or it is put again
+            omap.swap(ioctx, WORK, {key: value.decode()}, {key: None})
 
     def _with_object_map(self, ioctx: Ioctx, name: str) -> None:
         """Give the image its object map back, also after a stop since it was flattened."""
         with self._place.image(ioctx, name) as image:
             if image.features() & _object_map() == _object_map():
                 return
-        with image_change.changing(self._place, ioctx, name) as image:
+        with image_use.changing(self._place, ioctx, name) as image:
             image.update_features(_object_map(), True)  # noqa: FBT003 - the binding's
             image.rebuild_object_map()
 

@@ -1,4 +1,4 @@
-"""Volumes from snapshots and from volumes: clones that share what they have not written.
+"""Volumes that are made: empty, or clones that share with a snapshot or volume what they have not written.
 
 A clone costs the same whatever its source holds. Each clone of a clone makes reads and opens slower, so a clone
 that is deeper than `SOFT_DEPTH` is flattened in the background: it gets all its data, and no parent. `HARD_DEPTH` is
@@ -13,14 +13,18 @@ removed. What is begun is noted in the pool before, so that the next controller 
 
 import errno
 import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from crust.blockdriver.engines.pool_store import RecordKind
+from crust.blockdriver.engines.protocol import ForeignImage
 from crust.blockdriver.engines.protocol import Image as Snapshot
-from crust.blockdriver.engines.protocol import ImageMissing, SnapshotMissing
 from crust.blockdriver.engines.rbd.place import Place
-from crust.blockdriver.engines.rbd.provisioning import image_change, image_use
-from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages, features
+from crust.blockdriver.engines.rbd.provisioning import image_use, librbd_objects
+from crust.blockdriver.engines.rbd.provisioning.images import MARK, enlarge, features, parent
 from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
+from crust.blockdriver.engines.rbd.records import RbdContentRecords
 from crust.ceph import binding, omap
 from crust.ceph.binding import Ioctx
 from crust.ceph.failures import ignoring
@@ -32,64 +36,69 @@ SOFT_DEPTH = 4
 HARD_DEPTH = 12
 
 
-@dataclass(frozen=True, slots=True)
-class RbdCopies:
-    """Makes images from others in `place`."""
+@dataclass(slots=True)
+class RbdMaking:
+    """A volume that is being made, beside the others in `snapshots`."""
 
-    place: Place
-    images: VolumeImages
     snapshots: RbdSnapshots
+    volume_id: volumes.VolumeId
+    is_committed: bool = False
 
-    def restore(self, volume_id: volumes.VolumeId, snapshot: Snapshot, size_bytes: int) -> None:
+    @property
+    def _place(self) -> Place:
+        return self.snapshots.place
+
+    def create(self, size_bytes: int) -> None:
+        """An image without objects."""
+        with (
+            self._place.ioctx(f"cannot create the image of {self.volume_id}") as ioctx,
+            self._finished(ioctx, size_bytes),
+        ):
+            self._place.images.create(
+                ioctx, self.volume_id, size_bytes, old_format=False, features=features()
+            )
+
+    def restore(self, image: Snapshot, size_bytes: int) -> None:
         """A clone of the snapshot. Raises `SnapshotMissing`, CloneDepthReached, `ForeignImage`."""
-        with self.place.ioctx(f"cannot make {volume_id} from {snapshot.snapshot_id}") as ioctx:
-            source = self.snapshots.image_of(ioctx, snapshot)
-            if not source:
-                raise SnapshotMissing(snapshot.snapshot_id)
-            self._clone(ioctx, source, snapshot.snapshot_id, volume_id, size_bytes)
+        what = f"cannot make {self.volume_id} from {image.snapshot_id}"
+        with self._place.ioctx(what) as ioctx:
+            source = self.snapshots.image_of(ioctx, image)
+            self._clone(ioctx, source, image.snapshot_id, size_bytes)
 
-    def clone(
-        self, volume_id: volumes.VolumeId, source: str, *, source_bytes: int, size_bytes: int
-    ) -> None:
+    def clone(self, source: volumes.VolumeId, *, source_bytes: int, size_bytes: int) -> None:
         """A clone of a snapshot that is taken for it. Raises `ImageMissing`, SourceTruncated."""
-        name = f"clone-{volume_id}"
-        with self.place.ioctx(f"cannot make {volume_id} from {source}") as ioctx:
-            try:
-                image_use.check_answers(self.place, ioctx, source)  # before anything is noted
-                omap.put(ioctx, WORK, {_CLONE + volume_id: source.encode()})
-                self._snapshot(ioctx, source, name, source_bytes)
-                self._clone(ioctx, source, name, volume_id, size_bytes)
-                self._forget(ioctx, volume_id, source)
-            except binding.load().rbd.ImageNotFound as err:
-                raise ImageMissing(source) from err
+        with self._place.volume(source, f"cannot make {self.volume_id} from {source}") as ioctx:
+            image_use.check_answers(self._place, ioctx, source)  # before anything is noted
+            omap.swap(ioctx, WORK, {}, {_CLONE + self.volume_id: source.encode()})
+            self._snapshot(ioctx, source, source_bytes)
+            self._clone(ioctx, source, f"clone-{self.volume_id}", size_bytes)
+            _forget(self.snapshots, ioctx, self.volume_id, source)
 
-    def clear(self, volume_id: volumes.VolumeId) -> None:
-        """Remove what a clone to this volume has left at its source; nothing is a success."""
-        with self.place.ioctx(f"cannot clear what {volume_id} was made from") as ioctx:
-            keys = (_CLONE + volume_id, FLATTEN + volume_id)
-            with ignoring(errno.ENOENT):
-                found = omap.read_keys(ioctx, WORK, keys)
-                if source := found.get(keys[0], b"").decode():
-                    self._forget(ioctx, volume_id, source)
-                if keys[1] in found:
-                    omap.drop(ioctx, WORK, (keys[1],))
+    def commit(self, records: Mapping[RecordKind, bytes]) -> None:
+        """The content record, then the volume record."""
+        content = RbdContentRecords(self._place)
+        content.make(self.volume_id, records[RecordKind.CONTENT])
+        self.snapshots.volume_records.commit(self.volume_id, records[RecordKind.VOLUMES])
+        self.is_committed = True
 
-    def depth(self, ioctx: Ioctx, name: str) -> int:
-        """How many parents an image has in a row."""
-        found = 0
-        while name and found < HARD_DEPTH + 1:
-            with self.place.image(ioctx, name) as image:
-                try:
-                    name = str(image.get_parent_image_spec()["image_name"])
-                except binding.load().rbd.ImageNotFound:
-                    return found
-            found += 1
-            if not self.place.has_image(ioctx, name):
-                return found  # in the trash: its own parents are not looked at
-        return found
+    @contextmanager
+    def _finished(self, ioctx: Ioctx, size_bytes: int) -> Iterator[None]:
+        """The block makes the image; then it is finished. Raises `ForeignImage` if there is one of that name."""
+        librbd_objects.forget_removed(ioctx, self.volume_id)
+        try:
+            yield
+        except binding.load().rbd.ImageExists as err:
+            raise ForeignImage(self.volume_id, self._place.shown, "created") from err
+        self._finish(ioctx, size_bytes)
 
-    def _snapshot(self, ioctx: Ioctx, source: str, name: str, source_bytes: int) -> None:
-        with image_change.changing(self.place, ioctx, source) as image:
+    def _finish(self, ioctx: Ioctx, size_bytes: int) -> None:
+        """Give the image its size, and mark it as complete."""
+        with self._place.image(ioctx, self.volume_id, read_only=False) as image:
+            enlarge(image, size_bytes)
+            image.metadata_set(MARK, self.volume_id)
+
+    def _snapshot(self, ioctx: Ioctx, source: str, source_bytes: int) -> None:
+        with image_use.changing(self._place, ioctx, source) as image:
             if image.size() < source_bytes:
                 raise errors.Corrupt.named(
                     "SourceTruncated",
@@ -97,29 +106,57 @@ class RbdCopies:
                     why=f"it has {image.size()} bytes and should have {source_bytes}",
                     hint="find out who shrank it; nothing was copied",
                 )
-            image.create_snap(name)
+            image.create_snap(f"clone-{self.volume_id}")
 
-    def _clone(
-        self, ioctx: Ioctx, source: str, snapshot: str, volume_id: str, size_bytes: int
-    ) -> None:
-        depth = self.depth(ioctx, source) + 1
-        if depth > HARD_DEPTH:
-            self._put_flatten(ioctx, source)
+    def _clone(self, ioctx: Ioctx, source: str, snapshot: str, size_bytes: int) -> None:
+        depth_of_clone = depth(self._place, ioctx, source) + 1
+        if depth_of_clone > HARD_DEPTH:
+            put_flatten(ioctx, source)
             raise errors.OperationPending.named(
                 "CloneDepthReached",
-                f"{volume_id} cannot be made yet",
-                why=f"its source is a clone of {depth - 1} others in a row, which are being flattened",
+                f"{self.volume_id} cannot be made yet",
+                why=f"its source is a clone of {depth_of_clone - 1} others in a row, which are being flattened",
                 hint="retry; flattening copies all data of a volume once",
             )
-        if depth > SOFT_DEPTH:
-            self._put_flatten(ioctx, volume_id)
-        with self.images.making(ioctx, volume_id, size_bytes):
-            self.place.images.clone(ioctx, source, snapshot, ioctx, volume_id, features=features())
+        if depth_of_clone > SOFT_DEPTH:
+            put_flatten(ioctx, self.volume_id)
+        with self._finished(ioctx, size_bytes):
+            self._place.images.clone(
+                ioctx, source, snapshot, ioctx, self.volume_id, features=features()
+            )
 
-    def _put_flatten(self, ioctx: Ioctx, name: str) -> None:
-        """With a value of its own, so that whoever has done an earlier one does not drop this one."""
-        omap.put(ioctx, WORK, {FLATTEN + name: secrets.token_hex(8).encode()})
 
-    def _forget(self, ioctx: Ioctx, volume_id: str, source: str) -> None:
-        self.snapshots.remove(ioctx, source, f"clone-{volume_id}")
-        omap.drop(ioctx, WORK, (_CLONE + volume_id,))
+def clear(snapshots: RbdSnapshots, volume_id: volumes.VolumeId) -> None:
+    """Remove what a clone to this volume has left at its source; nothing is a success."""
+    with snapshots.place.ioctx(f"cannot clear what {volume_id} was made from") as ioctx:
+        keys = (_CLONE + volume_id, FLATTEN + volume_id)
+        with ignoring(errno.ENOENT):
+            found = omap.read_keys(ioctx, WORK, keys)
+            if source := found.get(keys[0], b"").decode():
+                _forget(snapshots, ioctx, volume_id, source)
+            if keys[1] in found:
+                omap.swap(ioctx, WORK, {}, {keys[1]: None})
+
+
+def depth(place: Place, ioctx: Ioctx, name: str) -> int:
+    """How many parents an image has in a row."""
+    found = 0
+    while found < HARD_DEPTH + 1:
+        with place.image(ioctx, name) as image:
+            name = parent(image)
+        if not name:
+            return found
+        found += 1
+        if not place.has_image(ioctx, name):
+            return found  # in the trash: its own parents are not looked at
+    return found
+
+
+def put_flatten(ioctx: Ioctx, name: str) -> None:
+    """With a value of its own, so that whoever has done an earlier one does not drop this one."""
+    omap.swap(ioctx, WORK, {}, {FLATTEN + name: secrets.token_hex(8).encode()})
+
+
+def _forget(snapshots: RbdSnapshots, ioctx: Ioctx, volume_id: str, source: str) -> None:
+    snapshots.remove_snapshot(ioctx, source, f"clone-{volume_id}")
+    omap.swap(ioctx, WORK, {}, {_CLONE + volume_id: None})

@@ -1,39 +1,52 @@
-"""The controller's side of the engine for Ceph RBD: one interface to images, snapshots, copies and space.
+"""What a controller does with a pool in Ceph: the order of steps in which volumes and snapshot sets come and go.
 
-It decides nothing: each method goes to the module that has the rule. Every call blocks for as long as the cluster
-takes (`crust.ceph.user.Timeouts`), and raises the errors of `crust.ceph.failures` beside those that it names.
+    make      intent; image, mark; content record; in one operation the volume record for the intent
+    remove    in one operation an intent for the volume record; claim; image; content record; no intent
+    take      intent, with the snapshots of the set; snapshots; in one operation the record for the intent
+    remove    in one operation an intent for the record; snapshots; no intent
+
+librbd and the records share no transaction, so a crash leaves an intent (`records`). The next call for the volume or
+set, or the next start, ends it as removed. What was half made goes only if nobody has used it: an intent can be older
+than the image, restored from a backup. A removal that finds a user of the image, who came before the claim, is taken
+back.
+
+Every call blocks for as long as the cluster takes (`crust.ceph.user.Timeouts`), and raises the errors of
+`crust.ceph.failures` beside those that it names.
 """
 
+import json
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from crust.blockdriver.engines.pool_store import RecordKind
-from crust.blockdriver.engines.protocol import Image, PoolSpace, Region
-from crust.blockdriver.engines.rbd.intents import Intents
-from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.protocol import (
+    ForeignImage,
+    Image,
+    PoolSpace,
+    StillAttached,
+    orphan_image,
+)
 from crust.blockdriver.engines.rbd.pool import OBJECT
+from crust.blockdriver.engines.rbd.provisioning import copies
 from crust.blockdriver.engines.rbd.provisioning.background import BackgroundWork
-from crust.blockdriver.engines.rbd.provisioning.copies import RbdCopies
-from crust.blockdriver.engines.rbd.provisioning.ended_claims import EndedClaims
-from crust.blockdriver.engines.rbd.provisioning.images import ORDER_BYTES, VolumeImages
-from crust.blockdriver.engines.rbd.provisioning.lifecycle import RbdMaking, VolumeLifecycle
+from crust.blockdriver.engines.rbd.provisioning.copies import RbdMaking
+from crust.blockdriver.engines.rbd.provisioning.freeing import Freeing
 from crust.blockdriver.engines.rbd.provisioning.snapshots import (
     RbdSnapshots,
     RbdTaking,
-    SnapshotSets,
+    noted,
+    snapshots_of,
 )
-from crust.blockdriver.engines.rbd.provisioning.space import CephSpace
-from crust.blockdriver.engines.rbd.records import RbdContentRecords
+from crust.blockdriver.engines.rbd.records import RbdContentRecords, State
 from crust.core import errors, volumes
-from crust.core.pool_ids import set_of
 
-_log = logging.getLogger(__name__)
-
+_OBJECT_BYTES = 4 * 1024**2
 _MOST_OBJECTS = 256_000_000
 """What librbd keeps an object map for."""
-
+_FRESH_S = 2.0
 MODES = frozenset({
     volumes.AccessMode.SINGLE_NODE_WRITER,
     volumes.AccessMode.SINGLE_NODE_READER_ONLY,
@@ -42,20 +55,20 @@ MODES = frozenset({
     volumes.AccessMode.MULTI_NODE_READER_ONLY,
 })  # fmt: skip
 
+_log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
-class RbdProvisioning:
-    """The images of a pool in Ceph. Sizes are bytes; what fails is named in `crust.ceph.failures`."""
 
-    place: Place
-    lifecycle: VolumeLifecycle
-    images: VolumeImages
-    snapshots: RbdSnapshots
-    sets: SnapshotSets
-    copies: RbdCopies
-    capacity: CephSpace
-    background: BackgroundWork
-    ended_claims: EndedClaims
+@dataclass(slots=True)
+class RbdProvisioning(RbdSnapshots):
+    """The volumes and snapshot sets of `place`. The caller makes one call per volume or set at a time."""
+
+    background: BackgroundWork = field(init=False)
+    freeing: Freeing = field(init=False)
+    _space: PoolSpace | None = field(default=None, init=False)
+    _space_at_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self.background, self.freeing = BackgroundWork(self.place), Freeing(self.place)
 
     @property
     def modes(self) -> frozenset[volumes.AccessMode]:
@@ -67,100 +80,10 @@ class RbdProvisioning:
         """The same, and several writers: each has a claim, and RBD orders what they write."""
         return MODES | {volumes.AccessMode.MULTI_NODE_MULTI_WRITER}
 
-    def open(self) -> None:
-        """Settle volumes and snapshots, and begin the background work."""
-        for each in self.unsettled():
-            try:
-                self._settle(each)
-            except errors.PeerUnavailable:
-                raise
-            except errors.CrustError as err:
-                _log.warning("an unfinished volume or set stays", extra={"id": each, "error": err})
-        self.background.start()
-        self.ended_claims.start()
-
-    def stop(self) -> None:
-        """End the background work."""
-        self.ended_claims.stop()
-        self.background.stop()
-
-    def check(self) -> None:
-        """One small read; nothing where only calls bring keys: a pod's key says nothing of this process."""
-        if self.place.is_lent:
-            return
-        with self.place.ioctx(f"cannot reach {self.place.shown}") as ioctx:
-            ioctx.stat(OBJECT)
-
-    def check_image(self, volume_id: volumes.VolumeId) -> None:
-        """By the image's mark, which whoever restores one by hand sets by hand."""
-        self.images.own_size_bytes(volume_id)
-
-    @contextmanager
-    def making(self, volume_id: volumes.VolumeId) -> Iterator[RbdMaking]:
-        """After an intent. Raises `CephQuotaReached`."""
-        with self.lifecycle.making(volume_id) as making:
-            yield making
-        self.background.wake()
-
-    def remove(self, volume_id: volumes.VolumeId) -> None:
-        """To the trash, after an intent. Raises `StillAttached` while a client has the image open."""
-        self.lifecycle.remove(volume_id)
-        self.background.wake()
-
-    @contextmanager
-    def taking(self, set_id: str, images: Sequence[Image]) -> Iterator[RbdTaking]:
-        """After an intent."""
-        with self.sets.taking(set_id, images) as taking:
-            yield taking
-        self.background.wake()
-
-    def remove_set(self, set_id: str, images: Sequence[Image]) -> None:
-        """After an intent. Volumes that were made from it keep what they share with it."""
-        self.sets.remove(set_id, images)
-        self.background.wake()
-
-    def unsettled(self) -> tuple[volumes.VolumeId, ...]:
-        """By the intents."""
-        return self.lifecycle.intents.ids() + self.sets.intents.ids()
-
-    def settle(self, thing_id: volumes.VolumeId) -> None:
-        """Go on after a kill."""
-        self._settle(thing_id)
-        self.background.wake()
-
-    def _settle(self, thing_id: volumes.VolumeId) -> None:
-        self.lifecycle.settle(thing_id)
-        self.sets.settle(thing_id)
-
-    def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
-        """Grow; whoever has it open is told by librbd."""
-        self.images.grow(volume_id, size_bytes)
-
-    def maximum_bytes(self) -> int:
-        """Of an image with an object map."""
-        return _MOST_OBJECTS * ORDER_BYTES
-
-    def space(self) -> PoolSpace:
-        """By the managers' statistics and the quota."""
-        return self.capacity.space()
-
-    def image_ids(self) -> frozenset[volumes.VolumeId]:
-        """Of one listing, and the intents after it: what was begun since is in none of both."""
-        found = self.images.image_ids()
-        return found.difference(self.lifecycle.intents.ids())
-
-    def snapshot_ids(self) -> frozenset[str]:
-        """By opening every image, 8 ms each, and the intents after it."""
-        found, unsettled = self.snapshots.ids(), frozenset(self.sets.intents.ids())
-        return frozenset(each for each in found if set_of(each) not in unsettled)
-
-    def image_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """The image's size."""
-        return self.images.image_bytes(volume_id)
-
-    def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
-        """Absent, or smaller than it was created."""
-        return self.images.image_problem(volume_id, size_bytes)
+    @property
+    def is_used_elsewhere(self) -> bool:
+        """By the guests and kernels of all nodes."""
+        return True
 
     def copies_at_once(self) -> bool:
         """Always: a snapshot is one operation of the cluster."""
@@ -170,40 +93,158 @@ class RbdProvisioning:
         """Snapshots and clones share what is not written."""
         return 0
 
-    def check_snapshot(self, image: Image) -> None:
-        """In the volume's image, or in one that was kept aside for it."""
-        self.snapshots.check(image)
+    def maximum_bytes(self) -> int:
+        """Of an image with an object map."""
+        return _MOST_OBJECTS * _OBJECT_BYTES
 
-    @property
-    def is_used_elsewhere(self) -> bool:
-        """By the guests and kernels of all nodes."""
-        return True
+    def open(self) -> None:
+        """Settle volumes and sets, and begin the background work."""
+        for each in self.unsettled():
+            try:
+                self.settle(each)
+            except errors.PeerUnavailable:
+                raise
+            except errors.CrustError as err:
+                _log.warning("an unfinished volume or set stays", extra={"id": each, "error": err})
+        self.background.start()
+        self.freeing.start()
 
-    def allocated(self, image: Image) -> tuple[Region, ...]:
-        """Whole objects, of 4 MiB."""
-        return self.snapshots.allocated(image)
+    def stop(self) -> None:
+        """End the background work."""
+        self.freeing.stop(limit_s=0)  # the next look begins again
+        self.background.stop()
 
-    def changed(self, base: Image, target: Image) -> tuple[Region, ...]:
-        """Whole objects, of 4 MiB."""
-        return self.snapshots.changed(base, target)
+    def check(self) -> None:
+        """One small read; nothing where only calls bring keys: a pod's key says nothing of this process."""
+        if self.place.is_lent:
+            return
+        with self.place.ioctx(f"cannot reach {self.place.shown}") as ioctx:
+            ioctx.stat(OBJECT)
 
+    @contextmanager
+    def making(self, volume_id: volumes.VolumeId) -> Iterator[RbdMaking]:
+        """After an intent. Raises `CephQuotaReached`."""
+        self._settle_volume(volume_id, self.volume_records.state(volume_id))
+        with self.place.ioctx(f"cannot look for the image of {volume_id}") as ioctx:
+            if self.place.has_image(ioctx, volume_id):
+                raise orphan_image(volume_id, "an image of that name")
+        self.volume_records.begin(volume_id)
+        making = RbdMaking(self, volume_id)
+        with self._settled(volume_id, making):
+            yield making
 
-def provisioning(place: Place, trash_keep_s: int = 0) -> RbdProvisioning:
-    """The parts for `place`, without I/O; `trash_keep_s` as `VolumeImages` has it."""
-    images = VolumeImages(place, trash_keep_s)
-    snapshots = RbdSnapshots(place, images)
-    copies = RbdCopies(place, images, snapshots)
-    lifecycle = VolumeLifecycle(
-        Intents(place, RecordKind.VOLUMES), RbdContentRecords(place), images, copies
-    )
-    return RbdProvisioning(
-        place,
-        lifecycle,
-        images,
-        snapshots,
-        SnapshotSets(Intents(place, RecordKind.SNAPSHOTS), snapshots),
-        copies,
-        CephSpace(place),
-        BackgroundWork(place, copies),
-        EndedClaims(place),
-    )
+    def remove(self, volume_id: volumes.VolumeId) -> None:
+        """To the trash, after an intent. Raises `StillAttached` while a client has the image open."""
+        state = self.volume_records.state(volume_id)
+        if state.record is not None:
+            self.check_removable(volume_id)
+            self.volume_records.begin_removal(volume_id, state.record, state.record)
+            state = State(removing=state.record)
+        self._settle_volume(volume_id, state)
+        self.background.wake()
+
+    @contextmanager
+    def taking(self, set_id: str, images: Sequence[Image]) -> Iterator[RbdTaking]:
+        """After an intent."""
+        self._settle_set(set_id)
+        taking = RbdTaking(self, set_id, noted(images))
+        self.set_records.begin(set_id, taking.note)
+        with self._settled(volumes.VolumeId(set_id), taking):
+            yield taking
+
+    def remove_set(self, set_id: str, images: Sequence[Image]) -> None:
+        """After an intent. Volumes that were made from it keep what they share with it."""
+        record = self.set_records.load(set_id)
+        if record is not None:
+            self.set_records.begin_removal(set_id, record, noted(images))
+        self._settle_set(set_id)
+        self.background.wake()
+
+    def unsettled(self) -> tuple[volumes.VolumeId, ...]:
+        """By the intents."""
+        return self.volume_records.unfinished() + self.set_records.unfinished()
+
+    def settle(self, thing_id: volumes.VolumeId) -> None:
+        """Go on after a kill. Raises CreatingVolumeUsed."""
+        self._settle_volume(thing_id, self.volume_records.state(thing_id))
+        self._settle_set(thing_id)
+        self.background.wake()
+
+    @contextmanager
+    def _settled(self, thing_id: volumes.VolumeId, thing: RbdMaking | RbdTaking) -> Iterator[None]:
+        """Settle what the block does not commit. One that fails is left to a later settlement, and hides no error."""
+        try:
+            yield
+        except Exception:
+            try:
+                self.settle(thing_id)
+            except errors.CrustError as err:
+                text = "a half made volume or set stays for now"
+                _log.warning(text, extra={"id": thing_id, "error": err})
+            raise
+        if not thing.is_committed:
+            self.settle(thing_id)
+        self.background.wake()
+
+    def _settle_volume(self, volume_id: volumes.VolumeId, state: State) -> None:
+        content = RbdContentRecords(self.place)
+        if state.making is None and state.removing is None:
+            return
+        if state.making is not None and not content.is_first(volume_id):
+            raise errors.Corrupt.named(
+                "CreatingVolumeUsed",
+                f"the volume {volume_id} is not removed",
+                why="it is noted as half made, and its content record was written since: the note is of a backup",
+                hint="restore a newer copy of the volume records; nothing was changed",
+            )
+        try:
+            copies.clear(self, volume_id)
+            self.delete_image(volume_id)
+        except (StillAttached, ForeignImage):  # since it was looked at, or by somebody else
+            if state.removing is not None:
+                self.volume_records.put_back(volume_id, state.removing)
+            raise
+        content.remove(volume_id)
+        self.volume_records.end(volume_id)
+
+    def _settle_set(self, set_id: str) -> None:
+        state = self.set_records.state(set_id)
+        note = state.making if state.making is not None else state.removing
+        if note is None:
+            return
+        with self.place.ioctx(f"cannot delete the snapshots of {set_id}") as ioctx:
+            for volume_id, snapshot_id in snapshots_of(note):
+                self.remove_snapshot(ioctx, volume_id, snapshot_id)
+        self.set_records.end(set_id)
+
+    def space(self) -> PoolSpace:
+        """By the statistics that the managers gather, a few seconds old, asked for once in two seconds: 64 creates at
+        once are one question. Raises CephStatisticsMissing, `CephMonitorsUnreachable`.
+
+            size = what is stored in the pool + what can still be stored, at most the pool's quota
+
+        Ceph counts what is stored after replication and gives what can be stored after it, so these are bytes of
+        volumes. What other namespaces of the pool hold is in `size_bytes`; it is not free, so it is never given out.
+        Snapshots share their blocks with images and Ceph does not count them apart: their bytes are not free.
+        """
+        known = self._space
+        if known is None or time.monotonic() - self._space_at_s >= _FRESH_S:
+            known = self._space = self._asked_space()
+            self._space_at_s = time.monotonic()
+        return known
+
+    def _asked_space(self) -> PoolSpace:
+        answer: dict[str, Any] = json.loads(self.place.connection.command("df", detail="detail"))
+        for each in answer["pools"]:
+            if each["name"] == self.place.pool:
+                stats = each["stats"]
+                stored, free = int(stats["stored"]), int(stats["max_avail"])
+                if quota := int(stats.get("quota_bytes", 0)):
+                    free = min(free, max(quota - stored, 0))
+                return PoolSpace(size_bytes=stored + free, free_bytes=free, snapshot_bytes=0)
+        raise errors.PeerUnavailable.named(
+            "CephStatisticsMissing",
+            f"the capacity of the Ceph pool {self.place.pool!r} is unknown",
+            why="no manager (ceph-mgr) has reported it",
+            hint="start a manager; it takes a few seconds after that",
+        )

@@ -1,26 +1,53 @@
-"""Who has an image open, and whether a change of it would harm them.
+"""Who has an image open, and changes of it that harm none of them.
 
-A change that needs librbd's exclusive lock would break the lock of an owner that does not answer (`image_change`). So
-whoever watches the image is asked first, by an empty notification, which every client of RBD acknowledges, and a
-silent one is a refusal. A lock whose owner does not even watch any more is left alone as long as a sandbox has a
-claim on the image (`crust.ceph.claims`); without one nobody uses the image, and librbd may break it.
+A snapshot, a growth and most other changes need librbd's exclusive lock, or ask its owner for it. An owner that does
+not answer is treated as dead after 30 s, its lock is broken and its client blocklisted: a virtual machine that was
+only paused (suspended, migrated, stopped in a debugger) would lose its disk because of a snapshot. No option of
+librbd is against that. Without the blocklisting (`rbd_blocklist_on_break_lock`) it is worse: a client that wakes up
+without its lock writes beside the new owner, and about one of ten hangs for ever (librbd 16: it gives up the lock,
+which waits for its flush, which waits for the new header, which waits for the flush).
+
+So librbd is never let get that far (`changing`):
+
+    before     whoever watches the image is asked, by an empty notification, which every client of RBD acknowledges,
+               and a silent one is a refusal. A lock whose owner does not even watch any more is left alone as long as
+               a sandbox has a claim on the image; without one nobody uses the image, and librbd may break it
+    meanwhile  they are asked again, each `ASK_EVERY_S`; when one has been silent for `SILENT_S`, *our own* client is
+               blocklisted, which ends the change wherever it is: the OSDs refuse its next step
+    after      a change during which librbd might have broken a lock all the same, because this process slept or no
+               monitor answered, is not treated as done
+
+The silent client still has its lock and knows nothing of all this. What it was asked to do and did not do yet it may
+do when it wakes up; whoever repeats the change looks first.
 """
 
 import errno
+import logging
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.place import Place
 from crust.ceph import binding, claim_object, claims, controller_lock, fencing
-from crust.ceph.binding import Ioctx
+from crust.ceph.binding import Image, Ioctx
+from crust.ceph.claim_object import Claims, Holder
 from crust.ceph.cluster_image import lockers, watchers
 from crust.ceph.failures import ignoring
 from crust.core import errors
 
 _ANSWERS_WITHIN_MS = 3000
+ASK_EVERY_S = 3.0
+_AGAIN_S = 0.5
+SILENT_S = 8.0
+"""Two questions in a row without an answer."""
+KEPT_S = 20.0
+"""A client that has answered watches the image for longer than that: its watch ends 30 s after its last sign of life,
+which it gives every 5 s. Until then librbd breaks no lock of it."""
+
+_log = logging.getLogger(__name__)
 
 
 class RbdClientSilent(errors.NotReady):
@@ -66,16 +93,14 @@ def check_unused(place: Place, ioctx: Ioctx, name: str) -> None:
         found = controller_lock.unknown_clients(ioctx, lambda: watchers(image))
     if found:
         raise StillAttached(name, f"an image that {', '.join(sorted(found))} has open")
-    _unclaimed(ioctx, name)
+    _check_unclaimed(claim_object.read(ioctx, name).claims, name)
 
 
-def _unclaimed(ioctx: Ioctx, name: str) -> claim_object.Read:
-    """The claims, which are nobody's, or those of a deletion that was begun."""
-    seen = claim_object.read(ioctx, name)
-    for holder in seen.claims.holders:
+def _check_unclaimed(now: Claims, name: str) -> None:
+    """Raise `StillAttached` unless the claims are nobody's, or those of a deletion that was begun."""
+    for holder in (*now.holders, *now.ended):
         if not holder.is_deletion:
             raise StillAttached(name, f"an image that {holder.shown} has claimed")
-    return seen
 
 
 @contextmanager
@@ -85,12 +110,15 @@ def deleting(place: Place, ioctx: Ioctx, name: str) -> Iterator[None]:
     A block that fails leaves the controller's claim, and the next deletion goes on. In a full pool no object can be
     made: an image that has no claim object can be taken by nobody there either.
     """
+
+    def taken(now: Claims) -> Claims:
+        _check_unclaimed(now, name)
+        return Claims(holders=(Holder.of_deletion(claims.now()),))
+
     try:
         check_unused(place, ioctx, name)
-        mine = claim_object.Claims(holders=(claim_object.Holder.of_deletion(claims.now()),))
         with ignoring(errno.EDQUOT, errno.ENOSPC):
-            if claim_object.swap(ioctx, name, _unclaimed(ioctx, name), mine) is None:
-                raise StillAttached(name, "an image that somebody takes at this moment")
+            claim_object.changed(ioctx, name, taken)
     except StillAttached:
         forget_deletion(ioctx, name)
         raise
@@ -101,7 +129,7 @@ def deleting(place: Place, ioctx: Ioctx, name: str) -> Iterator[None]:
 def forget_deletion(ioctx: Ioctx, name: str) -> None:
     """End the controller's claim: the image is gone, or stays. Absent is a success."""
 
-    def without(now: claim_object.Claims) -> claim_object.Claims:
+    def without(now: Claims) -> Claims:
         return replace(now, holders=tuple(each for each in now.holders if not each.is_deletion))
 
     claim_object.changed(ioctx, name, without)
@@ -127,3 +155,84 @@ def answer(ioctx: Ioctx, header: str) -> bool:
         return bool(ioctx.notify(header, "", _ANSWERS_WITHIN_MS))
     except binding.load().rados.TimedOut:
         return False
+
+
+@contextmanager
+def changing(place: Place, ioctx: Ioctx, name: str) -> Iterator[Image]:
+    """The image, open for a change that is made inside the block.
+
+    Raises `RbdClientSilent`, `rbd.ImageNotFound`. After an error the change may have been made.
+    """
+    asked = check_answers(place, ioctx, name)
+    with place.connection.endable() as end:
+        watch = _Watch(asked, ioctx, end)
+        try:
+            with watch.kept(), place.image(ioctx, name, read_only=False) as image:
+                yield image
+        except (*binding.load().failures, errors.CrustError) as err:
+            if watch.is_ended:
+                raise asked.silent() from err
+            raise
+    if not watch.is_kept and asked.clients:
+        raise asked.silent()
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Asks the clients on a thread of its own, and ends the change when one is silent."""
+
+    asked: ClientsSeen
+    ioctx: Ioctx
+    end: Callable[[], str]
+    """Ends the change; returns the address of the client that is blocklisted for it."""
+    is_ended: bool = False
+    is_kept: bool = True
+    """No lock can have been broken so far."""
+    _answered_s: float = 0.0
+    _done: threading.Event = field(default_factory=threading.Event)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Ask while the block runs."""
+        self._answered_s = self.asked.at_s
+        thread = threading.Thread(target=self._run, name="rbd-change", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._done.set()
+            thread.join()
+            self._look_back(now_s())
+
+    def _run(self) -> None:
+        wait_s = ASK_EVERY_S
+        while not self.is_ended and not self._done.wait(wait_s):
+            at_s = now_s()
+            if self._is_answered():
+                self._look_back(at_s)
+                self._answered_s, wait_s = at_s, ASK_EVERY_S
+                continue
+            wait_s = _AGAIN_S
+            if now_s() - self._answered_s >= SILENT_S:
+                self._end()
+
+    def _look_back(self, now_s: float) -> None:
+        self.is_kept &= now_s - self._answered_s <= KEPT_S
+
+    def _is_answered(self) -> bool:
+        try:
+            return answer(self.ioctx, self.asked.header)
+        except binding.load().failures:
+            return False
+
+    def _end(self) -> None:
+        extra: dict[str, object] = {"image": self.asked.image, "clients": self.asked.clients}
+        try:
+            extra["client"] = self.end()
+        except errors.CrustError as err:
+            text = "a client fell silent while its image was changed, and the change could not be ended yet"
+            _log.warning(text, extra={**extra, "error": err})
+        else:
+            self.is_ended = True
+            text = "a client fell silent while its image was changed: the change is ended, by a new connection"
+            _log.warning(text, extra=extra)

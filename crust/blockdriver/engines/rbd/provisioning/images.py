@@ -14,13 +14,14 @@ renamed to `deleted.<id>.<image id>`, the volume's id is free, and the image goe
 """
 
 import errno
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing
+from crust.blockdriver.engines.pool_store import RecordKind
+from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing, Region
 from crust.blockdriver.engines.rbd.place import Place
-from crust.blockdriver.engines.rbd.provisioning import directory, header, image_change, image_use
+from crust.blockdriver.engines.rbd.provisioning import image_use, librbd_objects
+from crust.blockdriver.engines.rbd.records import RbdRecords
 from crust.ceph import binding
 from crust.ceph.binding import Image, Ioctx
 from crust.ceph.failures import ignoring
@@ -28,11 +29,16 @@ from crust.core import errors, volumes
 
 MARK = "crust.volume"
 DELETED = "deleted."
-ORDER_BYTES = 4 * 1024**2
 FEATURES = ("LAYERING", "EXCLUSIVE_LOCK", "OBJECT_MAP", "FAST_DIFF", "DEEP_FLATTEN")
+_LIMITS = {
+    "rbd_qos_read_iops_limit": "read_iops",
+    "rbd_qos_write_iops_limit": "write_iops",
+    "rbd_qos_read_bps_limit": "read_bytes_per_second",
+    "rbd_qos_write_bps_limit": "write_bytes_per_second",
+}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VolumeImages:
     """The images of volumes in `place`."""
 
@@ -40,50 +46,37 @@ class VolumeImages:
     trash_keep_s: int = 0
     """How long the trash keeps an image, for `rbd trash restore`."""
 
-    def exists(self, volume_id: volumes.VolumeId) -> bool:
-        """Whether there is an image of that name."""
-        with self.place.ioctx(f"cannot look for the image of {volume_id}") as ioctx:
-            return self.place.has_image(ioctx, volume_id)
-
-    def create(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
-        """Make the image. Raises `ForeignImage`."""
-        with (
-            self.place.ioctx(f"cannot create the image of {volume_id}") as ioctx,
-            self.making(ioctx, volume_id, size_bytes),
-        ):
-            self.place.images.create(
-                ioctx, volume_id, size_bytes, old_format=False, features=features()
-            )
-
-    @contextmanager
-    def making(self, ioctx: Ioctx, volume_id: str, size_bytes: int) -> Iterator[None]:
-        """The block makes the image; then it is finished. Raises `ForeignImage` if there is one of that name."""
-        directory.forget_removed(ioctx, volume_id)
-        try:
-            yield
-        except binding.load().rbd.ImageExists as err:
-            raise ForeignImage(volume_id, self.place.shown, "created") from err
-        self.finish(ioctx, volume_id, size_bytes)
-
-    def finish(self, ioctx: Ioctx, volume_id: str, size_bytes: int) -> None:
-        """Give the image its size, and mark it as complete."""
-        with self.place.image(ioctx, volume_id, read_only=False) as image:
-            if image.size() < size_bytes:
-                _enlarge(image, size_bytes)
-            image.metadata_set(MARK, volume_id)
+    @property
+    def volume_records(self) -> RbdRecords:
+        """The records of volumes, and the intents of unfinished ones."""
+        return RbdRecords(self.place, RecordKind.VOLUMES)
 
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
         """Grow the image to `size_bytes`, never shrink it; its clients learn of it. Raises `ImageMissing`."""
         what = f"cannot grow the image of {volume_id}"
-        with self.place.turn(volume_id), self.place.ioctx(what) as ioctx:
-            try:
-                if self._size(ioctx, volume_id) >= size_bytes:
+        with self.place.turn(volume_id), self.place.volume(volume_id, what) as ioctx:
+            with self.place.image(ioctx, volume_id) as image:
+                if image.size() >= size_bytes:
                     return
-                with image_change.changing(self.place, ioctx, volume_id) as image:
-                    if image.size() < size_bytes:
-                        _enlarge(image, size_bytes)
-            except binding.load().rbd.ImageNotFound as err:
-                raise ImageMissing(volume_id) from err
+            with image_use.changing(self.place, ioctx, volume_id) as image:
+                enlarge(image, size_bytes)
+
+    def set_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
+        """Set all limits, as the configuration of the image: whoever opens it through librbd keeps to them, and
+        changes at once. librbd limits per client, and an image has one writer. 0 is no limit.
+
+        Raises `ImageMissing`, RbdClientSilent.
+        """
+        with (
+            self.place.volume(volume_id, f"cannot limit the I/O of {volume_id}") as ioctx,
+            image_use.changing(self.place, ioctx, volume_id) as image,
+        ):
+            for key, name in _LIMITS.items():
+                if wanted := getattr(limits, name):
+                    image.config_set(key, str(wanted))
+                else:
+                    with suppress(KeyError):  # the binding's word for "there is none"
+                        image.config_remove(key)
 
     def check_removable(self, volume_id: volumes.VolumeId) -> None:
         """Raise `StillAttached` while a client has it open, or a sandbox has a claim on it, and `ForeignImage`."""
@@ -94,7 +87,7 @@ class VolumeImages:
             self._check_own(ioctx, volume_id)
             image_use.check_unused(self.place, ioctx, volume_id)
 
-    def delete(self, volume_id: volumes.VolumeId) -> None:
+    def delete_image(self, volume_id: volumes.VolumeId) -> None:
         """Move the image to the trash; or aside, as long as it has snapshots.
 
         Raises `StillAttached`, and `ForeignImage`.
@@ -102,7 +95,7 @@ class VolumeImages:
         what = f"cannot delete the image of {volume_id}"
         with self.place.turn(volume_id), self.place.ioctx(what) as ioctx:
             if not self.place.has_image(ioctx, volume_id):
-                directory.forget_removed(ioctx, volume_id)
+                librbd_objects.forget_removed(ioctx, volume_id)
                 image_use.forget_deletion(ioctx, volume_id)
                 return
             try:
@@ -123,7 +116,7 @@ class VolumeImages:
         with self.place.image(ioctx, name) as image:
             image_id, kept = image.id(), user_snapshots(image)
         aside = f"{DELETED}{name}.{image_id}"
-        if directory.finish_renaming(ioctx, image_id, name, aside):
+        if librbd_objects.finish_renaming(ioctx, image_id, name, aside):
             self.drop_deleted(ioctx, aside)
         elif kept:
             self.place.images.rename(ioctx, name, aside)
@@ -147,23 +140,32 @@ class VolumeImages:
         return found + [each for each in self.place.names(ioctx) if each.startswith(prefix)]
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
-        """The names of all images but those of deleted volumes."""
+        """The names of all images but those of deleted volumes, and the intents after that: what was begun since is
+        in none of both.
+        """
         with self.place.ioctx(f"cannot list {self.place.shown}") as ioctx:
             names = self.place.names(ioctx)
-        return frozenset(volumes.VolumeId(each) for each in names if not each.startswith(DELETED))
+        found = frozenset(volumes.VolumeId(each) for each in names if not each.startswith(DELETED))
+        return found.difference(self.volume_records.unfinished())
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The image's size; 0 if it cannot be opened."""
-        try:
-            with self.place.ioctx(f"cannot look at {volume_id}") as ioctx:
-                return self._size(ioctx, volume_id)
-        except errors.CrustError:
-            return 0
+        with (
+            suppress(errors.CrustError),
+            self.place.ioctx(f"cannot look at {volume_id}") as ioctx,
+            self.place.image(ioctx, volume_id) as image,
+        ):
+            return image.size()
+        return 0
+
+    def check_image(self, volume_id: volumes.VolumeId) -> None:
+        """By the image's mark, which whoever restores one by hand sets by hand."""
+        self.own_size_bytes(volume_id)
 
     def own_size_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The size of the image, which says that it is the volume's. Raises `ImageMissing`, `ForeignImage`."""
         with self.place.ioctx(f"cannot look at the image of {volume_id}") as ioctx:
-            found = header.read(ioctx, volume_id, MARK)
+            found = librbd_objects.read_header(ioctx, volume_id, MARK)
         if found is None:
             raise ImageMissing(volume_id)
         if found.value != volume_id:
@@ -172,12 +174,11 @@ class VolumeImages:
 
     def is_empty(self, volume_id: volumes.VolumeId) -> bool:
         """Whether no object of the image, or of what it is a clone of, exists. Raises `ImageMissing`."""
-        with self.place.ioctx(f"cannot look at the image of {volume_id}") as ioctx:
-            try:
-                with self.place.image(ioctx, volume_id) as image:
-                    return is_blank(image)
-            except binding.load().rbd.ImageNotFound as err:
-                raise ImageMissing(volume_id) from err
+        with (
+            self.place.volume(volume_id, f"cannot look at the image of {volume_id}") as ioctx,
+            self.place.image(ioctx, volume_id) as image,
+        ):
+            return is_blank(image)
 
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
         """It is not the volume's by its mark, or is smaller than it was created. Raises `ImageMissing`."""
@@ -189,14 +190,13 @@ class VolumeImages:
             return f"the image has {present_bytes} bytes and should have {size_bytes}"
         return ""
 
-    def _size(self, ioctx: Ioctx, name: str) -> int:
-        with self.place.image(ioctx, name) as image:
-            return image.size()
 
-
-def _enlarge(image: Image, size_bytes: int) -> None:
-    """librbd compares the sizes itself: another client may have made it larger since, with data there."""
-    image.resize(size_bytes, allow_shrink=False)
+def enlarge(image: Image, size_bytes: int) -> None:
+    """Give the image the size, if it is smaller. librbd compares the sizes itself, too: another client may have made
+    it larger since, with data there.
+    """
+    if image.size() < size_bytes:
+        image.resize(size_bytes, allow_shrink=False)
 
 
 def features() -> int:
@@ -237,16 +237,19 @@ def parent(image: Image) -> str:
 
 def is_blank(image: Image) -> bool:
     """Whether no object of the image exists, by its object map or by looking: no byte of it was ever written."""
-    found: list[int] = []
-    image.diff_iterate(
-        0,
-        image.size(),
-        None,
-        lambda offset, _length, exists: found.append(offset) if exists else None,
-        include_parent=True,
-        whole_object=True,
-    )
-    return not found
+    return not differing(image, None)
+
+
+def differing(image: Image, since: str | None) -> tuple[Region, ...]:
+    """The parts that differ from a snapshot, or from zeros; what was discarded since differs too."""
+    found: list[Region] = []
+
+    def note(offset: int, length: int, exists: bool) -> None:  # noqa: FBT001 - librbd calls it
+        if exists or since is not None:
+            found.append(Region(offset, length))
+
+    image.diff_iterate(0, image.size(), since, note, include_parent=True, whole_object=True)
+    return tuple(found)
 
 
 def user_snapshots(image: Image) -> list[str]:

@@ -1,0 +1,96 @@
+"""Images of clients that ended without closing them, and of nodes that are gone, are freed by the controller.
+
+A node seldom has the right to blocklist, and a pod that waits asks nobody. So the claims of all images are read on a
+thread of its own, 0.5 ms each, and the ended ones are cut off (`crust.ceph.fencing`). After a look comes a pause ten
+times as long, and of `PAUSE_S` at least. Nodes that somebody has declared gone are cut off as `crust ceph fence` does
+it, without `--even-if-connected`. A claim that cannot be freed now keeps no other from it.
+"""
+
+import logging
+import threading
+from collections.abc import Iterable
+
+from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.provisioning.background import Looks
+from crust.ceph import claim_object, fencing
+from crust.core import errors, metrics, volumes
+
+PAUSE_S = 1.0
+_PAUSE_FACTOR = 10
+
+_log = logging.getLogger(__name__)
+
+
+class Freeing(Looks):
+    """Frees the images of `place`, as a user that may blocklist."""
+
+    name = "rbd-freeing"
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._told: set[str] = set()
+        """Images that could not be freed, as the log has them once."""
+
+    def pause_s(self, took_s: float) -> float:
+        """So long that the looks cost a tenth of a thread's time at most."""
+        return max(PAUSE_S, _PAUSE_FACTOR * took_s)
+
+    def look(self, ends: threading.Event | None = None) -> None:
+        """Free every image whose holders have ended. Raises what listing the images raises."""
+        with self._place.ioctx(f"cannot list {self._place.shown}") as ioctx:
+            names = self._place.names(ioctx)
+        self._told &= set(names)
+        for name in names:
+            if ends is not None and ends.is_set():
+                return
+            try:
+                self._free(name)
+                self._told.discard(name)
+            except errors.PeerUnavailable:
+                raise
+            except errors.CrustError as err:
+                if name not in self._told:
+                    extra = {"image": name, "error": err}
+                    _log.warning("an image whose client has ended is not free yet", extra=extra)
+                self._told.add(name)
+
+    def _free(self, name: str) -> None:
+        with self._place.ioctx(f"cannot free the image {name}") as ioctx:
+            if not claim_object.read(ioctx, name).claims.ended:
+                return
+            cut = fencing.cut_off(self._place.claimed(ioctx, name))
+        extra = {"image": name, "clients": cut}
+        _log.warning("clients that ended without closing an image are cut off", extra=extra)
+
+    def fence(
+        self, volume_ids: Iterable[volumes.VolumeId], nodes: frozenset[str]
+    ) -> frozenset[str]:
+        """Cut these nodes off from these volumes; returns those of which claims are left.
+
+        One that cannot be cut off now, because its client is connected, say, stops no other. Raises
+        `errors.PeerUnavailable` as soon as the cluster does not answer.
+        """
+        left = set[str]()
+        for volume_id in volume_ids:
+            with self._place.ioctx(f"cannot read the claims on {volume_id}") as ioctx:
+                try:
+                    found = claim_object.read(ioctx, volume_id).claims
+                except claim_object.UnreadableImageClaim as err:
+                    _log.warning("the claims on an image are not looked at", extra={"error": err})
+                    continue
+            for node in sorted(found.nodes & nodes):
+                extra: dict[str, object] = {"volume": volume_id, "node": node}
+                try:
+                    with self._place.ioctx(f"cannot cut {node} off from {volume_id}") as ioctx:
+                        cut = fencing.fence(self._place.claimed(ioctx, volume_id), node)
+                except errors.PeerUnavailable:
+                    raise
+                except errors.CrustError as err:
+                    left.add(node)
+                    text = "an image of a node that is gone is not free yet"
+                    _log.warning(text, extra={**extra, "error": err})
+                    continue
+                metrics.claims_fenced.inc()
+                extra["addresses"] = cut
+                _log.warning("a node that is gone was cut off from an image", extra=extra)
+        return frozenset(left)

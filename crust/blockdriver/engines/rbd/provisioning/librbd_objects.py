@@ -1,0 +1,120 @@
+"""What librbd keeps in RADOS itself: the header of an image, the directory of names, the trash.
+
+*Header.* To open an image librbd makes about a dozen calls, one after the other, and starts threads; a publish needs
+the size and the mark. The methods are those by which every client of RBD, the kernel's too, opens an image of
+format 2.
+
+*Directory and trash.* librbd moves an image to the trash in steps: the image is noted in the trash as one that is
+moving, the object `rbd_id.NAME` goes, then the name's entry in the directory, and then it is noted that the image has
+arrived.
+
+Killed before the third one, it leaves a name that cannot be opened or made: creating answers EEXIST, opening ENOENT.
+A creation makes the object before the entry, so an entry without the object is of nobody who is still to come.
+
+Killed before the last one, it leaves an image that cannot be removed from the trash: EUCLEAN, for ever. One that has
+lost its name can only be removed, so whoever finds it notes that it has arrived.
+
+To rename an image librbd makes the object of the new name, changes the entry in the directory, and removes the object
+of the old name. Killed in between, it leaves both objects, and renaming again answers EEXIST. The entry says how far
+it came.
+"""
+
+import errno
+import struct
+from dataclasses import dataclass
+
+from crust.blockdriver.engines.rbd.place import has_object
+from crust.ceph import omap
+from crust.ceph.binding import Ioctx
+from crust.ceph.cluster_image import encoded
+from crust.ceph.failures import ignoring
+from crust.core import errors
+
+_DIRECTORY, _TRASH = "rbd_directory", "rbd_trash"
+_ARRIVED, _MOVING = 0, 1
+_NO_SNAPSHOT = struct.pack("<Q", 2**64 - 2)
+_SIZE = struct.Struct("<BQ")
+"""The exponent of the objects' size, and the size of the image in bytes."""
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The image's size in bytes, and one value of its metadata; "" if it has none."""
+
+    size_bytes: int
+    value: str
+
+
+def read_header(ioctx: Ioctx, name: str, key: str) -> Header | None:
+    """The header of the image of that name, with the metadata of that key; None if there is no image.
+
+    Raises HeaderUnreadable, and the binding's own errors.
+    """
+    with ignoring(errno.ENOENT):
+        try:
+            image = f"rbd_header.{_text(_call(ioctx, f'rbd_id.{name}', 'get_id'))}"
+            _, size_bytes = _SIZE.unpack(_call(ioctx, image, "get_size", _NO_SNAPSHOT))
+            return Header(size_bytes, _metadata(ioctx, image, key))
+        except (struct.error, UnicodeDecodeError) as err:
+            raise errors.Corrupt.named(
+                "HeaderUnreadable",
+                f"the header of the image {name} cannot be read",
+                why="the cluster answered it in an unknown form",
+                hint="look at the image: rbd info; crust knows images of format 2",
+            ) from err
+    return None
+
+
+def _metadata(ioctx: Ioctx, image: str, key: str) -> str:
+    with ignoring(errno.ENOENT):
+        return _text(_call(ioctx, image, "metadata_get", encoded(key.encode())))
+    return ""
+
+
+def _call(ioctx: Ioctx, name: str, method: str, data: bytes = b"") -> bytes:
+    return ioctx.execute(name, "rbd", method, data)[1]
+
+
+def _text(answer: bytes) -> str:
+    (length,) = _LENGTH.unpack_from(answer)
+    if length != len(answer) - _LENGTH.size:
+        raise struct.error("another length")
+    return answer[_LENGTH.size :].decode()
+
+
+def forget_removed(ioctx: Ioctx, name: str) -> None:
+    """Remove the entry of a name that has no image. One of an image, and one that was made meanwhile, stay."""
+    with ignoring(errno.ENOENT, errno.ESTALE):
+        # before the object is looked for: the entry of an image that is made meanwhile has another id
+        image_id = _entry(ioctx, name)
+        if image_id is None or has_object(ioctx, f"rbd_id.{name}"):
+            return
+        ioctx.execute(_DIRECTORY, "rbd", "dir_remove_image", encoded(name.encode()) + image_id)
+
+
+def note_arrived(ioctx: Ioctx, image_id: str, name: str) -> bool:
+    """Note that the image is in the trash, unless it has its name still: then whoever deletes it goes on."""
+    forget_removed(ioctx, name)
+    here = encoded(image_id.encode())
+    with ignoring(errno.ENOENT):
+        if _entry(ioctx, name) == here:
+            return False
+    with ignoring(errno.ENOENT, errno.ESTALE):  # it is noted, or removed, by now
+        ioctx.execute(_TRASH, "rbd", "trash_state_set", here + bytes([_ARRIVED, _MOVING]))
+    return True
+
+
+def finish_renaming(ioctx: Ioctx, image_id: str, old: str, new: str) -> bool:
+    """Finish or undo a renaming that was begun; whether the image has the new name. The caller has the lock."""
+    if not has_object(ioctx, f"rbd_id.{new}"):
+        return False
+    is_renamed = _entry(ioctx, new) == encoded(image_id.encode())
+    with ignoring(errno.ENOENT):
+        ioctx.remove_object(f"rbd_id.{old if is_renamed else new}")
+    return is_renamed
+
+
+def _entry(ioctx: Ioctx, name: str) -> bytes | None:
+    """The encoded id of the image that has the name by the directory."""
+    return omap.read_keys(ioctx, _DIRECTORY, (f"name_{name}",)).get(f"name_{name}")
