@@ -26,7 +26,6 @@ class CephMonitorsUnreachable(errors.PeerUnavailable):
             why=f"no monitor of {monitors} answered in time",
             hint="see that the monitors run, have quorum and can be reached from here; no restart is needed",
         )
-        self.monitors = monitors
 
 
 class CephKeyRefused(errors.Refused):
@@ -38,7 +37,6 @@ class CephKeyRefused(errors.Refused):
             why="the user does not exist there, or its key is another one",
             hint=f"compare the key with `ceph auth get-key client.{user}`; a user that was made again has a new key",
         )
-        self.user = user
 
 
 class CephNotPermitted(errors.Refused):
@@ -76,7 +74,6 @@ class CephClientBlocklisted(errors.PeerUnavailable):
             hint="a retry uses a new connection; if that fails too, `ceph osd blocklist ls` has the whole host: "
             "`ceph osd blocklist rm ADDRESS:0/0` when it may write again",
         )
-        self.user = user
 
 
 class CephImageBusy(errors.PeerUnavailable):
@@ -88,7 +85,6 @@ class CephImageBusy(errors.PeerUnavailable):
             why=f"another client changes the same image: Ceph answered {errno.errorcode[number]} ({number})",
             hint="retry; if it stays, see who has the image open: `rbd status`, `rbd lock ls`",
         )
-        self.number = number
 
 
 class CephConnectionClosed(errors.PeerUnavailable):

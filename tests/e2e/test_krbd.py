@@ -153,27 +153,6 @@ async def test_node_that_was_cut_off_never_uses_its_mapping_again(bench: Bench) 
     await volume.leave()
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
-        "SINGLE_NODE_MULTI_WRITER",
-        "SINGLE_NODE_SINGLE_WRITER",
-        "SINGLE_NODE_READER_ONLY",
-        "MULTI_NODE_READER_ONLY",
-        "MULTI_NODE_MULTI_WRITER",
-    ],
-)
-async def test_each_raw_mode_is_staged_and_published(bench: Bench, mode: str) -> None:
-    volume = await bench.volume(mode)
-    await volume.stage()
-    await volume.publish(readonly="READER" in mode)
-    code, _ = await bench.vm.ask(
-        "dd", "if=/dev/zero", f"of={volume.target}", "bs=4096", "count=1", "conv=fsync"
-    )
-    assert (code == 0) == ("READER" not in mode)
-    await volume.leave()
-
-
 async def test_writers_of_two_nodes_share_a_raw_volume(bench: Bench) -> None:
     volume = await bench.volume("MULTI_NODE_MULTI_WRITER")
     await volume.stage()
@@ -263,6 +242,8 @@ async def test_readers_mapping_is_kept_by_its_claim_until_fenced(bench: Bench) -
             "StillAttached",
         )
         assert await volume.read() == "kept"
+        with pytest.raises(kernel_node.NodeFailed):
+            await volume.write("late")
         assert fencing.fence(there, "node-a") == (address,)
         code, _ = await bench.vm.ask("dd", f"if={volume.target}", "of=/dev/null", "iflag=direct")
         assert code != 0

@@ -16,14 +16,13 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-import rbd
 
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver
 from tests.support.ceph.rbd_driver import RbdDriver
-from tests.support.ceph.rbd_node import SIZE, WRITERS, RbdNode
+from tests.support.ceph.rbd_node import WRITERS, RbdNode
 from tests.support.co import Co
 from tests.support.faults.refusals import refused
 
@@ -131,39 +130,6 @@ async def test_node_with_wrong_settings_refuses_the_stage_and_ends_what_there_is
                 there = replace(cluster, co=Co(connected, waits=True), base=base)
                 await refused(there.stage(), code, *words)
                 await there.leave()
-
-
-async def test_deleted_image_stops_its_own_volume_alone(cluster: RbdNode) -> None:
-    volume_id = cluster.volume
-    other = await cluster.create("other")
-    await cluster.stage()
-    await cluster.publish()
-    with cluster.ioctx() as ioctx:
-        rbd.RBD().remove(ioctx, volume_id)
-    missing = (Code.DATA_LOSS, "[ImageMissing]", volume_id, "restore the image")
-    for call in (
-        cluster.stage,
-        cluster.publish,
-        cluster.grow,
-        lambda: cluster.expand(size=2 * SIZE),
-        cluster.snapshot,
-        lambda: cluster.create("clone", size=2 * SIZE, volume=volume_id),
-    ):
-        await refused(call(), *missing)
-    listed = await cluster.controller.controller.ListVolumes(
-        csi_pb2.ListVolumesRequest(), timeout=60
-    )
-    abnormal = {each.volume.volume_id: each.status.volume_condition for each in listed.entries}
-    assert set(abnormal) == {volume_id, other}
-    assert {each for each, found in abnormal.items() if found.abnormal} == {volume_id}
-    snapshots = await cluster.controller.controller.ListSnapshots(
-        csi_pb2.ListSnapshotsRequest(), timeout=60
-    )
-    assert list(snapshots.entries) == []
-    assert cluster.images() == [other]
-    await cluster.leave()  # the pod ends, and its claim is deleted
-    await cluster.delete(other)
-    assert cluster.images() == []
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -187,26 +186,6 @@ async def tenants(ceph: CephCluster) -> AsyncIterator[TwoDrivers]:
     """A driver for each tenant of a Ceph pool."""
     async with _node(ceph, SHARED, TENANT) as running:
         yield running
-
-
-async def test_pool_of_one_driver_that_is_away_leaves_the_other_one_alone(both: TwoDrivers) -> None:
-    volume = await both.create(SHARED, "data")
-    pool = Path(both.places.root) / "pool"
-    away = pool.rename(pool.with_name("away"))
-    try:
-        local = (await both.call(OWN_DRIVER)).identity
-        async with asyncio.timeout(60):
-            while (await local.Probe(csi_pb2.ProbeRequest(), timeout=30)).ready.value:
-                """It looks every second."""
-        await refused(both.create(OWN_DRIVER, "data"), grpc.StatusCode.UNAVAILABLE, "PoolAbsent")
-        await both.stage(SHARED, volume)
-        target = both.places.target("shared")
-        await both.publish(SHARED, volume, target)
-        await both.leave(SHARED, volume, target)
-    finally:
-        if pool.exists():
-            shutil.rmtree(pool)
-        away.rename(pool)
 
 
 async def test_silent_cluster_leaves_local_volumes(both: TwoDrivers, ceph: CephCluster) -> None:

@@ -184,25 +184,35 @@ def records(cluster: RbdNode, kind: RecordKind) -> list[str]:
 
 
 async def test_volume_without_its_image_is_lost_and_not_remade(cluster: RbdNode) -> None:
-    volume_id = cluster.volume
+    volume_id, other = cluster.volume, await cluster.create("other")
+    await cluster.stage()
+    await cluster.publish()
     remove_image(cluster, volume_id)
     for _ in range(2):
         calls: list[Callable[[], Any]] = [
             lambda: cluster.create("one"),
+            lambda: cluster.create("clone", size=2 * SIZE, volume=volume_id),
+            lambda: cluster.expand(size=2 * SIZE),
             cluster.is_confirmed,
+            cluster.stage,
+            cluster.publish,
             lambda: cluster.controller.modify(cluster.volume, **MODIFIED),
             cluster.grow,
             cluster.snapshot,
         ]
         for call in calls:
             await refused(call(), LOSS, "[ImageMissing]", volume_id, "delete the volume")
-        found = await cluster.controller.controller.ControllerGetVolume(
-            csi_pb2.ControllerGetVolumeRequest(volume_id=volume_id), timeout=60
+        listed = await cluster.controller.controller.ListVolumes(
+            csi_pb2.ListVolumesRequest(), timeout=60
         )
-        assert found.status.volume_condition.abnormal
-        assert cluster.images() == []
-    await cluster.delete(volume_id)
-    assert records(cluster, RecordKind.VOLUMES) == []
+        abnormal = {
+            each.volume.volume_id: each.status.volume_condition.abnormal for each in listed.entries
+        }
+        assert abnormal == {volume_id: True, other: False}
+        assert cluster.images() == [other]
+    assert records(cluster, RecordKind.SNAPSHOTS) == []
+    await cluster.leave()  # the pod ends, and its claim is deleted
+    assert records(cluster, RecordKind.VOLUMES) == [other]
     assert await cluster.create("one") == volume_id, "after its end it is new"
     await cluster.delete(volume_id)
 
@@ -264,16 +274,6 @@ def remove_with_snapshots(cluster: RbdNode, volume_id: str) -> None:
             for each in list(image.list_snaps()):
                 image.remove_snap(each["name"])
         rbd.RBD().remove(ioctx, volume_id)
-
-
-async def test_vanished_restored_volume_is_not_restored_again(cluster: RbdNode) -> None:
-    taken = await cluster.snapshot()
-    copy = await cluster.create("copy", snapshot=taken)
-    remove_image(cluster, copy)
-    await refused(cluster.create("copy", snapshot=taken), LOSS, "[ImageMissing]", copy)
-    assert cluster.images() == [cluster.volume]
-    await cluster.delete(copy)
-    await cluster.delete(cluster.volume)
 
 
 async def test_group_with_a_vanished_member_can_be_deleted(cluster: RbdNode) -> None:

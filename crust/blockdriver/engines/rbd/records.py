@@ -9,8 +9,8 @@
 Each change is one operation of RADOS (`omap.swap`) that requires the digest of what the caller has read, so of a
 controller and a node that change a record one wins, whatever their clocks say. It changes a record and its intent
 together. So a volume or set exists, or it has an intent, or nothing is known of it; an image without both was made by
-somebody else, or its record was lost. The note of an intent is the record of a volume that is half removed, and the
-snapshots of a set.
+somebody else, or its record was lost. The note of an intent is the record of a volume that is half removed, the
+source of one that is cloned, and the snapshots of a set.
 
 A cluster warns of an object with more than 200,000 keys: that is 100,000 volumes in one namespace. Nodes write
 content records, and a user may have the key of one volume alone (`pool.capabilities`). So each of these has an object
@@ -93,6 +93,11 @@ class RbdRecords:
     def begin(self, key: str, note: bytes = b"") -> None:
         """Note that a volume or set is made, which does not exist: before an image or snapshot."""
         self._swap(key, {_DIGEST + key: ""}, {_INTENT + key: _intent(_MAKE, note)})
+
+    def note(self, key: str, note: bytes) -> None:
+        """Note more of a volume that is being made, of which nothing was noted."""
+        before = {_INTENT + key: _intent(_MAKE, b"").decode()}
+        self._swap(key, before, {_INTENT + key: _intent(_MAKE, note)})
 
     def commit(self, key: str, record: bytes, note: bytes = b"") -> None:
         """Have the record of a half made volume or set, with this `note`."""

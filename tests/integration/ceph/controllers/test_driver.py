@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import json
-import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +12,9 @@ import pytest
 from crust.blockdriver.controller.create_volume import Create
 from crust.blockdriver.controller.modify_volume import Expansion
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.engines.protocol import ImageMissing, StillAttached
+from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.images import DELETED, user_snapshots
-from crust.blockdriver.records.health import Kind
 from crust.blockdriver.snapshots.content_source import Wanted
 from crust.ceph.failures import CephMonitorsUnreachable
 from crust.ceph.user import Timeouts
@@ -25,7 +22,6 @@ from crust.core import errors, volumes
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph.rbd_controllers import RAW, SIZE, Controllers, created
-from tests.support.raised import raised
 
 MIB = 1024**2
 TWICE = Expansion(volumes.CapacityRange(2 * SIZE.required_bytes, 0))
@@ -215,22 +211,6 @@ async def test_64_creates_at_once_make_64_volumes(controllers: Controllers) -> N
     assert driver.stores.provisioning.image_ids() == frozenset(made)
 
 
-async def test_image_deleted_by_others_is_reported(
-    controllers: Controllers, ceph: CephCluster
-) -> None:
-    import rbd as librbd
-
-    driver = controllers.start()
-    volume_id = await created(driver, "a")
-    with ceph.ioctx(POOL, controllers.namespace) as ioctx:
-        librbd.RBD().remove(ioctx, volume_id)
-    (finding,) = driver.controller.health_check.examine(volume_id).findings
-    assert (finding.kind, finding.reason) == (Kind.DATA_LOSS, "ImageMissing")
-    with pytest.raises(ImageMissing):
-        await driver.controller.modifier.expand(volume_id, TWICE)
-    await driver.controller.provisioner.delete(volume_id)
-
-
 async def test_limits_are_the_images_and_a_copy_has_its_own(
     controllers: Controllers, ceph: CephCluster
 ) -> None:
@@ -253,44 +233,6 @@ def _configured(ceph: CephCluster, namespace: str, name: str) -> dict[str, str]:
     return {key[5:]: value for key, value in found.items() if key.startswith("conf_")}
 
 
-async def test_quota_bounds_the_capacity_and_a_full_pool_can_be_emptied(
-    ceph: CephCluster, tmp_path: Path
-) -> None:
-    import rbd as librbd
-
-    pool = f"small-{uuid.uuid4().hex[:6]}"
-    ceph.make_pool(pool)
-    ceph.command("osd pool set-quota", pool=pool, field="max_bytes", val=str(200 * MIB))
-    controllers = Controllers(ceph, tmp_path, pool)
-    try:
-        driver = controllers.start()
-        first = await _eventually(lambda: created(driver, "a"), "CephStatisticsMissing")
-        space = driver.stores.provisioning.space()
-        assert space.size_bytes <= 200 * MIB
-        with raised("OutOfCapacity"):
-            await driver.controller.provisioner.create(
-                Create("large", volumes.CapacityRange(1024 * MIB, 0), RAW)
-            )
-        ceph.command("osd pool set-quota", pool=pool, field="max_bytes", val=str(MIB))
-        with (
-            ceph.ioctx(pool, controllers.namespace) as ioctx,
-            librbd.Image(ioctx, first) as image,
-        ):
-            image.write(bytes(4 * MIB), 0)
-            image.flush()
-        _wait_for_flag(ceph, pool)
-        other = volumes.VolumeId("0123456789abcdef-" + "0" * 40)
-        with (
-            raised("CephQuotaReached"),
-            driver.stores.provisioning.making(other) as making,
-        ):
-            making.create(MIB)
-        await driver.controller.provisioner.delete(first)
-        assert driver.stores.volume_records.ids() == ()
-    finally:
-        controllers.end()
-
-
 async def _eventually(
     call: Callable[[], Awaitable[volumes.VolumeId]], unless: str
 ) -> volumes.VolumeId:
@@ -301,15 +243,6 @@ async def _eventually(
         except errors.CrustError as err:
             if err.error_name != unless:
                 raise
-
-
-def _wait_for_flag(ceph: CephCluster, pool: str) -> None:
-    while True:
-        found = json.loads(ceph.command("osd dump", format="json"))["pools"]
-        (flags,) = [each["flags_names"] for each in found if each["pool_name"] == pool]
-        if "full_quota" in flags:
-            ceph.admin.wait_for_latest_osdmap()
-            return
 
 
 async def test_frozen_monitors_and_osds_are_unavailable_and_nothing_is_half_done(

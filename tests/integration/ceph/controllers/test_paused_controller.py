@@ -16,7 +16,6 @@ from crust.blockdriver.snapshots.snapshot_sets import ContentChanged
 from crust.ceph import binding
 from crust.ceph.controller_lock import ControllerReplaced
 from crust.ceph.failures import CephClientBlocklisted
-from crust.core import volumes
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph.rbd_controllers import Controllers, created
 
@@ -173,29 +172,6 @@ async def test_paused_removal_of_a_snapshot_keeps_the_snapshot_that_replaced_it(
     assert taking.find(again.set_id) == (again, again.snapshots[0])
 
 
-async def test_paused_removal_of_a_group_keeps_the_group_that_replaced_it(
-    controllers: Controllers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = controllers.start()
-    ids = [await created(first, name) for name in ("a", "b")]
-    deleting = first.controller.snapshots
-    group = await deleting.create_group("g", ids)
-    member_ids = [each.snapshot_id for each in group.snapshots]
-    with paused(monkeypatch, "remove_snap") as pause:
-        late = asyncio.create_task(
-            asyncio.to_thread(deleting.delete_group, group.set_id, member_ids)
-        )
-        assert await asyncio.to_thread(pause.reached.wait, 60)
-        second = controllers.start()
-        taking = second.controller.snapshots
-        await asyncio.to_thread(taking.delete_group, group.set_id, member_ids)
-        await taking.create_group("g", ids)
-        pause.go_on.set()
-        with pytest.raises(CephClientBlocklisted):
-            await late
-    assert second.stores.provisioning.snapshot_ids() == set(member_ids)
-
-
 async def test_create_paused_before_its_image_leaves_none_without_a_record(
     controllers: Controllers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,24 +262,6 @@ def _limit(ceph: CephCluster, namespace: str, image: str) -> str:
             return str(opened.config_get("rbd_qos_read_iops_limit"))
         except KeyError:
             return ""
-
-
-async def test_paused_change_of_limits_sets_none_on_the_volume_that_replaced_it(
-    controllers: Controllers, ceph: CephCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = controllers.start()
-    volume_id = await created(first, "a")
-    with paused(monkeypatch, "config_set") as pause:
-        late = asyncio.create_task(first.controller.modifier.modify(volume_id, LIMITED))
-        assert await asyncio.to_thread(pause.reached.wait, 60)
-        second = controllers.start()
-        await second.controller.provisioner.delete(volume_id)
-        assert await created(second, "a") == volume_id
-        pause.go_on.set()
-        with pytest.raises(REFUSED):
-            await late
-    assert _limit(ceph, controllers.namespace, volume_id) == ""
-    assert second.stores.volume_records.load(volume_id).limits.value == volumes.IoLimits()
 
 
 async def test_limits_of_a_paused_controller_do_not_replace_newer_ones(

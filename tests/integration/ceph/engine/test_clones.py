@@ -14,6 +14,7 @@ from crust.blockdriver.engines.rbd.provisioning import copies
 from crust.blockdriver.engines.rbd.provisioning.copies import RbdMaking
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.provisioning.images import features
+from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
 from crust.ceph.connection import Connection
 from crust.ceph.user import CephUser
 from crust.core import errors
@@ -54,7 +55,7 @@ def test_image_of_a_deleted_volume_is_not_kept_for_a_killed_clone(
 ) -> None:
     create(engine, A, SIZE)
 
-    with _killed_before(monkeypatch, copies, "_forget"):
+    with _killed_before(monkeypatch, RbdSnapshots, "remove_snapshot"):
         clone(engine, B, A, source_bytes=SIZE, size_bytes=SIZE)
     engine.remove(A)
     assert engine.snapshot_ids() == {f"clone-{B}"}, "kept aside with it"

@@ -11,7 +11,7 @@ from crust.blockdriver.engines.rbd.provisioning import copies, image_use
 from crust.blockdriver.engines.rbd.provisioning.copies import RbdMaking
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.provisioning.image_use import RbdClientSilent
-from crust.ceph import controller_lock, omap
+from crust.ceph import controller_lock
 from crust.ceph.connection import EXPIRY_S
 from crust.ceph.failures import CephImageBusy
 from crust.core import errors, volumes
@@ -134,9 +134,8 @@ def test_no_change_breaks_the_lock_of_a_client_that_stops_answering_after_it_was
 
 def _leave_clone_begun(engine: RbdProvisioning, source: str, target: volumes.VolumeId) -> None:
     """What a controller leaves that is killed before it has cloned its temporary snapshot."""
-    engine.volume_records.begin(target)
+    engine.volume_records.begin(target, source.encode())
     with engine.place.ioctx("cannot note") as ioctx:
-        omap.swap(ioctx, copies.WORK, {}, {f"clone.{target}": source.encode()})
         RbdMaking(engine, target)._snapshot(ioctx, source, SIZE)
 
 

@@ -207,24 +207,14 @@ def _translated(number: int, step: Step) -> errors.CrustError:
     )
 
 
-@pytest.mark.parametrize("step", get_args(Step))
-@pytest.mark.parametrize(
-    "name",
-    [
-        "ETIMEDOUT",
-        "ECONNREFUSED",
-        "ENOTCONN",
-        "EPIPE",
-        "EHOSTUNREACH",
-        "ESTALE",
-        "EAGAIN",
-        "EBUSY",
-        "ECANCELED",
-        "EROFS",
-        "EINTR",
-        "ESHUTDOWN",
-    ],
+AGAIN = (
+    "ETIMEDOUT ECONNREFUSED ENOTCONN EPIPE EHOSTUNREACH ESTALE EAGAIN EBUSY ECANCELED EROFS EINTR "
+    "ESHUTDOWN"
 )
+
+
+@pytest.mark.parametrize("step", get_args(Step))
+@pytest.mark.parametrize("name", AGAIN.split())
 def test_error_that_a_retry_may_not_get_is_unavailable(name: str, step: Step) -> None:
     assert isinstance(_translated(getattr(errno, name), step), errors.PeerUnavailable)
 

@@ -5,10 +5,10 @@ that is deeper than `SOFT_DEPTH` is flattened in the background: it gets all its
 only reached where flattening cannot keep up, and refused until it has.
 
 A clone of a volume is one of a snapshot that is deleted at once; RBD keeps it until the clone is flattened or
-removed. What is begun is noted in the pool before, so that the next controller finishes what a killed one left:
+removed. The intent of the volume has the source (`records`), so what a killed controller has left there is removed by
+the next one. What is to be flattened is in the pool, too:
 
-    crust.work       clone.<volume id>     the source whose temporary snapshot may be left
-                     flatten.<volume id>   to be flattened
+    crust.work       flatten.<volume id>   a value of its own
 """
 
 import errno
@@ -31,7 +31,7 @@ from crust.ceph.failures import ignoring
 from crust.core import errors, volumes
 
 WORK = "crust.work"
-_CLONE, FLATTEN = "clone.", "flatten."
+FLATTEN = "flatten."
 SOFT_DEPTH = 4
 HARD_DEPTH = 12
 
@@ -43,6 +43,8 @@ class RbdMaking:
     snapshots: RbdSnapshots
     volume_id: volumes.VolumeId
     is_committed: bool = False
+    _note: bytes = b""
+    """Of the intent."""
 
     @property
     def _place(self) -> Place:
@@ -69,16 +71,19 @@ class RbdMaking:
         """A clone of a snapshot that is taken for it. Raises `ImageMissing`, SourceTruncated."""
         with self._place.volume(source, f"cannot make {self.volume_id} from {source}") as ioctx:
             image_use.check_answers(self._place, ioctx, source)  # before anything is noted
-            omap.swap(ioctx, WORK, {}, {_CLONE + self.volume_id: source.encode()})
+            self._note = source.encode()
+            self.snapshots.volume_records.note(self.volume_id, self._note)
+            name = _snapshot_for(self.volume_id)
             self._snapshot(ioctx, source, source_bytes)
-            self._clone(ioctx, source, f"clone-{self.volume_id}", size_bytes)
-            _forget(self.snapshots, ioctx, self.volume_id, source)
+            self._clone(ioctx, source, name, size_bytes)
+            self.snapshots.remove_snapshot(ioctx, source, name)
 
     def commit(self, records: Mapping[RecordKind, bytes]) -> None:
         """The content record, then the volume record."""
         content = RbdContentRecords(self._place)
         content.make(self.volume_id, records[RecordKind.CONTENT])
-        self.snapshots.volume_records.commit(self.volume_id, records[RecordKind.VOLUMES])
+        record = records[RecordKind.VOLUMES]
+        self.snapshots.volume_records.commit(self.volume_id, record, self._note)
         self.is_committed = True
 
     @contextmanager
@@ -106,7 +111,7 @@ class RbdMaking:
                     why=f"it has {image.size()} bytes and should have {source_bytes}",
                     hint="find out who shrank it; nothing was copied",
                 )
-            image.create_snap(f"clone-{self.volume_id}")
+            image.create_snap(_snapshot_for(self.volume_id))
 
     def _clone(self, ioctx: Ioctx, source: str, snapshot: str, size_bytes: int) -> None:
         depth_of_clone = depth(self._place, ioctx, source) + 1
@@ -126,16 +131,13 @@ class RbdMaking:
             )
 
 
-def clear(snapshots: RbdSnapshots, volume_id: volumes.VolumeId) -> None:
-    """Remove what a clone to this volume has left at its source; nothing is a success."""
+def clear(snapshots: RbdSnapshots, volume_id: volumes.VolumeId, source: str) -> None:
+    """Remove what a clone of `source` to this volume has left there, and that the volume is to be flattened."""
     with snapshots.place.ioctx(f"cannot clear what {volume_id} was made from") as ioctx:
-        keys = (_CLONE + volume_id, FLATTEN + volume_id)
+        if source:
+            snapshots.remove_snapshot(ioctx, source, _snapshot_for(volume_id))
         with ignoring(errno.ENOENT):
-            found = omap.read_keys(ioctx, WORK, keys)
-            if source := found.get(keys[0], b"").decode():
-                _forget(snapshots, ioctx, volume_id, source)
-            if keys[1] in found:
-                omap.swap(ioctx, WORK, {}, {keys[1]: None})
+            omap.swap(ioctx, WORK, {}, {FLATTEN + volume_id: None})
 
 
 def depth(place: Place, ioctx: Ioctx, name: str) -> int:
@@ -157,6 +159,6 @@ def put_flatten(ioctx: Ioctx, name: str) -> None:
     omap.swap(ioctx, WORK, {}, {FLATTEN + name: secrets.token_hex(8).encode()})
 
 
-def _forget(snapshots: RbdSnapshots, ioctx: Ioctx, volume_id: str, source: str) -> None:
-    snapshots.remove_snapshot(ioctx, source, f"clone-{volume_id}")
-    omap.swap(ioctx, WORK, {}, {_CLONE + volume_id: None})
+def _snapshot_for(volume_id: str) -> str:
+    """The name of the snapshot of the source, while the volume is cloned from it."""
+    return f"clone-{volume_id}"

@@ -198,7 +198,7 @@ class RbdProvisioning(RbdSnapshots):
                 hint="restore a newer copy of the volume records; nothing was changed",
             )
         try:
-            copies.clear(self, volume_id)
+            copies.clear(self, volume_id, (state.making or b"").decode())
             self.delete_image(volume_id)
         except (StillAttached, ForeignImage):  # since it was looked at, or by somebody else
             if state.removing is not None:
