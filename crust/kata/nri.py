@@ -100,24 +100,31 @@ class Gate(Protocol):
 async def serve(path: str, gate: Gate, taken: Callable[[], None]) -> None:
     """Connect to the engine's socket, register, and answer until the connection ends.
 
-    `taken` is called when the engine has taken the plugin. Raises `PluginNotRegistered`,
-    `ProtocolViolated`, `errors.PeerUnavailable` when there is no socket.
+    `taken` is called when the engine has taken the plugin. Raises `PluginNotRegistered`, `ProtocolViolated`,
+    `EngineInOtherNamespace`, `EngineUnavailable`.
     """
     try:
         reader, writer = await asyncio.open_unix_connection(path)
     except OSError as err:
-        raise errors.PeerUnavailable.named(
-            "EngineUnavailable",
-            f"the NRI socket {path} cannot be reached",
-            why=err.strerror or str(err),
-            hint="start containerd, and allow NRI in its configuration: "
-            '[plugins."io.containerd.nri.v1.nri"] disable = false, disable_connections = false',
-        ) from err
+        raise _unavailable(f"the NRI socket {path} cannot be reached", err) from err
     try:
         _check_namespace(writer.get_extra_info("socket"))
         await _Session(reader, writer, gate, taken).run()
+    except ConnectionError as err:
+        what = "the container engine ended the connection of the NRI plugin"
+        raise _unavailable(what, err) from err
     finally:
         writer.close()
+
+
+def _unavailable(what: str, err: OSError) -> errors.CrustError:
+    return errors.PeerUnavailable.named(
+        "EngineUnavailable",
+        what,
+        why=err.strerror or str(err),
+        hint="the plugin connects again; start containerd, and allow NRI in its configuration: "
+        '[plugins."io.containerd.nri.v1.nri"] disable = false, disable_connections = false',
+    )
 
 
 class _Session:
@@ -241,9 +248,8 @@ class _Session:
             await self._gate.start(of, what, deadline_s)
         elif event in (_METHODS["StopContainer"], _METHODS["RemoveContainer"]):
             await self._gate.ended(what)
-        return (
-            nri_pb2.ValidateContainerAdjustmentResponse()
-        )  # without a field: every method's empty answer
+        # without a field: every method's empty answer
+        return nri_pb2.ValidateContainerAdjustmentResponse()
 
     def _answer(self, stream: int, answer: Message | ttrpc.Failure) -> None:
         self._send(mux.ENGINE_CALLS, ttrpc.response(stream, answer))

@@ -8,7 +8,6 @@ the daemon ends no claim: the keepers go on.
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -34,8 +33,6 @@ from crust.kata.statistics import KataHandler
 from crust.rpc.serving.daemon import Daemon, starting
 from crust.runtime_handler import registration, service
 from crust.runtime_handler.registration import Feature
-
-_log = logging.getLogger(__name__)
 
 FEATURES = frozenset({Feature.READ_ONLY, Feature.GROUP, Feature.GROUP_CHANGE_POLICY, Feature.STATS})
 """What Kata's Go runtime does with a direct volume, whatever its hypervisor."""
@@ -166,21 +163,11 @@ class _Plugin:
             try:
                 await nri.serve(self._socket, self._gate, self._taken)
                 pause_s = _FIRST_PAUSE_S
-            except (errors.CrustError, ConnectionError) as error:
-                shown = error if isinstance(error, errors.CrustError) else _lost(error)
-                _report(self._daemon, "container engine", shown)
+            except errors.CrustError as error:
+                _report(self._daemon, "container engine", error)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
     def _taken(self) -> None:
         self.is_taken.set()
         _report(self._daemon, "container engine", None)
-
-
-def _lost(error: ConnectionError) -> errors.CrustError:
-    return errors.PeerUnavailable.named(
-        "EngineUnavailable",
-        "the container engine ended the connection of the NRI plugin",
-        why=error.strerror or str(error),
-        hint="the plugin connects again; until then Kata refuses deferred volumes by itself",
-    )

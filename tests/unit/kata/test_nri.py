@@ -204,7 +204,7 @@ def test_an_engine_that_sends_garbage_ends_the_connection(data: bytes) -> None:
             path = f"{directory}/nri.sock"
             server = await asyncio.start_unix_server(garbage, path)
             async with server, asyncio.timeout(20):
-                with contextlib.suppress(mux.ProtocolViolated, ConnectionError):
+                with contextlib.suppress(mux.ProtocolViolated, errors.PeerUnavailable):
                     await nri.serve(path, Gate(), lambda: None)
 
     asyncio.run(run())
