@@ -62,7 +62,9 @@ class Runtime(abc.ABC):
     def vm_of(self, sandbox_id: str, told: int = 0) -> int:
         """The process of the sandbox's virtual machine; `told` is the engine's word, 0 for none. Raises VmUnknown."""
 
-    def check_attachable(self, pid: int, record: Record, others: int) -> None:  # noqa: B027
+    def check_attachable(  # noqa: B027
+        self, sandbox_id: str, pid: int, record: Record, others: int
+    ) -> None:
         """Raise if the machine must not be given the volume for a mount that is to be created.
 
         `others` are mounts of the volume that are created now, too.
@@ -100,15 +102,13 @@ class Runtimes:
         raise VmUnknown(sandbox_id, "none of Kata's runtimes has a directory of it")
 
 
-def not_attached(
-    record: Record, sandbox_id: str, why: str, hint: str = "delete the pod"
-) -> errors.CrustError:
+def not_attached(record: Record, sandbox_id: str, why: str) -> errors.CrustError:
     """The error of a volume that is not where its container would look for it."""
     return errors.NotReady.named(
         "VolumeNotAttached",
         f"the volume at {record.target} is not in the virtual machine of sandbox {sandbox_id}",
         why=why,
-        hint=f"{hint}; its process was not started",
+        hint="delete the pod; its process was not started",
     )
 
 

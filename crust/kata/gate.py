@@ -112,7 +112,7 @@ class Bridge:
             for each in wanted:
                 others = len({*self._needing(each.name)} - {container.id})
                 others += times[each.record.digest] - 1
-                runtime.check_attachable(sandbox.pid, each.record, others)
+                runtime.check_attachable(pod.id, sandbox.pid, each.record, others)
                 if (key := (each.name, container.id)) not in self._created:
                     self._created[key] = pod.id
                     undo.callback(self._created.pop, key, None)

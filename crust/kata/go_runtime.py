@@ -9,12 +9,12 @@ import json
 import os
 import time
 import urllib.parse
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-import pydantic
 from google.protobuf import json_format
 
-from crust.core import volumes
+from crust.core import errors, volumes
 from crust.handoff.record import Record
 from crust.host.process import workers
 from crust.kata import evidence, shim_socket
@@ -24,24 +24,7 @@ from crust.wire.kata.v1 import agent_pb2
 _LIMIT_BYTES = 4 * 1024 * 1024
 _ATTEMPTS = 5
 _AGAIN_S = 0.01
-
-
-class _Hypervisor(pydantic.BaseModel):
-    pid: int = pydantic.Field(alias="Pid", ge=0, lt=2**31)
-
-
-class _SandboxFile(pydantic.BaseModel):
-    hypervisor: _Hypervisor = pydantic.Field(alias="HypervisorState")
-
-
-class _Mount(pydantic.BaseModel):
-    source: str = pydantic.Field(alias="Source")
-    destination: str = pydantic.Field(alias="Destination")
-    device_id: str = pydantic.Field(alias="BlockDeviceID", default="")
-
-
-class _ContainerFile(pydantic.BaseModel):
-    mounts: tuple[_Mount, ...] | None = pydantic.Field(alias="Mounts", default=())
+_Told = TypeVar("_Told")
 
 
 class GoRuntime(evidence.Runtime):
@@ -52,9 +35,20 @@ class GoRuntime(evidence.Runtime):
     def vm_of(self, sandbox_id: str, told: int = 0) -> int:
         """See `evidence.Runtime`."""
         evidence.check_id(sandbox_id)
-        pid: int = self._read(_SandboxFile, f"{sandbox_id}/persist.json", sandbox_id).hypervisor.pid
+        pid = self._read(f"{sandbox_id}/persist.json", sandbox_id, _pid)
         evidence.check_machine(sandbox_id, pid, told)
         return pid
+
+    def check_attachable(self, sandbox_id: str, pid: int, record: Record, others: int) -> None:
+        """See `evidence.Runtime`. An annotation of the pod can say otherwise than the configuration."""
+        if self._read(f"{sandbox_id}/persist.json", sandbox_id, _shares):
+            raise errors.NotReady.named(
+                "SandboxWithoutBlockDevices",
+                f"the volume at {record.target} cannot be given to sandbox {sandbox_id}",
+                why="Kata has started it with disable_block_device_use, and would share the host's directory",
+                hint="remove that annotation from the pod; or set disable_block_device_use = false in the "
+                "configuration that containerd names (ConfigPath), and delete the pod",
+            )
 
     def check_mounted(
         self, sandbox_id: str, pid: int, container_id: str, destination: str, record: Record
@@ -63,22 +57,13 @@ class GoRuntime(evidence.Runtime):
         evidence.check_id(sandbox_id)
         evidence.check_id(container_id)
         path = f"{sandbox_id}/{container_id}/persist.json"
-        mounts = self._read(_ContainerFile, path, sandbox_id).mounts or ()
-        device = os.path.realpath(record.device)
-        is_known = any(
-            each.device_id and (each.source, each.destination) == (device, destination)
-            for each in mounts
-        )
+        attached = self._read(path, sandbox_id, _attached)
+        is_known = (os.path.realpath(record.device), destination) in attached
         if is_known and evidence.has_open(pid, record):
             return
         missing = "has not opened" if is_known else "was not given"
-        raise evidence.not_attached(
-            record,
-            sandbox_id,
-            f"process {pid} {missing} {record.device} for the mount {destination}: Kata shares the host's "
-            "directory where it cannot attach a device",
-            "set disable_block_device_use = false in Kata's configuration, and delete the pod",
-        )
+        why = f"process {pid} {missing} {record.device} for {destination}: Kata shares a directory then"
+        raise evidence.not_attached(record, sandbox_id, why)
 
     async def stats(self, record: Record, use: Use) -> volumes.VolumeStats:
         """See `evidence.Runtime`."""
@@ -89,18 +74,35 @@ class GoRuntime(evidence.Runtime):
             body = await shim_socket.get(socket, f"/direct-volume/stats?path={quoted}")
         return parsed(body)
 
-    def _read(self, model: type[Any], path: str, sandbox_id: str) -> Any:
+    def _read(self, path: str, sandbox_id: str, take: Callable[[Any], _Told]) -> _Told:
         why = ""
         for _ in range(_ATTEMPTS):
             try:
                 with open(f"{self.root}/{path}", "rb") as file:
-                    return model.model_validate(json.loads(file.read(_LIMIT_BYTES)))
+                    return take(json.loads(file.read(_LIMIT_BYTES)))
             except OSError as err:
                 raise VmUnknown(sandbox_id, f"{self.root}/{path}: {err.strerror}") from err
-            except (ValueError, RecursionError) as err:  # it may be half written
+            except (ValueError, LookupError, TypeError, RecursionError) as err:  # half written
                 why = f"{self.root}/{path} cannot be read: {type(err).__name__}"
             time.sleep(_AGAIN_S)
         raise VmUnknown(sandbox_id, why)
+
+
+def _pid(sandbox: Any) -> int:
+    pid = sandbox["HypervisorState"]["Pid"]
+    if type(pid) is not int or not 0 <= pid < 2**31:
+        raise ValueError(pid)
+    return pid
+
+
+def _shares(sandbox: Any) -> bool:
+    return sandbox["Config"]["HypervisorConfig"]["DisableBlockDeviceUse"] is not False
+
+
+def _attached(container: Any) -> set[tuple[str, str]]:
+    """Source and destination of each mount that Kata attached a device for."""
+    mounts = container["Mounts"] or ()
+    return {(each["Source"], each["Destination"]) for each in mounts if each["BlockDeviceID"]}
 
 
 def parsed(body: bytes) -> volumes.VolumeStats:

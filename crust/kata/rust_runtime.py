@@ -52,7 +52,7 @@ class RustRuntime(evidence.Runtime):
         evidence.check_machine(sandbox_id, pid, told)
         return pid
 
-    def check_attachable(self, pid: int, record: Record, others: int) -> None:
+    def check_attachable(self, sandbox_id: str, pid: int, record: Record, others: int) -> None:
         """See `evidence.Runtime`."""
         if record.readonly and not devices.is_readonly(record.device):
             raise errors.NotReady.named(

@@ -70,7 +70,7 @@ class StandInSandbox:
         state: dict[str, object] = {"State": "ready", "CgroupPath": "", "Mounts": mounts}
         self._write(f"{container_id}/persist.json", state)
 
-    def write(self, pid: int | None = None) -> None:
+    def write(self, pid: int | None = None, *, shares: bool = False) -> None:
         """The sandbox's state, with its own process unless another is named."""
         (self.root / self.id).mkdir(parents=True, exist_ok=True)
         hypervisor = {
@@ -79,9 +79,9 @@ class StandInSandbox:
             "UUID": "",
             "Pid": self.pid if pid is None else pid,
         }
-        self._write(
-            "persist.json", {"State": "running", "HypervisorState": hypervisor, "PersistVersion": 2}
-        )
+        config = {"HypervisorType": "clh", "HypervisorConfig": {"DisableBlockDeviceUse": shares}}
+        state = {"State": "running", "HypervisorState": hypervisor, "Config": config}
+        self._write("persist.json", {**state, "PersistVersion": 2})
 
     def kill(self) -> None:
         """The virtual machine ends at once."""

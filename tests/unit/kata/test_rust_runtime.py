@@ -85,12 +85,12 @@ def test_a_second_mount_and_a_device_that_stayed_are_refused(
     runtime: RustRuntime, running: StandInRustSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = a_record()
-    runtime.check_attachable(running.pid, record, 0)
+    runtime.check_attachable(running.id, running.pid, record, 0)
     with raised("VolumeInUseInSandbox"):
-        runtime.check_attachable(running.pid, record, 1)
+        runtime.check_attachable(running.id, running.pid, record, 1)
     monkeypatch.setattr(evidence, "has_open", lambda *_: True)
     with raised("VolumeInUseInSandbox", match=f"process {running.pid}"):
-        runtime.check_attachable(running.pid, record, 0)
+        runtime.check_attachable(running.id, running.pid, record, 0)
 
 
 def test_a_read_only_volume_on_a_writable_device_is_refused(
@@ -99,9 +99,9 @@ def test_a_read_only_volume_on_a_writable_device_is_refused(
     record = a_record(readonly=True)
     monkeypatch.setattr(devices, "is_readonly", lambda _: False)
     with raised("DeviceWritable"):
-        runtime.check_attachable(running.pid, record, 0)
+        runtime.check_attachable(running.id, running.pid, record, 0)
     monkeypatch.setattr(devices, "is_readonly", lambda _: True)
-    runtime.check_attachable(running.pid, record, 0)
+    runtime.check_attachable(running.id, running.pid, record, 0)
 
 
 def test_a_mount_needs_the_open_device_and_a_directory(
