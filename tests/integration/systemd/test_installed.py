@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -157,6 +158,30 @@ async def test_three_units_serve_in_the_place_of_one(machine: Machine) -> None:
         machine.output("systemctl", "start", "crust-node")
     units = ("crust-driver", "crust-shim", "crust-proxy")
     assert set(machine.run("systemctl", "is-active", *units).stdout.split()) == {"inactive"}
+
+
+def test_keepers_outlive_the_stop_of_the_unit_that_started_them(machine: Machine) -> None:
+    """A keeper lies in the unit's control group, and has the claim of a virtual machine that goes on."""
+    fit = machine.root / "opt/kata/share/defaults/kata-containers/configuration-clh.toml"
+    fit.parent.mkdir(parents=True)
+    fit.write_text("[hypervisor.clh]\ndisable_block_device_use = false\n[runtime]\n")
+    machine.output("systemd-run", "--unit=hypervisor", "sleep", "infinity")
+    machine.output("systemctl", "start", "crust-kata")
+    ordered = machine.output("systemctl", "show", "--property=After,Before", "crust-kata")
+    after, before = sorted(ordered.splitlines())
+    assert "containerd.service" in after
+    assert "kubelet.service" in before
+    join = "for g in $(find /sys/fs/cgroup -name crust-kata.service); do echo $$ >$g/cgroup.procs; done"
+    keep = f"crust keeper --socket /run/crust/k.sock --pid {main_pid(machine, 'hypervisor')}"
+    keepers = json.loads(machine.output("sh", "-c", f"{join}; exec {keep}"))["pids"]
+    group = machine.output("cat", f"/proc/{keepers[0]}/cgroup")
+    assert "crust-kata.service" in group
+    try:
+        for verb in ("restart", "stop"):
+            machine.output("systemctl", verb, "crust-kata")
+            machine.output("kill", "-0", *map(str, keepers))
+    finally:
+        machine.output("systemctl", "stop", "hypervisor", "crust-kata")
 
 
 def test_wrong_settings_are_not_tried_again(machine: Machine) -> None:
