@@ -217,7 +217,7 @@ class Cloud:
         device = disks.device_of(self._volumes.image(request.volume_id))
         disks.rescan(device)
         if not disks.is_device(path):
-            disks.run("resize2fs", device)
+            disks.grow(device, path)
         return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=known["size"])
 
 

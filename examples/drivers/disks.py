@@ -70,6 +70,14 @@ def format_and_mount(device: str, target: str, fs_type: str, flags: list[str]) -
     run("mount", "-t", fs_type or "ext4", "-o", ",".join(["defaults", *flags]), device, target)
 
 
+def grow(device: str, target: str) -> None:
+    """What mount-utils' ResizeFs does."""
+    if run("blkid", "-p", "-o", "value", "-s", "TYPE", device) == "xfs":
+        run("xfs_growfs", target)
+    else:
+        run("resize2fs", device)
+
+
 def bind_device(device: str, target: str) -> None:
     """A device node on a file; a second one goes on top."""
     if not os.path.lexists(target):

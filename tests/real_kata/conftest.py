@@ -1,6 +1,7 @@
 """A node with a real Kata runtime, which `make kata NODE=DIR` names; docs/kata.md says what DIR holds.
 
-crust's daemons run in that node's namespaces, from this environment; each test has a volume of its own.
+crust's daemons run in that node's namespaces, from this environment, beside a driver of another vendor's making that
+crust wraps. Each test has a volume of its own.
 """
 
 import json
@@ -17,10 +18,31 @@ from pathlib import Path
 
 import pytest
 
+from crust.wire.csi.v1 import csi_pb2
+from examples.drivers import cloud
+from tests.real_kata.orchestrator import DRIVERS
+
 ROOT = Path(__file__).parents[2]
 NO_DEVICE = "/dev/crust-no-device-until-claimed/"
 _CALL_S = 200.0
 _SERVES = {"node": "proxy serves", "kata": "registered with the proxy"}
+_INNER, _SHIM = "/run/crust-vendor-driver.sock", "/run/crust/shim-vendor/csi.sock"
+_NODE = f"""
+[[proxy.drivers]]
+name = "block.csi.crust.dev"
+socket = "{DRIVERS["own"].socket}"
+backend = "/run/crust/shim/csi.sock"
+[[proxy.drivers]]
+name = "{cloud.NAME}"
+socket = "{DRIVERS["wrapped"].socket}"
+backend = "{_SHIM}"
+[[shim]]
+[[shim]]
+socket = "{_SHIM}"
+driver_socket = "{_INNER}"
+[driver]
+create_pool = true
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +81,13 @@ class KataNode:
 
     def __post_init__(self) -> None:
         self.drop_in = self.configuration.parent / "config.d" / "99-crust-test.toml"
+        driver = ("--socket", _INNER, "--state-dir", "/var/lib/crust/vendor", "--node-id", "node")
+        shim = ("--controller", "--no-check-detach", f"--driver-socket={_INNER}")
+        at = f"--socket={DRIVERS['wrapped'].controller}"
+        self.vendor = (
+            self.program("vendor", cloud.__name__, *driver),
+            self.program("controller", "crust", "shim", *shim, at),
+        )
         self.crust = self.daemon("node")
 
     def run(self, *command: str) -> Answer:
@@ -77,13 +106,22 @@ class KataNode:
     def daemon(self, name: str) -> "Daemon":
         """Start `crust <name>` in the node, and wait until it serves."""
         path, mark = self.state / f"{name}.log", _SERVES[name]
-        crust = (sys.executable, "-m", "crust", name, "--config", str(self.state / f"{name}.toml"))
-        command = [str(self.directory / "run" / "in.sh"), *crust]
         before = path.read_text().count(mark) if path.exists() else 0
-        with open(path, "ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        config = str(self.state / f"{name}.toml")
+        process = self.program(name, "crust", name, "--config", config)
         self.wait(lambda: path.read_text().count(mark) > before)
+        return process
+
+    def program(self, name: str, *module: str) -> "Daemon":
+        """Start a module of Python in the node; it writes to a log of that name."""
+        command = [str(self.directory / "run" / "in.sh"), sys.executable, "-m", *module]
+        with open(self.state / f"{name}.log", "ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         return Daemon(process)
+
+    def crust_command(self, *words: str) -> Answer:
+        """A command of crust for operators, in the node."""
+        return self.run(sys.executable, "-m", "crust", *words)
 
     def wait(self, is_so: Callable[[], object]) -> None:
         """Until a condition holds; a minute at most."""
@@ -94,9 +132,15 @@ class KataNode:
         raise AssertionError("it has not happened within a minute")
 
     def co(self, what: str, name: str) -> Answer:
-        """Call CSI as a kubelet does: up, unpublish, down of a volume of that name."""
+        """Call CSI as a kubelet and the sidecars do, for a volume of that name: see `orchestrator`."""
         program = str(ROOT / "tests" / "real_kata" / "orchestrator.py")
         return self.run(sys.executable, program, what, name, self.handler, str(self.state))
+
+    def formatted(self, name: str) -> int:
+        """How often the proxy has made the filesystem of a volume."""
+        volume = csi_pb2.Volume.FromString((self.state / f"{name}.volume").read_bytes())
+        lines = (self.state / "node.log").read_text().splitlines()
+        return sum("filesystem made" in line and volume.volume_id in line for line in lines)
 
     def entries(self) -> dict[str, str]:
         """Kata's entries: device by name."""
@@ -139,6 +183,18 @@ class KataNode:
         """Ids of Kata's sandboxes, orphans too."""
         return self.run("sh", "-c", "ls /run/vc/sbs /run/kata 2>/dev/null | grep -v :").text.split()
 
+    def end_pod(self, pod: str) -> None:
+        """Stop and remove a sandbox."""
+        assert self.cri("stopp", pod).is_ok
+        assert self.cri("rmp", pod).is_ok
+
+    def end_orphan(self, sandbox_id: str, target: str) -> None:
+        """Wait until `crust kata` has noticed the machine that lost its shim, and end it as an operator does."""
+        self.wait(lambda: "SandboxOrphaned" in str(self.claim()))
+        ended = self.crust_command("end-orphan", "--yes", target)
+        assert ended.is_ok, ended.text
+        assert f", sandbox {sandbox_id}: the volume " in ended.text
+
     def claim(self) -> dict[str, object]:
         """The one claim of the node; empty without one."""
         text = self.run("sh", "-c", "cat /run/crust/volumes/*/claim.json").text
@@ -178,17 +234,15 @@ def node(
         for name, (path, _, shim) in _runtimes().items()
     )
     (state / "kata.toml").write_text(f'default_runtime = "runc"\n{configured}')
-    (state / "node.toml").write_text(
-        '[[proxy.drivers]]\nname = "block.csi.crust.dev"\nsocket = "/run/crust-csi.sock"\n'
-        'backend = "/run/crust/shim/csi.sock"\n[driver]\ncreate_pool = true\n'
-    )
+    (state / "node.toml").write_text(_NODE)
     configuration = Path(_runtimes()[request.param][0])
     is_rust = "name" in tomllib.loads(configuration.read_text())["runtime"]
     made = KataNode(directory, str(request.param), configuration, is_rust, state)
     try:
         yield made
     finally:
-        made.crust.end()
+        for each in (made.crust, *made.vendor):
+            each.end()
 
 
 @pytest.fixture
@@ -200,9 +254,11 @@ def bridge(node: KataNode) -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def volume(node: KataNode, bridge: object) -> Iterator[tuple[str, str]]:
-    """A published volume: the name of its pod, and its target."""
-    name = f"v{secrets.token_hex(3)}"
+def volume(
+    request: pytest.FixtureRequest, node: KataNode, bridge: object
+) -> Iterator[tuple[str, str]]:
+    """A published volume: its name, and its target. It is crust's own driver's unless a test says `wrapped`."""
+    name = f"{getattr(request, 'param', 'own')}-{secrets.token_hex(3)}"
     answer = node.co("up", name)
     assert answer.is_ok, answer.text
     node.wait(node.entries)

@@ -1,7 +1,18 @@
-"""orchestrator.py up|replay|stats|grow|unpublish|down NAME HANDLER STATE: CSI calls, in a kubelet's order."""
+"""orchestrator.py WHAT NAME HANDLER STATE: the CSI calls of a kubelet and the sidecars for one volume.
+
+    up          create, attach, stage and publish it; a kubelet does the same after a reboot
+    stats       the bytes of its filesystem: total, used
+    grow        expand it to twice its size, by the controller and then by the node
+    on-host     mount it on the host, expand it there and unmount it, as with crust.dev/defer: never
+    unpublish, unstage, down (both, and delete it)
+
+The name begins with the driver, `own` or `wrapped`, and a dash; then `xfs-` for another filesystem than ext4: it
+grows on a host without CAP_SYS_RESOURCE, and is not made smaller than 300 MiB.
+"""
 
 import asyncio
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -9,50 +20,91 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import grpc.aio
 
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.co import MIB, Co
+from examples.drivers import cloud
+from examples.kata.demo.kubelet import Kubelet, capability
+
+MIB = 1 << 20
+SIZE_BYTES = {"ext4": 64 * MIB, "xfs": 320 * MIB}
+BYTES = csi_pb2.VolumeUsage.BYTES
+
+
+@dataclass(frozen=True)
+class Driver:
+    """How its volumes are asked for; `controller` is the socket that the sidecars call."""
+
+    socket: str
+    controller: str = ""
+    parameters: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
+    attaches: bool = False
+
+
+DRIVERS = {
+    "own": Driver("/run/crust-csi.sock"),
+    "wrapped": Driver(
+        "/run/crust-vendor.sock",
+        "/run/crust-vendor-controller.sock",
+        {"type": "ssd"},
+        {"token": cloud.TOKEN},
+        attaches=True,
+    ),
+}
 
 
 async def main(what: str, name: str, handler: str, state: str) -> None:
-    """Make the calls; the volume's id is remembered in a file of `state`."""
-    target = f"/var/lib/kubelet/pods/{name}/volumes/kubernetes.io~csi/pvc/mount"
-    staging = f"/var/lib/kubelet/plugins/kubernetes.io/csi/{name}/globalmount"
-    remembered = Path(state) / f"{name}.id"
-    options = [("grpc.default_authority", "localhost")]
-    async with grpc.aio.insecure_channel("unix:///run/crust-csi.sock", options=options) as channel:
-        co = Co(channel)
-        if what in ("up", "replay"):
-            wishes = {"crust.dev/defer": "always", "crust.dev/runtime-handler": handler}
-            # the same name is the same volume, so a replay learns its context
-            volume = await co.create(f"pvc-{name}", parameters=wishes)
-            remembered.write_text(volume.volume_id)
-            context = dict(volume.volume_context)
-            for directory in (Path(staging), Path(target).parent):
-                directory.mkdir(parents=True, exist_ok=True)
-            await co.stage(volume.volume_id, staging, volume_context=context)
-            await co.publish(
-                volume.volume_id, target, staging=staging, defer=False, volume_context=context
-            )
-            print(target)  # noqa: T201
-            return
-        if what == "stats":
-            answer = await co.stats(remembered.read_text(), target)
-            print(answer.usage[0].total, answer.usage[0].used)  # noqa: T201
-            return
-        if what == "grow":
-            wanted = csi_pb2.CapacityRange(required_bytes=128 * MIB)
-            request = csi_pb2.ControllerExpandVolumeRequest(
-                volume_id=remembered.read_text(), capacity_range=wanted
-            )
-            await co.controller.ControllerExpandVolume(request)
-            await co.expand(remembered.read_text(), target, 128 * MIB)
-            return
-        await co.unpublish(remembered.read_text(), target)
-        if what == "down":
-            await co.unstage(remembered.read_text(), staging)
-            await co.delete(remembered.read_text())
+    """Make the calls; the volume is remembered in a file of `state`."""
+    driver, *rest = name.split("-")
+    of, fs_type = DRIVERS[driver], "xfs" if "xfs" in rest else "ext4"
+    remembered = Path(state) / f"{name}.volume"
+    root = Path("/var/lib/kubelet")
+    kubelet = Kubelet(root, of.socket, "/run/crust/inspect.sock", of.controller)
+    kubelet.secrets, kubelet.attaches = of.secrets, of.attaches
+    wishes = {"crust.dev/defer": "always", "crust.dev/runtime-handler": handler}
+    kubelet.parameters = {**of.parameters, **wishes}
+    try:
+        if not remembered.exists():
+            made = await kubelet.create(f"pvc-{name}", SIZE_BYTES[fs_type], capability(fs_type))
+            remembered.write_bytes(made.SerializeToString())
+        volume = csi_pb2.Volume.FromString(remembered.read_bytes())
+        await _call(what, kubelet, volume, kubelet.target(name), fs_type)
+    finally:
+        await kubelet.close()
 
 
-try:
-    asyncio.run(main(*sys.argv[1:5]))
-except grpc.aio.AioRpcError as error:
-    sys.exit(f"{error.code().name} {error.details()}")
+async def _call(
+    what: str, kubelet: Kubelet, volume: csi_pb2.Volume, target: Path, fs_type: str
+) -> None:
+    grown_bytes = 2 * SIZE_BYTES[fs_type]
+    if what == "up":
+        await _publish(kubelet, volume, target, fs_type)
+        print(target)  # noqa: T201
+    elif what == "stats":
+        usage = (await kubelet.stats(volume, target))[BYTES]
+        print(usage.total, usage.used)  # noqa: T201
+    elif what == "grow":
+        await kubelet.expand(volume, target, grown_bytes)
+    elif what == "on-host":
+        volume.volume_context["crust.dev/defer"] = "never"
+        await _publish(kubelet, volume, target, fs_type)
+        await kubelet.expand(volume, target, grown_bytes)
+        await kubelet.unpublish(volume, target)
+        await kubelet.unstage(volume)
+    if what in ("unpublish", "down"):
+        await kubelet.unpublish(volume, target)
+    if what in ("unstage", "down"):
+        await kubelet.unstage(volume)
+    if what == "down":
+        await kubelet.delete(volume)
+
+
+async def _publish(kubelet: Kubelet, volume: csi_pb2.Volume, target: Path, fs_type: str) -> None:
+    wanted = capability(fs_type)
+    await kubelet.stage(volume, wanted)
+    await kubelet.publish(volume, target, defer=False, capability=wanted)
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main(*sys.argv[1:5]))
+    except grpc.aio.AioRpcError as error:
+        sys.exit(f"{error.code().name} {error.details()}")
