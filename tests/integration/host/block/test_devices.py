@@ -11,24 +11,21 @@ import pytest
 from crust.core import errors
 from crust.host.block import devices, holders, loop, signatures
 from crust.host.mounts import mount_api
-from tests.integration.host.conftest import MIB, Attach, partition_table, read, run, write
+from tests.integration.host.conftest import MIB, Attach, read, run, write
 from tests.support.faults.syncs import recorded
 from tests.support.raised import raised
 
 pytestmark = pytest.mark.root
 
 
-def test_identify_follows_a_link(attach: Attach, tmp_path: Path) -> None:
+def test_identify_follows_a_link_and_tells_a_reattached_device(
+    attach: Attach, tmp_path: Path
+) -> None:
     device = attach()
     (tmp_path / "by-id").symlink_to(device.path)
     assert devices.identify(str(tmp_path / "by-id")) == device.identity
-
-
-def test_identify_after_reattach_is_another_device(attach: Attach) -> None:
-    first = attach()
-    loop.detach(first)
-    second = loop.attach(first.backing)
-    assert second.identity.disk_sequence > first.identity.disk_sequence
+    loop.detach(device)
+    assert loop.attach(device.backing).identity.disk_sequence > device.identity.disk_sequence
 
 
 def test_exclusive_open_blocks_all_but_readers(attach: Attach, tmp_path: Path) -> None:
@@ -50,15 +47,6 @@ def test_exclusive_open_blocks_all_but_readers(attach: Attach, tmp_path: Path) -
     finally:
         os.close(hold)
     assert devices.is_blank(device.path)
-
-
-def test_exclusive_open_of_a_mounted_device_fails(attach: Attach, mountpoint: str) -> None:
-    device = attach()
-    run("mkfs.ext4", "-q", device.path)
-    mount_api.mount_device(device.path, mountpoint, "ext4")
-    with pytest.raises(holders.DeviceInUse) as caught:
-        devices.open_exclusive(device.path)
-    assert caught.value.mounts == (mountpoint,)
 
 
 def test_set_readonly_can_be_undone(attach: Attach) -> None:
@@ -87,18 +75,6 @@ def test_is_blank_reads_the_last_sector_of_an_odd_device(attach: Attach, size: i
     assert not devices.is_blank(device.path)
 
 
-def test_identify_of_a_partition_uses_its_disks_sequence(attach: Attach) -> None:
-    device = attach()
-    write(device.path, 0, partition_table(sectors=2048))
-    run("partx", "-a", device.path)
-    try:
-        part = devices.identify(f"{device.path}p1")
-        assert part.disk_sequence == device.identity.disk_sequence
-        assert (part.major, part.minor) != (device.identity.major, device.identity.minor)
-    finally:
-        run("partx", "-d", device.path)
-
-
 def test_is_free_is_false_when_mounted_held_or_replaced(attach: Attach, mountpoint: str) -> None:
     device, other = attach(64 * MIB), attach(64 * MIB)
     identity = devices.identify(device.path)
@@ -112,6 +88,9 @@ def test_is_free_is_false_when_mounted_held_or_replaced(attach: Attach, mountpoi
     subprocess.run(["mkfs.ext4", "-q", device.path], check=True)
     mount_api.mount_device(device.path, mountpoint, "ext4", readonly=True)
     assert not devices.is_free(device.path, identity)
+    with pytest.raises(holders.DeviceInUse) as caught:
+        devices.open_exclusive(device.path)
+    assert caught.value.mounts == (mountpoint,)
 
 
 @pytest.fixture
@@ -138,7 +117,7 @@ def test_node_of_a_bind_is_the_node_in_dev(disk: str) -> None:
     assert not devices.is_encrypted(number(disk))
 
 
-def test_partition_of_a_disk_and_of_itself(disk: str) -> None:
+def test_partition_has_its_own_node_and_size_and_the_sequence_of_its_disk(disk: str) -> None:
     second = devices.partition_of(number(disk), 2)
     assert second != number(disk)
     assert devices.partition_of(second, 2) == second
@@ -146,15 +125,11 @@ def test_partition_of_a_disk_and_of_itself(disk: str) -> None:
         devices.partition_of(number(disk), 3)
     with raised("PartitionMissing", match="partition 1"):
         devices.partition_of(second, 1)
-
-
-def test_partition_has_its_own_node_and_size(disk: str) -> None:
-    second = devices.partition_of(number(disk), 2)
     if not os.path.exists(f"{disk}p2"):  # without udev or devtmpfs nobody makes it
         os.mknod(f"{disk}p2", 0o60600, second)
     path = devices.node_of(second)
-    assert path == f"{disk}p2"
-    assert devices.size_bytes(path) == 8 * MIB
+    assert (path, devices.size_bytes(path)) == (f"{disk}p2", 8 * MIB)
+    assert devices.identify(path).disk_sequence == devices.identify(disk).disk_sequence
 
 
 def test_device_that_does_not_exist_is_refused() -> None:
@@ -171,16 +146,13 @@ def probe(request: pytest.FixtureRequest) -> Probe:
     return request.param  # type: ignore[no-any-return]
 
 
-def test_probe_of_luks_volume_is_other(attach: Attach, probe: Probe) -> None:
-    device = attach()
-    write(device.path, 0, b"LUKS\xba\xbe\x00\x01" + bytes(600))
-    assert probe(device.path) == signatures.Other("crypto crypto_LUKS")
-
-
-def test_probe_of_swap_is_other(attach: Attach, probe: Probe) -> None:
+def test_probe_of_what_is_no_filesystem_is_other(attach: Attach, probe: Probe) -> None:
     device = attach()
     run("mkswap", device.path)
     assert probe(device.path) == signatures.Other("other swap")
+    write(device.path, 0, b"LUKS\xba\xbe\x00\x01" + bytes(600))
+    write(device.path, 4096 - 10, bytes(10))
+    assert probe(device.path) == signatures.Other("crypto crypto_LUKS")
 
 
 def test_probe_of_two_signatures_is_ambiguous(attach: Attach, probe: Probe) -> None:

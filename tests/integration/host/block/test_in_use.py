@@ -155,10 +155,14 @@ def test_holder_of_a_named_claim_explains_a_busy_device(disk: str, tmp_path: Pat
     other.touch()
     locked = os.open(claim, os.O_RDWR)
     assert locks.try_lock(locked)
-    held = devices.open_exclusive(disk)
+    held, written = devices.open_exclusive(disk), os.open(disk, os.O_RDWR)
     in_use.check(source(disk), readonly=True, claims=[str(claim)])
+    in_use.check_unwritten(source(disk), claims=[str(claim)])
     with pytest.raises(holders.DeviceInUse):
         in_use.check(source(disk), readonly=True, claims=[str(other), "/none"])
+    with pytest.raises(holders.DeviceInUse):
+        in_use.check_unwritten(source(disk))
+    os.close(written)
     os.close(locked)
     with pytest.raises(holders.DeviceInUse):
         in_use.check(source(disk), readonly=True, claims=[str(claim)])
@@ -184,6 +188,9 @@ def test_process_that_only_reads_refuses_nothing(disk: str) -> None:
     """udev, smartd, multipathd."""
     with a_process("held = os.open(sys.argv[1], os.O_RDONLY)", disk):
         in_use.check(source(disk), readonly=False)
+        in_use.check_unwritten(source(disk))
+        with pytest.raises(holders.DeviceInUse):
+            in_use.check_unopened(source(disk))
 
 
 # A hypervisor opens its disk plainly: O_EXCL succeeds beside it.
@@ -211,23 +218,6 @@ def test_node_in_another_directory_is_the_same_device(disk: str, tmp_path: Path)
     code = "held = os.open(sys.argv[1], os.O_RDWR); os.unlink(sys.argv[1])"
     with a_process(code, str(node)), pytest.raises(holders.DeviceInUse):
         in_use.check_unwritten(source(disk))
-
-
-def test_process_that_only_reads_is_no_writer(disk: str) -> None:
-    with a_process("held = os.open(sys.argv[1], os.O_RDONLY | os.O_EXCL)", disk):
-        in_use.check_unwritten(source(disk))
-
-
-def test_holder_of_a_named_claim_may_write(disk: str, tmp_path: Path) -> None:
-    claim = tmp_path / "claim.lock"
-    claim.touch()
-    locked, held = os.open(claim, os.O_RDWR), os.open(disk, os.O_RDWR)
-    assert locks.try_lock(locked)
-    in_use.check_unwritten(source(disk), claims=[str(claim)])
-    with pytest.raises(holders.DeviceInUse):
-        in_use.check_unwritten(source(disk))
-    os.close(held)
-    os.close(locked)
 
 
 def test_network_block_server_is_no_writer(disk: str, monkeypatch: pytest.MonkeyPatch) -> None:

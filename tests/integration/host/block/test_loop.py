@@ -31,10 +31,6 @@ def test_attach_shows_the_files_size_and_content(sparse_file: MakeFile) -> None:
         loop.detach(device)
 
 
-def test_attach_rounds_the_size_down_to_a_sector(attach: Attach) -> None:
-    assert devices.size_bytes(attach(MIB + 1023).path) == MIB + 512
-
-
 def test_attach_reports_the_granted_direct_io(attach: Attach) -> None:
     """Whatever the backing filesystem makes of the wish, the result is what the kernel says in sysfs."""
     device = attach()
@@ -55,16 +51,12 @@ def test_attach_without_direct_io_support_reports_buffered(mountpoint: str) -> N
         loop.detach(device)
 
 
-def test_attach_sets_the_sector_size(attach: Attach) -> None:
-    """Of 512 bytes, whatever the kernel would choose for the file."""
-    queue = Path(f"/sys/block/loop{attach().number}/queue/logical_block_size")
+def test_attach_sets_the_sector_size_and_rounds_down_to_it(attach: Attach) -> None:
+    """512 bytes, whatever the kernel would choose for the file."""
+    device = attach(MIB + 1023)
+    queue = Path(f"/sys/block/loop{device.number}/queue/logical_block_size")
     assert queue.read_text().strip() == "512"
-
-
-def test_attach_once_returns_the_existing_device(attach: Attach) -> None:
-    device = attach()
-    assert loop.attach_once(device.backing) == device
-    assert len(loop.find(device.backing)) == 1
+    assert devices.size_bytes(device.path) == MIB + 512
 
 
 @pytest.mark.parametrize(

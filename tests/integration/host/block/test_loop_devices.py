@@ -8,7 +8,7 @@ import pytest
 
 from crust.host.block import loop, loopctl
 from crust.host.files import sparse
-from tests.integration.host.conftest import Attach, MakeFile, run
+from tests.integration.host.conftest import MIB, Attach, MakeFile, run
 
 pytestmark = pytest.mark.root
 
@@ -49,26 +49,21 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return paths
 
 
-def test_find_opens_only_devices_whose_file_has_the_name(
+def test_find_and_attach_once_open_only_devices_whose_file_has_the_name(
     attach: Attach, sparse_file: MakeFile, opened: list[str]
 ) -> None:
-    device = attach(name="only-of-this-test.img")
+    device = attach(name="only-of-this-test.img (deleted)")  # which is how a removed one is shown
     attach(name="other.img")
     absent = sparse_file(name="detached-only-of-this-test.img")
     opened.clear()
     assert loop.find(device.backing) == (device,)
     assert opened == [device.path]
     opened.clear()
-    assert loop.find(absent) == ()
-    assert opened == []
-
-
-def test_attach_once_opens_only_devices_of_its_name(attach: Attach, opened: list[str]) -> None:
-    device = attach(name="only-of-this-test.img")
-    attach(name="other.img")
-    opened.clear()
     assert loop.attach_once(device.backing) == device
     assert opened == [device.path]
+    opened.clear()
+    assert loop.find(absent) == ()
+    assert opened == []
 
 
 _ATTACH_BELOW = """
@@ -100,11 +95,6 @@ def test_device_whose_attacher_had_a_mount_that_is_gone_is_found(
             loop.detach(each)
 
 
-def test_find_of_a_name_that_ends_as_removed_ones_succeeds(attach: Attach) -> None:
-    device = attach(name="volume.img (deleted)")
-    assert loop.find(device.backing) == (device,)
-
-
 def test_list_named_opens_only_devices_it_wants(attach: Attach, opened: list[str]) -> None:
     device, _ = attach(name="mine.img"), attach(name="other.img")
     os.unlink(device.backing)
@@ -124,12 +114,7 @@ def test_tag_of_63_bytes_is_kept_after_the_file_is_removed(sparse_file: MakeFile
             each for each in loop.list_named(lambda _: True) if each.identity == device.identity
         ]
         assert (found.tag, found.file) == (tag, device.file)
+        assert loop.size_bytes(device) == 64 * MIB
     finally:
         loop.detach(device)
-
-
-def test_size_bytes_after_detach_is_zero(attach: Attach) -> None:
-    device = attach()
-    assert loop.size_bytes(device) == os.stat(device.backing).st_size
-    loop.detach(device)
     assert loop.size_bytes(device) == 0

@@ -39,6 +39,13 @@ def test_mount_device_shows_in_mountinfo_with_its_options(
     assert {"rw", "noatime", "nodev"} <= set(mount.options)
     assert mountinfo.of_device(mount.major, mount.minor) == (mount,)
     assert (mount.major, mount.minor) == (ext4.identity.major, ext4.identity.minor)
+    mount_api.unmount(mountpoint)
+    mount_api.mount_device(ext4.path, mountpoint, "ext4", readonly=True)
+    with pytest.raises(OSError, match="Read-only"):
+        (Path(mountpoint) / "x").touch()
+    mount = mountinfo.at(mountpoint)
+    assert mount is not None
+    assert mount.readonly
 
 
 def test_mount_device_overrides_errors_panic_of_the_superblock(
@@ -59,15 +66,6 @@ def test_mount_device_untrusted_honours_neither_set_user_id_nor_device_nodes(
     assert {"nosuid", "nodev"} <= set(mount.options)
 
 
-def test_mount_device_readonly_refuses_writes(ext4: loop.LoopDevice, mountpoint: str) -> None:
-    mount_api.mount_device(ext4.path, mountpoint, "ext4", readonly=True)
-    with pytest.raises(OSError, match="Read-only"):
-        (Path(mountpoint) / "x").touch()
-    mount = mountinfo.at(mountpoint)
-    assert mount is not None
-    assert mount.readonly
-
-
 @pytest.mark.parametrize("option", ["bogus", "commit=abc"])
 def test_mount_device_with_refused_option_reports_the_kernels_reason(
     ext4: loop.LoopDevice, mountpoint: str, option: str
@@ -79,16 +77,11 @@ def test_mount_device_with_refused_option_reports_the_kernels_reason(
     assert mountinfo.at(mountpoint) is None
 
 
-def test_mount_device_as_wrong_filesystem_fails_with_reason(
+def test_mount_device_as_another_filesystem_fails_with_the_reason(
     ext4: loop.LoopDevice, mountpoint: str
 ) -> None:
     with raised("MountFailed", match="no valid xfs"):
         mount_api.mount_device(ext4.path, mountpoint, "xfs")
-
-
-def test_mount_device_with_unknown_filesystem_is_unsupported(
-    ext4: loop.LoopDevice, mountpoint: str
-) -> None:
     with pytest.raises(errors.Unsupported, match="nosuchfs"):
         mount_api.mount_device(ext4.path, mountpoint, "nosuchfs")
 
@@ -122,23 +115,18 @@ def test_mount_device_on_a_link_is_refused(
     assert mountinfo.at(mountpoint) is None
 
 
-def test_unmount_does_not_follow_a_link(mountpoint: str, tmp_path: Path) -> None:
+def test_unmount_removes_every_stacked_mount_and_follows_no_link(
+    mountpoint: str, tmp_path: Path
+) -> None:
+    mount_api.mount_guard(mountpoint)
     mount_api.mount_guard(mountpoint)
     (tmp_path / "link").symlink_to(mountpoint)
     mount_api.unmount(str(tmp_path / "link"))
-    assert mountinfo.at(mountpoint) is not None
-
-
-def test_unmount_of_an_unmounted_or_absent_path_succeeds(mountpoint: str) -> None:
-    mount_api.unmount(mountpoint)
-    mount_api.unmount(f"{mountpoint}/absent")
-
-
-def test_unmount_removes_every_stacked_mount(mountpoint: str) -> None:
-    mount_api.mount_guard(mountpoint)
-    mount_api.mount_guard(mountpoint)
+    assert len(mountinfo.stacked_at(mountpoint)) == 2
     mount_api.unmount(mountpoint)
     assert mountinfo.at(mountpoint) is None
+    mount_api.unmount(mountpoint)
+    mount_api.unmount(f"{mountpoint}/absent")
 
 
 @pytest.mark.parametrize(
@@ -173,6 +161,9 @@ def test_unmount_retries_when_busy_for_a_moment(
     """A kubelet stats the target at that moment; the search for holders then finds none."""
     mount_api.mount_guard(mountpoint)
     look = os.open(mountpoint, os.O_PATH)
+    monkeypatch.setattr(holders, "mount_in_use", holders.DeviceInUse)
+    with pytest.raises(holders.DeviceInUse, match="does not say what holds it"):
+        mount_api.unmount(mountpoint)
 
     def no_holder(target: str) -> holders.DeviceInUse:
         os.close(look)
@@ -181,18 +172,6 @@ def test_unmount_retries_when_busy_for_a_moment(
     monkeypatch.setattr(holders, "mount_in_use", no_holder)
     mount_api.unmount(mountpoint)
     assert mountinfo.at(mountpoint) is None
-
-
-def test_unmount_busy_without_a_visible_holder_fails(
-    mountpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mount_api.mount_guard(mountpoint)
-    look = os.open(mountpoint, os.O_PATH)
-    monkeypatch.setattr(holders, "mount_in_use", holders.DeviceInUse)
-    with pytest.raises(holders.DeviceInUse, match="does not say what holds it"):
-        mount_api.unmount(mountpoint)
-    os.close(look)
-    mount_api.unmount(mountpoint)
 
 
 def test_at_does_not_keep_the_mount_busy(mountpoint: str) -> None:
@@ -253,19 +232,15 @@ def test_mount_guard_takes_names_an_owner_and_a_mode_but_no_data(mountpoint: str
     assert stat.S_IMODE(os.stat(mountpoint).st_mode) == 0o2775
 
 
-def test_mount_guard_keeps_its_full_page_from_everyone_but_root(mountpoint: str) -> None:
+def test_mount_guard_keeps_its_full_page_and_limits_the_number_of_names(mountpoint: str) -> None:
+    """The page from everyone but root."""
     mount_api.mount_guard(mountpoint, names=True)
     filler = os.stat(f"{mountpoint}/{mount_api.GUARD_FILLER}")
     assert (filler.st_uid, stat.S_IMODE(filler.st_mode)) == (0, 0o400)
     space = os.statvfs(mountpoint)
     assert (space.f_blocks, space.f_bfree) == (1, 0)
     assert space.f_ffree > 64
-
-
-def test_mount_guard_limits_the_number_of_names(mountpoint: str) -> None:
-    mount_api.mount_guard(mountpoint, names=True)
-    free = os.statvfs(mountpoint).f_ffree
-    for number in range(free):
+    for number in range(space.f_ffree):
         os.mkdir(f"{mountpoint}/{number}")
     with pytest.raises(OSError, match="No space"):
         os.mkdir(f"{mountpoint}/one-more")
@@ -350,15 +325,13 @@ def test_bind_of_a_device_node_onto_a_file_succeeds(attach: Attach, tmp_path: Pa
     assert target.read_bytes() == b""
 
 
-def test_bind_on_a_target_of_another_type_is_refused(mountpoint: str, tmp_path: Path) -> None:
+def test_bind_of_what_is_absent_or_of_another_type_is_refused(
+    mountpoint: str, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(mount_api.InvalidMountTarget):
-        mount_api.bind(str(tmp_path / "file"), mountpoint)
-    with pytest.raises(mount_api.InvalidMountTarget):
-        mount_api.bind(str(tmp_path), str(tmp_path / "file"))
-
-
-def test_mount_with_absent_source_or_target_is_not_found(mountpoint: str, tmp_path: Path) -> None:
+    for source, target in ((tmp_path / "file", mountpoint), (tmp_path, tmp_path / "file")):
+        with pytest.raises(mount_api.InvalidMountTarget):
+            mount_api.bind(str(source), str(target))
     with pytest.raises(errors.NotFound):
         mount_api.bind(str(tmp_path / "none"), mountpoint)
     with pytest.raises(errors.NotFound):

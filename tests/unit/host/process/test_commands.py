@@ -24,9 +24,9 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def ends(pidfd: int) -> bool:
+def ends(pidfd: int, within_s: float = LONG_S) -> bool:
     """Wait until the process of a pidfd is dead; False if it lives on."""
-    readable, _, _ = select.select([pidfd], [], [], LONG_S)
+    readable, _, _ = select.select([pidfd], [], [], within_s)
     os.close(pidfd)
     return bool(readable)
 
@@ -49,24 +49,16 @@ async def test_run_passes_only_the_inherited_descriptors(tmp_path: Path) -> None
         os.close(fd)
 
 
-async def test_run_gives_an_empty_input_and_passes_much_output() -> None:
-    code = "import sys; sys.stdout.write(sys.stdin.read() + 'x' * 300_000)"
-    done = await commands.run(python(code), timeout_s=LONG_S)
-    assert (done.code, len(done.stdout)) == (0, 300_000)
-
-
-async def test_run_sets_a_small_environment_with_c_locale() -> None:
-    done = await commands.run(["env"], timeout_s=LONG_S)
-    names = {line.split(b"=")[0] for line in done.stdout.splitlines()}
-    assert b"LC_ALL=C" in done.stdout.splitlines()
-    assert names == {b"LC_ALL", b"PATH"}
-
-
-async def test_run_uses_a_session_of_its_own() -> None:
-    done = await commands.run(
-        python("import os; print(os.getsid(0) == os.getpid())"), timeout_s=LONG_S
+async def test_run_has_an_empty_input_a_small_environment_and_a_session_of_its_own() -> None:
+    code = (
+        "import os, sys; print(repr(sys.stdin.read()), os.getsid(0) == os.getpid(), os.environ['LC_ALL'], "
+        "*sorted(os.environ.keys() - {'LC_CTYPE'})); sys.stdout.write('x' * 300_000)"
     )
-    assert done.stdout == b"True\n"
+    done = await commands.run(python(code), timeout_s=LONG_S)
+    assert done.code == 0
+    said, _, rest = done.stdout.partition(b"\n")
+    assert said == b"'' True C LC_ALL PATH"
+    assert rest == b"x" * 300_000
 
 
 async def test_run_failure_has_status_and_stderr_tail() -> None:
@@ -76,64 +68,50 @@ async def test_run_failure_has_status_and_stderr_tail() -> None:
     assert caught.value.code == 3
     assert caught.value.stderr_tail.endswith("the end")
     assert len(caught.value.stderr_tail) == commands.STDERR_TAIL_BYTES
-
-
-async def test_run_accepts_a_declared_exit_status() -> None:
-    assert (
-        await commands.run(python("raise SystemExit(1)"), timeout_s=LONG_S, ok=(0, 1))
-    ).code == 1
-
-
-async def test_run_reports_death_by_signal() -> None:
+    assert (await commands.run(python(code), timeout_s=LONG_S, ok=(0, 3))).code == 3
     with pytest.raises(commands.CommandFailed, match="signal 9"):
         await commands.run(python("import os; os.kill(os.getpid(), 9)"), timeout_s=LONG_S)
 
 
-async def test_run_of_a_missing_program_names_its_package() -> None:
+async def test_run_of_a_program_that_cannot_start_says_why(tmp_path: Path) -> None:
     with raised("CommandMissing", match="e2fsprogs"):
         await commands.run(["/nonexistent/mkfs.ext4"], timeout_s=LONG_S)
-
-
-async def test_run_of_a_file_that_is_not_executable_fails(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"x")
     with pytest.raises(errors.Refused):
         await commands.run([str(tmp_path / "data")], timeout_s=LONG_S)
 
 
-async def test_run_past_the_deadline_ends_the_program() -> None:
-    with raised("CommandTimedOut", match=r"within 0.2 s"):
-        await commands.run(["sleep", "600"], timeout_s=0.2)
-
-
-async def test_run_with_output_left_open_ends_at_the_deadline() -> None:
+@pytest.mark.parametrize("argv", [["sleep", "600"], ["sh", "-c", "sleep 600 & exit 0"]])
+async def test_run_past_the_deadline_ends_the_program(argv: list[str]) -> None:
     """The wait is for the output's end too, which a child in the background holds open."""
-    with raised("CommandTimedOut"):
-        await commands.run(["sh", "-c", "sleep 600 & exit 0"], timeout_s=0.5)
+    with raised("CommandTimedOut", match=r"within 0.2 s"):
+        await commands.run(argv, timeout_s=0.2)
 
 
-async def test_run_cancelled_returns_only_after_the_program_ended(tmp_path: Path) -> None:
-    code = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
-    task, pidfd = await started(python(code), tmp_path)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert select.select([pidfd], [], [], 0)[0]
-    os.close(pidfd)
-
-
-async def test_run_past_the_deadline_ends_child_processes_too(tmp_path: Path) -> None:
-    """A formatter that outlived its call would format a device that someone else has by then."""
-    code = (
-        "import subprocess, sys, time\n"
-        "child = subprocess.Popen(['sleep', '600'])\n"
-        "open(sys.argv[1], 'w').write(str(child.pid))\n"
-        "time.sleep(600)"
+@pytest.mark.parametrize(
+    "code",
+    [
+        "note(os.getpid())",
+        # a formatter that outlived its call would format a device that someone else has by then
+        "note(subprocess.Popen(['sleep', '600']).pid)",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); note(os.getpid())",
+    ],
+    ids=["itself", "its child", "without SIGTERM"],
+)
+async def test_run_cancelled_returns_only_after_the_program_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    monkeypatch.setattr(commands, "_GRACE_S", 0.1)
+    program = (
+        "import os, signal, subprocess, sys, time\n"
+        "def note(pid): open(sys.argv[1], 'w').write(str(pid))\n"
+        f"{code}; time.sleep(600)"
     )
-    task, pidfd = await started(python(code), tmp_path)
+    task, pidfd = await started(python(program), tmp_path)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await asyncio.to_thread(ends, pidfd)
+    assert await asyncio.to_thread(ends, pidfd, LONG_S if "Popen" in code else 0)
 
 
 async def test_run_cancelled_while_the_program_starts_ends_it_with_its_children(
@@ -163,23 +141,6 @@ async def test_run_cancelled_while_the_program_starts_ends_it_with_its_children(
     await asyncio.wait([task], timeout=LONG_S)
     assert task.cancelled(), "it waits without end"
     assert await asyncio.to_thread(ends, pidfds[0])
-
-
-async def test_run_kills_a_program_that_ignores_sigterm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(commands, "_GRACE_S", 0.1)
-    code = (
-        "import os, signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
-        "time.sleep(600)"
-    )
-    task, pidfd = await started(python(code), tmp_path)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert await asyncio.to_thread(ends, pidfd)
 
 
 async def test_endless_output_fails_with_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
