@@ -53,16 +53,13 @@ def test_read_ext4_uses_the_high_half_only_with_the_64bit_feature(tmp_path: Path
         pytest.param((0xE8, "<I", 12), id="orphan inodes"),
         pytest.param((0x64, "<I", 0x10000), id="orphan file in use"),
         pytest.param((0x44, "<I", 86400), id="checked at intervals"),
+        pytest.param((0x34, "<H", 20), id="mounted as often as it may be"),
     ],
 )
 def test_ext4_due_for_a_check_is_not_clean(tmp_path: Path, field: tuple[int, str, int]) -> None:
-    assert not superblocks.read_ext4(ext4(tmp_path / "a", state=(0x3A, "<H", 1), x=field)).clean
-
-
-def test_read_ext4_with_mount_count_at_its_limit_is_not_clean(tmp_path: Path) -> None:
-    count, limit = (0x34, "<H", 20), (0x36, "<h", 20)
-    assert not superblocks.read_ext4(ext4(tmp_path / "a", count=count, max_mounts=limit)).clean
+    limit = (0x36, "<h", 20)
     assert superblocks.read_ext4(ext4(tmp_path / "a", max_mounts=limit)).clean
+    assert not superblocks.read_ext4(ext4(tmp_path / "a", max_mounts=limit, x=field)).clean
 
 
 def xfs(path: Path, block_bytes: int, blocks: int) -> str:
@@ -95,16 +92,19 @@ def test_ext4_block_size_above_the_formats_limit_is_invalid(tmp_path: Path, shif
         superblocks.read_ext4(path)
 
 
-@pytest.mark.parametrize("block_bytes", [0, 1, 513, 131072, 2**31])
-def test_impossible_block_size_of_xfs_is_invalid(tmp_path: Path, block_bytes: int) -> None:
+@pytest.mark.parametrize(
+    ("fs_type", "unit_bytes"),
+    [
+        *(("xfs", each) for each in (0, 1, 513, 131072, 2**31)),
+        *(("btrfs", each) for each in (0, 512, 5000, 2**31)),
+    ],
+)
+def test_impossible_block_of_xfs_and_sector_of_btrfs_are_invalid(
+    tmp_path: Path, fs_type: str, unit_bytes: int
+) -> None:
+    write = {"xfs": xfs, "btrfs": btrfs}[fs_type]
     with pytest.raises(superblocks.InvalidSuperblock):
-        superblocks.read_xfs(xfs(tmp_path / "a", block_bytes, 1000))
-
-
-@pytest.mark.parametrize("sector_bytes", [0, 512, 5000, 2**31])
-def test_impossible_sector_size_of_btrfs_is_invalid(tmp_path: Path, sector_bytes: int) -> None:
-    with pytest.raises(superblocks.InvalidSuperblock):
-        superblocks.read_btrfs(btrfs(tmp_path / "a", sector_bytes, 2**30))
+        superblocks.read(write(tmp_path / "a", unit_bytes, 2**20), fs_type)
 
 
 def test_filesystem_larger_than_its_device_is_invalid(tmp_path: Path) -> None:

@@ -59,45 +59,17 @@ async def test_run_passes_arguments_results_errors_and_context() -> None:
         await pool.run(refuse)
 
 
-async def test_run_outside_of_any_pool_uses_the_process_threads(dead: threading.Event) -> None:
-    assert await workers.run(lambda: 7) == 7
-    pool = Workers("pool", limit=1)
-    hung = asyncio.create_task(pool.run(dead.wait))
-    await asyncio.sleep(0)
-    assert await workers.run(lambda: 7) == 7
-    dead.set()
-    await hung
-
-
 async def test_pool_whose_threads_hang_leaves_another_pool_alone(dead: threading.Event) -> None:
+    """And the process' own, which is used outside of any."""
     hung_disk, well = Workers("hung_disk", limit=2), Workers("well", limit=2)
     hung = [asyncio.create_task(hung_disk.run(dead.wait)) for _ in range(20)]
     await asyncio.sleep(0)
+    assert await workers.run(lambda: 7) == 7
     await well.check_free()
     with well.used():
         assert await workers.run(lambda: "alive") == "alive"
     dead.set()
     await asyncio.gather(*hung)
-
-
-async def test_pool_never_has_more_threads_than_its_limit() -> None:
-    pool, guard, now, most = Workers("pool", limit=3), threading.Lock(), 0, 0
-    release = threading.Event()
-
-    def work() -> None:
-        nonlocal now, most
-        with guard:
-            now += 1
-            most = max(most, now)
-        release.wait()
-        with guard:
-            now -= 1
-
-    calls = [asyncio.create_task(pool.run(work)) for _ in range(30)]
-    await asyncio.sleep(0)
-    release.set()
-    await asyncio.gather(*calls)
-    assert (now, most <= 3) == (0, True)
 
 
 async def test_check_free_with_every_thread_hung_is_refused_and_recovers(
@@ -161,15 +133,11 @@ async def test_thread_without_a_call_ends_and_the_next_call_has_another(
     assert await pool.run(threading.current_thread) is not thread
 
 
-def test_pool_serves_one_loop_after_another() -> None:
+def test_pool_serves_one_loop_after_another_and_a_forked_process() -> None:
+    """Which has none of its threads."""
     pool = Workers("pool", limit=1)
-    assert asyncio.run(pool.run(lambda: 7)) == 7
-    assert asyncio.run(pool.run(lambda: 8)) == 8
-
-
-def test_pool_serves_a_forked_process_which_has_none_of_its_threads() -> None:
-    pool = Workers("pool", limit=1)
-    assert asyncio.run(pool.run(lambda: 7)) == 7
+    for _ in range(2):
+        assert asyncio.run(pool.run(lambda: 7)) == 7
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -223,19 +191,27 @@ async def test_volume_that_hangs_takes_one_thread_for_all_retries(dead: threadin
     assert await first == "it ended"
 
 
-async def test_load_counts_threads_callers_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pool_never_has_more_threads_than_its_limit_and_counts_what_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
     pool, hold = workers.Workers("a pool", limit=2), threading.Event()
-    calls = [asyncio.ensure_future(pool.run(hold.wait)) for _ in range(3)]
+    calls = [asyncio.ensure_future(pool.run(_held, hold)) for _ in range(30)]
     await asyncio.sleep(0)
-    assert pool.load == workers.Load(limit=2, busy=2, waiting=1, refused=0)
+    assert pool.load == workers.Load(limit=2, busy=2, waiting=28, refused=0)
     with pytest.raises(workers.NoWorkerFree):
         await pool.probe()
     assert pool.load.refused == 1
     hold.set()
-    await asyncio.gather(*calls)
+    assert len(set(await asyncio.gather(*calls))) == 2
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
     await pool.probe()
     assert (pool.load.busy, pool.load.waiting) == (0, 0)
+
+
+def _held(hold: threading.Event) -> int:
+    hold.wait()
+    return threading.get_ident()
 
 
 async def test_calls_one_after_the_other_are_made_by_one_thread() -> None:
