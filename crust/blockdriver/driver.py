@@ -23,7 +23,6 @@ from crust.blockdriver.node.node_unpublish import NodeUnpublish, NodeUnstage
 from crust.blockdriver.node.publish.deferred_publish import DeferredNodePublish
 from crust.blockdriver.node.publish.host_image import HostImage
 from crust.blockdriver.node.publish.node_publish import NodePublish
-from crust.blockdriver.node.publish.publish_rules import PublishCheck
 from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.capacity import PoolCapacity
@@ -157,9 +156,8 @@ def _node(
 ) -> Node:
     """The node part, on the stores of the controller part."""
     role, stores, health_check = controller.role, controller.stores, controller.health_check
-    publish_check = PublishCheck(stores)
     preparation = FilesystemPreparation(stores, tool_locks)
-    host_image = HostImage(stores, publish_check, io_limits, preparation)
+    host_image = HostImage(stores, io_limits, preparation)
     node_expand = NodeExpand(stores, grow_image)
     return Node(
         role=role,
@@ -167,10 +165,8 @@ def _node(
         io_limits=io_limits,
         node_stage=NodeStage(stores, io_limits, preparation),
         node_unstage=NodeUnstage(stores, io_limits),
-        node_publish=NodePublish(
-            stores, publish_check, io_limits, node_expand, host_image, target_roots
-        ),
-        deferred_publish=DeferredNodePublish(stores, publish_check, io_limits, host_image),
+        node_publish=NodePublish(stores, io_limits, node_expand, host_image, target_roots),
+        deferred_publish=DeferredNodePublish(stores, io_limits, host_image),
         node_unpublish=NodeUnpublish(stores, target_roots),
         node_expand=node_expand,
         node_stats=NodeStats(stores, health_check, role.tells_condition),

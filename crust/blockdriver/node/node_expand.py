@@ -135,7 +135,7 @@ class NodeExpand:
         if request.capability is None:
             return
         why = self.stores.supported.obstacle(request.capability)
-        staged = self.stores.node_state.staged(request.volume_id)
+        staged = self.stores.node_state.of(request.volume_id).stage
         raw = isinstance(request.capability.access, volumes.BlockAccess)
         if not why and staged is not None and raw != (staged.kind == "block"):
             why = f"it is staged as {staged.kind}"
@@ -144,7 +144,7 @@ class NodeExpand:
 
     def _due(self, request: Expand, content: ContentRecord, attachment: Attachment) -> _Due | None:
         entry = self.stores.node_state.published(request.path)
-        staged = self.stores.node_state.staged(request.volume_id)
+        staged = self.stores.node_state.of(request.volume_id).stage
         here = mountinfo.at(request.path.text)
         if request.deferred or (entry is not None and entry.deferred):
             return None
@@ -162,7 +162,7 @@ class NodeExpand:
         return _Due(content, staged.fs_type, attachment, place)
 
     def _deferred(self, volume_id: volumes.VolumeId) -> bool:
-        return any(entry.deferred for entry in self.stores.node_state.published_of(volume_id))
+        return any(entry.deferred for entry in self.stores.node_state.of(volume_id).publishes)
 
     async def _grow(self, due: _Due) -> None:
         save = self.stores.content_records.save

@@ -115,7 +115,7 @@ class NodeStage:
         entry = self._entry(request, record, content)
         if entry.kind == "block":  # before it is given out: afterwards no guest would format it
             deferral_keys.check_host_publish(request.volume_id, record.parameters, is_block=True)
-        staged = self.stores.node_state.staged(request.volume_id)
+        staged = self.stores.node_state.of(request.volume_id).stage
         if staged is not None and (staged.kind, staged.fs_type) != (entry.kind, entry.fs_type):
             how = f"{staged.kind} {staged.fs_type}".strip()
             raise errors.Conflict.named(

@@ -136,7 +136,7 @@ class NodeUnstage:
         if not self.stores.pool.ids.is_volume_id(volume_id):
             return
         unreadable = self.stores.node_state.unreadable(volume_id)
-        staged = None if unreadable else self.stores.node_state.staged(volume_id)
+        staged = None if unreadable else self.stores.node_state.of(volume_id).stage
         others = () if staged is None else _others(staged, path.text)
         if staged is not None and others:
             self.stores.node_state.note_staged(staged.model_copy(update={"paths": others}))
@@ -180,7 +180,7 @@ class NodeUnstage:
     def _is_staged(self, volume_id: volumes.VolumeId) -> bool:
         """Whether there is an entry, readable or not."""
         unreadable = self.stores.node_state.unreadable(volume_id)
-        return bool(unreadable) or self.stores.node_state.staged(volume_id) is not None
+        return bool(unreadable) or self.stores.node_state.of(volume_id).stage is not None
 
     async def _detach(self, volume_id: volumes.VolumeId) -> None:
         what = "detaching of an orphan"

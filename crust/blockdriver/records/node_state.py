@@ -20,12 +20,11 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import pydantic
 
-from crust.blockdriver.engines.node_access import Attachment, NodeAccess
+from crust.blockdriver.engines.node_access import NodeAccess
 from crust.blockdriver.records import models
 from crust.core import errors, volumes
 from crust.host.files import durable
@@ -122,9 +121,18 @@ class NodeState:
             if name.endswith(".json"):
                 self._read(name.removesuffix(".json"))
 
-    def staged(self, volume_id: volumes.VolumeId) -> Staged | None:
-        """The stage of a volume. Raises UnreadableEntry."""
-        return self._file(volume_id).stage
+    def of(self, volume_id: volumes.VolumeId) -> NodeFile:
+        """The stage and the publishes of a volume. Raises UnreadableEntry."""
+        with self._guard:
+            if volume_id in self._unreadable:
+                raise errors.Corrupt.named(
+                    "UnreadableEntry",
+                    f"the node state entry {self._path(volume_id)} cannot be read",
+                    why="it is not an entry of this version of the driver",
+                    hint="unpublish and unstage the volume, which removes the entry; or remove the file and start "
+                    "again",
+                )
+            return self._files.get(volume_id, _NOTHING)
 
     def unreadable(self, volume_id: volumes.VolumeId) -> str:
         """The path of the volume's file if it cannot be read, else empty."""
@@ -136,25 +144,21 @@ class NodeState:
         with self._guard:
             return self._at.get(target.text)
 
-    def published_of(self, volume_id: volumes.VolumeId) -> tuple[Published, ...]:
-        """All publishes of a volume. Raises UnreadableEntry."""
-        return self._file(volume_id).publishes
-
     def note_staged(self, entry: Staged) -> None:
         """Record a stage."""
         volume_id = entry.volume_id
-        self._write(volume_id, self._file(volume_id).model_copy(update={"stage": entry}))
+        self._write(volume_id, self.of(volume_id).model_copy(update={"stage": entry}))
 
     def note_published(self, entry: Published) -> None:
         """Record a publish."""
         volume_id = entry.volume_id
-        file = self._file(volume_id)
+        file = self.of(volume_id)
         others = tuple(each for each in file.publishes if each.target != entry.target)
         self._write(volume_id, file.model_copy(update={"publishes": (*others, entry)}))
 
     def forget_published(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
         """Remove a publish; absent is a success."""
-        file = self._file(volume_id)
+        file = self.of(volume_id)
         others = tuple(each for each in file.publishes if each.target != target.text)
         if others != file.publishes:
             self._write(volume_id, file.model_copy(update={"publishes": others}))
@@ -171,55 +175,22 @@ class NodeState:
         unreadable = self.unreadable(volume_id)
         if unreadable:
             return (unreadable,)
-        staged = self.staged(volume_id)
+        staged = self.of(volume_id).stage
         return () if staged is None else staged.paths
 
-    def staged_attachment(self, volume_id: volumes.VolumeId) -> Attachment:
-        """The device of a staged volume; raises `NotStaged`."""
-        if self.staged(volume_id) is None:
-            raise NotStaged(volume_id)
-        attachment = self.access.attached(volume_id)
-        if attachment is None:
-            raise NotStaged(volume_id, "its device was detached by another program")
-        return attachment
-
-    def live_publish(self, target: volumes.TargetPath) -> Published | None:
-        """The publish at a target, of any volume, if it still exists."""
-        entry = self.published(target)
-        return next(self._live([entry] if entry else []), None)
-
     def live_publishes(self, volume_id: volumes.VolumeId) -> tuple[Published, ...]:
-        """The publishes of the volume that exist."""
-        return tuple(self._live(self._file(volume_id).publishes))
+        """The publishes of the volume that exist: a deferred one by its entry, another one by its mount."""
+        entries = self.of(volume_id).publishes
+        if all(each.deferred for each in entries):
+            return entries
+        attachment = self.access.host_device(volume_id)
+        device = attachment.device if attachment else None
+        return tuple(each for each in entries if each.deferred or _is_mounted(each, device))
 
     def deferred_targets(self, volume_id: volumes.VolumeId) -> tuple[volumes.TargetPath, ...]:
         """The targets of the volume's deferred publishes."""
-        entries = self.published_of(volume_id)
+        entries = self.of(volume_id).publishes
         return tuple(volumes.TargetPath(each.target) for each in entries if each.deferred)
-
-    def _live(self, entries: Sequence[Published]) -> Iterator[Published]:
-        """A deferred publish exists by its entry, another one by its mount; all are of one volume."""
-        device: volumes.BlockSource | None = None
-        if not all(each.deferred for each in entries):
-            attachment = self.access.host_device(entries[0].volume_id)
-            device = attachment.device if attachment else None
-        for each in entries:
-            mount = None if each.deferred else mountinfo.at(each.target)
-            is_mounted = mount and device and device_mounts.shows(mount, device)
-            if each.deferred or is_mounted:
-                yield each
-
-    def _file(self, volume_id: volumes.VolumeId) -> NodeFile:
-        with self._guard:
-            if volume_id in self._unreadable:
-                raise errors.Corrupt.named(
-                    "UnreadableEntry",
-                    f"the node state entry {self._path(volume_id)} cannot be read",
-                    why="it is not an entry of this version of the driver",
-                    hint="unpublish and unstage the volume, which removes the entry; or remove the file and start "
-                    "again",
-                )
-            return self._files.get(volume_id, _NOTHING)
 
     def _write(self, volume_id: volumes.VolumeId, file: NodeFile) -> None:
         data = file.model_dump_json().encode() + b"\n"
@@ -261,6 +232,11 @@ class NodeState:
                     except OSError as err:  # nobody reads it, and the next start tries again
                         extra = {"path": boot.path, "error": err}
                         _log.warning("the node state of another boot stays", extra=extra)
+
+
+def _is_mounted(entry: Published, device: volumes.BlockSource | None) -> bool:
+    mount = mountinfo.at(entry.target)
+    return mount is not None and device is not None and device_mounts.shows(mount, device)
 
 
 def _remove_boot(path: str) -> None:

@@ -273,7 +273,7 @@ class Controller(SnapshotCalls):
         problems = [condition.message] if condition.abnormal else []
         targets: list[str] = []
         try:
-            published = self.stores.node_state.published_of(listed.volume_id)
+            published = self.stores.node_state.of(listed.volume_id).publishes
             targets = [entry.target for entry in published]
         except errors.Corrupt as error:
             problems.append(error.shown())

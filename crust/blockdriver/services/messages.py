@@ -143,7 +143,6 @@ def publish(request: csi_pb2.NodePublishVolumeRequest, of_stages: Secrets) -> Pu
         deferred=request.defer_fs_ops,
         volume_context=tuple(sorted(request.volume_context.items())),
         publish_context=tuple(sorted(request.publish_context.items())),
-        passphrase=secrets.get(deferral_keys.PASSPHRASE, ""),
         secrets=secrets,
     )
 

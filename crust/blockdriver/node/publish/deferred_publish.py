@@ -6,13 +6,13 @@ read-only too, because a writable one keeps a journal that a reading guest would
 """
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from crust.blockdriver.node import io_limits
 from crust.blockdriver.node.io_limits import IoLimits
+from crust.blockdriver.node.publish import publish_rules
 from crust.blockdriver.node.publish.host_image import HostImage
-from crust.blockdriver.node.publish.publish_rules import Publish, PublishCheck, Ready
+from crust.blockdriver.node.publish.publish_rules import Publish, Ready
 from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, volumes
 from crust.host.block import devices, in_use
@@ -25,16 +25,14 @@ class DeferredNodePublish:
     """Publishes volumes to guests. The caller makes one call per volume at a time."""
 
     stores: Stores
-    publish_check: PublishCheck
     io_limits: IoLimits
     host_image: HostImage
 
     async def publish(self, request: Publish) -> volumes.DeferredMount:
         """Publish the volume to a guest; published at this target already is a success.
 
-        Raises `CannotDeferRawBlock`, `RootGroupNotDeferrable`, what `PublishCheck.check` raises,
-        `DeviceMountedOnHost`, `holders.DeviceInUse`, `PassphraseMissing`,
-        `CephKeyMissing`.
+        Raises `CannotDeferRawBlock`, `RootGroupNotDeferrable`, what `publish_rules.check` raises,
+        `DeviceMountedOnHost`, `holders.DeviceInUse`, `PassphraseMissing`, `CephKeyMissing`.
         """
         return await workers.run(self._publish, request)
 
@@ -51,32 +49,30 @@ class DeferredNodePublish:
                     "correct fsGroup in the pod's security context, or publish it without deferral"
                 ),
             )
-        self.host_image.give_back(request)
-        ready = self.publish_check.check(request)
-        secrets = _secrets(ready)
+        ready = publish_rules.check(self.stores, request)
+        if self.host_image.give_back(ready):
+            ready = publish_rules.check(self.stores, request)
+        mount = _describe(ready, access.group)
         device = ready.attachment.device
         is_free = device is None or devices.is_free(device.path, device.identity)
         if not is_free:
             _check_host(ready)
         if ready.present is None:
             self._note(ready, is_free=is_free)
-        return _describe(ready, access.group, secrets)
+        return mount
 
     def _note(self, ready: Ready, *, is_free: bool) -> None:
-        if not ready.entry.readonly:
-            if not is_free:
-                # The holder of the device is a guest whose publish this driver lost, or another program.
-                os.close(devices.open_exclusive(ready.device))
-            self._note_guest(ready)
-        if ready.record.limits.value != io_limits.NONE:
+        content, limits = ready.content, ready.record.limits.value
+        if not ready.entry.readonly and not is_free:
+            # The holder of the device is a guest whose publish this driver lost, or another program.
+            os.close(devices.open_exclusive(ready.attachment.host_device.path))
+        if not ready.entry.readonly and (not content.in_guest or content.growth_refused):
+            # before a guest can write: its filesystem is not mounted on the host like one of the host
+            self.stores.content_records.save(content.but(in_guest=True, growth_refused=""))
+        if limits != io_limits.NONE:
             # Limits that a host mount left until the unstage would slow the hypervisor too.
-            self.io_limits.settle(ready.record.limits.value, ready.attachment)
+            self.io_limits.settle(limits, ready.attachment)
         self.stores.node_state.note_published(ready.entry)
-
-    def _note_guest(self, ready: Ready) -> None:
-        """Record it before a guest can write: its filesystem is not mounted on the host like one of the host."""
-        if not ready.content.in_guest or ready.content.growth_refused:
-            self.stores.content_records.save(ready.content.but(in_guest=True, growth_refused=""))
 
 
 def _check_host(ready: Ready) -> None:
@@ -88,30 +84,6 @@ def _check_host(ready: Ready) -> None:
     )
     if in_the_way:
         raise in_use.mounted_on_host(ready.attachment.host_device, in_the_way)
-
-
-def _secrets(ready: Ready) -> Mapping[str, str]:
-    """What opens an encrypted volume, and the key of an image's user.
-
-    Raises `PassphraseMissing`, `CephKeyMissing`.
-    """
-    secrets = {}
-    if isinstance(ready.attachment.source, volumes.NetworkImage):
-        _, key = deferral_keys.ceph_user(ready.entry.volume_id, ready.request.secrets)
-        secrets[deferral_keys.USER_KEY] = key
-    if deferral_keys.encryption(ready.record.parameters) is not None:
-        given = {deferral_keys.PASSPHRASE: ready.request.passphrase}
-        secrets[deferral_keys.PASSPHRASE] = deferral_keys.passphrase(ready.entry.volume_id, given)
-    return secrets
-
-
-def _source(ready: Ready) -> volumes.BlockSource | volumes.NetworkImage:
-    """The device, or the image with the user whose key goes with it."""
-    source = ready.attachment.source
-    if not isinstance(source, volumes.NetworkImage):
-        return ready.attachment.host_device
-    user, _ = deferral_keys.ceph_user(ready.entry.volume_id, ready.request.secrets)
-    return replace(source, user=user)
 
 
 def _format(ready: Ready) -> volumes.GuestFormat | None:
@@ -129,11 +101,21 @@ def _format(ready: Ready) -> volumes.GuestFormat | None:
     return deferral_keys.guest_format({**parameters, deferral_keys.CREATED_EMPTY: "true"})
 
 
-def _describe(
-    ready: Ready, group: volumes.GroupChange | None, secrets: Mapping[str, str]
-) -> volumes.DeferredMount:
+def _describe(ready: Ready, group: volumes.GroupChange | None) -> volumes.DeferredMount:
+    """What the guest needs: an image goes with its user, and its key and a passphrase are secrets.
+
+    Raises `PassphraseMissing`, `CephKeyMissing`.
+    """
+    volume_id, given, secrets = ready.entry.volume_id, ready.request.secrets, {}
+    source = ready.attachment.source
+    if isinstance(source, volumes.NetworkImage):
+        user, secrets[deferral_keys.USER_KEY] = deferral_keys.ceph_user(volume_id, given)
+        source = replace(source, user=user)
+    encryption = deferral_keys.encryption(ready.record.parameters)
+    if encryption is not None:
+        secrets[deferral_keys.PASSPHRASE] = deferral_keys.passphrase(volume_id, given)
     return volumes.DeferredMount(
-        source=_source(ready),
+        source=source if isinstance(source, volumes.NetworkImage) else ready.attachment.host_device,
         fs_type=ready.entry.fs_type,
         mount_options=ready.entry.options,
         group=group,
@@ -142,6 +124,6 @@ def _describe(
         content_generation=ready.content.generation,
         io_limits=ready.record.limits.value,
         format=_format(ready),
-        encryption=deferral_keys.encryption(ready.record.parameters),
+        encryption=encryption,
         secrets=secrets,
     )

@@ -10,13 +10,13 @@ A reader's device takes no writes, so nothing is made or repaired on it.
 """
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from crust.blockdriver.engines.node_access import Access, NoHostDevice
 from crust.blockdriver.node.filesystems.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
-from crust.blockdriver.node.publish.publish_rules import Publish, PublishCheck, Ready
-from crust.blockdriver.records.node_state import Staged
+from crust.blockdriver.node.publish.publish_rules import Publish, Ready
 from crust.blockdriver.records.stores import Stores
 from crust.host.files.locks import ToolLock
 from crust.host.filesystems import format_decision
@@ -28,7 +28,6 @@ class Preparation:
     """What the filesystem of a mapped volume needs; the volume is locked for the programs."""
 
     ready: Ready
-    staged: Staged
     action: format_decision.Action
     lock: ToolLock
 
@@ -38,36 +37,34 @@ class HostImage:
     """Moves a volume between this host and hypervisors. The caller makes one call per volume at a time."""
 
     stores: Stores
-    publish_check: PublishCheck
     io_limits: IoLimits
     preparation: FilesystemPreparation
 
-    def make_ready(self, request: Publish) -> Preparation | None:
-        """Give a volume that was staged for hypervisors its device; nothing for any other one. Returns what the
-        filesystem needs before a mount: `prepare` it then, and call again.
+    def make_ready(self, ready: Ready) -> Preparation | None:
+        """Give a volume that was staged for hypervisors its device. Returns what the filesystem needs before a mount:
+        `prepare` it then, and check the publish again in any case.
 
-        Raises what `PublishCheck.check` raises, the engine's `NoHostDevice` and others,
-        `VolumeInUseByTool`, the errors of `format_decision.judge`, and `ReadOnlyVolumeNotFormatted`.
+        Raises the engine's `NoHostDevice` and others, `VolumeInUseByTool`, the errors of `format_decision.judge`, and
+        `ReadOnlyVolumeNotFormatted`.
         """
-        staged = self.stores.node_state.staged(request.volume_id)
-        if staged is None or not staged.host:
-            return None
-        access = self.stores.access
-        if staged.host == "prepared" and access.host_device(request.volume_id) is not None:
-            return None
-        ready = self.publish_check.check(request)
+        request = ready.request
         with ExitStack() as held:
             lock = held.enter_context(self.preparation.tool_locks.take(request.volume_id))
-            ready = self._mapped(request, ready)
-            action = self.preparation.judge(ready.content, staged.fs_type, ready.attachment)
+            attachment = self.stores.access.attach(
+                request.volume_id, _access(request, on_host=True)
+            )
+            if attachment.device is None:
+                raise NoHostDevice()
+            self.io_limits.settle(ready.record.limits.value, attachment)
+            action = self.preparation.judge(ready.content, ready.staged.fs_type, attachment)
             if request.capability.mode.reader_only:
                 format_decision.check_readable(request.volume_id, action)
                 action = None
             if action is None:
-                self._note(staged, "prepared")
+                self._note(ready, "prepared")
                 return None
             held.pop_all()  # the programs that prepare it inherit the lock
-        return Preparation(ready, staged, action, lock)
+        return Preparation(replace(ready, attachment=attachment), action, lock)
 
     async def prepare(self, begun: Preparation) -> None:
         """Run the filesystem's tools. Raises their errors."""
@@ -76,40 +73,37 @@ class HostImage:
             await self.preparation.prepare(
                 begun.action,
                 ready.content,
-                begun.staged,
+                ready.staged,
                 ready.attachment,
                 ready.record.parameters,
                 lock,
             )
-        await workers.run(self._note, begun.staged, "prepared")
+        await workers.run(self._note, ready, "prepared")
 
-    def give_back(self, request: Publish) -> None:
-        """Before a publish to a guest: attach the volume for a hypervisor again, unless this host has it mounted."""
-        staged = self.stores.node_state.staged(request.volume_id)
-        if staged is None or not staged.host:
-            return
-        attachment = self.stores.access.host_device(request.volume_id)
-        if attachment is None:
-            return
-        if any(
-            not each.deferred for each in self.stores.node_state.live_publishes(request.volume_id)
+    def give_back(self, ready: Ready) -> bool:
+        """Before a publish to a guest: attach the volume for a hypervisor again, unless this host has it mounted.
+        Whether it was attached otherwise until now: then check the publish again.
+        """
+        volume_id, is_mapped = ready.request.volume_id, ready.attachment.device is not None
+        if (
+            not ready.staged.host
+            or not is_mapped
+            or not all(each.deferred for each in ready.others)
         ):
-            return
-        self.stores.access.use(request.volume_id, request.secrets)
-        with self.io_limits.released(attachment):
-            self.stores.access.attach(request.volume_id, _access(request, on_host=False))
-        self._note(staged, "image")
+            return False
+        with self.io_limits.released(ready.attachment):
+            self.stores.access.attach(volume_id, _access(ready.request, on_host=False))
+        self._note(ready, "image")
+        return True
 
-    def _mapped(self, request: Publish, ready: Ready) -> Ready:
-        access = self.stores.access
-        attachment = access.attach(request.volume_id, _access(request, on_host=True))
-        if attachment.device is None:
-            raise NoHostDevice()
-        self.io_limits.settle(ready.record.limits.value, attachment)
-        return ready.on(attachment)
+    def _note(self, ready: Ready, host: Literal["image", "prepared"]) -> None:
+        self.stores.node_state.note_staged(ready.staged.model_copy(update={"host": host}))
 
-    def _note(self, staged: Staged, host: str) -> None:
-        self.stores.node_state.note_staged(staged.model_copy(update={"host": host}))
+
+def is_due(ready: Ready) -> bool:
+    """Whether a volume that was staged for hypervisors has no device here yet, or an unprepared one."""
+    host = ready.staged.host
+    return host == "image" or (host == "prepared" and ready.attachment.device is None)
 
 
 def _access(request: Publish, *, on_host: bool) -> Access:

@@ -7,7 +7,7 @@ raw volume needs a read-only device, since a read-only bind of a node does not s
 
 Steps: write the entry, create the target, mount; with a group change, or growth that is due, the entry is not done
 until that is complete. A failure undoes the steps; a crash leaves an entry that the same request completes and that
-NodeUnpublishVolume removes. An entry without its mount does not count as a publish (`NodeState.live_publish`).
+NodeUnpublishVolume removes. An entry without its mount does not count as a publish (`NodeState.live_publishes`).
 """
 
 import contextlib
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_expand import NodeExpand
-from crust.blockdriver.node.publish import publish_rules
+from crust.blockdriver.node.publish import host_image, publish_rules
 from crust.blockdriver.node.publish.host_image import HostImage, Preparation
-from crust.blockdriver.node.publish.publish_rules import Publish, PublishCheck, Ready
+from crust.blockdriver.node.publish.publish_rules import Publish, Ready
 from crust.blockdriver.records.node_state import Published
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
@@ -47,7 +47,6 @@ class NodePublish:
     """Publishes volumes on the host. The caller makes one call per volume at a time."""
 
     stores: Stores
-    publish_check: PublishCheck
     io_limits: IoLimits
     node_expand: NodeExpand
     host_image: HostImage
@@ -56,7 +55,7 @@ class NodePublish:
     async def publish(self, request: Publish) -> None:
         """Publish the volume; published like that already is a success.
 
-        Raises what `HostImage.make_ready` and `PublishCheck.check` raise, `throttling.CannotThrottle`,
+        Raises what `HostImage.make_ready` and `publish_rules.check` raise, `throttling.CannotThrottle`,
         `TargetOccupied`, and the errors of `target_paths`, `mount_api` and `fs_group`.
         """
         ready = await self._begin(request)
@@ -75,9 +74,9 @@ class NodePublish:
 
     def _publish(self, request: Publish) -> Ready | Preparation | None:
         """Do all steps but growth in one hop; returns what must grow, or what needs a filesystem first."""
-        if preparation := self.host_image.make_ready(request):
-            return preparation
-        ready = self.publish_check.check(request)
+        ready = publish_rules.check(self.stores, request)
+        if host_image.is_due(ready):
+            return self.host_image.make_ready(ready) or self._publish(request)
         device = ready.attachment.host_device  # raises NoHostDevice
         self.io_limits.check_host(ready.record.limits.value)
         if ready.present is not None and ready.present.done:
@@ -86,7 +85,7 @@ class NodePublish:
         mounted = self._look(ready)
         # A mount without an entry may have been answered long ago: a pod may be using it.
         unanswered = not mounted or ready.present is not None
-        grows = unanswered and self._growth_is_due(ready)
+        grows = unanswered and _growth_is_due(ready)
         group = _group(request, readonly=ready.entry.readonly)
         # Where no step follows the mount, the mount itself shows that the publish is done.
         last = group is None and not grows
@@ -124,23 +123,20 @@ class NodePublish:
             )
         return True
 
-    def _growth_is_due(self, ready: Ready) -> bool:
-        entry, content = ready.entry, ready.content
-        larger = ready.attachment.size_bytes > content.filled_bytes
-        return larger and entry.kind == "mount" and not entry.readonly and not ready.others
-
     def _mount(self, ready: Ready) -> None:
         entry, target, roots = ready.entry, ready.request.target, self.target_roots
+        device = ready.attachment.host_device.path
         if entry.kind == "block":
-            devices.set_readonly(ready.device, readonly=entry.readonly)
+            devices.set_readonly(device, readonly=entry.readonly)
             target_paths.make_file(target, roots)
-            mount_api.bind(ready.device, target.text)
+            mount_api.bind(device, target.text)
             return
-        usage.check(ready.device, entry.fs_type)
+        usage.check(device, entry.fs_type)
         target_paths.make_directory(target, roots)
-        alone = entry.access_mode.reader_only or any(other.deferred for other in ready.others)
+        reader_only = ready.request.capability.mode.reader_only
+        alone = reader_only or any(other.deferred for other in ready.others)
         mount_api.mount_device(
-            ready.device,
+            device,
             target.text,
             entry.fs_type,
             entry.options,
@@ -172,6 +168,12 @@ class NodePublish:
         self.stores.node_state.forget_published(ready.request.volume_id, ready.request.target)
         if mountinfo.at(ready.entry.target) is None:
             target_paths.remove(ready.request.target, self.target_roots)
+
+
+def _growth_is_due(ready: Ready) -> bool:
+    entry, content = ready.entry, ready.content
+    larger = ready.attachment.size_bytes > content.filled_bytes
+    return larger and entry.kind == "mount" and not entry.readonly and not ready.others
 
 
 def _done(ready: Ready) -> Published:

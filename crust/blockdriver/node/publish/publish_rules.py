@@ -14,13 +14,13 @@ The checks of a publish request, on the host and to guests alike.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from crust.blockdriver.engines.node_access import Attachment
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
-from crust.blockdriver.records.node_state import NotStaged, Published
+from crust.blockdriver.records.node_state import NotStaged, Published, Staged
 from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, mount_options, volumes
 from crust.host.filesystems import usage
@@ -57,8 +57,6 @@ class Publish:
     deferred: bool
     volume_context: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     publish_context: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    passphrase: str = field(default="", repr=False, compare=False)
-    """Of an encrypted volume: the publish's, or the stage's as far as it is known."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     """The publish's, or the stage's as far as they are known."""
     fingerprint: str = field(init=False, repr=False, compare=False)
@@ -84,8 +82,10 @@ class Publish:
         object.__setattr__(self, "fingerprint", fingerprint)
 
 
-def entry_of(request: Publish, fs_type: str) -> Published:
-    """The node state entry for `request`. Raises the errors of `mount_options`."""
+def entry_of(request: Publish, fs_type: str, *, readonly: bool = False) -> Published:
+    """The node state entry for `request`, of a volume that may be `readonly` here. Raises the errors of
+    `mount_options`.
+    """
     access = request.capability.access
     kind: Literal["mount", "block"] = "block"
     options = mount_options.MountOptions((), readonly=False)
@@ -101,7 +101,7 @@ def entry_of(request: Publish, fs_type: str) -> Published:
         fs_type=fs_type if kind == "mount" else "",
         mode=mode.value,
         options=usage.mount_options(fs_type, options.options),
-        readonly=request.readonly or mode.reader_only or options.readonly,
+        readonly=readonly or request.readonly or mode.reader_only or options.readonly,
         deferred=request.deferred,
         fingerprint=request.fingerprint,
         done=request.deferred,  # nothing follows its entry
@@ -154,59 +154,53 @@ class Ready:
 
     request: Publish
     entry: Published
+    staged: Staged
     record: VolumeRecord
     content: ContentRecord
     attachment: Attachment
     present: Published | None
     others: tuple[Published, ...]
 
-    @property
-    def device(self) -> str:
-        """The device's path on this host."""
-        return self.attachment.host_device.path
 
-    def on(self, attachment: Attachment) -> "Ready":
-        """The same, of a volume that was attached otherwise since."""
-        return replace(self, attachment=attachment)
+def check(stores: Stores, request: Publish) -> Ready:
+    """Check a publish against all rules but whether this host has a device; changes nothing.
+
+    Raises `models.VolumeNotFound`, `models.RecordMissing`, `EncryptedOnHost`, `FilesystemOfGuest`,
+    `capability_check.CapabilityExceeded`, `NotStaged`, `TargetPublishedDifferently`, `PublishedElsewhere`.
+    """
+    volume_id, target = request.volume_id, request.target
+    stores.access.use(volume_id, request.secrets)
+    record, content = stores.volume_records.load(volume_id), stores.content_records.load(volume_id)
+    if not request.deferred:
+        is_block = isinstance(request.capability.access, volumes.BlockAccess)
+        deferral_keys.check_host_publish(volume_id, record.parameters, is_block=is_block)
+    if why := stores.supported.obstacle(request.capability):
+        raise capability_check.CapabilityExceeded(volume_id, why)
+    staged, attachment = _staged(stores, request)
+    entry = entry_of(request, staged.fs_type, readonly=capability_check.is_readonly(record))
+    if entry.kind != staged.kind:
+        raise capability_check.CapabilityExceeded(volume_id, f"it is staged as {staged.kind}")
+    live = stores.node_state.live_publishes(volume_id)
+    present = next((each for each in live if each.target == target.text), None)
+    other = stores.node_state.published(target)
+    if other is not None and other.volume_id != volume_id:
+        others_live = stores.node_state.live_publishes(other.volume_id)
+        present = other if other in others_live else None
+    if present is not None:
+        check_same_target(present, entry)
+    others = tuple(each for each in live if each.target != target.text)
+    check_other_targets(others, entry)
+    return Ready(request, entry, staged, record, content, attachment, present, others)
 
 
-@dataclass(frozen=True, slots=True)
-class PublishCheck:
-    """Checks a publish against all rules; changes nothing."""
-
-    stores: Stores
-
-    def check(self, request: Publish) -> Ready:
-        """All but whether this host has a device. Raises `models.VolumeNotFound`, `models.RecordMissing`,
-        `EncryptedOnHost`, `FilesystemOfGuest`,
-        `capability_check.CapabilityExceeded`, `NotStaged`, `TargetPublishedDifferently`,
-        `PublishedElsewhere`.
-        """
-        self.stores.access.use(request.volume_id, request.secrets)
-        record = self.stores.volume_records.load(request.volume_id)
-        content = self.stores.content_records.load(request.volume_id)
-        if not request.deferred:
-            is_block = isinstance(request.capability.access, volumes.BlockAccess)
-            deferral_keys.check_host_publish(
-                request.volume_id, record.parameters, is_block=is_block
-            )
-        if why := self.stores.supported.obstacle(request.capability):
-            raise capability_check.CapabilityExceeded(request.volume_id, why)
-        attachment = self.stores.node_state.staged_attachment(request.volume_id)
-        staged = self.stores.node_state.staged(request.volume_id)
-        if staged is None or request.staging.text not in staged.paths:
-            raise NotStaged(request.volume_id, f"not at {request.staging}")
-        entry = entry_of(request, staged.fs_type)
-        if capability_check.is_readonly(record):
-            entry = entry.model_copy(update={"readonly": True})
-        if entry.kind != staged.kind:
-            raise capability_check.CapabilityExceeded(
-                request.volume_id, f"it is staged as {staged.kind}"
-            )
-        present = self.stores.node_state.live_publish(request.target)
-        if present is not None:
-            check_same_target(present, entry)
-        live = self.stores.node_state.live_publishes(request.volume_id)
-        others = tuple(each for each in live if each.target != request.target.text)
-        check_other_targets(others, entry)
-        return Ready(request, entry, record, content, attachment, present, others)
+def _staged(stores: Stores, request: Publish) -> tuple[Staged, Attachment]:
+    """The stage at the request's staging path, and its device. Raises `NotStaged`."""
+    staged = stores.node_state.of(request.volume_id).stage
+    if staged is None:
+        raise NotStaged(request.volume_id)
+    attachment = stores.access.attached(request.volume_id)
+    if attachment is None:
+        raise NotStaged(request.volume_id, "its device was detached by another program")
+    if request.staging.text not in staged.paths:
+        raise NotStaged(request.volume_id, f"not at {request.staging}")
+    return staged, attachment

@@ -37,14 +37,14 @@ def test_node_state_survives_a_restart_and_is_empty_after_a_reboot(tmp_path: Pat
     first.note_staged(staged)
     first.note_published(entry())
     again = opened(tmp_path)
-    assert again.staged(VOLUME) == staged
+    assert again.of(VOLUME).stage == staged
     assert again.published(volumes.TargetPath("/pods/a/mount")) == entry()
-    assert again.published_of(VOLUME) == (entry(),)
+    assert again.of(VOLUME).publishes == (entry(),)
     (tmp_path / "socket.lock").touch()
     (tmp_path / "something").mkdir()
     rebooted = opened(tmp_path, "99999999-2222-3333-4444-555555555555")
-    assert rebooted.staged(VOLUME) is None
-    assert rebooted.published_of(VOLUME) == ()
+    assert rebooted.of(VOLUME).stage is None
+    assert rebooted.of(VOLUME).publishes == ()
     assert not (tmp_path / BOOT).exists()
     assert (tmp_path / "socket.lock").exists()
     assert (tmp_path / "something").exists()
@@ -56,7 +56,7 @@ def test_node_state_forget_survives_a_restart(tmp_path: Path) -> None:
     first.note_published(entry("/pods/b/mount"))
     first.forget_published(VOLUME, volumes.TargetPath("/pods/a/mount"))
     first.forget_published(VOLUME, volumes.TargetPath("/pods/a/mount"))
-    assert opened(tmp_path).published_of(VOLUME) == (entry("/pods/b/mount"),)
+    assert opened(tmp_path).of(VOLUME).publishes == (entry("/pods/b/mount"),)
 
 
 @pytest.mark.parametrize("left", [f'{{"stage":{{"volume_id":"{VOLUME}"', "", "[]", "a directory"])
@@ -78,19 +78,19 @@ def test_damaged_file_blocks_its_volume_alone_until_it_is_unstaged(
         path.mkdir()
 
     again = opened(tmp_path)
-    for call in (again.staged, again.published_of, again.live_publishes):
+    for call in (again.of, again.live_publishes):
         with pytest.raises(errors.Corrupt, match=f"node state entry .*{path.name}"):
             call(VOLUME)
     with pytest.raises(errors.Corrupt, match=f"node state entry .*{path.name}"):
         again.note_published(entry())
     assert (again.unreadable(VOLUME), again.unreadable(other)) == (str(path), "")
     assert again.staging_paths(VOLUME) == (str(path),)
-    assert (again.staged(other), again.published_of(other)) == (staged, (elsewhere,))
+    assert (again.of(other).stage, again.of(other).publishes) == (staged, (elsewhere,))
     assert again.published(volumes.TargetPath(elsewhere.target)) == elsewhere
     if left != "a directory":
         again.forget_staged(VOLUME)
-        assert (again.staged(VOLUME), again.unreadable(VOLUME)) == (None, "")
-        assert (again.published(target), again.published_of(VOLUME)) == (None, ())
+        assert (again.of(VOLUME).stage, again.unreadable(VOLUME)) == (None, "")
+        assert (again.published(target), again.of(VOLUME).publishes) == (None, ())
         assert not path.exists()
 
 
@@ -109,11 +109,11 @@ def test_node_state_forget_that_failed_can_be_repeated(tmp_path: Path, kind: str
     file.mkdir()  # unlink(2) fails, root or not
     with pytest.raises(errors.CrustError):
         forget()
-    assert state.published_of(VOLUME) or state.staged(VOLUME)
+    assert state.of(VOLUME).publishes or state.of(VOLUME).stage
     file.rmdir()
     forget()
-    assert not state.published_of(VOLUME)
-    assert state.staged(VOLUME) is None
+    assert not state.of(VOLUME).publishes
+    assert state.of(VOLUME).stage is None
 
 
 def test_node_state_of_a_later_version_is_read_and_kept_by_a_rewrite(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_node_state_of_a_later_version_is_read_and_kept_by_a_rewrite(tmp_path: P
     path.write_text(json.dumps(later | {"later": 1}))
     (path.parent / "note~").write_text("an editor's")
     again = opened(tmp_path)
-    published, staged = again.published(volumes.TargetPath("/pods/a/mount")), again.staged(VOLUME)
+    published, staged = again.published(volumes.TargetPath("/pods/a/mount")), again.of(VOLUME).stage
     assert published is not None
     assert staged is not None
     assert published.fingerprint == entry().fingerprint
