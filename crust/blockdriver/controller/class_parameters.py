@@ -60,12 +60,7 @@ def parse_mutable(mutable_parameters: Mapping[str, str]) -> Changes:
                 why=f"this driver knows {', '.join(LIMIT_KEYS)}",
                 hint="correct the VolumeAttributesClass; nothing was changed",
             )
-    return among(mutable_parameters)
-
-
-def among(parameters: Mapping[str, str]) -> Changes:
-    """The limits among other parameters. Raises `InvalidIoLimit`."""
-    found = {key: parameters[key] for key in LIMIT_KEYS if key in parameters}
+    found = {key: mutable_parameters[key] for key in LIMIT_KEYS if key in mutable_parameters}
     return tuple(sorted((_RANGES[key].name, _number(key, text)) for key, text in found.items()))
 
 
@@ -122,7 +117,7 @@ class Parameters:
 
     fs_type: str
     kept: dict[str, str]
-    limits: volumes.IoLimits
+    limits: Changes
     """The first I/O limits; mutable parameters override them."""
 
 
@@ -144,8 +139,8 @@ def parse(parameters: Mapping[str, str], fs_types: tuple[str, ...]) -> Parameter
                 hint="correct the StorageClass",
             )
     deferral_keys.formats_in_guest(kept)
-    limits = changed(volumes.IoLimits(), among(kept))
-    return Parameters(kept.get(FS_TYPE, ""), kept, limits)
+    first = parse_mutable({key: value for key, value in kept.items() if key in LIMIT_KEYS})
+    return Parameters(kept.get(FS_TYPE, ""), kept, first)
 
 
 def volume_context(kept: Mapping[str, str]) -> dict[str, str]:

@@ -94,7 +94,10 @@ class Provisioner:
             if why := self.stores.supported.obstacle(capability):
                 raise capability_check.CapabilityNotSupported(why)
         present = self.stores.volume_records.find(self.stores.pool.ids.volume_id(request.name))
-        wanted = self._plan(request, read, self._content_source(request, present))
+        source = (
+            self._content_source(request.name, request.source, present) if request.source else None
+        )
+        wanted = self._plan(request, read, source)
         accessible = topology.is_met(request.accessibility, self.stores.segment)
         if present is not None:
             if not accessible:
@@ -108,16 +111,14 @@ class Provisioner:
         return planned if planned.content_source is not None else self._make(planned)
 
     def _content_source(
-        self, request: Create, present: VolumeRecord | None
-    ) -> ContentSource | None:
+        self, name: str, wanted: content_source.Wanted, present: VolumeRecord | None
+    ) -> ContentSource:
         """The content source; that of a volume which exists is in its record, and may have been deleted since."""
-        if request.source is None:
-            return None
         if present is None:
-            return self.sources.find(request.source)
+            return self.sources.find(wanted)
         known = present.content_source
-        if known is None or (known.kind, known.id) != (request.source.kind, request.source.id):
-            raise VolumeExistsDifferently(request.name, "volume_content_source")
+        if known is None or (known.kind, known.id) != (wanted.kind, wanted.id):
+            raise VolumeExistsDifferently(name, "volume_content_source")
         return known
 
     def _plan(
@@ -134,7 +135,7 @@ class Provisioner:
             parameters=read.kept,
             usages=usages,
             content_source=source,
-            limits=Limits.of(class_parameters.changed(read.limits, request.limits)),
+            limits=Limits(**dict(read.limits + request.limits)),
         )
 
     def _sized(self, request: Create, wanted: VolumeRecord) -> VolumeRecord:

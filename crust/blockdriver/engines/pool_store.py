@@ -38,7 +38,7 @@ class PoolHome(Protocol):
 
     @property
     def ids(self) -> PoolIds:
-        """The pool's ids. Raises `PeerUnavailable` if it was never opened."""
+        """The pool's ids, once it was opened."""
         ...
 
     @property

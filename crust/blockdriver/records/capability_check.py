@@ -10,6 +10,7 @@ published read-only is mounted read-only, and one that another node has is not s
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from crust.blockdriver.records.models import Usage, VolumeRecord
 from crust.core import errors, mount_options, volumes
@@ -83,19 +84,19 @@ class SupportedCapabilities:
         return f"the access mode {mode.name} is not supported: a volume has writers on one node at most"
 
 
-def usage_of(capability: volumes.VolumeCapability, fs_type: str) -> Usage:
-    """The record's form of a capability; `fs_type` is the StorageClass's, for a capability without one."""
-    if isinstance(capability.access, volumes.BlockAccess):
-        return Usage(kind="block", fs_type="", mode=capability.mode.value)
-    wanted = capability.access.fs_type or fs_type or DEFAULT_FS_TYPE
-    return Usage(kind="mount", fs_type=wanted, mode=capability.mode.value)
-
-
 def usages_of(
     capabilities: tuple[volumes.VolumeCapability, ...], fs_type: str
 ) -> tuple[Usage, ...]:
-    """The usages of a request, sorted and unique, so that two requests can be compared."""
-    usages = {usage_of(capability, fs_type) for capability in capabilities}
+    """The usages of a request, sorted and unique, so that two requests can be compared. `fs_type` is the
+    StorageClass's, for a capability without one.
+    """
+    usages = set()
+    for capability in capabilities:
+        kind: Literal["mount", "block"] = "block"
+        wanted = ""
+        if isinstance(capability.access, volumes.MountAccess):
+            kind, wanted = "mount", capability.access.fs_type or fs_type or DEFAULT_FS_TYPE
+        usages.add(Usage(kind=kind, fs_type=wanted, mode=capability.mode.value))
     return tuple(sorted(usages, key=lambda usage: (usage.kind, usage.fs_type, usage.mode)))
 
 

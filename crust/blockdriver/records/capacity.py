@@ -157,9 +157,9 @@ def choose(wanted: volumes.CapacityRange, *, minimum: int, maximum: int) -> int:
     """The size in bytes for a new volume; raises `VolumeSizeNotPossible`."""
     limit = wanted.limit_bytes or maximum
     base = max(wanted.required_bytes or min(DEFAULT_BYTES, limit), minimum)
-    size = _round_up(base, MIB)
+    size = -(-base // MIB) * MIB
     if size > limit:
-        size = _round_up(base, SECTOR_BYTES)
+        size = -(-base // SECTOR_BYTES) * SECTOR_BYTES
     if size > limit:
         raise VolumeSizeNotPossible(
             f"at least {size} bytes are needed and at most {limit} are allowed"
@@ -174,7 +174,3 @@ def satisfies(size_bytes: int, wanted: volumes.CapacityRange) -> bool:
     if size_bytes < wanted.required_bytes:
         return False
     return not wanted.limit_bytes or size_bytes <= wanted.limit_bytes
-
-
-def _round_up(value: int, step: int) -> int:
-    return -(-value // step) * step

@@ -28,10 +28,16 @@ def create(request: csi_pb2.CreateVolumeRequest) -> Create:
     capabilities = csi.capabilities(request.volume_capabilities)
     wanted = csi.capacity_range(request.capacity_range)
     sent = limits.mapping(request.parameters, "parameters")
-    made_of = _source(request)
+    made_of = (
+        _source(request.volume_content_source)
+        if request.HasField("volume_content_source")
+        else None
+    )
     mutable = limits.mapping(request.mutable_parameters, "mutable_parameters")
     first_limits = class_parameters.parse_mutable(mutable)
-    place = requirement(request.accessibility_requirements)
+    place = topology.ANYWHERE
+    if request.HasField("accessibility_requirements"):
+        place = requirement(request.accessibility_requirements)
     return Create(
         name, wanted, capabilities, tuple(sorted(sent.items())), place, made_of, first_limits
     )
@@ -94,17 +100,14 @@ def _segments(pb: csi_pb2.Topology) -> topology.Segments:
     return topology.segments(limits.mapping(pb.segments, "segments"))
 
 
-def _source(request: csi_pb2.CreateVolumeRequest) -> content_source.Wanted | None:
+def _source(pb: csi_pb2.VolumeContentSource) -> content_source.Wanted:
     """CreateVolume's volume_content_source. Raises `limits.MissingField`."""
-    if not request.HasField("volume_content_source"):
-        return None
-    kind = request.volume_content_source.WhichOneof("type")
+    kind = pb.WhichOneof("type")
     if kind == "snapshot":
-        snapshot_id = request.volume_content_source.snapshot.snapshot_id
-        return content_source.Wanted("snapshot", limits.required(snapshot_id, "snapshot_id"))
+        snapshot_id = limits.required(pb.snapshot.snapshot_id, "snapshot_id")
+        return content_source.Wanted("snapshot", snapshot_id)
     if kind == "volume":
-        volume_id = request.volume_content_source.volume.volume_id
-        return content_source.Wanted("volume", limits.required(volume_id, "volume_id"))
+        return content_source.Wanted("volume", limits.required(pb.volume.volume_id, "volume_id"))
     raise limits.MissingField("volume_content_source.type")
 
 

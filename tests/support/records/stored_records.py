@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TypeVar
 
-from crust.blockdriver.engines.files.records import FileRecords, Reserve
+from crust.blockdriver.engines.files.directories import FileRecords, Reserve
 from crust.blockdriver.records.models import StoredRecord
 from crust.blockdriver.records.records import IndexedRecords, Records
 

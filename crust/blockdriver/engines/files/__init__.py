@@ -3,10 +3,15 @@
 import os
 
 from crust.blockdriver.engines.files.access import FileAccess
-from crust.blockdriver.engines.files.directories import RECORDS, Directories, VolumeDirectories
+from crust.blockdriver.engines.files.directories import (
+    RECORDS,
+    Directories,
+    FileRecords,
+    Reserve,
+    VolumeDirectories,
+)
 from crust.blockdriver.engines.files.pool import DirectoryPool
 from crust.blockdriver.engines.files.provisioning import FileProvisioning
-from crust.blockdriver.engines.files.records import FileRecords, Reserve
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Engine
 

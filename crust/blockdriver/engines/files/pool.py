@@ -27,7 +27,7 @@ from crust.blockdriver.engines.pool_store import PoolAbsent
 from crust.core import errors
 from crust.core.pool_ids import POOL_ID, PoolIds
 from crust.host.files import durable, locks
-from crust.host.files.held_directory import DirectoryNotHeld, DirectoryReplaced, HeldDirectory
+from crust.host.files.held_directory import DirectoryReplaced, HeldDirectory
 
 SCHEMA = 1
 _LIMIT_BYTES = 64 * 1024
@@ -60,6 +60,9 @@ class DirectoryPool:
     `memory` is the file with the id of the pool that this node serves. With `create` a first start makes a pool.
     """
 
+    ids: PoolIds
+    """From `open` on. Nothing is served before."""
+
     def __init__(self, directory: str, memory: str, *, create: bool = False) -> None:
         self.directory = HeldDirectory(directory)
         self._memory = memory
@@ -67,15 +70,7 @@ class DirectoryPool:
         self._identity = self.directory / "pool.json"
         self._served: dict[str, tuple[int, ...]] = {}
         """The folders that were opened, by name; by "" what `pool.json` was."""
-        self._ids: PoolIds | None = None
         self._lock: locks.ProcessLock | None = None
-
-    @property
-    def ids(self) -> PoolIds:
-        """The pool's ids. Raises `DirectoryNotHeld` if it was never opened."""
-        if self._ids is None:
-            raise DirectoryNotHeld(self.directory.path)
-        return self._ids
 
     @property
     def shown(self) -> str:
@@ -102,7 +97,7 @@ class DirectoryPool:
         identity = self._read() or self._make()
         if self._remembered() != identity.pool_id:
             durable.publish(self._memory, identity.pool_id.encode() + b"\n")
-        self._ids = PoolIds(identity.pool_id)
+        self.ids = PoolIds(identity.pool_id)
         # written once: a pool that was restored from a backup has another file, and other folders
         written = os.stat(self._identity)
         file = written.st_dev, written.st_ino, written.st_ctime_ns

@@ -10,7 +10,7 @@ blocks; on other filesystems the positions mean nothing.
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -40,6 +40,7 @@ from crust.host.files.held_directory import Place
 _SNAPSHOT = ".snap"
 _READ_ONLY = 0o400
 _LEAST_SPARE_BYTES = 64 * 1024**2
+"""Records, extent maps and the filesystem's metadata need 1 % of the pool, and this at least."""
 _LARGEST_FILE_BYTES = 16 * 1024**4 - 1024**2
 """The largest file of ext4 with 4 KiB blocks; a pool may be larger, a single file may not."""
 
@@ -58,11 +59,11 @@ class PoolNotUsable(errors.NotReady):
 
 @dataclass(frozen=True, slots=True)
 class FileMaking:
-    """A volume that is being made: its image is the file `image` in the `staged` directory."""
+    """A volume that is being made: its image is the file `image` in a staged directory, which `commit` names."""
 
     pool: "FileProvisioning"
-    staged: Staged
     image: Place
+    commit: Callable[[Mapping[RecordKind, bytes]], None]
 
     def create(self, size_bytes: int) -> None:
         """A sparse file, which takes no space yet."""
@@ -92,10 +93,6 @@ class FileMaking:
             )
         except errors.NotFound as err:
             raise ImageMissing(source) from err
-
-    def commit(self, records: Mapping[RecordKind, bytes]) -> None:
-        """Name the directory."""
-        self.staged.commit(records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +183,7 @@ class FileProvisioning:
     def making(self, volume_id: volumes.VolumeId) -> Iterator[FileMaking]:
         """In a directory without a name. Raises `PoolFull`."""
         with self.told_when_full(volume_id), self.directories.making(volume_id) as staged:
-            yield FileMaking(self, staged, image_in(staged.path, volume_id))
+            yield FileMaking(self, image_in(staged.path, volume_id), staged.commit)
 
     def remove(self, volume_id: volumes.VolumeId) -> None:
         """Take the directory's name away, unless a loop device still has the file: its writer would lose data."""
@@ -240,11 +237,12 @@ class FileProvisioning:
     def space(self) -> PoolSpace:
         """The space of the pool's filesystem, without the other files that it had when the driver started."""
         space = sparse.space(self._pool)
+        size_bytes = space.total_bytes - self._others_bytes
         return PoolSpace(
-            size_bytes=space.total_bytes - self._others_bytes,
+            size_bytes=size_bytes,
             free_bytes=space.available_bytes,
             snapshot_bytes=sum(tuple(self._blocks.values())),
-            spare_bytes=_spare_bytes(space.total_bytes - self._others_bytes),
+            spare_bytes=max(size_bytes // 100, _LEAST_SPARE_BYTES),
         )
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
@@ -355,8 +353,3 @@ def _blocks_bytes(directory: Place) -> int:
         return sum(sparse.allocations(directory).values())
     except errors.CrustError:
         return 0
-
-
-def _spare_bytes(size_bytes: int) -> int:
-    """1 % of the pool, at least 64 MiB: records, extent maps and the filesystem's metadata need it."""
-    return max(size_bytes // 100, _LEAST_SPARE_BYTES)

@@ -50,7 +50,7 @@ class DeferredNodePublish:
                 ),
             )
         ready = publish_rules.check(self.stores, request)
-        if self.host_image.give_back(ready):
+        if ready.staged.host and self.host_image.give_back(ready):
             ready = publish_rules.check(self.stores, request)
         mount = _describe(ready, access.group)
         device = ready.attachment.device

@@ -85,11 +85,7 @@ class HostImage:
         Whether it was attached otherwise until now: then check the publish again.
         """
         volume_id, is_mapped = ready.request.volume_id, ready.attachment.device is not None
-        if (
-            not ready.staged.host
-            or not is_mapped
-            or not all(each.deferred for each in ready.others)
-        ):
+        if not is_mapped or not all(each.deferred for each in ready.others):
             return False
         with self.io_limits.released(ready.attachment):
             self.stores.access.attach(volume_id, _access(ready.request, on_host=False))
@@ -102,8 +98,7 @@ class HostImage:
 
 def is_due(ready: Ready) -> bool:
     """Whether a volume that was staged for hypervisors has no device here yet, or an unprepared one."""
-    host = ready.staged.host
-    return host == "image" or (host == "prepared" and ready.attachment.device is None)
+    return ready.staged.host == "image" or ready.attachment.device is None
 
 
 def _access(request: Publish, *, on_host: bool) -> Access:

@@ -75,7 +75,7 @@ class NodePublish:
     def _publish(self, request: Publish) -> Ready | Preparation | None:
         """Do all steps but growth in one hop; returns what must grow, or what needs a filesystem first."""
         ready = publish_rules.check(self.stores, request)
-        if host_image.is_due(ready):
+        if ready.staged.host and host_image.is_due(ready):
             return self.host_image.make_ready(ready) or self._publish(request)
         device = ready.attachment.host_device  # raises NoHostDevice
         self.io_limits.check_host(ready.record.limits.value)

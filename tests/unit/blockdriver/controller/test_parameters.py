@@ -75,7 +75,7 @@ def test_parse_out_of_range_number_is_refused(key: str, value: str) -> None:
 
 def test_storage_class_sets_the_first_limits_and_keeps_its_parameters() -> None:
     read = class_parameters.parse({"readIOPS": "3k", "crust.dev/defer": "always"}, FS_TYPES)
-    assert read.limits == volumes.IoLimits(read_iops=3000)
+    assert read.limits == (("read_iops", 3000),)
     assert read.kept == {"readIOPS": "3k", "crust.dev/defer": "always"}
     assert "readIOPS" not in class_parameters.volume_context(read.kept)
 

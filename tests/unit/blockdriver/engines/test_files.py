@@ -12,12 +12,12 @@ from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import files, protocol
 from crust.blockdriver.engines.files.directories import (
     Directories,
+    Reserve,
     Staged,
     VolumeDirectories,
     image_in,
 )
 from crust.blockdriver.engines.files.provisioning import FileProvisioning, copy_in
-from crust.blockdriver.engines.files.records import Reserve
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Image
 from crust.blockdriver.services.roles import Role
