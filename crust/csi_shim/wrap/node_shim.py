@@ -123,7 +123,7 @@ class NodeShim:
             return await self._stage_raw(request, data, call)
         volume = await self._volume(request.volume_id, call)
         wants_block = await self._wants_block(request, call)
-        is_staged = await self._operations.finds(volume, private_directories.is_staged)
+        is_staged = await self._operations.look(volume, private_directories.is_staged)
         if not is_staged and wants_block:
             path = request.staging_target_path
             wants_block = not await self._operations.look(
@@ -151,7 +151,7 @@ class NodeShim:
         wanted, path = request.volume_capability, request.staging_target_path
         volume = await self._volume(request.volume_id, call)
         is_raw = wanted.HasField("block") and path
-        if not (is_raw and await self._operations.finds(volume, private_directories.is_staged)):
+        if not (is_raw and await self._operations.look(volume, private_directories.is_staged)):
             return await self._pass(request.volume_id, data, call)
         await self._operations.run(
             volume, request, call, lambda: self._staging.stage_raw(volume, request)
@@ -178,7 +178,7 @@ class NodeShim:
         self, request: csi_pb2.NodeUnstageVolumeRequest, data: bytes, call: Call
     ) -> bytes:
         volume = await self._volume(request.volume_id, call)
-        if not await self._operations.finds(volume, private_directories.is_staged):
+        if not await self._operations.look(volume, private_directories.is_staged):
             answered = await self._pass(request.volume_id, data, call)
             self._staging.forget(volume.paths.key)
             return answered
@@ -211,7 +211,7 @@ class NodeShim:
         )
         volume = await self._volume(request.volume_id, call)
         self._staging.published_on_host(volume.paths.key, request.target_path)
-        if not await self._operations.finds(volume, private_directories.is_staged):
+        if not await self._operations.look(volume, private_directories.is_staged):
             return await self._pass(request.volume_id, data, call)
         if not request.volume_capability.HasField("mount"):
             raise StagedForMount(volume.paths.key)
@@ -224,7 +224,7 @@ class NodeShim:
         self, request: csi_pb2.NodeUnpublishVolumeRequest, data: bytes, call: Call
     ) -> bytes:
         volume = await self._volume(request.volume_id, call)
-        if await self._operations.finds(
+        if await self._operations.look(
             volume, volume_operations.is_private, request.target_path, request.defer_fs_ops
         ):
             target = request.target_path
@@ -247,7 +247,7 @@ class NodeShim:
         if not request.defer_fs_ops:
             volume = await self._volume(request.volume_id, call)
             path = request.volume_path
-            if not await self._operations.finds(volume, private_directories.has_leaf, path):
+            if not await self._operations.look(volume, private_directories.has_leaf, path):
                 return await self._pass(None, data, call)
         return await self._deferral.stats(request)
 
@@ -257,7 +257,7 @@ class NodeShim:
         volume = await self._volume(request.volume_id, call)
         if request.defer_fs_ops and await self._defers_itself(volume, call):
             return await self._deferral.expand(request, call)
-        is_staged = await self._operations.finds(volume, private_directories.is_staged)
+        is_staged = await self._operations.look(volume, private_directories.is_staged)
         expands = (await self._capabilities(call)).expands
         if not (request.defer_fs_ops or is_staged):
             if expands or not await self._advertises_expansion(call):
@@ -292,7 +292,7 @@ class NodeShim:
         """The driver is asked, with the paths that it knows; the proxy adds what the guest reports."""
         volume = await self._volume(request.volume_id, call)
         target = request.volume_publish_path
-        if await self._operations.finds(volume, private_directories.has_leaf, target):
+        if await self._operations.look(volume, private_directories.has_leaf, target):
             request.volume_publish_path = volume.paths.leaf(target)
             if volume.stages:
                 request.staging_target_path = volume.paths.staging
@@ -303,7 +303,7 @@ class NodeShim:
         """Whether a flagged call goes to the driver's own deferral, and not to what an older version left wrapped."""
         if not (await self._capabilities(call)).defers:
             return False
-        return not await self._operations.finds(volume, volume_operations.is_wrapped)
+        return not await self._operations.look(volume, volume_operations.is_wrapped)
 
     async def _volume(self, volume_id: str, call: Call) -> Volume:
         key = volumes.VolumeKey(await self._name(call), volumes.VolumeId(volume_id))

@@ -10,7 +10,7 @@ directory is made before the driver is called and removed after the driver has l
 leaves a directory too many, never one too few, and the CO's next call goes on from there. Its sticky bit says that
 the stage had secrets: they are in no file, so without them in memory nobody could stage again.
 
-All functions block, those of names and `are_known_absent` excepted.
+All functions block, those of names excepted.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from crust.core import errors, volumes
 from crust.host.mounts import mountinfo
-from crust.host.process import oserrors, syscalls
+from crust.host.process import oserrors
 
 _MODE = 0o750
 _DEPTH_MAX = 16
@@ -89,13 +89,6 @@ def has_volumes(kubelet_root: str) -> bool:
             if any(name.startswith(PREFIX) for name in os.listdir(directory)):
                 return True
     return False
-
-
-def are_known_absent(paths: PrivatePaths) -> bool:
-    """Whether it is known without I/O that the volume has no directory here: it is neither staged nor published as
-    block, at no target.
-    """
-    return syscalls.is_known_absent(paths.staging) and syscalls.is_known_absent(paths.published)
 
 
 def is_staged(paths: PrivatePaths) -> bool:

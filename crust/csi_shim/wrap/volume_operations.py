@@ -5,10 +5,10 @@ operation: it has one thread per question, so that its retries add none where a 
 """
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -36,33 +36,20 @@ class VolumeOperations:
         self._root = kubelet_root
         self.operations = operations.KeyedOperations(threads)
         """By volume id."""
-        self._knows_volumes: bool | None = None
-        """What a look for volumes has found since the last operation, which may have made or removed one."""
-        self._ended = 0
-        """How many operations have ended."""
 
     async def run(
         self,
         volume: Volume,
         request: Message,
         call: Call,
-        work: Callable[[], Awaitable[T]],
+        work: Callable[[], Coroutine[Any, Any, T]],
     ) -> T:
         """Do the work of a request as the volume's operation. Raises as `KeyedOperations.run`."""
-        name = type(request).__name__.removesuffix("Request")
-
-        async def noted() -> T:
-            self._knows_volumes = None
-            try:
-                return await work()
-            finally:
-                self._ended += 1
-
         return await self.operations.run(
             volume.paths.key.volume_id,
-            name,
+            type(request).__name__.removesuffix("Request"),
             requests.identity(request),
-            noted,
+            work,
             limit_s=_OPERATION_S,
             left_s=call.time_remaining(),
         )
@@ -70,12 +57,6 @@ class VolumeOperations:
     def shared(self, volume_id: str) -> AbstractContextManager[None]:
         """Exclude operations of the volume while a call about it passes. Raises `OperationInProgress`."""
         return self.operations.shared(volume_id)
-
-    async def finds(self, volume: Volume, function: Callable[..., bool], *args: object) -> bool:
-        """A look for a directory of the volume. Of most volumes there is none, and no thread is asked for that."""
-        if private_directories.are_known_absent(volume.paths):
-            return False
-        return await self.look(volume, function, *args)
 
     async def look(self, volume: Volume, function: Callable[..., bool], *args: object) -> bool:
         """What `function` says of the volume's paths. Raises as `KeyedOperations.look`."""
@@ -88,19 +69,9 @@ class VolumeOperations:
         )
 
     async def has_volumes(self) -> bool:
-        """Whether there are deferred volumes: then the shim advertises what it answers for them.
-
-        A kubelet asks before each call. Only operations make and remove volumes' directories, so a look is repeated
-        after one, and for as long as one runs.
-        """
-        if self._knows_volumes is not None:
-            return self._knows_volumes
+        """Whether there are deferred volumes: then the shim advertises what it answers for them."""
         look = partial(private_directories.has_volumes, self._root)
-        ended = self._ended
-        found = await self.operations.look(self._root, look, timeout_s=_LOOK_S, fresh=True)
-        if ended == self._ended and not self.operations.running():
-            self._knows_volumes = found
-        return found
+        return await self.operations.look(self._root, look, timeout_s=_LOOK_S, fresh=True)
 
 
 def is_mounted(_: PrivatePaths, path: str) -> bool:

@@ -41,10 +41,8 @@ _STATX_TYPE = 0x1
 _STATX_MNT_ID = 0x1000
 _STATX_ATTR_MOUNT_ROOT = 0x2000
 
-_RESOLVE_NO_XDEV = 0x01
 _RESOLVE_NO_SYMLINKS = 0x04
 _RESOLVE_BENEATH = 0x08
-_RESOLVE_CACHED = 0x20
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _LONG, _TEXT = ctypes.c_long, ctypes.c_char_p
@@ -88,12 +86,6 @@ class _Statx(ctypes.Structure):
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _STRICT = _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
 _PARENT = _OpenHow(_DIRECTORY, 0, _STRICT)
-_CACHED_ROOT = _OpenHow(_DIRECTORY, 0, _RESOLVE_CACHED)
-_CACHED_LOOK = _OpenHow(
-    os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC,
-    0,
-    _RESOLVE_NO_XDEV | _RESOLVE_BENEATH | _RESOLVE_CACHED,
-)
 
 
 @contextmanager
@@ -168,30 +160,6 @@ def open_beneath(directory: int, path: str) -> int:
     return _open(directory, path, _PARENT)
 
 
-def open_cached_root(path: str) -> int:
-    """openat2(2): an O_PATH descriptor of a directory; `BlockingIOError` where the kernel would read from storage."""
-    return _open(AT_FDCWD, path, _CACHED_ROOT)
-
-
-def is_known_absent(path: str) -> bool:
-    """Whether the kernel knows, without a look at storage, that nothing has this name. False: it is not known.
-
-    It never blocks. Links above its directory are followed, one at the end is not. No descriptor of a mount's root is
-    opened, which would make a concurrent unmount fail with EBUSY.
-    """
-    parent, _, name = path.rpartition("/")
-    try:
-        with closing(open_cached_root(parent)) as directory:
-            os.close(_open(directory, name, _CACHED_LOOK))
-    except FileNotFoundError:
-        return True
-    except (
-        OSError
-    ):  # BlockingIOError where storage had to be asked; or a kernel without it, before Linux 5.12
-        return False
-    return False
-
-
 def _open(directory: int, path: str, how: _OpenHow) -> int:
     return _openat2(directory, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
 
@@ -255,4 +223,18 @@ def _statx(directory: int, path: str, flags: int, mask: int) -> _Statx:
 def umount(path: str) -> None:
     """umount2(2) of the topmost mount at `path`, never through a symbolic link at its end."""
     if _libc.umount2(os.fsencode(path), UMOUNT_NOFOLLOW) < 0:
+        _raise_errno(path)
+
+
+def inotify_init() -> int:
+    """A descriptor from which changes of directories are read, inotify(7); a read never waits."""
+    descriptor: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if descriptor < 0:
+        _raise_errno()
+    return descriptor
+
+
+def inotify_add_watch(descriptor: int, path: str, events: int) -> None:
+    """Have the descriptor report `events` of the directory that is at `path` now, once however often it is named."""
+    if _libc.inotify_add_watch(descriptor, os.fsencode(path), ctypes.c_uint32(events)) < 0:
         _raise_errno(path)

@@ -364,27 +364,14 @@ async def test_capabilities_with_own_stats_and_expand_skip_directory_scan(
     assert await kubelet.advertised() == {RPC.STAGE_UNSTAGE_VOLUME, *has_both}
 
 
-async def test_volumes_are_looked_for_after_an_operation_and_not_for_each_question(
-    kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+async def test_statistics_are_advertised_while_a_volume_is_staged_as_block(
+    kubelet: Kubelet,
 ) -> None:
-    looks: list[bool] = []
-    look = private_directories.has_volumes
-
-    def counted(kubelet_root: str) -> bool:
-        looks.append(look(kubelet_root))
-        return looks[-1]
-
-    monkeypatch.setattr(private_directories, "has_volumes", counted)
-    before = [await kubelet.advertised(), await kubelet.advertised()]
-    assert RPC.GET_VOLUME_STATS not in before[0]
-    assert before[0] == before[1]
-    assert looks == [False]
+    before = await kubelet.advertised()
+    assert RPC.GET_VOLUME_STATS not in before
     path = f"{kubelet.places.kubelet}/staging"
     await Co(kubelet.shim).stage("vol-1", path, volume_context={deferral_keys.DEFER: "always"})
     assert RPC.GET_VOLUME_STATS in await kubelet.advertised()
-    assert RPC.GET_VOLUME_STATS in await kubelet.advertised()
-    assert looks == [False, True]
     unstage = csi_pb2.NodeUnstageVolumeRequest(volume_id="vol-1", staging_target_path=path)
     await kubelet.node.NodeUnstageVolume(unstage, timeout=10)
-    assert await kubelet.advertised() == before[0]
-    assert looks == [False, True, False]
+    assert await kubelet.advertised() == before

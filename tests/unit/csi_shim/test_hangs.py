@@ -115,7 +115,6 @@ async def test_shim_whose_looks_all_hang_is_not_ready_until_one_ends(
     monkeypatch.setattr(worker_watch, "CHECK_S", 0.01)
     monkeypatch.setattr(volume_operations, "_LOOK_S", 0.01)
     hang = Hang()
-    monkeypatch.setattr(private_directories, "are_known_absent", lambda _: False)
     monkeypatch.setattr(private_directories, "is_staged", hang)
     async with shim(places, hang) as (daemon, co):
         node: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(co)

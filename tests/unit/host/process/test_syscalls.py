@@ -9,21 +9,8 @@ import grpc
 import pytest
 
 from crust.core import errors
-from crust.host.process import oserrors, syscalls, sysfs, systemd
+from crust.host.process import oserrors, sysfs, systemd
 from crust.rpc import status
-
-
-def test_is_known_absent_only_for_what_the_kernel_was_seen_to_miss(tmp_path: Path) -> None:
-    for name in ("missing", "directory", "file", "link"):
-        assert not os.path.lexists(tmp_path / name)  # from now on the kernel knows
-    (tmp_path / "directory").mkdir()
-    (tmp_path / "file").touch()
-    (tmp_path / "link").symlink_to("missing")
-    for name in ("missing", "missing/below"):
-        assert syscalls.is_known_absent(str(tmp_path / name))
-    for name in ("directory", "file", "link", "file/below"):
-        assert not syscalls.is_known_absent(str(tmp_path / name))
-
 
 Code = grpc.StatusCode
 
