@@ -33,11 +33,6 @@ from crust.rpc.serving.worker_watch import WorkerWatch
 
 async def run(settings: ShimSettings) -> None:
     """Serve the shim until cancelled; raises as `serving` does, and `MountsNotSeen`."""
-    if settings.controller:
-        from crust.csi_shim.controller import controller_process  # a node need not load it
-
-        await controller_process.run(settings)
-        return
     await check_mounts_seen(settings)
     async with serving(settings) as daemon:
         await daemon.forever()
@@ -45,7 +40,7 @@ async def run(settings: ShimSettings) -> None:
 
 async def check_mounts_seen(settings: ShimSettings) -> None:
     """Raise `MountsNotSeen` where a wrapped driver's mounts would not be seen."""
-    if settings.wrap and settings.check_propagation:
+    if settings.wrap and settings.check_propagation and not settings.controller:
         directory = private_directories.root(settings.kubelet_root)
         await workers.run(propagation.check_seen, directory)
 
@@ -54,16 +49,21 @@ async def check_mounts_seen(settings: ShimSettings) -> None:
 async def serving(
     settings: ShimSettings, *, threads: Workers | None = None
 ) -> AsyncIterator[Daemon]:
-    """Serve the shim while the block runs. Raises what `server.serving` raises, before anything is served."""
+    """Serve the shim while the block runs. Raises what `server.serving` raises, and `DetachNotChecked`, before
+    anything is served.
+    """
     directory = os.path.dirname(settings.socket)
     with oserrors.translating(f"cannot make the directory {directory}"):
         await workers.run(os.makedirs, directory, 0o700, exist_ok=True)
-    async with (
-        starting(f"{settings.socket}.lock") as daemon,
-        part(settings, daemon, threads=threads),
-        daemon.serves(),
-    ):
-        yield daemon
+    async with starting(f"{settings.socket}.lock") as daemon:
+        if settings.controller:
+            from crust.csi_shim.controller import controller_process  # a node need not load it
+
+            own = controller_process.part(settings, daemon)
+        else:
+            own = part(settings, daemon, threads=threads)
+        async with own, daemon.serves():
+            yield daemon
 
 
 @asynccontextmanager

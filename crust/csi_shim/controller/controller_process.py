@@ -1,42 +1,31 @@
 """The controller's shim as a process, between the CSI sidecars' socket and the socket of the vendor's controller."""
 
 import contextlib
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 
 from crust.core import errors
 from crust.core.deferral_keys import Defer
 from crust.core.settings.shim import DetachAccess, ShimSettings
-from crust.csi_shim.controller.controller_shim import ControllerShim, Users
-from crust.host.process import oserrors, workers
+from crust.csi_shim.controller.controller_shim import ControllerShim
+from crust.host.process import workers
 from crust.kubernetes_api import api, volumes_in_use
 from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.port import SocketPort
 from crust.rpc.serving import server
-from crust.rpc.serving.daemon import Daemon, starting
+from crust.rpc.serving.daemon import Daemon
 from crust.rpc.serving.service import Service
 
 
 @asynccontextmanager
-async def serving(
-    *,
-    socket_path: str,
-    driver_socket: str,
-    default: Defer,
-    users: Users | None = None,
-    driver_name: str = "",
-) -> AsyncIterator[Daemon]:
-    """Serve while the block runs. Raises what `server.serving` raises, before anything is served."""
-    directory = os.path.dirname(socket_path)
-    with oserrors.translating(f"cannot make the directory {directory}"):
-        await workers.run(os.makedirs, directory, 0o700, exist_ok=True)
+async def part(settings: ShimSettings, daemon: Daemon) -> AsyncIterator[None]:
+    """Serve as the process `daemon` while the block runs. Raises `DetachNotChecked`."""
     async with (
-        SocketPort(driver_socket) as port,
+        users_of(settings) as users,
+        SocketPort(settings.driver_socket) as port,
         contextlib.aclosing(CsiDriver(port)) as driver,
-        starting(f"{socket_path}.lock") as daemon,
     ):
-        shim = ControllerShim(driver, default, users, driver_name)
+        shim = ControllerShim(driver, Defer(settings.defer), users, settings.driver_name)
         service = Service(
             "controller shim",
             shim.methods(),
@@ -44,29 +33,13 @@ async def serving(
             health=daemon.health,
             driver=driver.known_name,
         )
-        serves = server.serving(socket_path, service, lock_path=None)
         followed = users.following(daemon.health) if users is not None else nullcontext()
-        async with followed, serves, daemon.serves():
-            yield daemon
-
-
-async def run(settings: ShimSettings) -> None:
-    """Serve until cancelled; raises as `serving` does, and `DetachNotChecked`."""
-    async with (
-        users_of(settings) as users,
-        serving(
-            socket_path=settings.socket,
-            driver_socket=settings.driver_socket,
-            default=Defer(settings.defer),
-            users=users,
-            driver_name=settings.driver_name,
-        ) as daemon,
-    ):
-        await daemon.forever()
+        async with followed, server.serving(settings.socket, service, lock_path=None):
+            yield
 
 
 @asynccontextmanager
-async def users_of(settings: ShimSettings) -> AsyncIterator[Users | None]:
+async def users_of(settings: ShimSettings) -> AsyncIterator[volumes_in_use.VolumesInUse | None]:
     """Knows who uses a volume; None if detaches are not to be checked. Raises `DetachNotChecked`."""
     if not settings.check_detach:
         yield None

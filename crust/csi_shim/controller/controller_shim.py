@@ -13,14 +13,12 @@ would take the device from a guest that writes to it.
 """
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from google.protobuf.message import Message
 
 from crust.core import deferral_keys
 from crust.core.deferral_keys import Defer
-from crust.core.supervised import Reports
 from crust.csi_shim.controller.created_volume import (
     DeferralRequest,
     as_block,
@@ -28,6 +26,7 @@ from crust.csi_shim.controller.created_volume import (
     remove_keys,
     to_driver,
 )
+from crust.kubernetes_api.volumes_in_use import VolumesInUse
 from crust.rpc.call import Call
 from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.port import stub
@@ -36,16 +35,6 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 _Own = Callable[[Any, Call], Awaitable[Message | None]]
 """The answer of the shim itself, None if the call passes."""
-
-
-class Users(Protocol):
-    """Knows which nodes use a volume."""
-
-    async def check_detach(self, driver: str, volume_id: str, node_id: str) -> None:
-        """Raise what stands against detaching the volume from the node; an empty `node_id` means from all nodes."""
-
-    def following(self, health: Reports) -> AbstractAsyncContextManager[None]:
-        """Keep known what the checks need while the block runs."""
 
 
 class ControllerShim:
@@ -58,7 +47,7 @@ class ControllerShim:
         self,
         driver: CsiDriver,
         default: Defer,
-        users: Users | None = None,
+        users: VolumesInUse | None = None,
         driver_name: str = "",
     ) -> None:
         self._users = users

@@ -15,8 +15,8 @@ import pytest_asyncio
 from crust.core import errors
 from crust.core.deferral_keys import Defer
 from crust.core.settings.shim import DetachAccess, ShimSettings
+from crust.csi_shim import shim_process
 from crust.csi_shim.controller import controller_process
-from crust.csi_shim.controller.controller_shim import Users
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.co import capability, create_request
@@ -95,7 +95,7 @@ class Served:
     stub: Any
 
 
-async def serve(default: Defer, users: Users | None = None) -> AsyncIterator[Served]:
+async def serve(default: Defer, **access: Any) -> AsyncIterator[Served]:
     driver = Controller()  # type: ignore[abstract]
     with tempfile.TemporaryDirectory(prefix="crust-") as root:
         server = grpc.aio.server()
@@ -103,13 +103,14 @@ async def serve(default: Defer, users: Users | None = None) -> AsyncIterator[Ser
         csi_pb2_grpc.add_IdentityServicer_to_server(driver, server)
         server.add_insecure_port(f"unix:{root}/driver.sock")
         await server.start()
-        shim = controller_process.serving(
-            socket_path=f"{root}/csi.sock",
+        settings = ShimSettings(
+            socket=f"{root}/csi.sock",
             driver_socket=f"{root}/driver.sock",
-            default=default,
-            users=users,
+            defer=default.value,
+            controller=True,
+            **{"check_detach": False, **access},
         )
-        async with shim, channel.connect(f"{root}/csi.sock") as connected:
+        async with shim_process.serving(settings), channel.connect(f"{root}/csi.sock") as connected:
             yield Served(driver, csi_pb2_grpc.ControllerStub(connected))
         await server.stop(None)
 
@@ -146,17 +147,11 @@ def api() -> FakeKubernetes:
 async def with_api(api: FakeKubernetes, tmp_path: Path) -> AsyncIterator[Served]:
     """The shim with access to that cluster."""
     with fake_kubernetes.serving(api, tmp_path) as kubeconfig:
-        settings = ShimSettings(
-            socket="/none/csi.sock",
-            driver_socket="/none/driver.sock",
-            controller=True,
-            kubernetes=DetachAccess(kubeconfig=kubeconfig),
-        )
-        async with controller_process.users_of(settings) as users:
-            async for served in serve(Defer.NEVER, users):
-                for collection in ("volumeattachments", "persistentvolumes", "csinodes"):
-                    await asyncio.to_thread(api.wait_for_watch, collection)
-                yield served
+        access = {"check_detach": True, "kubernetes": DetachAccess(kubeconfig=kubeconfig)}
+        async for served in serve(Defer.NEVER, **access):
+            for collection in ("volumeattachments", "persistentvolumes", "csinodes"):
+                await asyncio.to_thread(api.wait_for_watch, collection)
+            yield served
 
 
 def creation(
