@@ -10,19 +10,23 @@ import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
+
+from crust.host.filesystems.tool_locks import ToolLocks
 
 from benchmarks import figures, records
 from crust.core.operations import KeyedOperations
+from crust.core.supervised import Health
 from crust.handoff import claims, entry
 from crust.handoff.store import Store
 from crust.handoff.watch import RESCAN_S
 from crust.host.block import devices
 from crust.proxy.entries import Entries
 from crust.proxy.events import Events
+from crust.proxy.filesystems import Filesystems
 from crust.proxy.guard import Targets
 from crust.proxy.look import Looks
 from crust.proxy.table import Table
-from crust.rpc.serving.health import Health
 
 NAME = "look"
 ENTRIES = 1000
@@ -68,8 +72,18 @@ async def measure() -> Result:
             store.create(records.record(number)).require().target for number in range(ENTRIES)
         ]
         table = Table()
-        entries = Entries(store, devices, table, KeyedOperations())
-        looks = Looks(entries, Targets([root]), Events(), Health())
+        filesystems = Filesystems(ToolLocks(Path(root)))
+        entries = Entries(
+            store,
+            table,
+            Targets([root]),
+            filesystems,
+            devices,
+            KeyedOperations(),
+            Events(),
+            Health(),
+        )
+        looks = Looks(entries)
         await _look_at_rest(looks, measured, REST)
         for target in targets:
             held.enter_context(claims.ClaimLock.acquire(store.layout.entry(target), target))

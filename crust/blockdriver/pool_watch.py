@@ -17,7 +17,7 @@ from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.pool_store import PoolAbsent
 from crust.ceph.controller_lock import RENEW_S, ControllerReplaced, ControllerStandsBy
 from crust.core import errors, metrics
-from crust.core.supervised import Reports, supervised
+from crust.core.supervised import Health, supervised
 from crust.host.process import workers
 from crust.rpc.messages.requests import needs_state
 
@@ -32,7 +32,7 @@ class PoolWatch:
     def __init__(
         self,
         driver: Driver,
-        health: Reports,
+        health: Health,
         end: Callable[[errors.CrustError], None],
         *,
         period_s: float = PERIOD_S,

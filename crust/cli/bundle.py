@@ -45,7 +45,7 @@ READ_S = 10.0
 
 _PROGRAM_S = 30.0
 _UNITS = ("crust-node", "crust-proxy", "crust-shim", "crust-shim@*", "crust-driver")
-_PACKAGES = ("click", "grpcio", "protobuf", "pydantic", "prometheus-client", "rich", "watchdog")
+_PACKAGES = ("click", "grpcio", "protobuf", "pydantic", "prometheus-client", "rich")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,22 +12,6 @@ has it as `error_name`. docs/errors.md is the one table of the names, which `cru
 
 from typing import ClassVar, Self
 
-__all__ = [
-    "Conflict",
-    "Corrupt",
-    "CrustError",
-    "Exhausted",
-    "InvalidRequest",
-    "NotFound",
-    "NotReady",
-    "OperationPending",
-    "OutOfRange",
-    "PeerUnavailable",
-    "Refused",
-    "RuntimeFailed",
-    "Unsupported",
-]
-
 
 class CrustError(Exception):
     """Base of all errors of crust.

@@ -1,4 +1,7 @@
-"""Background work of a process: no loop ends unseen.
+"""The health of a process, and its background work: no loop ends unseen.
+
+A part of the process reports a problem under its own name, and reports again when the problem has ended. A change is
+logged, a repeated report is not. Problems are listed by `crust status`, and returned to a Probe.
 
 A task that ends with an exception which nobody awaits is a part of the process that is missing while the process
 looks healthy. So a background task is started by `supervised` alone (tests/unit/test_supervised.py holds it). Work
@@ -10,9 +13,8 @@ restart. Work that returns has ended.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Protocol
 
 from crust.core import errors, metrics
 
@@ -28,21 +30,47 @@ STEADY_S = 60.0
 _log = logging.getLogger(__name__)
 
 
-class Reports(Protocol):
-    """The health of the process."""
+class Health:
+    """The problems of this process, by part."""
+
+    def __init__(self) -> None:
+        self._problems: dict[str, errors.CrustError] = {}
+        self._fatal: set[str] = set()
+
+    @property
+    def problems(self) -> Mapping[str, errors.CrustError]:
+        """The current problems; empty if the process is healthy."""
+        return self._problems
 
     def report(
         self, part: str, problem: errors.CrustError | None, *, is_fatal: bool = True
     ) -> None:
-        """What is wrong with `part` from now on; None: nothing."""
-        ...
+        """What is wrong with `part` from now on; None: nothing. What is not fatal is shown, and fails no probe."""
+        before = self._problems.pop(part, None)
+        self._fatal.discard(part)
+        if problem is None:
+            if before is not None:
+                _log.info("healthy again", extra={"part": part})
+            return
+        self._problems[part] = problem
+        if is_fatal:
+            self._fatal.add(part)
+        if before is None or str(before) != str(problem):
+            fields = {"part": part, "error": str(problem), "error_name": problem.error_name}
+            _log.error("unhealthy", extra=fields)
+
+    def check_healthy(self) -> None:
+        """Raise the first fatal problem, if there is one."""
+        for part, problem in self._problems.items():
+            if part in self._fatal:
+                raise problem
 
 
 @asynccontextmanager
 async def supervised(
     name: str,
     work: Callable[[], Awaitable[None]],
-    health: Reports,
+    health: Health,
     *,
     of: str = "",
     end: Callable[[errors.CrustError], None] | None = None,
@@ -67,7 +95,7 @@ async def _repeated(
     name: str,
     shown: str,
     work: Callable[[], Awaitable[None]],
-    health: Reports,
+    health: Health,
     end: Callable[[errors.CrustError], None] | None,
 ) -> None:
     failures = 0

@@ -17,35 +17,6 @@ from typing import NewType, Self
 
 from crust.core import errors
 
-__all__ = [
-    "AccessMode",
-    "BlockAccess",
-    "BlockSource",
-    "CapacityRange",
-    "DeferredMount",
-    "DeviceIdentity",
-    "DriverName",
-    "Encryption",
-    "GroupChange",
-    "GroupPolicy",
-    "GuestFormat",
-    "HandlerFeature",
-    "HandlerName",
-    "InvalidPath",
-    "IoLimits",
-    "MountAccess",
-    "NetworkImage",
-    "SandboxId",
-    "TargetPath",
-    "UsageUnit",
-    "VolumeCapability",
-    "VolumeCondition",
-    "VolumeId",
-    "VolumeKey",
-    "VolumeStats",
-    "VolumeUsage",
-]
-
 VolumeId = NewType("VolumeId", str)
 DriverName = NewType("DriverName", str)
 HandlerName = NewType("HandlerName", str)

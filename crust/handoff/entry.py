@@ -110,22 +110,19 @@ def read(paths: EntryPaths) -> Entry | None:
         claim, claim_error = _claim_of(paths)
         held = None if isinstance(error, UntrustedDirectory) else reserved_by(paths)
         return Entry(paths.digest, paths.directory, None, error, claim, claim_error, reserved=held)
-    unknown = tuple(
-        name
-        for name in names(paths.directory)
-        if layout.kind_in_entry(name) is layout.NameKind.UNKNOWN
-    )
+    unknown = tuple(filter(layout.is_unknown, names(paths.directory)))
     claim, claim_error = _claim_of(paths)
     return Entry(paths.digest, paths.directory, record, None, claim, claim_error, unknown)
 
 
 def read_name(root: Layout, name: str) -> Entry | None:
     """What a name in the root is: an entry, readable or not; None if it is absent, or hidden."""
-    kind = layout.kind_in_root(name)
-    if kind is layout.NameKind.UNKNOWN:
+    if layout.is_hidden(name):
+        return None
+    if not layout.is_entry(name):
         path = f"{root.root}/{name}"
         return Entry(name, path, None, UnknownHandoffFile(path))
-    return read(root.entry(name)) if kind is layout.NameKind.LEGAL else None
+    return read(root.entry(name))
 
 
 def scan(root: Layout) -> Iterator[Entry]:

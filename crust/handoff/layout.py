@@ -15,7 +15,6 @@ Readers ignore names that begin with a dot. All other names are unknown: they ar
 never deleted. A reader that guesses the meaning of an unknown file makes later formats impossible.
 """
 
-import enum
 import re
 import secrets
 from dataclasses import dataclass
@@ -40,14 +39,6 @@ _GONE = ".gone-"
 _TO_CLEAR = ".target"
 _GONE_TO_CLEAR = re.compile(r"\.gone-([0-9a-f]{64})\.[0-9a-f]+\.target")
 _ENTRY_NAMES = frozenset({RECORD, CLAIM, CLAIM_LOCK})
-
-
-class NameKind(enum.Enum):
-    """The kinds of names."""
-
-    LEGAL = "legal"
-    HIDDEN = "hidden"
-    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +78,7 @@ class Layout:
     def entry(self, key: volumes.TargetPath | str) -> EntryPaths:
         """The entry of a target path, or of a digest (64 lower-case hex digits)."""
         digest = key.digest if isinstance(key, volumes.TargetPath) else key
-        if not _DIGEST.fullmatch(digest):
+        if not is_entry(digest):
             raise ValueError(f"not an entry's name: {digest!r}")
         return EntryPaths(digest, f"{self.root}/{digest}")
 
@@ -101,19 +92,15 @@ class Layout:
         return f"{self.root}/{_GONE}{digest}.{secrets.token_hex(8)}{suffix}"
 
 
-def kind_in_root(name: str) -> NameKind:
-    """The kind of a name directly below the root."""
-    if is_hidden(name):
-        return NameKind.HIDDEN
-    return NameKind.LEGAL if _DIGEST.fullmatch(name) else NameKind.UNKNOWN
+def is_entry(name: str) -> bool:
+    """Whether a name directly below the root is an entry's."""
+    return _DIGEST.fullmatch(name) is not None
 
 
-def kind_in_entry(name: str) -> NameKind:
-    """The kind of a name inside an entry."""
-    if is_hidden(name):
-        return NameKind.HIDDEN
-    legal = name in _ENTRY_NAMES or name.startswith(RUNTIME_PREFIX)
-    return NameKind.LEGAL if legal else NameKind.UNKNOWN
+def is_unknown(name: str) -> bool:
+    """Whether a name inside an entry has no meaning."""
+    known = name in _ENTRY_NAMES or name.startswith(RUNTIME_PREFIX)
+    return not (known or is_hidden(name))
 
 
 def is_hidden(name: str) -> bool:

@@ -219,21 +219,6 @@ class MountInfo(_Model):
         return self
 
 
-class _SchemaOnly(BaseModel):
-    schema_version: Annotated[int, Field(alias="schema")]
-
-
-class Envelope(BaseModel):
-    """The part of a record that has its schema version, for records of any version."""
-
-    crust: _SchemaOnly
-
-    @property
-    def is_newer(self) -> bool:
-        """Whether the record's version is newer than this code."""
-        return self.crust.schema_version > SCHEMA
-
-
 class _ReservingPart(BaseModel):
     """The keys whose meaning no version changes (H-41)."""
 
@@ -245,9 +230,7 @@ class _ReservingPart(BaseModel):
     readonly: bool = False
 
 
-class ReservingEnvelope(BaseModel):
-    """The part of a record that says what it reserves, for records of any version."""
-
+class _ReservingEnvelope(BaseModel):
     crust: _ReservingPart
 
 
@@ -266,7 +249,7 @@ class Reserved:
 def reserved(data: bytes, digest: str) -> Reserved | None:
     """What the entry `digest` reserves whose record cannot be read; None if its bytes do not say that either."""
     try:
-        part = ReservingEnvelope.model_validate_json(data).crust
+        part = _ReservingEnvelope.model_validate_json(data).crust
     except ValidationError:
         return None
     target = volumes.TargetPath(part.target_path)

@@ -48,18 +48,6 @@ class UnrecordableMount(errors.InvalidRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedBy:
-    """The call that published a volume, for people: its request id, its span (W3C traceparent), and the pod.
-
-    The pod is `namespace/name`, empty where the CO named none.
-    """
-
-    request_id: str = ""
-    traceparent: str = ""
-    pod: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Record:
     """A volume that is published to a runtime.
 
@@ -74,7 +62,12 @@ class Record:
     published_at: datetime.datetime
     decided_by: str = ""
     """What decided that it is deferred, for people."""
-    published_by: PublishedBy = PublishedBy()
+    request_id: str = ""
+    """Of the call that published it."""
+    traceparent: str = ""
+    """The span of that call (W3C)."""
+    pod: str = ""
+    """`namespace/name`, for people; empty where the CO named none."""
 
     @classmethod
     def of(
@@ -109,7 +102,9 @@ class Record:
             1,
             now,
             decided_by[: mount_info.TEXT_MAX],
-            PublishedBy(request_id, traces.traceparent(), pod[: mount_info.TEXT_MAX]),
+            request_id,
+            traces.traceparent(),
+            pod[: mount_info.TEXT_MAX],
         )
 
     @property
@@ -162,7 +157,9 @@ class Record:
             generation=self.generation,
             published_at=self.published_at,
             decided_by=self.decided_by,
-            published_by=self.published_by,
+            request_id=self.request_id,
+            traceparent=self.traceparent,
+            pod=self.pod,
         )
         return same == self
 
@@ -280,19 +277,24 @@ def reasons(err: pydantic.ValidationError) -> str:
 
 
 def _unreadable(data: bytes, path: str, err: pydantic.ValidationError) -> errors.Corrupt:
-    try:
-        envelope = mount_info.Envelope.model_validate_json(data)
-    except pydantic.ValidationError:
+    schema = _schema_of(data)
+    if schema <= mount_info.SCHEMA:
         return UnreadableHandoffRecord(path, reasons(err))
-    if envelope.is_newer:
-        return errors.Corrupt.named(
-            "NewerHandoffSchema",
-            f"the record {path} cannot be read",
-            why=f"its schema is {envelope.crust.schema_version}, and this version of crust "
-            f"reads up to {mount_info.SCHEMA}",
-            hint="upgrade the process that reads it; upgrade the proxy and the runtimes of a node together",
-        )
-    return UnreadableHandoffRecord(path, reasons(err))
+    return errors.Corrupt.named(
+        "NewerHandoffSchema",
+        f"the record {path} cannot be read",
+        why=f"its schema is {schema}, and this version of crust reads up to {mount_info.SCHEMA}",
+        hint="upgrade the process that reads it; upgrade the proxy and the runtimes of a node together",
+    )
+
+
+def _schema_of(data: bytes) -> int:
+    """The schema of a record of any version; 0 where it says none."""
+    try:
+        schema = json.loads(data)["crust"]["schema"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return 0
+    return schema if isinstance(schema, int) else 0
 
 
 def _model_of(record: Record) -> mount_info.MountInfo:
@@ -320,9 +322,9 @@ def _model_of(record: Record) -> mount_info.MountInfo:
         "published_at": record.published_at,
         "limits": None if mount.io_limits == volumes.IoLimits() else asdict(mount.io_limits),
         "decided_by": record.decided_by or None,
-        "request_id": record.published_by.request_id or None,
-        "traceparent": record.published_by.traceparent or None,
-        "pod": record.published_by.pod or None,
+        "request_id": record.request_id or None,
+        "traceparent": record.traceparent or None,
+        "pod": record.pod or None,
         **guest_work,
         "required": required or None,
     }
@@ -349,7 +351,9 @@ def _record_of(model: mount_info.MountInfo) -> Record:
         generation=part.generation,
         published_at=part.published_at,
         decided_by=part.decided_by or "",
-        published_by=PublishedBy(part.request_id or "", part.traceparent or "", part.pod or ""),
+        request_id=part.request_id or "",
+        traceparent=part.traceparent or "",
+        pod=part.pod or "",
     )
 
 

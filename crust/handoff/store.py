@@ -20,7 +20,6 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 from crust.core import errors, volumes
@@ -102,12 +101,7 @@ class Removal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -296,7 +290,7 @@ def _delete_files(directory: str) -> bool:
     Only known names are deleted, and never recursively: unknown names stay for a person to look at.
     """
     for name in names(directory):
-        if layout.kind_in_entry(name) is layout.NameKind.UNKNOWN:
+        if layout.is_unknown(name):
             continue
         # FileNotFoundError: already deleted. IsADirectoryError: crust creates none there, so it is kept.
         harmless = contextlib.suppress(FileNotFoundError, IsADirectoryError)

@@ -21,7 +21,7 @@ import pydantic
 
 from crust.core import errors
 from crust.core.settings.loading import InvalidSettings
-from crust.core.supervised import Reports, supervised
+from crust.core.supervised import Health, supervised
 from crust.kubernetes_api.objects import KubernetesObject, ListBody, Status, WatchEvent
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ class Followed(Generic[Kind, Kept]):
 
 
 @contextlib.asynccontextmanager
-async def following(health: Reports, *followed: Followed[Any, Any]) -> AsyncIterator[None]:
+async def following(health: Health, *followed: Followed[Any, Any]) -> AsyncIterator[None]:
     """Follow the objects while the block runs."""
     async with contextlib.AsyncExitStack() as stack:
         for each in followed:

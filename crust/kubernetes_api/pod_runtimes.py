@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from crust.core import errors
-from crust.core.supervised import Reports
+from crust.core.supervised import Health
 from crust.kubernetes_api.api import Followed, KubernetesApi, following
 from crust.kubernetes_api.objects import Pod, RuntimeClass
 
@@ -79,7 +79,7 @@ class PodRuntimes:
             self._handlers.known[class_name] = handler
         return handler
 
-    def following(self, health: Reports) -> AbstractAsyncContextManager[None]:
+    def following(self, health: Health) -> AbstractAsyncContextManager[None]:
         """Keep the pods of the node and the classes known while the block runs."""
         return following(health, self._handlers, self._classes)
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 
 from crust.core import deferral_keys, errors
 from crust.core.deferral_keys import Defer
-from crust.core.supervised import Reports
+from crust.core.supervised import Health
 from crust.kubernetes_api.api import (
     Followed,
     KubernetesApi,
@@ -84,7 +84,7 @@ class VolumesInUse:
         self._volumes = Followed(self.api, PersistentVolume, lambda found: found.spec.csi)
         self._registered = Followed(self.api, CSINode, lambda found: found)
 
-    def following(self, health: Reports) -> AbstractAsyncContextManager[None]:
+    def following(self, health: Health) -> AbstractAsyncContextManager[None]:
         """Keep attachments, volumes and the nodes' ids known while the block runs."""
         return following(health, self._attachments, self._volumes, self._registered)
 

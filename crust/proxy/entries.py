@@ -6,17 +6,21 @@ Code that changes the directory reads the directory first, not the table. Functi
 import datetime
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from crust.core import errors, operations, volumes
+from crust.core import errors, volumes
+from crust.core.operations import KeyedOperations
+from crust.core.supervised import Health
 from crust.handoff import claims
 from crust.handoff.entry import Entry
 from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.block.device_sets import DeviceSet
 from crust.host.process import workers
-from crust.proxy.guard import Devices, devices_at, set_of
+from crust.proxy.events import Events
+from crust.proxy.filesystems import Filesystems
+from crust.proxy.guard import Devices, Targets, devices_at, set_of
 from crust.proxy.table import Table
 from crust.proxy.target import Target
 
@@ -29,20 +33,21 @@ Holder = tuple[str, datetime.datetime | None]
 """A sandbox and the time of its claim; the name is empty until the sandbox has written claim.json."""
 
 
+@dataclass(frozen=True, slots=True)
 class Entries:
-    """The entries of this node, and the rows of the table that belong to them."""
+    """The entries of this node with the rows that belong to them, the host that they are about, the operations that
+    change them, and those who are told: what all parts of the proxy have in common.
+    """
 
-    def __init__(
-        self,
-        store: Store,
-        devices: Devices,
-        table: Table,
-        running: operations.KeyedOperations,
-    ) -> None:
-        self.store = store
-        self.devices = devices
-        self.table = table
-        self._running = running
+    store: Store
+    table: Table
+    targets: Targets
+    filesystems: Filesystems
+    devices: Devices
+    operations: KeyedOperations
+    """By volume and by target: an operation that changes something holds the keys of both."""
+    events: Events
+    health: Health
 
     def row_of(self, entry: Entry) -> Target:
         """The row of an entry as it was read, without what only the proxy remembers."""
@@ -133,7 +138,7 @@ class Entries:
 
     async def _look(self, of: str, record: Record, function: Callable[[], T]) -> T:
         """One thread for each entry that hangs, however often it is asked for."""
-        return await self._running.look(
+        return await self.operations.look(
             (of, record.target),
             function,
             timeout_s=_LOOK_S,

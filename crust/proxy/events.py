@@ -7,7 +7,7 @@ watchers. Nothing depends on events: the handoff directory is the truth.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -31,7 +31,8 @@ class Events:
     """Distributes events to watchers."""
 
     def __init__(self) -> None:
-        self._watchers: dict[asyncio.Queue[Event], int] = {}
+        self._watchers: dict[asyncio.Queue[Event | None], int] = {}
+        self._ended = False
 
     def emit(self, event: Event) -> None:
         """Put `event` into the queue of every watcher, unless the queue is full."""
@@ -41,35 +42,29 @@ class Events:
             except asyncio.QueueFull:
                 self._watchers[queue] += 1
 
+    def end(self) -> None:
+        """End every watch, and those that begin from now on."""
+        self._ended = True
+        for queue in self._watchers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(None)
+
     @asynccontextmanager
-    async def watch(self) -> AsyncIterator[Callable[[asyncio.Event], AsyncIterator[Event]]]:
-        """Start to watch. Call the result with an `asyncio.Event` that ends the stream."""
-        queue: asyncio.Queue[Event] = asyncio.Queue(QUEUE_LENGTH)
+    async def watch(self) -> AsyncIterator[AsyncIterator[Event]]:
+        """The events while the block runs."""
+        queue: asyncio.Queue[Event | None] = asyncio.Queue(QUEUE_LENGTH)
         self._watchers[queue] = 0
         try:
-            yield lambda stopping: self._events(queue, stopping)
+            yield self._events(queue)
         finally:
             del self._watchers[queue]
 
-    async def _events(
-        self, queue: asyncio.Queue[Event], stopping: asyncio.Event
-    ) -> AsyncIterator[Event]:
-        stop = asyncio.ensure_future(stopping.wait())
-        get: asyncio.Future[Event] | None = None
-        try:
-            while True:
-                get = asyncio.ensure_future(queue.get())
-                await asyncio.wait((get, stop), return_when=asyncio.FIRST_COMPLETED)
-                if not get.done():
-                    return
-                event = get.result()
-                yield replace(event, message=credentials.shown(event.message))
-                if queue.empty() and self._watchers[queue]:
-                    missed, self._watchers[queue] = self._watchers[queue], 0
-                    yield Event(
-                        "missed", message=f"{missed} events were dropped: the reader is too slow"
-                    )
-        finally:  # the watcher may leave while it waits
-            stop.cancel()
-            if get is not None:
-                get.cancel()
+    async def _events(self, queue: asyncio.Queue[Event | None]) -> AsyncIterator[Event]:
+        while not self._ended and (event := await queue.get()) is not None:
+            yield replace(event, message=credentials.shown(event.message))
+            if queue.empty() and self._watchers[queue]:
+                missed, self._watchers[queue] = self._watchers[queue], 0
+                yield Event(
+                    "missed", message=f"{missed} events were dropped: the reader is too slow"
+                )

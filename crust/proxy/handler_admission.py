@@ -109,24 +109,24 @@ def check_place(handler: Handler, target: volumes.TargetPath, rows: Iterable[Tar
     when the container starts.
     """
     length = len(os.fsencode(target.text))
-    if 0 < handler.max_path_bytes < length:
+    if 0 < handler.max_target_path_bytes < length:
         raise errors.NotReady.named(
             "PathTooLongForHandler",
             f"the volume cannot be published to runtime handler {handler.name!r} at {target}",
-            why=f"the path has {length} bytes, and its runtime takes {handler.max_path_bytes}",
+            why=f"the path has {length} bytes, and its runtime takes {handler.max_target_path_bytes}",
             hint="use a shorter name for the volume, or a kubelet's root with a shorter path",
         )
-    pod = _POD.match(target.text)
-    if not handler.max_volumes or pod is None:
+    pod, most = _POD.match(target.text), handler.max_volumes_per_sandbox
+    if not most or pod is None:
         return
     others = sum(
         row.handler == handler.name and row.path != target.text and row.path.startswith(pod[1])
         for row in rows
     )
-    if others >= handler.max_volumes:
+    if others >= most:
         raise errors.NotReady.named(
             "TooManyVolumesInSandbox",
             f"the volume cannot be published to runtime handler {handler.name!r} at {target}",
-            why=f"its sandboxes have at most {handler.max_volumes} volumes, and the pod has as many already",
+            why=f"its sandboxes have at most {most} volumes, and the pod has as many already",
             hint="use fewer volumes in the pod, do not defer some of them, or raise the handler's limit",
         )

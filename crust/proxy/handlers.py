@@ -9,12 +9,12 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import crust
 from crust.core import errors, metrics, volumes
 from crust.proxy.entries import Entries
-from crust.proxy.events import Event, Events
+from crust.proxy.events import Event
 from crust.rpc import channel
 from crust.rpc.call import Call
 from crust.rpc.messages import crust_v1
@@ -25,23 +25,13 @@ from crust.wire.v1 import handlers_pb2
 _log = logging.getLogger(__name__)
 
 Feature = volumes.HandlerFeature
-_FEATURES = {feature.value: feature for feature in Feature}
 
 
-@dataclass(frozen=True, slots=True)
-class Handler:
-    """A registered runtime handler. `endpoint` is the path of its own socket, and `port` ends with the session."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handler(crust_v1.RegisterRequest):
+    """A registered runtime handler; `port` ends with the session."""
 
-    name: volumes.HandlerName
-    version: str
-    endpoint: str
     port: Port = field(repr=False, compare=False)
-    filesystems: frozenset[str]
-    features: frozenset[Feature]
-    max_volumes: int = 0
-    """Deferred volumes per sandbox; 0: no limit is known."""
-    max_path_bytes: int = 0
-    """Of a target; 0: no limit is known."""
     registered_at_s: float = field(default_factory=time.time, compare=False)
 
 
@@ -142,17 +132,9 @@ class Handlers:
 class HandlerRegistry:
     """The service HandlerRegistry."""
 
-    def __init__(
-        self,
-        handlers: Handlers,
-        events: Events,
-        entries: Entries,
-        volumes_directory: str,
-    ) -> None:
+    def __init__(self, handlers: Handlers, entries: Entries) -> None:
         self._handlers = handlers
-        self._events = events
         self._entries = entries
-        self._volumes_directory = volumes_directory
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -170,7 +152,7 @@ class HandlerRegistry:
                 self._report("handler-registered", handler)
                 try:
                     yield handlers_pb2.RegisterResponse(
-                        volumes_directory=self._volumes_directory, proxy_version=crust.__version__
+                        volumes_directory=self._entries.store.root, proxy_version=crust.__version__
                     )
                     await self._stopping.wait()
                 finally:
@@ -190,23 +172,14 @@ class HandlerRegistry:
 
     def _report(self, kind: str, handler: Handler) -> None:
         _log.info(kind, extra={"handler": handler.name, "endpoint": handler.endpoint})
-        self._events.emit(Event(kind, handler=handler.name))
+        self._entries.events.emit(Event(kind, handler=handler.name))
 
 
 def handler_of(request: handlers_pb2.RegisterRequest) -> Handler:
-    """Decode and check a request; raises `InvalidRegistration`. Unknown features are ignored."""
-    crust_v1.check_registration(request)
+    """Decode and check a request; raises `InvalidRegistration`."""
+    offered = crust_v1.registration(request)
     try:
-        port = SocketPort(request.endpoint, answer_max_bytes=channel.HANDLER_ANSWER_MAX_BYTES)
+        port = SocketPort(offered.endpoint, answer_max_bytes=channel.HANDLER_ANSWER_MAX_BYTES)
     except errors.InvalidRequest as err:
         raise InvalidRegistration(str(err)) from err
-    return Handler(
-        name=volumes.HandlerName(request.name),
-        version=request.version[:128],
-        endpoint=request.endpoint,
-        port=port,
-        filesystems=frozenset(request.filesystems),
-        features=frozenset(_FEATURES[each] for each in request.features if each in _FEATURES),
-        max_volumes=request.max_volumes_per_sandbox,
-        max_path_bytes=request.max_target_path_bytes,
-    )
+    return Handler(**asdict(offered), port=port)

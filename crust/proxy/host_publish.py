@@ -15,12 +15,12 @@ from crust.core import deferral_keys, errors, volumes
 from crust.host.block.device_sets import DeviceSet
 from crust.host.process import workers
 from crust.proxy.entries import Entries
-from crust.proxy.guard import Targets, devices_at
+from crust.proxy.guard import devices_at
 from crust.proxy.publish import Publish
 from crust.proxy.target import Target
 from crust.rpc.call import Metadata
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver
-from crust.rpc.outcome import Residue
+from crust.rpc.status import Residue
 from crust.wire.csi.v1 import csi_pb2
 
 _KUBELETS_RAW = "plugins/kubernetes.io/csi/volumeDevices/publish"
@@ -37,10 +37,10 @@ _log = logging.getLogger(__name__)
 class HostPublish:
     """Checks publishes on the host; `publish` words their refusals."""
 
-    def __init__(self, entries: Entries, targets: Targets, publish: Publish) -> None:
-        self._table = entries.table
+    def __init__(self, entries: Entries, publish: Publish) -> None:
         self._entries = entries
-        self._targets = targets
+        self._table = entries.table
+        self._targets = entries.targets
         self._publish = publish
 
     def admit(self, key: volumes.VolumeKey, request: csi_pb2.NodePublishVolumeRequest) -> Target:

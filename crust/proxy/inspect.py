@@ -1,6 +1,5 @@
 """The API for operators: the current state of the proxy. Read-only."""
 
-import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
@@ -11,16 +10,16 @@ import crust
 from crust.core import errors
 from crust.handoff.store import Entry
 from crust.host.process import workers
-from crust.proxy.events import Event, Events
+from crust.proxy.entries import Entries
+from crust.proxy.events import Event
 from crust.proxy.handler_calls import HandlerNotResponding
 from crust.proxy.handlers import Handler, Handlers
 from crust.proxy.look import Looks
 from crust.proxy.sockets import DriverSockets
-from crust.proxy.table import Table
 from crust.rpc.call import Call
-from crust.rpc.serving.health import Health
+from crust.rpc.messages import crust_v1
 from crust.wire import pool
-from crust.wire.v1 import handlers_pb2, inspect_pb2, types_pb2
+from crust.wire.v1 import inspect_pb2
 
 _Timestamp = pool.class_of(timestamp_pb2.Timestamp)
 
@@ -29,31 +28,18 @@ class Inspect:
     """The service Inspect: handlers, the handoff directory, drivers, health."""
 
     def __init__(
-        self,
-        drivers: DriverSockets,
-        handlers: Handlers,
-        table: Table,
-        looks: Looks,
-        events: Events,
-        health: Health,
+        self, entries: Entries, drivers: DriverSockets, handlers: Handlers, looks: Looks
     ) -> None:
+        self._entries = entries
         self._drivers = drivers
-        self._health = health
         self._handlers = handlers
-        self._table = table
         self._looks = looks
-        self._events = events
-        self._stopping = asyncio.Event()
-
-    def stop(self) -> None:
-        """End every watch."""
-        self._stopping.set()
 
     async def ListDrivers(
         self, request: inspect_pb2.ListDriversRequest, call: Call
     ) -> inspect_pb2.ListDriversResponse:
         """The drivers that are served, and whether their backends answer."""
-        records = self._table.records()
+        records = self._entries.table.records()
         return inspect_pb2.ListDriversResponse(
             drivers=[
                 inspect_pb2.ListDriversResponse.Driver(
@@ -90,7 +76,7 @@ class Inspect:
         with contextlib.suppress(workers.NoWorkerFree):
             await workers.check_free()
             await self._looks.look()
-        entries = self._table.entries()
+        entries = self._entries.table.entries()
         return inspect_pb2.ListDeferredVolumesResponse(volumes=map(_volume, entries))
 
     async def ExplainPolicy(
@@ -124,7 +110,7 @@ class Inspect:
                 inspect_pb2.GetHealthResponse.Condition(
                     part=part, error_name=problem.error_name, message=str(problem)
                 )
-                for part, problem in self._health.problems.items()
+                for part, problem in self._entries.health.problems.items()
             ],
         )
 
@@ -132,9 +118,9 @@ class Inspect:
         self, request: inspect_pb2.WatchRequest, call: Call
     ) -> AsyncIterator[inspect_pb2.Event]:
         """Events from now on."""
-        async with self._events.watch() as watched:
+        async with self._entries.events.watch() as events:
             await call.begin()  # so that the client knows that the watch has begun
-            async for event in watched(self._stopping):
+            async for event in events:
                 yield _event(event)
 
 
@@ -153,19 +139,8 @@ def _why_unreachable(handler: Handler) -> str:
 
 
 def _handler(handler: Handler, message: str) -> inspect_pb2.ListHandlersResponse.Handler:
-    registration = handlers_pb2.RegisterRequest(
-        name=handler.name,
-        version=handler.version,
-        endpoint=handler.endpoint,
-        volume_types=[types_pb2.VolumeType.BLOCK],
-        filesystems=sorted(handler.filesystems),
-        features=sorted(
-            handlers_pb2.HandlerFeature.ValueType(each.value) for each in handler.features
-        ),
-        max_volumes_per_sandbox=handler.max_volumes,
-    )
     return inspect_pb2.ListHandlersResponse.Handler(
-        registration=registration,
+        registration=crust_v1.registration_to_wire(handler),
         registered_at=_timestamp(handler.registered_at_s),
         message=message,
     )
@@ -194,8 +169,8 @@ def _volume(entry: Entry) -> inspect_pb2.DeferredVolume:
         published_at=_timestamp(record.published_at.timestamp()),
         claimed_at=_timestamp(claim.claimed_at.timestamp()) if claim and claim.claimed_at else None,
         claimed_by_pid=claim.pid if claim else 0,
-        request_id=record.published_by.request_id,
-        pod=record.published_by.pod,
+        request_id=record.request_id,
+        pod=record.pod,
         message=_message(entry),
     )
 

@@ -17,17 +17,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from crust.core import errors, operations, volumes
-from crust.core.supervised import Reports, supervised
+from crust.core.supervised import supervised
 from crust.handoff import entry as handoff_entries
 from crust.handoff import watch
 from crust.handoff.claims import Claim, State
 from crust.handoff.entry import Entry
 from crust.host.process import workers
 from crust.proxy.entries import Entries
-from crust.proxy.events import Event, Events
-from crust.proxy.guard import Targets
+from crust.proxy.events import Event
 from crust.proxy.target import Guard, OnLook, Stack, Target, group_unknown, lost_its_group, on_look
-from crust.rpc.serving.health import Health
 
 _PAUSE_FACTOR = 10
 """After a look, pause for this many times its duration. Hints coalesce meanwhile."""
@@ -57,12 +55,10 @@ class _Found:
 class Looks:
     """Looks at the handoff directory and the mounts."""
 
-    def __init__(self, entries: Entries, targets: Targets, events: Events, health: Health) -> None:
-        self._table = entries.table
+    def __init__(self, entries: Entries) -> None:
         self._entries = entries
-        self._targets = targets
-        self._events = events
-        self._health = health
+        self._table = entries.table
+        self._targets = entries.targets
         self._reader = handoff_entries.Looks(entries.store.layout)
         self._looking = asyncio.Lock()
         self._must_list = True
@@ -86,6 +82,31 @@ class Looks:
             for name in read:
                 self._report(name, "device", found.problems.get(name))
             return read
+
+    @asynccontextmanager
+    async def following(
+        self,
+        *,
+        end: Callable[[errors.CrustError], None] | None = None,
+        rescan_s: float | None = None,
+    ) -> AsyncIterator[None]:
+        """Look after each hint of the watch while the block runs.
+
+        If looks keep failing, `end` is called: a proxy that sees no claims and no changes is worse than one that is
+        restarted.
+        """
+        root, health = self._entries.store.root, self._entries.health
+        async with watch.Watch(root, rescan_s=rescan_s, touches_only=True) as hints:
+
+            async def follow() -> None:
+                async for _ in hints:
+                    began_s = time.monotonic()
+                    await self.mend(await self.look())
+                    took_s = time.monotonic() - began_s
+                    await asyncio.sleep(min(_PAUSE_FACTOR * took_s, _MAX_PAUSE_S))
+
+            async with supervised("watch of the handoff directory", follow, health, end=end):
+                yield
 
     def _read(self, known: Set[str], *, must_list: bool) -> _Found:
         found = self._reader.look()
@@ -118,13 +139,13 @@ class Looks:
             hint="delete the pod; the CO publishes the volume again for the next one",
         )
 
-    async def mend(self, running: operations.KeyedOperations, read: Set[str]) -> None:
+    async def mend(self, read: Set[str]) -> None:
         """Restore the guards that are lost, or report why not. One that could not be restored comes last, and only
         when its entry was read.
         """
         lost = [row for row in self._table.rows() if not row.busy and self._needs_guard(row, read)]
         for row in sorted(lost, key=lambda row: ("guard mount" in row.problems, row.path)):
-            if not await self._restore(row, running):
+            if not await self._restore(row):
                 return  # the next look goes on with the others: it does not wait for each that hangs
 
     def _needs_guard(self, row: Target, read: Set[str]) -> bool:
@@ -135,11 +156,11 @@ class Looks:
             return False
         return not is_reported or row.name in read
 
-    async def _restore(self, row: Target, running: operations.KeyedOperations) -> bool:
+    async def _restore(self, row: Target) -> bool:
         """Mount the guard again; returns False if that hangs."""
         target = volumes.TargetPath(row.path)
         try:
-            restored = await running.run(
+            restored = await self._entries.operations.run(
                 target,
                 "restore of the guard mount",
                 None,
@@ -172,7 +193,7 @@ class Looks:
         if not is_lost:
             return
         _log.warning("guard mount restored", extra={"target": row.path})
-        self._events.emit(Event("guard-restored", row.path))
+        self._entries.events.emit(Event("guard-restored", row.path))
         if lost_its_group(row):
             self._report(name, "group", group_unknown(row.path))
 
@@ -192,17 +213,17 @@ class Looks:
         is_known = part in row.problems
         changed = row.problems - {part} if problem is None else row.problems | {part}
         self._table.note(replace(row, problems=changed))
-        self._health.report(f"{part} of {row.path}", problem, is_fatal=False)
+        self._entries.health.report(f"{part} of {row.path}", problem, is_fatal=False)
         if problem is None:
-            self._events.emit(Event("healthy", row.path, message=part))
+            self._entries.events.emit(Event("healthy", row.path, message=part))
         elif not is_known:
-            self._events.emit(Event("unhealthy", row.path, message=str(problem)))
+            self._entries.events.emit(Event("unhealthy", row.path, message=str(problem)))
 
     def _report_ended(self, row: Target) -> None:
         """What is unpublished is claimed by nobody, which no claim survives, and is no problem any more."""
         for part in row.problems:
-            self._health.report(f"{part} of {row.path}", None, is_fatal=False)
-            self._events.emit(Event("healthy", row.path, message=part))
+            self._entries.health.report(f"{part} of {row.path}", None, is_fatal=False)
+            self._entries.events.emit(Event("healthy", row.path, message=part))
         if row.reported is not None:
             self._emit(claim_events(row.handler or "", row.path, row.reported, None))
 
@@ -222,7 +243,7 @@ class Looks:
     def _emit(self, events: Iterable[Event]) -> None:
         for event in events:
             _log.info(event.kind, extra={"target": event.target_path, "claim": event.message})
-            self._events.emit(event)
+            self._entries.events.emit(event)
 
 
 def claim_events(
@@ -249,32 +270,3 @@ def claim_events(
         yield event("claimed", live, "")
     if live.state in _KINDS and (had is None or is_other or had.state is not live.state):
         yield event(_KINDS[live.state], live, live.error)
-
-
-@asynccontextmanager
-async def watching(
-    looks: Looks,
-    root: str,
-    running: operations.KeyedOperations,
-    health: Reports,
-    *,
-    end: Callable[[errors.CrustError], None] | None = None,
-    rescan_s: float | None = None,
-) -> AsyncIterator[None]:
-    """Look after each hint while the block runs.
-
-    If looks keep failing, `end` is called: a proxy that sees no claims and no changes is worse than one that is
-    restarted.
-    """
-    async with watch.Watch(root, rescan_s=rescan_s, touches_only=True) as hints:
-
-        async def follow() -> None:
-            while True:
-                await anext(hints)
-                began_s = time.monotonic()
-                await looks.mend(running, await looks.look())
-                took_s = time.monotonic() - began_s
-                await asyncio.sleep(min(_PAUSE_FACTOR * took_s, _MAX_PAUSE_S))
-
-        async with supervised("watch of the handoff directory", follow, health, end=end):
-            yield

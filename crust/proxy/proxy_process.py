@@ -16,6 +16,7 @@ from typing import Self
 from crust.core import metrics, operations, volumes
 from crust.core.deferral_keys import Defer
 from crust.core.settings.proxy import ProxySettings, ServedDriver
+from crust.core.supervised import Health
 from crust.handoff import store as stores
 from crust.host.block import devices as host_devices
 from crust.host.files import durable
@@ -31,7 +32,7 @@ from crust.proxy.guard import Devices, Targets
 from crust.proxy.handlers import HandlerRegistry, Handlers
 from crust.proxy.host_publish import HostPublish, raw_targets
 from crust.proxy.inspect import Inspect
-from crust.proxy.look import Looks, watching
+from crust.proxy.look import Looks
 from crust.proxy.policy import Policy
 from crust.proxy.publish import Publish
 from crust.proxy.runtime_api import RuntimeApi
@@ -42,7 +43,6 @@ from crust.proxy.target import Target
 from crust.proxy.unpublish import Unpublish
 from crust.rpc.ports import SOCKETS, Ports
 from crust.rpc.serving.daemon import Daemon, starting
-from crust.rpc.serving.health import Health
 from crust.rpc.serving.service import Methods, Service, methods_of
 from crust.rpc.serving.worker_watch import WorkerWatch
 from crust.wire.v1 import handlers_pb2, inspect_pb2, runtime_pb2
@@ -123,14 +123,14 @@ async def part(
         with pool.used():  # by the loops and the servers that are started here
             running = operations.KeyedOperations(pool)
             watch.operations.append(lambda: [running])
-            table, events = Table(), Events()
-            entries = Entries(stores.Store(settings.volumes_root), host.devices, table, running)
-            looks = Looks(entries, host.targets, events, daemon.health)
-            await _load(entries, looks, host.targets, settings.target_roots, stack)
+            store, table, events = stores.Store(settings.volumes_root), Table(), Events()
+            seen = (host.targets, host.filesystems, host.devices)
+            entries = Entries(store, table, *seen, running, events, daemon.health)
+            looks = Looks(entries)
+            await _load(entries, looks, settings.target_roots, stack)
             handlers = Handlers(grace_s=settings.handler_grace_s)
             stack.push_async_callback(running.drain)
-            runtime = RuntimeApi(entries, handlers, events, host.filesystems, running)
-            deferrals = _deferrals(entries, handlers, events, host, runtime, running)
+            deferrals = _deferrals(entries, handlers)
             policy_of = await _policies(settings, stack, daemon.health)
             drivers = DriverSockets(
                 lambda served, backend: CsiService(
@@ -141,17 +141,15 @@ async def part(
                 plugins_registry=settings.plugins_registry,
                 connect=ports.connect,
             )
-            await stack.enter_async_context(
-                watching(looks, settings.volumes_root, running, daemon.health, end=daemon.end)
-            )
-            registry = HandlerRegistry(handlers, events, entries, settings.volumes_root)
-            inspect = Inspect(drivers, handlers, table, looks, events, daemon.health)
+            await stack.enter_async_context(looks.following(end=daemon.end))
+            registry = HandlerRegistry(handlers, entries)
+            inspect = Inspect(entries, drivers, handlers, looks)
             await _serve(
                 settings.run_dir,
                 {
                     "handlers": (methods_of(registry, _HANDLERS), registry.stop),
-                    "inspect": (methods_of(inspect, _INSPECT), inspect.stop),
-                    "runtime": (methods_of(runtime, _RUNTIME), None),
+                    "inspect": (methods_of(inspect, _INSPECT), events.end),
+                    "runtime": (methods_of(deferrals.runtime, _RUNTIME), None),
                 },
                 daemon.health,
                 ports,
@@ -167,21 +165,11 @@ async def part(
         yield
 
 
-def _deferrals(
-    entries: Entries,
-    handlers: Handlers,
-    events: Events,
-    host: Host,
-    runtime: RuntimeApi,
-    running: operations.KeyedOperations,
-) -> Deferrals:
-    targets, filesystems = host.targets, host.filesystems
-    unpublish = Unpublish(entries, events, targets, filesystems)
-    publish = Publish(entries, handlers, events, targets, filesystems, unpublish)
-    on_host = HostPublish(entries, targets, publish)
-    return Deferrals(
-        entries.table, targets, filesystems, running, publish, on_host, unpublish, runtime
-    )
+def _deferrals(entries: Entries, handlers: Handlers) -> Deferrals:
+    unpublish = Unpublish(entries)
+    publish = Publish(entries, handlers, unpublish)
+    on_host = HostPublish(entries, publish)
+    return Deferrals(entries, publish, on_host, unpublish, RuntimeApi(entries, handlers))
 
 
 async def _serve(
@@ -214,11 +202,7 @@ def _export_metrics(
 
 
 async def _load(
-    entries: Entries,
-    looks: Looks,
-    targets: Targets,
-    roots: Sequence[str],
-    stack: AsyncExitStack,
+    entries: Entries, looks: Looks, roots: Sequence[str], stack: AsyncExitStack
 ) -> None:
     """Open and lock the handoff directory, finish what a crash has interrupted, and make the first look.
 
@@ -229,7 +213,7 @@ async def _load(
     def prepare() -> Iterable[str]:
         store.open()
         stack.callback(store.lock().close)
-        for path in store.remove_orphans(targets.unmount_guard):
+        for path in store.remove_orphans(entries.targets.unmount_guard):
             _log.warning("orphan kept", extra={"path": path})
         return raw_targets(roots)
 

@@ -1,7 +1,7 @@
 """NodePublishVolume, deferred: from the request to an entry in the handoff directory.
 
 A deferred publish observes the target, decides (`crust.proxy.target`), does the steps, and, if one fails, undoes what
-the decisions say, and observes again: what stands then gives the code (crust/rpc/outcome.py), whatever the error was.
+the decisions say, and observes again: what stands then gives the code (crust/rpc/status.py), whatever the error was.
 All checks come before any change: the handler, its features, other users of the volume. Then the proxy mounts the
 guard and calls the driver, whose answer identifies the device, and repeats the checks with the answer. Then it
 writes the entry, which appears atomically.
@@ -22,8 +22,7 @@ from crust.host.process import workers
 from crust.proxy import handler_admission
 from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events
-from crust.proxy.filesystems import Filesystems
-from crust.proxy.guard import Targets, observe, verify
+from crust.proxy.guard import observe, verify
 from crust.proxy.handlers import Feature, Handler, Handlers
 from crust.proxy.policy import Decision
 from crust.proxy.target import (
@@ -43,12 +42,11 @@ from crust.proxy.target import (
     undo,
 )
 from crust.proxy.unpublish import Unpublish, unfinished
-from crust.rpc import outcome
+from crust.rpc import status
 from crust.rpc.call import Metadata
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver
-from crust.rpc.outcome import Asked, Residue
 from crust.rpc.serving.service import known_error
-from crust.rpc.status import PeerStatus
+from crust.rpc.status import Asked, PeerStatus, Residue
 from crust.wire.csi.v1 import csi_pb2
 
 _PUBLISH = "NodePublishVolume"
@@ -78,21 +76,12 @@ class _Run:
 class Publish:
     """Carries out publishes."""
 
-    def __init__(
-        self,
-        entries: Entries,
-        handlers: Handlers,
-        events: Events,
-        targets: Targets,
-        filesystems: Filesystems,
-        unpublish: Unpublish,
-    ) -> None:
-        self._table = entries.table
+    def __init__(self, entries: Entries, handlers: Handlers, unpublish: Unpublish) -> None:
         self._entries = entries
+        self._table = entries.table
+        self._targets = entries.targets
+        self._filesystems = entries.filesystems
         self._handlers = handlers
-        self._events = events
-        self._targets = targets
-        self._filesystems = filesystems
         self._unpublish = unpublish
 
     async def defer(
@@ -161,7 +150,7 @@ class Publish:
             )
         )
         if run.began.entry is None:
-            _report(self._events, published, run.decision)
+            _report(self._entries.events, published, run.decision)
 
     async def _admit(self, run: _Run) -> Handler:
         """All checks before any change. An existing entry has passed them: its retry needs no handler."""
@@ -244,7 +233,7 @@ class Publish:
             self._writers(run),
             return_exceptions=True,
         )
-        if isinstance(answer, PeerStatus) and outcome.is_final(answer):
+        if isinstance(answer, PeerStatus) and status.is_final(answer):
             run.asked = Asked.REFUSED
         if isinstance(answer, BaseException):
             raise answer
@@ -370,8 +359,10 @@ class Publish:
         """The error to answer a publish with, from what stands; told to watchers if it was to be deferred."""
         known = known_error(_PUBLISH, "the proxy", error)
         if decision is not None:
-            self._events.emit(Event("refused", target, decision.handler or "", known.shown()))
-        return outcome.answer(_PUBLISH, known, residue)
+            self._entries.events.emit(
+                Event("refused", target, decision.handler or "", known.shown())
+            )
+        return status.answer(_PUBLISH, known, residue)
 
 
 def _refused(seen: Seen, wanted: Wanted) -> Exception:

@@ -6,7 +6,7 @@ claiming the volume, is an error: it does not mean that nobody has the volume. T
 from a guest, so they are checked. What a call remembers is in the record alone.
 
 - Expand: the size goes into the record even if no caller waits any more. A kubelet does not retry after
-  FAILED_PRECONDITION until the pod is restarted, so only two errors have that code (crust/rpc/outcome.py):
+  FAILED_PRECONDITION until the pod is restarted, so only two errors have that code (crust/rpc/status.py):
   `OfflineExpansionOnly`, and `FilesystemNotGrown` for a handler without GROW: nobody would grow the filesystem later.
 - Freeze: the guest keeps the time limit, because the caller, this process and the handler may all die.
 - Limits: the handler gets them first, then the record is written; if either fails, both have the old ones. A sandbox
@@ -19,15 +19,14 @@ from a guest, so they are checked. What a call remembers is in the record alone.
 import contextlib
 import logging
 
-from crust.core import errors, operations, volumes
+from crust.core import errors, volumes
 from crust.handoff.record import Record
 from crust.host.process import workers
 from crust.proxy import handler_admission, handler_calls
 from crust.proxy.entries import Entries
-from crust.proxy.events import Event, Events
-from crust.proxy.filesystems import Filesystems
+from crust.proxy.events import Event
 from crust.proxy.handlers import Feature, Handler, Handlers
-from crust.rpc import outcome
+from crust.rpc import status
 from crust.rpc.call import Call, name_volume
 from crust.rpc.messages import crust_v1, limits
 from crust.wire.csi.v1 import csi_pb2
@@ -42,19 +41,9 @@ _log = logging.getLogger(__name__)
 class RuntimeApi:
     """The service Runtime. A method that it lacks is answered as not served."""
 
-    def __init__(
-        self,
-        entries: Entries,
-        handlers: Handlers,
-        events: Events,
-        filesystems: Filesystems,
-        running: operations.KeyedOperations,
-    ) -> None:
+    def __init__(self, entries: Entries, handlers: Handlers) -> None:
         self._entries = entries
         self._handlers = handlers
-        self._events = events
-        self._filesystems = filesystems
-        self._operations = running
 
     async def RuntimeGetVolumeStats(
         self, request: runtime_pb2.RuntimeGetVolumeStatsRequest, call: Call
@@ -90,7 +79,7 @@ class RuntimeApi:
         target = self._expect(request.volume_target_path).target
         wanted = crust_v1.capacity_range(request.capacity_range)
         try:
-            size_bytes = await self._operations.run(
+            size_bytes = await self._entries.operations.run(
                 target,
                 "RuntimeExpandVolume",
                 wanted,
@@ -98,7 +87,7 @@ class RuntimeApi:
                 left_s=call.time_remaining(),
             )
         except errors.CrustError as error:
-            raise outcome.answer("RuntimeExpandVolume", error, outcome.Residue.NONE) from error
+            raise status.answer("RuntimeExpandVolume", error, status.Residue.NONE) from error
         return runtime_pb2.RuntimeExpandVolumeResponse(capacity_bytes=size_bytes)
 
     async def RuntimeFreezeVolume(
@@ -153,7 +142,7 @@ class RuntimeApi:
         """Replace the I/O limits; answers whether a sandbox has the volume, so that they are in force already."""
         target = self._expect(request.volume_target_path).target
         wanted = crust_v1.io_limits(request.limits)
-        applied = await self._operations.run(
+        applied = await self._entries.operations.run(
             target, "RuntimeSetVolumeLimits", wanted, lambda: self._set_limits(target, wanted)
         )
         return runtime_pb2.RuntimeSetVolumeLimitsResponse(applied=applied)
@@ -238,7 +227,7 @@ class RuntimeApi:
         handler = await self._handlers.owner(record.handler)
         if Feature.GROW not in handler.features:
             await self._entries.change_capacity(target, size_bytes)
-            await workers.run(self._filesystems.check_filled, record, size_bytes)
+            await workers.run(self._entries.filesystems.check_filled, record, size_bytes)
             return size_bytes
         if await self._entries.holder(record) is not None:
             await self._expand_in_sandbox(handler, record, size_bytes, wanted.limit_bytes)
@@ -308,4 +297,4 @@ class RuntimeApi:
         return is_applied
 
     def _emit(self, kind: str, record: Record, message: str) -> None:
-        self._events.emit(Event(kind, record.target.text, record.handler, message))
+        self._entries.events.emit(Event(kind, record.target.text, record.handler, message))

@@ -11,12 +11,10 @@ from crust.handoff import claims
 from crust.handoff.record import Record
 from crust.host.process import workers
 from crust.proxy import policy
-from crust.proxy.filesystems import Filesystems
-from crust.proxy.guard import Targets
+from crust.proxy.entries import Entries
 from crust.proxy.host_publish import HostPublish
 from crust.proxy.publish import Publish
 from crust.proxy.runtime_api import RuntimeApi
-from crust.proxy.table import Table
 from crust.proxy.target import Stack, other_volume
 from crust.proxy.unpublish import Unpublish
 from crust.rpc.call import Call, Metadata
@@ -34,11 +32,7 @@ _LIMIT_S = 240.0
 class Deferrals:
     """The parts that answer calls for deferred volumes, of all drivers."""
 
-    table: Table
-    targets: Targets
-    filesystems: Filesystems
-    operations: operations.KeyedOperations
-    """By volume and by target: an operation that changes something holds the keys of both."""
+    entries: Entries
     publish: Publish
     on_host: HostPublish
     unpublish: Unpublish
@@ -54,8 +48,9 @@ class CsiService:
         self._driver = volumes.DriverName(driver)
         self._backend = backend
         self._calls = deferrals
-        self._table = deferrals.table
-        self._operations = deferrals.operations
+        self._entries = deferrals.entries
+        self._table = self._entries.table
+        self._operations = self._entries.operations
         self.policy = decisions
 
     def methods(self) -> Methods:
@@ -116,7 +111,7 @@ class CsiService:
             self._operations.shared(key),
             self._operations.shared(target, "NodePublishVolume"),
         ):
-            await workers.run(self._calls.filesystems.check_free, key)
+            await workers.run(self._entries.filesystems.check_free, key)
             row = self._calls.on_host.admit(key, request)
             is_new = await self._calls.on_host.begins(row)
             response = await self._backend.port.forward(call, data)
@@ -178,7 +173,7 @@ class CsiService:
             return
         left_s = _LOOK_S if time_left_s is None else time_left_s * operations.ANSWER_AT
         seen = await self._operations.look(
-            path, lambda: self._calls.targets.look(target), timeout_s=min(_LOOK_S, left_s)
+            path, lambda: self._entries.targets.look(target), timeout_s=min(_LOOK_S, left_s)
         )
         if seen.stack in (Stack.GUARD, Stack.BURIED):
             raise volumes.InvalidPath("target_path", path, "a link leads from it to a guard mount")
@@ -188,7 +183,7 @@ class CsiService:
     ) -> bytes:
         key = self._unchecked_key(request.volume_id)
         with self._operations.shared(key):
-            await workers.run(self._calls.filesystems.check_free, key)
+            await workers.run(self._entries.filesystems.check_free, key)
             self._table.check_readable(key)
             for row in self._table.of(key):
                 raise errors.NotReady.named(

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from crust.core import errors
 from crust.core.settings.proxy import ServedDriver
+from crust.core.supervised import Health
 from crust.proxy.service import CsiService
 from crust.rpc.call import Call
 from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.port import Port, SocketPort
 from crust.rpc.serving import server
 from crust.rpc.serving.daemon import Daemon
-from crust.rpc.serving.health import Health
 from crust.rpc.serving.service import Service, methods_of
 from crust.wire.pluginregistration.v1 import api_pb2
 

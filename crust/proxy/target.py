@@ -20,7 +20,7 @@ from crust.host.filesystems import supported
 from crust.host.mounts import mountinfo
 from crust.kubernetes_api.pod_runtimes import POD_INFO
 from crust.rpc.messages import csi
-from crust.rpc.outcome import Asked, Residue
+from crust.rpc.status import Asked, Residue
 from crust.wire.csi.v1 import csi_pb2
 
 Feature = volumes.HandlerFeature

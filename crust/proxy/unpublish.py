@@ -19,8 +19,6 @@ from crust.handoff.record import Record
 from crust.host.process import workers
 from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events
-from crust.proxy.filesystems import Filesystems
-from crust.proxy.guard import Targets
 from crust.proxy.target import Seen, Stack, Target, UnpublishPlan, begin_unpublish, other_volume
 from crust.rpc.call import Metadata
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver
@@ -41,14 +39,10 @@ class _Begun:
 class Unpublish:
     """Carries out deferred unpublishes, and the undo of deferred publishes."""
 
-    def __init__(
-        self, entries: Entries, events: Events, targets: Targets, filesystems: Filesystems
-    ) -> None:
+    def __init__(self, entries: Entries) -> None:
+        self._entries = entries
         self._table = entries.table
-        self._store = entries.store
-        self._events = events
-        self._targets = targets
-        self._filesystems = filesystems
+        self._targets = entries.targets
 
     async def unpublish(
         self,
@@ -71,7 +65,7 @@ class Unpublish:
         self._table.drop(row.name)
         record = row.record
         if record is not None:
-            _report(self._events, record)
+            _report(self._entries.events, record)
         return response
 
     async def remove(
@@ -102,11 +96,11 @@ class Unpublish:
         without a record counts as absent (H-11), and is removed all the same.
         """
         try:
-            entry = self._store.begin_removal(target)
+            entry = self._entries.store.begin_removal(target)
         except claims.NotPublished:
             entry = None
         try:
-            self._filesystems.check_free(key)
+            self._entries.filesystems.check_free(key)
             seen = self._targets.look(target)
             if entry is not None and (entry.entry.record or entry.entry.error):
                 seen = replace(seen, entry=entry.entry)

@@ -2,8 +2,7 @@
 
 The fields are those of every log line about the call: its request id, the driver, the volume and the target. The id
 is made by the first process of crust that the call reaches, and travels to the next ones as gRPC metadata, as the
-trace does. Everything else is read from the request when the call begins. The request, which may have secrets, is not
-kept.
+trace does. Everything else is read from the request when the call begins.
 """
 
 import copy
@@ -16,7 +15,6 @@ from typing import Any
 from google.protobuf.message import Message
 
 from crust.core import logs, traces
-from crust.rpc.messages import requests
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 Begun = Callable[[Metadata], Awaitable[None]]
@@ -29,7 +27,16 @@ class Call:
     waits for a peer that is absent.
     """
 
-    __slots__ = ("_begun", "_ends_s", "_metadata", "initial", "method", "trailing", "waits")
+    __slots__ = (
+        "_begun",
+        "_ends_s",
+        "_metadata",
+        "initial",
+        "method",
+        "request",
+        "trailing",
+        "waits",
+    )
 
     def __init__(
         self,
@@ -45,6 +52,8 @@ class Call:
         self._ends_s = None if left_s is None else time.monotonic() + left_s
         self._begun = begun
         self.waits = waits
+        self.request: Message | None = None
+        """Of a call that is served and not an inner one: its request, decoded; None if that cannot be."""
         self.initial: Metadata = ()
         self.trailing: Metadata = ()
         """What goes after the answer."""
@@ -98,8 +107,7 @@ class CallFields(dict[str, str]):
 
     def __init__(
         self,
-        method: str,
-        request: Message | bytes,
+        request: Message | None,
         driver: str = "",
         metadata: Iterable[tuple[str, str | bytes]] = (),
     ) -> None:
@@ -112,11 +120,10 @@ class CallFields(dict[str, str]):
                 self.update(driver=name, volume_id=volume_id)
         if driver:
             self.setdefault("driver", driver)
-        message = requests.decoded(method, request) if isinstance(request, bytes) else request
-        known = {} if message is None else message.DESCRIPTOR.fields_by_name
+        known = {} if request is None else request.DESCRIPTOR.fields_by_name
         for field, key in _FIELDS.items():
             if field in known and key not in self:
-                value = getattr(message, field)
+                value = getattr(request, field)
                 if value and isinstance(value, str):
                     self[key] = value[:_TEXT_MAX]
         self["request_id"] = request_id or secrets.token_hex(6)

@@ -6,8 +6,20 @@ the peer's error name: so a chain of processes passes the first error on to the 
 name travels as google.rpc.ErrorInfo (`reason`, `domain`) in the status details, where every gRPC library looks for
 it. Only names of crust's own domain are used. CSI's Error Scheme says that the details MUST be empty, so a CSI call
 gets them only if its caller asks for them.
+
+To a kubelet a *final* status means that nothing exists: it forgets the volume and never unpublishes it. CANCELLED,
+DEADLINE_EXCEEDED, UNAVAILABLE, RESOURCE_EXHAUSTED and ABORTED are not final: the volume is "uncertain", retried while
+its pod is wanted and unpublished when it is not. So an error says what is wrong, its residue says what exists, and
+`branch` gives the branch that both together allow. The message and the error's name do not change.
+
+One exception: CSI demands ALREADY_EXISTS for a second publish with other arguments. A kubelet never sends one, so
+where a driver answers ALREADY_EXISTS although the arguments are the same, the status is UNAVAILABLE too.
+
+Expansion has a rule of its own. A kubelet does not retry after FAILED_PRECONDITION until the pod is restarted, so
+only an error that a restart removes may have that status.
 """
 
+import enum
 import re
 from typing import Any
 
@@ -19,6 +31,8 @@ from google.rpc import error_details_pb2, status_pb2
 from crust.core import credentials, errors, logs
 from crust.rpc.call import Call, Metadata
 from crust.rpc.messages import extensions
+
+Branch = type[errors.CrustError]
 
 DOMAIN = "crust.dev"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -170,3 +184,59 @@ def to_error(status: PeerStatus) -> errors.CrustError:
     error = branch(status.what, why=status.why, hint=status.hint)
     error.error_name = status.error_name
     return error
+
+
+class Residue(enum.Enum):
+    """What exists after an operation failed, of the volume and the path that it is about."""
+
+    NONE = "nothing"
+    EXISTS = "something, or it is not known"
+    OTHER = "something that a request with other arguments made"
+
+
+class Asked(enum.Enum):
+    """What the driver said to the call of a publish."""
+
+    NOT_CALLED = "not called"
+    REFUSED = "a final code"
+    SILENT = "no answer, or a code after which it may be at work"
+    ANSWERED = "OK"
+
+
+NOT_FINAL: frozenset[Branch] = frozenset(
+    {errors.OperationPending, errors.PeerUnavailable, errors.Exhausted}
+)
+"""The branches after which a kubelet assumes that something may exist."""
+
+REMOVED_BY_RESTART: frozenset[str] = frozenset({"OfflineExpansionOnly", "FilesystemNotGrown"})
+"""Names of the errors of an expansion that no retry removes while the pod runs."""
+
+
+def branch(rpc: str, error: errors.CrustError, residue: Residue) -> Branch:
+    """The branch to answer `error` with."""
+    own = branch_of(type(error))
+    if rpc == "RuntimeExpandVolume":
+        waits = own is errors.NotReady and error.error_name not in REMOVED_BY_RESTART
+        return errors.PeerUnavailable if waits else own
+    if residue is Residue.NONE or own in NOT_FINAL:
+        return own
+    if own is errors.Conflict and residue is Residue.OTHER and rpc == "NodePublishVolume":
+        return own
+    return errors.PeerUnavailable
+
+
+def answer(rpc: str, error: errors.CrustError, residue: Residue) -> errors.CrustError:
+    """The error to return: `error` itself, or its message and name in the branch that both allow."""
+    known = to_error(error) if isinstance(error, PeerStatus) else error
+    allowed = branch(rpc, known, residue)
+    if allowed is branch_of(type(known)):
+        return error
+    answered = allowed(known.what, why=known.why, hint=known.hint)
+    answered.error_name = known.error_name
+    answered.__cause__ = error
+    return answered
+
+
+def is_final(error: PeerStatus) -> bool:
+    """Whether a peer's status says that nothing of the call exists."""
+    return branch_of(type(to_error(error))) not in NOT_FINAL

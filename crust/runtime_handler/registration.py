@@ -12,13 +12,13 @@ import contextlib
 import logging
 import random
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 
 from crust.core import errors, volumes
 from crust.rpc import status
+from crust.rpc.messages.crust_v1 import RegisterRequest, registration_to_wire
 from crust.rpc.port import Port, SocketPort, stub
 from crust.rpc.status import PeerStatus
-from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
+from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
 
 __all__ = [
     "Feature",
@@ -36,21 +36,6 @@ _SECRETS_S = 30.0
 
 
 Feature = volumes.HandlerFeature
-
-
-@dataclass(frozen=True, slots=True)
-class RegisterRequest:
-    """A handler's name and features. `endpoint` is the path of the socket on which it serves RuntimeHandler."""
-
-    name: volumes.HandlerName
-    version: str
-    endpoint: str
-    filesystems: frozenset[str]
-    features: frozenset[Feature] = frozenset()
-    max_volumes_per_sandbox: int = 0
-    """0: no limit. The proxy refuses more for one pod."""
-    max_target_path_bytes: int = 0
-    """0: no limit. The proxy refuses a longer one."""
 
 
 class Registration:
@@ -124,7 +109,9 @@ class Registration:
         answered = False
         try:
             # wait_for_ready: without a proxy this waits for the port, which reconnects all the time.
-            async for answer in registry.Register(_to_wire(self._request), wait_for_ready=True):
+            async for answer in registry.Register(
+                registration_to_wire(self._request), wait_for_ready=True
+            ):
                 answered = True
                 self._registry = registry
                 self._session_began(answer)
@@ -196,18 +183,3 @@ async def keeping(registration: Registration) -> AsyncIterator[None]:
             raise
         # one sentence says it: the refusal of the proxy, or the block's own exception
         raise failed.exceptions[0] from failed.exceptions[0].__cause__
-
-
-def _to_wire(request: RegisterRequest) -> handlers_pb2.RegisterRequest:
-    return handlers_pb2.RegisterRequest(
-        name=request.name,
-        version=request.version,
-        endpoint=request.endpoint,
-        volume_types=[types_pb2.VolumeType.BLOCK],
-        filesystems=sorted(request.filesystems),
-        features=sorted(
-            handlers_pb2.HandlerFeature.ValueType(each.value) for each in request.features
-        ),
-        max_volumes_per_sandbox=request.max_volumes_per_sandbox,
-        max_target_path_bytes=request.max_target_path_bytes,
-    )

@@ -49,8 +49,7 @@ class Runtime:
     @property
     def features(self) -> frozenset[volumes.HandlerFeature]:
         """The features that it offers; those that this version does not know are left out."""
-        known = {each.value: each for each in volumes.HandlerFeature}
-        return frozenset(known[each] for each in self.request.features if each in known)
+        return crust_v1.registration(self.request).features
 
 
 @dataclass
@@ -128,7 +127,7 @@ class _Registry:
     async def Register(
         self, request: handlers_pb2.RegisterRequest, call: Call
     ) -> AsyncIterator[handlers_pb2.RegisterResponse]:
-        crust_v1.check_registration(request)
+        crust_v1.registration(request)
         if holder := self._proxy.runtimes.get(request.name):
             raise HandlerNameTaken(request.name, holder.request.endpoint)
         try:

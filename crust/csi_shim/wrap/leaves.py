@@ -21,7 +21,7 @@ from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp, Private
 from crust.host.block import devices, in_use
 from crust.host.mounts import mountinfo
 from crust.host.process import oserrors
-from crust.rpc.outcome import Asked
+from crust.rpc.status import Asked
 
 
 class Kind(enum.Enum):

@@ -16,12 +16,11 @@ from crust.csi_shim.wrap import as_block, leaves, private_directories
 from crust.csi_shim.wrap.as_block import InnerNode
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.host.process import workers
-from crust.rpc import outcome
+from crust.rpc import status
 from crust.rpc.call import Metadata
 from crust.rpc.messages import limits, redaction
-from crust.rpc.outcome import Residue
 from crust.rpc.serving.service import known_error
-from crust.rpc.status import PeerStatus
+from crust.rpc.status import PeerStatus, Residue
 from crust.wire.csi.v1 import csi_pb2
 
 _log = logging.getLogger(__name__)
@@ -102,11 +101,11 @@ class Staging:
             await self._inner.stage(as_block.stage(request, paths), volume.metadata)
         except Exception as error:
             known = known_error("NodeStageVolume", "the shim", error)
-            is_refused = isinstance(known, PeerStatus) and outcome.is_final(known)
+            is_refused = isinstance(known, PeerStatus) and status.is_final(known)
             # of an earlier stage the driver may have everything still: a kubelet must not forget it
             left = not (is_first and (is_refused or not is_called)) or await self._is_left(volume)
             residue = Residue.EXISTS if left else Residue.NONE
-            raise outcome.answer("NodeStageVolume", known, residue) from error
+            raise status.answer("NodeStageVolume", known, residue) from error
         self.remember(paths.key, request)
 
     async def _is_left(self, volume: Volume) -> bool:

@@ -17,11 +17,10 @@ from crust.csi_shim.wrap.leaves import State, Undo
 from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp
 from crust.csi_shim.wrap.staging import Staging, Volume
 from crust.host.process import workers
-from crust.rpc import outcome
+from crust.rpc import status
 from crust.rpc.messages import csi
-from crust.rpc.outcome import Asked, Residue
 from crust.rpc.serving.service import known_error
-from crust.rpc.status import PeerStatus
+from crust.rpc.status import Asked, PeerStatus, Residue
 from crust.wire.csi.v1 import csi_pb2
 
 _log = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ class WrappedVolumes:
         except Exception as error:
             known = known_error("NodePublishVolume", "the shim", error)
             residue = Residue.EXISTS if await self._stands(attempt) else Residue.NONE
-            raise outcome.answer("NodePublishVolume", known, residue) from error
+            raise status.answer("NodePublishVolume", known, residue) from error
 
     async def _published(self, attempt: "_Attempt") -> csi_pb2.NodePublishVolumeResponse:
         key, request = attempt.volume.paths.key, attempt.request
@@ -89,7 +88,7 @@ class WrappedVolumes:
                 as_block.publish(request, volume.paths, staged=volume.stages), volume.metadata
             )
         except PeerStatus as error:
-            if outcome.is_final(error):
+            if status.is_final(error):
                 attempt.asked = Asked.REFUSED
             raise
         attempt.asked = Asked.ANSWERED
@@ -189,7 +188,7 @@ class WrappedVolumes:
             try:
                 return (await self.expand_device(volume, request, leaf)).capacity_bytes
             except PeerStatus as error:
-                if not outcome.is_final(error):
+                if not status.is_final(error):
                     raise
                 raise errors.PeerUnavailable.named(
                     "NotStagedSinceRestart",

@@ -6,7 +6,7 @@ here.
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from crust.core import credentials, errors, volumes
 from crust.wire.v1 import handlers_pb2, types_pb2
@@ -18,6 +18,8 @@ USAGES_MAX = 8
 
 FILESYSTEMS_MAX = 64
 """Of one handler."""
+
+VERSION_MAX_CHARS = 128
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 _FILESYSTEM = re.compile(r"[a-z0-9]{1,32}")
@@ -45,8 +47,26 @@ class InvalidRegistration(errors.InvalidRequest):
         )
 
 
-def check_registration(request: handlers_pb2.RegisterRequest) -> None:
-    """Raise `InvalidRegistration` for a malformed request. Its endpoint is checked where it is connected."""
+@dataclass(frozen=True, slots=True)
+class RegisterRequest:
+    """A handler's name and features. `endpoint` is the path of the socket on which it serves RuntimeHandler."""
+
+    name: volumes.HandlerName
+    version: str
+    endpoint: str
+    filesystems: frozenset[str]
+    features: frozenset[volumes.HandlerFeature] = frozenset()
+    max_volumes_per_sandbox: int = 0
+    """0: no limit. The proxy refuses more for one pod."""
+    max_target_path_bytes: int = 0
+    """0: no limit. The proxy refuses a longer one."""
+
+
+def registration(request: handlers_pb2.RegisterRequest) -> RegisterRequest:
+    """Decode and check a request; raises `InvalidRegistration`. Unknown features are ignored.
+
+    Its endpoint is checked where it is connected.
+    """
     if not _NAME.fullmatch(request.name):
         raise InvalidRegistration(
             f"the name {request.name[:64]!r} is not 1 to 63 of a-z, 0-9, '-' and '.'"
@@ -66,6 +86,32 @@ def check_registration(request: handlers_pb2.RegisterRequest) -> None:
         raise InvalidRegistration("max_volumes_per_sandbox is negative")
     if request.max_target_path_bytes < 0:
         raise InvalidRegistration("max_target_path_bytes is negative")
+    known = {feature.value: feature for feature in volumes.HandlerFeature}
+    return RegisterRequest(
+        name=volumes.HandlerName(request.name),
+        version=request.version[:VERSION_MAX_CHARS],
+        endpoint=request.endpoint,
+        filesystems=frozenset(request.filesystems),
+        features=frozenset(known[each] for each in request.features if each in known),
+        max_volumes_per_sandbox=request.max_volumes_per_sandbox,
+        max_target_path_bytes=request.max_target_path_bytes,
+    )
+
+
+def registration_to_wire(value: RegisterRequest) -> handlers_pb2.RegisterRequest:
+    """Encode a request."""
+    return handlers_pb2.RegisterRequest(
+        name=value.name,
+        version=value.version,
+        endpoint=value.endpoint,
+        volume_types=[types_pb2.VolumeType.BLOCK],
+        filesystems=sorted(value.filesystems),
+        features=sorted(
+            handlers_pb2.HandlerFeature.ValueType(each.value) for each in value.features
+        ),
+        max_volumes_per_sandbox=value.max_volumes_per_sandbox,
+        max_target_path_bytes=value.max_target_path_bytes,
+    )
 
 
 class HandlerNameTaken(errors.Conflict):

@@ -16,7 +16,6 @@ from contextlib import asynccontextmanager
 from crust.core import errors
 from crust.host.files import locks
 from crust.host.process import systemd, workers
-from crust.rpc.serving.health import Health
 
 _log = logging.getLogger(__name__)
 

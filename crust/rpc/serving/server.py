@@ -22,7 +22,6 @@ from crust.host.process import oserrors, workers
 from crust.rpc import channel
 from crust.rpc.call import Call, pairs
 from crust.rpc.serving import sockets
-from crust.rpc.serving.health import Health
 from crust.rpc.serving.service import Service
 from crust.rpc.status import PeerStatus
 

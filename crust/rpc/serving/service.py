@@ -20,11 +20,11 @@ from google.protobuf import descriptor, message_factory
 from prometheus_client import Histogram
 
 from crust.core import errors, logs, metrics, traces
+from crust.core.supervised import Health
 from crust.rpc import status, tracing
 from crust.rpc.call import Call, CallFields, current_fields
 from crust.rpc.messages import limits, redaction, requests
 from crust.rpc.port import Port
-from crust.rpc.serving.health import Health
 from crust.rpc.status import PeerStatus
 
 _log = logging.getLogger(__name__)
@@ -229,9 +229,11 @@ class Service:
 
     def _begin(self, call: Call, data: bytes, *, is_inner: bool) -> Mapping[str, str] | None:
         around = logs.context.get()
+        call.request = None  # an inner call may be the outer one, with another request
         if not is_inner or current_fields() is None:
+            call.request = requests.decoded(call.method, data)
             metadata = call.invocation_metadata()
-            logs.context.set(CallFields(call.method, data, self.driver(), metadata))
+            logs.context.set(CallFields(call.request, self.driver(), metadata))
         return around
 
     def _answers(self, call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
@@ -319,7 +321,7 @@ def looking_at(
         kind = requests.kind_of(name)
 
         async def behave(call: Call, data: bytes) -> bytes:
-            return await answer(requests.parse(kind, data), data, call)
+            return await answer(call.request or requests.parse(kind, data), data, call)
 
         return behave
 
@@ -329,7 +331,7 @@ def looking_at(
 
 def _unary(kind: Any, served: Callable[[Any, Call], Awaitable[Any]]) -> Unary:
     async def answer(call: Call, data: bytes) -> bytes:
-        request = requests.parse(kind, data)
+        request = call.request or requests.parse(kind, data)
         limits.check_secrets(request)
         encoded: bytes = (await served(request, call)).SerializeToString()
         return encoded

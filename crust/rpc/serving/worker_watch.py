@@ -12,9 +12,8 @@ from contextlib import asynccontextmanager
 
 from crust.core import errors
 from crust.core.operations import KeyedOperations, OperationInProgress
-from crust.core.supervised import supervised
+from crust.core.supervised import Health, supervised
 from crust.host.process.workers import NoWorkerFree, Workers
-from crust.rpc.serving.health import Health
 
 CHECK_S = 5.0
 """Between two checks of a part, in seconds."""

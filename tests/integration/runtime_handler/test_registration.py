@@ -9,22 +9,18 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors, volumes
-from crust.core.operations import KeyedOperations
 from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.mounts import mount_api
-from crust.host.process.workers import Workers
-from crust.proxy.entries import Entries
-from crust.proxy.events import Events
 from crust.proxy.handlers import Feature as ProxysFeature
 from crust.proxy.handlers import Handler, HandlerRegistry, Handlers
-from crust.proxy.table import Table
 from crust.rpc.serving import server
 from crust.rpc.serving.service import Service, methods_of
 from crust.runtime_handler import NotDeferred, Resolved, registration, resolve_source
 from crust.runtime_handler.registration import Feature, RegisterRequest, Registration
 from crust.wire.v1 import handlers_pb2
-from tests.support.nodes.fake_targets import FakeDevices
+from tests.support.nodes.node import Places
+from tests.support.nodes.tables import Bench
 from tests.support.raised import raised
 from tests.support.records.records import a_record
 
@@ -74,10 +70,7 @@ class WatchedRegistration(Registration):
 @asynccontextmanager
 async def _proxy(run_dir: str) -> AsyncIterator[WatchedHandlers]:
     handlers = WatchedHandlers()
-    entries = Entries(
-        Store(f"{run_dir}/volumes"), FakeDevices(), Table(), KeyedOperations(Workers("the test"))
-    )
-    registry = HandlerRegistry(handlers, Events(), entries, "/run/crust/volumes")
+    registry = HandlerRegistry(handlers, Bench.make(Places(run_dir)).entries)
 
     methods = methods_of(registry, handlers_pb2.DESCRIPTOR.services_by_name["HandlerRegistry"])
     async with server.serving(f"{run_dir}/proxy.sock", Service("test", methods)):
@@ -103,7 +96,7 @@ async def test_handler_registers_with_its_features(run_dir: str) -> None:
         await _wait(made.registered)
         assert not made.lost.is_set()
         assert made.response is not None
-        assert made.response.volumes_directory == "/run/crust/volumes"
+        assert made.response.volumes_directory == f"{run_dir}/run/volumes"
         (found,) = handlers.all()
         assert found.name == "kata"
         assert found.filesystems == {"ext4", "xfs"}

@@ -86,7 +86,7 @@ async def runtime() -> FakeRuntime:
 
 def _handler(path: str, port: SocketPort) -> Handler:
     name = volumes.HandlerName("kata")
-    return Handler(name, "1", path, port, frozenset({"ext4"}), frozenset())
+    return Handler(name, "1", path, frozenset({"ext4"}), port=port)
 
 
 @pytest.fixture

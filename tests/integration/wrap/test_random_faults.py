@@ -17,7 +17,7 @@ import grpc.aio
 import pytest
 
 from crust.core.deferral_keys import Defer
-from crust.rpc import outcome
+from crust.rpc import status
 from crust.rpc.status import PeerStatus
 from tests.integration.wrap.conftest import DEFERRED, NAMED, Volume, Wrapped, node_with
 from tests.support.faults.refusals import refused
@@ -50,7 +50,7 @@ class Kubelet:
             await step()
         except grpc.aio.AioRpcError as error:
             _log.info("%s: %s", error.code(), error.details())
-            return "final" if outcome.is_final(PeerStatus(error.code(), "")) else "uncertain"
+            return "final" if status.is_final(PeerStatus(error.code(), "")) else "uncertain"
         else:
             return "ok"
         finally:

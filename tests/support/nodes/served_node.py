@@ -31,7 +31,7 @@ from crust.host.mounts import mountinfo
 from crust.node import node_process
 from crust.node.settings import NodeSettings
 from crust.proxy import proxy_process
-from crust.rpc import channel, outcome
+from crust.rpc import channel, status
 from crust.rpc.status import PeerStatus
 from crust.runtime_handler import claim_volume
 from crust.wire.csi.v1 import csi_pb2_grpc
@@ -218,7 +218,7 @@ def _unless_final(kept: dict[Any, Any], key: object, value: object) -> Iterator[
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        if not outcome.is_final(PeerStatus(error.code(), "")):
+        if not status.is_final(PeerStatus(error.code(), "")):
             kept[key] = value
         raise
     kept[key] = value

@@ -4,13 +4,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crust.core.operations import KeyedOperations
+from crust.core.supervised import Health
 from crust.handoff.store import Store
 from crust.host.process.workers import Workers
 from crust.proxy.entries import Entries
 from crust.proxy.events import Events
 from crust.proxy.look import Looks
 from crust.proxy.table import Table
-from crust.rpc.serving.health import Health
+from tests.support.nodes.fake_filesystems import FakeFilesystems
 from tests.support.nodes.fake_targets import FakeDevices, FakeTargets
 from tests.support.nodes.node import Places
 
@@ -21,6 +22,7 @@ class Bench:
 
     store: Store
     targets: FakeTargets
+    filesystems: FakeFilesystems
     table: Table = field(default_factory=Table)
     events: Events = field(default_factory=Events)
     devices: Any = field(default_factory=FakeDevices)
@@ -32,12 +34,21 @@ class Bench:
     def make(cls, places: Places) -> "Bench":
         store = Store(places.volumes)
         store.open()
-        return cls(store, FakeTargets(places.kubelet))
+        return cls(store, FakeTargets(places.kubelet), FakeFilesystems(places.run))
 
     @property
     def entries(self) -> Entries:
-        return Entries(self.store, self.devices, self.table, self.operations)
+        return Entries(
+            self.store,
+            self.table,
+            self.targets,
+            self.filesystems,
+            self.devices,
+            self.operations,
+            self.events,
+            Health(),
+        )
 
     def looks(self) -> Looks:
         """New looks, which have seen nothing."""
-        return Looks(self.entries, self.targets, self.events, Health())
+        return Looks(self.entries)

@@ -13,9 +13,8 @@ import pytest
 from crust.blockdriver.serve import LostNodes
 from crust.ceph.failures import CephMonitorsUnreachable
 from crust.core import metrics, volumes
-from crust.core.supervised import supervised
+from crust.core.supervised import Health, supervised
 from crust.kubernetes_api.api import KubernetesApiUnavailable
-from crust.rpc.serving.health import Health
 
 VOLUMES = (volumes.VolumeId("one"), volumes.VolumeId("two"))
 

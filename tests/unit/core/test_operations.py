@@ -10,7 +10,7 @@ import pytest
 
 import crust
 from crust.core import errors, metrics, operations, supervised
-from crust.rpc.serving.health import Health
+from crust.core.supervised import Health
 
 
 class Work:

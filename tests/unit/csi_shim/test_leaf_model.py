@@ -20,9 +20,8 @@ from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp, Private
 from crust.csi_shim.wrap.staging import Staging, Volume
 from crust.csi_shim.wrap.wrapped import WrappedVolumes
 from crust.host.process import workers
-from crust.rpc import outcome, status
-from crust.rpc.outcome import Asked
-from crust.rpc.status import PeerStatus
+from crust.rpc import status
+from crust.rpc.status import Asked, PeerStatus
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import publish_request
 from tests.support.faults.choices import Choices
@@ -139,7 +138,7 @@ class Shim:
                 await shim.unpublish(volume, TARGET)
         except errors.CrustError as error:
             known = status.to_error(error) if isinstance(error, PeerStatus) else error
-            is_final = status.branch_of(type(known)) not in outcome.NOT_FINAL
+            is_final = status.branch_of(type(known)) not in status.NOT_FINAL
             return "final" if is_final else "not final"
         except MemoryError:  # of the unpublish: the interceptor answers INTERNAL
             return "final"

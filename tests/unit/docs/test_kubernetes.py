@@ -17,10 +17,10 @@ import crust
 from crust.core.deferral_keys import Defer
 from crust.core.settings import loading
 from crust.core.settings.shim import ShimSettings
+from crust.core.supervised import Health
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api.volumes_in_use import VolumesInUse
 from crust.node.settings import NodeSettings
-from crust.rpc.serving.health import Health
 from tests.support.nodes import fake_kubernetes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes, recorded
 from tests.support.raised import raised

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crust.handoff import layout
-from crust.handoff.layout import Layout, NameKind
+from crust.handoff.layout import Layout
 from tests.support.records.records import TARGET
 
 ROOT = Path(__file__).parents[3]
@@ -125,14 +125,14 @@ def test_names_for_building_and_removing_are_hidden_and_temporary() -> None:
     names = Layout("/r")
     for path in (names.new_staging(TARGET.digest), names.new_gone(TARGET.digest)):
         name = path.removeprefix("/r/")
-        assert layout.kind_in_root(name) is NameKind.HIDDEN
+        assert layout.is_hidden(name)
         assert layout.is_temporary(name)
     assert names.new_staging(TARGET.digest) != names.new_staging(TARGET.digest)
 
 
 def test_names_are_legal_hidden_or_unknown() -> None:
-    assert layout.kind_in_root(TARGET.digest) is NameKind.LEGAL
-    assert layout.kind_in_root("lost+found") is NameKind.UNKNOWN
+    assert layout.is_entry(TARGET.digest)
+    assert not layout.is_entry("lost+found")
     assert not layout.is_temporary(".other")
-    kinds = {name: layout.kind_in_entry(name) for name in ("mountInfo.json", ".x", "sandbox-7")}
-    assert list(kinds.values()) == [NameKind.LEGAL, NameKind.HIDDEN, NameKind.UNKNOWN]
+    unknown = [name for name in ("mountInfo.json", ".x", "sandbox-7") if layout.is_unknown(name)]
+    assert unknown == ["sandbox-7"]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from crust.core.supervised import Health
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api.pod_runtimes import PodName, PodRuntimes
-from crust.rpc.serving.health import Health
 from tests.support.nodes import fake_kubernetes
 from tests.support.nodes.fake_kubernetes import NODE, FakeKubernetes
 from tests.support.raised import raised

@@ -14,13 +14,13 @@ import pytest
 import pytest_asyncio
 
 from crust.core.deferral_keys import Defer
+from crust.core.supervised import Health
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api import objects
 from crust.kubernetes_api.api import Followed, KubernetesApi
 from crust.kubernetes_api.objects import KubernetesObject
 from crust.kubernetes_api.pod_runtimes import PodName, PodRuntimes
 from crust.kubernetes_api.volumes_in_use import TAINT, OutOfServiceNodes, VolumesInUse
-from crust.rpc.serving.health import Health
 from tests.support.nodes.fake_kubernetes import FakeKubernetes, recorded
 from tests.support.raised import raised
 

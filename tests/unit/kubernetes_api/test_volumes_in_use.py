@@ -10,9 +10,9 @@ import pytest_asyncio
 
 from crust.core import errors
 from crust.core.deferral_keys import Defer
+from crust.core.supervised import Health
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api.volumes_in_use import VolumesInUse
-from crust.rpc.serving.health import Health
 from tests.support.nodes.fake_kubernetes import FakeKubernetes, recorded
 from tests.support.raised import raised
 

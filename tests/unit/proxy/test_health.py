@@ -120,21 +120,20 @@ async def test_watcher_that_leaves_leaves_no_task() -> None:
     events, before = Events(), asyncio.all_tasks()
     for _ in range(5):
         async with events.watch() as watch:
-            heard = watch(asyncio.Event())
-            waiting = asyncio.ensure_future(anext(heard))
+            waiting = asyncio.ensure_future(anext(watch))
             await asyncio.sleep(0)
             waiting.cancel()
             await asyncio.wait([waiting])
-            await heard.aclose()  # type: ignore[attr-defined]
+            await watch.aclose()  # type: ignore[attr-defined]
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == before
 
 
 async def test_every_watcher_gets_all_events_since_its_start() -> None:
-    events, stopping = Events(), asyncio.Event()
+    events = Events()
     events.emit(Event("before"))
     async with events.watch() as one, events.watch() as two:
-        streams = one(stopping), two(stopping)
+        streams = one, two
         events.emit(Event("first"))
         events.emit(Event("second"))
         for stream in streams:
@@ -143,25 +142,30 @@ async def test_every_watcher_gets_all_events_since_its_start() -> None:
 
 
 async def test_slow_watcher_gets_the_number_of_dropped_events() -> None:
-    events, stopping = Events(), asyncio.Event()
+    events = Events()
     async with events.watch() as watch:
         for number in range(QUEUE_LENGTH + 5):
             events.emit(Event(f"k{number}"))
-        stopping_soon = watch(stopping)
-        heard = [await anext(stopping_soon) for _ in range(QUEUE_LENGTH + 1)]
+        heard = [await anext(watch) for _ in range(QUEUE_LENGTH + 1)]
         assert heard[-1].kind == "missed"
         assert heard[-1].message.startswith("5 events")
-        stopping.set()
-        assert [event async for event in stopping_soon] == []
+        events.end()
+        assert await _all(watch) == []
 
 
-async def test_a_stop_ends_a_watch_that_waits() -> None:
-    events, stopping = Events(), asyncio.Event()
-    async with events.watch() as watch:
-        waiting = asyncio.create_task(_all(watch(stopping)))
+@pytest.mark.parametrize("waiting", [0, QUEUE_LENGTH])
+async def test_the_end_of_events_ends_watches_that_wait_that_are_full_and_that_begin(
+    waiting: int,
+) -> None:
+    events = Events()
+    async with events.watch() as watch, events.watch() as later:
+        heard = asyncio.create_task(_all(watch))
         await asyncio.sleep(0)
-        stopping.set()
-        assert await waiting == []
+        for _ in range(waiting):
+            events.emit(Event("k"))
+        events.end()
+        assert len(await heard) <= 1
+        assert await _all(later) == []
 
 
 async def _all(stream: object) -> list[Event]:

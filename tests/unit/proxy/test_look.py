@@ -11,13 +11,10 @@ import grpc
 import pytest
 
 from crust.core import errors, supervised, volumes
-from crust.core.operations import KeyedOperations
 from crust.handoff import entry, layout
 from crust.handoff.claims import Claim, State
-from crust.proxy import look as proxy_look
 from crust.proxy.events import Event, Events
 from crust.proxy.target import Guard
-from crust.rpc.serving.health import Health
 from crust.wire.v1 import inspect_pb2
 from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
@@ -162,22 +159,15 @@ async def test_looks_that_fail_are_tried_again_and_end_the_process_if_they_keep_
     async with (
         asyncio.timeout(60),
         bench.events.watch() as watch,
-        proxy_look.watching(
-            looks,
-            bench.store.root,
-            KeyedOperations(),
-            Health(),
-            end=ended.put_nowait,
-            rescan_s=0.01,
-        ),
+        looks.following(end=ended.put_nowait, rescan_s=0.01),
     ):
         if failures is None:
             assert "can't start new thread" in str(await ended.get())
             return
         with fake_handler.sandbox(bench.store.root, records.TARGET.text, name="box-7"):
-            event = await anext(watch(asyncio.Event()))
+            event = await anext(watch)
             while event.kind != "claimed":
-                event = await anext(watch(asyncio.Event()))
+                event = await anext(watch)
         assert event.message == "sandbox box-7"
         assert ended.empty()
 
@@ -242,12 +232,10 @@ async def test_unpublish_ends_a_claim_whose_release_no_look_has_seen(bench: Benc
     assert heard == ["claimed: sandbox a", "mounted: sandbox a", "released: sandbox a"]
 
 
-async def _heard(
-    events: Events, watch: Callable[[asyncio.Event], AsyncIterator[Event]]
-) -> list[str]:
+async def _heard(events: Events, watch: AsyncIterator[Event]) -> list[str]:
     events.emit(Event("end"))
     heard: list[str] = []
-    async for event in watch(asyncio.Event()):
+    async for event in watch:
         if event.kind == "end":
             return heard
         if event.kind in ("claimed", "mounted", "failed", "released"):

@@ -27,7 +27,7 @@ from crust.proxy.target import (
     UnpublishPlan,
     Wanted,
 )
-from crust.rpc.outcome import Asked, Residue
+from crust.rpc.status import Asked, Residue
 from tests.support.faults.choices import Choices
 from tests.support.records import records
 

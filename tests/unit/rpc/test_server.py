@@ -19,7 +19,6 @@ from crust.host.files import locks
 from crust.rpc import channel
 from crust.rpc.call import Call
 from crust.rpc.serving import daemon, server, sockets
-from crust.rpc.serving.health import Health
 from crust.rpc.serving.service import Methods, Service
 from tests.support.raised import raised
 

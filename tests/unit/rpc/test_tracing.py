@@ -11,12 +11,12 @@ import grpc
 import pytest
 
 from crust.core import logs, operations, traces
+from crust.core.supervised import Health
 from crust.host.process import workers
 from crust.host.process.workers import Workers
 from crust.rpc import call, tracing
 from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.port import SocketPort
-from crust.rpc.serving.health import Health
 from crust.rpc.serving.worker_watch import WorkerWatch
 from crust.rpc.status import PeerStatus
 from tests.support.drivers import fake_driver

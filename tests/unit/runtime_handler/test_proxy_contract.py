@@ -9,20 +9,15 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust.core.operations import KeyedOperations
-from crust.handoff.store import Store
-from crust.host.process.workers import Workers
-from crust.proxy.entries import Entries
-from crust.proxy.events import Events
 from crust.proxy.handlers import HandlerRegistry, Handlers
-from crust.proxy.table import Table
 from crust.rpc import channel
 from crust.rpc.serving import server
 from crust.rpc.serving.service import Service, methods_of
 from crust.runtime_handler import testing
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
 from tests.support.faults.refusals import refused
-from tests.support.nodes.fake_targets import FakeDevices
+from tests.support.nodes.node import Places
+from tests.support.nodes.tables import Bench
 
 Code = grpc.StatusCode
 
@@ -33,14 +28,7 @@ async def registry(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
     async with AsyncExitStack() as stack:
         root = stack.enter_context(tempfile.TemporaryDirectory(prefix="crust-"))
         if request.param == "proxy":
-            entries = Entries(
-                Store(f"{root}/volumes"),
-                FakeDevices(),
-                Table(),
-                KeyedOperations(Workers("the test")),
-            )
-            served = HandlerRegistry(Handlers(grace_s=0), Events(), entries, f"{root}/volumes")
-
+            served = HandlerRegistry(Handlers(grace_s=0), Bench.make(Places(root)).entries)
             methods = methods_of(
                 served, handlers_pb2.DESCRIPTOR.services_by_name["HandlerRegistry"]
             )

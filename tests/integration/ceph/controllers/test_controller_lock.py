@@ -16,7 +16,7 @@ from crust.ceph.controller_lock import (
     ControllerStandsBy,
 )
 from crust.core import errors
-from crust.rpc.serving.health import Health
+from crust.core.supervised import Health
 from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import CephCluster
 from tests.support.ceph.rbd_controllers import Controllers, connection_of, created

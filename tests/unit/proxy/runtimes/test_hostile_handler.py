@@ -72,9 +72,7 @@ async def asked(
 ) -> AsyncIterator["asyncio.Task[volumes.VolumeStats]"]:
     path = f"{places.root}/h.sock"
     port = SocketPort(path, answer_max_bytes=channel.HANDLER_ANSWER_MAX_BYTES)
-    handler = Handler(
-        volumes.HandlerName("kata"), "1", path, port, frozenset({"ext4"}), frozenset()
-    )
+    handler = Handler(volumes.HandlerName("kata"), "1", path, frozenset({"ext4"}), port=port)
     async with serving(path, hostile), port:
         yield asyncio.create_task(handler_calls.stats(handler, TARGET, 60))
 
