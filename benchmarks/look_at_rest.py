@@ -12,8 +12,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from crust.host.filesystems.tool_locks import ToolLocks
-
 from benchmarks import figures, records
 from crust.core.operations import KeyedOperations
 from crust.core.supervised import Health
@@ -21,6 +19,7 @@ from crust.handoff import claims, entry
 from crust.handoff.store import Store
 from crust.handoff.watch import RESCAN_S
 from crust.host.block import devices
+from crust.host.files.locks import ToolLocks
 from crust.proxy.entries import Entries
 from crust.proxy.events import Events
 from crust.proxy.filesystems import Filesystems

@@ -271,7 +271,7 @@ class DeferredMount:
 
     @property
     def needs_secrets(self) -> bool:
-        """Whether nobody can mount it without `secrets`."""
+        """Whether nobody can mount it without `secrets`: only a guest sees its filesystem."""
         return self.encryption is not None or self.image is not None
 
 

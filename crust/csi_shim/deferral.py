@@ -115,7 +115,7 @@ class Deferral:
         target = volumes.TargetPath.parse(request.volume_path, role="volume_path")
         wanted = csi.capacity_range(request.capacity_range)
         grown = await self._driver.node.NodeExpandVolume(
-            request, metadata=call.invocation_metadata(), timeout=call.time_remaining()
+            request, metadata=call.metadata, timeout=call.time_remaining()
         )
         wanted = volumes.CapacityRange(
             max(wanted.required_bytes, grown.capacity_bytes), wanted.limit_bytes

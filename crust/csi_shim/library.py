@@ -32,7 +32,7 @@ _RPC = csi_pb2.NodeServiceCapability.RPC
 
 def deferral_requested(context: Any) -> bool:
     """Whether the caller of NodeGetCapabilities knows deferral."""
-    return extensions.requested(context, extensions.DEFERRAL)
+    return extensions.requested(context.invocation_metadata(), extensions.DEFERRAL)
 
 
 def is_deferred(request: Message) -> bool:

@@ -122,7 +122,7 @@ def _probe(driver: Port) -> Methods:
 
     async def probe(call: Call, data: bytes) -> bytes:
         answer = await driver.forward(call, data)
-        if extensions.requested(call, extensions.VERSIONS):
+        if extensions.requested(call.metadata, extensions.VERSIONS):
             call.trailing = (*call.trailing, (extensions.SHIM_VERSION, crust.__version__))
         return answer
 

@@ -78,7 +78,7 @@ class Layout:
     def entry(self, key: volumes.TargetPath | str) -> EntryPaths:
         """The entry of a target path, or of a digest (64 lower-case hex digits)."""
         digest = key.digest if isinstance(key, volumes.TargetPath) else key
-        if not is_entry(digest):
+        if not _DIGEST.fullmatch(digest):
             raise ValueError(f"not an entry's name: {digest!r}")
         return EntryPaths(digest, f"{self.root}/{digest}")
 

@@ -25,7 +25,6 @@ SCHEMA = 1
 TEXT_MAX = 500
 """Characters of a text for people."""
 
-_UINT32 = 2**32 - 1
 _INT64 = 2**63 - 1
 
 Gid = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,9}$")]
@@ -75,14 +74,6 @@ class Metadata(_Model):
         Literal["Always", "OnRootMismatch"] | None, Field(alias="fsGroupChangePolicy")
     ] = None
     """Allowed only with fsGroup. Default: OnRootMismatch."""
-
-    @model_validator(mode="after")
-    def _policy_needs_group(self) -> Self:
-        if self.change_policy is not None and self.fs_group is None:
-            raise ValueError("fsGroupChangePolicy without fsGroup")
-        if self.fs_group is not None and int(self.fs_group) >= _UINT32:
-            raise ValueError("fsGroup is above 4294967294")
-        return self
 
 
 class Limits(_Model):

@@ -300,12 +300,13 @@ def _schema_of(data: bytes) -> int:
 def _model_of(record: Record) -> mount_info.MountInfo:
     """Raises `pydantic.ValidationError`. The model drops no key that has a value, and None is no key in a file."""
     mount, group = record.mount, record.mount.group
-    block = None if mount.image is not None else record.block
+    image = mount.source if isinstance(mount.source, volumes.NetworkImage) else None
+    block = mount.source if isinstance(mount.source, volumes.BlockSource) else None
     guest_work = {
         "format": None if mount.format is None else asdict(mount.format),
         "encryption": None if mount.encryption is None else mount.encryption.value,
     }
-    must_know = {"image": mount.image, **guest_work}
+    must_know = {"image": image, **guest_work}
     required = tuple(key for key, value in must_know.items() if value is not None)
     part = {
         "schema": mount_info.SCHEMA,
@@ -315,7 +316,7 @@ def _model_of(record: Record) -> mount_info.MountInfo:
         "handler": record.handler,
         "readonly": mount.readonly,
         "identity": None if block is None else asdict(block.identity),
-        "image": None if mount.image is None else asdict(mount.image),
+        "image": None if image is None else asdict(image),
         "capacity_bytes": mount.capacity_bytes,
         "generation": record.generation,
         "content_generation": mount.content_generation,
@@ -388,6 +389,8 @@ def _source_from(model: mount_info.MountInfo) -> volumes.BlockSource | volumes.N
 
 def _group_of(metadata: mount_info.Metadata) -> volumes.GroupChange | None:
     if metadata.fs_group is None:
+        if metadata.change_policy is not None:
+            raise errors.InvalidRequest("fsGroupChangePolicy is set without fsGroup")
         return None
     policy = metadata.change_policy or volumes.GroupPolicy.ON_ROOT_MISMATCH.value
     return volumes.GroupChange.parse(metadata.fs_group, volumes.GroupPolicy(policy))

@@ -22,7 +22,7 @@ from crust.proxy.events import Events
 from crust.proxy.filesystems import Filesystems
 from crust.proxy.guard import Devices, Targets, devices_at, set_of
 from crust.proxy.table import Table
-from crust.proxy.target import Target
+from crust.proxy.target import Seen, Stack, Target
 
 T = TypeVar("T")
 
@@ -48,6 +48,18 @@ class Entries:
     """By volume and by target: an operation that changes something holds the keys of both."""
     events: Events
     health: Health
+
+    def observe(self, key: volumes.VolumeKey, target: volumes.TargetPath) -> Seen:
+        """What stands at a target: its entry with the claim, and its mounts. Raises nothing but what ends a process.
+
+        While a program runs on the volume nobody knows what is there.
+        """
+        try:
+            self.filesystems.check_free(key)
+            entry, mounts = self.store.read(target), self.targets.look(target)
+        except Exception as error:  # also MemoryError: what cannot be seen is not absent
+            return Seen(stack=Stack.UNSEEN, problem=error)
+        return Seen(entry, mounts.stack, mounts.mount)
 
     def row_of(self, entry: Entry) -> Target:
         """The row of an entry as it was read, without what only the proxy remembers."""

@@ -15,7 +15,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from crust.core import errors, volumes
-from crust.handoff.store import Store
 from crust.host.block import devices, holders, in_use
 from crust.host.block.device_sets import DeviceSet
 from crust.host.block.devices import NotABlockDevice
@@ -45,17 +44,6 @@ class Devices(Protocol):
 
     def device_set(self, identity: volumes.DeviceIdentity, /) -> DeviceSet:
         """The devices that share bytes with this one."""
-
-
-def observe(store: Store, there: "Targets", target: volumes.TargetPath) -> Seen:
-    """What stands at a target: its entry with the claim, and its mounts. Blocks; raises nothing but what ends a
-    process.
-    """
-    try:
-        entry, mounts = store.read(target), there.look(target)
-    except Exception as error:  # also MemoryError: what cannot be seen is not absent
-        return Seen(stack=Stack.UNSEEN, problem=error)
-    return Seen(entry, mounts.stack, mounts.mount)
 
 
 def set_of(devices: Devices, source: volumes.BlockSource | volumes.NetworkImage) -> DeviceSet:

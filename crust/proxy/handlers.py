@@ -7,7 +7,7 @@ after the start a look-up waits for the handler instead of failing.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 
@@ -75,11 +75,7 @@ class Handlers:
         Without a name it is the only one there is. Right after a start the first to register again may look like
         that, so an unnamed publish waits until the grace ends, or a second one is there.
         """
-        if name is None:
-            await self._wait_until(lambda: len(self._live) > 1)
-        elif name not in self._live:
-            await self._wait(name)
-        found = self._pick(name)
+        found = await self._find(name)
         if found is not None:
             return found
         present = sorted(self._live)
@@ -100,7 +96,7 @@ class Handlers:
 
     async def owner(self, name: volumes.HandlerName) -> Handler:
         """The handler that a volume is published to; raises `HandlerDisconnected`."""
-        found = self._pick(name) or await self._wait(name)
+        found = await self._find(name)
         if found is None:
             raise errors.PeerUnavailable.named(
                 "HandlerDisconnected",
@@ -110,23 +106,20 @@ class Handlers:
             )
         return found
 
-    def _pick(self, name: volumes.HandlerName | None) -> Handler | None:
+    async def _find(self, name: volumes.HandlerName | None) -> Handler | None:
+        """The handler of the name; without a name the only one. Waits until the grace ends while that may change."""
+
+        def is_certain() -> bool:
+            return len(self._live) > 1 if name is None else name in self._live
+
+        left_s = self._grace_until_s - time.monotonic()
+        if left_s > 0 and not is_certain():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s), self._changed:
+                    await self._changed.wait_for(is_certain)
         if name is not None:
             return self._live.get(name)
         return next(iter(self._live.values())) if len(self._live) == 1 else None
-
-    async def _wait(self, name: volumes.HandlerName | None) -> Handler | None:
-        await self._wait_until(lambda: self._pick(name) is not None)
-        return self._pick(name)
-
-    async def _wait_until(self, condition: Callable[[], bool]) -> None:
-        """Return when the condition holds, or when the grace ends."""
-        left_s = self._grace_until_s - time.monotonic()
-        if left_s <= 0:
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(left_s), self._changed:
-                await self._changed.wait_for(condition)
 
 
 class HandlerRegistry:

@@ -22,7 +22,7 @@ from crust.host.process import workers
 from crust.proxy import handler_admission
 from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events
-from crust.proxy.guard import observe, verify
+from crust.proxy.guard import verify
 from crust.proxy.handlers import Feature, Handler, Handlers
 from crust.proxy.policy import Decision
 from crust.proxy.target import (
@@ -66,11 +66,6 @@ class _Run:
     asked: Asked = Asked.NOT_CALLED
     writers: Openers | None = None
     """The processes of this host that write to devices; not looked for if the entry existed before."""
-
-    @property
-    def target(self) -> volumes.TargetPath:
-        """The target."""
-        return self.wanted.target
 
 
 class Publish:
@@ -116,14 +111,17 @@ class Publish:
         return self.answer(target, error, residue, decision)
 
     async def _defer(self, run: _Run, request: csi_pb2.NodePublishVolumeRequest) -> None:
-        wanted, is_free = run.wanted, self._table.at(run.target.text) is None
+        wanted, is_free = run.wanted, self._table.at(run.wanted.target.text) is None
         if run.row.entry is not None:
             run.row.entry.require()
-        handler = await self._admit(run) if run.row.record is None else None
+        handler = None  # an existing entry has passed the checks: its retry needs no handler
+        if run.row.record is None:
+            handler = await self._admit(run)
+        else:
+            self._table.put(replace(run.row, busy=True))
         if is_free:  # else what stands is undone if the driver does not defer any more
             await run.backend.check_defers()
         await run.backend.check_name(wanted.key.driver)
-        self._reserve(run, handler)
         await self._begin(run, handler)
         assert run.began is not None
         if run.began.entry is None and handler is None:  # a person has moved the entry away
@@ -131,8 +129,8 @@ class Publish:
             await self._begin(run, handler)
         mount = handler_admission.mount_of(wanted, request, await self._call_driver(run, request))
         record = self._record(run, handler, mount)
-        if handler is not None:
-            await self._make_filesystem(run, handler, mount, record)
+        if handler is not None and mount.format is not None:
+            await self._make_filesystem(run, handler, mount.format, mount, record)
         entry, devices = await workers.run(self._place, run, handler, record, mount.secrets)
         published = entry.require()
         self._table.put(
@@ -153,34 +151,26 @@ class Publish:
             _report(self._entries.events, published, run.decision)
 
     async def _admit(self, run: _Run) -> Handler:
-        """All checks before any change. An existing entry has passed them: its retry needs no handler."""
+        """All checks before any change; then, without a wait, reserve the volume and a place in the sandbox."""
         handler = await self._handlers.choose(run.decision.handler)
-        access = run.wanted.access
+        access, readonly = run.wanted.access, run.wanted.readonly
         handler_admission.check(
-            handler, fs_type=access.fs_type, group=access.group, readonly=run.wanted.readonly
+            handler, fs_type=access.fs_type, group=access.group, readonly=readonly
         )
-        return handler
-
-    def _reserve(self, run: _Run, handler: Handler | None) -> None:
-        """Reserve the volume, and a place in the sandbox. Without a wait between the checks and the row."""
-        row = run.row
-        if handler is None:
-            self._table.put(replace(row, busy=True))
-            return
-        handler_admission.check_place(handler, run.target, self._table.rows())
+        handler_admission.check_place(handler, run.wanted.target, self._table.rows())
         row = replace(
-            row,
+            run.row,
             key=run.wanted.key,
-            readonly=run.wanted.readonly,
+            readonly=readonly,
             handler=handler.name,
             raw=False,
             busy=True,
         )
         self._table.reserve(row)
-        if (
-            not run.row.raw
-        ):  # else the raw publish stays what is at the target, if this one is refused
+        # else the raw publish stays what is at the target, if this one is refused
+        if not run.row.raw:
             run.row = row
+        return handler
 
     async def _begin(self, run: _Run, handler: Handler | None) -> None:
         """Observe, decide, and mount the guard; undo first what a driver mounted over it."""
@@ -195,27 +185,19 @@ class Publish:
 
     def _look_and_guard(self, run: _Run, handler: Handler | None) -> Seen:
         """Blocks. In one hop: each one takes as long as all of this."""
-        seen = self._observe(run)
+        seen = self._entries.observe(run.wanted.key, run.wanted.target)
         plan = begin_publish(seen, run.wanted)
         if plan is PublishPlan.DEFER and handler is not None:
-            self._targets.mount_guard(run.target, names=Feature.SUB_PATH in handler.features)
+            self._targets.mount_guard(run.wanted.target, names=Feature.SUB_PATH in handler.features)
         if plan is PublishPlan.RENEW:
             is_lost = seen.stack is Stack.CLEAR and lost_its_group(
                 replace(run.row, entry=seen.entry)
             )
             if is_lost or "group" in run.row.problems:
-                raise group_unknown(run.target.text)
+                raise group_unknown(run.wanted.target.text)
             if seen.stack is Stack.CLEAR:
-                self._targets.restore_guard(run.target, run.row.guard)
+                self._targets.restore_guard(run.wanted.target, run.row.guard)
         return seen
-
-    def _observe(self, run: _Run) -> Seen:
-        """Blocks. While a program runs on the volume nobody knows what is there."""
-        try:
-            self._filesystems.check_free(run.wanted.key)
-        except errors.CrustError as error:
-            return Seen(stack=Stack.UNSEEN, problem=error)
-        return observe(self._entries.store, self._targets, run.target)
 
     async def _call_driver(
         self, run: _Run, request: csi_pb2.NodePublishVolumeRequest
@@ -250,7 +232,7 @@ class Publish:
 
     def _record(self, run: _Run, handler: Handler | None, mount: volumes.DeferredMount) -> Record:
         """The record, checked with the driver's answer."""
-        key, target, decider = run.wanted.key, run.target, run.decision.decider
+        key, target, decider = run.wanted.key, run.wanted.target, run.decision.decider
         pod = run.wanted.pod
         if handler is not None:
             handler_admission.check(
@@ -273,14 +255,19 @@ class Publish:
         return Record.of(mount, key, target, name, decided_by=known.decided_by, pod=pod)
 
     async def _make_filesystem(
-        self, run: _Run, handler: Handler, mount: volumes.DeferredMount, record: Record
+        self,
+        run: _Run,
+        handler: Handler,
+        wanted: volumes.GuestFormat,
+        mount: volumes.DeferredMount,
+        record: Record,
     ) -> None:
         """Make the filesystem that the handler's guests do not make, on the reserved device."""
         assert run.began is not None
-        if mount.format is None or not must_be_made(run.began, mount, handler.features):
+        if not must_be_made(run.began, mount, handler.features):
             return
         await workers.run(self._reserve_device, run, record, mount.secrets)
-        await self._filesystems.make_if_blank(record.key, record.block, record.mount, mount.format)
+        await self._filesystems.make_if_blank(record.key, record.block, record.mount, wanted)
         run.writers = await self._writers(run)  # mkfs may have taken long
 
     def _place(
@@ -304,19 +291,22 @@ class Publish:
         The secrets are in the table before the entry is there: a handler may claim at once.
         """
         devices = verify(self._entries.devices, record.mount.source)
-        reserved = replace(run.row, key=record.key, devices=devices, readonly=record.readonly)
+        readonly = record.mount.readonly
+        reserved = replace(run.row, key=record.key, devices=devices, readonly=readonly)
         self._table.reserve(replace(reserved, secrets=secrets or None, raw=False, busy=True))
-        if record.image is None:
-            for row in self._table.raw() if run.writers is not None else ():
+        if isinstance(record.mount.source, volumes.NetworkImage):
+            return devices
+        for row in self._table.rows() if run.writers is not None else ():
+            if row.raw:
                 self._entries.check_not_raw(row, record, devices)
-            claims = [
-                self._entries.store.layout.entry(row.name).claim_lock
-                for row in self._table.sharing(reserved)
-                if row.path == reserved.path or (row.readonly and record.readonly)
-            ]
-            self._targets.check_unused(
-                record.block, readonly=record.readonly, claims=claims, writers=run.writers
-            )
+        claims = [
+            self._entries.store.layout.entry(row.name).claim_lock
+            for row in self._table.sharing(reserved)
+            if row.entry is not None and (row.path == reserved.path or (row.readonly and readonly))
+        ]
+        self._targets.check_unused(
+            record.mount.source, readonly=readonly, claims=claims, writers=run.writers
+        )
         return devices
 
     async def _failed(self, run: _Run, error: Exception) -> errors.CrustError:
@@ -326,14 +316,14 @@ class Publish:
             decided = undo(run.began, run.asked, is_inline=run.wanted.is_inline)
         try:
             if decided is Undo.UNGUARD:
-                await workers.run(self._targets.unmount_guard, run.target)
+                await workers.run(self._targets.unmount_guard, run.wanted.target)
             elif decided is Undo.TAKE_BACK:
                 await self._take_back(run)
         except Exception as failure:
-            extra = {"target": run.target.text, "error": failure}
+            extra = {"target": run.wanted.target.text, "error": failure}
             _log.warning("failed publish not undone completely", extra=extra)
         try:
-            seen = await workers.run(self._observe, run)
+            seen = await workers.run(self._entries.observe, run.wanted.key, run.wanted.target)
         except Exception as failure:  # no thread can be had
             seen = Seen(stack=Stack.UNSEEN, problem=failure)
         row = unfinished(run.row, seen)
@@ -344,14 +334,18 @@ class Publish:
         residue = stands(seen, run.wanted)
         if isinstance(error, EntryDiffers) and residue is not Residue.NONE:
             residue = Residue.OTHER
-        return self.answer(run.target.text, error, residue, run.decision)
+        return self.answer(run.wanted.target.text, error, residue, run.decision)
 
     async def _take_back(self, run: _Run) -> None:
         """Remove what the driver and the proxy have made."""
         request = csi_pb2.NodeUnpublishVolumeRequest(
-            volume_id=run.wanted.key.volume_id, target_path=run.target.text, defer_fs_ops=True
+            volume_id=run.wanted.key.volume_id,
+            target_path=run.wanted.target.text,
+            defer_fs_ops=True,
         )
-        await self._unpublish.remove(run.backend, run.wanted.key, run.target, request, run.metadata)
+        await self._unpublish.remove(
+            run.backend, run.wanted.key, run.wanted.target, request, run.metadata
+        )
 
     def answer(
         self, target: str, error: Exception, residue: Residue, decision: Decision | None

@@ -116,7 +116,7 @@ class CsiService:
             is_new = await self._calls.on_host.begins(row)
             response = await self._backend.port.forward(call, data)
             if row.raw or self._table.reservations():
-                metadata = call.invocation_metadata()
+                metadata = call.metadata
                 await self._calls.on_host.check_device(row, self._backend, metadata, is_new=is_new)
             return response
 

@@ -75,10 +75,6 @@ class Table:
         rows = sorted(self.rows(), key=lambda row: row.name)
         return tuple(row.entry for row in rows if row.entry is not None)
 
-    def raw(self) -> tuple[Target, ...]:
-        """The raw publishes. Any thread may ask."""
-        return tuple(row for row in tuple(self._rows.values()) if row.raw)
-
     def of(self, key: volumes.VolumeKey) -> tuple[Target, ...]:
         """The deferred targets of a volume, those at which something may stand included."""
         return tuple(self._sharing[key].values()) if key in self._sharing else ()

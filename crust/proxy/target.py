@@ -268,7 +268,7 @@ def must_be_made(began: Seen, mount: volumes.DeferredMount, features: Collection
     Never once there is an entry: a sandbox may have the device.
     """
     is_asked = mount.format is not None and Feature.FORMAT not in features
-    return began.entry is None and is_asked and not _is_the_guests(mount)
+    return began.entry is None and is_asked and not mount.needs_secrets
 
 
 def must_be_filled(
@@ -279,13 +279,8 @@ def must_be_filled(
     One that is only read is not grown by anybody, and one that a guest makes fills its device.
     """
     is_grown_later = Feature.GROW in features or mount.readonly or mount.format is not None
-    is_known = mount.fs_type in supported.SUPPORTED and not _is_the_guests(mount)
+    is_known = mount.fs_type in supported.SUPPORTED and not mount.needs_secrets
     return began.entry is None and is_known and not is_grown_later
-
-
-def _is_the_guests(mount: volumes.DeferredMount) -> bool:
-    """Whether only a guest sees the filesystem: inside of a LUKS container, or on an image."""
-    return mount.encryption is not None or mount.image is not None
 
 
 class Undo(enum.Enum):

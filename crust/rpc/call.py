@@ -30,8 +30,8 @@ class Call:
     __slots__ = (
         "_begun",
         "_ends_s",
-        "_metadata",
         "initial",
+        "metadata",
         "method",
         "request",
         "trailing",
@@ -48,7 +48,8 @@ class Call:
         waits: bool = False,
     ) -> None:
         self.method = method
-        self._metadata = metadata
+        self.metadata = metadata
+        """The caller's, without that of its connection."""
         self._ends_s = None if left_s is None else time.monotonic() + left_s
         self._begun = begun
         self.waits = waits
@@ -57,10 +58,6 @@ class Call:
         self.initial: Metadata = ()
         self.trailing: Metadata = ()
         """What goes after the answer."""
-
-    def invocation_metadata(self) -> Metadata:
-        """The caller's metadata, without that of its connection."""
-        return self._metadata
 
     def time_remaining(self) -> float | None:
         """How long the caller still waits, in seconds; None: without a limit."""

@@ -196,7 +196,7 @@ def _expands_volumes(answer: csi_pb2.GetPluginCapabilitiesResponse) -> bool:
 
 def opted_in(call: Call) -> Metadata:
     """The caller's metadata with the opt-in to deferral."""
-    kept = (pair for pair in call.invocation_metadata() if pair[0] != extensions.KEY)
+    kept = (pair for pair in call.metadata if pair[0] != extensions.KEY)
     return (*kept, *extensions.METADATA)
 
 

@@ -111,7 +111,7 @@ class SocketPort(Port):
             peer = self._unary[call.method] = self._channel.unary_unary(call.method)
         running = peer(
             data,
-            metadata=identified(call.invocation_metadata()),
+            metadata=identified(call.metadata),
             timeout=call.time_remaining(),
             wait_for_ready=call.waits or None,
         )
@@ -130,7 +130,7 @@ class SocketPort(Port):
         timeout_s = call.time_remaining()
         if timeout_s is not None:
             timeout_s -= min(_RESERVE_S, timeout_s / 10)
-        onward = Call(call.method, call.invocation_metadata(), timeout_s, call.begin)
+        onward = Call(call.method, call.metadata, timeout_s, call.begin)
         began_s = time.monotonic()
         try:
             answer = await self.answer(onward, data)
@@ -149,7 +149,7 @@ class SocketPort(Port):
         )  # not kept: a caller may choose the name
         running = peer(
             data,
-            metadata=identified(call.invocation_metadata()),
+            metadata=identified(call.metadata),
             timeout=call.time_remaining(),
             wait_for_ready=call.waits or None,
         )

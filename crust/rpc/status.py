@@ -140,7 +140,9 @@ def of(error: errors.CrustError, call: Call) -> PeerStatus:
     message = error.shown()
     if len(message) > _MESSAGE_MAX_CHARS:
         message = f"{message[: _MESSAGE_MAX_CHARS - 1]}…"
-    if call.method.startswith("/csi.") and not extensions.requested(call, extensions.ERROR_INFO):
+    if call.method.startswith("/csi.") and not extensions.requested(
+        call.metadata, extensions.ERROR_INFO
+    ):
         return PeerStatus(code_of(error), message)
     return PeerStatus(code_of(error), message, ((DETAILS_KEY, details_of(error, message)),))
 

@@ -137,7 +137,7 @@ def served(call: Call, server: str) -> Iterator[None]:
 
 
 def _parent(call: Call) -> str:
-    found = (value for key, value in call.invocation_metadata() if key == traces.KEY)
+    found = (value for key, value in call.metadata if key == traces.KEY)
     return next((value for value in found if isinstance(value, str)), "")
 
 

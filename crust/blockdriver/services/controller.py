@@ -39,7 +39,7 @@ class Controller(SnapshotCalls):
     ) -> csi_pb2.ControllerGetCapabilitiesResponse:
         """The capabilities of the CSI profile; crust's extensions only for callers that opt in."""
         types = roles.advertised(
-            self.role, with_node_info=extensions.requested(call, extensions.NODE_INFO)
+            self.role, with_node_info=extensions.requested(call.metadata, extensions.NODE_INFO)
         )
         response = csi_pb2.ControllerGetCapabilitiesResponse()
         for each in types:

@@ -95,7 +95,7 @@ class Identity:
 
     async def _not_ready(self, call: Call) -> csi_pb2.ProbeResponse:
         """CSI: not ready, and no error: sidecars wait, and do not exit. crust's own commands are told why."""
-        if extensions.requested(call, extensions.ERROR_INFO):
+        if extensions.requested(call.metadata, extensions.ERROR_INFO):
             try:
                 await self._running.look(
                     "Probe of the pool", self._provisioning.check, timeout_s=_PROBE_TIMEOUT_S

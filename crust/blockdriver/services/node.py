@@ -64,9 +64,9 @@ class Node:
         types = [*_CAPABILITIES, *_HEALTH[self.role.csi_profile]]
         role = self.role
         has_controller = not (role.node_deployment or role.is_shared)
-        if extensions.requested(call, extensions.NODE_INFO) and has_controller:
+        if extensions.requested(call.metadata, extensions.NODE_INFO) and has_controller:
             types.extend((_Rpc.GET_ID, _Rpc.NODE_INFO_FROM_CONTROLLER))
-        if extensions.requested(call, extensions.DEFERRAL):
+        if extensions.requested(call.metadata, extensions.DEFERRAL):
             types.extend(_DEFERRAL)
         return csi_pb2.NodeGetCapabilitiesResponse(
             capabilities=[csi_pb2.NodeServiceCapability(rpc=_Rpc(type=each)) for each in types]
@@ -79,12 +79,13 @@ class Node:
         response = csi_pb2.NodeGetInfoResponse(node_id=self.stores.node_id)
         # Not without the opt-in: to another CO field 1 of a later CSI may mean something else.
         if not (
-            request.controller_get_node_info and extensions.requested(call, extensions.NODE_INFO)
+            request.controller_get_node_info
+            and extensions.requested(call.metadata, extensions.NODE_INFO)
         ):
             response.max_volumes_per_node = self.stores.attach_slots.limit
             for place in messages.places(self.stores.segment):
                 response.accessible_topology.CopyFrom(place)
-        if extensions.requested(call, extensions.DEFERRAL):
+        if extensions.requested(call.metadata, extensions.DEFERRAL):
             response.supported_file_systems.extend(self.stores.supported.fs_types)
         return response
 

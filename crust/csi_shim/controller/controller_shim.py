@@ -86,7 +86,7 @@ class ControllerShim:
         driver = await self._name(call)
         sent = to_driver(request, wish, driver)
         answer = await self._stub.CreateVolume(
-            sent, metadata=call.invocation_metadata(), timeout=call.time_remaining()
+            sent, metadata=call.metadata, timeout=call.time_remaining()
         )
         answer.volume.volume_context.update(context_of(request, answer, wish))
         return answer
@@ -100,7 +100,7 @@ class ControllerShim:
         if wish.is_block:
             as_block(request.volume_capabilities)
         return await self._stub.GetCapacity(
-            request, metadata=call.invocation_metadata(), timeout=call.time_remaining()
+            request, metadata=call.metadata, timeout=call.time_remaining()
         )
 
     async def _publish(
@@ -113,7 +113,7 @@ class ControllerShim:
         if wish.is_block:
             as_block([request.volume_capability])
         return await self._stub.ControllerPublishVolume(
-            request, metadata=call.invocation_metadata(), timeout=call.time_remaining()
+            request, metadata=call.metadata, timeout=call.time_remaining()
         )
 
     async def _unpublish(
@@ -141,7 +141,7 @@ class ControllerShim:
         if wish.is_block:
             as_block(asked.volume_capabilities)
         answer = await self._stub.ValidateVolumeCapabilities(
-            asked, metadata=call.invocation_metadata(), timeout=call.time_remaining()
+            asked, metadata=call.metadata, timeout=call.time_remaining()
         )
         if answer.HasField("confirmed"):  # of what the CO asked, not of what the driver was asked
             answer.confirmed.volume_context.update(request.volume_context)
@@ -157,7 +157,7 @@ class ControllerShim:
         if request.volume_capability.HasField("block"):
             return None
         answer = await self._stub.ControllerExpandVolume(
-            request, metadata=call.invocation_metadata(), timeout=call.time_remaining()
+            request, metadata=call.metadata, timeout=call.time_remaining()
         )
         answer.node_expansion_required = True
         return answer

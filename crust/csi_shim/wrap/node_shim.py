@@ -104,7 +104,7 @@ class NodeShim:
             own.append(_RPC.GET_VOLUME_STATS)
         if _RPC.EXPAND_VOLUME not in known and await self._advertises_expansion(call):
             own.append(_RPC.EXPAND_VOLUME)
-        if extensions.requested(call, extensions.DEFERRAL):
+        if extensions.requested(call.metadata, extensions.DEFERRAL):
             own.extend(number for number in _DEFERRAL if number not in known)
         for number in own:
             answer.capabilities.add().rpc.type = number
@@ -309,7 +309,7 @@ class NodeShim:
         key = volumes.VolumeKey(await self._name(call), volumes.VolumeId(volume_id))
         paths = PrivatePaths.of(self._wrapping.kubelet_root, key)
         stages = (await self._capabilities(call)).stages
-        return Volume(paths, stages, call.invocation_metadata())
+        return Volume(paths, stages, call.metadata)
 
     async def _name(self, call: Call) -> volumes.DriverName:
         """The same for as long as there are volumes: their private paths depend on it.

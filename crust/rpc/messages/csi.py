@@ -137,23 +137,12 @@ def capacity_range(pb: csi_pb2.CapacityRange) -> volumes.CapacityRange:
 
 
 def deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
-    """Decode and check a driver's answer.
-
-    Raises `InvalidDeferredMount` and, because the user must correct that, `CredentialInOptions`.
-    """
-    mount_options.check_no_credential(pb.mount_options)
+    """Decode and check a driver's answer; raises `InvalidDeferredMount`. The record checks its options."""
     if not pb.fs_type:
         raise InvalidDeferredMount("fs_type is empty")
     if pb.capacity_bytes <= 0:
         raise InvalidDeferredMount("capacity_bytes is not set")
-    limits_ = volumes.IoLimits(
-        pb.io_limits.read_iops,
-        pb.io_limits.write_iops,
-        pb.io_limits.read_bytes_per_second,
-        pb.io_limits.write_bytes_per_second,
-    )
     try:
-        limits_.check()
         return volumes.DeferredMount(
             source=_source(pb),
             fs_type=limits.optional(pb.fs_type, "deferred_mount.fs_type"),
@@ -162,13 +151,24 @@ def deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
             readonly=pb.readonly,
             capacity_bytes=pb.capacity_bytes,
             content_generation=pb.content_generation,
-            io_limits=limits_,
+            io_limits=_io_limits(pb) if pb.HasField("io_limits") else volumes.IoLimits(),
             format=_format(pb.format) if pb.HasField("format") else None,
             encryption=_encryption(pb) if pb.encryption else None,
             secrets=dict(pb.secrets),
         )
     except errors.InvalidRequest as err:
         raise InvalidDeferredMount(str(err)) from err
+
+
+def _io_limits(pb: csi_pb2.DeferredMount) -> volumes.IoLimits:
+    value = volumes.IoLimits(
+        pb.io_limits.read_iops,
+        pb.io_limits.write_iops,
+        pb.io_limits.read_bytes_per_second,
+        pb.io_limits.write_bytes_per_second,
+    )
+    value.check()
+    return value
 
 
 def _format(pb: csi_pb2.DeferredMount.Format) -> volumes.GuestFormat:

@@ -4,7 +4,7 @@ Released COs and conformance suites never send this metadata, so crust never adv
 CSI specification does not have (specs/deferral.md, specs/node-identity.md).
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 KEY = "crust-extensions"
 DEFERRAL = "deferral"
@@ -24,16 +24,8 @@ NODE_INFO_METADATA: tuple[tuple[str, str], ...] = ((KEY, NODE_INFO),)
 """The metadata of a caller that knows specs/node-identity.md."""
 
 
-class Caller(Protocol):
-    """A call that is served, by crust or by a driver's own server: `Call`, or a context of gRPC."""
-
-    def invocation_metadata(self) -> Any:
-        """The metadata that its caller sent."""
-        ...
-
-
-def requested(call: Caller, extension: str) -> bool:
-    """Whether the caller opted in to an addition; the value of the metadata is a comma-separated list."""
-    found = (value for key, value in call.invocation_metadata() or () if key == KEY)
+def requested(metadata: Any, extension: str) -> bool:
+    """Whether the caller opted in to an addition, by its metadata: the value is a comma-separated list."""
+    found = (value for key, value in metadata or () if key == KEY)
     texts = (each.decode("ascii", "replace") if isinstance(each, bytes) else each for each in found)
     return any(extension in map(str.strip, text.split(",")) for text in texts)

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from crust.core import errors
+from crust.core.supervised import Health
 from crust.host.files import locks
 from crust.host.process import systemd, workers
 

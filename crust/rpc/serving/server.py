@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from crust.core import errors
-from crust.core.supervised import supervised
+from crust.core.supervised import Health, supervised
 from crust.host.files import locks
 from crust.host.process import oserrors, workers
 from crust.rpc import channel

@@ -232,7 +232,7 @@ class Service:
         call.request = None  # an inner call may be the outer one, with another request
         if not is_inner or current_fields() is None:
             call.request = requests.decoded(call.method, data)
-            metadata = call.invocation_metadata()
+            metadata = call.metadata
             logs.context.set(CallFields(call.request, self.driver(), metadata))
         return around
 

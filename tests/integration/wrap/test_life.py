@@ -4,13 +4,11 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 
 from crust.core import deferral_keys, volumes
-from crust.core.operations import KeyedOperations
 from crust.host.block import devices, signatures
 from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2
@@ -103,34 +101,6 @@ async def test_deferred_publish_without_staging_path_is_refused(cloud: Wrapped) 
         "StagingPathNotGiven",
     )
     assert cloud.entry(target) is None
-
-
-async def test_ordinary_volume_costs_no_look_on_a_thread(
-    cloud: Wrapped, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither in the proxy nor in the shim, once the kernel knows that there is no private directory and no guard."""
-    volume, target = await cloud.volume(context={}), cloud.target("one")
-    looks: list[str] = []
-    look = KeyedOperations.look
-
-    async def counted(self: KeyedOperations, *args: Any, **named: Any) -> Any:
-        looks.append(str(args[0]))
-        return await look(self, *args, **named)
-
-    async def lives() -> None:
-        for step in cloud.life(volume, target).values():
-            await cloud.node.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest())
-            await step()
-
-    await lives()
-    monkeypatch.setattr(KeyedOperations, "look", counted)
-    for _ in range(3):
-        await lives()
-    assert looks == []
-    deferred = await cloud.volume("deferred")
-    for step in cloud.life(deferred, target).values():
-        await step()
-    assert looks != [], "looks are counted"
 
 
 async def test_same_publish_again_asks_the_driver_once(node: Wrapped) -> None:

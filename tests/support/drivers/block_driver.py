@@ -30,12 +30,10 @@ class _Caller:
     """The part of a call that a servicer sees. `left_s`: until the caller's deadline; None: it has none."""
 
     left_s: float | None
+    metadata: tuple[()] = ()
 
     def time_remaining(self) -> float | None:
         return self.left_s
-
-    def invocation_metadata(self) -> tuple[()]:
-        return ()
 
 
 def caller(*, left_s: float | None = None) -> Any:

@@ -152,7 +152,7 @@ class FakeDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
         await self._enter("NodeGetCapabilities", request, context)
         types = [Rpc.STAGE_UNSTAGE_VOLUME, *([Rpc.EXPAND_VOLUME] if self.expands_at_node else [])]
         types += [Rpc.GET_VOLUME_STATS] if self.reports_stats else []
-        if self.defers and extensions.requested(context, extensions.DEFERRAL):
+        if self.defers and extensions.requested(context.invocation_metadata(), extensions.DEFERRAL):
             types += [Rpc.DEFER_FS_OPS, Rpc.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP]
         return csi_pb2.NodeGetCapabilitiesResponse(
             capabilities=[csi_pb2.NodeServiceCapability(rpc=Rpc(type=each)) for each in types]

@@ -40,7 +40,7 @@ class Node:
         self.ended = asyncio.Event()
 
     async def NodeGetVolumeStats(self, request: Any, call: Call) -> Any:
-        self.metadata = dict(call.invocation_metadata())
+        self.metadata = dict(call.metadata)
         if request.volume_id in ("first", "second"):
             self.fields = dict(logs.context.get() or {})
         if request.volume_id == "background":

@@ -15,6 +15,7 @@ import pytest
 
 from crust.core import errors
 from crust.core.operations import KeyedOperations
+from crust.core.supervised import Health
 from crust.host.files import locks
 from crust.rpc import channel
 from crust.rpc.call import Call

@@ -178,8 +178,7 @@ async def test_standby_controller_is_healthy_and_serves_later(controllers: Contr
 class _Context:
     """Of a caller that knows no extension."""
 
-    def invocation_metadata(self) -> tuple[()]:
-        return ()
+    metadata: tuple[()] = ()
 
 
 async def test_process_of_a_controller_that_was_replaced_ends(controllers: Controllers) -> None:
