@@ -52,7 +52,6 @@ class UnreadableImageClaim(errors.Corrupt):
             why=why,
             hint=f"see `rados listomapvals {PREFIX}{image}`; upgrade crust if a newer version wrote it",
         )
-        self.image = image
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from crust.ceph import claim_object, cluster_image, controller_lock
+from crust.ceph import claim_object
 from crust.ceph.binding import Ioctx
 from crust.ceph.claim_object import Claims, Holder, Mode, changed
 from crust.ceph.cluster_image import ClusterImage
@@ -54,7 +54,6 @@ class ImageClaimed(errors.NotReady):
             why=why,
             hint="stop the pod there; if the node is gone for good, cut it off: `crust ceph fence`",
         )
-        self.holder = holder
 
 
 class ImageClaimLost(errors.NotReady):
@@ -217,7 +216,7 @@ def record(image: ClusterImage, holder_id: str) -> str:
     claims = claim_object.read(image.ioctx, image.name).claims
     of(claims, holder_id, image.name)
     others = (*claims.ended, *(each for each in claims.holders if each.id != holder_id))
-    new = _unknown(image, {each.address for each in others})
+    new = image.strangers(frozenset(each.address for each in others))
     if len(new) != 1:
         raise errors.RuntimeFailed.named(
             "ImageNotOpened",
@@ -317,21 +316,13 @@ def check_watchers(image: ClusterImage) -> None:
     claims = claim_object.read(image.ioctx, image.name).claims
     if claims.mode is Mode.READERS and len(claims.holders) > 1:
         return  # the addresses of readers are not recorded: they can do no harm
-    unknown = _unknown(image, {each.address for each in claims.holders})
+    unknown = image.strangers(frozenset(each.address for each in claims.holders))
     if unknown:
         raise errors.NotReady.named(
             "ImageWatched",
             f"the image {image.name} cannot be used",
             why=f"a client that crust does not know has it open: {', '.join(sorted(unknown))}",
             hint="find it by `rbd status`; the cluster forgets one that has ended after 30 s",
-        )
-
-
-def _unknown(image: ClusterImage, known: set[str]) -> frozenset[str]:
-    """The clients that watch the image, are none of the known ones, and not the controller."""
-    with image.opened() as there:
-        return controller_lock.unknown_clients(
-            image.ioctx, lambda: cluster_image.watchers(there) - known
         )
 
 

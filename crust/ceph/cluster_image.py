@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from crust.ceph import controller_lock
 from crust.ceph.binding import Image, Ioctx, load
 from crust.ceph.connection import Connection
 from crust.ceph.failures import CephFailed
@@ -45,6 +46,11 @@ class ClusterImage:
                 return watchers(there)
         except load().rbd.ImageNotFound:
             return frozenset()
+
+    def strangers(self, known: frozenset[str] = frozenset()) -> frozenset[str]:
+        """Those that are none of the known ones, nor the active controller. Raises `rbd.ImageNotFound`."""
+        with self.opened() as there:
+            return controller_lock.unknown_clients(self.ioctx, lambda: watchers(there) - known)
 
     def not_closed(self, addresses: frozenset[str]) -> frozenset[str]:
         """Those of the clients of which something may still arrive: they watch the image, or have librbd's lock."""

@@ -17,7 +17,8 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import pydantic
 
@@ -32,7 +33,6 @@ from crust.core import errors
 from crust.core.pool_ids import POOL_ID, PoolIds
 from crust.host.files import durable
 
-SCHEMA = 1
 OBJECT = "crust.pool"
 _KEY = "identity"
 _NONCE = "controller"
@@ -51,13 +51,15 @@ class RbdPoolUnreadable(errors.Corrupt):
         )
 
 
-class _Identity(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(frozen=True, extra="allow", strict=True)
-
-    version: Annotated[int, pydantic.Field(alias="schema")]
+@dataclass(frozen=True, slots=True)
+class _Identity:
     pool_id: Annotated[str, pydantic.Field(pattern=rf"^{POOL_ID}$")]
     created: str
     fsid: str
+    schema: Literal[1] = 1
+
+
+_STORED = pydantic.TypeAdapter(_Identity)
 
 
 class RbdPool:
@@ -122,9 +124,8 @@ class RbdPool:
             address = connection.address()
             with present(self._place, controller_lock.OBJECT):
                 held.take(ioctx, address, lambda dead: connection.blocklist((dead,)))
-            if (
-                connection.address() != address
-            ):  # it was cut off meanwhile: the next look takes the lock again
+            if connection.address() != address:
+                # it was cut off meanwhile: the next look takes the lock again
                 raise CephClientBlocklisted(connection.who.user, address)
 
     def _new_lock(self) -> ControllerLock:
@@ -162,11 +163,9 @@ class RbdPool:
         that stands by stays connected: it looks at the lock each second.
         """
         self._on_close()
-        if (
-            self._place.connection.controller_lock is None
-            or self._place.connection.controller_lock.is_ours
-        ):
-            self._place.connection.close()
+        connection = self._place.connection
+        if connection.controller_lock is None or connection.controller_lock.is_ours:
+            connection.close()
 
     def _check_makeable(self) -> None:
         with self._place.ioctx(f"cannot list {self.shown}") as ioctx:
@@ -183,19 +182,13 @@ class RbdPool:
 
     def _make(self) -> _Identity:
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        identity = _Identity.model_validate({
-            "schema": SCHEMA,
-            "pool_id": secrets.token_hex(8),
-            "created": created,
-            "fsid": self._place.connection.fsid(),
-        })  # fmt: skip
-        data = identity.model_dump_json(by_alias=True).encode()
+        identity = _Identity(secrets.token_hex(8), created, self._place.connection.fsid())
         with self._place.ioctx(f"cannot make {self.shown}") as ioctx:
             for kind in set(RecordKind) - {RecordKind.CONTENT}:
                 omap.make(ioctx, object_name(kind))  # before the identity, which shows them
             # librbd makes it at the first delete, and cannot in a full pool, where the delete matters most
             omap.make(ioctx, "rbd_trash")
-            omap.swap(ioctx, OBJECT, None, {_KEY: data})
+            omap.swap(ioctx, OBJECT, None, {_KEY: _STORED.dump_json(identity)})
             return self._read(ioctx) or identity
 
     def _check_cluster(self, identity: _Identity) -> None:
@@ -216,15 +209,11 @@ class RbdPool:
         if data is None:
             return None
         try:
-            identity = _Identity.model_validate_json(data)
+            return _STORED.validate_json(data)
         except pydantic.ValidationError as err:
             first = err.errors(include_input=False, include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
             raise RbdPoolUnreadable(self.shown, f"{where}: {first['msg']}") from err
-        if identity.version > SCHEMA:
-            why = f"it has schema {identity.version}, and this version knows schemas up to {SCHEMA}"
-            raise RbdPoolUnreadable(self.shown, why)
-        return identity
 
     def _absent(self, why: str) -> PoolAbsent:
         return PoolAbsent(

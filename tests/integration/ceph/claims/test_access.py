@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from crust.blockdriver.engines.node_access import Access
 from crust.blockdriver.engines.protocol import StillAttached
-from crust.blockdriver.engines.rbd.node.access import RbdAccess
+from crust.blockdriver.engines.rbd.node.access import RbdAccess, _Note
 from crust.blockdriver.engines.rbd.node.volume_users import Users
 from crust.blockdriver.engines.rbd.place import Place
 from crust.ceph import claim_object, claims, fencing
@@ -16,6 +16,7 @@ from crust.ceph.claims import Host, HostClaim
 from crust.ceph.connection import Connection
 from crust.cli.main import main
 from crust.core import volumes
+from crust.core.volumes import NetworkImage
 from crust.host.process import sysfs
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph.image_claims import IMAGE, A, Bench, attached, take
@@ -99,9 +100,17 @@ def test_what_another_host_has_mapped_is_not_freed(
 
 def test_what_this_boot_has_mapped_is_not_freed(bench: Bench, access: Made) -> None:
     HostClaim(bench.node().image, Host("node-a", "machine")).take(claim_object.Mode.WRITER, "")
-    access("node-a").use(VOLUME, {})
+    here = access("node-a")
+    here._write_note(_Note(image=NetworkImage("", POOL, "", IMAGE, (), ""), on_host=True))
+    here.use(VOLUME, {})
     [holder] = claim_object.read(bench.node().ioctx, IMAGE).claims.holders
     assert holder.is_host
+
+
+def test_claim_on_what_was_unmapped_without_a_key_is_given_back(bench: Bench, access: Made) -> None:
+    HostClaim(bench.node().image, Host("node-a", "machine")).take(claim_object.Mode.WRITER, "")
+    access("node-a").use(volumes.VolumeId("another"), {})
+    assert claim_object.read(bench.node().ioctx, IMAGE).claims == claim_object.Claims()
 
 
 def test_unstage_succeeds_while_the_cluster_is_silent(ceph: CephCluster, access: Made) -> None:

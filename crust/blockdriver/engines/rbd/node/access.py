@@ -25,6 +25,7 @@ from crust.blockdriver.engines.rbd.node.volume_users import CephKeyNotGiven, Use
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
 from crust.ceph import claim_object, claims
+from crust.ceph.binding import Ioctx
 from crust.ceph.claim_object import Mode
 from crust.ceph.claims import HostClaim
 from crust.ceph.failures import CephKeyRefused, CephNotPermitted, CephPoolMissing
@@ -41,7 +42,6 @@ _MODES = {
 """The others have one writer, or readers of one node: for a stage that is the same, one holder's host."""
 
 
-_OWED = ".owed-"
 _log = logging.getLogger(__name__)
 
 _NO_KEY = (CephKeyNotGiven, CephKeyRefused, CephNotPermitted)
@@ -67,20 +67,10 @@ def directory(run_dir: str) -> str:
 
 def noted(run_dir: str) -> tuple[volumes.VolumeId, ...]:
     """The volumes that are attached here, by the notes."""
-    return tuple(volumes.VolumeId(each) for each in _names(run_dir) if not each.startswith("."))
-
-
-def owed(run_dir: str) -> tuple[volumes.VolumeId, ...]:
-    """The volumes that were unmapped without a key, so that their claims are still this host's."""
-    names = (each.removeprefix(_OWED) for each in _names(run_dir) if each.startswith(_OWED))
-    return tuple(volumes.VolumeId(each) for each in names)
-
-
-def _names(run_dir: str) -> tuple[str, ...]:
     path = directory(run_dir)
     with oserrors.translating(f"cannot list {path}"):
         try:
-            return tuple(sorted(os.listdir(path)))
+            return tuple(volumes.VolumeId(each) for each in sorted(os.listdir(path)))
         except FileNotFoundError:
             return ()
 
@@ -99,44 +89,46 @@ class RbdAccess:
         self._directory = directory(run_dir)
         self._host = claims.Host.this(node)
         self._settling = threading.Lock()
-        self._are_earlier_ended = False
+        self._is_settled = False
+        """No claim of this host is known to be left on an image that its kernel does not map."""
         self._devices = HostDevices(self._host, replace(kernel, owner=self._host.node))
 
     def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
-        """As `Users.use`. Frees what was unmapped while no key was known, and what an earlier boot had mapped."""
+        """As `Users.use`. Frees what an earlier boot had mapped, and what was unmapped while no key was known."""
         self._users.use(volume_id, secrets)
-        self._end_earlier_boots(volume_id)
-        for each in owed(self._run_dir):
-            try:
-                self._settle(each, self._users.place(volume_id))
-            except errors.CrustError as err:  # of another volume: no reason to refuse this one
-                extra = {"volume_id": each, "error": err}
-                _log.warning("the claim of an image that is not mapped stays", extra=extra)
-
-    def _end_earlier_boots(self, volume_id: volumes.VolumeId) -> None:
-        """Of all images, once, by a user that may read the claims on all: the CO unstages only what it remembers."""
-        if self._are_earlier_ended:
+        if self._is_settled:
             return
         place = self._users.place(volume_id)
-        try:
-            with place.ioctx("cannot free what an earlier boot of this node had mapped") as ioctx:
+        try:  # all images, if the user may read their claims: the CO unstages only what it remembers
+            with place.ioctx("cannot free what this node does not map any more") as ioctx:
                 for image in claim_object.images(ioctx):
-                    HostClaim(place.claimed(ioctx, image), self._host).end_earlier_boots()
+                    self._free(place, ioctx, image)
         except CephNotPermitted:
-            self._end_earlier_boot(volume_id)
+            self._free_if_known(volume_id)
         except errors.CrustError as err:
-            _log.warning("what an earlier boot had mapped is not free", extra={"error": err})
+            _log.warning("what this node does not map any more is not free", extra={"error": err})
         else:
-            self._are_earlier_ended = True
+            self._is_settled = True
 
-    def _end_earlier_boot(self, volume_id: volumes.VolumeId) -> None:
-        """Of one image, if it can be asked now. Else the next key frees it."""
+    def _free_if_known(self, volume_id: volumes.VolumeId) -> None:
+        """Free one image, if the cluster can be asked now. Else the next key frees it."""
         place = self._known_place(volume_id)
         with (
             contextlib.suppress(errors.CrustError),
             place.ioctx(f"cannot free the image of {volume_id}") as ioctx,
         ):
-            HostClaim(place.claimed(ioctx, volume_id), self._host).end_earlier_boots()
+            self._free(place, ioctx, volume_id)
+
+    def _free(self, place: Place, ioctx: Ioctx, image: str) -> None:
+        """End this host's claim on an image that its kernel does not map, and is not about to map."""
+        claim = HostClaim(place.claimed(ioctx, image), self._host)
+        claim.end_earlier_boots()
+        with self._settling:
+            note = self._read_note(image) if image in self.attached_here() else None
+            if (note is not None and note.on_host) or claim.held() is None:
+                return
+            if self._devices.attached(place.network_image(image)) is None:
+                claim.give_back()
 
     def _known_place(self, volume_id: volumes.VolumeId) -> Place:
         """The pool as the volume's user, or as any other."""
@@ -178,7 +170,6 @@ class RbdAccess:
         )
         with self._settling:  # from here on the claim is this attach's
             self._write_note(note)
-            durable.remove(self._owed(volume_id))
         try:
             return self._devices.attach(place, volume_id, mode, access)
         except errors.CrustError:
@@ -266,7 +257,7 @@ class RbdAccess:
                     self._devices.unmap(note.image)
             durable.remove(self._note(volume_id))
         else:
-            self._end_earlier_boot(volume_id)
+            self._free_if_known(volume_id)
         self._users.forget(volume_id)
 
     def _detach_host(self, image: volumes.NetworkImage, volume_id: volumes.VolumeId) -> None:
@@ -280,17 +271,8 @@ class RbdAccess:
                 self._devices.unmap(image)
                 claim.give_back()
         except _NO_KEY:
-            durable.publish(self._owed(volume_id), b"")
+            self._is_settled = False
             self._devices.unmap(image)
-
-    def _settle(self, volume_id: volumes.VolumeId, place: Place) -> None:
-        """Give back the claim of a volume that was unmapped without a key, unless it is used again by now."""
-        with self._settling:
-            note = self._read_note(volume_id)
-            if note is None or not note.on_host:
-                with place.ioctx(f"cannot give back the image of {volume_id}") as ioctx:
-                    HostClaim(place.claimed(ioctx, volume_id), self._host).give_back()
-                durable.remove(self._owed(volume_id))
 
     def _check_closed(self, volume_id: volumes.VolumeId) -> None:
         place = self._users.place(volume_id)
@@ -304,10 +286,7 @@ class RbdAccess:
             if each.address in present:
                 raise StillAttached(volume_id, f"an image of {each.shown}")
 
-    def _owed(self, volume_id: volumes.VolumeId) -> str:
-        return os.path.join(self._directory, _OWED + os.path.basename(self._note(volume_id)))
-
-    def _note(self, volume_id: volumes.VolumeId) -> str:
+    def _note(self, volume_id: str) -> str:
         if not volume_id.replace("-", "").isalnum() or not volume_id.isascii():
             raise errors.InvalidRequest(f"{volume_id!r} cannot be the name of an image")
         return os.path.join(self._directory, volume_id)
@@ -318,10 +297,10 @@ class RbdAccess:
 
     def _write_note(self, note: _Note) -> None:
         durable.make_directories(self._directory, 0o700)
-        path = self._note(volumes.VolumeId(note.image.image))
+        path = self._note(note.image.image)
         durable.publish(path, note.model_dump_json().encode() + b"\n")
 
-    def _read_note(self, volume_id: volumes.VolumeId) -> _Note | None:
+    def _read_note(self, volume_id: str) -> _Note | None:
         with oserrors.translating(f"cannot read the note of {volume_id}"):
             try:
                 with open(self._note(volume_id), "rb") as file:

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.place import Place
-from crust.ceph import binding, claim_object, claims, controller_lock, fencing
+from crust.ceph import binding, claim_object, claims, fencing
 from crust.ceph.binding import Image, Ioctx
 from crust.ceph.claim_object import Claims, Holder
 from crust.ceph.cluster_image import lockers, watchers
@@ -60,7 +60,6 @@ class RbdClientSilent(errors.NotReady):
             "treated as dead",
             hint="resume the virtual machine, or stop its pod; if its node is gone for good, `crust ceph fence`",
         )
-        self.addresses = addresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +72,6 @@ class ClientsSeen:
     clients: tuple[str, ...]
     at_s: float
 
-    def silent(self) -> RbdClientSilent:
-        """What to raise when one of them does not answer any more."""
-        return RbdClientSilent(self.image, self.clients)
-
 
 def now_s() -> float:
     """Suspended time included."""
@@ -88,10 +83,9 @@ def check_unused(place: Place, ioctx: Ioctx, name: str) -> None:
 
     Clients that have ended are cut off first: what they have sent would be written into an image that is gone.
     """
-    fencing.cut_off(place.claimed(ioctx, name))
-    with place.image(ioctx, name) as image:
-        found = controller_lock.unknown_clients(ioctx, lambda: watchers(image))
-    if found:
+    image = place.claimed(ioctx, name)
+    fencing.cut_off(image)
+    if found := image.strangers():
         raise StillAttached(name, f"an image that {', '.join(sorted(found))} has open")
     _check_unclaimed(claim_object.read(ioctx, name).claims, name)
 
@@ -165,16 +159,16 @@ def changing(place: Place, ioctx: Ioctx, name: str) -> Iterator[Image]:
     """
     asked = check_answers(place, ioctx, name)
     with place.connection.endable() as end:
-        watch = _Watch(asked, ioctx, end)
+        watch = _Watch(asked, ioctx, end, asked.at_s)
         try:
             with watch.kept(), place.image(ioctx, name, read_only=False) as image:
                 yield image
         except (*binding.load().failures, errors.CrustError) as err:
             if watch.is_ended:
-                raise asked.silent() from err
+                raise RbdClientSilent(name, asked.clients) from err
             raise
     if not watch.is_kept and asked.clients:
-        raise asked.silent()
+        raise RbdClientSilent(name, asked.clients)
 
 
 @dataclass(slots=True)
@@ -185,16 +179,15 @@ class _Watch:
     ioctx: Ioctx
     end: Callable[[], str]
     """Ends the change; returns the address of the client that is blocklisted for it."""
+    answered_s: float
     is_ended: bool = False
     is_kept: bool = True
     """No lock can have been broken so far."""
-    _answered_s: float = 0.0
     _done: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Ask while the block runs."""
-        self._answered_s = self.asked.at_s
         thread = threading.Thread(target=self._run, name="rbd-change", daemon=True)
         thread.start()
         try:
@@ -210,14 +203,14 @@ class _Watch:
             at_s = now_s()
             if self._is_answered():
                 self._look_back(at_s)
-                self._answered_s, wait_s = at_s, ASK_EVERY_S
+                self.answered_s, wait_s = at_s, ASK_EVERY_S
                 continue
             wait_s = _AGAIN_S
-            if now_s() - self._answered_s >= SILENT_S:
+            if now_s() - self.answered_s >= SILENT_S:
                 self._end()
 
     def _look_back(self, now_s: float) -> None:
-        self.is_kept &= now_s - self._answered_s <= KEPT_S
+        self.is_kept &= now_s - self.answered_s <= KEPT_S
 
     def _is_answered(self) -> bool:
         try:
