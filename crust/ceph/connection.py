@@ -69,13 +69,13 @@ class Connection:
         self._pid = os.getpid()
 
     @contextmanager
-    def cluster(self, what: str, *, step: Step = "monitors") -> Iterator[binding.Rados]:
+    def cluster(self, what: str) -> Iterator[binding.Rados]:
         """The cluster, for a call that begins and ends inside the block. `what` is done, as "cannot …".
 
         Raises `CephMonitorsUnreachable`, `CephKeyRefused`, `CephConnectionClosed`, `CephClientBlocklisted`, and what
         `failures.translated` says.
         """
-        with self._used(what, step) as held:
+        with self._used(what, "monitors") as held:
             yield held.cluster
 
     @contextmanager

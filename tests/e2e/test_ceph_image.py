@@ -5,16 +5,14 @@ import base64
 import os
 import signal
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 
-from crust.blockdriver.engines.rbd.pool import capabilities
 from crust.ceph import claim_object, fencing
 from crust.core import volumes
-from examples.cluster.ceph_cluster import POOL, CephCluster
+from examples.cluster.ceph_cluster import POOL
 from examples.kata.runtime import messages
 from examples.kata.runtime.client import RuntimeRefused
 from tests.support.ceph.image_claims import as_admin
@@ -261,24 +259,6 @@ async def test_readers_of_two_nodes_exclude_a_writer(node: ImageNode, storage: S
             with pytest.raises(RuntimeRefused, match=r"sandbox ro on node node-[ab]"):
                 await third.run("rw", await third.publish(), "echo x > /data/f")
         assert await node.output("ro", here, "cat /data/f") == "kept"
-
-
-async def test_guest_uses_an_image_by_a_user_that_reaches_no_other(
-    ceph: CephCluster, guest_image: object, acceleration: object
-) -> None:
-    storage = Storage.make(ceph)
-    with ceph.ioctx(POOL, storage.namespace) as ioctx:
-        found = capabilities(ioctx, POOL, storage.namespace, IMAGE)
-    user = f"volume-{storage.namespace}"
-    key = ceph.user(user, {"mon": "allow r", "osd": found})
-    storage = replace(storage, user=user, key=key)
-    async with image_node("node-a", storage) as node:
-        target = await node.publish()
-        assert await node.output("one", target, "echo kept > /data/f; sync; cat /data/f") == "kept"
-        [holder] = claims_of(storage).holders
-        assert holder.address
-        await node.runtime.stop("one")
-        assert claims_of(storage).holders == ()
 
 
 def _used(storage: Storage) -> int:

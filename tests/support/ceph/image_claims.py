@@ -3,8 +3,10 @@
 import contextlib
 import datetime
 import json
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,6 +102,18 @@ def take(
 ) -> claim_object.Holder:
     """Take the image, for a virtual machine of its own if it is not named."""
     return claims.take(client.image, mode, host, sandbox, vm or uuid.uuid4().hex)
+
+
+def at_once(number: int, work: Callable[[int], None]) -> None:
+    """Do the work in so many threads that begin together, each with its number."""
+    start = threading.Barrier(number)
+
+    def begin(each: int) -> None:
+        start.wait()
+        work(each)
+
+    with ThreadPoolExecutor(number) as threads:
+        list(threads.map(begin, range(number)))
 
 
 def attached(client: Client, host: Host, sandbox: str = "sandbox-1") -> tuple[Any, str]:

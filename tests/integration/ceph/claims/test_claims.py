@@ -1,6 +1,5 @@
 """One writer of an image in a real cluster: claims by compare-and-swap, and fencing that lasts."""
 
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from tests.support.ceph.image_claims import (
     B,
     Bench,
     Client,
+    at_once,
     attached,
     check_cut_off,
     take,
@@ -29,23 +29,17 @@ from tests.support.raised import raised
 @pytest.mark.spec("H-51")
 def test_of_two_takers_one_gets_the_image(bench: Bench) -> None:
     clients = [bench.node() for _ in range(4)]
-    start = threading.Barrier(len(clients))
     won: list[int] = []
 
     def run(number: int) -> None:
         host = Host(f"node-{number}", f"machine-{number}")
-        start.wait()
         try:
             take(clients[number], host)
         except claims.ImageClaimed:
             return
         won.append(number)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(clients))]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    at_once(len(clients), run)
     assert len(won) == 1
     [holder] = claim_object.read(clients[0].ioctx, IMAGE).claims.holders
     assert holder.node == f"node-{won[0]}"

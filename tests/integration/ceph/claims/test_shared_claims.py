@@ -1,6 +1,5 @@
 """Writers of several nodes that share a raw image in a real cluster: each has a claim, each can be cut off alone."""
 
-import threading
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from tests.support.ceph.image_claims import (
     B,
     Bench,
     Client,
+    at_once,
     check_cut_off,
     take,
 )
@@ -97,12 +97,10 @@ def test_second_writer_waits_until_the_firsts_client_is_recorded(bench: Bench) -
 @pytest.mark.spec("H-52")
 def test_concurrent_writers_that_are_admitted_have_addresses_of_their_own(bench: Bench) -> None:
     clients = [bench.node() for _ in range(4)]
-    start = threading.Barrier(len(clients))
     let_in: dict[str, str] = {}
 
     def run(number: int) -> None:
         host = Host(f"node-{number}", f"machine-{number}")
-        start.wait()
         try:
             shared(clients[number], host)
         except errors.NotReady as err:
@@ -111,11 +109,7 @@ def test_concurrent_writers_that_are_admitted_have_addresses_of_their_own(bench:
             return
         let_in[host.node] = clients[number].address
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(clients))]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    at_once(len(clients), run)
     found = claim_object.read(clients[0].ioctx, IMAGE).claims.holders
     assert let_in
     assert {each.node: each.address for each in found} == let_in

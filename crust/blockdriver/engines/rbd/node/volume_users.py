@@ -63,14 +63,7 @@ class Users:
 class VolumeUsers(Users):
     """The users by whose keys this node reaches the pool `pool`/`namespace`. Safe from any thread."""
 
-    def __init__(
-        self,
-        monitors: str,
-        pool: str,
-        namespace: str,
-        noted: Callable[[], str],
-        connect: Callable[[CephUser], Connection] = Connection,
-    ) -> None:
+    def __init__(self, monitors: str, pool: str, namespace: str, noted: Callable[[], str]) -> None:
         """`noted`: the pool's id by what is attached here, or nothing.
 
         Raises `MonitorsInvalid`, `CephBindingMissing`: they are the start's errors, not the first volume's.
@@ -79,7 +72,6 @@ class VolumeUsers(Users):
         CephUser(monitors, "", "")
         self._monitors = monitors
         self._noted = noted
-        self._connect = connect
         self._guard = threading.Lock()
         self._ids: PoolIds | None = None
         self._connections: OrderedDict[str, Connection] = OrderedDict()
@@ -119,11 +111,8 @@ class VolumeUsers(Users):
     def forget(self, volume_id: volumes.VolumeId) -> None:
         """Forget the volume's user, unless another volume has it."""
         with self._guard:
-            name = self._user_of.pop(volume_id, "")
-            is_used = name in self._user_of.values()
-            left = None if is_used else self._connections.pop(name, None)
-        if left is not None:
-            left.close()
+            left = self._left(self._user_of.pop(volume_id, ""))
+        _close(left)
 
     @property
     def ids(self) -> PoolIds:
@@ -180,7 +169,7 @@ class VolumeUsers(Users):
 
     def _connected(self, who: CephUser) -> Connection:
         """A connection that reaches the pool."""
-        made = self._connect(who)
+        made = Connection(who)
         try:
             made.check_namespace(self.shared.pool, self.shared.namespace)
             pool = RbdPool(Place.of(made, self.shared.pool, self.shared.namespace))
@@ -204,11 +193,15 @@ class VolumeUsers(Users):
             each.rest()
 
     def _note(self, volume_id: volumes.VolumeId, name: str) -> Connection | None:
-        """Give the volume its user; returns the connection of the one that it had, if no volume has it now."""
+        """Give the volume its user; returns the connection of the one that it had, as `_left`."""
         before = self._user_of.get(volume_id, name)
         self._user_of[volume_id] = name
         self._connections.move_to_end(name)
-        return None if before in self._user_of.values() else self._connections.pop(before, None)
+        return self._left(before)
+
+    def _left(self, name: str) -> Connection | None:
+        """The connection of the user, if no volume has that user now; it is not known any more."""
+        return None if name in self._user_of.values() else self._connections.pop(name, None)
 
 
 def _close(connection: Connection | None) -> None:
