@@ -35,7 +35,6 @@ class Metadata(GoStruct):
     """`metadata` of an object, and of a list (which has a version and a place to continue at)."""
 
     name: str = ""
-    namespace: str = ""
     uid: str = ""
     resource_version: str = ""
     continue_: str = Field("", alias="continue")
@@ -202,7 +201,6 @@ class Status(GoStruct):
     """A refusal of the API server."""
 
     message: str = ""
-    reason: str = ""
     details: StatusDetails = StatusDetails()
     code: int = 0
 

@@ -257,12 +257,10 @@ def _configure(backing_fd: int, flags: int, name: str) -> tuple[int, int]:
 
 def _clear(device: LoopDevice, fd: int) -> None:
     # While this descriptor is open the number cannot be given to another file, so the comparison holds.
-    try:
+    with syscalls.closing(fd):
         if _is_same(device, fd):
             loopctl.make_writable(fd)  # the next user of the number may not check
             fcntl.ioctl(fd, loopctl.CLEAR)
-    finally:
-        os.close(fd)
 
 
 def _wait_until_gone(device: LoopDevice) -> None:

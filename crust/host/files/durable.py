@@ -91,14 +91,12 @@ def read(path: str | os.PathLike[str], *, limit_bytes: int) -> bytes:
             if err.errno in (errno.ENODEV, errno.ENXIO):
                 raise UnreadableFile(str(path), oserrors.reason(err)) from err
             raise
-        try:  # not open(fd): it refuses a directory without our reason, and leaks the descriptor
+        with syscalls.closing(fd):  # not open(fd): it refuses a directory without our reason
             status = os.fstat(fd)
             _check_trust(str(path), status)
             data = os.read(fd, min(status.st_size, limit_bytes) + 1)
             while len(data) <= limit_bytes and (part := os.read(fd, limit_bytes + 1 - len(data))):
                 data += part
-        finally:
-            os.close(fd)
     if len(data) > limit_bytes:
         raise UnreadableFile(str(path), f"it is larger than {limit_bytes} bytes")
     return data

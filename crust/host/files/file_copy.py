@@ -46,16 +46,16 @@ def piles_up_extents(directory: AnyPath) -> bool:
 
     Writes through the page cache make extents of up to 128 MiB. With checksums btrfs turns direct writes into these.
     """
-    with oserrors.translating(f"cannot look at {directory}"):
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with (
+        oserrors.translating(f"cannot look at {directory}"),
+        syscalls.closing(os.open(directory, os.O_RDONLY | os.O_DIRECTORY)) as fd,
+    ):
         try:
             fcntl.ioctl(fd, _BTRFS_FS_INFO, bytes(_BTRFS_INFO_BYTES))
         except OSError as err:
             if err.errno in _NO_CLONES:
                 return False
             raise
-        finally:
-            os.close(fd)
     return True
 
 

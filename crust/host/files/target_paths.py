@@ -20,7 +20,6 @@ from crust.core.volumes import TargetPath
 from crust.host.process import oserrors, syscalls
 
 _DEPTH_MAX = 64
-_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class PathOutsideRoots(errors.Refused):
@@ -69,29 +68,27 @@ def open_parent(target: TargetPath, roots: Sequence[str]) -> int:
     root = next((root for root in roots if target.is_below(root)), None)
     if root is None:
         raise PathOutsideRoots(target, roots)
-    with oserrors.translating(f"cannot reach {target}"):
-        directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        above, _, _ = target.text[len(root.rstrip("/")) + 1 :].rpartition("/")
-        if not above:
-            return directory
+    above, _, _ = target.text[len(root.rstrip("/")) + 1 :].rpartition("/")
+    with (
+        oserrors.translating(f"cannot reach {target}"),
+        syscalls.closing(os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as directory,
+    ):
         try:
-            return syscalls.open_beneath(directory, above)
+            return syscalls.open_beneath(directory, above or ".")
         except OSError:
-            # The step-by-step walk finds which component is in the way, and serves kernels without openat2.
-            return _walk(directory, above, target)
-        finally:
-            os.close(directory)
+            _check_components(target, root, above)
+            raise
 
 
-def _walk(root: int, above: str, target: TargetPath) -> int:
-    directory = os.dup(root)
+def _check_components(target: TargetPath, root: str, above: str) -> None:
+    """Raise what names the component that is in the way, if it still is."""
+    path = root
     for name in above.split("/"):
-        parent = directory
-        try:
-            directory = _step(parent, name, target)
-        finally:
-            os.close(parent)
-    return directory
+        path = f"{path}/{name}"
+        if os.path.islink(path):
+            raise SymlinkInPath(target, name)
+        if os.path.lexists(path) and not os.path.isdir(path):
+            raise TargetConflict(target, f"its component {name!r} is not a directory")
 
 
 def make_directory(target: TargetPath, roots: Sequence[str], *, mode: int = 0o750) -> bool:
@@ -178,14 +175,12 @@ def _remove_children(parent: int, name: str, depth: int) -> None:
         directory = os.open(name, flags, dir_fd=parent)
     except OSError:  # a file or a link, which `remove` names
         return
-    try:
+    with syscalls.closing(directory):
         for child in os.listdir(directory) if depth else ():
             with contextlib.suppress(OSError):  # it is absent, not empty, or not a directory
                 if not _is_mountpoint(directory, child):
                     _remove_children(directory, child, depth - 1)
                     os.rmdir(child, dir_fd=directory)
-    finally:
-        os.close(directory)
 
 
 def _remove(target: TargetPath, parent: int, name: str) -> None:
@@ -221,17 +216,6 @@ def _remove_other(target: TargetPath, parent: int, name: str, refused: OSError) 
 def _parent(target: TargetPath, roots: Sequence[str]) -> Iterator[tuple[int, str]]:
     with syscalls.closing(open_parent(target, roots)) as parent:
         yield parent, target.text.rpartition("/")[2]
-
-
-def _step(parent: int, name: str, target: TargetPath) -> int:
-    child = os.open(name, _LOOK, dir_fd=parent)
-    mode = os.fstat(child).st_mode
-    if stat.S_ISDIR(mode):
-        return child
-    os.close(child)
-    if stat.S_ISLNK(mode):
-        raise SymlinkInPath(target, name)
-    raise TargetConflict(target, f"its component {name!r} is not a directory")
 
 
 def _look(target: TargetPath, parent: int, name: str) -> os.stat_result:

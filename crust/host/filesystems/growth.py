@@ -12,7 +12,7 @@ import struct
 from crust.core import errors
 from crust.host.filesystems import superblocks
 from crust.host.mounts import mountinfo
-from crust.host.process import oserrors, sysfs, workers
+from crust.host.process import oserrors, syscalls, sysfs, workers
 
 _EXT4_RESIZE_FS = 0x40086610  # _IOW('f', 16, __u64)
 _XFS_FSGEOMETRY_V1 = 0x80705864  # _IOR('X', 100, struct xfs_fsop_geom_v1), 112 bytes
@@ -78,8 +78,7 @@ def _grow(mountpoint: str, fs_type: str) -> None:
     what = f"cannot grow the {fs_type} at {mountpoint}"
     with oserrors.translating(what):
         device_bytes = _device_bytes(mount)
-        fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with syscalls.closing(os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)) as fd:
             if fs_type == "ext4":
                 _grow_ext4(fd, mount.source, device_bytes, what)
             elif fs_type == "xfs":
@@ -88,8 +87,6 @@ def _grow(mountpoint: str, fs_type: str) -> None:
                 fcntl.ioctl(fd, _BTRFS_RESIZE, bytearray(_BTRFS_ARGUMENTS.pack(0, b"max")))
             else:
                 raise errors.Unsupported(what, why="crust cannot grow this kind of filesystem")
-        finally:
-            os.close(fd)
 
 
 def _grow_ext4(fd: int, device: str, device_bytes: int, what: str) -> None:

@@ -12,7 +12,6 @@ can serve several; a key of another filesystem than the volume's has no effect. 
 and mkfs uses the last of two.
 """
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from crust.core import deferral_keys, errors
 from crust.host.block import devices, holders, signatures
 from crust.host.block.signatures import Blank, Filesystem, Signature
 from crust.host.filesystems import supported
-from crust.host.process import commands, workers
+from crust.host.process import commands, syscalls, workers
 
 _MIB = 1024 * 1024
 _MAKE_TIMEOUT_S = 600.0
@@ -120,11 +119,8 @@ def _check_formattable(
             hint="request a larger volume or another filesystem",
         )
     # Held exclusively meanwhile, so that no other mkfs is running on it.
-    hold = devices.open_exclusive(path)
-    try:
+    with syscalls.closing(devices.open_exclusive(path)):
         found = probe(path)
-    finally:
-        os.close(hold)
     if not isinstance(found, Blank):
         what = found.type if isinstance(found, Filesystem) else getattr(found, "what", "something")
         raise errors.Conflict.named(

@@ -8,7 +8,6 @@ Nothing here follows a symbolic link at the end of a target, and nothing detache
 volume reports success while a writer goes on writing.
 """
 
-import dataclasses
 import errno
 import mmap
 import os
@@ -19,7 +18,7 @@ from contextlib import contextmanager
 from crust.core import errors
 from crust.host.block import holders
 from crust.host.mounts import mount_parameters, mountinfo
-from crust.host.mounts.mount_parameters import InvalidMountOption
+from crust.host.mounts.mount_parameters import InvalidMountOption, Parameters
 from crust.host.mounts.mountinfo import Mount
 from crust.host.process import oserrors, syscalls
 
@@ -66,17 +65,18 @@ def mount_device(  # noqa: PLR0913 - each is a decision of its own of a publish
     Raises `InvalidMountOption`, `DeviceInUse`, `InvalidMountTarget`, `Corrupt` (the kernel finds damage),
     `MountFailed`.
     """
-    wanted = mount_parameters.parse(fs_type, options, readonly=readonly, untrusted=untrusted)
-    if beside_writers and wanted.readonly:
-        attributes = wanted.attributes | syscalls.MOUNT_ATTR_RDONLY
-        wanted = dataclasses.replace(wanted, readonly=False, attributes=attributes)
+    attributes, parameters = mount_parameters.parse(fs_type, options, untrusted=untrusted)
+    if readonly:
+        attributes |= syscalls.MOUNT_ATTR_RDONLY
+        parameters = parameters if beside_writers else (("ro", None), *parameters)
     with _target(target, directory=True) as onto, _context(fs_type) as context:
         try:
-            _configure(context, device, fs_type, wanted)
-            mount = _create(context, wanted)
+            _configure(context, device, fs_type, parameters)
+            mount = syscalls.fsmount(context, attributes)
         except OSError as err:
             raise _refusal(err, device, target, fs_type, context) from err
-        _attach(mount, onto, target)
+        with syscalls.closing(mount):
+            _attach(mount, onto, target)
 
 
 def bind(source: str, target: str, *, readonly: bool = False) -> None:
@@ -88,14 +88,14 @@ def bind(source: str, target: str, *, readonly: bool = False) -> None:
     what = f"cannot bind {source} to {target}"
     with oserrors.translating(what, hint=""):
         directory = stat.S_ISDIR(os.stat(source).st_mode)
-    with _target(target, directory=directory) as onto, oserrors.translating(what):
-        mount = syscalls.open_tree(source, syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC)
-        try:
-            if readonly:
-                syscalls.set_mount_attributes(mount, syscalls.MOUNT_ATTR_RDONLY)
-        except OSError:
-            os.close(mount)
-            raise
+    clone = syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC
+    with (
+        _target(target, directory=directory) as onto,
+        oserrors.translating(what),
+        syscalls.closing(syscalls.open_tree(source, clone)) as mount,
+    ):
+        if readonly:
+            syscalls.set_mount_attributes(mount, syscalls.MOUNT_ATTR_RDONLY)
         _attach(mount, onto, target)
 
 
@@ -107,17 +107,16 @@ def mount_guard(target: str, *, names: bool = False, group: int | None = None) -
     `names` every new name does. With `names` a kubelet creates the directories of a `subPath` in the target. The
     guard is full, and the root has its `group`, before the mount is attached: no guard is ever visible without them.
     """
-    with _target(target, directory=True) as onto:
-        with oserrors.translating("cannot make a guard mount"):
-            mount = _guard_mount(_GUARD_INODES if names else _GUARD_SEALED_INODES)
-            try:
-                if names or not _is_sealed(mount):
-                    _fill(mount)
-                if group is not None:
-                    os.chown(".", -1, group, dir_fd=mount)
-            except BaseException:
-                os.close(mount)
-                raise
+    inodes = _GUARD_INODES if names else _GUARD_SEALED_INODES
+    with (
+        _target(target, directory=True) as onto,
+        oserrors.translating("cannot make a guard mount"),
+        syscalls.closing(_guard_mount(inodes)) as mount,
+    ):
+        if names or not _is_sealed(mount):
+            _fill(mount)
+        if group is not None:
+            os.chown(".", -1, group, dir_fd=mount)
         _attach(mount, onto, target)
 
 
@@ -215,17 +214,14 @@ def _target(target: str, *, directory: bool) -> Iterator[int]:
     """A descriptor of the target: the mount goes onto this inode, whatever is renamed meanwhile."""
     with oserrors.translating(f"cannot mount on {target}"):
         onto = os.open(target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with syscalls.closing(onto):
         mode = os.fstat(onto).st_mode
         if stat.S_ISLNK(mode):
             raise InvalidMountTarget(target, "it is a symbolic link")
         if directory != stat.S_ISDIR(mode):
-            raise InvalidMountTarget(
-                target, "it is not a directory" if directory else "it is a directory"
-            )
+            why = "it is not a directory" if directory else "it is a directory"
+            raise InvalidMountTarget(target, why)
         yield onto
-    finally:
-        os.close(onto)
 
 
 @contextmanager
@@ -240,40 +236,26 @@ def _context(fs_type: str) -> Iterator[int]:
                 hint="load its module",
             ) from err
         raise oserrors.translate(err, "cannot open a mount context", hint=_KERNEL_HINT) from err
-    try:
+    with syscalls.closing(context):
         yield context
-    finally:
-        os.close(context)
 
 
-def _configure(
-    context: int, source: str, fs_type: str, wanted: mount_parameters.MountParameters
-) -> None:
+def _configure(context: int, source: str, fs_type: str, parameters: Parameters) -> None:
     syscalls.fsconfig(context, syscalls.FSCONFIG_SET_STRING, "source", source)
-    if wanted.readonly:
-        syscalls.fsconfig(context, syscalls.FSCONFIG_SET_FLAG, "ro")
-    for key, value in wanted.parameters:
+    for key, value in parameters:
         command = syscalls.FSCONFIG_SET_FLAG if value is None else syscalls.FSCONFIG_SET_STRING
         try:
             syscalls.fsconfig(context, command, key, value)
         except OSError as err:
             reason = _kernel_log(context) or f"{key!r}: {oserrors.reason(err)}"
             raise InvalidMountOption(fs_type, reason) from err
-
-
-def _create(context: int, wanted: mount_parameters.MountParameters) -> int:
     syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE)
-    attributes = wanted.attributes | (syscalls.MOUNT_ATTR_RDONLY if wanted.readonly else 0)
-    return syscalls.fsmount(context, attributes)
 
 
 def _attach(mount: int, onto: int, target: str) -> None:
     # A detached mount that is not attached vanishes with its last descriptor: nothing to undo here.
-    try:
-        with oserrors.translating(f"cannot mount on {target}"):
-            syscalls.move_mount(mount, onto)
-    finally:
-        os.close(mount)
+    with oserrors.translating(f"cannot mount on {target}"):
+        syscalls.move_mount(mount, onto)
 
 
 def _refusal(

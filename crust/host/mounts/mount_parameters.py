@@ -6,7 +6,6 @@ which pass unchanged and which the kernel checks. Values may be credentials: no 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from crust.core import errors
 
@@ -84,24 +83,18 @@ class InvalidMountOption(errors.InvalidRequest):
         self.fs_type = fs_type
 
 
-@dataclass(frozen=True, slots=True)
-class MountParameters:
-    """`attributes` is MOUNT_ATTR_* of fsmount(2); `parameters` are for the filesystem, None for an option without a
-    value.
-    """
-
-    readonly: bool
-    attributes: int
-    parameters: tuple[tuple[str, str | None], ...]
+Parameters = tuple[tuple[str, str | None], ...]
+"""For the filesystem; None for an option without a value."""
 
 
 def parse(
-    fs_type: str, options: Sequence[str], *, readonly: bool = False, untrusted: bool = False
-) -> MountParameters:
+    fs_type: str, options: Sequence[str], *, untrusted: bool = False
+) -> tuple[int, Parameters]:
     """Sort mount options, as `mount_options` gives them; raises `InvalidMountOption`.
 
-    A later option overrides an earlier one, and the defaults of the filesystem. `untrusted=True` (somebody else than
-    this driver may have written the filesystem) overrides "suid" and "dev".
+    Returns MOUNT_ATTR_* of fsmount(2), and parameters. A later option overrides an earlier one, and the defaults of
+    the filesystem. `untrusted=True` (somebody else than this driver may have written the filesystem) overrides "suid"
+    and "dev".
     """
     attributes = 0
     parameters: list[tuple[str, str | None]] = list(_DEFAULTS.get(fs_type, ()))
@@ -115,7 +108,7 @@ def parse(
         _check_value(fs_type, key, value)
         parameters.append((key, value if equals else None))
     attributes |= _NOSUID_NODEV if untrusted else 0
-    return MountParameters(readonly, attributes, tuple(parameters))
+    return attributes, tuple(parameters)
 
 
 def _check_key(fs_type: str, key: str) -> None:

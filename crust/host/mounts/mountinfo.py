@@ -114,11 +114,9 @@ def _failed_mount_at(target: str) -> Mount | None:
         descriptor = os.open(target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
-    try:
+    with syscalls.closing(descriptor):
         mount = _of_id(mount_id_of("self", str(descriptor)))
         leads_to = os.readlink(f"/proc/self/fd/{descriptor}")
-    finally:
-        os.close(descriptor)
     return mount if mount is not None and mount.target == leads_to else None
 
 
