@@ -110,3 +110,12 @@ def _dies_at(number: int, operation: Callable[[int], None]) -> bool:
 def no_space(name: str) -> None:
     """For `at_call`: the disk is full."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+
+
+class Killed(BaseException):
+    """The process dies here, with everything in its memory."""
+
+
+def killed(_name: str) -> None:
+    """For `at_call`: the process dies, as far as the caller can see."""
+    raise Killed

@@ -25,15 +25,12 @@ from crust.rpc.status import Asked, PeerStatus
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import publish_request
 from tests.support.faults.choices import Choices
+from tests.support.faults.crashes import Killed
 
 KEY = volumes.VolumeKey(volumes.DriverName("csi.example.com"), volumes.VolumeId("v"))
 PATHS = PrivatePaths.of("/nowhere", KEY)
 TARGET = "/nowhere/pods/p/mount"
 IDENTITY = volumes.DeviceIdentity(7, 1, 1)
-
-
-class Killed(BaseException):
-    """The shim dies here."""
 
 
 @dataclass

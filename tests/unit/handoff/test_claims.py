@@ -1,10 +1,8 @@
 """crust.handoff.claims: the lock proves that a sandbox lives, the file names it."""
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -93,35 +91,6 @@ def test_is_held_does_not_take_the_lock(
 ) -> None:
     monkeypatch.setattr(locks, "try_lock", lambda _fd: pytest.fail("a reader took the lock"))
     assert not claims.is_held(paths)
-
-
-@pytest.fixture
-def hypervisor(paths: layout.EntryPaths) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that inherited the lock from a claimant, which has closed its own copy."""
-    lock = ClaimLock.acquire(paths, TARGET)
-    claims.write(paths, _claim("sandbox-vm", State.MOUNTED))
-    process = subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read()"],
-        stdin=subprocess.PIPE,
-        pass_fds=[lock.fd],
-    )
-    lock.close()
-    yield process
-    process.kill()
-    process.communicate()
-
-
-def test_lock_lives_as_long_as_the_hypervisor_that_inherited_it(
-    paths: layout.EntryPaths, hypervisor: subprocess.Popen[bytes]
-) -> None:
-    with pytest.raises(HeldBySandbox, match="sandbox-vm"):
-        ClaimLock.acquire(paths, TARGET)
-    hypervisor.send_signal(signal.SIGKILL)
-    hypervisor.wait()
-    dead = claims.read(paths)
-    assert dead is not None
-    assert not dead.live
-    ClaimLock.acquire(paths, TARGET).close()
 
 
 def test_other_children_of_the_claimant_do_not_keep_the_lock(paths: layout.EntryPaths) -> None:

@@ -10,9 +10,7 @@ import grpc
 import pytest
 
 from crust.core import volumes
-from crust.host.block import in_use
 from crust.host.block.device_sets import DeviceSet
-from crust.host.mounts import mountinfo
 from crust.host.process.oserrors import ProcessOutOfResources
 from crust.proxy.host_publish import raw_targets
 from crust.wire.csi.v1 import csi_pb2
@@ -22,7 +20,6 @@ from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
 from tests.support.nodes.fake_targets import FakeDevices
 from tests.support.nodes.node import Node, Places, until
-from tests.support.raised import raised
 
 Code = grpc.StatusCode
 PUBLISH = "plugins/kubernetes.io/csi/volumeDevices/publish"
@@ -292,21 +289,3 @@ async def test_concurrent_host_publishes_of_one_volume_reach_the_driver(node: No
     gate.opened.set()
     await asyncio.gather(first, second)
     assert set(node.driver.published) == {one, two}
-
-
-@pytest.mark.parametrize("refused_with", ["reader rw", "writer ro", "writer rw"])
-def test_only_a_readers_publish_passes_beside_read_only_host_mounts(
-    monkeypatch: pytest.MonkeyPatch, refused_with: str
-) -> None:
-    def check(publish: str, host_option: str) -> None:
-        mount = mountinfo.Mount(
-            mount_id=1, parent_id=0, major=7, minor=7, root="/", target="/mnt", options=(host_option,),
-            fs_type="ext4", source="/dev/loop7", super_options=("rw",),
-        )  # fmt: skip
-        monkeypatch.setattr(mountinfo, "of_devices", lambda *_: [mount])
-        source = volumes.BlockSource("/dev/loop7", volumes.DeviceIdentity(7, 7, 42))
-        in_use.check(source, readonly=publish == "reader", probe=False)
-
-    check("reader", "ro")
-    with raised("DeviceMountedOnHost", match="mounted at /mnt"):
-        check(*refused_with.split())

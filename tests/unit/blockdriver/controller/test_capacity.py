@@ -183,23 +183,6 @@ def test_get_capacity_depends_on_filesystem_and_topology(provisioner: Provisione
         provisioner.available(CapacityQuery((), (("odd", ""),), ()))
 
 
-async def test_create_outside_the_required_topology_is_refused(
-    state: Driver, provisioner: Provisioner
-) -> None:
-    async def make(name: str, requisite: tuple[topology.Segments, ...]) -> VolumeRecord:
-        place = topology.requirement(requisite, requisite[:1])
-        return await provisioner.create(driver_state.create(name, required=GIB, place=place))
-
-    made = await make("a", (ELSEWHERE, HERE))
-    with pytest.raises(topology.TopologyNotAccessible):
-        await make("b", (ELSEWHERE,))
-    assert state.stores.volume_records.ids() == (made.volume_id,)
-    with pytest.raises(create_volume.VolumeExistsDifferently, match="accessibility"):
-        await make("a", (ELSEWHERE,))
-    preferred = topology.requirement((), (ELSEWHERE,))
-    await provisioner.create(driver_state.create("c", required=GIB, place=preferred))
-
-
 def test_create_with_invalid_topology_is_refused() -> None:
     for bad in (
         {},

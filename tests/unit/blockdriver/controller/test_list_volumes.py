@@ -14,7 +14,6 @@ from crust.blockdriver.engines import protocol
 from crust.blockdriver.records import models
 from crust.blockdriver.records.health import HealthCheck, Kind
 from crust.core import errors, operations, volumes
-from crust.rpc.messages import limits
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB
 from tests.support.drivers.memory_backend import MemoryBackend
@@ -42,45 +41,6 @@ async def volumes_made(provisioner: Provisioner, count: int) -> list[volumes.Vol
 
 def ids(page: tuple[list_volumes.Listed, ...]) -> list[str]:
     return [listed.volume_id for listed in page]
-
-
-async def test_list_pages_hold_every_volume_once(
-    provisioner: Provisioner, lister: VolumeLister
-) -> None:
-    made = await volumes_made(provisioner, 7)
-    seen: list[str] = []
-    token, pages = "", 0
-    while pages == 0 or token:
-        page, token = lister.page(3, token)
-        seen, pages = seen + ids(page), pages + 1
-    assert (seen, pages) == (made, 3)
-    assert lister.page(7, "") == lister.page(0, "")
-    assert lister.page(0, made[-1]) == ((), "")
-
-
-async def test_list_continues_after_creates_and_deletes(
-    provisioner: Provisioner, lister: VolumeLister
-) -> None:
-    made = await volumes_made(provisioner, 6)
-    first, token = lister.page(3, "")
-    assert ids(first) == made[:3]
-    for deleted in (made[0], made[2]):
-        await provisioner.delete(deleted)
-    await provisioner.create(driver_state.create("new", required=16 * MIB))
-    rest, token = lister.page(0, token)
-    assert token == ""
-    assert [thing_id for thing_id in ids(rest) if thing_id in made] == made[3:]
-
-
-@pytest.mark.parametrize("token", ["x", "0", "../../etc/passwd", f"{'0' * 16}-{'0' * 40}"])
-def test_list_with_an_unknown_token_or_negative_count_is_refused(
-    lister: VolumeLister, token: str
-) -> None:
-    for page in (lister.page, lister.health_page):
-        with pytest.raises(limits.InvalidStartingToken):
-            page(0, token)
-    with pytest.raises(limits.NegativeMaxEntries):
-        lister.page(-1, "")
 
 
 async def test_list_reports_lost_and_damaged_volumes(

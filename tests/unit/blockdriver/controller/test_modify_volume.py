@@ -13,13 +13,13 @@ from crust.blockdriver import guests
 from crust.blockdriver.controller.class_parameters import Changes
 from crust.blockdriver.controller.create_volume import VolumeExistsDifferently
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.records import models
 from crust.blockdriver.records.models import Limits, VolumeRecord
 from crust.core import errors, volumes
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, mount
 from tests.support.drivers.memory_backend import MemoryBackend
 from tests.support.faults import crashes
+from tests.support.faults.crashes import Killed, killed
 from tests.support.nodes.fake_throttle import FakeThrottle
 from tests.support.raised import raised
 from tests.support.runtimes.fake_guests import FakeGuests, Guest
@@ -59,14 +59,6 @@ class Bench:
         return guest
 
 
-class Killed(BaseException):
-    """The process dies here, with everything in its memory."""
-
-
-def killed(_call: str) -> None:
-    raise Killed
-
-
 @pytest.fixture
 async def bench(tmp_path: Path) -> Bench:
     throttle, runtime_guests = FakeThrottle(), FakeGuests()
@@ -85,12 +77,6 @@ async def test_modify_of_an_unused_volume_changes_the_record(bench: Bench) -> No
     assert bench.record.limits_before is None
     await bench.change()
     assert bench.limits == AFTER
-
-
-async def test_modify_of_an_absent_volume_is_not_found(bench: Bench) -> None:
-    bench.volume_id = bench.state.stores.pool.ids.volume_id("another")
-    with pytest.raises(models.VolumeNotFound):
-        await bench.change()
 
 
 @pytest.mark.parametrize("running", [True, False], ids=["at once", "to the next sandbox"])

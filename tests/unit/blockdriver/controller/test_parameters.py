@@ -38,11 +38,6 @@ def test_parse_sets_the_given_limit_and_keeps_the_others(
     assert class_parameters.changed(volumes.IoLimits(1, 2, 3, 4), sent) == after
 
 
-def test_parse_ignores_keys_of_sidecars() -> None:
-    sent = {"csi.storage.k8s.io/pvc/name": "data", "csi.storage.k8s.io/pv/name": "pv-1"}
-    assert class_parameters.parse_mutable(sent) == ()
-
-
 @pytest.mark.parametrize("key", ["iops", "readiops", "", "crust.dev/defer"])
 def test_parse_unknown_key_is_refused_by_name(key: str) -> None:
     with raised("UnknownMutableParameter", match="readIOPS"):

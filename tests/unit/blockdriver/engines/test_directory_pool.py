@@ -141,50 +141,12 @@ def test_pool_is_made_only_on_request(tmp_path: Path) -> None:
     assert not hasattr(made, "ids")
 
 
-def test_a_pool_is_remembered_outside_of_it_and_nothing_else_is_opened_in_its_place(
-    tmp_path: Path,
-) -> None:
-    """Its disk is not mounted: the directory below is empty, or another pool. That it may create changes nothing."""
-    disk, below, memory = tmp_path / "disk", tmp_path / "below", tmp_path / "memory"
-    below.mkdir()
-    Pool(str(disk), str(memory), create=True).open()
-    with pytest.raises(pool_store.PoolAbsent, match=r"no pool\.json"):
-        Pool(str(below), str(memory), create=True).open()
-    assert [*below.iterdir()] == []
-    opened(below)
-    with pytest.raises(pool_store.PoolAbsent, match=r"the pool [0-9a-f]{16} is there"):
-        Pool(str(below), str(memory), create=True).open()
-    Pool(str(disk), str(memory)).open()
-    memory.unlink()
-    Pool(str(below), str(memory)).open()
-
-
 def test_a_memory_that_cannot_be_read_opens_no_pool(tmp_path: Path) -> None:
     memory = tmp_path / "memory"
     memory.write_text("")
     with pytest.raises(pool.PoolIdentityUnreadable, match="memory"):
         Pool(str(tmp_path / "pool"), str(memory), create=True).open()
     assert not (tmp_path / "pool").exists()
-
-
-def test_a_directory_put_in_the_place_of_an_open_pool_gets_no_write(tmp_path: Path) -> None:
-    """As when another disk is mounted over it."""
-    directory, away = tmp_path / "pool", tmp_path / "away"
-    opened_pool = Pool(str(directory), f"{tmp_path}/memory", create=True)
-    opened_pool.open()
-    opened_pool.check_in_place()
-    directory.rename(away)
-    directory.mkdir()
-    durable.publish(opened_pool.directory / "note", b"text")
-    assert (away / "note").read_bytes() == b"text"
-    assert not any(directory.iterdir())
-    with pytest.raises(pool_store.PoolAbsent):
-        opened_pool.check_in_place()
-    directory.rmdir()
-    with pytest.raises(pool_store.PoolAbsent):
-        opened_pool.check_in_place()
-    away.rename(directory)
-    opened_pool.check_in_place()
 
 
 @pytest.fixture

@@ -41,20 +41,6 @@ def entry(request: Publish) -> Published:
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-def test_publish_same_target_same_arguments_succeeds(mode: Mode) -> None:
-    request = publish(capability=mount(mode=mode))
-    publish_rules.check_same_target(entry(request), entry(request))
-
-
-@pytest.mark.parametrize("mode", list(Mode))
-def test_publish_same_target_other_arguments_is_refused(mode: Mode) -> None:
-    present = entry(publish(capability=mount(mode=mode)))
-    wanted = entry(publish(capability=mount("ext4", "noatime", mode=mode)))
-    with pytest.raises(publish_rules.TargetPublishedDifferently):
-        publish_rules.check_same_target(present, wanted)
-
-
-@pytest.mark.parametrize("mode", list(Mode))
 def test_publish_another_target_depends_on_the_access_mode(mode: Mode) -> None:
     present = entry(publish("/pods/a/mount", mount(mode=mode)))
     wanted = entry(publish("/pods/b/mount", mount(mode=mode)))

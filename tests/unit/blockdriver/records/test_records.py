@@ -1,16 +1,17 @@
 """Records on disk: what is read back, what is refused, and what is remembered of a store that does not answer."""
 
 import json
+import threading
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import pytest
 
 from crust.blockdriver.engines import pool_store
 from crust.blockdriver.engines.pool_store import RecordStore
 from crust.blockdriver.records import models
-from crust.blockdriver.records.models import VolumeRecord
-from crust.blockdriver.records.records import IndexedRecords
+from crust.blockdriver.records.models import ContentRecord, Snapshot, SnapshotSet, VolumeRecord
+from crust.blockdriver.records.records import IndexedRecords, Records
 from crust.core import errors, volumes
 from crust.core.pool_ids import PoolIds
 from crust.host.files import durable
@@ -18,13 +19,28 @@ from tests.support.records.stored_records import file_records, made, place_of, r
 
 IDS = PoolIds("0123456789abcdef")
 VOLUME = IDS.volume_id("pvc")
+NEW = ContentRecord(volume_id=VOLUME)
+
+
+M = TypeVar("M", VolumeRecord, SnapshotSet)
+
+
+def opened(directory: Path, kind: type[M]) -> IndexedRecords[M]:
+    """As after a start."""
+    is_id = IDS.is_volume_id if kind is VolumeRecord else IDS.is_set_id
+    made = IndexedRecords(file_records(directory), kind, is_id)
+    made.open()
+    return made
 
 
 @pytest.fixture
 def records(tmp_path: Path) -> IndexedRecords[VolumeRecord]:
-    made = IndexedRecords(file_records(tmp_path), VolumeRecord, IDS.is_volume_id)
-    made.open()
-    return made
+    return opened(tmp_path, VolumeRecord)
+
+
+@pytest.fixture
+def contents(tmp_path: Path) -> Records[ContentRecord]:
+    return Records(file_records(tmp_path), ContentRecord, IDS.is_volume_id)
 
 
 def volume(**changes: object) -> VolumeRecord:
@@ -163,3 +179,85 @@ def test_record_that_an_engine_may_have_made_in_an_outage_is_asked_for_after_it(
     outage.is_on = False
     assert (records.find(VOLUME) is not None) == is_there
     assert (records.unreadable(), len(records.index)) == ([], int(is_there))
+
+
+def test_records_that_cannot_be_read_are_counted_after_a_start(
+    records: IndexedRecords[VolumeRecord], tmp_path: Path
+) -> None:
+    damaged, whole = (IDS.volume_id(name) for name in "ab")
+    for volume_id in (damaged, whole):
+        made(records, volume(volume_id=volume_id))
+    place_of(records, damaged).write_text("{")
+    again = opened(tmp_path, VolumeRecord)
+    assert again.ids() == tuple(sorted((damaged, whole)))
+    removed(again, whole)
+    assert again.ids() == (damaged,)
+
+
+def test_group_of_20000_volumes_survives_a_restart(tmp_path: Path) -> None:
+    ids = [IDS.volume_id(str(number)) for number in range(20_000)]
+    state = {"size_bytes": 1, "state": "raw", "fs_type": "", "filled_bytes": 0}
+    snapshots = tuple(
+        Snapshot.model_validate(
+            {"snapshot_id": IDS.member_id("g", volume_id), "source_volume_id": volume_id, **state}
+        )
+        for volume_id in ids
+    )
+    group = SnapshotSet(set_id=IDS.group_id("g"), name="g", created_ns=1, snapshots=snapshots)
+    saved = made(opened(tmp_path, SnapshotSet), group)
+    again = opened(tmp_path, SnapshotSet)
+    assert again.unreadable() == []
+    assert again.find(group.set_id) == saved
+
+
+def test_content_record_that_was_removed_is_not_written_by_a_late_writer(
+    contents: Records[ContentRecord],
+) -> None:
+    read = made(contents, NEW)
+    removed(contents, VOLUME)
+    with pytest.raises(pool_store.RecordChanged):
+        contents.save(read)
+    assert contents.find(VOLUME) is None
+
+
+def test_of_many_writers_that_read_the_same_revision_one_writes(
+    contents: Records[ContentRecord],
+) -> None:
+    read, ready = made(contents, NEW), threading.Barrier(8, timeout=30)
+    outcomes: list[type[Exception] | None] = []
+
+    def write(size_bytes: int) -> None:
+        ready.wait()
+        try:
+            contents.save(read.but(filled_bytes=size_bytes))
+        except errors.CrustError as err:
+            outcomes.append(type(err))
+        else:
+            outcomes.append(None)
+
+    threads = [threading.Thread(target=write, args=[number]) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes.count(None) == 1
+    assert outcomes.count(pool_store.RecordChanged) == 7
+    assert contents.load(VOLUME).revision == 2
+
+
+def test_missing_content_record_is_doubt_and_never_new(contents: Records[ContentRecord]) -> None:
+    assert contents.find(VOLUME) is None
+    with pytest.raises(models.RecordMissing, match=VOLUME):
+        contents.load(VOLUME)
+    assert contents.find(volumes.VolumeId("../records/x")) is None
+
+
+@pytest.mark.parametrize("change", [{"state": "odd"}, {"revision": -1}], ids=str)
+def test_content_record_that_is_not_understood_is_refused(
+    contents: Records[ContentRecord], change: dict[str, object]
+) -> None:
+    made(contents, NEW)
+    path = place_of(contents, VOLUME)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(models.RecordUnreadable):
+        contents.load(VOLUME)

@@ -10,16 +10,12 @@ from pathlib import Path
 import pytest
 
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.records.models import Snapshot, SnapshotSet
-from crust.blockdriver.records.records import IndexedRecords
 from crust.core import errors, volumes
-from crust.core.pool_ids import PoolIds
 from tests.support.drivers import driver_state
 from tests.support.drivers.memory_backend import MemoryBackend, MemoryTaking
 from tests.support.faults.crashes import at_call, no_space
 from tests.support.raised import raised
 from tests.support.records import pool_layout
-from tests.support.records.stored_records import file_records, made, place_of, removed
 
 Take = Callable[[Driver, "list[volumes.VolumeId]"], None]
 
@@ -145,53 +141,3 @@ async def test_collect_leaves_a_snapshot_that_a_call_takes_alone(tmp_path: Path)
     await driver.operations.run(set_id, "CreateSnapshot", None, during)
     await driver.collect_garbage()
     assert driver.stores.provisioning.unsettled() == ()
-
-
-# Records of sets on disk: what is read back, and what is refused.
-
-IDS = PoolIds("0123456789abcdef")
-ID = IDS.snapshot_id("snap")
-
-
-def sets_in(directory: Path) -> IndexedRecords[SnapshotSet]:
-    records = IndexedRecords(file_records(directory), SnapshotSet, IDS.is_set_id)
-    records.open()
-    return records
-
-
-def snapshot(snapshot_id: str, volume_id: str = "vol-1") -> Snapshot:
-    return Snapshot(
-        snapshot_id=snapshot_id,
-        source_volume_id=volume_id,
-        size_bytes=1,
-        state="raw",
-        fs_type="",
-        filled_bytes=0,
-    )
-
-
-def single(name: str = "snap") -> SnapshotSet:
-    set_id = IDS.snapshot_id(name)
-    return SnapshotSet(set_id=set_id, name=name, created_ns=2, snapshots=(snapshot(set_id),))
-
-
-def test_count_of_sets_has_those_that_cannot_be_read(tmp_path: Path) -> None:
-    records = sets_in(tmp_path)
-    assert len(records.index) == 0
-    for name in ("a", "b"):
-        made(records, single(name))
-    place_of(records, IDS.snapshot_id("a")).write_text("{")
-    again = sets_in(tmp_path)
-    assert len(again.index) == 2
-    removed(again, IDS.snapshot_id("b"))
-    assert len(again.index) == 1
-
-
-def test_group_of_20000_volumes_survives_a_restart(tmp_path: Path) -> None:
-    ids = [IDS.volume_id(str(number)) for number in range(20_000)]
-    snapshots = tuple(snapshot(IDS.member_id("g", thing_id), thing_id) for thing_id in ids)
-    group = SnapshotSet(set_id=IDS.group_id("g"), name="g", created_ns=1, snapshots=snapshots)
-    saved = made(sets_in(tmp_path), group)
-    again = sets_in(tmp_path)
-    assert again.unreadable() == []
-    assert again.find(group.set_id) == saved

@@ -307,13 +307,3 @@ async def test_expanded_image_is_recorded_before_the_guest_is_asked(
             assert node.record(target).mount.capacity_bytes == 128 * MIB
             gate.opened.set()
             await expansion
-
-
-@pytest.mark.spec("D-45", "D-48")
-async def test_handler_whose_sandbox_has_the_image_gets_the_key_of_its_user(node: Node) -> None:
-    node.driver.alter = _answers_image
-    target = volumes.TargetPath(node.places.target("one"))
-    async with node.handler() as session:
-        await node.co.publish("vol-1", target.text)
-        with node.sandbox(target.text):
-            assert await session.secrets_of(target) == {"userKey": KEY}
