@@ -1,7 +1,7 @@
 """Ceph: connections, images of RBD, and who may write to one.
 
     binding         the two extension modules that a distribution ships, and what crust uses of them
-    user            who connects to which cluster, with which key and time for a call
+    user            the user, cluster, key, and time for each call of a connection
     connection      one cluster and one user, in one process; `failures` turns what it raises into crust's errors
     omap            sorted keys on an object, changed by compare-and-swap
     controller_lock one controller changes a pool at a time; its client is the one client of crust

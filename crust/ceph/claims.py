@@ -143,7 +143,7 @@ class HostClaim:
         give_back(self.image, self._me.id)
 
     def end_earlier_boots(self) -> None:
-        """End what this host's kernel had before its last boot."""
+        """End the claims that this host's kernel had before its last boot."""
         here, me = self.host, self._me
         _ended(
             self.image,
@@ -246,8 +246,8 @@ def give_back(image: ClusterImage, holder_id: str) -> None:
 
 
 def _ended(image: ClusterImage, has_ended: Callable[[Holder], bool]) -> None:
-    """End claims. The image of a client that ended without closing it is free when that is cut off: here, if this
-    user may do so, or by whoever may.
+    """End claims. The image of a client that ended without closing it is free when the client is cut off: here, if
+    this user may do so, else by the controller.
     """
 
     def without(now: Claims) -> Claims:

@@ -1,11 +1,11 @@
-"""Who connects to which Ceph cluster, with which key, and how long each call may take: the options of librados.
+"""The user, the cluster and the key of a connection, and how long each call may take: the options of librados.
 
 - Without protocol prefixes in `mon_host` a wrong key is retried by the other protocol until the timeout, and looks as
   if the monitors were away. So they are required (MonitorsInvalid).
 - The key is passed in memory. Ceph's own configuration files, keyrings, log files and admin sockets are switched off.
 - A process that has a key of its own reads it once, at the start, from a file with the key alone, or a keyring as
-  `ceph auth get` prints it. Whoever can read it can change every volume of the pool, so one that others may read is
-  refused.
+  `ceph auth get` prints it. A process that can read the key can change every volume of the pool, so a file that
+  others may read is refused.
 """
 
 import configparser

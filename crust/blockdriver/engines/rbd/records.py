@@ -10,13 +10,13 @@ Each change is one operation of RADOS (`omap.swap`) that requires the digest of 
 controller and a node that change a record one wins, whatever their clocks say. It changes a record and its intent
 together. So a volume or set exists, or it has an intent, or nothing is known of it; an image without both was made by
 somebody else, or its record was lost. The note of an intent is the record of a volume that is half removed, the
-source of one that is cloned, and the snapshots of a set.
+source of a volume that is cloned, and the snapshots of a set.
 
 A cluster warns of an object with more than 200,000 keys: that is 100,000 volumes in one namespace. Nodes write
 content records, and a user may have the key of one volume alone (`pool.capabilities`). So each of these has an object
-of its own, which comes and goes with the record. The other objects are made once, with the pool. One that is missing
-later was removed by hand: nothing is served then, and no empty one takes its place, because its volumes would seem to
-be gone.
+of its own, which comes and goes with the record. The other objects are made once, with the pool. An object that
+is missing later was removed by hand: nothing is served then, and no empty object takes its place, because its volumes
+would seem to be gone.
 """
 
 import errno

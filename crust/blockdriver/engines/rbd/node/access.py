@@ -59,6 +59,11 @@ class _Note(pydantic.BaseModel):
     is_image: bool = False
     """Whether it was attached for a hypervisor before, and is so again when it is not mapped any more."""
 
+    @property
+    def attachment(self) -> Attachment:
+        """The image, for a hypervisor."""
+        return Attachment(self.image, self.size_bytes)
+
 
 def directory(run_dir: str) -> str:
     """Where the notes are."""
@@ -94,19 +99,21 @@ class RbdAccess:
         self._devices = HostDevices(self._host, replace(kernel, owner=self._host.node))
 
     def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
-        """As `Users.use`. Frees what an earlier boot had mapped, and what was unmapped while no key was known."""
+        """As `Users.use`. Frees the images that an earlier boot had mapped, and those that were unmapped while no key
+        was known.
+        """
         self._users.use(volume_id, secrets)
         if self._is_settled:
             return
         place = self._users.place(volume_id)
         try:  # all images, if the user may read their claims: the CO unstages only what it remembers
-            with place.ioctx("cannot free what this node does not map any more") as ioctx:
+            with place.ioctx("cannot free images that this node has unmapped") as ioctx:
                 for image in claim_object.images(ioctx):
                     self._free(place, ioctx, image)
         except CephNotPermitted:
             self._free_if_known(volume_id)
         except errors.CrustError as err:
-            _log.warning("what this node does not map any more is not free", extra={"error": err})
+            _log.warning("images that this node has unmapped are not free", extra={"error": err})
         else:
             self._is_settled = True
 
@@ -149,33 +156,27 @@ class RbdAccess:
         if note is not None and note.on_host:
             self._detach_host(note.image, volume_id)
         with place.ioctx(f"cannot look at the image of {volume_id}") as ioctx:
-            attachment = self._attachment(place, volume_id)
+            note = self._seen(place, volume_id)
             claims.check_claimable(ioctx, volume_id, mode, self._host)
-        image = place.network_image(volume_id)
-        self._write_note(_Note(image=image, size_bytes=attachment.size_bytes))
-        return attachment
+        self._write_note(note)
+        return note.attachment
 
     def _attach_host(
         self, place: Place, volume_id: volumes.VolumeId, mode: Mode, access: Access
     ) -> Attachment:
         if why := self._devices.kernel.obstacle():
             raise NoHostDevice(why)
-        size_bytes = VolumeImages(place).own_size_bytes(volume_id)
-        before = self._read_note(volume_id)
-        note = _Note(
-            image=place.network_image(volume_id),
-            size_bytes=size_bytes,
-            on_host=True,
-            is_image=before is not None and (before.is_image or not before.on_host),
-        )
+        image, before = self._seen(place, volume_id), self._read_note(volume_id)
+        is_image = before is not None and (before.is_image or not before.on_host)
+        note = image.model_copy(update={"on_host": True, "is_image": is_image})
         with self._settling:  # from here on the claim is this attach's
             self._write_note(note)
         try:
             return self._devices.attach(place, volume_id, mode, access)
         except errors.CrustError:
             if self._devices.attached(note.image) is None:
-                if note.is_image:
-                    self._write_note(_Note(image=note.image, size_bytes=size_bytes))
+                if is_image:
+                    self._write_note(image)
                 else:
                     durable.remove(self._note(volume_id))
             raise
@@ -197,9 +198,9 @@ class RbdAccess:
             if mapped is not None or not note.is_image:
                 return mapped
         try:
-            return self._attachment(self._users.place(volume_id), volume_id)
+            return self._seen(self._users.place(volume_id), volume_id).attachment
         except _NO_KEY:
-            return Attachment(note.image, note.size_bytes)
+            return note.attachment
 
     def host_device(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """By the note, which is written before an image is mapped, and the kernel."""
@@ -220,10 +221,10 @@ class RbdAccess:
         note = self._read_note(volume_id)
         if note is None:
             return None
-        found = self._attachment(self._users.place(volume_id), volume_id)
+        found = self._seen(self._users.place(volume_id), volume_id)
         if note.on_host:
             return self._devices.refresh(note.image, found.size_bytes)
-        return found
+        return found.attachment
 
     def is_empty(self, volume_id: volumes.VolumeId) -> bool:
         """By the object map, which the kernel's client keeps too. Raises `ImageMissing`."""
@@ -291,9 +292,10 @@ class RbdAccess:
             raise errors.InvalidRequest(f"{volume_id!r} cannot be the name of an image")
         return os.path.join(self._directory, volume_id)
 
-    def _attachment(self, place: Place, volume_id: volumes.VolumeId) -> Attachment:
+    def _seen(self, place: Place, volume_id: volumes.VolumeId) -> _Note:
+        """The image as it is in the cluster. Raises `ImageMissing`, `ForeignImage`."""
         size_bytes = VolumeImages(place).own_size_bytes(volume_id)
-        return Attachment(place.network_image(volume_id), size_bytes)
+        return _Note(image=place.network_image(volume_id), size_bytes=size_bytes)
 
     def _write_note(self, note: _Note) -> None:
         durable.make_directories(self._directory, 0o700)

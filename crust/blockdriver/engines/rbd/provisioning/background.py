@@ -52,7 +52,7 @@ class Looks:
         raise NotImplementedError
 
     def pause_s(self, took_s: float) -> float:
-        """Until the next look, after one that took that long."""
+        """The pause before the next look, after a look that took that long."""
         raise NotImplementedError
 
     def start(self) -> None:

@@ -1,12 +1,12 @@
-"""Volumes that are made: empty, or clones that share with a snapshot or volume what they have not written.
+"""Volumes that are made: empty, or clones that share the unwritten parts with a snapshot or volume.
 
 A clone costs the same whatever its source holds. Each clone of a clone makes reads and opens slower, so a clone
 that is deeper than `SOFT_DEPTH` is flattened in the background: it gets all its data, and no parent. `HARD_DEPTH` is
 only reached where flattening cannot keep up, and refused until it has.
 
 A clone of a volume is one of a snapshot that is deleted at once; RBD keeps it until the clone is flattened or
-removed. The intent of the volume has the source (`records`), so what a killed controller has left there is removed by
-the next one. What is to be flattened is in the pool, too:
+removed. The intent of the volume has the source (`records`), so the next controller removes the snapshot that a
+killed one has left there. The list of the volumes to flatten is in the pool, too:
 
     crust.work       flatten.<volume id>   a value of its own
 """
@@ -132,7 +132,7 @@ class RbdMaking:
 
 
 def clear(snapshots: RbdSnapshots, volume_id: volumes.VolumeId, source: str) -> None:
-    """Remove what a clone of `source` to this volume has left there, and that the volume is to be flattened."""
+    """Remove the snapshot that a clone of `source` to this volume has left there, and the note to flatten it."""
     with snapshots.place.ioctx(f"cannot clear what {volume_id} was made from") as ioctx:
         if source:
             snapshots.remove_snapshot(ioctx, source, _snapshot_for(volume_id))
@@ -155,7 +155,7 @@ def depth(place: Place, ioctx: Ioctx, name: str) -> int:
 
 
 def put_flatten(ioctx: Ioctx, name: str) -> None:
-    """With a value of its own, so that whoever has done an earlier one does not drop this one."""
+    """Note that the image is to be flattened; the value is new each time, so that an earlier note is told apart."""
     omap.swap(ioctx, WORK, {}, {FLATTEN + name: secrets.token_hex(8).encode()})
 
 

@@ -1,4 +1,4 @@
-"""What a controller does with a pool in Ceph: the order of steps in which volumes and snapshot sets come and go.
+"""The engine of a controller: the order of steps in which volumes and snapshot sets of a Ceph pool come and go.
 
     make      intent; image, mark; content record; in one operation the volume record for the intent
     remove    in one operation an intent for the volume record; claim; image; content record; no intent
@@ -6,9 +6,9 @@
     remove    in one operation an intent for the record; snapshots; no intent
 
 librbd and the records share no transaction, so a crash leaves an intent (`records`). The next call for the volume or
-set, or the next start, ends it as removed. What was half made goes only if nobody has used it: an intent can be older
-than the image, restored from a backup. A removal that finds a user of the image, who came before the claim, is taken
-back.
+set, or the next start, ends it as removed. A half made volume goes only if no node has used it: an intent can be
+older than the image, restored from a backup. A removal that finds a client of the image, which came before the claim,
+is taken back.
 
 Every call blocks for as long as the cluster takes (`crust.ceph.user.Timeouts`), and raises the errors of
 `crust.ceph.failures` beside those that it names.
@@ -90,7 +90,7 @@ class RbdProvisioning(RbdSnapshots):
         return True
 
     def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """Snapshots and clones share what is not written."""
+        """Snapshots and clones share the parts that are not written."""
         return 0
 
     def maximum_bytes(self) -> int:
@@ -172,7 +172,9 @@ class RbdProvisioning(RbdSnapshots):
 
     @contextmanager
     def _settled(self, thing_id: volumes.VolumeId, thing: RbdMaking | RbdTaking) -> Iterator[None]:
-        """Settle what the block does not commit. One that fails is left to a later settlement, and hides no error."""
+        """Settle a volume or set that the block does not commit. A settlement that fails hides no error: a later one
+        does it.
+        """
         try:
             yield
         except Exception:

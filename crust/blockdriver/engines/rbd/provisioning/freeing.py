@@ -1,6 +1,6 @@
 """Images of clients that ended without closing them, and of nodes that are gone, are freed by the controller.
 
-A node seldom has the right to blocklist, and a pod that waits asks nobody. So the claims of all images are read on a
+A node seldom has the right to blocklist, and a waiting pod has none. So the claims of all images are read on a
 thread of its own, 0.5 ms each, and the ended ones are cut off (`crust.ceph.fencing`). After a look comes a pause ten
 times as long, and of `PAUSE_S` at least. Nodes that somebody has declared gone are cut off as `crust ceph fence` does
 it, without `--even-if-connected`. A claim that cannot be freed now keeps no other from it.
@@ -67,7 +67,7 @@ class Freeing(Looks):
     ) -> frozenset[str]:
         """Cut these nodes off from these volumes; returns those of which claims are left.
 
-        One that cannot be cut off now, because its client is connected, say, stops no other. Raises
+        A node that cannot be cut off now, because its client is connected, say, stops no other. Raises
         `errors.PeerUnavailable` as soon as the cluster does not answer.
         """
         left = set[str]()

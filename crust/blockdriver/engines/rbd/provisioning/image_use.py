@@ -1,4 +1,4 @@
-"""Who has an image open, and changes of it that harm none of them.
+"""The clients that have an image open, and changes of the image that harm none of them.
 
 A snapshot, a growth and most other changes need librbd's exclusive lock, or ask its owner for it. An owner that does
 not answer is treated as dead after 30 s, its lock is broken and its client blocklisted: a virtual machine that was
@@ -9,16 +9,16 @@ which waits for its flush, which waits for the new header, which waits for the f
 
 So librbd is never let get that far (`changing`):
 
-    before     whoever watches the image is asked, by an empty notification, which every client of RBD acknowledges,
-               and a silent one is a refusal. A lock whose owner does not even watch any more is left alone as long as
-               a sandbox has a claim on the image; without one nobody uses the image, and librbd may break it
+    before     each client that watches the image is asked, by an empty notification, which every client of RBD
+               acknowledges, and a silent client is a refusal. A lock whose owner does not even watch any more is left
+               alone as long as a sandbox has a claim on the image; without a claim librbd may break it
     meanwhile  they are asked again, each `ASK_EVERY_S`; when one has been silent for `SILENT_S`, *our own* client is
                blocklisted, which ends the change wherever it is: the OSDs refuse its next step
     after      a change during which librbd might have broken a lock all the same, because this process slept or no
                monitor answered, is not treated as done
 
-The silent client still has its lock and knows nothing of all this. What it was asked to do and did not do yet it may
-do when it wakes up; whoever repeats the change looks first.
+The silent client still has its lock and knows nothing of all this. It may do the requested change when it wakes up; a
+repeated change looks first.
 """
 
 import errno

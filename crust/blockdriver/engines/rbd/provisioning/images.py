@@ -62,8 +62,8 @@ class VolumeImages:
                 enlarge(image, size_bytes)
 
     def set_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
-        """Set all limits, as the configuration of the image: whoever opens it through librbd keeps to them, and
-        changes at once. librbd limits per client, and an image has one writer. 0 is no limit.
+        """Set all limits, as the configuration of the image: each client that opens it through librbd keeps to them,
+        and changes at once. librbd limits per client, and an image has one writer. 0 is no limit.
 
         Raises `ImageMissing`, RbdClientSilent.
         """
@@ -159,7 +159,7 @@ class VolumeImages:
         return 0
 
     def check_image(self, volume_id: volumes.VolumeId) -> None:
-        """By the image's mark, which whoever restores one by hand sets by hand."""
+        """By the image's mark, which a person who restores an image sets by hand."""
         self.own_size_bytes(volume_id)
 
     def own_size_bytes(self, volume_id: volumes.VolumeId) -> int:

@@ -4,15 +4,14 @@
 the size and the mark. The methods are those by which every client of RBD, the kernel's too, opens an image of
 format 2.
 
-*Directory and trash.* librbd moves an image to the trash in steps: the image is noted in the trash as one that is
-moving, the object `rbd_id.NAME` goes, then the name's entry in the directory, and then it is noted that the image has
-arrived.
+*Directory and trash.* librbd moves an image to the trash in steps: the image is noted in the trash as moving, the
+object `rbd_id.NAME` goes, then the name's entry in the directory, and then it is noted that the image has arrived.
 
 Killed before the third one, it leaves a name that cannot be opened or made: creating answers EEXIST, opening ENOENT.
 A creation makes the object before the entry, so an entry without the object is of nobody who is still to come.
 
 Killed before the last one, it leaves an image that cannot be removed from the trash: EUCLEAN, for ever. One that has
-lost its name can only be removed, so whoever finds it notes that it has arrived.
+lost its name can only be removed, so the next look notes that it has arrived.
 
 To rename an image librbd makes the object of the new name, changes the entry in the directory, and removes the object
 of the old name. Killed in between, it leaves both objects, and renaming again answers EEXIST. The entry says how far
@@ -94,7 +93,7 @@ def forget_removed(ioctx: Ioctx, name: str) -> None:
 
 
 def note_arrived(ioctx: Ioctx, image_id: str, name: str) -> bool:
-    """Note that the image is in the trash, unless it has its name still: then whoever deletes it goes on."""
+    """Note that the image is in the trash, unless it has its name still: then its deletion goes on."""
     forget_removed(ioctx, name)
     here = encoded(image_id.encode())
     with ignoring(errno.ENOENT):

@@ -55,7 +55,7 @@ class RbdSnapshots(VolumeImages):
     def remove_snapshot(self, ioctx: Ioctx, volume_id: str, snapshot_id: str) -> None:
         """Remove a snapshot of the volume's image, which may be kept aside; absent is a success.
 
-        An image that was kept for it goes also where the snapshot is gone: whoever removed it may have been killed.
+        An image that was kept for it goes also where the snapshot is gone: a removal may have been killed in between.
         """
         with self.place.turn(volume_id):
             for name in self.all_of(ioctx, volume_id):
@@ -79,12 +79,12 @@ class RbdSnapshots(VolumeImages):
         raise SnapshotMissing(snapshot.snapshot_id)
 
     def check_snapshot(self, image: Snapshot) -> None:
-        """In the volume's image, or in one that was kept aside for it."""
+        """Look in the volume's image, and in those that were kept aside. Raises `SnapshotMissing`."""
         with self.place.ioctx(f"cannot look for the snapshot {image.snapshot_id}") as ioctx:
             self.image_of(ioctx, image)
 
     def allocated(self, image: Snapshot) -> tuple[Region, ...]:
-        """The objects, of 4 MiB, that exist in the snapshot or in what it was cloned from."""
+        """The objects, of 4 MiB, that exist in the snapshot or in the images that it was cloned from."""
         with (
             self.place.ioctx(f"cannot read the snapshot {image.snapshot_id}") as ioctx,
             self.place.image(ioctx, self.image_of(ioctx, image)) as opened,
