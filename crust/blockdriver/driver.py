@@ -241,6 +241,8 @@ class Driver:
         """
         self.controller.snapshots.freezer.thaw_mounted()
         self.stores.pool.open()
+        if self.role.has_node:
+            self.node.io_limits.throttle.look()
         if not self.role.has_controller:
             # no key to read the pool with, and nothing here that its records decide
             self.stores.node_state.open(sysfs.boot_id())

@@ -14,9 +14,8 @@ The same volume may be staged at several paths (a PersistentVolume under a secon
 """
 
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from crust.blockdriver.engines.node_access import Access, Attachment, NoHostDevice
@@ -39,18 +38,8 @@ class Stage:
     volume_id: volumes.VolumeId
     path: volumes.TargetPath
     capability: volumes.VolumeCapability
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def access(self) -> Access:
-        """How the engine is to attach it."""
-        mode = self.capability.mode
-        return Access(
-            mode,
-            readonly=mode.reader_only,
-            on_host=isinstance(self.capability.access, volumes.BlockAccess),
-            secrets=self.secrets,
-        )
+    access: Access
+    """How the engine is to attach it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +96,10 @@ class NodeStage:
         return replace(begun, lock=lock)
 
     def _attach(self, request: Stage) -> _Begun:
-        self.stores.access.use(request.volume_id, request.secrets)
+        self.stores.access.use(request.volume_id, request.access.secrets)
         record = self.stores.volume_records.load(request.volume_id)
         content = self.stores.content_records.load(request.volume_id)
-        capability_check.check_not_elsewhere(record, self.stores.node_id)
-        self._check(request)
         entry = self._entry(request, record, content)
-        if entry.kind == "block":  # before it is given out: afterwards no guest would format it
-            deferral_keys.check_host_publish(request.volume_id, record.parameters, is_block=True)
         staged = self.stores.node_state.of(request.volume_id).stage
         if staged is not None and (staged.kind, staged.fs_type) != (entry.kind, entry.fs_type):
             how = f"{staged.kind} {staged.fs_type}".strip()
@@ -157,25 +142,24 @@ class NodeStage:
         entry = entry.model_copy(update={"host": "image"})
         return _Begun(entry, record, content, attachment, None)
 
-    def _check(self, request: Stage) -> None:
-        why = self.stores.supported.obstacle(request.capability)
-        if why:
-            raise capability_check.CapabilityExceeded(request.volume_id, why)
+    def _entry(self, request: Stage, record: VolumeRecord, content: ContentRecord) -> Staged:
+        """What is to be recorded of a stage that is allowed."""
+        volume_id, access = request.volume_id, request.capability.access
+        capability_check.check_not_elsewhere(record, self.stores.node_id)
+        if why := self.stores.supported.obstacle(request.capability):
+            raise capability_check.CapabilityExceeded(volume_id, why)
         if not os.path.isdir(request.path.text):
             raise errors.NotReady.named(
                 "StagingPathMissing",
                 f"the staging path {request.path.text} is not a directory",
                 hint="create it before the call",
             )
-
-    def _entry(self, request: Stage, record: VolumeRecord, content: ContentRecord) -> Staged:
-        access = request.capability.access
         kind: Literal["mount", "block"] = "mount"
         fs_type = ""
         if isinstance(access, volumes.BlockAccess):
             kind = "block"
+            # before it is given out: afterwards no guest would format it
+            deferral_keys.check_host_publish(volume_id, record.parameters, is_block=True)
         else:
             fs_type = capability_check.wanted_fs_type(access, record, content.fs_type)
-        return Staged(
-            volume_id=request.volume_id, kind=kind, fs_type=fs_type, paths=(request.path.text,)
-        )
+        return Staged(volume_id=volume_id, kind=kind, fs_type=fs_type, paths=(request.path.text,))

@@ -11,6 +11,7 @@ from crust.blockdriver.controller.controller_publish import PublishRequest
 from crust.blockdriver.controller.create_volume import CapacityQuery, Create
 from crust.blockdriver.controller.list_volumes import Listed
 from crust.blockdriver.controller.modify_volume import Expansion
+from crust.blockdriver.engines.node_access import Access
 from crust.blockdriver.node.node_stage import Stage
 from crust.blockdriver.node.publish.publish_rules import Publish
 from crust.blockdriver.records.health import Health, PoolFinding
@@ -124,7 +125,13 @@ def stage(request: csi_pb2.NodeStageVolumeRequest) -> Stage:
     path = volumes.TargetPath.parse(request.staging_target_path, role="staging_target_path")
     capability = _capability(request)
     _check_contexts(request)
-    return Stage(volume_id, path, capability, dict(request.secrets))
+    access = Access(
+        capability.mode,
+        readonly=capability.mode.reader_only,
+        on_host=isinstance(capability.access, volumes.BlockAccess),
+        secrets=dict(request.secrets),
+    )
+    return Stage(volume_id, path, capability, access)
 
 
 def publish(request: csi_pb2.NodePublishVolumeRequest, of_stages: Secrets) -> Publish:

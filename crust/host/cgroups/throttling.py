@@ -47,12 +47,16 @@ class Throttle:
     def __init__(self, io_cgroup: str = "") -> None:
         self._groups = (io_cgroup.strip("/"),) if io_cgroup else KUBELETS
         self._found: IoMax | None = None
-        self._looked = False
+
+    def look(self) -> None:
+        """Find the hierarchy: once, before the first device is attached."""
+        with oserrors.translating("cannot look for control groups"):
+            self._found = _hierarchy(self._groups)
 
     def check(self) -> None:
         """Raise `CannotThrottle` if a limit could not be set now. What was missing is looked for again."""
         if self._found is None:
-            self._look()
+            self.look()
         if self._found is None:
             raise CannotThrottle(_why_none())
         if why := self._found.obstacle():
@@ -60,7 +64,7 @@ class Throttle:
 
     def limits_of(self, device: volumes.DeviceIdentity) -> volumes.IoLimits:
         """What the kernel has for the device; none where nothing can be limited."""
-        found = self._find()
+        found = self._found
         with oserrors.translating(f"cannot read the I/O limits of {device}"):
             return NONE if found is None else found.get(device)
 
@@ -71,7 +75,7 @@ class Throttle:
         """
         if limits != NONE:
             self.check()
-        found = self._find()
+        found = self._found
         if found is None:
             return  # where nothing was ever limited nothing is left to remove
         try:
@@ -80,16 +84,6 @@ class Throttle:
             if err.errno in _GONE:  # as NOT_FOUND it would say that the volume does not exist
                 raise CannotThrottle(f"{device}: {oserrors.reason(err)}") from err
             raise oserrors.translate(err, f"cannot set the I/O limits of {device}") from err
-
-    def _find(self) -> IoMax | None:
-        if not self._looked:
-            self._look()
-        return self._found
-
-    def _look(self) -> None:
-        with oserrors.translating("cannot look for control groups"):
-            self._found = _hierarchy(self._groups)
-        self._looked = True
 
 
 def _hierarchy(groups: tuple[str, ...]) -> IoMax | None:

@@ -16,6 +16,9 @@ class FakeThrottle(Throttle):
     obstacle: str = ""
     failure: errors.CrustError | None = None
 
+    def look(self) -> None:
+        """There is nothing to find."""
+
     def check(self) -> None:
         """Refuses if there is an obstacle."""
         if self.obstacle:

@@ -57,15 +57,15 @@ class FileAccess:
         known = self._still_attached(volume_id)
         if known is not None:
             return known
-        size_bytes = self._directories.size_bytes(volume_id)
         path = self._directories.image(volume_id)
+        if not sparse.exists(path):
+            raise ImageMissing(volume_id)
         # Only this process attaches files of the pool: a file without a writer has no device.
         is_new = not sparse.has_writers(path)
         attach = loop.attach if is_new else loop.attach_once
         device = attach(path, direct_io=self._direct_io, tag=self._tag_of(volume_id))
         self._known[volume_id] = device
-        made = _attachment(device, loop.size_bytes(device) or size_bytes)
-        return replace(made, is_new=is_new)
+        return replace(_attachment(device, loop.size_bytes(device)), is_new=is_new)
 
     def attached_here(self) -> tuple[volumes.VolumeId, ...]:
         """The volumes whose file has a loop device, attached before the start or after it."""
@@ -103,9 +103,9 @@ class FileAccess:
 
     def is_empty(self, volume_id: volumes.VolumeId) -> bool:
         """By the file's holes, after writing back the page cache of its device."""
-        device = self.device_path(volume_id)
+        device = self._device(volume_id)
         if device is not None:
-            devices.sync(device)
+            devices.sync(device.path)
         try:
             return sparse.is_hole(self._directories.image(volume_id))
         except errors.NotFound as err:

@@ -7,10 +7,9 @@ the word of a stale one.
 Each program that runs has the volume's lock (`crust.host.files.locks`) and the open device.
 """
 
-import functools
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from crust.blockdriver.engines.node_access import Attachment
@@ -21,51 +20,7 @@ from crust.host.block import devices, in_use, signatures
 from crust.host.files.locks import ToolLock, ToolLocks
 from crust.host.filesystems import format_decision, fsck, mkfs, superblocks
 from crust.host.mounts import device_mounts
-from crust.host.process import workers
-
-
-def _judge(
-    content: ContentRecord,
-    fs_type: str,
-    attachment: Attachment,
-    is_empty: Callable[[], bool],
-) -> format_decision.Action | None:
-    """The action that the device needs; none while this host has mounted it: then it was prepared before.
-
-    `is_empty` asks the engine whether it stores any data of the volume: if not, a new one is not probed.
-    Anyone else who has it may be a guest, or a tool that a killed driver left running: `DeviceInUse`.
-    """
-    device = attachment.host_device.path
-    hold = devices.try_exclusive(device)
-    if hold is None:
-        return _judge_held(content, fs_type, attachment, is_empty)
-    try:
-        found = _vouched(content, fs_type, device)
-        if found is None:
-            return _judge_unknown(content, fs_type, device, is_empty)
-        return None if found.clean else format_decision.Action.KEEP
-    finally:
-        os.close(hold)
-
-
-def _judge_held(
-    content: ContentRecord,
-    fs_type: str,
-    attachment: Attachment,
-    is_empty: Callable[[], bool],
-) -> format_decision.Action | None:
-    device = attachment.host_device.path
-    action = format_decision.Action.KEEP
-    if _vouched(content, fs_type, device) is None:
-        action = _judge_unknown(content, fs_type, device, is_empty)
-    if action is format_decision.Action.KEEP and device_mounts.filesystem_mounts(
-        attachment.host_device
-    ):
-        return None
-    os.close(
-        devices.open_exclusive(device)
-    )  # raises with the holder, or succeeds if it is free by now
-    return action
+from crust.host.process import syscalls, workers
 
 
 def _vouched(content: ContentRecord, fs_type: str, device: str) -> superblocks.Superblock | None:
@@ -73,21 +28,6 @@ def _vouched(content: ContentRecord, fs_type: str, device: str) -> superblocks.S
     if (content.state, content.fs_type) != ("formatted", fs_type):
         return None
     return superblocks.find(device, fs_type)
-
-
-def _judge_unknown(
-    content: ContentRecord, fs_type: str, device: str, is_empty: Callable[[], bool]
-) -> format_decision.Action:
-    new = content.state == "new"
-    zeros = new and is_empty()
-    probe = signatures.probe if new and not content.in_guest else signatures.probe_untrusted
-    return format_decision.judge(
-        content,
-        fs_type,
-        signatures.Blank() if zeros else probe(device),
-        is_blank=lambda: zeros or devices.is_blank(device),
-        left=lambda fs_type: superblocks.read(device, fs_type),
-    )
 
 
 def _clear_interrupted(content: ContentRecord, device: str) -> None:
@@ -110,8 +50,48 @@ class FilesystemPreparation:
     def judge(
         self, content: ContentRecord, fs_type: str, attachment: Attachment
     ) -> format_decision.Action | None:
-        """The action that the device needs before a mount."""
-        return _judge(content, fs_type, attachment, self._is_empty(content))
+        """The action that the device needs before a mount; none while this host has mounted it: then it was prepared
+        before. Anyone else who has it may be a guest, or a tool that a killed driver left running: `DeviceInUse`.
+        """
+        device = attachment.host_device.path
+        hold = devices.try_exclusive(device)
+        if hold is None:
+            return self._judge_held(content, fs_type, attachment)
+        with syscalls.closing(hold):
+            found = _vouched(content, fs_type, device)
+            if found is None:
+                return self._judge_unknown(content, fs_type, device)
+            return None if found.clean else format_decision.Action.KEEP
+
+    def _judge_held(
+        self, content: ContentRecord, fs_type: str, attachment: Attachment
+    ) -> format_decision.Action | None:
+        device = attachment.host_device.path
+        action = format_decision.Action.KEEP
+        if _vouched(content, fs_type, device) is None:
+            action = self._judge_unknown(content, fs_type, device)
+        if action is format_decision.Action.KEEP and device_mounts.filesystem_mounts(
+            attachment.host_device
+        ):
+            return None
+        # raises with the holder, or succeeds if it is free by now
+        os.close(devices.open_exclusive(device))
+        return action
+
+    def _judge_unknown(
+        self, content: ContentRecord, fs_type: str, device: str
+    ) -> format_decision.Action:
+        """A new volume is not probed while the engine stores no data of it."""
+        new = content.state == "new"
+        zeros = new and self.stores.access.is_empty(content.volume_id)
+        probe = signatures.probe if new and not content.in_guest else signatures.probe_untrusted
+        return format_decision.judge(
+            content,
+            fs_type,
+            signatures.Blank() if zeros else probe(device),
+            is_blank=lambda: zeros or devices.is_blank(device),
+            left=lambda fs_type: superblocks.read(device, fs_type),
+        )
 
     def give_out_raw(self, content: ContentRecord, attachment: Attachment) -> None:
         """Record that a user has the device from here on: this driver never formats it again."""
@@ -133,58 +113,41 @@ class FilesystemPreparation:
         lock: ToolLock,
     ) -> None:
         """Do what `judge` said; raises the errors of the filesystem's tools, each of which has the volume's lock."""
-        device = await workers.run(devices.open_shared, attachment.host_device.path)
-        try:
-            held = (lock.fd, device)
-            await self._prepare(action, content, entry, attachment, parameters, held)
-        finally:
-            os.close(device)
-
-    async def _prepare(
-        self,
-        action: format_decision.Action,
-        content: ContentRecord,
-        entry: Staged,
-        attachment: Attachment,
-        parameters: Mapping[str, str],
-        held: tuple[int, ...],
-    ) -> None:
         device, fs_type = attachment.host_device.path, entry.fs_type
-        if action is format_decision.Action.KEEP:
-            await fsck.check(device, fs_type, inherits=held)
-            return
-        if action is format_decision.Action.ADOPT:
-            await fsck.check(device, fs_type, completely=True, inherits=held)
-            await workers.run(self._adopt, content, device)
-            return
-        intended = content.but(
-            state="formatting",
-            fs_type=fs_type,
-            planned_uuid=str(uuid.uuid4()),
-            filled_bytes=attachment.size_bytes,
-        )
-        clear = action is format_decision.Action.CLEAR_AND_MAKE
-        if not attachment.is_new:
-            await workers.run(in_use.check_unwritten, attachment.host_device)
-        intended = await workers.run(self._begin, intended, device, clear=clear)
-        options = mkfs.arguments(fs_type, parameters)
+        with syscalls.closing(await workers.run(devices.open_shared, device)) as opened:
+            held = (lock.fd, opened)
+            if action is format_decision.Action.KEEP:
+                await fsck.check(device, fs_type, inherits=held)
+            elif action is format_decision.Action.ADOPT:
+                await fsck.check(device, fs_type, completely=True, inherits=held)
+                await workers.run(self._adopt, content, device)
+            else:
+                clear = action is format_decision.Action.CLEAR_AND_MAKE
+                intended = content.but(
+                    state="formatting",
+                    fs_type=fs_type,
+                    planned_uuid=str(uuid.uuid4()),
+                    filled_bytes=attachment.size_bytes,
+                )
+                intended = await workers.run(self._begin, intended, attachment, clear=clear)
+                await self._make(intended, device, mkfs.arguments(fs_type, parameters), held)
+
+    async def _make(
+        self, intended: ContentRecord, device: str, options: tuple[str, ...], held: tuple[int, ...]
+    ) -> None:
+        """What is on the device is seen without a look at it if the engine stores no data of the volume at all."""
+        is_empty = self.stores.access.is_empty
         await mkfs.make(
             device,
-            fs_type,
+            intended.fs_type,
             uuid=intended.planned_uuid,
             extra_options=options,
-            probe=self._probe(content),
+            probe=lambda path: (
+                signatures.Blank() if is_empty(intended.volume_id) else signatures.probe(path)
+            ),
             inherits=held,
         )
         await workers.run(self._formatted, intended)
-
-    def _is_empty(self, content: ContentRecord) -> Callable[[], bool]:
-        return functools.partial(self.stores.access.is_empty, content.volume_id)
-
-    def _probe(self, content: ContentRecord) -> Callable[[str], signatures.Signature]:
-        """What is on the device; without a look at it if the engine stores no data of the volume at all."""
-        is_empty = self._is_empty(content)
-        return lambda path: signatures.Blank() if is_empty() else signatures.probe(path)
 
     def _formatted(self, made: ContentRecord) -> None:
         generation = made.generation + 1
@@ -197,8 +160,12 @@ class FilesystemPreparation:
         devices.sync(device)
         self._formatted(content)
 
-    def _begin(self, intended: ContentRecord, device: str, *, clear: bool) -> ContentRecord:
+    def _begin(
+        self, intended: ContentRecord, attachment: Attachment, *, clear: bool
+    ) -> ContentRecord:
+        if not attachment.is_new:
+            in_use.check_unwritten(attachment.host_device)
         written = self.stores.content_records.save(intended)
         if clear:
-            devices.zero_device(device)
+            devices.zero_device(attachment.host_device.path)
         return written
