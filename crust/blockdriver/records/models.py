@@ -132,8 +132,9 @@ class StoredRecord(pydantic.BaseModel):
             raise RecordUnreadable(shown(key), f"{where}: {first['msg']}") from err
         if "version" not in made.model_fields_set or made.version > SCHEMA:
             _check_schema(data, shown(key))
-        if made.key != key:
-            raise RecordUnreadable(shown(key), f"it describes {made.key}")
+        described = getattr(made, cls.ID_FIELD)
+        if described != key:
+            raise RecordUnreadable(shown(key), f"it describes {described}")
         made._stored = data
         return made
 

@@ -124,7 +124,6 @@ def stage(request: csi_pb2.NodeStageVolumeRequest) -> Stage:
     volume_id = limits.volume_id(request.volume_id)
     path = volumes.TargetPath.parse(request.staging_target_path, role="staging_target_path")
     capability = _capability(request)
-    _check_contexts(request)
     access = Access(
         capability.mode,
         readonly=capability.mode.reader_only,
@@ -139,7 +138,6 @@ def publish(request: csi_pb2.NodePublishVolumeRequest, of_stages: Secrets) -> Pu
     volume_id = limits.volume_id(request.volume_id)
     target = volumes.TargetPath.parse(request.target_path)
     capability = _capability(request)
-    _check_contexts(request)
     staging = request.staging_target_path
     if not staging:
         raise limits.StagingPathNotGiven()
@@ -172,16 +170,13 @@ def optional_path(text: str, role: str) -> volumes.TargetPath | None:
 def _capability(
     request: csi_pb2.NodeStageVolumeRequest | csi_pb2.NodePublishVolumeRequest,
 ) -> volumes.VolumeCapability:
+    """The capability of a request whose contexts are not too long."""
     if not request.HasField("volume_capability"):
         raise limits.MissingField("volume_capability")
-    return csi.capability(request.volume_capability)
-
-
-def _check_contexts(
-    request: csi_pb2.NodeStageVolumeRequest | csi_pb2.NodePublishVolumeRequest,
-) -> None:
+    capability = csi.capability(request.volume_capability)
     limits.check_context(request.volume_context, "volume_context")
     limits.check_context(request.publish_context, "publish_context")
+    return capability
 
 
 def places(segment: str) -> tuple[csi_pb2.Topology, ...]:

@@ -58,19 +58,17 @@ class NodePublish:
         Raises what `HostImage.make_ready` and `publish_rules.check` raise, `throttling.CannotThrottle`,
         `TargetOccupied`, and the errors of `target_paths`, `mount_api` and `fs_group`.
         """
-        ready = await self._begin(request)
+        async with workers.long_work() if _group(request) else contextlib.nullcontext():
+            ready = await workers.run(self._publish, request)
+        if ready is None:
+            return
         if isinstance(ready, Preparation):
             await self.host_image.prepare(ready)
-            ready = await self._begin(request)
-        if not isinstance(ready, Ready):
+            await self.publish(request)
             return
         content, attachment = ready.content, ready.attachment
         await self.node_expand.fill(content, ready.entry.fs_type, attachment, request.target.text)
         await workers.run(self.stores.node_state.note_published, _done(ready))
-
-    async def _begin(self, request: Publish) -> Ready | Preparation | None:
-        async with workers.long_work() if _group(request) else contextlib.nullcontext():
-            return await workers.run(self._publish, request)
 
     def _publish(self, request: Publish) -> Ready | Preparation | None:
         """Do all steps but growth in one hop; returns what must grow, or what needs a filesystem first."""

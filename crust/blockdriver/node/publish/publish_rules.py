@@ -56,6 +56,7 @@ class Publish:
     readonly: bool
     deferred: bool
     volume_context: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Sorted, as the publish context."""
     publish_context: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     """The publish's, or the stage's as far as they are known."""
@@ -75,8 +76,10 @@ class Publish:
             [group.gid, volumes.GroupPolicy.ALWAYS.value] if group else None,
             self.readonly,
             self.deferred,
-            _kept(dict(self.volume_context)),
-            _kept(dict(self.publish_context)),
+            *(
+                [pair for pair in context if not pair[0].startswith(_SIDECARS)]
+                for context in (self.volume_context, self.publish_context)
+            ),
         ]
         fingerprint = hashlib.sha256(json.dumps(arguments).encode()).hexdigest()
         object.__setattr__(self, "fingerprint", fingerprint)
@@ -142,10 +145,6 @@ def _obstacle(other: Published, wanted: Published) -> str:
     if other.kind == "block" and other.readonly != wanted.readonly:
         return "a raw device is read-only at all targets or at none"
     return ""
-
-
-def _kept(context: Mapping[str, str]) -> list[tuple[str, str]]:
-    return sorted((key, value) for key, value in context.items() if not key.startswith(_SIDECARS))
 
 
 @dataclass(frozen=True, slots=True)
