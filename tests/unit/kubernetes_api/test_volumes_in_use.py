@@ -121,15 +121,12 @@ def unknown(why: str) -> Any:
 
 
 @pytest.mark.parametrize("wanted", ["always", "runtime-class"])
-async def test_deferred_volume_that_the_node_reports_is_in_use(
+async def test_deferred_volume_is_detached_once_the_node_does_not_report_it(
     cluster: Cluster, controller: Controllers, wanted: str
 ) -> None:
     cluster.volume({"crust.dev/defer": wanted})
     with used():
         await controller.detach()
-
-
-async def test_unmounted_volume_is_detached(cluster: Cluster, controller: Controllers) -> None:
     cluster.node(NODE, "vol-2")
     await controller.detach()
     assert controller.requests == [f"/api/v1/nodes/{NODE}"]
@@ -246,6 +243,12 @@ async def test_default_decides_without_a_key(cluster: Cluster, controller: Contr
         await controller.detach(default=Defer.RUNTIME_CLASS)
     cluster.volume(NEVER)
     await controller.detach(default=Defer.RUNTIME_CLASS)
+    # one that Kubernetes migrated: its object has the source of the in-tree plugin, and no attributes
+    cluster.api.remove_object("persistentvolumes", "pv-1")
+    cluster.attached(NODE, "pv-nfs")
+    await controller.detach()
+    with used():
+        await controller.detach(default=Defer.ALWAYS)
 
 
 @pytest.mark.parametrize("deferred", ["pv-0", "pv-2"])
@@ -259,30 +262,17 @@ async def test_volume_with_two_objects_of_which_one_defers_is_in_use(
         await controller.detach()
 
 
-async def test_default_judges_migrated_volumes(cluster: Cluster, controller: Controllers) -> None:
-    """Its object has the source of the in-tree plugin, and no attributes."""
-    cluster.api.remove_object("persistentvolumes", "pv-1")
-    cluster.attached(NODE, "pv-nfs")
-    await controller.detach()
-    with used():
-        await controller.detach(default=Defer.ALWAYS)
-
-
 # Which nodes are gone.
 
 
 async def test_node_declared_dead_uses_nothing(cluster: Cluster, controller: Controllers) -> None:
-    cluster.node(NODE, VOLUME, taint="node.kubernetes.io/unreachable")
-    with used():
-        await controller.detach()
+    """If no kubelet of it reports."""
+    for taint, ready in (("node.kubernetes.io/unreachable", "Unknown"), (OUT_OF_SERVICE, "True")):
+        cluster.node(NODE, VOLUME, taint=taint, ready=ready)
+        with used():
+            await controller.detach()
     cluster.api.add(recorded("node-out-of-service"), "nodes")
     await controller.detach()
-
-
-async def test_tainted_node_that_reports_lives(cluster: Cluster, controller: Controllers) -> None:
-    cluster.node(NODE, VOLUME, taint=OUT_OF_SERVICE, ready="True")
-    with used():
-        await controller.detach()
 
 
 @pytest_asyncio.fixture
@@ -305,31 +295,23 @@ async def test_node_without_its_object_is_gone_after_five_minutes(
     await controller.ask(users)
 
 
-async def test_node_that_was_seen_in_between_was_not_absent(
-    cluster: Cluster, controller: Controllers, users: VolumesInUse
+@pytest.mark.parametrize("seen", ["by its Node object", "by another CSINode object"])
+async def test_node_that_was_there_in_between_was_not_absent(
+    cluster: Cluster, controller: Controllers, users: VolumesInUse, seen: str
 ) -> None:
+    """Nobody need have looked while it was there: its CSINode object is another one."""
     cluster.api.remove_object("nodes", NODE)
     with unknown("since 0 s"):
         await controller.ask(users)
-    cluster.node(NODE, VOLUME)
-    with used():
-        await controller.ask(users)
-    cluster.api.remove_object("nodes", NODE)
-    controller.now = 300.0
-    with unknown("since 0 s"):
-        await controller.ask(users)
-
-
-async def test_node_that_registered_in_between_was_not_absent(
-    cluster: Cluster, controller: Controllers, users: VolumesInUse
-) -> None:
-    """Nobody looked while it was there, but its CSINode object is another one."""
-    cluster.api.remove_object("nodes", NODE)
-    with unknown("since 0 s"):
-        await controller.ask(users)
-    cluster.registered(NODE, uid="uid-2")
-    while users._registered.known[NODE].metadata.uid != "uid-2":  # noqa: ASYNC110 - nothing else tells
-        await asyncio.sleep(0)
+    if seen == "by its Node object":
+        cluster.node(NODE, VOLUME)
+        with used():
+            await controller.ask(users)
+        cluster.api.remove_object("nodes", NODE)
+    else:
+        cluster.registered(NODE, uid="uid-2")
+        while users._registered.known[NODE].metadata.uid != "uid-2":  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0)
     controller.now = 300.0
     with unknown("since 0 s"):
         await controller.ask(users)

@@ -73,10 +73,6 @@ def _checked(root: Path, *, propagation: str, before: str = "true", check: str =
     )  # fmt: skip
 
 
-def test_mounts_of_a_peer_of_the_host_propagate(kubelet: Path) -> None:
-    assert _checked(kubelet, propagation="unchanged") == "propagates\n"
-
-
 def test_a_slave_of_the_host_is_refused_with_the_remedy(kubelet: Path) -> None:
     """What PrivateTmp= and HostToContainer give."""
     said = _checked(kubelet, propagation="slave")
@@ -86,26 +82,29 @@ def test_a_slave_of_the_host_is_refused_with_the_remedy(kubelet: Path) -> None:
     assert "PrivateTmp=" in said
 
 
-def test_a_slave_that_is_shared_again_is_refused(kubelet: Path) -> None:
-    """`shared:2 master:33`: what systemd makes of a unit's root, and `ctr` of an rshared bind."""
-    said = _checked(kubelet, propagation="slave", before=f"mount --make-shared {kubelet}")
-    assert "slave" in said
+@pytest.mark.parametrize(
+    ("propagation", "before", "why"),
+    [
+        # `shared:2 master:33`: what systemd makes of a unit's root, and `ctr` of an rshared bind
+        ("slave", "mount --make-shared ROOT", "slave"),
+        ("private", "true", "private to this mount namespace"),
+        # a disk of its own for the pods, say
+        (
+            "unchanged",
+            "mount -t tmpfs tmpfs ROOT/pods && mount --make-private ROOT/pods",
+            "ROOT/pods is private",
+        ),
+    ],
+)
+def test_a_private_mount_is_refused(kubelet: Path, propagation: str, before: str, why: str) -> None:
+    before, why = (each.replace("ROOT", str(kubelet)) for each in (before, why))
+    assert why in _checked(kubelet, propagation=propagation, before=before)
 
 
-def test_a_private_mount_is_refused(kubelet: Path) -> None:
-    assert "private to this mount namespace" in _checked(kubelet, propagation="private")
-
-
-def test_a_private_mount_below_the_kubelets_root_is_refused(kubelet: Path) -> None:
-    """A disk of its own for the pods, say."""
-    pods = kubelet / "pods"
-    before = f"mount -t tmpfs tmpfs {pods} && mount --make-private {pods}"
-    said = _checked(kubelet, propagation="unchanged", before=before)
-    assert f"{pods} is private" in said
-
-
-def test_a_root_that_is_not_there_yet_is_judged_by_its_parent(kubelet: Path) -> None:
-    assert _checked(kubelet / "later" / "still", propagation="unchanged") == "propagates\n"
+def test_mounts_of_a_peer_of_the_host_propagate(kubelet: Path) -> None:
+    """A root that is not there yet is judged by its parent."""
+    for root in (kubelet, kubelet / "later" / "still"):
+        assert _checked(root, propagation="unchanged") == "propagates\n"
 
 
 @pytest.mark.parametrize("propagation", ["unchanged", "slave"])
