@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from inspect import isclass
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from crust.core import errors, mount_options, volumes
 
@@ -152,14 +160,15 @@ class CrustPart(_Model):
     required: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] | None = None
     """Keys of this object that a reader must know, e.g. "limits" or "limits.burst"; else it refuses the record."""
 
-    @model_validator(mode="after")
-    def _knows_required(self) -> Self:
-        for path in self.required or ():
-            if not _is_known(CrustPart, path):
+    @field_validator("required")
+    @classmethod
+    def _knows_required(cls, paths: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for path in paths or ():
+            if not _is_known(cls, path):
                 raise ValueError(
                     f"crust.{path} must be understood, and this version does not know it"
                 )
-        return self
+        return paths
 
 
 def _is_known(model: type[BaseModel], path: str) -> bool:

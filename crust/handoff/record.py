@@ -337,7 +337,7 @@ def _model_of(record: Record) -> mount_info.MountInfo:
         if group is None
         else {"fsGroup": str(group.gid), "fsGroupChangePolicy": group.policy.value},
         "options": ("ro", *mount.mount_options) if mount.readonly else mount.mount_options,
-        "crust": part,
+        "crust": {key: value for key, value in part.items() if value is not None},
     }
     return mount_info.MountInfo.model_validate(outer)
 

@@ -19,11 +19,17 @@ from crust.handoff.store import EntryDiffers
 from crust.host.block.device_sets import DeviceSet
 from crust.host.block.holders import Openers
 from crust.host.process import workers
-from crust.proxy import handler_admission
 from crust.proxy.entries import Entries
-from crust.proxy.events import Event, Events
+from crust.proxy.events import Event
 from crust.proxy.guard import verify
-from crust.proxy.handlers import Feature, Handler, Handlers
+from crust.proxy.handlers import (
+    Feature,
+    Handler,
+    Handlers,
+    check_features,
+    check_place,
+    mount_of,
+)
 from crust.proxy.policy import Decision
 from crust.proxy.target import (
     PublishPlan,
@@ -127,7 +133,7 @@ class Publish:
         if run.began.entry is None and handler is None:  # a person has moved the entry away
             handler = await self._admit(run)
             await self._begin(run, handler)
-        mount = handler_admission.mount_of(wanted, request, await self._call_driver(run, request))
+        mount = mount_of(wanted, request, await self._call_driver(run, request))
         record = self._record(run, handler, mount)
         if handler is not None and mount.format is not None:
             await self._make_filesystem(run, handler, mount.format, mount, record)
@@ -148,16 +154,23 @@ class Publish:
             )
         )
         if run.began.entry is None:
-            _report(self._entries.events, published, run.decision)
+            metrics.deferred_publishes.labels(published.key.driver, published.handler).inc()
+            extra = {
+                "volume": str(published.key),
+                "target": published.target.text,
+                "handler": published.handler,
+                "device": published.shown_source,
+                "decider": run.decision.decider,
+            }
+            _log.info("deferred", extra=extra)
+            self._entries.events.emit(Event("published", published.target.text, published.handler))
 
     async def _admit(self, run: _Run) -> Handler:
         """All checks before any change; then, without a wait, reserve the volume and a place in the sandbox."""
         handler = await self._handlers.choose(run.decision.handler)
         access, readonly = run.wanted.access, run.wanted.readonly
-        handler_admission.check(
-            handler, fs_type=access.fs_type, group=access.group, readonly=readonly
-        )
-        handler_admission.check_place(handler, run.wanted.target, self._table.rows())
+        check_features(handler, fs_type=access.fs_type, group=access.group, readonly=readonly)
+        check_place(handler, run.wanted.target, self._table)
         row = replace(
             run.row,
             key=run.wanted.key,
@@ -235,7 +248,7 @@ class Publish:
         key, target, decider = run.wanted.key, run.wanted.target, run.decision.decider
         pod = run.wanted.pod
         if handler is not None:
-            handler_admission.check(
+            check_features(
                 handler,
                 fs_type=mount.fs_type,
                 group=mount.group,
@@ -370,18 +383,3 @@ def _refused(seen: Seen, wanted: Wanted) -> Exception:
     if record.key != wanted.key:
         return other_volume(wanted.target.text, wanted.key, record.key)
     return EntryDiffers(record) if wanted.contradicts(record) else seen.mounted(wanted.target)
-
-
-def _report(events: Events, record: Record, decision: Decision) -> None:
-    metrics.deferred_publishes.labels(record.key.driver, record.handler).inc()
-    _log.info(
-        "deferred",
-        extra={
-            "volume": str(record.key),
-            "target": record.target.text,
-            "handler": record.handler,
-            "device": record.shown_source,
-            "decider": decision.decider,
-        },
-    )
-    events.emit(Event("published", record.target.text, record.handler))

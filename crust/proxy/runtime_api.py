@@ -22,10 +22,10 @@ import logging
 from crust.core import errors, volumes
 from crust.handoff.record import Record
 from crust.host.process import workers
-from crust.proxy import handler_admission, handler_calls
+from crust.proxy import handler_calls
 from crust.proxy.entries import Entries
 from crust.proxy.events import Event
-from crust.proxy.handlers import Feature, Handler, Handlers
+from crust.proxy.handlers import Feature, Handler, Handlers, check_limits
 from crust.rpc import status
 from crust.rpc.call import Call, name_volume
 from crust.rpc.messages import crust_v1, limits
@@ -267,7 +267,7 @@ class RuntimeApi:
     async def _set_limits(self, target: volumes.TargetPath, wanted: volumes.IoLimits) -> bool:
         record = self._entries.table.expect(target.text)
         handler = await self._handlers.owner(record.handler)
-        handler_admission.check_limits(handler, wanted)
+        check_limits(handler, wanted)
 
         async def limit_sandbox(to: volumes.IoLimits) -> None:
             if Feature.IO_LIMITS in handler.features:  # otherwise there are no limits to remove

@@ -147,7 +147,10 @@ class ToolLocks:
 
     def take(self, volume: str) -> ToolLock:
         """Lock the volume for the programs that are to run on it. Raises `VolumeInUseByTool`."""
-        fd, at = self._open(os.O_CREAT), _offset_of(volume)
+        at = _offset_of(volume)
+        with oserrors.translating(f"cannot open {self.path}"):
+            flags = os.O_CREAT | os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(self.path, flags, 0o600)
         try:
             _check_free(fd, volume)
             with oserrors.translating("cannot lock a file"):
@@ -159,16 +162,13 @@ class ToolLocks:
 
     def check_free(self, volume: str) -> None:
         """Raise `VolumeInUseByTool` if a program runs on the volume, and take nothing."""
-        try:
-            fd = self._open(0)
-        except errors.NotFound:  # no program was ever started
-            return
+        with oserrors.translating(f"cannot open {self.path}"):
+            try:  # usually it is absent, and creating a CrustError costs more than this call
+                fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:  # no program was ever started
+                return
         with syscalls.closing(fd):
             _check_free(fd, volume)
-
-    def _open(self, flags: int) -> int:
-        with oserrors.translating(f"cannot open {self.path}"):
-            return os.open(self.path, flags | os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _check_free(fd: int, volume: str) -> None:
