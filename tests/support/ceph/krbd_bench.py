@@ -26,7 +26,7 @@ from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
-from tests.support.ceph import rbd_driver
+from tests.support.ceph import rbd_driver, rbd_node
 from tests.support.ceph.image_claims import as_admin
 from tests.support.ceph.rbd_driver import RbdDriver
 from tests.support.co import Co, capability
@@ -74,13 +74,7 @@ class Bench:
             f" --node-id=node-a >>{LOG} 2>&1 & echo $! >{_PID}"
         )
         self.nodes.append(Co(self.vm.channel(), metadata=extensions.METADATA))
-        async with asyncio.timeout(60):
-            while True:
-                with contextlib.suppress(grpc.aio.AioRpcError):
-                    found = await self.node.identity.Probe(csi_pb2.ProbeRequest(), timeout=20)
-                    if found.ready.value:
-                        return
-                await asyncio.sleep(0.2)
+        await rbd_node.ready(self.node)
 
     async def kill_driver(self) -> None:
         """SIGKILL."""
@@ -110,7 +104,9 @@ class Bench:
     ) -> "Volume":
         """A new raw volume, or one with a filesystem."""
         used = capability(fs_type, block=not fs_type, mode=mode)
-        made = await self.controller.create(uuid.uuid4().hex, used, size=size, volume=source)
+        made = await rbd_node.created(
+            self.controller, uuid.uuid4().hex, used, size=size, volume=source
+        )
         return Volume(self, made.volume_id, dict(made.volume_context), used, size)
 
     @contextlib.contextmanager
@@ -243,7 +239,7 @@ async def running(directory: Path) -> AsyncIterator[Bench]:
         key = ceph.node(user, namespace)
         made = Bench(ceph, namespace, user, key, Co(connected), vm)
         await made.prepare()
-        await _capacity_known(made)
+        await rbd_node.ready(made.controller)
         yield made
         await made.close()
 
@@ -264,23 +260,6 @@ monitors = "{ceph.monitors}"
 pool = "{POOL}"
 namespace = "{namespace}"
 """
-
-
-async def _capacity_known(bench: Bench) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                made = await bench.volume()
-            except grpc.aio.AioRpcError as err:
-                if err.code() not in {
-                    grpc.StatusCode.FAILED_PRECONDITION,
-                    grpc.StatusCode.UNAVAILABLE,
-                }:
-                    raise
-                await asyncio.sleep(0.3)
-                continue
-            await bench.delete(made.id)
-            return
 
 
 _OF_A_POOL = """\

@@ -11,7 +11,6 @@ import pytest
 
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.rbd.place import Place
-from crust.blockdriver.snapshots.content_source import Wanted
 from crust.blockdriver.snapshots.snapshot_sets import ContentChanged
 from crust.ceph import binding
 from crust.ceph.controller_lock import ControllerReplaced
@@ -189,24 +188,6 @@ async def test_create_paused_before_its_image_leaves_none_without_a_record(
     assert await created(second, "a") == volume_id
 
 
-async def test_paused_create_keeps_the_content_record_of_the_volume_that_replaced_it(
-    controllers: Controllers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = controllers.start()
-    provisioner = type(first.controller.provisioner)
-    pause, make = Pause(), provisioner._make
-    with monkeypatch.context() as patch:
-        patch.setattr(provisioner, "_make", functools.partialmethod(_call, pause, make))
-        late = asyncio.create_task(created(first, "a"))
-        assert await asyncio.to_thread(pause.reached.wait, 60)
-        second = controllers.start()
-        volume_id = await created(second, "a")
-        pause.go_on.set()
-        with pytest.raises(REFUSED):
-            await late
-    assert second.stores.content_records.load(volume_id).volume_id == volume_id
-
-
 async def test_snapshot_of_a_volume_that_a_node_was_given_meanwhile_is_not_answered(
     controllers: Controllers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,24 +204,6 @@ async def test_snapshot_of_a_volume_that_a_node_was_given_meanwhile_is_not_answe
             await late
     assert driver.stores.provisioning.snapshot_ids() == frozenset()
     assert (await taking.create("s", volume_id)).snapshots[0].in_guest
-
-
-async def test_volume_of_a_clone_whose_source_a_node_was_given_meanwhile_is_not_answered(
-    controllers: Controllers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The clone would be "new" with the bytes of a pod, and be formatted."""
-    driver = controllers.start()
-    source = await created(driver, "a")
-    content = driver.stores.content_records
-    with paused(monkeypatch, "clone") as pause:
-        late = asyncio.create_task(created(driver, "b", Wanted("volume", source)))
-        assert await asyncio.to_thread(pause.reached.wait, 60)
-        content.save(content.load(source).but(in_guest=True))
-        pause.go_on.set()
-        with pytest.raises(ContentChanged, match="given to a node"):
-            await late
-    assert driver.stores.provisioning.image_ids() == {source}
-    assert content.load(await created(driver, "b", Wanted("volume", source))).state == "raw"
 
 
 async def test_calls_of_one_controller_wait_for_each_other(controllers: Controllers) -> None:
