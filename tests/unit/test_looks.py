@@ -21,7 +21,7 @@ def looks() -> KeyedOperations:
     return KeyedOperations(Workers("the test"))
 
 
-async def test_call_that_hangs_times_out_and_is_joined_by_the_next() -> None:
+async def test_hanging_call_times_out_and_is_joined_by_next() -> None:
     calls = looks()
     release = threading.Event()
     started = 0
@@ -43,7 +43,7 @@ async def test_call_that_hangs_times_out_and_is_joined_by_the_next() -> None:
     assert started == 1
 
 
-async def test_call_error_reaches_all_callers_and_the_next_call_runs_again() -> None:
+async def test_call_error_reaches_all_callers_and_next_runs_again() -> None:
     calls = looks()
 
     def fail() -> int:
@@ -55,7 +55,7 @@ async def test_call_error_reaches_all_callers_and_the_next_call_runs_again() -> 
     assert await calls.look("key", lambda: 3, timeout_s=10) == 3
 
 
-async def test_call_error_after_all_callers_left_is_not_logged_by_asyncio() -> None:
+async def test_call_error_after_callers_left_is_not_logged() -> None:
     calls = looks()
     release = threading.Event()
 

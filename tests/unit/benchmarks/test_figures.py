@@ -28,7 +28,7 @@ def test_nothing_measured_is_refused() -> None:
         figures.Samples.of("ms", [])
 
 
-def test_ratio_is_that_of_the_medians_and_a_baseline_has_none() -> None:
+def test_ratio_is_of_medians_and_a_baseline_has_none() -> None:
     assert [REPORT.ratio(row) for row in REPORT.rows] == [None, 2.0]
 
 
@@ -37,7 +37,7 @@ def test_missed_goal_is_not_met() -> None:
     assert not figures.at_most("at most 50 ms", BASE.median, 50, "ms").met
 
 
-def test_section_has_a_line_per_row_with_count_median_percentile_and_ratio() -> None:
+def test_section_row_has_count_median_percentile_and_ratio() -> None:
     assert "| wrapped | 100 | 101 ms | 198 ms | 2.00 |" in page.section(REPORT).splitlines()
 
 

@@ -84,7 +84,7 @@ async def test_node_that_is_connected_waits_until_it_is_cut_off(cluster: Cluster
     await eventually(lambda: waiting() == 0)
 
 
-async def test_node_that_is_not_declared_gone_any_more_waits_no_longer(cluster: Cluster) -> None:
+async def test_node_no_longer_declared_gone_waits_no_longer(cluster: Cluster) -> None:
     cluster.connected = cluster.gone = {"n1"}
     await eventually(lambda: waiting() == 1)
     cluster.gone = set()

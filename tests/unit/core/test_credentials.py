@@ -82,7 +82,7 @@ def test_hidden_takes_time_in_proportion_to_the_text(unit: str) -> None:
     assert any(seconds(long) < 64 * seconds(short) for _ in range(3))
 
 
-def test_shown_is_cut_and_shows_no_credential_that_the_cut_would_split() -> None:
+def test_shown_text_is_cut_without_splitting_a_credential() -> None:
     text = "x" * (credentials.SHOWN_MAX_CHARS - 20) + f" token eyJhbGciOiJSUzI1NiJ9.{SECRET}.sig"
     shown = credentials.shown(text * 3)
     assert len(shown) <= credentials.SHOWN_MAX_CHARS
@@ -125,17 +125,17 @@ async def test_event_hides_credentials() -> None:
         assert (await anext(watched)).message == "-o password=***"
 
 
-def test_host_only_options_do_not_reach_the_guest_and_ro_becomes_a_field() -> None:
+def test_host_options_do_not_reach_guest_and_ro_becomes_field() -> None:
     options = mount_options.for_guest(["noatime,_netdev", "ro", "x-systemd.automount", "rshared"])
     assert options == mount_options.MountOptions(("noatime",), readonly=True)
 
 
-def test_the_last_of_ro_and_rw_wins() -> None:
+def test_last_of_ro_and_rw_wins() -> None:
     assert mount_options.for_host(["ro", "rw"]).readonly is False
     assert mount_options.for_host(["rw,ro"]).readonly is True
 
 
-def test_quoted_label_with_commas_is_one_option_and_stays_on_the_host() -> None:
+def test_quoted_label_with_commas_is_one_option_of_the_host() -> None:
     flag = 'context="system_u:object_r:container_file_t:s0:c1,c2",noatime'
     assert mount_options.for_host([flag]).options == (flag.rpartition(",")[0], "noatime")
     assert mount_options.for_guest([flag]).options == ("noatime",)
@@ -144,7 +144,7 @@ def test_quoted_label_with_commas_is_one_option_and_stays_on_the_host() -> None:
 @pytest.mark.parametrize(
     "word", ["password=x1y2", "secret", "keyfile=/x1y2", "src=https://u:x1y2@h/"]
 )
-def test_a_credential_is_refused_and_its_value_is_not_in_the_error(word: str) -> None:
+def test_credential_option_is_refused_without_its_value(word: str) -> None:
     with raised("CredentialInOptions") as caught:
         mount_options.for_guest(["noatime", word])
     assert "x1y2" not in str(caught.value)
@@ -202,12 +202,12 @@ def test_invalid_format_option_is_refused(key: str, value: str) -> None:
         deferral_keys.guest_format({"crust.dev/created-empty": "true", key: value})
 
 
-def test_a_wrapped_driver_gets_no_key_of_crust() -> None:
+def test_wrapped_driver_gets_no_key_of_crust() -> None:
     context = {"crust.dev/defer": "always", "vendor/key": "1", "plain": "2"}
     assert deferral_keys.without(context) == {"vendor/key": "1", "plain": "2"}
 
 
-def test_encryption_is_luks_or_nothing_and_is_formatted_by_guests_alone() -> None:
+def test_encryption_is_luks_or_nothing_formatted_by_guests_alone() -> None:
     assert deferral_keys.encryption({}) is None
     assert not deferral_keys.formats_in_guest({})
     luks = {"crust.dev/encryption": "luks"}
@@ -239,7 +239,7 @@ def test_passphrase_is_the_first_that_is_given() -> None:
         deferral_keys.passphrase("vol-1", {}, {"other": "x"})
 
 
-def test_encrypted_volume_is_not_published_on_the_host_not_even_raw() -> None:
+def test_encrypted_volume_is_not_published_on_host_even_raw() -> None:
     luks, guest = {"crust.dev/encryption": "luks"}, {"crust.dev/format-in": "guest"}
     for is_block in (False, True):
         with raised("EncryptedOnHost"):
@@ -250,7 +250,7 @@ def test_encrypted_volume_is_not_published_on_the_host_not_even_raw() -> None:
 
 
 @pytest.mark.parametrize("gid", ["1" * 5000, "4294967295", "0", "-1", "٣"])
-def test_group_that_is_no_number_of_a_group_is_an_invalid_request(gid: str) -> None:
+def test_group_that_is_no_gid_is_an_invalid_request(gid: str) -> None:
     with pytest.raises(errors.InvalidRequest, match="decimal number from 1"):
         volumes.GroupChange.parse(gid)
 
@@ -285,7 +285,7 @@ def test_every_engine_that_can_be_set_is_made() -> None:
     assert set(engines) > LOCAL_ENGINES
 
 
-def test_every_filesystem_is_made_read_mounted_and_known_to_the_guest() -> None:
+def test_every_filesystem_is_made_read_mounted_and_known_to_guest() -> None:
     known = set(supported.SUPPORTED)
     assert mkfs._TABLE.keys() == known
     assert superblocks._READERS.keys() == superblocks._BLOCK_SIZES.keys() == known

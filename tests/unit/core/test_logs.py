@@ -55,7 +55,7 @@ def test_error_of_crust_is_logged_as_sentence_and_name(logged: Lines) -> None:
     assert "error_name" not in other
 
 
-def test_queued_handler_line_that_cannot_be_formatted_does_not_fail_its_caller() -> None:
+def test_queued_line_that_cannot_be_formatted_fails_no_caller() -> None:
     read, write = os.pipe()
     handler = logs.QueuedHandler(write, lambda: None)
     handler.setFormatter(logs.JsonFormatter())
@@ -88,7 +88,7 @@ def test_console_shows_fields_in_one_line_of_the_level() -> None:
     assert stream.getvalue().count("\n") == 1
 
 
-async def test_the_contexts_fields_are_on_each_line_and_stay_in_their_task() -> None:
+async def test_fields_of_context_are_on_each_line_of_task() -> None:
     stream = io.StringIO()
     logs.configure(stream=stream)
 

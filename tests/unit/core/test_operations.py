@@ -31,7 +31,7 @@ class Work:
         return self.runs
 
 
-async def test_an_identical_request_joins_and_gets_the_same_result() -> None:
+async def test_identical_request_joins_and_gets_the_same_result() -> None:
     running, work = operations.KeyedOperations(), Work()
     first = asyncio.create_task(running.run("v", "publish", {"a": 1}, work))
     await work.began.wait()
@@ -153,7 +153,7 @@ async def _done() -> str:
     return "done"
 
 
-async def test_operation_takes_all_its_keys_or_none_and_refuses_others_until_it_ends() -> None:
+async def test_operation_takes_all_its_keys_or_none_until_it_ends() -> None:
     running, work, free = operations.KeyedOperations(), Work(), Work()
     free.end.set()
     task = asyncio.create_task(running.run("c", "copy", None, work, also=["a", "b", "a", "c"]))
@@ -176,7 +176,7 @@ async def test_operation_takes_all_its_keys_or_none_and_refuses_others_until_it_
     assert await running.run("a", "copy", None, free) == 2
 
 
-async def test_caller_is_answered_before_its_own_deadline_and_the_operation_goes_on() -> None:
+async def test_caller_is_answered_before_deadline_while_operation_goes_on() -> None:
     running, work = operations.KeyedOperations(), Work()
     with pytest.raises(
         operations.OperationOverdue, match=r"publish of v has not ended: .* goes on"
@@ -275,7 +275,7 @@ def failures_counted() -> float:
     ],
     ids=repr,
 )
-async def test_work_that_fails_begins_again_and_is_logged_counted_and_shown(
+async def test_failing_work_begins_again_and_is_logged_counted_shown(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     work, health, before = SupervisedWork(3, error), Health(), failures_counted()
@@ -299,7 +299,7 @@ async def test_work_that_runs_steadily_is_healthy_again(monkeypatch: pytest.Monk
             await asyncio.sleep(0.001)
 
 
-async def test_process_ends_when_work_that_it_cannot_do_without_keeps_failing() -> None:
+async def test_process_ends_when_indispensable_work_keeps_failing() -> None:
     work, ended = SupervisedWork(supervised.ATTEMPTS, ValueError("a bug")), asyncio.Event()
     problems: list[errors.CrustError] = []
 
@@ -326,7 +326,7 @@ async def test_work_that_returns_is_not_begun_again() -> None:
     assert runs == 1
 
 
-async def test_end_of_the_block_cancels_the_work_and_waits_for_it() -> None:
+async def test_end_of_block_cancels_work_and_waits_for_it() -> None:
     ended = False
 
     async def work() -> None:

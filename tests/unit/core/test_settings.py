@@ -35,11 +35,11 @@ def test_flags_win_over_the_environment_and_that_over_the_file() -> None:
     assert proxy(TOML).run_dir == "/run/file"
 
 
-def test_a_flag_that_was_not_given_changes_nothing() -> None:
+def test_flag_that_was_not_given_changes_nothing() -> None:
     assert proxy(TOML, {}, run_dir=None).run_dir == "/run/file"
 
 
-def test_a_list_in_the_environment_is_split_at_commas() -> None:
+def test_list_in_the_environment_is_split_at_commas() -> None:
     loaded = proxy(TOML, {"CRUST_TARGET_ROOTS": "/a,/b"})
     assert loaded.target_roots == ("/a", "/b")
 
@@ -102,7 +102,7 @@ def test_invalid_environment_variable_is_refused() -> None:
         proxy(TOML, {"CRUST_HANDLER_GRACE_S": "soon"})
 
 
-def test_a_default_of_the_machine_is_weaker_than_the_file() -> None:
+def test_default_of_the_machine_is_weaker_than_the_file() -> None:
     """The kubelet's name for the node is often not the host's."""
     given = {"socket": "/run/s.sock"}
     here = {"node_id": "host"}
@@ -129,7 +129,7 @@ def test_csi_endpoint_is_the_csi_socket_of_every_program(endpoint: str) -> None:
     assert [driver.socket for driver in loaded.drivers] == [DRIVER["socket"], "/run/csi.sock"]
 
 
-def test_csi_endpoint_is_stronger_than_the_file_and_weaker_than_what_is_crusts_own() -> None:
+def test_csi_endpoint_beats_file_and_yields_to_crusts_own_variable() -> None:
     environ = {"CSI_ENDPOINT": "unix:///run/csi.sock"}
     toml, flags = 'socket = "/run/file.sock"', {"node_id": "n"}
     load = loading.load
@@ -197,7 +197,7 @@ def test_only_a_controller_of_ceph_volumes_fences(given: dict[str, Any]) -> None
     assert made.kubernetes.kubeconfig == ""
 
 
-def test_driver_runs_both_parts_for_its_own_pool_unless_told_otherwise() -> None:
+def test_driver_runs_both_parts_unless_told_otherwise() -> None:
     made = driver()
     assert (made.mode, made.engine, made.node_deployment) == ("all", "files", False)
     assert driver(node_deployment=True).node_deployment

@@ -102,7 +102,7 @@ def test_volume_that_no_guest_mounts_from_a_device_is_refused(
         *({key: "4096"} for key in vendors.MKFS_OPTIONS),
     ],
 )
-def test_volume_that_was_not_created_empty_is_admitted_and_never_formatted(
+def test_volume_not_created_empty_is_admitted_and_never_formatted(
     context: dict[str, str],
 ) -> None:
     admitted = admission.admit(DRIVER, publish(context=context))
@@ -136,7 +136,7 @@ def test_file_share_is_refused_by_its_id(driver: str, volume_id: str) -> None:
     admission.admit(DRIVER, request)
 
 
-def test_encryption_that_the_driver_leaves_open_is_refused_without_the_secret() -> None:
+def test_encryption_that_driver_leaves_open_is_refused_without_secret() -> None:
     secrets = {"encryption-passphrase": "correct horse"}
     with pytest.raises(CannotBeDeferred, match="leaves the mapping open") as caught:
         admission.admit("csi.hetzner.cloud", publish(secrets=secrets))
@@ -145,7 +145,7 @@ def test_encryption_that_the_driver_leaves_open_is_refused_without_the_secret() 
     admission.admit(DRIVER, publish(secrets=secrets))
 
 
-def test_filesystem_is_the_capabilitys_or_ext4_or_what_azuredisk_says_in_its_context() -> None:
+def test_filesystem_is_of_capability_or_context_or_ext4() -> None:
     assert admission.admit(DRIVER, publish(mount={"fs_type": ""})).fs_type == "ext4"
     context = {"fsType": "xfs"}
     assert admission.admit(DRIVER, publish(context=context)).fs_type == "ext4"
@@ -228,14 +228,14 @@ def test_publish_as_block_differs_in_nothing_else() -> None:
     assert block == request
 
 
-def test_stage_that_is_made_of_a_publish_has_no_data_of_the_pod() -> None:
+def test_stage_made_of_publish_has_no_data_of_pod() -> None:
     context = {"csi.storage.k8s.io/pod.name": "p", "vendor": "1", "crust.dev/defer": "never"}
     stage = as_block.stage_of(publish(context=context, secrets={"a": "b"}))
     assert dict(stage.volume_context) == {"vendor": "1", "crust.dev/defer": "never"}
     assert not stage.secrets
 
 
-def test_private_directories_have_the_kubelets_form_and_depend_on_nothing_else() -> None:
+def test_private_directories_have_the_kubelets_form_and_nothing_else() -> None:
     above = "/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices"
     assert PATHS.staging.startswith(f"{above}/staging/crust-")
     assert PATHS.published == PATHS.staging.replace("/staging/", "/publish/")
@@ -251,7 +251,7 @@ def test_private_directories_have_the_kubelets_form_and_depend_on_nothing_else()
     assert private_directories.root("/k/") == "/k/plugins/kubernetes.io/csi/volumeDevices"
 
 
-def test_private_directories_hold_no_part_of_an_id_or_a_target() -> None:
+def test_private_directories_hold_no_part_of_id_or_target() -> None:
     driver = volumes.DriverName("a")
     paths = PrivatePaths.of("/k", volumes.VolumeKey(driver, volumes.VolumeId("../../../etc")))
     above = "/k/plugins/kubernetes.io/csi/volumeDevices"
@@ -263,7 +263,7 @@ def test_private_directories_hold_no_part_of_an_id_or_a_target() -> None:
     assert PrivatePaths.of("/k", one) != PrivatePaths.of("/k", two)
 
 
-def test_driver_that_fails_at_node_expand_of_block_is_not_called() -> None:
+def test_driver_that_fails_node_expand_of_block_is_not_called() -> None:
     assert not vendors.expands_at_node("linstor.csi.linbit.com")
     assert vendors.expands_at_node(DRIVER)
 

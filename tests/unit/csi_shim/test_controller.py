@@ -160,7 +160,7 @@ def creation(
     return create_request("pvc-1", *capabilities, parameters=parameters, **fields)
 
 
-async def test_strict_driver_gets_no_key_of_crust_and_the_answer_has_them(shim: Served) -> None:
+async def test_strict_driver_gets_no_key_and_the_answer_has_them(shim: Served) -> None:
     keys = {**ALWAYS, "crust.dev/runtime-handler": "kata", "crust.dev/ext4-reserved-percent": "1"}
     shim.driver.context = {"vendor": "kept"}
     answer = await shim.stub.CreateVolume(creation({"type": "ssd", **keys}))
@@ -244,7 +244,7 @@ async def test_vendors_mkfs_option_becomes_crusts_or_is_refused_by_name(shim: Se
         ({**ALWAYS, "data-cache-size": "50Gi"}, "data-cache-size"),
     ],
 )
-async def test_invalid_or_impossible_parameter_is_refused_before_the_driver_is_called(
+async def test_invalid_parameter_is_refused_before_driver_is_called(
     shim: Served, parameters: dict[str, str], words: str
 ) -> None:
     await refused(shim.stub.CreateVolume(creation(parameters)), Code.INVALID_ARGUMENT, words)
@@ -400,7 +400,7 @@ async def test_without_check_of_detaches_every_detach_passes(shim: Served) -> No
 @pytest.mark.parametrize(
     ("parameters", "kind"), [(ALWAYS, "block"), (BY_CLASS, "mount")], ids=["always", "by class"]
 )
-async def test_capacity_is_asked_for_what_the_volumes_of_the_class_will_be(
+async def test_capacity_is_asked_for_kind_of_the_class_volumes(
     shim: Served, parameters: dict[str, str], kind: str
 ) -> None:
     """A sidecar asks with all parameters of the StorageClass, and its pods wait while a strict driver refuses one."""
@@ -413,7 +413,7 @@ async def test_capacity_is_asked_for_what_the_volumes_of_the_class_will_be(
     assert asked.WhichOneof("access_type") == kind
 
 
-async def test_call_for_a_volume_without_a_key_passes_byte_for_byte(shim: Served) -> None:
+async def test_call_for_volume_without_key_passes_byte_for_byte(shim: Served) -> None:
     capacity = csi_pb2.GetCapacityRequest(
         parameters={"type": "ssd"}, volume_capabilities=[capability()]
     )

@@ -78,7 +78,7 @@ async def publish(places: Places, co: grpc.aio.Channel, name: str) -> None:
     await Co(co).publish(name, places.target(name), staging=staging, volume_context=context)
 
 
-async def test_shim_whose_threads_all_hang_is_not_ready_until_one_is_free(
+async def test_shim_whose_threads_hang_is_not_ready_until_one_frees(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_watch, "CHECK_S", 0.01)
@@ -109,7 +109,7 @@ async def test_shim_whose_threads_all_hang_is_not_ready_until_one_is_free(
         daemon.check_ready()
 
 
-async def test_shim_whose_looks_all_hang_is_not_ready_until_one_ends(
+async def test_shim_whose_looks_hang_is_not_ready_until_one_ends(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_watch, "CHECK_S", 0.01)
@@ -131,7 +131,7 @@ async def test_shim_whose_looks_all_hang_is_not_ready_until_one_ends(
         await until_probe(co, Code.OK)
 
 
-async def test_shim_tells_no_watchdog_because_the_proxy_of_its_process_does(
+async def test_shim_tells_no_watchdog_beside_the_proxy(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[bytes] = []

@@ -124,7 +124,7 @@ class TestShim:
     """The contract, call by call."""
 
     @pytest.mark.spec("D-8", "D-9")
-    async def test_a_flagged_publish_answers_metadata(self, shim: Shim) -> None:
+    async def test_flagged_publish_answers_metadata(self, shim: Shim) -> None:
         answer = await shim.publish()
         assert answer.deferred_mount.block_device.path == "/dev/fake-vol-1"
         assert shim.driver.published[TARGET].deferred
@@ -155,7 +155,7 @@ class TestShim:
         await shim.publish()
 
     @pytest.mark.spec("D-7")
-    async def test_the_driver_sees_that_its_caller_knows_deferral(self, shim: Shim) -> None:
+    async def test_driver_sees_that_its_caller_knows_deferral(self, shim: Shim) -> None:
         await shim.publish()
         await shim.expand(1)
         for call in (
@@ -199,7 +199,7 @@ class TestShim:
             (Code.INTERNAL, "the guest hangs"),
         ],
     )
-    async def test_the_runtimes_refusal_arrives_with_its_code_and_sentence(
+    async def test_refusal_of_runtime_arrives_with_code_and_sentence(
         self, shim: Shim, code: Code, details: str
     ) -> None:
         shim.runtime.failure = Failure(code, details)
@@ -215,14 +215,14 @@ class TestShim:
         assert shim.runtime.expansions[1:] == [(TARGET, 80 * MIB, 0)]
 
     @pytest.mark.spec("D-26", "D-27")
-    async def test_a_driver_that_does_not_grow_stops_the_expansion(self, shim: Shim) -> None:
+    async def test_driver_that_does_not_grow_stops_the_expansion(self, shim: Shim) -> None:
         shim.driver.failures["NodeExpandVolume"] = Failure(Code.OUT_OF_RANGE, "too large")
         await refused(shim.expand(1), Code.OUT_OF_RANGE, "too large")
         await refused(shim.expand(10, limit=5), Code.OUT_OF_RANGE, "above limit_bytes")
         assert shim.runtime.expansions == []
 
     @pytest.mark.parametrize("path", ["", "relative", "/a/../b"])
-    async def test_a_path_that_cannot_be_one_is_refused(self, shim: Shim, path: str) -> None:
+    async def test_volume_path_that_is_no_target_is_refused(self, shim: Shim, path: str) -> None:
         await refused(shim.stats(volume_path=path), Code.INVALID_ARGUMENT, "volume_path")
 
     @pytest.mark.spec("D-28")

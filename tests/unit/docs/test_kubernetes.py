@@ -139,12 +139,12 @@ def test_distributed_nodes_provision_for_themselves_and_one_resizer_leads() -> N
     assert any("leases" in rule["resources"] for rule in rules)
 
 
-def test_wrapped_driver_has_no_pool_and_no_object_of_our_driver() -> None:
+def test_wrapped_driver_overlay_has_nothing_of_our_driver() -> None:
     assert node_settings("wrapped-driver").driver == ()
     assert "block.csi.crust.dev" not in yaml.safe_dump_all(rendered("overlays/wrapped-driver"))
 
 
-def test_container_for_a_vendors_controller_is_accepted_by_the_published_schema() -> None:
+def test_vendors_controller_container_is_accepted_by_published_schema() -> None:
     text = (KUBERNETES / "overlays/wrapped-driver/controller.yaml").read_text(encoding="utf-8")
     deployment, role, binding = yaml.safe_load_all(text)
     deployment["spec"]["selector"] = {

@@ -76,7 +76,7 @@ def test_anchors_of_links_are_headings(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", names_of(PAGES))
-def test_rows_of_a_table_have_as_many_cells_as_its_head(page: str) -> None:
+def test_rows_have_as_many_cells_as_their_head(page: str) -> None:
     text = without_code(ROOT / page)
     tables = [table.splitlines() for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)]
     assert [row for table in tables for row in table if bars(row) != bars(table[0])] == []

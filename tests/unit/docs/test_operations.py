@@ -57,7 +57,7 @@ def table_after(words: str) -> dict[str, str]:
     return {row[0].strip("| `"): row[1].strip("| `") for row in rows}
 
 
-def test_the_tables_of_the_node() -> None:
+def test_tables_of_node_are_on_the_page() -> None:
     assert list(table_after("`crust node`:")) == [
         name for name in NodeSettings.model_fields if name not in COMMON
     ]
@@ -81,12 +81,12 @@ def documented(model: type[pydantic.BaseModel]) -> dict[str, str]:
     return defaults
 
 
-def test_the_common_settings_and_their_defaults() -> None:
+def test_common_settings_and_defaults_are_on_the_page() -> None:
     assert table_after("Every daemon:") == documented(ProgramSettings)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_the_settings_of_a_program_and_their_defaults(program: str) -> None:
+def test_settings_and_defaults_of_program_are_on_the_page(program: str) -> None:
     wanted = documented(PROGRAMS[program])
     assert table_after(f"`crust {program}`:") == {
         name: default for name, default in wanted.items() if name not in COMMON
@@ -104,13 +104,13 @@ def test_every_setting_has_a_flag(program: str) -> None:
 
 
 @pytest.mark.parametrize("program", WITH_NODE)
-def test_the_example_settings_are_accepted(program: str) -> None:
+def test_example_settings_are_accepted(program: str) -> None:
     text = (DEPLOY / "crust" / f"{program}.toml").read_text(encoding="utf-8")
     given = {"node_id": "n"} if program == "driver" else {}
     loading.load(WITH_NODE[program], program, toml=text, environ={}, flags=given)
 
 
-def test_the_example_settings_lead_from_one_program_to_the_next() -> None:
+def test_example_settings_lead_from_one_program_to_next() -> None:
     files = {
         name: tomllib.loads((DEPLOY / "crust" / f"{name}.toml").read_text()) for name in PROGRAMS
     }
@@ -199,7 +199,7 @@ def test_every_parameter_of_a_storage_class_is_explained() -> None:
     assert [value.value for value in deferral_keys.Defer if f"`{value.value}`" not in row] == []
 
 
-def test_the_snapshot_classes_have_no_parameters() -> None:
+def test_snapshot_classes_have_no_parameters() -> None:
     text = (DEPLOY / "kubernetes/overlays/snapshots/volumesnapshotclass.yaml").read_text(
         encoding="utf-8"
     )
@@ -207,7 +207,7 @@ def test_the_snapshot_classes_have_no_parameters() -> None:
     assert "parameters:" not in text
 
 
-def test_the_storage_classes_ask_for_what_the_driver_knows() -> None:
+def test_storage_classes_ask_for_what_the_driver_knows() -> None:
     text = (DEPLOY / "kubernetes/overlays/block-driver/storageclass.yaml").read_text(
         encoding="utf-8"
     )

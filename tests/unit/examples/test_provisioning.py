@@ -77,7 +77,7 @@ async def test_selected_node_alone_creates_in_its_topology(
     ]
 
 
-async def test_claim_larger_than_each_pool_is_pending_and_nobody_is_asked(
+async def test_claim_larger_than_each_pool_is_pending_unasked(
     nodes: list[Node], cluster: tuple[ApiServer, list[Provisioner]]
 ) -> None:
     api, provisioners = cluster

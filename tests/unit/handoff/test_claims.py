@@ -33,7 +33,7 @@ def _claim(sandbox_id: str = "sandbox-1", state: State = State.CLAIMED, error: s
     return Claim(sandbox_id, "kata", state, error, 4711, a_record().published_at, live=True)
 
 
-def test_claim_is_live_while_its_lock_is_held_and_dead_without(paths: layout.EntryPaths) -> None:
+def test_claim_is_live_while_its_lock_is_held(paths: layout.EntryPaths) -> None:
     assert claims.read(paths) is None
     with ClaimLock.acquire(paths, TARGET):
         claims.write(paths, _claim())
@@ -71,7 +71,7 @@ def test_claim_state_change_keeps_the_lock(paths: layout.EntryPaths) -> None:
                 ClaimLock.acquire(paths, TARGET)
 
 
-def test_an_error_of_any_length_and_script_is_kept_readable(paths: layout.EntryPaths) -> None:
+def test_error_of_any_length_and_script_is_kept_readable(paths: layout.EntryPaths) -> None:
     with ClaimLock.acquire(paths, TARGET):
         claims.write(paths, _claim(state=State.ERROR, error="größe \n" * 2000))
         claim = claims.read(paths)
@@ -80,7 +80,7 @@ def test_an_error_of_any_length_and_script_is_kept_readable(paths: layout.EntryP
     assert len(claim.error) == 2000
 
 
-def test_a_claim_without_a_sandbox_is_not_written(paths: layout.EntryPaths) -> None:
+def test_claim_without_a_sandbox_is_not_written(paths: layout.EntryPaths) -> None:
     with pytest.raises(errors.InvalidRequest, match="sandbox_id"):
         claims.write(paths, _claim(""))
     assert not os.path.exists(paths.claim)

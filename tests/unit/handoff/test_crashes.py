@@ -61,7 +61,7 @@ def _unpublish(store: Store) -> None:
         return
 
 
-def test_publish_killed_at_any_call_leaves_a_complete_entry_or_none_and_can_be_repeated(
+def test_publish_killed_anywhere_leaves_complete_entry_or_none(
     stores: Stores,
 ) -> None:
     points = 0
@@ -78,7 +78,7 @@ def test_publish_killed_at_any_call_leaves_a_complete_entry_or_none_and_can_be_r
     assert points > 8
 
 
-def test_rewrite_killed_at_any_call_leaves_the_old_or_the_new_record(stores: Stores) -> None:
+def test_rewrite_killed_anywhere_leaves_old_or_new_record(stores: Stores) -> None:
     seen = set()
     for number in crashes.crash_points(stores.published, stores.rewrite):
         store = stores(number)
@@ -92,7 +92,7 @@ def test_rewrite_killed_at_any_call_leaves_the_old_or_the_new_record(stores: Sto
     assert len(seen) == 2
 
 
-def test_unpublish_killed_at_any_call_leaves_the_entry_or_none_and_can_be_repeated(
+def test_unpublish_killed_anywhere_leaves_the_entry_or_none(
     stores: Stores,
 ) -> None:
     def claimed(number: int) -> None:
@@ -111,7 +111,7 @@ def test_unpublish_killed_at_any_call_leaves_the_entry_or_none_and_can_be_repeat
     assert outcomes == {True, False}
 
 
-def test_unpublish_killed_at_any_call_leaves_the_entry_or_a_target_that_is_cleared_later(
+def test_unpublish_killed_anywhere_leaves_entry_or_target_cleared_later(
     stores: Stores, tmp_path: Path
 ) -> None:
     def targets_file(number: int) -> Path:
@@ -161,7 +161,7 @@ def test_unpublish_whose_target_cannot_be_cleared_restores_the_entry(stores: Sto
     claims.ClaimLock.acquire(store.layout.entry(TARGET), TARGET).close()
 
 
-def test_a_target_that_was_published_again_is_not_cleared(stores: Stores) -> None:
+def test_target_that_was_published_again_is_not_cleared(stores: Stores) -> None:
     stores.published(0)
     store = stores(0)
     _leave_uncleared(store)
@@ -177,7 +177,7 @@ def _leave_uncleared(store: Store) -> None:
     os.rename(directory, store.layout.new_gone(TARGET.digest, is_target_clear=False))
 
 
-def test_claim_write_killed_at_any_call_leaves_the_old_or_the_new_claim_and_never_live(
+def test_claim_write_killed_anywhere_leaves_no_live_claim(
     stores: Stores,
 ) -> None:
     def claim(number: int) -> None:
@@ -195,7 +195,7 @@ def test_claim_write_killed_at_any_call_leaves_the_old_or_the_new_claim_and_neve
         assert _names(store) == []
 
 
-def test_publish_without_space_raises_crust_error_and_leaves_no_partial_entry(
+def test_publish_without_space_leaves_no_partial_entry(
     stores: Stores,
 ) -> None:
     points = 0
@@ -211,7 +211,7 @@ def test_publish_without_space_raises_crust_error_and_leaves_no_partial_entry(
     assert points > 8
 
 
-def test_unpublish_that_fails_at_any_call_raises_crust_error_and_can_be_repeated(
+def test_unpublish_failing_at_any_call_can_be_repeated(
     stores: Stores,
 ) -> None:
     for number, error in crashes.failure_points(stores.published, lambda n: _unpublish(stores(n))):

@@ -161,7 +161,7 @@ def test_invalid_record_is_unreadable_and_the_error_names_the_field(data: bytes)
         records.parse(data, path="/r/mountInfo.json")
 
 
-def test_keys_of_a_later_version_are_ignored_unless_they_are_required() -> None:
+def test_keys_of_later_version_are_ignored_unless_required() -> None:
     plain = json.loads(_in_crust("limits", {"read_iops": 5, "burst": 7}))
     plain["later"] = {"a": 1}
     plain["crust"] |= {"later": [], "required": ["limits", "limits.read_iops", "schema"]}
@@ -179,7 +179,7 @@ def test_newer_schema_is_reported_whatever_else_differs() -> None:
         records.parse(json.dumps(plain).encode())
 
 
-def test_a_record_in_another_entry_is_refused() -> None:
+def test_record_in_another_entry_is_refused() -> None:
     with pytest.raises(UnreadableHandoffRecord, match="whose entry is"):
         records.parse(a_record().to_bytes(), digest="0" * 64)
 
@@ -187,7 +187,7 @@ def test_a_record_in_another_entry_is_refused() -> None:
 @pytest.mark.parametrize(
     "option", ["password=hunter2", "credentials=/x/hunter2", "src=smb://u:hunter2@h/x"]
 )
-def test_credential_is_refused_and_its_value_is_not_in_the_error(option: str) -> None:
+def test_credential_is_refused_and_absent_from_the_error(option: str) -> None:
     with raised("CredentialInOptions") as writing:
         a_record(mount_options=(option,))
     with pytest.raises(UnreadableHandoffRecord) as reading:
@@ -223,12 +223,12 @@ def test_mount_that_parse_would_refuse_is_not_written(field: str, value: object)
         a_record(TARGET, **{field: value}).to_bytes()
 
 
-def test_a_record_larger_than_its_limit_is_not_written() -> None:
+def test_record_larger_than_its_limit_is_not_written() -> None:
     with pytest.raises(UnrecordableMount, match="bytes"):
         a_record(mount_options=tuple(f"o{n}={'x' * 900}" for n in range(80))).to_bytes()
 
 
-def test_generation_and_time_are_not_content_and_the_device_is_not_the_request() -> None:
+def test_generation_is_no_content_and_device_no_request() -> None:
     one = a_record()
     later = replace(one, generation=9)
     grown = a_record(capacity_bytes=1 << 40)
@@ -248,7 +248,7 @@ def test_group_without_a_policy_is_changed_only_on_root_mismatch() -> None:
     assert group == volumes.GroupChange(7, volumes.GroupPolicy.ON_ROOT_MISMATCH)
 
 
-def test_runtime_that_does_not_know_formatting_or_encryption_must_refuse_the_record() -> None:
+def test_runtime_without_formatting_or_encryption_must_refuse_the_record() -> None:
     work = {"format": volumes.GuestFormat(), "encryption": volumes.Encryption.LUKS}
     for name, value in work.items():
         record = Record.of(replace(MOUNT, **{name: value}), KEY, TARGET, HANDLER)  # type: ignore[arg-type]
@@ -256,7 +256,7 @@ def test_runtime_that_does_not_know_formatting_or_encryption_must_refuse_the_rec
     assert "required" not in json.loads(Record.of(MOUNT, KEY, TARGET, HANDLER).to_bytes())["crust"]
 
 
-def test_secret_of_a_deferred_mount_is_in_no_record_and_no_text() -> None:
+def test_secret_of_deferred_mount_is_in_no_record() -> None:
     secret = {"passphrase": "correct horse"}
     mount = replace(MOUNT, encryption=volumes.Encryption.LUKS, secrets=secret)
     record = Record.of(mount, KEY, TARGET, HANDLER)
@@ -266,7 +266,7 @@ def test_secret_of_a_deferred_mount_is_in_no_record_and_no_text() -> None:
 
 
 @pytest.mark.spec("H-50")
-def test_record_of_an_image_has_no_device_and_requires_that_readers_know_the_image() -> None:
+def test_record_of_image_has_no_device_and_requires_knowing_images() -> None:
     plain = json.loads(a_record(source=IMAGE).to_bytes())
     assert plain["volume-type"] == "network"
     assert plain["crust"]["required"] == ["image"]

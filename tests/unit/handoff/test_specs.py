@@ -21,23 +21,23 @@ VOLUME = "tests/unit/examples_kata/test_runtime_volume.py"
 KERNEL = f"{INTEGRATION}/proxy/test_kernel.py"
 
 TESTS = {
-    1: (f"{UNIT}/test_specs.py", "an_entry_is_named_by_the_digest_of_the_target_path"),
+    1: (f"{UNIT}/test_specs.py", "entry_is_named_by_digest_of_target_path"),
     2: (f"{UNIT}/test_specs.py", "names_for_building_and_removing_are_hidden_and_temporary"),
     3: (f"{UNIT}/test_store.py", "unknown_names_are_reported_and_kept_by_unpublish"),
     4: (f"{INTEGRATION}/handoff/test_watch.py", "directory_or_file_of_another_user_is_an_error_for_every_reader"),
-    5: (f"{UNIT}/test_record.py", "keys_of_a_later_version_are_ignored_unless_they_are_required"),
+    5: (f"{UNIT}/test_record.py", "keys_of_later_version_are_ignored_unless_required"),
     6: (f"{UNIT}/test_record.py", "newer_schema_is_reported_whatever_else_differs"),
-    7: (f"{UNIT}/test_record.py", "a_record_in_another_entry_is_refused"),
+    7: (f"{UNIT}/test_record.py", "record_in_another_entry_is_refused"),
     8: (f"{UNIT}/test_record.py", "host_options_are_dropped_and_ro_becomes_readonly"),
-    9: (f"{UNIT}/test_record.py", "credential_is_refused_and_its_value_is_not_in_the_error"),
+    9: (f"{UNIT}/test_record.py", "credential_is_refused_and_absent_from_the_error"),
     10: (f"{UNIT}/test_store.py", "unreadable_record_is_never_absent"),
     11: (f"{UNIT}/test_store.py", "entry_without_record_is_absent_and_a_publish_replaces_it"),
     13: ("tests/unit/proxy/test_process.py", "second_proxy_on_one_handoff_directory_is_refused"),
-    14: (f"{UNIT}/test_crashes.py", "publish_killed_at_any_call_leaves_a_complete_entry_or_none_and_can_be_repeated"),
+    14: (f"{UNIT}/test_crashes.py", "publish_killed_anywhere_leaves_complete_entry_or_none"),
     15: (f"{UNIT}/test_store.py", "other_content_never_replaces_the_record_of_a_live_sandbox"),
-    16: (f"{UNIT}/test_crashes.py", "rewrite_killed_at_any_call_leaves_the_old_or_the_new_record"),
+    16: (f"{UNIT}/test_crashes.py", "rewrite_killed_anywhere_leaves_old_or_new_record"),
     17: (f"{UNIT}/test_store.py", "begin_unpublish_is_refused_while_a_sandbox_has_the_volume"),
-    18: (f"{UNIT}/test_crashes.py", "unpublish_killed_at_any_call_leaves_the_entry_or_none_and_can_be_repeated"),
+    18: (f"{UNIT}/test_crashes.py", "unpublish_killed_anywhere_leaves_the_entry_or_none"),
     19: (f"{UNIT}/test_store.py", "unknown_names_are_reported_and_kept_by_unpublish"),
     20: (f"{UNIT}/test_store.py", "remove_orphans_removes_only_what_a_crash_left"),
     21: (f"{UNIT}/test_claims.py", "lock_file_of_somebody_else_is_refused"),
@@ -51,14 +51,14 @@ TESTS = {
     29: (CLAIM, "claim_names_its_sandbox_and_holds_the_device_exclusively"),
     30: (f"{INTEGRATION}/handoff/test_watch.py", "queue_overflow_causes_a_hint_and_no_change_is_lost"),
     31: (f"{INTEGRATION}/handoff/test_watch.py", "each_change_of_an_entry_is_a_hint"),
-    32: ("tests/unit/runtime_handler/test_claims_of_authors.py", "the_longest_target_wins"),
+    32: ("tests/unit/runtime_handler/test_claims_of_authors.py", "longest_target_wins"),
     33: (KERNEL, "sub_path_that_a_kubelet_prepares_leads_to_the_volume"),
     36: (VOLUME, "record_limits_are_set_before_mount"),
     37: (VOLUME, "resume_sets_the_current_limits_of_the_record"),
     38: (CLAIM, "group_that_a_kubelet_gave_to_the_guard_mount_becomes_the_volumes"),
     39: (f"{INTEGRATION}/host/mounts/test_mount_api.py", "mount_guard_without_names_takes_owner_mode_and_label"),
     41: ("tests/unit/proxy/csi/test_refusals.py", "unreadable_entry_blocks_what_may_be_its"),
-    42: (f"{UNIT}/test_store.py", "files_of_the_runtime_are_neither_reported_nor_kept_by_unpublish"),
+    42: (f"{UNIT}/test_store.py", "files_of_runtime_are_neither_reported_nor_kept"),
     40: (f"{UNIT}/test_record.py", "group_without_a_policy_is_changed_only_on_root_mismatch"),
     43: (KEEPER, "claim_outlives_the_daemon_and_ends_with_the_vm"),
     44: (KEEPER, "keeper_is_small_ignores_the_daemons_signals_and_imports_no_package"),
@@ -91,7 +91,7 @@ def test_clauses_are_numbered_without_gaps_and_none_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("clause", sorted(TESTS))
-def test_a_clauses_test_is_there(clause: int) -> None:
+def test_test_of_clause_exists(clause: int) -> None:
     file, name = TESTS[clause]
     assert f"def test_{name}(" in (ROOT / file).read_text(encoding="utf-8")
 
@@ -107,7 +107,7 @@ def test_every_clause_that_the_code_or_a_decision_cites_exists() -> None:
     assert cited <= {*TESTS, *ELSEWHERE}
 
 
-def test_an_entry_is_named_by_the_digest_of_the_target_path() -> None:
+def test_entry_is_named_by_digest_of_target_path() -> None:
     entry = Layout("/r").entry(TARGET)
     assert entry.directory == f"/r/{TARGET.digest}"
     assert entry == Layout("/r").entry(TARGET.digest)

@@ -37,7 +37,7 @@ async def _condition(node: Node) -> inspect_pb2.GetHealthResponse.Condition:
             await asyncio.sleep(0.01)
 
 
-async def test_a_socket_that_was_removed_is_shown_and_fails_the_probe(
+async def test_removed_socket_is_shown_and_fails_the_probe(
     places: nodes.Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "CHECK_S", 0.01)
@@ -81,7 +81,7 @@ class HangingReads:
         monkeypatch.setattr(Store, "read", hang)
 
 
-async def test_hanging_look_at_a_claim_takes_one_thread_and_the_proxy_without_threads_is_unhealthy(
+async def test_proxy_whose_looks_at_claims_hang_is_unhealthy(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_watch, "CHECK_S", 0.01)
@@ -154,7 +154,7 @@ async def test_slow_watcher_gets_the_number_of_dropped_events() -> None:
 
 
 @pytest.mark.parametrize("waiting", [0, QUEUE_LENGTH])
-async def test_the_end_of_events_ends_watches_that_wait_that_are_full_and_that_begin(
+async def test_end_of_events_ends_every_watch(
     waiting: int,
 ) -> None:
     events = Events()

@@ -146,7 +146,7 @@ class StubbornLooks(entry.Looks):
 
 
 @pytest.mark.parametrize("failures", [3, None])
-async def test_looks_that_fail_are_tried_again_and_end_the_process_if_they_keep_failing(
+async def test_failing_looks_are_repeated_and_end_the_process(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, failures: int | None
 ) -> None:
     """Not only errors of crust's own: no thread can be started, no memory is left."""

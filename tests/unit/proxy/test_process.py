@@ -76,7 +76,7 @@ async def test_second_proxy_on_one_handoff_directory_is_refused(places: Places) 
         assert not os.path.exists(socket)
 
 
-async def test_second_proxy_names_the_first_and_serves_when_that_has_ended(places: Places) -> None:
+async def test_second_proxy_names_first_and_serves_after_it(places: Places) -> None:
     async with proxy(places) as first:
         second = await start(*flags(places))
         try:

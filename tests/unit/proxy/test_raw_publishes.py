@@ -49,7 +49,7 @@ def share(node: Node, one: str, other: str) -> None:
     node.devices.related.update({mine: both, theirs: both})
 
 
-async def test_raw_publish_of_a_device_that_a_runtime_has_is_undone(kata: Node) -> None:
+async def test_raw_publish_of_device_with_runtime_is_undone(kata: Node) -> None:
     await kata.co.publish("vol-1", kata.places.target("one"))
     share(kata, "vol-1", "vol-2")
     request = raw_request(kata, "raw", "vol-2")
@@ -69,7 +69,7 @@ async def test_raw_publish_that_cannot_be_undone_is_not_final(kata: Node) -> Non
     await refused(call, Code.UNAVAILABLE, "DeviceReserved")
 
 
-async def test_deferred_publish_of_a_device_that_is_published_raw_is_undone(kata: Node) -> None:
+async def test_deferred_publish_of_device_published_raw_is_undone(kata: Node) -> None:
     raw, target = await publish_raw(kata, "raw", "vol-2"), kata.places.target("one")
     await kata.co.publish("vol-3", kata.places.target("three"))
     share(kata, "vol-1", "vol-2")
@@ -129,7 +129,7 @@ class FullProcess(FakeDevices):
         return super().identify(path)
 
 
-async def test_raw_target_that_cannot_be_looked_at_is_not_taken_for_free(places: Places) -> None:
+async def test_raw_target_that_cannot_be_seen_is_not_free(places: Places) -> None:
     async with nodes.running(places, devices=FullProcess()) as node, node.handler():
         request = raw_request(node, "raw", "vol-1")
         node.driver.failures["NodeUnpublishVolume"] = Failure(Code.INTERNAL, "stuck")
@@ -172,7 +172,7 @@ async def test_host_publish_beside_a_deferred_reader_passes_for_a_reader(kata: N
 
 
 @pytest.mark.spec("D-21")
-async def test_a_second_target_of_the_volume_is_refused_naming_the_holder(kata: Node) -> None:
+async def test_second_target_of_volume_is_refused_naming_the_holder(kata: Node) -> None:
     one, two = kata.places.target("one"), kata.places.target("two")
     await kata.co.publish("vol-1", one)
     await refused(

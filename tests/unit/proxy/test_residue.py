@@ -113,7 +113,7 @@ async def test_undo_at_the_driver_has_its_own_deadline(kata: Node, target: str) 
     kata.check_untouched(target)
 
 
-async def test_undo_at_the_driver_goes_on_after_the_co_gave_up(kata: Node, target: str) -> None:
+async def test_undo_at_driver_goes_on_after_co_gave_up(kata: Node, target: str) -> None:
     _other_filesystem(kata)
     gate = kata.driver.gates["NodeUnpublishVolume"] = Gate()
     publishing = asyncio.ensure_future(kata.co.publish("vol-1", target))
@@ -205,7 +205,7 @@ async def test_entry_that_appeared_although_its_publish_failed_is_removed(
     kata.check_untouched(target)
 
 
-async def test_failed_publish_that_a_sandbox_has_claimed_already_is_not_final(
+async def test_failed_publish_that_sandbox_has_claimed_is_not_final(
     kata: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = Store.write

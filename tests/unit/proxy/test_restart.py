@@ -209,7 +209,9 @@ async def test_unpublish_killed_anywhere_leaves_what_the_kubelet_can_finish(
 
 
 @pytest.mark.parametrize("call", ["publish", "unpublish"])
-async def test_a_proxy_killed_while_the_driver_works(peers: Peers, call: str) -> None:
+async def test_proxy_killed_while_driver_works_leaves_a_repeatable_call(
+    peers: Peers, call: str
+) -> None:
     target = peers.places.target("one")
     method = "NodePublishVolume" if call == "publish" else "NodeUnpublishVolume"
     async with proxy_process.running(peers.places) as proxy:

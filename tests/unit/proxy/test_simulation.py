@@ -10,7 +10,7 @@ from tests.support.nodes import simulation
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_simulated_node_leaks_nothing_and_gives_no_final_code_with_residue(seed: int) -> None:
+async def test_simulated_node_leaks_nothing_under_a_final_code(seed: int) -> None:
     figures = await simulation.simulate(seed)
     assert figures.faults == []
     assert figures.counts["NodePublishVolume OK"] > 0, "a run in which nothing ran proves nothing"

@@ -525,7 +525,7 @@ def test_proxy_makes_or_checks_only_what_no_guest_does(
     assert decisions.must_be_filled(began, mount, features) is filled
 
 
-def test_failed_publish_of_an_inline_volume_never_calls_the_drivers_unpublish() -> None:
+def test_failed_publish_of_inline_volume_never_unpublishes_it() -> None:
     for stack, asked in itertools.product(Stack, Asked):
         undo = decisions.undo(Seen(stack=stack), asked, is_inline=True)
         assert undo is not Undo.TAKE_BACK

@@ -99,7 +99,7 @@ def test_invalid_gid_is_refused(group: str) -> None:
             csi.capability(mount(volume_mount_group=group))
 
 
-def test_group_0_is_allowed_for_the_host_and_refused_for_a_guest() -> None:
+def test_group_0_is_allowed_for_host_and_refused_for_guest() -> None:
     capability = csi.capability(mount(volume_mount_group="0"))
     assert capability.access == volumes.MountAccess(group=volumes.GroupChange(0))
     assert csi.capability(csi.capability_to_wire(capability)) == capability
@@ -153,7 +153,7 @@ deferred_mounts = st.builds(
 
 
 @given(deferred_mounts)
-def test_a_deferred_mount_survives_the_wire(value: volumes.DeferredMount) -> None:
+def test_deferred_mount_survives_the_wire(value: volumes.DeferredMount) -> None:
     assert csi.deferred_mount(csi.deferred_mount_to_wire(value)) == value
 
 
@@ -275,7 +275,7 @@ TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
 FULL = {"key": "x" * (limits.MAP_MAX_BYTES - 3)}
 
 
-def test_a_map_of_4_kib_is_fine_and_one_byte_more_is_not() -> None:
+def test_map_above_4_kib_is_refused() -> None:
     assert limits.mapping(FULL, "parameters") == FULL
     limits.check_context(FULL, "volume_context")
     for check in (limits.mapping, limits.check_context):

@@ -107,7 +107,7 @@ async def test_bytes_pass_through_unchanged(chain: Chain, method: str) -> None:
 
 
 @METHODS
-async def test_a_large_message_passes(chain: Chain, method: str) -> None:
+async def test_large_message_passes(chain: Chain, method: str) -> None:
     data = os.urandom(32 * 1024 * 1024)
     assert await chain.call(method)(data) == data
 
@@ -131,7 +131,7 @@ async def test_metadata_passes_both_ways(chain: Chain, method: str) -> None:
 
 
 @METHODS
-async def test_a_status_passes_with_message_and_details(chain: Chain, method: str) -> None:
+async def test_status_passes_with_message_and_details(chain: Chain, method: str) -> None:
     async def answer(request: bytes, context: Context) -> bytes:
         trailing = (("grpc-status-details-bin", b"\x08\x05"), ("x-why", "so"))
         await context.abort(grpc.StatusCode.DATA_LOSS, "bits are göne", trailing)
@@ -148,7 +148,7 @@ async def test_a_status_passes_with_message_and_details(chain: Chain, method: st
 
 
 @METHODS
-async def test_the_deadline_reaches_the_backend(chain: Chain, method: str) -> None:
+async def test_deadline_reaches_the_backend(chain: Chain, method: str) -> None:
     await chain.call(method)(b"", timeout=50)
     assert chain.backend.time_left_s is not None
     assert 0 < chain.backend.time_left_s <= 51  # gRPC rounds up
@@ -159,7 +159,7 @@ async def test_the_deadline_reaches_the_backend(chain: Chain, method: str) -> No
 
 
 @METHODS
-async def test_a_caller_that_cancels_cancels_the_backends_call(chain: Chain, method: str) -> None:
+async def test_cancelled_caller_cancels_the_backends_call(chain: Chain, method: str) -> None:
     gate = Gate()
 
     async def answer(request: bytes, context: Context) -> bytes:
@@ -226,7 +226,7 @@ async def _result(call: Any) -> Any:
     return await call
 
 
-async def test_a_peer_that_hangs_is_reported_before_the_callers_deadline(short: str) -> None:
+async def test_hanging_peer_is_reported_before_the_callers_deadline(short: str) -> None:
     """The kubelet's event then has the reason, and not a bare "context deadline exceeded"."""
     hangs = asyncio.Event()
 

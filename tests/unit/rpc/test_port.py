@@ -231,7 +231,7 @@ async def test_pass_through_calls_reach_it(port: Port, node: Node) -> None:
     await refused(outer.answer(Call("/csi.v1.Node/Nothing", (), 20), b""), Code.UNIMPLEMENTED)
 
 
-async def test_a_later_connection_has_another_number(short: str, node: Node) -> None:
+async def test_later_connection_has_another_number(short: str, node: Node) -> None:
     """What a driver said of itself holds for one connection: another one may lead to another version."""
     path = f"{short}/s.sock"
     async with SocketPort(path) as to:

@@ -65,7 +65,7 @@ async def start(path: str, **options: str) -> None:
         raise AssertionError("it serves")
 
 
-async def test_it_serves_and_leaves_no_socket(short: str) -> None:
+async def test_server_serves_and_leaves_no_socket(short: str) -> None:
     path = f"{short}/a.sock"
     async with server.serving(path, echo_service()):
         assert await echo(path) == b"hello"
@@ -129,7 +129,7 @@ async def test_socket_of_a_listener_that_hangs_is_refused(
             await start(path)
 
 
-async def test_the_socket_of_a_killed_process_is_replaced(short: str) -> None:
+async def test_socket_of_killed_process_is_replaced(short: str) -> None:
     path = f"{short}/a.sock"
     code = (
         "import asyncio, sys\n"
@@ -178,7 +178,7 @@ async def test_socket_path_that_is_too_long_creates_nothing(short: str) -> None:
     assert os.listdir(short) == []
 
 
-async def test_the_lock_may_lie_elsewhere(short: str) -> None:
+async def test_lock_may_lie_elsewhere(short: str) -> None:
     """CSI allows no other file beside a plugin's socket."""
     path = f"{short}/plugin/csi.sock"
     async with server.serving(path, Service("t"), lock_path=f"{short}/run/csi.lock"):
@@ -215,7 +215,7 @@ async def test_stop_waits_for_running_calls(short: str) -> None:
     await stop
 
 
-async def test_successor_serves_when_the_last_operation_of_its_predecessor_has_ended(
+async def test_successor_serves_after_last_operation_of_its_predecessor(
     short: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     lock, path = f"{short}/lock", f"{short}/a.sock"

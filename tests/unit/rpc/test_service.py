@@ -113,7 +113,7 @@ async def test_csi_call_has_status_details_only_if_its_caller_asks(
 
 
 @SHAPES
-async def test_an_error_that_a_peer_answered_keeps_its_name_in_the_next_log(
+async def test_error_of_peer_keeps_its_name_in_the_log(
     service: Fixture, shape: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -139,7 +139,7 @@ async def test_an_error_that_a_peer_answered_keeps_its_name_in_the_next_log(
 
 
 @SHAPES
-async def test_bug_is_answered_with_the_request_id_and_logged_with_traceback(
+async def test_bug_is_answered_with_request_id_and_logged(
     service: Fixture, shape: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     built, caller = service
@@ -209,7 +209,7 @@ async def test_cancelled_call_is_logged_as_cancelled(
     ]
 
 
-async def test_each_call_is_one_line_with_rpc_code_and_time_and_its_own_id(
+async def test_each_call_is_one_line_with_its_own_id(
     service: Fixture, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -33,7 +33,7 @@ BRANCHES = [
 ]
 
 
-def test_every_branch_has_a_row_and_no_two_branches_share_a_code() -> None:
+def test_every_branch_has_a_code_of_its_own() -> None:
     assert set(BRANCHES) <= set(status.CODES)
     codes = [status.CODES[branch] for branch in BRANCHES]
     assert len(set(codes)) == len(codes)
@@ -100,7 +100,7 @@ def test_every_code_that_there_is_comes_back_as_an_error() -> None:
         assert str(status.to_error(_of_peer(code, ""))) != ""
 
 
-def test_an_error_without_a_branch_is_internal() -> None:
+def test_error_without_a_branch_is_internal() -> None:
     assert status.code_of(errors.CrustError("bare")) is grpc.StatusCode.INTERNAL
 
 
@@ -110,7 +110,7 @@ def _of_peer(code: grpc.StatusCode, message: str, raw: bytes = b"") -> PeerStatu
 
 @pytest.mark.parametrize("residue", [Residue.EXISTS, Residue.OTHER])
 @pytest.mark.parametrize("branch", status.CODES)
-def test_publish_that_left_something_has_no_final_code_but_already_exists(
+def test_publish_that_left_something_has_no_final_code(
     branch: type[errors.CrustError], residue: Residue
 ) -> None:
     code = status.CODES[status.branch("NodePublishVolume", branch("x"), residue)]
@@ -229,7 +229,7 @@ def everything_logged() -> Iterator[io.StringIO]:
     root.setLevel(level)
 
 
-async def test_a_planted_secret_is_in_no_log_line_no_file_and_no_error(
+async def test_planted_secret_is_in_no_log_file_or_error(
     everything_logged: io.StringIO, short: str
 ) -> None:
     """The whole life of a volume with secrets in every field that can hold one, logged at level debug."""
@@ -256,7 +256,7 @@ async def test_a_planted_secret_is_in_no_log_line_no_file_and_no_error(
     assert SECRET not in text
 
 
-async def test_a_secret_in_a_drivers_error_reaches_the_caller_and_no_log_line(
+async def test_secret_in_drivers_error_reaches_caller_and_no_log(
     everything_logged: io.StringIO, short: str
 ) -> None:
     """In a call that passes as bytes, in a deferred one, and in one whose code the proxy changes."""
@@ -281,7 +281,7 @@ async def test_a_secret_in_a_drivers_error_reaches_the_caller_and_no_log_line(
 
 
 @pytest.mark.parametrize("key", ["userID", "adminID", "node.session.auth.username"])
-def test_name_of_a_user_beside_a_secret_is_not_hidden_in_an_error(key: str) -> None:
+def test_user_name_beside_secret_is_not_hidden_in_error(key: str) -> None:
     secrets = {key: "admin", "userKey": SECRET}
     request = csi_pb2.NodeStageVolumeRequest(volume_id="v", secrets=secrets)
     text = f"client.admin cannot log in with {SECRET}: ask an administrator for its caps"
@@ -291,7 +291,7 @@ def test_name_of_a_user_beside_a_secret_is_not_hidden_in_an_error(key: str) -> N
 
 
 @pytest.mark.parametrize("key", ["userKey", "secretID", "user.password", "pin"])
-def test_secret_that_is_a_common_word_is_hidden_in_an_error(key: str) -> None:
+def test_secret_that_is_common_word_is_hidden_in_error(key: str) -> None:
     request = csi_pb2.NodeStageVolumeRequest(volume_id="v", secrets={key: "admin"})
     shown = redaction.without_secrets("no admin", "/csi.v1.Node/NodeStageVolume", request)
     assert shown == "no ***"
@@ -333,12 +333,12 @@ def test_id_of_the_caller_is_taken_if_it_is_one(named: str | bytes) -> None:
     assert fields["request_id"] == named or len(fields["request_id"]) == 12
 
 
-def test_volume_of_a_request_with_the_target_alone_is_in_the_metadata() -> None:
+def test_volume_of_request_with_target_alone_is_in_metadata() -> None:
     request = handlers_pb2.GetVolumeStatsRequest(target_path="/t")
     fields = CallFields(request, metadata=[("crust-volume-bin", "d\0é".encode())])
     assert (fields["driver"], fields["volume_id"], fields["target"]) == ("d", "é", "/t")
 
 
-def test_a_long_name_is_cut() -> None:
+def test_long_name_is_cut() -> None:
     fields = CallFields(csi_pb2.DeleteVolumeRequest(volume_id="v" * 9999))
     assert len(fields["volume_id"]) == 256

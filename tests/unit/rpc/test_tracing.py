@@ -140,7 +140,7 @@ async def test_watchdog_is_told_while_a_thread_is_free(monkeypatch: pytest.Monke
     assert health.problems == {}
 
 
-async def test_operation_that_does_not_end_is_shown_and_fails_no_probe() -> None:
+async def test_operation_without_end_is_shown_and_fails_no_probe() -> None:
     pool, health, dead = Workers("the proxy", limit=2), Health(), threading.Event()
     running = operations.KeyedOperations(pool)
 

@@ -112,7 +112,7 @@ def test_release_with_error_leaves_its_reason(store: Store, *, handed_over: bool
     assert _left(store) is None
 
 
-def test_block_that_fails_leaves_an_error_of_crust_and_no_text_of_others(store: Store) -> None:
+def test_failing_block_leaves_error_without_foreign_text(store: Store) -> None:
     for error, reason in [
         (errors.NotReady("too slow"), "too slow"),
         (ValueError("pw"), "ValueError"),
@@ -239,7 +239,7 @@ def test_claim_of_another_handlers_sandbox_is_not_reclaimed(store: Store) -> Non
         pytest.param(f"/{DEEP}", DEEP, id="too long for a target"),
     ],
 )
-def test_path_below_the_target_is_a_sub_path_of_the_volume(
+def test_path_below_target_is_sub_path_of_the_volume(
     store: Store, below: str, sub_path: str
 ) -> None:
     assert resolve_source(store.root, f"{TARGET.text}{below}") == Resolved(a_record(), sub_path)
@@ -260,7 +260,7 @@ def test_source_that_is_not_a_deferred_volume_is_not_deferred(store: Store, sour
         resolve_source(store.root, f"{source}/a\0b")
 
 
-def test_the_longest_target_wins(empty: Store) -> None:
+def test_longest_target_wins(empty: Store) -> None:
     outer, inner = a_record("/pods/a"), a_record("/pods/a/inner")
     empty.write(outer)
     empty.write(inner)

@@ -99,6 +99,6 @@ async def test_unknown_feature_is_accepted(registry: Any) -> None:
     call.cancel()
 
 
-async def test_secrets_of_a_target_that_is_not_published_are_not_found(registry: Any) -> None:
+async def test_secrets_of_unpublished_target_are_not_found(registry: Any) -> None:
     asked = handlers_pb2.GetVolumeSecretsRequest(target_path="/nowhere", handler="box")
     await refused(registry.GetVolumeSecrets(asked, timeout=20), Code.NOT_FOUND)

@@ -226,7 +226,7 @@ def test_there_is_generated_code() -> None:
     assert len(WIRE) >= 10
 
 
-def test_the_floor_of_grpcio_is_the_generators_version() -> None:
+def test_floor_of_grpcio_is_the_generators_version() -> None:
     pattern = re.compile(r"GRPC_GENERATED_VERSION = '([\d.]+)'")
     versions = {
         match[1] for path in WIRE if (match := pattern.search(path.read_text(encoding="utf-8")))
@@ -234,7 +234,7 @@ def test_the_floor_of_grpcio_is_the_generators_version() -> None:
     assert versions == {_floor("grpcio")}
 
 
-def test_the_floor_of_protobuf_is_the_generators_version() -> None:
+def test_floor_of_protobuf_is_the_generators_version() -> None:
     pattern = re.compile(r"# Protobuf Python Version: ([\d.]+)")
     versions = {
         match[1] for path in WIRE if (match := pattern.search(path.read_text(encoding="utf-8")))

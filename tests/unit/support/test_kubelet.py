@@ -94,7 +94,7 @@ async def test_pod_passes_the_four_calls_in_order(simulated: Simulated, root: st
     "code",
     [Code.CANCELLED, Code.DEADLINE_EXCEEDED, Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.ABORTED],
 )  # fmt: skip
-async def test_first_publish_with_non_final_code_is_uncertain_and_is_unpublished_with_its_pod(
+async def test_uncertain_first_publish_is_unpublished_with_its_pod(
     simulated: Simulated, code: grpc.StatusCode
 ) -> None:
     simulated.kubelet.add(POD)
@@ -110,7 +110,7 @@ async def test_first_publish_with_non_final_code_is_uncertain_and_is_unpublished
     [Code.FAILED_PRECONDITION, Code.INTERNAL, Code.NOT_FOUND, Code.INVALID_ARGUMENT,
      Code.ALREADY_EXISTS, Code.UNKNOWN, Code.DATA_LOSS, Code.UNIMPLEMENTED],
 )  # fmt: skip
-async def test_final_code_after_an_uncertain_publish_is_forgotten_and_never_unpublished(
+async def test_final_code_after_uncertain_publish_is_never_unpublished(
     simulated: Simulated, code: grpc.StatusCode
 ) -> None:
     _uncertain(simulated)

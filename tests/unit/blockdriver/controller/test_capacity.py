@@ -68,7 +68,7 @@ DAMAGES = ("", "{", '{"schema":9}', "\0" * 100, None)
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=["empty", "cut", "later", "zeros", "gone"])
-async def test_capacity_keeps_the_bytes_of_a_volume_whose_record_is_damaged(
+async def test_capacity_keeps_bytes_of_volume_whose_record_is_damaged(
     state: Driver, provisioner: Provisioner, tmp_path: Path, damage: str | None
 ) -> None:
     """Its pod may still write all of it. What the record says again, or who removes the image, counts at once."""

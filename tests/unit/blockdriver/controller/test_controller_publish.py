@@ -188,7 +188,7 @@ def test_slots_hold_a_publish_that_ends_between_the_questions() -> None:
 
 
 @pytest.mark.spec("N-8")
-async def test_limit_for_a_co_that_names_its_volumes_is_less_by_the_others(
+async def test_limit_for_co_that_names_volumes_excludes_the_others(
     state: Driver, publisher: ControllerPublish
 ) -> None:
     known, unannounced = await made(state, "ab")

@@ -154,7 +154,7 @@ async def test_create_with_unsupported_capability_makes_nothing(
 
 @pytest.mark.parametrize("is_copy", [False, True])
 @pytest.mark.parametrize("failure", [errors.Exhausted("no space left on device"), Killed()])
-async def test_create_that_fails_or_is_killed_before_its_commit_leaves_no_volume(
+async def test_create_failed_or_killed_before_commit_leaves_no_volume(
     tmp_path: Path,
     state: Driver,
     provisioner: Provisioner,
@@ -189,7 +189,7 @@ async def test_create_that_fails_or_is_killed_before_its_commit_leaves_no_volume
     assert (made.volume_id, made.capacity_bytes) == (volume_id, 96 * MIB)
 
 
-async def test_create_whose_commit_was_made_and_not_confirmed_is_answered_by_the_retry(
+async def test_create_with_unconfirmed_commit_is_answered_by_the_retry(
     state: Driver, provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = MemoryMaking.commit
@@ -259,7 +259,7 @@ async def test_volume_whose_record_was_lost_is_kept_and_reported(
     assert pool_layout.content_record(tmp_path / "state", volume_id).exists()
 
 
-async def test_volume_whose_record_cannot_be_read_is_neither_created_nor_deleted(
+async def test_volume_with_unreadable_record_is_neither_created_nor_deleted(
     tmp_path: Path, state: Driver, provisioner: Provisioner
 ) -> None:
     volume_id = (await provisioner.create(create())).volume_id
@@ -285,7 +285,7 @@ async def test_validate_compares_capabilities_and_ignores_the_provisioners_ident
         assert re.search(why, why_not)
 
 
-async def test_clone_of_a_volume_whose_content_record_changed_during_the_copy_is_not_used(
+async def test_clone_whose_source_content_changed_during_copy_is_not_used(
     state: Driver, provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a copy of what a pod has written would be recorded as "new", and be formatted."""
@@ -308,7 +308,7 @@ async def test_clone_of_a_volume_whose_content_record_changed_during_the_copy_is
     assert backend.image_ids() == {source.volume_id}
 
 
-async def test_create_writes_the_content_record_before_it_answers_and_delete_removes_it(
+async def test_create_writes_the_content_record_and_delete_removes_it(
     state: Driver,
 ) -> None:
     provisioner, known = state.controller.provisioner, state.stores.content_records
@@ -321,7 +321,7 @@ async def test_create_writes_the_content_record_before_it_answers_and_delete_rem
     assert known.find(made.volume_id) is None
 
 
-async def test_create_and_delete_killed_at_any_call_leave_both_records_or_none(
+async def test_create_and_delete_killed_anywhere_leave_both_records_or_none(
     state: Driver, tmp_path: Path
 ) -> None:
     backend = state.stores.provisioning

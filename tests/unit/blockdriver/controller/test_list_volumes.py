@@ -151,7 +151,7 @@ async def test_interrupted_change_is_finished_later(
     assert made == [VOLUME, OTHER] * tries
 
 
-async def test_finish_of_an_interrupted_change_succeeds_once_the_guest_is_reachable(
+async def test_interrupted_change_is_finished_once_the_guest_is_reachable(
     state: Driver,
 ) -> None:
     absent = errors.PeerUnavailable("the handler is absent")

@@ -80,7 +80,7 @@ async def test_modify_of_an_unused_volume_changes_the_record(bench: Bench) -> No
 
 
 @pytest.mark.parametrize("running", [True, False], ids=["at once", "to the next sandbox"])
-async def test_modify_of_a_deferred_volume_sends_all_limits_to_the_guest(
+async def test_modify_of_deferred_volume_sends_all_limits_to_guest(
     bench: Bench, *, running: bool
 ) -> None:
     guest = bench.deferred(running=running)
@@ -220,7 +220,7 @@ async def restarted(bench: Bench, root: Path) -> None:
 
 
 @pytest.mark.parametrize("refuses", [False, True], ids=["agrees", "refuses"])
-async def test_modify_killed_at_any_call_leaves_record_and_guests_equal_after_a_start(
+async def test_modify_killed_anywhere_leaves_record_and_guests_equal_after_start(
     bench: Bench, tmp_path: Path, *, refuses: bool
 ) -> None:
     first, second = bench.deferred(TARGETS[0]), bench.deferred(TARGETS[1])

@@ -125,6 +125,6 @@ def test_mkfs_options_with_invalid_value_are_refused(key: str, value: str) -> No
 @pytest.mark.parametrize(
     "key", ["ext4-features", "ext4-inode-size", "xfs-reflink", "btrfs-metadata"]
 )
-def test_mkfs_options_with_unknown_key_are_refused_with_the_known_ones(key: str) -> None:
+def test_mkfs_options_with_unknown_key_are_refused_naming_known_ones(key: str) -> None:
     with raised("UnknownParameter", match="ext4-bytes-per-inode"):
         class_parameters.parse({f"crust.dev/{key}": "1"}, ALL_FS_TYPES)

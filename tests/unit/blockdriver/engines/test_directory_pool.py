@@ -25,7 +25,7 @@ def opened(directory: Path) -> PoolIds:
     return made.ids
 
 
-def test_ids_name_their_pool_and_kind_and_are_40_to_64_characters() -> None:
+def test_ids_name_pool_and_kind_in_40_to_64_characters() -> None:
     ids = [IDS.volume_id("a"), IDS.snapshot_id("a"), IDS.group_id("a")]
     assert all(thing_id.startswith("0123456789abcdef-") for thing_id in ids)
     assert all(40 <= len(thing_id) <= 64 for thing_id in ids)
@@ -101,14 +101,14 @@ def test_pool_identity_that_is_not_understood_is_refused_and_kept(
     assert path.read_text() == text
 
 
-def test_pool_identity_with_a_field_of_a_later_version_is_read(tmp_path: Path) -> None:
+def test_pool_identity_with_field_of_later_version_is_read(tmp_path: Path) -> None:
     first = opened(tmp_path)
     path = tmp_path / "pool.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"label": "fast"}))
     assert opened(tmp_path) == first
 
 
-def test_pool_identity_killed_at_any_call_is_one_identity_after_the_next_start(
+def test_pool_identity_killed_anywhere_is_one_after_the_next_start(
     tmp_path: Path,
 ) -> None:
     points = 0
@@ -141,7 +141,7 @@ def test_pool_is_made_only_on_request(tmp_path: Path) -> None:
     assert not hasattr(made, "ids")
 
 
-def test_a_memory_that_cannot_be_read_opens_no_pool(tmp_path: Path) -> None:
+def test_memory_that_cannot_be_read_opens_no_pool(tmp_path: Path) -> None:
     memory = tmp_path / "memory"
     memory.write_text("")
     with pytest.raises(pool.PoolIdentityUnreadable, match="memory"):
@@ -170,7 +170,7 @@ def test_folder_that_was_moved_away_is_not_made_again(served: Pool, tmp_path: Pa
     served.check_in_place()
 
 
-def test_folder_in_the_place_of_a_served_one_is_not_served(served: Pool, tmp_path: Path) -> None:
+def test_folder_in_place_of_served_one_is_not_served(served: Pool, tmp_path: Path) -> None:
     folder = tmp_path / "pool" / pool_layout.FOLDERS[1]
     folder.rename(tmp_path / "moved")
     folder.mkdir(0o700)

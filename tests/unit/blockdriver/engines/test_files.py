@@ -49,7 +49,7 @@ def test_record_files_keep_to_the_contract_of_stores(
     check(lambda: file_records(directory), make)
 
 
-def test_files_spare_a_hundredth_of_the_pool_and_at_least_64_mib(tmp_path: Path) -> None:
+def test_files_spare_hundredth_of_pool_and_at_least_64_mib(tmp_path: Path) -> None:
     engine = files.engine(str(tmp_path / "pool"), create=True)
     engine.home.open()
     engine.provisioning.open()
@@ -99,7 +99,7 @@ def test_volume_whose_name_may_not_be_durable_is_taken_back(
     assert made.ids() == frozenset(), "a repeated create would answer OK for it"
 
 
-def test_removal_that_failed_at_its_sync_is_synced_by_the_retry(
+def test_removal_failed_at_its_sync_is_synced_by_retry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = directories(tmp_path)
@@ -119,7 +119,7 @@ def test_removal_that_failed_at_its_sync_is_synced_by_the_retry(
     assert made.ids() == frozenset()
 
 
-def test_start_syncs_the_names_that_a_killed_process_may_have_left_unsynced(tmp_path: Path) -> None:
+def test_start_syncs_names_that_killed_process_left_unsynced(tmp_path: Path) -> None:
     engine = files.engine(str(tmp_path / "pool"), create=True)
     engine.home.open()
     (tmp_path / "pool" / "volumes" / engine.home.ids.volume_id("pvc-1")).mkdir()
@@ -160,7 +160,7 @@ def test_directory_without_a_volume_record_is_neither_taken_nor_removed(
     assert {path.name for path in directory.iterdir()} == set(left)
 
 
-def test_removal_that_could_not_free_the_space_is_finished_by_a_settlement(
+def test_removal_that_freed_no_space_is_finished_by_settlement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = directories(tmp_path)
@@ -211,7 +211,7 @@ def clone(pool: FileProvisioning) -> None:
 
 
 @pytest.mark.parametrize("call", [take, moved_on, clone])
-def test_the_device_is_written_back_before_its_file_is_copied_or_compared(
+def test_device_is_written_back_before_file_is_copied_or_compared(
     tmp_path: Path, call: Callable[[FileProvisioning], None]
 ) -> None:
     kept, device = directories(tmp_path), tmp_path / "device"
@@ -299,7 +299,7 @@ async def test_snapshot_freezes_a_guest_that_opens_the_image(
     assert not guest.frozen
 
 
-async def test_group_that_other_nodes_use_is_copied_until_nothing_is_written(
+async def test_group_used_elsewhere_is_copied_until_nothing_is_written(
     driver: Driver, group: list[volumes.VolumeId]
 ) -> None:
     backend = driver.stores.engine.provisioning
@@ -328,7 +328,7 @@ OTHER_BOOT = "11111111-2222-3333-4444-555555555555"
 DIRECTORIES = (*(f"state/{folder}" for folder in pool_layout.FOLDERS), "run/freezes")
 
 
-async def test_start_leaves_what_a_crash_left_if_it_cannot_be_removed(tmp_path: Path) -> None:
+async def test_start_leaves_crash_remains_that_cannot_be_removed(tmp_path: Path) -> None:
     state = driver_state.opened(tmp_path)
     made = await state.controller.provisioner.create(driver_state.create())
     run = tmp_path / "run"
@@ -342,7 +342,7 @@ async def test_start_leaves_what_a_crash_left_if_it_cannot_be_removed(tmp_path: 
 
 
 @pytest.mark.parametrize("name", pool_layout.FOLDERS)
-async def test_start_with_a_directory_that_cannot_be_listed_is_an_error_that_the_watch_repeats(
+async def test_start_with_directory_that_cannot_be_listed_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     state = driver_state.opened(tmp_path)

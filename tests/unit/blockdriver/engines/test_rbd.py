@@ -87,7 +87,7 @@ class StuckClient:
         self.is_open = False
 
 
-def test_cluster_that_does_not_answer_is_asked_by_a_new_connection_the_next_time() -> None:
+def test_silent_cluster_is_asked_by_new_connection_next_time() -> None:
     client = StuckClient()
     pool = RbdPool(Place.of(cast("Connection", client), "rbd", "crust"))
     with raised("CephNotAnswering"):
@@ -137,7 +137,7 @@ def mapped(sysfs: FakeSysfs, node: RbdAccess) -> None:
     )
 
 
-def test_image_for_a_hypervisor_is_no_device_and_the_cluster_is_not_asked(
+def test_image_for_hypervisor_is_no_device_without_asking_cluster(
     node: RbdAccess, sysfs: FakeSysfs, tmp_path: Path
 ) -> None:
     note(tmp_path, on_host=False)
@@ -145,7 +145,7 @@ def test_image_for_a_hypervisor_is_no_device_and_the_cluster_is_not_asked(
     assert node.host_device(VOLUME) is None
 
 
-def test_mapped_image_is_a_device_and_the_cluster_is_not_asked(
+def test_mapped_image_is_a_device_without_asking_the_cluster(
     node: RbdAccess, sysfs: FakeSysfs, tmp_path: Path
 ) -> None:
     assert node.host_device(VOLUME) is None
@@ -192,7 +192,7 @@ def test_half_a_user_is_refused(mode: str, given: dict[str, str], why: str) -> N
         driver(mode, **given)
 
 
-def test_node_without_a_user_has_an_engine_that_only_calls_open(tmp_path: Path) -> None:
+def test_node_without_user_has_engine_that_calls_open(tmp_path: Path) -> None:
     its = driver("node").model_copy(update={"run_dir": str(tmp_path)})
     assert serve.driver_of(its).stores.provisioning.place.is_lent  # type: ignore[attr-defined]
     assert its.rbd is not None

@@ -209,7 +209,7 @@ async def test_secret_of_the_publish_is_newer_than_the_stages(volume: Volume) ->
     assert (answer.network_image.user, answer.secrets["userKey"]) == ("other", "Ag==")
 
 
-async def test_publish_without_the_key_of_a_user_is_refused_with_the_remedy(volume: Volume) -> None:
+async def test_publish_without_key_of_user_is_refused_with_remedy(volume: Volume) -> None:
     await volume.stage({})
     with raised("CephKeyMissing", match="node-publish-secret-name"):
         await volume.publish()
@@ -231,7 +231,7 @@ async def test_raw_volume_is_refused_at_the_stage_and_leaves_nothing(volume: Vol
     await volume.end()
 
 
-async def test_life_of_a_volume_that_a_guest_had_ends_without_a_device(volume: Volume) -> None:
+async def test_life_of_guest_volume_ends_without_a_device(volume: Volume) -> None:
     await volume.stage()
     await volume.publish()
     with pytest.raises(protocol.StillAttached):

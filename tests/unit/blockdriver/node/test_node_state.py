@@ -31,7 +31,7 @@ def opened(root: Path, boot: str = BOOT) -> NodeState:
     return made
 
 
-def test_node_state_survives_a_restart_and_is_empty_after_a_reboot(tmp_path: Path) -> None:
+def test_node_state_survives_restart_and_is_empty_after_reboot(tmp_path: Path) -> None:
     first = opened(tmp_path)
     staged = staged_at("/staging")
     first.note_staged(staged)
@@ -116,7 +116,7 @@ def test_node_state_forget_that_failed_can_be_repeated(tmp_path: Path, kind: str
     assert state.of(VOLUME).stage is None
 
 
-def test_node_state_of_a_later_version_is_read_and_kept_by_a_rewrite(tmp_path: Path) -> None:
+def test_node_state_of_later_version_is_kept_by_rewrite(tmp_path: Path) -> None:
     first = opened(tmp_path)
     first.note_staged(staged_at("/staging"))
     first.note_published(entry())

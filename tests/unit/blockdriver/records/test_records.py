@@ -119,7 +119,7 @@ def test_save_keeps_a_field_of_a_later_version(records: IndexedRecords[VolumeRec
     assert (written["limits"]["burst_iops"], written["capacity_bytes"]) == (7, 2)
 
 
-def test_save_over_a_record_that_changed_since_it_was_read_is_refused(
+def test_save_over_record_changed_since_read_is_refused(
     records: IndexedRecords[VolumeRecord],
 ) -> None:
     first = made(records, volume())
@@ -144,7 +144,7 @@ class _Outage:
         return getattr(self._store, name)
 
 
-def test_record_written_in_an_outage_is_read_after_it_and_not_damaged(tmp_path: Path) -> None:
+def test_record_written_in_outage_is_read_after_it(tmp_path: Path) -> None:
     """What a write in an outage has left is unknown then, and asked for after it."""
     outage = _Outage(file_records(tmp_path))
     records = IndexedRecords(cast("RecordStore", outage), VolumeRecord, IDS.is_volume_id)
@@ -164,7 +164,7 @@ def test_record_written_in_an_outage_is_read_after_it_and_not_damaged(tmp_path: 
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_record_that_an_engine_may_have_made_in_an_outage_is_asked_for_after_it(
+def test_record_perhaps_made_in_outage_is_asked_for_after_it(
     tmp_path: Path, *, is_there: bool
 ) -> None:
     outage = _Outage(file_records(tmp_path))
@@ -210,7 +210,7 @@ def test_group_of_20000_volumes_survives_a_restart(tmp_path: Path) -> None:
     assert again.find(group.set_id) == saved
 
 
-def test_content_record_that_was_removed_is_not_written_by_a_late_writer(
+def test_removed_content_record_is_not_written_by_late_writer(
     contents: Records[ContentRecord],
 ) -> None:
     read = made(contents, NEW)

@@ -125,7 +125,7 @@ async def test_second_call_beside_one_is_refused(driver: Driver, backend: Hangin
     await call
 
 
-async def test_engine_whose_threads_all_hang_refuses_work_and_fails_the_probe(
+async def test_engine_whose_threads_hang_refuses_work_and_fails_probe(
     driver: Driver, backend: HangingBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     healthy = await create(driver, "healthy")

@@ -46,7 +46,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-async def test_freeze_holds_all_guests_during_the_block_and_thaws_them_after(node: Node) -> None:
+async def test_freeze_holds_all_guests_during_block_and_thaws_after(node: Node) -> None:
     made = [node.guests.add(volume.target.text) for volume in (ONE, TWO)]
     async with node.freezer.frozen([ONE, TWO]):
         assert [(guest.frozen, guest.thaw_after_s) for guest in made] == [(True, 10)] * 2

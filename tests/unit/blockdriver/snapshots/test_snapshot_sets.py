@@ -95,7 +95,7 @@ def test_member_of_a_group_is_not_deleted_alone(tmp_path: Path) -> None:
     assert list(driver.controller.snapshots.page("", "")) == []
 
 
-def test_call_for_a_snapshot_finds_no_group_and_the_other_way_round(tmp_path: Path) -> None:
+def test_call_for_snapshot_finds_no_group_and_vice_versa(tmp_path: Path) -> None:
     driver = driver_state.opened(tmp_path)
     ids = two_volumes(driver)
     take_group(driver, ids)

@@ -31,9 +31,7 @@ async def empty(node: Node) -> AsyncIterator[Node]:
 
 
 @pytest.mark.spec("D-38", "D-16")
-async def test_blank_volume_is_formatted_once_and_recorded_as_one_with_a_filesystem(
-    empty: Node, target: str
-) -> None:
+async def test_blank_volume_is_formatted_once_and_recorded_so(empty: Node, target: str) -> None:
     await empty.co.publish("vol-1", target)
     assert empty.filesystems.made == {DEVICE: ("ext4", WANTED)}
     assert empty.record(target).mount.format is None
@@ -124,7 +122,7 @@ def _calls(node: Node, target: str) -> dict[str, Callable[[], Coroutine[Any, Any
 
 @pytest.mark.parametrize("call", ["publish", "another", "on the host", "unpublish", "unstage"])
 @pytest.mark.parametrize("restarted", [False, True], ids=["", "restarted"])
-async def test_nobody_gets_or_gives_back_a_volume_on_which_a_tool_runs(
+async def test_volume_on_which_tool_runs_is_neither_given_nor_returned(
     places: Places, target: str, call: str, *, restarted: bool
 ) -> None:
     """mkfs does not end, and the proxy gives up or is started again: the lock alone says that it runs."""

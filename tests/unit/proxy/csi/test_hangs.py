@@ -107,7 +107,7 @@ async def until_answered(call: Callable[[], Awaitable[object]]) -> None:
 
 
 @pytest.mark.parametrize("call", ["publish", "unpublish"])
-async def test_call_that_hangs_is_aborted_and_its_retries_take_no_thread(
+async def test_hanging_call_is_aborted_and_retries_take_no_thread(
     places: Places, targets: HangingTargets, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     target = places.target("one")

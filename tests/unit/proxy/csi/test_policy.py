@@ -160,7 +160,7 @@ async def test_deferred_volume_decides_nothing_for_another_request(context: dict
     assert not (await decide(Policy(), context, known=KATA)).defer
 
 
-async def test_a_raw_block_volume_cannot_be_deferred_by_flag() -> None:
+async def test_raw_block_volume_cannot_be_deferred_by_flag() -> None:
     with raised("CannotDeferRawBlock"):
         await decide(Policy(), {}, flag=True, block=True)
 
@@ -307,7 +307,7 @@ def info(pod: str) -> dict[str, str]:
     return {f"csi.storage.k8s.io/pod.{key}": value for key, value in keys.items()}
 
 
-async def test_pod_of_a_microvm_gets_the_device_and_another_pod_the_mount(
+async def test_pod_of_microvm_gets_device_and_another_the_mount(
     runtime_class_node: Node,
 ) -> None:
     vm, plain = runtime_class_node.places.target("vm"), runtime_class_node.places.target("plain")
@@ -321,7 +321,7 @@ async def test_pod_of_a_microvm_gets_the_device_and_another_pod_the_mount(
     assert not runtime_class_node.driver.published[plain].deferred
 
 
-async def test_publish_while_the_api_is_away_is_retried_and_changes_nothing(
+async def test_publish_while_api_is_away_changes_nothing(
     runtime_class_node: Node, api: FakeKubernetes
 ) -> None:
     target = runtime_class_node.places.target("new")
@@ -347,7 +347,7 @@ async def test_repeated_publish_of_a_deferred_volume_asks_nobody(
     runtime_class_node.check_published("vol-1", target)
 
 
-async def test_a_proxy_starts_while_the_api_is_away(
+async def test_proxy_starts_while_the_api_is_away(
     places: Places, settings: KubernetesSettings, api: FakeKubernetes
 ) -> None:
     api.faults.status = 503

@@ -64,7 +64,7 @@ async def test_record_holds_the_request_and_the_drivers_answer(kata: Node, targe
 
 
 @pytest.mark.spec("D-6")
-async def test_a_group_that_the_co_delegates_reaches_the_runtime(kata: Node, target: str) -> None:
+async def test_group_that_the_co_delegates_reaches_the_runtime(kata: Node, target: str) -> None:
     """A released CO sends only volume_mount_group."""
     await kata.co.publish("vol-1", target, capability(volume_mount_group="7"))
     group = volumes.GroupChange(7, volumes.GroupPolicy.ON_ROOT_MISMATCH)
@@ -91,7 +91,7 @@ async def test_publish_for_readers_alone_is_recorded_as_read_only(
 
 
 @pytest.mark.spec("D-16")
-async def test_the_same_publish_again_is_ok_and_changes_nothing(kata: Node, published: str) -> None:
+async def test_same_publish_again_is_ok_and_changes_nothing(kata: Node, published: str) -> None:
     before = kata.entry(published)
     await kata.co.publish("vol-1", published)
     assert kata.entry(published) == before
@@ -121,7 +121,7 @@ async def test_device_attached_again_replaces_the_record(kata: Node, published: 
     assert record.generation == 2
 
 
-async def test_a_device_that_changed_under_a_sandbox_is_refused(kata: Node, published: str) -> None:
+async def test_device_that_changed_under_a_sandbox_is_refused(kata: Node, published: str) -> None:
     kata.driver.identities["vol-1"] = (7, 99, 4711)
     with kata.sandbox(published, name="box-7"):
         await refused(kata.co.publish("vol-1", published), Code.UNAVAILABLE, "box-7", "stop")
@@ -142,7 +142,7 @@ async def test_drivers_status_passes_with_its_details(kata: Node, target: str) -
 
 
 @pytest.mark.spec("D-10")
-async def test_a_driver_that_mounts_instead_is_undone_and_reported(kata: Node, target: str) -> None:
+async def test_driver_that_mounts_instead_is_undone_and_reported(kata: Node, target: str) -> None:
     kata.driver.mounts_instead = True
     await refused(
         kata.co.publish("vol-1", target), Code.INTERNAL, "vol-1", "without deferred_mount", "bug"
@@ -275,7 +275,7 @@ async def test_publish_of_an_image_again_changes_nothing(kata: Node, target: str
 
 
 @pytest.mark.spec("D-50")
-async def test_image_that_another_volume_has_is_refused_whatever_its_user_is(kata: Node) -> None:
+async def test_image_of_another_volume_is_refused_whatever_its_user(kata: Node) -> None:
     first, second = kata.places.target("one"), kata.places.target("two")
     differing: dict[Any, Any] = {}
 

@@ -122,7 +122,7 @@ async def test_publish_beyond_the_limit_of_a_sandbox_is_refused(node: Node) -> N
         await node.co.publish("vol-8", target("one", "vol-8"))
 
 
-async def test_publish_at_a_path_that_is_too_long_for_the_runtime_is_refused(node: Node) -> None:
+async def test_publish_at_path_too_long_for_runtime_is_refused(node: Node) -> None:
     """Kata's directory has names of 255 bytes, made of the path: without a limit the container would not start."""
     longest, longer = node.places.target("a"), node.places.target("aa")
     async with node.handler(max_path_bytes=len(longest.encode())):
@@ -246,7 +246,7 @@ def _with_files(node: Node) -> str:
         (_with_files, Code.ALREADY_EXISTS, ("{target}",)),
     ],
 )
-async def test_publish_at_a_target_that_is_not_the_cos_changes_nothing(
+async def test_publish_at_foreign_or_used_target_changes_nothing(
     kata: Node, prepare: Callable[[Node], str], code: Code, words: tuple[str, ...]
 ) -> None:
     target, root = prepare(kata), Path(kata.places.root)
@@ -260,9 +260,7 @@ async def test_publish_at_a_target_that_is_not_the_cos_changes_nothing(
 
 
 @pytest.mark.spec("D-21")
-async def test_publish_of_a_device_that_the_host_has_mounted_is_refused(
-    kata: Node, target: str
-) -> None:
+async def test_publish_of_device_mounted_on_host_is_refused(kata: Node, target: str) -> None:
     kata.targets.mounted_devices["/dev/fake-vol-1"] = False
     words = ("/dev/fake-vol-1", "mounted at /mnt", "unmount it")
     await refused(kata.co.publish("vol-1", target), Code.FAILED_PRECONDITION, *words)

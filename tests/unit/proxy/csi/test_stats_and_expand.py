@@ -42,7 +42,7 @@ async def test_statistics_without_a_sandbox_say_so(kata: Node, published: str) -
     )
 
 
-async def test_statistics_of_a_guest_that_never_answers_are_unavailable_in_time(
+async def test_statistics_of_silent_guest_are_unavailable_in_time(
     node: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handler_calls, "STATS_TIMEOUT_S", 0.05)
@@ -241,7 +241,7 @@ async def test_size_beyond_the_device_is_refused(node: Node, target: str, report
             )
 
 
-async def test_the_wrong_volume_or_no_volume_is_refused(kata: Node, published: str) -> None:
+async def test_statistics_of_wrong_or_no_volume_are_refused(kata: Node, published: str) -> None:
     for call in (kata.co.stats("vol-2", published), kata.co.expand("vol-2", published, 1)):
         await refused(call, Code.INVALID_ARGUMENT, "vol-2", "vol-1")
     flagged = csi_pb2.NodeGetVolumeStatsRequest(
@@ -255,7 +255,7 @@ async def test_the_wrong_volume_or_no_volume_is_refused(kata: Node, published: s
     )
 
 
-async def test_an_ordinary_volumes_calls_are_the_drivers(kata: Node, target: str) -> None:
+async def test_calls_of_ordinary_volume_are_the_drivers(kata: Node, target: str) -> None:
     await kata.co.publish("vol-1", target, defer=False)
     answer = await kata.co.stats("vol-1", target)
     assert answer.usage[0].total == 7
@@ -263,7 +263,7 @@ async def test_an_ordinary_volumes_calls_are_the_drivers(kata: Node, target: str
 
 
 @pytest.mark.spec("D-26")
-async def test_expand_for_a_handler_that_never_grows_is_ok_only_if_the_filesystem_fills_the_device(
+async def test_expand_without_grow_needs_filesystem_that_fills_device(
     node: Node, target: str
 ) -> None:
     device = fake_driver.device_of("vol-1")

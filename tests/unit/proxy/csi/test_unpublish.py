@@ -124,7 +124,7 @@ async def test_guard_without_entry_is_removed_by_unpublish(kata: Node, published
     kata.check_untouched(published)
 
 
-async def test_an_ordinary_volumes_unpublish_passes_as_it_is(node: Node, target: str) -> None:
+async def test_unpublish_of_ordinary_volume_passes_as_it_is(node: Node, target: str) -> None:
     await node.co.publish("vol-1", target, defer=False)
     await node.co.unpublish("vol-1", target)
     (call,) = node.driver.called("NodeUnpublishVolume")

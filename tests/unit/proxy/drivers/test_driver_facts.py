@@ -57,7 +57,7 @@ async def test_capability_is_asked_once_per_connection(kata: Node) -> None:
     assert len(kata.driver.called("NodeGetCapabilities")) == 2
 
 
-async def test_a_driver_that_was_downgraded_behind_its_socket_is_not_sent_the_flag(
+async def test_driver_downgraded_behind_its_socket_is_not_sent_flag(
     places: Places,
 ) -> None:
     """With a volume that a guest has written, the host's kernel would have parsed a hostile filesystem."""
@@ -80,7 +80,7 @@ async def test_a_driver_that_was_downgraded_behind_its_socket_is_not_sent_the_fl
     assert new.called("NodePublishVolume") == []
 
 
-async def test_a_driver_of_another_name_is_refused(kata: Node, target: str) -> None:
+async def test_driver_of_another_name_is_refused(kata: Node, target: str) -> None:
     kata.driver.name = "other.example.com"
     await refused(
         kata.co.publish("vol-1", target),
@@ -165,7 +165,7 @@ async def test_attach_of_our_driver_is_compared_in_each_mode(
 
 
 @ATTACH_REQUIRED
-async def test_attach_of_a_driver_that_does_not_state_it_is_not_reported(
+async def test_attach_that_driver_does_not_state_is_not_reported(
     client: KubernetesApi, api: FakeKubernetes, tmp_path: Path, *, attach_required: bool
 ) -> None:
     spec = {"attachRequired": attach_required, "podInfoOnMount": True}
@@ -242,7 +242,7 @@ async def inspect(places: Places) -> tuple[list[str], list[str]]:
     )
 
 
-async def test_the_kubelet_finds_a_driver_registers_it_and_may_refuse_it(places: Places) -> None:
+async def test_kubelet_finds_a_driver_and_may_refuse_it(places: Places) -> None:
     async with (
         running(places),
         channel.connect(f"{places.root}/registry/{REGISTERED}-reg.sock") as connected,
@@ -264,7 +264,7 @@ async def test_the_kubelet_finds_a_driver_registers_it_and_may_refuse_it(places:
     assert os.listdir(f"{places.root}/registry") == []
 
 
-async def test_a_driver_that_others_register_has_no_registration_socket(places: Places) -> None:
+async def test_driver_that_others_register_has_no_registration_socket(places: Places) -> None:
     async with running(places, register_plugin=False):
         assert await inspect(places) == ([f"{REGISTERED} "], [])
         assert not os.path.exists(f"{places.root}/registry")

@@ -79,7 +79,7 @@ async def test_freeze_of_a_volume_unknown_to_its_handler_fails(node: Node, targe
 
 @pytest.mark.spec("D-30", "D-31")
 @pytest.mark.parametrize(("call", "answer"), [(freeze, "frozen"), (thaw, "was_frozen")])
-async def test_freeze_of_a_sandbox_that_ends_during_the_call_is_not_frozen(
+async def test_freeze_of_sandbox_ending_during_call_is_not_frozen(
     node: Node, target: str, call: Any, answer: str
 ) -> None:
     fake = FakeHandler(gate=Gate(), error=errors.NotReady("no sandbox has it"))
@@ -114,13 +114,13 @@ async def test_invalid_freeze_time_is_refused(node: Node, target: str, seconds: 
     assert fake.frozen == {}
 
 
-async def test_a_target_that_is_not_deferred_is_not_found(kata: Node) -> None:
+async def test_freeze_of_target_not_deferred_is_not_found(kata: Node) -> None:
     for call in (freeze(kata, "/nowhere"), thaw(kata, "/nowhere")):
         await refused(call, Code.NOT_FOUND, "/nowhere")
     await refused(freeze(kata, "relative"), Code.INVALID_ARGUMENT, "relative")
 
 
-async def test_a_guest_that_never_answers_is_unavailable_and_the_thaw_waits_for_it(
+async def test_thaw_waits_for_freeze_of_a_silent_guest(
     node: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The caller has given up the freeze; that freeze must not take effect after the caller's thaw."""
@@ -181,7 +181,7 @@ async def test_limits_reach_the_sandbox_and_the_record(node: Node, target: str) 
 
 
 @pytest.mark.spec("D-33")
-async def test_a_sandbox_that_refuses_leaves_the_record_as_it_was(node: Node, target: str) -> None:
+async def test_sandbox_that_refuses_leaves_the_record(node: Node, target: str) -> None:
     async with node.deferred(target) as fake:
         await limit(node, target)
         fake.error = errors.RuntimeFailed("QEMU refused it", hint="look")
@@ -248,7 +248,7 @@ async def test_unpublish_is_refused_while_limits_are_written_and_succeeds_afterw
 
 
 @pytest.mark.spec("D-33")
-async def test_sandbox_that_ends_after_it_got_the_limits_is_not_applied(
+async def test_sandbox_ending_after_it_got_limits_is_not_applied(
     node: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sandbox, rewrite = ExitStack(), Store.rewrite

@@ -106,7 +106,7 @@ async def test_text_of_a_volumes_condition_is_cut(places: Places) -> None:
     assert len(condition.message) == credentials.SHOWN_MAX_CHARS
 
 
-async def test_status_text_of_a_peer_is_cut_to_what_passes_on(places: Places) -> None:
+async def test_status_text_of_peer_is_cut_to_what_passes(places: Places) -> None:
     path = f"{places.root}/h.sock"
     async with serving(path, Hostile(text="ä" * 100_000)), SocketPort(path) as port:  # type: ignore[abstract]
         with pytest.raises(PeerStatus) as caught:
