@@ -14,7 +14,7 @@ from crust.blockdriver.controller.modify_volume import EnforcedByStorage, Volume
 from crust.blockdriver.engines import files
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Engine
-from crust.blockdriver.node.filesystems.filesystem_preparation import FilesystemPreparation
+from crust.blockdriver.node.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_expand import ImageGrowth, NodeExpand
 from crust.blockdriver.node.node_stage import NodeStage
@@ -23,9 +23,8 @@ from crust.blockdriver.node.node_unpublish import NodeUnpublish, NodeUnstage
 from crust.blockdriver.node.publish.deferred_publish import DeferredNodePublish
 from crust.blockdriver.node.publish.host_image import HostImage
 from crust.blockdriver.node.publish.node_publish import NodePublish
-from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
-from crust.blockdriver.records.capacity import PoolCapacity
+from crust.blockdriver.records.capacity import AttachSlots, PoolCapacity
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.records.models import ContentRecord, SnapshotSet, VolumeRecord
 from crust.blockdriver.records.node_state import NodeState
@@ -37,8 +36,8 @@ from crust.blockdriver.services.identity import Identity
 from crust.blockdriver.services.node import Node
 from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES, Role
 from crust.blockdriver.snapshots.content_source import ContentSources
-from crust.blockdriver.snapshots.freeze_intents import Intents
 from crust.blockdriver.snapshots.freezer import Freezer
+from crust.blockdriver.snapshots.host_freeze import Intents
 from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
 from crust.core import errors, metrics, volumes
 from crust.core.operations import KeyedOperations

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
+from crust.blockdriver.snapshots.host_freeze import Intent, Intents
 from crust.core import volumes
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc

@@ -72,8 +72,7 @@ class ControllerPublish:
             )
         if present is not None:
             return
-        if record.nodes:
-            raise capability_check.PublishedToOtherNode(request.volume_id, record.nodes[0].node_id)
+        capability_check.check_not_published(record)
         with self.stores.attach_slots.taking(request.volume_id):
             self.stores.volume_records.save(record.but(nodes=(wanted,)))
 

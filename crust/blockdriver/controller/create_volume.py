@@ -61,15 +61,6 @@ class CapacityQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class AvailableCapacity:
-    """Free bytes, and the limits for the size of one volume."""
-
-    available_bytes: int
-    maximum_bytes: int
-    minimum_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Provisioner:
     """Creates and deletes volumes. The caller makes one call per volume at a time."""
 
@@ -231,21 +222,22 @@ class Provisioner:
             if self.stores.volume_records.is_id(thing_id):  # a removal may have been taken back
                 self.stores.volume_records.look_again(thing_id)
 
-    def available(self, query: CapacityQuery) -> AvailableCapacity:
-        """The capacity for such volumes, by the numbers that decide about new ones; none for what cannot be made.
+    def available(self, query: CapacityQuery) -> tuple[int, int, int]:
+        """The capacity for such volumes in bytes, by the numbers that decide about new ones: what is free, and the
+        largest and the smallest size of one. All are 0 for what cannot be made. Blocks.
 
-        Blocks. Raises `class_parameters.UnknownParameter`, `InvalidParameter`.
+        Raises `class_parameters.UnknownParameter`, `InvalidParameter`.
         """
         supported = self.stores.supported
         read = class_parameters.parse(dict(query.parameters), supported.fs_types)
         is_here = not query.place or topology.is_here(query.place, self.stores.segment)
         if not is_here or any(supported.obstacle(each) for each in query.capabilities):
-            return AvailableCapacity(0, 0, 0)
+            return 0, 0, 0
         usages = capability_check.usages_of(query.capabilities, read.fs_type)
         minimum = capacity.minimum_bytes({each.fs_type for each in usages if each.kind == "mount"})
         available = self.stores.capacity.available_bytes()
         maximum = min(available, self.stores.provisioning.maximum_bytes())
-        return AvailableCapacity(available, maximum, minimum)
+        return available, maximum, minimum
 
 
 def _check_same(present: VolumeRecord, wanted: VolumeRecord, size: volumes.CapacityRange) -> None:

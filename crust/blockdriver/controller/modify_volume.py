@@ -31,14 +31,6 @@ _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Expansion:
-    """The requested size, and the capability that it is for."""
-
-    wanted: volumes.CapacityRange
-    capability: volumes.VolumeCapability | None = None
-
-
 class LimitEnforcement(Protocol):
     """Enforces the I/O limits of a volume: this node does (`IoLimits`), or the storage."""
 
@@ -83,14 +75,19 @@ class VolumeModifier:
             raise
         await workers.run(self._finish, intended)
 
-    async def expand(self, volume_id: volumes.VolumeId, expansion: Expansion) -> tuple[int, bool]:
+    async def expand(
+        self,
+        volume_id: volumes.VolumeId,
+        wanted: volumes.CapacityRange,
+        capability: volumes.VolumeCapability | None = None,
+    ) -> tuple[int, bool]:
         """Grow image and device, attached or not; large enough is a success. Returns the volume's size, and whether
         NodeExpandVolume is needed.
 
         Raises `models.VolumeNotFound`, `ImageMissing`, `capability_check.CapabilityNotSupported`, `AboveLimit`,
         `capacity.VolumeSizeNotPossible`, `OutOfCapacity`.
         """
-        return await workers.run(self._expand, volume_id, expansion)
+        return await workers.run(self._expand, volume_id, wanted, capability)
 
     def grow_image(self, volume_id: volumes.VolumeId, wanted: volumes.CapacityRange) -> None:
         """Grow the image alone, to a size of the range, for a CO that calls no ControllerExpandVolume. Blocks.
@@ -164,8 +161,12 @@ class VolumeModifier:
             raise
         return record
 
-    def _expand(self, volume_id: volumes.VolumeId, expansion: Expansion) -> tuple[int, bool]:
-        wanted, capability = expansion.wanted, expansion.capability
+    def _expand(
+        self,
+        volume_id: volumes.VolumeId,
+        wanted: volumes.CapacityRange,
+        capability: volumes.VolumeCapability | None,
+    ) -> tuple[int, bool]:
         record = self.stores.volume_records.load(volume_id)
         if capability is not None and (why := self.stores.supported.obstacle(capability)):
             raise capability_check.CapabilityNotSupported(why)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from crust.blockdriver.engines.node_access import Access, Attachment, NoHostDevice
-from crust.blockdriver.node.filesystems.filesystem_preparation import FilesystemPreparation
+from crust.blockdriver.node.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord

@@ -83,10 +83,6 @@ class Index:
         with self._guard:
             return tuple(self._ids[bisect.bisect_right(self._ids, volumes.VolumeId(after)) :])
 
-    def __len__(self) -> int:
-        with self._guard:
-            return len(self._ids)
-
     def has(self, record_id: str) -> bool:
         """Whether there is a record, readable or not."""
         with self._guard:

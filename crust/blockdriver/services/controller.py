@@ -164,12 +164,12 @@ class Controller(SnapshotCalls):
     ) -> csi_pb2.GetCapacityResponse:
         """The free capacity for volumes with these capabilities in this topology."""
         asked = messages.capacity_query(request)
-        available = await self.calls.read(
+        available, largest, smallest = await self.calls.read(
             "GetCapacity", asked, lambda: self.provisioner.available(asked), call
         )
-        response = csi_pb2.GetCapacityResponse(available_capacity=available.available_bytes)
-        response.maximum_volume_size.value = available.maximum_bytes
-        response.minimum_volume_size.value = available.minimum_bytes
+        response = csi_pb2.GetCapacityResponse(available_capacity=available)
+        response.maximum_volume_size.value = largest
+        response.minimum_volume_size.value = smallest
         return response
 
     async def ControllerGetNodeInfo(
@@ -225,7 +225,7 @@ class Controller(SnapshotCalls):
             "ControllerExpandVolume",
             volume_id,
             expansion,
-            lambda: self.modifier.expand(volume_id, expansion),
+            lambda: self.modifier.expand(volume_id, *expansion),
             call,
         )
         return csi_pb2.ControllerExpandVolumeResponse(

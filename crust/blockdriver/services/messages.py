@@ -10,7 +10,6 @@ from crust.blockdriver.controller import class_parameters, topology
 from crust.blockdriver.controller.controller_publish import PublishRequest
 from crust.blockdriver.controller.create_volume import CapacityQuery, Create
 from crust.blockdriver.controller.list_volumes import Listed
-from crust.blockdriver.controller.modify_volume import Expansion
 from crust.blockdriver.engines.node_access import Access
 from crust.blockdriver.node.node_stage import Stage
 from crust.blockdriver.node.publish.publish_rules import Publish
@@ -64,14 +63,16 @@ def capacity_query(request: csi_pb2.GetCapacityRequest) -> CapacityQuery:
     )
 
 
-def expansion(request: csi_pb2.ControllerExpandVolumeRequest) -> Expansion:
-    """ControllerExpandVolume, without the volume's id."""
+def expansion(
+    request: csi_pb2.ControllerExpandVolumeRequest,
+) -> tuple[volumes.CapacityRange, volumes.VolumeCapability | None]:
+    """ControllerExpandVolume's size, and the capability that it is for."""
     if not request.HasField("capacity_range"):
         raise limits.MissingField("capacity_range")
     wanted = csi.capacity_range(request.capacity_range)
     given = request.HasField("volume_capability")
     capability = csi.capability(request.volume_capability) if given else None
-    return Expansion(wanted, capability)
+    return wanted, capability
 
 
 def modification(request: csi_pb2.ControllerModifyVolumeRequest) -> class_parameters.Changes:

@@ -1,6 +1,6 @@
 """Freezing filesystems while their images are copied, in guests and on this host, for a limited time.
 
-The steps are the same for both: the intent is on disk before each freeze (`freeze_intents`), all are frozen before
+The steps are the same for both: the intent is on disk before each freeze (`host_freeze`), all are frozen before
 the first is copied, all are thawed, and the intent goes with the thaw. A stopped database is an outage, so none stays
 frozen for longer than the limit; and the copy counts only if every filesystem was frozen until its thaw.
 
@@ -30,8 +30,7 @@ from typing import TypeAlias
 from crust.blockdriver.engines.node_access import NodeAccess
 from crust.blockdriver.guests import Guests
 from crust.blockdriver.snapshots import host_freeze
-from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
-from crust.blockdriver.snapshots.host_freeze import HostFreezes, OnHost
+from crust.blockdriver.snapshots.host_freeze import HostFreezes, Intent, Intents, OnHost
 from crust.core import errors, volumes
 from crust.host.block import devices, holders
 from crust.host.process import workers

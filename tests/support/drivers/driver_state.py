@@ -6,7 +6,6 @@ from typing import Any
 
 from crust.blockdriver.controller import topology
 from crust.blockdriver.controller.create_volume import Create
-from crust.blockdriver.controller.modify_volume import Expansion
 from crust.blockdriver.driver import Driver, build
 from crust.blockdriver.records.node_state import Published
 from crust.core import volumes
@@ -79,4 +78,4 @@ async def expand(
     capability: volumes.VolumeCapability | None = None,
 ) -> tuple[int, bool]:
     """ControllerExpandVolume: the volume's size, and whether NodeExpandVolume is needed."""
-    return await state.controller.modifier.expand(volume_id, Expansion(wanted, capability))
+    return await state.controller.modifier.expand(volume_id, wanted, capability)

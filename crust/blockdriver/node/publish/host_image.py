@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from crust.blockdriver.engines.node_access import Access, NoHostDevice
-from crust.blockdriver.node.filesystems.filesystem_preparation import FilesystemPreparation
+from crust.blockdriver.node.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.publish.publish_rules import Publish, Ready
 from crust.blockdriver.records.stores import Stores

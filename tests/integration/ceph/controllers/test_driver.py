@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from crust.blockdriver.controller.create_volume import Create
-from crust.blockdriver.controller.modify_volume import Expansion
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.place import Place
@@ -24,7 +23,7 @@ from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph.rbd_controllers import RAW, SIZE, Controllers, created
 
 MIB = 1024**2
-TWICE = Expansion(volumes.CapacityRange(2 * SIZE.required_bytes, 0))
+TWICE = volumes.CapacityRange(2 * SIZE.required_bytes, 0)
 PATIENT = Timeouts(connect_s=30, monitors_s=30, data_s=30)
 """On a busy machine a cluster that answers may take longer than `rbd_controllers.QUICK`."""
 

@@ -172,8 +172,7 @@ def test_get_capacity_depends_on_filesystem_and_topology(provisioner: Provisione
     def ask(
         capability: volumes.VolumeCapability | None = None, place: topology.Segments = ()
     ) -> tuple[int, int, int]:
-        offer = provisioner.available(CapacityQuery((capability,) if capability else (), (), place))
-        return offer.available_bytes, offer.maximum_bytes, offer.minimum_bytes
+        return provisioner.available(CapacityQuery((capability,) if capability else (), (), place))
 
     assert ask() == (POOL_BYTES, POOL_BYTES, MIB)
     assert ask(mount("xfs"), HERE) == (POOL_BYTES, POOL_BYTES, 300 * MIB)

@@ -9,7 +9,7 @@ from crust.blockdriver.controller.controller_publish import ControllerPublish, P
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.records import capability_check
-from crust.blockdriver.records.attach_slots import AttachSlots
+from crust.blockdriver.records.capacity import AttachSlots
 from crust.blockdriver.records.models import Attached, Usage
 from crust.blockdriver.records.node_state import Staged
 from crust.core import errors, volumes

@@ -157,7 +157,7 @@ def test_record_written_in_outage_is_read_after_it(tmp_path: Path) -> None:
         records.find(VOLUME)
     outage.is_on = False
     assert records.find(VOLUME) is not None
-    assert (records.unreadable(), len(records.index)) == ([], 1)
+    assert (records.unreadable(), len(records.ids())) == ([], 1)
     saved = records.save(present.but(capacity_bytes=2))
     assert records.load(VOLUME) == saved
     assert records.index.reserved_bytes() == 2
@@ -178,7 +178,7 @@ def test_record_perhaps_made_in_outage_is_asked_for_after_it(
     assert records.index.has(VOLUME), "it may be there"
     outage.is_on = False
     assert (records.find(VOLUME) is not None) == is_there
-    assert (records.unreadable(), len(records.index)) == ([], int(is_there))
+    assert (records.unreadable(), len(records.ids())) == ([], int(is_there))
 
 
 def test_records_that_cannot_be_read_are_counted_after_a_start(

@@ -7,8 +7,8 @@ import pytest
 
 from crust.blockdriver import guests
 from crust.blockdriver.snapshots import freezer
-from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
 from crust.blockdriver.snapshots.freezer import Freezer, InGuest
+from crust.blockdriver.snapshots.host_freeze import Intent, Intents
 from crust.core import errors, volumes
 from tests.support.drivers.memory_backend import MemoryBackend
 from tests.support.runtimes.fake_guests import FakeGuests, Guest

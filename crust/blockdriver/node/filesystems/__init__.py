@@ -1,1 +1,0 @@
-"""Whether a device is formatted, by whom, and one tool at a time on each."""
