@@ -13,7 +13,6 @@ from crust.core import deferral_keys, metrics
 from crust.core.settings.shim import ShimSettings
 from crust.csi_shim.deferral import Deferral, RuntimeClient
 from crust.csi_shim.wrap import private_directories
-from crust.csi_shim.wrap.as_block import InnerNode
 from crust.csi_shim.wrap.node_shim import NodeShim, Wrapping
 from crust.csi_shim.wrap.staging import Staging
 from crust.csi_shim.wrap.volume_operations import VolumeOperations
@@ -92,8 +91,7 @@ async def part(
             work = VolumeOperations(settings.kubelet_root, pool)
             watch.operations.append(lambda: [work.operations])
             stack.push_async_callback(work.operations.drain)
-            inner = InnerNode(driver)
-            wrapped = WrappedVolumes(inner, Staging(inner), runtime)
+            wrapped = WrappedVolumes(driver.node, Staging(driver.node), runtime)
             default = deferral_keys.Defer(settings.defer)
             wrapping = Wrapping(settings.kubelet_root, default, settings.driver_name)
             methods = NodeShim(driver, deferral, wrapped, wrapping, work).methods()

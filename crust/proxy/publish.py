@@ -146,7 +146,7 @@ class Publish:
                 stack=Stack.GUARD,
                 key=published.key,
                 devices=devices,
-                readonly=published.readonly,
+                readonly=published.mount.readonly,
                 handler=published.handler,
                 secrets=mount.secrets or None,
                 raw=False,

@@ -70,7 +70,19 @@ class CsiService:
     async def _node_publish(
         self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, call: Call
     ) -> bytes:
-        decision = await self._decide(request)
+        row = self._table.at(request.target_path)
+        known = row.record if row is not None else None
+        if known is not None and known.key.volume_id != request.volume_id:
+            known = None
+        try:
+            decision = await self.policy.decide(
+                flag=request.defer_fs_ops,
+                block=request.volume_capability.HasField("block"),
+                context=request.volume_context,
+                known=known.handler if known is not None else None,
+            )
+        except Exception as error:
+            raise self._calls.publish.refusal(request.target_path, error) from error
         if not decision.defer:
             return await self._publish_on_host(request, data, call)
         key = self._key(request.volume_id)
@@ -85,21 +97,6 @@ class CsiService:
             left_s=call.time_remaining(),
         )
         return response.SerializeToString()
-
-    async def _decide(self, request: csi_pb2.NodePublishVolumeRequest) -> policy.Decision:
-        row = self._table.at(request.target_path)
-        known = row.record if row is not None else None
-        if known is not None and known.key.volume_id != request.volume_id:
-            known = None
-        try:
-            return await self.policy.decide(
-                flag=request.defer_fs_ops,
-                block=request.volume_capability.HasField("block"),
-                context=request.volume_context,
-                known=known.handler if known is not None else None,
-            )
-        except Exception as error:
-            raise self._calls.publish.refusal(request.target_path, error) from error
 
     async def _publish_on_host(
         self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, call: Call

@@ -9,10 +9,12 @@ passphrase, which is the guest's. Everything else stays: access mode, publish co
 the vendor's keys.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from crust.core import deferral_keys
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.rpc.call import Metadata
-from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2
 
@@ -104,43 +106,12 @@ def _take_own_keys(
     request.volume_context.update(kept)
 
 
-def plain(metadata: Metadata) -> Metadata:
-    """The caller's metadata without the opt-in."""
-    return tuple(pair for pair in metadata if pair[0] != extensions.KEY)
+def unpublish(paths: PrivatePaths, leaf: str) -> csi_pb2.NodeUnpublishVolumeRequest:
+    """NodeUnpublishVolume at a leaf."""
+    return csi_pb2.NodeUnpublishVolumeRequest(volume_id=paths.key.volume_id, target_path=leaf)
 
 
-class InnerNode:
-    """The Node service of the wrapped driver. Each method raises `PeerStatus`, the driver's own."""
-
-    def __init__(self, driver: CsiDriver) -> None:
-        self._node = driver.node
-
-    async def stage(self, request: csi_pb2.NodeStageVolumeRequest, metadata: Metadata) -> None:
-        """NodeStageVolume."""
-        await self._node.NodeStageVolume(request, metadata=plain(metadata), timeout=TIMEOUT_S)
-
-    async def unstage(self, volume_id: str, path: str, metadata: Metadata) -> None:
-        """NodeUnstageVolume."""
-        request = csi_pb2.NodeUnstageVolumeRequest(volume_id=volume_id, staging_target_path=path)
-        await self._node.NodeUnstageVolume(request, metadata=plain(metadata), timeout=TIMEOUT_S)
-
-    async def publish(
-        self, request: csi_pb2.NodePublishVolumeRequest, metadata: Metadata
-    ) -> csi_pb2.NodePublishVolumeResponse:
-        """NodePublishVolume."""
-        return await self._node.NodePublishVolume(
-            request, metadata=plain(metadata), timeout=TIMEOUT_S
-        )
-
-    async def unpublish(self, volume_id: str, path: str, metadata: Metadata) -> None:
-        """NodeUnpublishVolume."""
-        request = csi_pb2.NodeUnpublishVolumeRequest(volume_id=volume_id, target_path=path)
-        await self._node.NodeUnpublishVolume(request, metadata=plain(metadata), timeout=TIMEOUT_S)
-
-    async def expand(
-        self, request: csi_pb2.NodeExpandVolumeRequest, metadata: Metadata
-    ) -> csi_pb2.NodeExpandVolumeResponse:
-        """NodeExpandVolume."""
-        return await self._node.NodeExpandVolume(
-            request, metadata=plain(metadata), timeout=TIMEOUT_S
-        )
+def onward(metadata: Metadata) -> Mapping[str, Any]:
+    """How the driver is called: with the caller's metadata without the opt-in, and with a deadline of its own."""
+    plain = tuple(pair for pair in metadata if pair[0] != extensions.KEY)
+    return {"metadata": plain, "timeout": TIMEOUT_S}

@@ -24,6 +24,7 @@ from crust.core import deferral_keys, errors, volumes
 from crust.csi_shim.deferral import Deferral
 from crust.csi_shim.wrap import (
     admission,
+    as_block,
     leaves,
     private_directories,
     volume_operations,
@@ -309,7 +310,7 @@ class NodeShim:
         key = volumes.VolumeKey(await self._name(call), volumes.VolumeId(volume_id))
         paths = PrivatePaths.of(self._wrapping.kubelet_root, key)
         stages = (await self._capabilities(call)).stages
-        return Volume(paths, stages, call.metadata)
+        return Volume(paths, stages, as_block.onward(call.metadata))
 
     async def _name(self, call: Call) -> volumes.DriverName:
         """The same for as long as there are volumes: their private paths depend on it.

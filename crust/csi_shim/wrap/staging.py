@@ -8,20 +8,19 @@ refused, because a driver that is staged without them may make a plain volume of
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from crust.core import errors, volumes
 from crust.csi_shim.wrap import as_block, leaves, private_directories
-from crust.csi_shim.wrap.as_block import InnerNode
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.host.process import workers
 from crust.rpc import status
-from crust.rpc.call import Metadata
 from crust.rpc.messages import limits, redaction
 from crust.rpc.serving.service import known_error
 from crust.rpc.status import PeerStatus, Residue
-from crust.wire.csi.v1 import csi_pb2
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 _log = logging.getLogger(__name__)
 
@@ -55,14 +54,15 @@ class Volume:
 
     paths: PrivatePaths
     stages: bool
-    metadata: Metadata
+    onward: Mapping[str, Any]
+    """How its driver is called (`as_block.onward`)."""
 
 
 class Staging:
     """Stages volumes at the wrapped driver. The caller runs one operation per volume."""
 
-    def __init__(self, inner: InnerNode) -> None:
-        self._inner = inner
+    def __init__(self, node: "csi_pb2_grpc.NodeAsyncStub") -> None:
+        self._node = node
         self._requests: dict[volumes.VolumeKey, csi_pb2.NodeStageVolumeRequest] = {}
         self._on_host: dict[volumes.VolumeKey, set[str]] = {}
 
@@ -98,7 +98,7 @@ class Staging:
                 private_directories.make_staging, paths, secrets=bool(request.secrets)
             )
             is_called = True
-            await self._inner.stage(as_block.stage(request, paths), volume.metadata)
+            await self._node.NodeStageVolume(as_block.stage(request, paths), **volume.onward)
         except Exception as error:
             known = known_error("NodeStageVolume", "the shim", error)
             is_refused = isinstance(known, PeerStatus) and status.is_final(known)
@@ -134,7 +134,7 @@ class Staging:
             raise StageForgotten(volume.paths.key, "as a block device for a deferred mount")
         await workers.run(self._check_not_on_host, volume.paths.key)
         _log.info("staged again as block", extra={"volume": str(volume.paths.key)})
-        await self._inner.unstage(request.volume_id, known.staging_target_path, volume.metadata)
+        await self._unstage_at(volume, known.staging_target_path)
         with _hiding_secrets(known):
             await self.stage_as_block(volume, known)
 
@@ -178,7 +178,7 @@ class Staging:
         """
         await self._unstage_block(volume, request.staging_target_path)
         _log.info("staged again as asked", extra={"volume": str(volume.paths.key)})
-        await self._inner.stage(request, volume.metadata)
+        await self._node.NodeStageVolume(request, **volume.onward)
         await workers.run(private_directories.remove_staging, volume.paths)
         self.remember(volume.paths.key, request)
 
@@ -187,7 +187,7 @@ class Staging:
         await self._unstage_block(volume, co_path)
         if await workers.run(private_directories.is_mounted, co_path):
             # killed between the stage as mount and the removal of the record
-            await self._inner.unstage(volume.paths.key.volume_id, co_path, volume.metadata)
+            await self._unstage_at(volume, co_path)
         await workers.run(private_directories.remove_staging, volume.paths)
         self.forget(volume.paths.key)
 
@@ -195,8 +195,13 @@ class Staging:
         for leaf in await workers.run(leaves.of, volume.paths):
             # the staging path's own leaf is of an expansion that was interrupted: nobody has it
             await self._clear_leaf(volume, leaf, is_ours=leaf == volume.paths.leaf(co_path))
-        volume_id = volume.paths.key.volume_id
-        await self._inner.unstage(volume_id, volume.paths.staging, volume.metadata)
+        await self._unstage_at(volume, volume.paths.staging)
+
+    async def _unstage_at(self, volume: Volume, path: str) -> None:
+        request = csi_pb2.NodeUnstageVolumeRequest(
+            volume_id=volume.paths.key.volume_id, staging_target_path=path
+        )
+        await self._node.NodeUnstageVolume(request, **volume.onward)
 
     async def _clear_leaf(self, volume: Volume, leaf: str, *, is_ours: bool) -> None:
         """What is left of a publish of an earlier boot: only what is not mounted."""
@@ -209,7 +214,8 @@ class Staging:
                 hint="unpublish it first: the CO's NodeUnpublishVolume does",
             )
         with contextlib.suppress(PeerStatus):  # the unstage, which follows, decides
-            await self._inner.unpublish(volume.paths.key.volume_id, leaf, volume.metadata)
+            request = as_block.unpublish(volume.paths, leaf)
+            await self._node.NodeUnpublishVolume(request, **volume.onward)
         await workers.run(leaves.remove, leaf)
 
 

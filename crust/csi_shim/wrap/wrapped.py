@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from crust.core import deferral_keys, errors, volumes
 from crust.csi_shim.deferral import RuntimeClient
 from crust.csi_shim.wrap import admission, as_block, leaves, private_directories, vendors
-from crust.csi_shim.wrap.as_block import InnerNode
 from crust.csi_shim.wrap.leaves import State, Undo
 from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp
 from crust.csi_shim.wrap.staging import Staging, Volume
@@ -21,7 +20,7 @@ from crust.rpc import status
 from crust.rpc.messages import csi
 from crust.rpc.serving.service import known_error
 from crust.rpc.status import Asked, PeerStatus, Residue
-from crust.wire.csi.v1 import csi_pb2
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 _log = logging.getLogger(__name__)
 
@@ -44,8 +43,10 @@ class _Attempt:
 class WrappedVolumes:
     """Publishes, unpublishes and expands."""
 
-    def __init__(self, inner: InnerNode, staging: Staging, runtime: RuntimeClient) -> None:
-        self._inner = inner
+    def __init__(
+        self, node: "csi_pb2_grpc.NodeAsyncStub", staging: Staging, runtime: RuntimeClient
+    ) -> None:
+        self._node = node
         self.staging = staging
         self._runtime = runtime
 
@@ -84,9 +85,8 @@ class WrappedVolumes:
         await self._make_room(volume, attempt.leaf)
         attempt.asked = Asked.SILENT
         try:
-            await self._inner.publish(
-                as_block.publish(request, volume.paths, staged=volume.stages), volume.metadata
-            )
+            own = as_block.publish(request, volume.paths, staged=volume.stages)
+            await self._node.NodePublishVolume(own, **volume.onward)
         except PeerStatus as error:
             if status.is_final(error):
                 attempt.asked = Asked.REFUSED
@@ -133,7 +133,7 @@ class WrappedVolumes:
     ) -> csi_pb2.NodePublishVolumeResponse:
         """An ordinary publish of a volume that is staged as block."""
         await self.staging.ensure_mount(volume, request)
-        return await self._inner.publish(request, volume.metadata)
+        return await self._node.NodePublishVolume(request, **volume.onward)
 
     async def unpublish(self, volume: Volume, target: str) -> None:
         """NodeUnpublishVolume. Raises `DeviceInUse`, the driver's status, `DriverDidNotCleanUp`."""
@@ -143,12 +143,12 @@ class WrappedVolumes:
 
     async def _take_down(self, volume: Volume, leaf: str) -> None:
         """Unpublish until no mount is left: a driver takes one off per call, and may answer an error meanwhile."""
-        volume_id = volume.paths.key.volume_id
+        request = as_block.unpublish(volume.paths, leaf)
         before = (await workers.run(leaves.look, leaf)).mounts
         for _ in range(_STACK_MAX):
             refusal: PeerStatus | None = None
             try:
-                await self._inner.unpublish(volume_id, leaf, volume.metadata)
+                await self._node.NodeUnpublishVolume(request, **volume.onward)
             except PeerStatus as error:
                 refusal = error
             left = (await workers.run(leaves.look, leaf)).mounts
@@ -203,7 +203,7 @@ class WrappedVolumes:
         try:
             await self._take_down_left(volume, leaf)
             own = as_block.publish(as_block.publish_of(known), volume.paths, staged=volume.stages)
-            await self._inner.publish(own, volume.metadata)
+            await self._node.NodePublishVolume(own, **volume.onward)
             return (await self.expand_device(volume, request, leaf)).capacity_bytes
         finally:
             await self._take_down(volume, leaf)
@@ -223,7 +223,7 @@ class WrappedVolumes:
                 capacity_bytes=request.capacity_range.required_bytes
             )
         rewritten = as_block.expand(request, volume.paths, path, staged=volume.stages)
-        return await self._inner.expand(rewritten, volume.metadata)
+        return await self._node.NodeExpandVolume(rewritten, **volume.onward)
 
 
 def _mount(

@@ -14,7 +14,6 @@ import pytest
 
 from crust.core import errors, volumes
 from crust.csi_shim.wrap import leaves, private_directories
-from crust.csi_shim.wrap.as_block import InnerNode
 from crust.csi_shim.wrap.leaves import Kind, Seen, State, Undo
 from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp, PrivatePaths
 from crust.csi_shim.wrap.staging import Staging, Volume
@@ -70,7 +69,7 @@ class Model:
     async def ensure_block(self, *_: object) -> None:
         self._ended(self._step("ok", "final", "lost"))
 
-    async def publish(self, *_: object) -> None:
+    async def NodePublishVolume(self, *_: object, **__: object) -> None:
         world = self.world
         options = ["ok", "final", "lost", "no device"]
         options += [] if world.guest else ["late", "a directory", "final, mounted"]
@@ -84,7 +83,7 @@ class Model:
         world.is_late = world.is_late or chosen == "late"
         self._ended(chosen.partition(",")[0])
 
-    async def unpublish(self, *_: object) -> None:
+    async def NodeUnpublishVolume(self, *_: object, **__: object) -> None:
         world = self.world
         assert not world.guest, "the driver's unpublish under a live guest"
         chosen = self._step("ok", "final", "lost")
@@ -125,8 +124,8 @@ class Shim:
         for step in ("look", "remove", "device"):
             self._patch.setattr(leaves, step, getattr(model, step))
         self._patch.setattr(private_directories, "make_published", model.make_published)
-        shim = WrappedVolumes(cast("InnerNode", model), cast("Staging", model), cast("Any", None))
-        volume = Volume(PATHS, stages=True, metadata=())
+        shim = WrappedVolumes(cast("Any", model), cast("Staging", model), cast("Any", None))
+        volume = Volume(PATHS, stages=True, onward={})
         self.runs += 1
         try:
             if name == "publish":
