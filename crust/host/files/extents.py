@@ -16,10 +16,17 @@ import os
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from crust.host.files.held_directory import AnyPath
 from crust.host.process import oserrors, syscalls
+
+_FS_IOC_FIEMAP = 0xC020660B  # _IOWR('f', 11, struct fiemap)
+_HEAD = struct.Struct("=QQIIII")
+_EXTENT = struct.Struct("=QQQQQIIII")
+_SYNC, _BATCH = 0x1, 512
+_LAST, _UNWRITTEN = 0x1, 0x800
+_PLACE_UNKNOWN = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400
+"""FIEMAP_EXTENT_UNKNOWN, DELALLOC, ENCODED, DATA_ENCRYPTED, NOT_ALIGNED, DATA_INLINE, DATA_TAIL."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -83,18 +90,23 @@ def data_of(fd: int) -> Iterator[Extent]:
 
 
 def _placed_of(path: AnyPath) -> list[_Placed]:
+    """The extents of a file, ascending, after what was not written back yet is."""
+    found: list[_Placed] = []
     with syscalls.closing(_open(path)) as fd:
-        return list(_placed(fd))
-
-
-def _placed(fd: int) -> Iterator[_Placed]:
-    size = os.fstat(fd).st_size
-    for start, place, length, flags in extents(fd):
-        if start >= size:
-            return
-        if not flags & UNWRITTEN:  # reads as zeros, as a hole does
-            known = None if flags & PLACE_UNKNOWN else place
-            yield _Placed(start, min(start + length, size), known)
+        size, end, flags, count = os.fstat(fd).st_size, 0, 0, 1
+        while count and end < size and not flags & _LAST:
+            answer = bytearray(_HEAD.size + _BATCH * _EXTENT.size)
+            _HEAD.pack_into(answer, 0, end, (1 << 64) - 1 - end, _SYNC, 0, _BATCH, 0)
+            fcntl.ioctl(fd, _FS_IOC_FIEMAP, answer)
+            count = _HEAD.unpack_from(answer)[3]
+            for number in range(count):
+                fields = _EXTENT.unpack_from(answer, _HEAD.size + number * _EXTENT.size)
+                start, place, flags = fields[0], fields[1], fields[5]
+                end = start + fields[2]
+                if start < size and not flags & _UNWRITTEN:  # which reads as zeros, as a hole does
+                    known = None if flags & _PLACE_UNKNOWN else place
+                    found.append(_Placed(start, min(end, size), known))
+    return found
 
 
 def _differences(old: list[_Placed], new: list[_Placed]) -> Iterator[Extent]:
@@ -114,53 +126,11 @@ def _shift_at(extents: list[_Placed], offset: int) -> object:
     return object() if place is None else place - extents[number].start
 
 
-def _merged(extents: Iterable[Extent]) -> Iterator[Extent]:
-    pending: Extent | None = None
+def _merged(extents: Iterable[Extent]) -> list[Extent]:
+    merged: list[Extent] = []
     for each in extents:
-        if pending is not None and pending.end == each.offset:
-            pending = Extent(pending.offset, pending.length + each.length)
-            continue
-        if pending is not None:
-            yield pending
-        pending = each
-    if pending is not None:
-        yield pending
-
-
-LAST, UNWRITTEN = 0x1, 0x800
-PLACE_UNKNOWN = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400
-"""FIEMAP_EXTENT_UNKNOWN, DELALLOC, ENCODED, DATA_ENCRYPTED, NOT_ALIGNED, DATA_INLINE, DATA_TAIL."""
-
-_FS_IOC_FIEMAP = 0xC020660B  # _IOWR('f', 11, struct fiemap)
-_HEAD = struct.Struct("=QQIIII")
-_EXTENT = struct.Struct("=QQQQQIIII")
-_SYNC = 0x1
-_BATCH = 512
-
-
-class Mapped(NamedTuple):
-    """An extent: its place in the file, its place on the disk, and flags; bytes."""
-
-    start: int
-    place: int
-    length: int
-    flags: int
-
-
-def extents(fd: int) -> Iterator[Mapped]:
-    """The extents of a file, ascending, after what was not written back yet is."""
-    position = 0
-    while batch := _ask(fd, position):
-        yield from batch
-        if batch[-1].flags & LAST:
-            return
-        position = batch[-1].start + batch[-1].length
-
-
-def _ask(fd: int, start: int) -> list[Mapped]:
-    head = _HEAD.pack(start, (1 << 64) - 1 - start, _SYNC, 0, _BATCH, 0)
-    answer = bytearray(head + bytes(_BATCH * _EXTENT.size))
-    fcntl.ioctl(fd, _FS_IOC_FIEMAP, answer)
-    count = _HEAD.unpack_from(answer)[3]
-    fields = (_EXTENT.unpack_from(answer, _HEAD.size + n * _EXTENT.size) for n in range(count))
-    return [Mapped(each[0], each[1], each[2], each[5]) for each in fields]
+        if merged and merged[-1].end == each.offset:
+            merged[-1] = Extent(merged[-1].offset, merged[-1].length + each.length)
+        else:
+            merged.append(each)
+    return merged

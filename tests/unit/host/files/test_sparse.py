@@ -116,7 +116,7 @@ def test_copy_is_synced_before_it_gets_its_name(tmp_path: Path) -> None:
 
 
 def differing(old: list[_Placed], new: list[_Placed]) -> list[Extent]:
-    return list(_merged(_differences(old, new)))
+    return _merged(_differences(old, new))
 
 
 def test_differing_ignores_shared_blocks_in_different_extents() -> None:
