@@ -119,19 +119,20 @@ class Connection:
         block is not translated.
         """
         held = self._taken(_CANNOT_END)
+
+        def end() -> str:
+            try:
+                address = held.cluster.get_addrs()
+                self._blocklist(held, (address,))
+            except self._binding.failures as err:
+                raise self._translated(failures.errno_of(err), _CANNOT_END, "monitors") from err
+            held.is_blocklisted = True
+            return address
+
         try:
-            yield lambda: self._end(held)
+            yield end
         finally:
             self._given_back(held)
-
-    def _end(self, held: _Open) -> str:
-        try:
-            address = held.cluster.get_addrs()
-            self._blocklist(held, (address,))
-        except self._binding.failures as err:
-            raise self._translated(failures.errno_of(err), _CANNOT_END, "monitors") from err
-        held.is_blocklisted = True
-        return address
 
     def blocklist(self, addresses: Iterable[str]) -> None:
         """Cut clients off for ten years, and wait until this client has the map that says so.

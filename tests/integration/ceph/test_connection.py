@@ -36,16 +36,15 @@ def _other_key(key: str) -> str:
     return key[:middle] + ("A" if key[middle] != "A" else "B") + key[middle + 1 :]
 
 
-def test_wrong_key_is_refused_at_once(controller: CephUser, namespace: str) -> None:
-    wrong = CephUser(controller.monitors, controller.user, _other_key(controller.key))
+@pytest.mark.parametrize("is_key", [True, False])
+def test_wrong_key_and_text_that_is_no_key_are_refused_at_once(
+    controller: CephUser, namespace: str, *, is_key: bool
+) -> None:
+    wrong = _other_key(controller.key) if is_key else "no key"
+    user = CephUser(controller.monitors, controller.user, wrong)
     with pytest.raises(CephKeyRefused) as caught:
-        _write(Connection(wrong, QUICK), namespace)
-    assert wrong.key not in str(caught.value)
-
-
-def test_text_that_is_no_key_is_refused(controller: CephUser, namespace: str) -> None:
-    with pytest.raises(CephKeyRefused):
-        _write(Connection(CephUser(controller.monitors, controller.user, "none"), QUICK), namespace)
+        _write(Connection(user, QUICK), namespace)
+    assert wrong not in str(caught.value)
 
 
 def test_key_is_not_shown(controller: CephUser) -> None:

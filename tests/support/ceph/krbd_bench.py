@@ -55,7 +55,8 @@ class Bench:
 
     async def prepare(self) -> None:
         """Configure and start the driver of a node that has booted."""
-        await self.vm.write(_CONFIG, _config(self.ceph, self.namespace))
+        config = rbd_driver.config_without_key(self.ceph, self.namespace, KUBELET)
+        await self.vm.write(_CONFIG, config)
         await self.start_driver()
 
     async def close(self) -> None:
@@ -247,19 +248,6 @@ async def running(directory: Path) -> AsyncIterator[Bench]:
 def _namespace(driver: RbdDriver) -> str:
     found: str = tomllib.loads(driver.config.read_text())["rbd"]["namespace"]
     return found
-
-
-def _config(ceph: CephCluster, namespace: str) -> str:
-    return f"""engine = "rbd"
-log_level = "debug"
-target_roots = ["{KUBELET}"]
-check_propagation = false
-
-[rbd]
-monitors = "{ceph.monitors}"
-pool = "{POOL}"
-namespace = "{namespace}"
-"""
 
 
 _OF_A_POOL = """\

@@ -104,13 +104,11 @@ create_pool = true
     return config
 
 
-def write_config_without_key(base: Path, ceph: CephCluster, namespace: str) -> Path:
+def config_without_key(ceph: CephCluster, namespace: str, target_root: Path | str) -> str:
     """The settings of a node that has no key."""
-    config = base / "driver.toml"
-    config.write_text(
-        f"""engine = "rbd"
+    return f"""engine = "rbd"
 log_level = "debug"
-target_roots = ["{base}"]
+target_roots = ["{target_root}"]
 check_propagation = false
 
 [rbd]
@@ -118,7 +116,11 @@ monitors = "{ceph.monitors}"
 pool = "{POOL}"
 namespace = "{namespace}"
 """
-    )
+
+
+def write_config_without_key(base: Path, ceph: CephCluster, namespace: str) -> Path:
+    config = base / "driver.toml"
+    config.write_text(config_without_key(ceph, namespace, base))
     return config
 
 

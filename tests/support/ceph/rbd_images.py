@@ -102,12 +102,6 @@ def note_removal(engine: RbdProvisioning, volume_id: volumes.VolumeId) -> None:
         )
 
 
-def made_source(engine: RbdProvisioning) -> volumes.VolumeId:
-    """A new volume to copy from."""
-    create(engine, B, SIZE)
-    return B
-
-
 def id_of(ioctx: Any, name: str) -> str:
     import rbd
 

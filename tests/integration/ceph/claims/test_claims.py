@@ -368,10 +368,8 @@ def test_image_is_not_free_while_a_blocklisted_client_is_listed_as_a_watcher(
 
 def test_claim_that_cannot_be_read_is_nobodys(bench: Bench) -> None:
     client = bench.node()
-    op = client.ioctx.create_write_op()
-    client.ioctx.set_omap(op, ("cookie", "claims"), (b"x", b'{"schema": 2}'))
-    client.ioctx.operate_write_op(op, f"{claim_object.PREFIX}{IMAGE}")
-    client.ioctx.release_write_op(op)
+    unreadable = {"cookie": b"x", "claims": b'{"schema": 2}'}
+    omap.swap(client.ioctx, f"{claim_object.PREFIX}{IMAGE}", None, unreadable)
     with pytest.raises(claim_object.UnreadableImageClaim):
         take(client, A, "sandbox")
     assert list(claim_object.images(client.ioctx)) == [IMAGE]

@@ -15,7 +15,7 @@ import rbd
 
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.freeing import Freeing
-from crust.ceph import claim_object, claims
+from crust.ceph import claim_object, claims, omap
 from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host
 from crust.ceph.connection import Connection
@@ -102,10 +102,8 @@ def test_silent_node_keeps_its_claim(bench: Bench, fencing: Freeing) -> None:
 def test_claim_that_cannot_be_read_stops_no_other(bench: Bench, fencing: Freeing) -> None:
     client = bench.node()
     silent(client, A)
-    op = client.ioctx.create_write_op()
-    client.ioctx.set_omap(op, ("cookie", "claims"), (b"x", b'{"schema": 2}'))
-    client.ioctx.operate_write_op(op, f"{claim_object.PREFIX}another")
-    client.ioctx.release_write_op(op)
+    unreadable = {"cookie": b"x", "claims": b'{"schema": 2}'}
+    omap.swap(client.ioctx, f"{claim_object.PREFIX}another", None, unreadable)
     assert fencing.fence([VolumeId("another"), VOLUME], frozenset({A.node})) == frozenset()
     assert client.address in bench.blocklist()
 

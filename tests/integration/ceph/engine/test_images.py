@@ -32,7 +32,6 @@ from tests.support.ceph.rbd_images import (
     create,
     drop,
     id_of,
-    made_source,
     names,
     note_removal,
     read,
@@ -162,13 +161,14 @@ def test_foreign_image_in_a_volumes_place_is_a_problem(engine: RbdProvisioning, 
 def test_foreign_image_with_data_is_refused_and_kept(engine: RbdProvisioning, guest: Any) -> None:
     import rbd
 
+    create(engine, B, SIZE)
     rbd.RBD().create(guest, A, SIZE)
     write(guest, A, b"somebody's")
     engine.volume_records.begin(A)
     with pytest.raises(ForeignImage):
         RbdMaking(engine, A).create(SIZE)
     with pytest.raises(ForeignImage):
-        RbdMaking(engine, A).clone(made_source(engine), source_bytes=SIZE, size_bytes=SIZE)
+        RbdMaking(engine, A).clone(B, source_bytes=SIZE, size_bytes=SIZE)
     assert read(guest, A, 10) == b"somebody's"
 
 

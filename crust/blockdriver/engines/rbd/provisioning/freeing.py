@@ -1,7 +1,7 @@
 """Images of clients that ended without closing them, and of nodes that are gone, are freed by the controller.
 
-A node seldom has the right to blocklist, and a waiting pod has none. So the claims of all images are read on a
-thread of its own, 0.5 ms each, and the ended ones are cut off (`crust.ceph.fencing`). After a look comes a pause ten
+A node seldom has the right to blocklist, and a waiting pod has none. So each image is asked for its claims on
+a thread of its own, and the ended ones are cut off (`crust.ceph.fencing`). After a look comes a pause ten
 times as long, and of `PAUSE_S` at least. Nodes that somebody has declared gone are cut off as `crust ceph fence` does
 it, without `--even-if-connected`. A claim that cannot be freed now keeps no other from it.
 """
@@ -38,7 +38,7 @@ class Freeing(Looks):
     def look(self, ends: threading.Event | None = None) -> None:
         """Free every image whose holders have ended. Raises what listing the images raises."""
         with self._place.ioctx(f"cannot list {self._place.shown}") as ioctx:
-            names = self._place.names(ioctx)
+            names = claim_object.images(ioctx)
         self._told &= set(names)
         for name in names:
             if ends is not None and ends.is_set():
