@@ -65,16 +65,6 @@ def test_set_readonly_can_be_undone(attach: Attach) -> None:
     Path(device.path).open("r+b").close()
 
 
-@pytest.mark.parametrize("size", [512, MIB + 512, 3 * MIB - 512])
-def test_is_blank_reads_the_last_sector_of_an_odd_device(attach: Attach, size: int) -> None:
-    device = attach(size)
-    assert devices.is_blank(device.path)
-    with open(device.path, "r+b") as file:
-        file.seek(size - 1)
-        file.write(b"x")
-    assert not devices.is_blank(device.path)
-
-
 def test_is_free_is_false_when_mounted_held_or_replaced(attach: Attach, mountpoint: str) -> None:
     device, other = attach(64 * MIB), attach(64 * MIB)
     identity = devices.identify(device.path)

@@ -97,12 +97,8 @@ def test_mappings_of_other_images_are_not_found(kernel: KernelRbd, sysfs: FakeSy
     kernel.map(IMAGE, LOGIN, readonly=False)
     assert kernel.find(ImageName(FSID, "rbd", "elsewhere", IMAGE.image)) is None
     assert kernel.find(ImageName("another", "rbd", "space", IMAGE.image)) is None
+    assert replace(kernel, owner="node-b").find(IMAGE) is None, "a container of the same kernel"
     assert kernel.find(IMAGE) is not None
-
-
-def test_container_of_the_same_kernel_has_mappings_of_its_own(kernel: KernelRbd) -> None:
-    kernel.map(IMAGE, LOGIN, readonly=False)
-    assert replace(kernel, owner="node-b").find(IMAGE) is None
 
 
 def test_unmapping_is_idempotent_and_never_forced(

@@ -89,7 +89,9 @@ def test_missing_hierarchy_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     cgroups.set(DEVICE, LIMITS)
 
 
-def test_set_on_a_vanished_group_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_that_vanishes_or_has_no_controller_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = hierarchy(tmp_path / "unified", "io\n", "kubepods")
     mounted(monkeypatch, ("cgroup2", root, ""))
 
@@ -99,11 +101,6 @@ def test_set_on_a_vanished_group_fails(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(io_max, "_write", gone)
     with pytest.raises(CannotThrottle, match="ENODEV"):
         Throttle().set(DEVICE, LIMITS)
-
-
-def test_unwritable_group_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = hierarchy(tmp_path / "unified", "io\n", "kubepods")
-    mounted(monkeypatch, ("cgroup2", root, ""))
     (root / "kubepods" / "io.max").unlink()
     with pytest.raises(CannotThrottle, match=r"\+io"):
         Throttle().check()

@@ -56,18 +56,10 @@ def test_an_image_is_a_hole_until_a_byte_is_written_and_when_it_is_punched_again
         assert not sparse.is_hole(str(image))
     os.truncate(image, 1 << 20)
     assert sparse.is_hole(str(image))
-
-
-def test_an_image_of_zeros_that_were_written_is_no_hole(tmp_path: Path) -> None:
-    image = tmp_path / "a.img"
     image.write_bytes(bytes(8192))
-    assert not sparse.is_hole(str(image))
-
-
-def test_an_image_without_a_size_is_no_hole(tmp_path: Path) -> None:
-    image = tmp_path / "a.img"
-    image.touch()
-    assert not sparse.is_hole(str(image))
+    assert not sparse.is_hole(str(image)), "zeros that were written are data"
+    os.truncate(image, 0)
+    assert not sparse.is_hole(str(image)), "an image without a size is none"
     with pytest.raises(errors.NotFound):
         sparse.is_hole(str(tmp_path / "absent"))
 
@@ -119,23 +111,22 @@ def differing(old: list[_Placed], new: list[_Placed]) -> list[Extent]:
     return _merged(_differences(old, new))
 
 
-def test_differing_ignores_shared_blocks_in_different_extents() -> None:
-    whole = [_Placed(0, 100, 1000)]
-    parts = [_Placed(0, 40, 1000), _Placed(40, 100, 1040)]
-    assert differing(whole, parts) == []
-    assert differing(parts, whole) == []
-
-
-def test_differing_reports_data_of_one_file_and_no_common_hole() -> None:
-    old = [_Placed(0, 10, 1000)]
-    new = [_Placed(20, 30, 2000)]
-    assert differing(old, new) == [Extent(0, 10), Extent(20, 10)]
-    assert differing([], []) == []
-
-
-def test_differing_reports_blocks_without_a_known_position() -> None:
-    unknown = [_Placed(0, 10, None)]
-    assert differing(unknown, unknown) == [Extent(0, 10)]
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        # the same blocks in one extent and in two
+        ([_Placed(0, 100, 1000)], [_Placed(0, 40, 1000), _Placed(40, 100, 1040)], []),
+        ([_Placed(0, 10, 1000)], [_Placed(20, 30, 2000)], [Extent(0, 10), Extent(20, 10)]),
+        ([], [], []),
+        # no block whose position is not known is that of another file
+        ([_Placed(0, 10, None)], [_Placed(0, 10, None)], [Extent(0, 10)]),
+    ],
+)
+def test_differing_reports_what_is_not_the_same_blocks(
+    old: list[_Placed], new: list[_Placed], expected: list[Extent]
+) -> None:
+    assert differing(old, new) == expected
+    assert differing(new, old) == expected
 
 
 def test_differing_matches_a_comparison_of_each_block() -> None:
