@@ -27,7 +27,7 @@ from crust.proxy.entries import Entries
 from crust.proxy.events import Event
 from crust.proxy.handlers import Feature, Handler, Handlers, check_limits
 from crust.rpc import status
-from crust.rpc.call import Call, name_volume
+from crust.rpc.call import Call, add_fields
 from crust.rpc.messages import crust_v1, limits
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import runtime_pb2
@@ -177,7 +177,7 @@ class RuntimeApi:
     def _expect(self, text: str) -> Record:
         target = volumes.TargetPath.parse(text, role="volume_target_path")
         record = self._entries.table.expect(target.text)
-        name_volume(record.key.driver, record.key.volume_id)
+        add_fields(driver=record.key.driver, volume_id=record.key.volume_id)
         return record
 
     async def _in_sandbox(self, record: Record) -> Handler | None:

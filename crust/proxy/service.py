@@ -17,7 +17,7 @@ from crust.proxy.publish import Publish
 from crust.proxy.runtime_api import RuntimeApi
 from crust.proxy.target import Stack, other_volume
 from crust.proxy.unpublish import Unpublish
-from crust.rpc.call import Call, Metadata
+from crust.rpc.call import Call, Metadata, add_fields
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver, opted_in
 from crust.rpc.messages import csi, limits, requests
 from crust.rpc.serving.service import Methods, looking_at
@@ -83,6 +83,7 @@ class CsiService:
             )
         except Exception as error:
             raise self._calls.publish.refusal(request.target_path, error) from error
+        add_fields(decided_by=decision.decider)
         if not decision.defer:
             return await self._publish_on_host(request, data, call)
         key = self._key(request.volume_id)

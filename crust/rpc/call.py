@@ -131,13 +131,13 @@ class CallFields(dict[str, str]):
         return self["request_id"]
 
 
-def name_volume(driver: str, volume_id: str) -> None:
-    """Name the volume of the call that is being served, whose request has the target alone."""
+def add_fields(**added: str) -> None:
+    """Add fields to the call that is being served, which its request does not have: they are in its log line."""
     fields = current_fields()
     if fields is not None:
-        named = copy.copy(fields)
-        named.update(driver=driver, volume_id=volume_id)
-        logs.context.set(named)
+        extended = copy.copy(fields)
+        extended.update(added)
+        logs.context.set(extended)
 
 
 def current_fields() -> CallFields | None:

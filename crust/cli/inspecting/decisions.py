@@ -32,13 +32,16 @@ async def volume(run_dir: str, *, volume: str, target: str) -> None:
 
 
 def _how_to_ask(target: str) -> str:
-    """What decided is known of deferred volumes. For another one, the kubelet's own file names whom to ask for."""
+    """The entry of a deferred volume says what decided. Of another one the proxy's log does, and the kubelet's own
+    file names the PersistentVolume whose attributes decide.
+    """
     driver, pv = "DRIVER", "PV"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         said = json.loads((Path(target).parent / "vol_data.json").read_text())
         driver, pv = str(said["driverName"]), str(said["specVolID"])
     return (
-        f"what decides: crust policy explain --driver {driver} --context KEY=VALUE, with the volumeAttributes "
+        "what decided for a publish on the host is `decided_by` in the proxy's log line of it; what decides now: "
+        f"crust policy explain --driver {driver} --context KEY=VALUE, with the volumeAttributes "
         f"that kubectl get pv {pv} -o jsonpath='{{.spec.csi.volumeAttributes}}' prints"
     )
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest_asyncio
 from click.testing import CliRunner, Result
 
 from crust.cli import main
-from crust.core import errors, volumes
+from crust.core import errors, logs, volumes
 from crust.core.deferral_keys import Defer
 from crust.core.settings.proxy import KubernetesSettings
 from crust.kubernetes_api.pod_runtimes import PodName
@@ -191,6 +192,23 @@ async def test_volume_that_is_not_deferred_exits_1(node: Node) -> None:
     result = await crust(node, "explain", "--volume", "vol-9")
     assert result.exit_code == 1
     assert "vol-9 is not deferred on this node" in result.output
+
+
+async def test_log_line_of_a_publish_on_the_host_says_what_decided(
+    node: Node, target: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines: list[dict[str, Any]] = []
+
+    def note(record: logging.LogRecord) -> bool:  # now: the fields of a call end with it
+        lines.append(logs.extra_of(record))
+        return True
+
+    caplog.handler.addFilter(note)
+    with caplog.at_level(logging.INFO):
+        context = {"crust.dev/defer": "never"}
+        await node.co.publish("vol-1", target, defer=False, volume_context=context)
+    (decider,) = {line["decided_by"] for line in lines if "decided_by" in line}
+    assert decider == "the volume context, crust.dev/defer=never"
 
 
 async def test_undeferred_target_is_told_how_to_ask(node: Node, target: str) -> None:
