@@ -114,9 +114,7 @@ class Deferral:
         """Let the driver grow the device, then the runtime the filesystem; the answer. Idempotent."""
         target = volumes.TargetPath.parse(request.volume_path, role="volume_path")
         wanted = csi.capacity_range(request.capacity_range)
-        grown = await self._driver.node.NodeExpandVolume(
-            request, metadata=call.metadata, timeout=call.time_remaining()
-        )
+        grown = await self._driver.node.NodeExpandVolume(request, **call.onward())
         wanted = volumes.CapacityRange(
             max(wanted.required_bytes, grown.capacity_bytes), wanted.limit_bytes
         )

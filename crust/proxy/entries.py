@@ -55,7 +55,7 @@ class Entries:
         While a program runs on the volume nobody knows what is there.
         """
         try:
-            self.filesystems.check_free(key)
+            self.filesystems.locks.check_free(str(key))
             entry, mounts = self.store.read(target), self.targets.look(target)
         except Exception as error:  # also MemoryError: what cannot be seen is not absent
             return Seen(stack=Stack.UNSEEN, problem=error)

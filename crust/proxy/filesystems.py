@@ -45,11 +45,8 @@ class Filesystems:
     """Makes the filesystems of volumes."""
 
     def __init__(self, locks: ToolLocks) -> None:
-        self._locks = locks
-
-    def check_free(self, key: volumes.VolumeKey) -> None:
-        """Raise `VolumeInUseByTool` if a program that a proxy has started runs on the volume. Blocks."""
-        self._locks.check_free(str(key))
+        self.locks = locks
+        """By the text of a volume's key: of the programs that a proxy has started."""
 
     async def make_if_blank(
         self,
@@ -63,7 +60,7 @@ class Filesystems:
         The caller has reserved the device. Raises `VolumeInUseByTool`, `DeviceNotAsReported`, `holders.DeviceInUse`,
         `ReadOnlyVolumeNotFormatted`, and the errors of `format_decision.judge` and `mkfs.make`.
         """
-        with await workers.run(self._locks.take, str(key)) as lock:
+        with await workers.run(self.locks.take, str(key)) as lock:
             held = await workers.run(devices.open_shared, source.path)
             try:
                 action = await workers.run(_judge, key, source, mount.fs_type)

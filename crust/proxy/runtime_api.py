@@ -30,7 +30,7 @@ from crust.rpc import status
 from crust.rpc.call import Call, add_fields
 from crust.rpc.messages import crust_v1, limits
 from crust.wire.csi.v1 import csi_pb2
-from crust.wire.v1 import runtime_pb2
+from crust.wire.v1 import runtime_pb2, types_pb2
 
 REASON = "ReportedByRuntime"
 """The reason of a health status that a guest reports, for programs."""
@@ -68,7 +68,7 @@ class RuntimeApi:
         stats = await handler_calls.stats(handler, record.target, call.time_remaining())
         await self._check_fits(record, stats)
         return runtime_pb2.RuntimeGetVolumeStatsResponse(
-            usage=crust_v1.usages_to_wire(stats),
+            usage=crust_v1.usages_to_wire(stats, types_pb2.VolumeUsage),
             volume_condition=crust_v1.condition_to_wire(stats.condition),
         )
 

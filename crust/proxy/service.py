@@ -109,7 +109,7 @@ class CsiService:
             self._operations.shared(key),
             self._operations.shared(target, "NodePublishVolume"),
         ):
-            await workers.run(self._entries.filesystems.check_free, key)
+            await workers.run(self._entries.filesystems.locks.check_free, str(key))
             row = self._calls.on_host.admit(key, request)
             is_new = await self._calls.on_host.begins(row)
             response = await self._backend.port.forward(call, data)
@@ -181,7 +181,7 @@ class CsiService:
     ) -> bytes:
         key = self._unchecked_key(request.volume_id)
         with self._operations.shared(key):
-            await workers.run(self._entries.filesystems.check_free, key)
+            await workers.run(self._entries.filesystems.locks.check_free, str(key))
             self._table.check_readable(key)
             for row in self._table.of(key):
                 raise errors.NotReady.named(

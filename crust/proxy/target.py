@@ -278,9 +278,10 @@ def must_be_filled(
 
     One that is only read is not grown by anybody, and one that a guest makes fills its device.
     """
-    is_grown_later = Feature.GROW in features or mount.readonly or mount.format is not None
-    is_known = mount.fs_type in supported.SUPPORTED and not mount.needs_secrets
-    return began.entry is None and is_known and not is_grown_later
+    if began.entry is not None or mount.readonly or mount.format is not None:
+        return False
+    is_known = mount.fs_type in supported.SUPPORTED
+    return Feature.GROW not in features and is_known and not mount.needs_secrets
 
 
 class Undo(enum.Enum):

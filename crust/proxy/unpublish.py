@@ -100,7 +100,7 @@ class Unpublish:
         except claims.NotPublished:
             entry = None
         try:
-            self._entries.filesystems.check_free(key)
+            self._entries.filesystems.locks.check_free(str(key))
             seen = self._targets.look(target)
             if entry is not None and (entry.entry.record or entry.entry.error):
                 seen = replace(seen, entry=entry.entry)

@@ -9,7 +9,7 @@ import copy
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from google.protobuf.message import Message
@@ -62,6 +62,10 @@ class Call:
     def time_remaining(self) -> float | None:
         """How long the caller still waits, in seconds; None: without a limit."""
         return None if self._ends_s is None else max(0.0, self._ends_s - time.monotonic())
+
+    def onward(self) -> Mapping[str, Any]:
+        """What a call has that is made for this one, beside its request: the metadata, and the time that is left."""
+        return {"metadata": self.metadata, "timeout": self.time_remaining()}
 
     async def begin(self, initial: Metadata = ()) -> None:
         """Let the caller know that its call has begun, before the first answer."""

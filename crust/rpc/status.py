@@ -163,20 +163,14 @@ def _request_id() -> dict[str, str]:
 
 def name_in(trailing_metadata: Any) -> str:
     """The name of an error of crust in the details of a status; empty if another program answered."""
-    for key, value in trailing_metadata or ():
-        if key == DETAILS_KEY:
-            return _name_of(value)
-    return ""
-
-
-def _name_of(details: bytes) -> str:
+    details = next((value for key, value in trailing_metadata or () if key == DETAILS_KEY), b"")
     info = error_details_pb2.ErrorInfo()
     try:
         for each in status_pb2.Status.FromString(details).details:
             if each.Unpack(info) and info.domain == DOMAIN and _NAME.fullmatch(info.reason):
                 return info.reason
     except protobuf.DecodeError:  # details in a format of another program
-        return ""
+        pass
     return ""
 
 

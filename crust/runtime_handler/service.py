@@ -23,7 +23,7 @@ from crust.rpc.call import Call
 from crust.rpc.messages import crust_v1
 from crust.rpc.serving import server
 from crust.rpc.serving.service import Service, methods_of
-from crust.wire.v1 import handlers_pb2
+from crust.wire.v1 import handlers_pb2, types_pb2
 
 __all__ = [
     "FeatureNotOffered",
@@ -111,7 +111,7 @@ class _Servicer:
     ) -> handlers_pb2.GetVolumeStatsResponse:
         stats = await self._handler.get_stats(volumes.TargetPath.parse(request.target_path))
         return handlers_pb2.GetVolumeStatsResponse(
-            usage=crust_v1.usages_to_wire(stats),
+            usage=crust_v1.usages_to_wire(stats, types_pb2.VolumeUsage),
             volume_condition=crust_v1.condition_to_wire(stats.condition),
         )
 

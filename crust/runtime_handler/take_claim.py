@@ -62,10 +62,8 @@ def claim_volume(
     try:
         lock = claims.ClaimLock.acquire(paths, target)
         undo.append(lock.release)
-        record = _record(root, target)
+        record = _record(root, target, handler)
         with of_publish(record, "ClaimVolume"):
-            if record.handler != handler:
-                raise WrongHandler(record, handler)
             check_offered(record, features)
             device_fd = hold_device(record)
             if device_fd >= 0:
@@ -104,9 +102,7 @@ def reclaim_volume(
                 f"sandbox {found.sandbox_id}" if found and found.sandbox_id else "somebody else"
             )
             raise ClaimLost(target, sandbox_id, f"{had_it} had the volume since then")
-        record = _record(root, target)
-        if record.handler != handler:
-            raise WrongHandler(record, handler)
+        record = _record(root, target, handler)
         device_fd = hold_device(record)
         claim = Claim(
             paths,
@@ -143,9 +139,7 @@ def adopt_volume(
     record's own error.
     """
     paths = layout.Layout(root).entry(target)
-    record = _record(root, target)
-    if record.handler != handler:
-        raise WrongHandler(record, handler)
+    record = _record(root, target, handler)
     lock = claims.ClaimLock.of_holder(paths, holder_pid)
     if lock is None:
         why = f"process {holder_pid} does not hold the lock: it has ended, or never had it"
@@ -169,11 +163,14 @@ def check_offered(record: Record, offered: Collection[volumes.HandlerFeature]) -
             raise unsupported(record.handler, what, feature)
 
 
-def _record(root: str, target: volumes.TargetPath) -> Record:
+def _record(root: str, target: volumes.TargetPath, handler: volumes.HandlerName) -> Record:
     entry = store.Store(root).read(target)
     if entry is None:
         raise claims.NotPublished(target)
-    return _with_group_of_guard(entry.require())
+    record = entry.require()
+    if record.handler != handler:
+        raise WrongHandler(record, handler)
+    return _with_group_of_guard(record)
 
 
 def _with_group_of_guard(record: Record) -> Record:

@@ -85,9 +85,7 @@ class ControllerShim:
             return None
         driver = await self._name(call)
         sent = to_driver(request, wish, driver)
-        answer = await self._stub.CreateVolume(
-            sent, metadata=call.metadata, timeout=call.time_remaining()
-        )
+        answer = await self._stub.CreateVolume(sent, **call.onward())
         answer.volume.volume_context.update(context_of(request, answer, wish))
         return answer
 
@@ -99,9 +97,7 @@ class ControllerShim:
         remove_keys(request.parameters)
         if wish.is_block:
             as_block(request.volume_capabilities)
-        return await self._stub.GetCapacity(
-            request, metadata=call.metadata, timeout=call.time_remaining()
-        )
+        return await self._stub.GetCapacity(request, **call.onward())
 
     async def _publish(
         self, request: csi_pb2.ControllerPublishVolumeRequest, call: Call
@@ -112,9 +108,7 @@ class ControllerShim:
         remove_keys(request.volume_context)
         if wish.is_block:
             as_block([request.volume_capability])
-        return await self._stub.ControllerPublishVolume(
-            request, metadata=call.metadata, timeout=call.time_remaining()
-        )
+        return await self._stub.ControllerPublishVolume(request, **call.onward())
 
     async def _unpublish(
         self, request: csi_pb2.ControllerUnpublishVolumeRequest, call: Call
@@ -140,9 +134,7 @@ class ControllerShim:
         remove_keys(asked.parameters)
         if wish.is_block:
             as_block(asked.volume_capabilities)
-        answer = await self._stub.ValidateVolumeCapabilities(
-            asked, metadata=call.metadata, timeout=call.time_remaining()
-        )
+        answer = await self._stub.ValidateVolumeCapabilities(asked, **call.onward())
         if answer.HasField("confirmed"):  # of what the CO asked, not of what the driver was asked
             answer.confirmed.volume_context.update(request.volume_context)
             answer.confirmed.parameters.update(request.parameters)
@@ -156,8 +148,6 @@ class ControllerShim:
     ) -> Message | None:
         if request.volume_capability.HasField("block"):
             return None
-        answer = await self._stub.ControllerExpandVolume(
-            request, metadata=call.metadata, timeout=call.time_remaining()
-        )
+        answer = await self._stub.ControllerExpandVolume(request, **call.onward())
         answer.node_expansion_required = True
         return answer

@@ -17,6 +17,7 @@ Beside the driver's capabilities the shim advertises what a CO must see to make 
 Nothing else: VOLUME_MOUNT_GROUP would end the kubelet's own fsGroup for all volumes of the driver.
 """
 
+import os
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -124,11 +125,11 @@ class NodeShim:
             return await self._stage_raw(request, data, call)
         volume = await self._volume(request.volume_id, call)
         wants_block = await self._wants_block(request, call)
-        is_staged = await self._operations.look(volume, private_directories.is_staged)
+        is_staged = await self._operations.look(volume, private_directories.is_staged, volume.paths)
         if not is_staged and wants_block:
             path = request.staging_target_path
             wants_block = not await self._operations.look(
-                volume, volume_operations.is_mounted, path
+                volume, private_directories.is_mounted, path
             )
         if not (is_staged or wants_block):
             answered = await self._pass(request.volume_id, data, call)
@@ -152,7 +153,10 @@ class NodeShim:
         wanted, path = request.volume_capability, request.staging_target_path
         volume = await self._volume(request.volume_id, call)
         is_raw = wanted.HasField("block") and path
-        if not (is_raw and await self._operations.look(volume, private_directories.is_staged)):
+        if not (
+            is_raw
+            and await self._operations.look(volume, private_directories.is_staged, volume.paths)
+        ):
             return await self._pass(request.volume_id, data, call)
         await self._operations.run(
             volume, request, call, lambda: self._staging.stage_raw(volume, request)
@@ -179,7 +183,7 @@ class NodeShim:
         self, request: csi_pb2.NodeUnstageVolumeRequest, data: bytes, call: Call
     ) -> bytes:
         volume = await self._volume(request.volume_id, call)
-        if not await self._operations.look(volume, private_directories.is_staged):
+        if not await self._operations.look(volume, private_directories.is_staged, volume.paths):
             answered = await self._pass(request.volume_id, data, call)
             self._staging.forget(volume.paths.key)
             return answered
@@ -212,7 +216,7 @@ class NodeShim:
         )
         volume = await self._volume(request.volume_id, call)
         self._staging.published_on_host(volume.paths.key, request.target_path)
-        if not await self._operations.look(volume, private_directories.is_staged):
+        if not await self._operations.look(volume, private_directories.is_staged, volume.paths):
             return await self._pass(request.volume_id, data, call)
         if not request.volume_capability.HasField("mount"):
             raise StagedForMount(volume.paths.key)
@@ -226,7 +230,11 @@ class NodeShim:
     ) -> bytes:
         volume = await self._volume(request.volume_id, call)
         if await self._operations.look(
-            volume, volume_operations.is_private, request.target_path, request.defer_fs_ops
+            volume,
+            volume_operations.is_private,
+            volume.paths,
+            request.target_path,
+            request.defer_fs_ops,
         ):
             target = request.target_path
             await self._operations.run(
@@ -248,7 +256,9 @@ class NodeShim:
         if not request.defer_fs_ops:
             volume = await self._volume(request.volume_id, call)
             path = request.volume_path
-            if not await self._operations.look(volume, private_directories.has_leaf, path):
+            if not await self._operations.look(
+                volume, private_directories.has_leaf, volume.paths, path
+            ):
                 return await self._pass(None, data, call)
         return await self._deferral.stats(request)
 
@@ -258,13 +268,13 @@ class NodeShim:
         volume = await self._volume(request.volume_id, call)
         if request.defer_fs_ops and await self._defers_itself(volume, call):
             return await self._deferral.expand(request, call)
-        is_staged = await self._operations.look(volume, private_directories.is_staged)
+        is_staged = await self._operations.look(volume, private_directories.is_staged, volume.paths)
         expands = (await self._capabilities(call)).expands
         if not (request.defer_fs_ops or is_staged):
             if expands or not await self._advertises_expansion(call):
                 return await self._pass(request.volume_id, data, call)
             path = _checked_path(request)
-            if not await self._operations.look(volume, volume_operations.is_there, path):
+            if not await self._operations.look(volume, os.path.lexists, path):
                 raise errors.NotFound.named(
                     "NoVolumeAt",
                     f"volume {request.volume_id[:128]} is not at {path}",
@@ -293,7 +303,7 @@ class NodeShim:
         """The driver is asked, with the paths that it knows; the proxy adds what the guest reports."""
         volume = await self._volume(request.volume_id, call)
         target = request.volume_publish_path
-        if await self._operations.look(volume, private_directories.has_leaf, target):
+        if await self._operations.look(volume, private_directories.has_leaf, volume.paths, target):
             request.volume_publish_path = volume.paths.leaf(target)
             if volume.stages:
                 request.staging_target_path = volume.paths.staging
@@ -304,7 +314,7 @@ class NodeShim:
         """Whether a flagged call goes to the driver's own deferral, and not to what an older version left wrapped."""
         if not (await self._capabilities(call)).defers:
             return False
-        return not await self._operations.look(volume, volume_operations.is_wrapped)
+        return not await self._operations.look(volume, volume_operations.is_wrapped, volume.paths)
 
     async def _volume(self, volume_id: str, call: Call) -> Volume:
         key = volumes.VolumeKey(await self._name(call), volumes.VolumeId(volume_id))

@@ -4,7 +4,6 @@ Operations run on the shim's threads (`crust.host.process.workers`) and outlive 
 operation: it has one thread per question, so that its retries add none where a mount hangs.
 """
 
-import os
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from functools import partial
@@ -59,10 +58,10 @@ class VolumeOperations:
         return self.operations.shared(volume_id)
 
     async def look(self, volume: Volume, function: Callable[..., bool], *args: object) -> bool:
-        """What `function` says of the volume's paths. Raises as `KeyedOperations.look`."""
+        """What `function` says of paths of the volume. Raises as `KeyedOperations.look`."""
         return await self.operations.look(
-            (function, volume.paths, args),
-            partial(function, volume.paths, *args),
+            (function, args),
+            partial(function, *args),
             timeout_s=_LOOK_S,
             shown=f"volume {volume.paths.key}",
             fresh=True,
@@ -72,11 +71,6 @@ class VolumeOperations:
         """Whether there are deferred volumes: then the shim advertises what it answers for them."""
         look = partial(private_directories.has_volumes, self._root)
         return await self.operations.look(self._root, look, timeout_s=_LOOK_S, fresh=True)
-
-
-def is_mounted(_: PrivatePaths, path: str) -> bool:
-    """A look: whether the volume is mounted at the CO's path."""
-    return private_directories.is_mounted(path)
 
 
 def is_private(paths: PrivatePaths, target: str, is_deferred: bool) -> bool:  # noqa: FBT001 - by position
@@ -91,8 +85,3 @@ def is_private(paths: PrivatePaths, target: str, is_deferred: bool) -> bool:  # 
 def is_wrapped(paths: PrivatePaths) -> bool:
     """A look: whether the volume is staged as block, or published so."""
     return private_directories.is_staged(paths) or private_directories.has_publishes(paths)
-
-
-def is_there(_: PrivatePaths, path: str) -> bool:
-    """A look: whether there is anything at the CO's path."""
-    return os.path.lexists(path)

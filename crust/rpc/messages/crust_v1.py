@@ -7,8 +7,10 @@ here.
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 from crust.core import credentials, errors, volumes
+from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import handlers_pb2, types_pb2
 
 LONGEST_FREEZE_S = 60
@@ -20,6 +22,8 @@ FILESYSTEMS_MAX = 64
 """Of one handler."""
 
 VERSION_MAX_CHARS = 128
+
+Usage = TypeVar("Usage", types_pb2.VolumeUsage, csi_pb2.VolumeUsage)
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 _FILESYSTEM = re.compile(r"[a-z0-9]{1,32}")
@@ -149,17 +153,9 @@ def stats(
     )
 
 
-def usages_to_wire(value: volumes.VolumeStats) -> Sequence[types_pb2.VolumeUsage]:
-    """Encode the usage of a statistics answer."""
-    return [
-        types_pb2.VolumeUsage(
-            unit=types_pb2.VolumeUsage.Unit.ValueType(each.unit.value),
-            total=each.total,
-            used=each.used,
-            available=each.available,
-        )
-        for each in value.usage
-    ]
+def usages_to_wire(value: volumes.VolumeStats, kind: type[Usage]) -> Sequence[Usage]:
+    """Encode the usage of a statistics answer, in CSI's message or in that of crust.v1."""
+    return [kind(**{**asdict(each), "unit": each.unit.value}) for each in value.usage]
 
 
 def condition(pb: types_pb2.VolumeCondition) -> volumes.VolumeCondition:
@@ -174,7 +170,9 @@ def condition_to_wire(value: volumes.VolumeCondition | None) -> types_pb2.Volume
     return types_pb2.VolumeCondition(abnormal=value.abnormal, message=value.message)
 
 
-def capacity_range(pb: types_pb2.CapacityRange) -> volumes.CapacityRange:
+def capacity_range(
+    pb: types_pb2.CapacityRange | csi_pb2.CapacityRange,
+) -> volumes.CapacityRange:
     """Decode and check a range; raises `errors.InvalidRequest`, `errors.OutOfRange`."""
     value = volumes.CapacityRange(pb.required_bytes, pb.limit_bytes)
     value.check()
@@ -199,7 +197,7 @@ def thaw_after_s(seconds: int) -> int:
     return seconds
 
 
-def io_limits(pb: types_pb2.IoLimits) -> volumes.IoLimits:
+def io_limits(pb: types_pb2.IoLimits | csi_pb2.DeferredMount.IoLimits) -> volumes.IoLimits:
     """Decode and check limits; raises `errors.InvalidRequest`."""
     value = volumes.IoLimits(
         pb.read_iops, pb.write_iops, pb.read_bytes_per_second, pb.write_bytes_per_second

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 from crust.core import deferral_keys, errors, mount_options, volumes
-from crust.rpc.messages import limits
+from crust.rpc.messages import crust_v1, limits
+from crust.rpc.messages.crust_v1 import capacity_range as capacity_range
 from crust.wire.csi.v1 import csi_pb2
 
 _FLAGS_MAX_BYTES = 4096
@@ -129,13 +130,6 @@ def capability_to_wire(
     return pb
 
 
-def capacity_range(pb: csi_pb2.CapacityRange) -> volumes.CapacityRange:
-    """Decode and check a capacity range; raises `errors.InvalidRequest`, `errors.OutOfRange`."""
-    value = volumes.CapacityRange(pb.required_bytes, pb.limit_bytes)
-    value.check()
-    return value
-
-
 def deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
     """Decode and check a driver's answer; raises `InvalidDeferredMount`. The record checks its options."""
     if not pb.fs_type:
@@ -151,24 +145,15 @@ def deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
             readonly=pb.readonly,
             capacity_bytes=pb.capacity_bytes,
             content_generation=pb.content_generation,
-            io_limits=_io_limits(pb) if pb.HasField("io_limits") else volumes.IoLimits(),
+            io_limits=crust_v1.io_limits(pb.io_limits)
+            if pb.HasField("io_limits")
+            else volumes.IoLimits(),
             format=_format(pb.format) if pb.HasField("format") else None,
             encryption=_encryption(pb) if pb.encryption else None,
             secrets=dict(pb.secrets),
         )
     except errors.InvalidRequest as err:
         raise InvalidDeferredMount(str(err)) from err
-
-
-def _io_limits(pb: csi_pb2.DeferredMount) -> volumes.IoLimits:
-    value = volumes.IoLimits(
-        pb.io_limits.read_iops,
-        pb.io_limits.write_iops,
-        pb.io_limits.read_bytes_per_second,
-        pb.io_limits.write_bytes_per_second,
-    )
-    value.check()
-    return value
 
 
 def _format(pb: csi_pb2.DeferredMount.Format) -> volumes.GuestFormat:
@@ -254,15 +239,7 @@ def deferred_mount_to_wire(value: volumes.DeferredMount) -> csi_pb2.DeferredMoun
 def stats_to_wire(value: volumes.VolumeStats) -> csi_pb2.NodeGetVolumeStatsResponse:
     """Encode statistics, with the condition if it is known (CSI 1.12)."""
     return csi_pb2.NodeGetVolumeStatsResponse(
-        usage=[
-            csi_pb2.VolumeUsage(
-                unit=csi_pb2.VolumeUsage.Unit.ValueType(each.unit.value),
-                total=each.total,
-                used=each.used,
-                available=each.available,
-            )
-            for each in value.usage
-        ],
+        usage=crust_v1.usages_to_wire(value, csi_pb2.VolumeUsage),
         volume_condition=None if value.condition is None else condition_to_wire(value.condition),
     )
 

@@ -261,7 +261,7 @@ async def test_proxy_killed_at_a_step_leaves_a_volume_that_is_formatted_once(
 ) -> None:
     child = _child(places, device.path, step=step)
     assert await asyncio.to_thread(child.wait) == -signal.SIGKILL
-    filesystems.check_free(KEY)
+    filesystems.locks.check_free(str(KEY))
     left = signatures.probe(device.path)
     assert isinstance(left, signatures.Filesystem) is (step == "after mkfs")
     await make(filesystems, device.path)

@@ -218,8 +218,9 @@ class FakeDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
             readonly=request.readonly,
             capacity_bytes=self.size_of(request.volume_id),
             content_generation=1,
-            io_limits=csi_pb2.DeferredMount.IoLimits(**asdict(self.io_limits)),
         )
+        if self.io_limits != volumes.IoLimits():
+            answer.io_limits.CopyFrom(csi_pb2.DeferredMount.IoLimits(**asdict(self.io_limits)))
         if self.format is not None:
             answer.format.SetInParent()
             answer.format.ext4_bytes_per_inode = self.format.ext4_bytes_per_inode or 0

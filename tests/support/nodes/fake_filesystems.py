@@ -14,8 +14,7 @@ class FakeFilesystems(Filesystems):
     """Every device is blank until its filesystem was made."""
 
     def __init__(self, run_dir: str) -> None:
-        self.locks = ToolLocks(Path(run_dir, "tools.lock"))
-        super().__init__(self.locks)
+        super().__init__(ToolLocks(Path(run_dir, "tools.lock")))
         self.made: dict[str, tuple[str, volumes.GuestFormat]] = {}
         """By device."""
         self.looks = 0
