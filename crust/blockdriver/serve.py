@@ -81,8 +81,7 @@ async def part(
     """Serve as a part of the process `daemon` while the block runs; raises as `running`."""
     async with AsyncExitStack() as stack:
         # dozens of unmounts that write to a slow disk take all threads, and end: no reason for a restart
-        threads = WorkerWatch(driver.workers, daemon.health, is_fatal=False)
-        threads.operations.append(lambda: [driver.operations])
+        threads = WorkerWatch(driver.workers, driver.operations, daemon.health, is_fatal=False)
         await stack.enter_async_context(threads.running())  # ends when all operations have ended
         with driver.workers.used():  # also by the tasks that are started here
             watch = await _opened(driver, daemon, stack)

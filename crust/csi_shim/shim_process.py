@@ -86,10 +86,9 @@ async def part(
         methods = deferral.methods()
         pool = threads or Workers(f"the shim at {settings.socket}", limit=64)
         if settings.wrap:
-            watch = WorkerWatch(pool, daemon.health)
-            await stack.enter_async_context(watch.running())  # ends when all operations have ended
             work = VolumeOperations(settings.kubelet_root, pool)
-            watch.operations.append(lambda: [work.operations])
+            watch = WorkerWatch(pool, work.operations, daemon.health)
+            await stack.enter_async_context(watch.running())  # ends when all operations have ended
             stack.push_async_callback(work.operations.drain)
             wrapped = WrappedVolumes(driver.node, Staging(driver.node), runtime)
             default = deferral_keys.Defer(settings.defer)

@@ -84,6 +84,13 @@ class Entry:
         """Whether a sandbox has the volume now."""
         return self.claim is not None and self.claim.live
 
+    @property
+    def state(self) -> str:
+        """For people: unreadable, published, or what the sandbox says that has the volume."""
+        if self.record is None:
+            return "unreadable"
+        return self.claim.state.value if self.claim is not None and self.live else "published"
+
     def require(self) -> Record:
         """The record; raises the error if there is none."""
         if self.record is not None:

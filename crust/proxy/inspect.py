@@ -149,7 +149,7 @@ def _handler(handler: Handler, message: str) -> inspect_pb2.ListHandlersResponse
 def _volume(entry: Entry) -> inspect_pb2.DeferredVolume:
     if entry.record is None:
         return inspect_pb2.DeferredVolume(
-            entry=entry.digest, state="unreadable", message=str(entry.error or "no record")
+            entry=entry.digest, state=entry.state, message=str(entry.error or "no record")
         )
     record = entry.record
     claim = entry.claim if entry.live else None
@@ -164,7 +164,7 @@ def _volume(entry: Entry) -> inspect_pb2.DeferredVolume:
         readonly=record.readonly,
         capacity_bytes=record.mount.capacity_bytes,
         decided_by=record.decided_by,
-        state=claim.state.value if claim else "published",
+        state=entry.state,
         sandbox_id=claim.sandbox_id if claim else "",
         published_at=_timestamp(record.published_at.timestamp()),
         claimed_at=_timestamp(claim.claimed_at.timestamp()) if claim and claim.claimed_at else None,

@@ -25,7 +25,7 @@ from crust.handoff.entry import Entry
 from crust.host.process import workers
 from crust.proxy.entries import Entries
 from crust.proxy.events import Event
-from crust.proxy.target import Guard, OnLook, Stack, Target, group_unknown, lost_its_group, on_look
+from crust.proxy.target import Guard, Stack, Target, group_unknown, lost_its_group, needs_guard
 
 _PAUSE_FACTOR = 10
 """After a look, pause for this many times its duration. Hints coalesce meanwhile."""
@@ -150,7 +150,7 @@ class Looks:
 
     def _needs_guard(self, row: Target, read: Set[str]) -> bool:
         is_reported = "guard mount" in row.problems
-        if on_look(row) is OnLook.NOTHING:
+        if not needs_guard(row):
             if is_reported:
                 self._report(row.name, "guard mount", None)
             return False

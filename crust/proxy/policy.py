@@ -16,11 +16,10 @@ volume has no filesystem to defer: it passes through, except that the CO's flag 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from crust.core import deferral_keys, errors, volumes
 from crust.core.deferral_keys import Defer
-from crust.kubernetes_api.pod_runtimes import PodName
+from crust.kubernetes_api.pod_runtimes import PodName, PodRuntimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +29,6 @@ class Decision:
     defer: bool
     handler: volumes.HandlerName | None
     decider: str
-
-
-class Runtimes(Protocol):
-    """Knows the runtime handlers of pods."""
-
-    async def handler_of(self, pod: PodName) -> str:
-        """The handler of the pod's RuntimeClass; empty for a pod without one."""
 
 
 class Policy:
@@ -49,7 +41,7 @@ class Policy:
     def __init__(
         self,
         default: Defer | None = None,
-        runtimes: Runtimes | None = None,
+        runtimes: PodRuntimes | None = None,
         deferring: frozenset[str] = frozenset(),
     ) -> None:
         self._default = default
@@ -67,7 +59,7 @@ class Policy:
         """Decide for one publish; `known` is the handler that this target of the volume is published to already.
 
         Raises `deferral_keys.InvalidDeferKey`, `CannotDeferRawBlock`, `HandlersContradict`, `RuntimeClassNotAsked`,
-        `PodInfoMissing`, and what `Runtimes.handler_of` raises.
+        `PodInfoMissing`, and what `PodRuntimes.handler_of` raises.
         """
         named = volumes.HandlerName(context.get(deferral_keys.RUNTIME_HANDLER, "")) or None
         if flag:

@@ -118,11 +118,10 @@ async def part(
     host = host or Host.of(settings)
     pool = threads or Workers("the proxy", limit=64)
     async with AsyncExitStack() as stack:
-        watch = WorkerWatch(pool, daemon.health, ping=systemd.ping_watchdog)
+        running = operations.KeyedOperations(pool)
+        watch = WorkerWatch(pool, running, daemon.health, ping=systemd.ping_watchdog)
         await stack.enter_async_context(watch.running())  # ends when all operations have ended
         with pool.used():  # by the loops and the servers that are started here
-            running = operations.KeyedOperations(pool)
-            watch.operations.append(lambda: [running])
             store, table, events = stores.Store(settings.volumes_root), Table(), Events()
             seen = (host.targets, host.filesystems, host.devices)
             entries = Entries(store, table, *seen, running, events, daemon.health)

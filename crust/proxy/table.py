@@ -90,7 +90,8 @@ class Table:
 
     def states(self) -> Mapping[tuple[str, str], int]:
         """How many entries of which driver are in which state. Any thread may ask."""
-        return Counter(_driver_and_state(row.entry) for row in self.rows() if row.entry is not None)
+        found = [(row.record, row.entry) for row in self.rows() if row.entry is not None]
+        return Counter((record.key.driver if record else "", each.state) for record, each in found)
 
     def reservations(self) -> int:
         """How many entries reserve a device. Any thread may ask."""
@@ -254,10 +255,3 @@ def _observed(known: Target | None, read: Target) -> Target:
 
 def _stands(row: Target) -> bool:
     return row.entry is not None or row.raw or row.stack not in (Stack.CLEAR, Stack.FOREIGN)
-
-
-def _driver_and_state(entry: Entry) -> tuple[str, str]:
-    if entry.record is None:
-        return "", "unreadable"
-    claim = entry.claim if entry.live else None
-    return entry.record.key.driver, claim.state.value if claim else "published"

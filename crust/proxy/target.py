@@ -362,16 +362,6 @@ def group_unknown(target: str) -> errors.CrustError:
     )
 
 
-class OnLook(enum.Enum):
-    """What a look does about a target."""
-
-    NOTHING = "nothing"
-    RESTORE = "mount the guard as it was seen last"
-    REPORT = "report a problem"
-
-
-def on_look(row: Target) -> OnLook:
-    """What a look does about a target that it has seen."""
-    if row.record is None or row.stack is Stack.GUARD:
-        return OnLook.NOTHING
-    return OnLook.RESTORE if row.stack is Stack.CLEAR else OnLook.REPORT
+def needs_guard(row: Target) -> bool:
+    """Whether a look mounts the guard again; where another mount is on top, that is refused, and reported."""
+    return row.record is not None and row.stack is not Stack.GUARD

@@ -7,7 +7,7 @@ that, and fails no Probe.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from crust.core import errors
@@ -21,22 +21,24 @@ _SHOWN = 3
 
 
 class WorkerWatch:
-    """Watches the threads of one part of the process, which the pool names; checks while `running`.
+    """Watches the threads of one part of the process, which the pool names, and the operations that use them; checks
+    while `running`.
 
-    `operations` has who to ask for the operations that use the threads. `ping` is called while all is well: one part
-    of a process tells the watchdog. What is not fatal is shown, and fails no Probe of the process.
+    `ping` is called while all is well: one part of a process tells the watchdog. What is not fatal is shown, and
+    fails no Probe of the process.
     """
 
     def __init__(
         self,
         workers: Workers,
+        operations: KeyedOperations,
         health: Health,
         *,
         ping: Callable[[], object] = lambda: None,
         is_fatal: bool = True,
     ) -> None:
-        self.operations: list[Callable[[], Iterable[KeyedOperations]]] = []
         self._workers = workers
+        self._operations = operations
         self._health = health
         self._ping = ping
         self._is_fatal = is_fatal
@@ -54,10 +56,9 @@ class WorkerWatch:
 
     async def check_threads(self) -> None:
         """Ask for a thread, and report as the health of "threads of …" and "operations of …"."""
-        part, running = self._workers.name, [each for ask in self.operations for each in ask()]
-        problem = await self._no_thread(running)
+        part, problem = self._workers.name, await self._no_thread()
         self._health.report(f"threads of {part}", problem, is_fatal=self._is_fatal)
-        hang = [overdue for each in running for overdue in each.overdue()]
+        hang = self._operations.overdue()
         problem_of_operations = (
             errors.PeerUnavailable.named(
                 "OperationsHang",
@@ -75,11 +76,11 @@ class WorkerWatch:
         if problem is None:
             self._ping()
 
-    async def _no_thread(self, running: Sequence[KeyedOperations]) -> NoWorkerFree | None:
+    async def _no_thread(self) -> NoWorkerFree | None:
         try:
             await self._workers.probe()
         except NoWorkerFree as error:
-            oldest = sorted((every for each in running for every in each.in_progress()), key=_age_s)
+            oldest = sorted(self._operations.in_progress(), key=_age_s)
             names = [f"{each.holder} of {each.key}" for each in reversed(oldest)]
             if not names:
                 return error

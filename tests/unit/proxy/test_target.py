@@ -18,7 +18,6 @@ from crust.handoff.entry import Entry
 from crust.proxy import target as decisions
 from crust.proxy.target import (
     Feature,
-    OnLook,
     PublishPlan,
     Seen,
     Stack,
@@ -355,7 +354,7 @@ def _others(world: World) -> Iterator[World]:
         if world.stack is Stack.GUARD:
             yield replace(world, stack=Stack.CLEAR)
         row = Target(RECORD.digest, entry=world.seen().entry, stack=world.stack)
-        if decisions.on_look(row) is OnLook.RESTORE:
+        if decisions.needs_guard(row) and row.stack is Stack.CLEAR:
             yield replace(world, stack=Stack.GUARD)
 
 

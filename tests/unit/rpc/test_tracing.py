@@ -123,7 +123,9 @@ def test_span_continues_the_traceparent_of_another_process(monkeypatch: pytest.M
 
 async def test_watchdog_is_told_while_a_thread_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, health, dead, pings = Workers("the proxy", limit=1), Health(), threading.Event(), []
-    watch = WorkerWatch(pool, health, ping=lambda: pings.append("alive"))
+    watch = WorkerWatch(
+        pool, operations.KeyedOperations(pool), health, ping=lambda: pings.append("alive")
+    )
     await watch.check_threads()
     assert pings == ["alive"]
     hung = asyncio.create_task(pool.run(dead.wait))
@@ -147,8 +149,7 @@ async def test_operation_without_end_is_shown_and_fails_no_probe() -> None:
     async def work() -> bool:
         return await workers.run(dead.wait)
 
-    watch = WorkerWatch(pool, health)
-    watch.operations.append(lambda: [running])
+    watch = WorkerWatch(pool, running, health)
     with pytest.raises(operations.OperationOverdue):
         await running.run("vol-1", "NodeUnpublishVolume", None, work, limit_s=0)
     await watch.check_threads()
@@ -178,11 +179,10 @@ async def test_unhealthy_part_says_what_hangs_longest(monkeypatch: pytest.Monkey
         calls.append(asyncio.create_task(call))
         assert await asyncio.to_thread(begun.acquire, timeout=50)
     monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
-    watch = WorkerWatch(shim, health)
-    watch.operations.append(lambda: [running])
+    watch = WorkerWatch(shim, running, health)
     await watch.check_threads()
     monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
-    await WorkerWatch(other, health).check_threads()
+    await WorkerWatch(other, operations.KeyedOperations(other), health).check_threads()
     assert [*health.problems] == ["threads of the shim at /s"]
     with pytest.raises(workers.NoWorkerFree) as caught:
         health.check_healthy()
@@ -202,7 +202,9 @@ async def test_watch_that_only_shows_fails_no_probe(monkeypatch: pytest.MonkeyPa
     hung = asyncio.create_task(pool.run(dead.wait))
     await asyncio.sleep(0)
     monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
-    await WorkerWatch(pool, health, is_fatal=False).check_threads()
+    await WorkerWatch(
+        pool, operations.KeyedOperations(pool), health, is_fatal=False
+    ).check_threads()
     assert [problem.error_name for problem in health.problems.values()] == ["NoWorkerFree"]
     health.check_healthy()
     dead.set()

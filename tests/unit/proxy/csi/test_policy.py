@@ -16,7 +16,7 @@ from crust.cli import main
 from crust.core import errors, logs, volumes
 from crust.core.deferral_keys import Defer
 from crust.core.settings.proxy import KubernetesSettings
-from crust.kubernetes_api.pod_runtimes import PodName
+from crust.kubernetes_api.pod_runtimes import PodName, PodRuntimes
 from crust.proxy.policy import Decision, Policy
 from tests.support.faults.refusals import refused
 from tests.support.nodes import fake_kubernetes
@@ -30,7 +30,7 @@ KATA = volumes.HandlerName("kata")
 POD = {f"csi.storage.k8s.io/pod.{key}": f"the-{key}" for key in ("name", "namespace", "uid")}
 
 
-class FakeRuntimes:
+class FakeRuntimes(PodRuntimes):
     """The API server's answer for every pod, or its error."""
 
     def __init__(self, answer: str | errors.CrustError) -> None:
