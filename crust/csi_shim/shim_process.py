@@ -56,9 +56,9 @@ async def serving(
         await workers.run(os.makedirs, directory, 0o700, exist_ok=True)
     async with starting(f"{settings.socket}.lock") as daemon:
         if settings.controller:
-            from crust.csi_shim.controller import controller_process  # a node need not load it
+            from crust.csi_shim.controller import controller_shim  # a node need not load it
 
-            own = controller_process.part(settings, daemon)
+            own = controller_shim.part(settings, daemon)
         else:
             own = part(settings, daemon, threads=threads)
         async with own, daemon.serves():

@@ -16,7 +16,7 @@ from crust.core import errors
 from crust.core.deferral_keys import Defer
 from crust.core.settings.shim import DetachAccess, ShimSettings
 from crust.csi_shim import shim_process
-from crust.csi_shim.controller import controller_process
+from crust.csi_shim.controller import controller_shim
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.co import capability, create_request
@@ -385,10 +385,10 @@ async def test_controller_needs_the_api_only_to_check(monkeypatch: pytest.Monkey
         socket="/none/csi.sock", driver_socket="/none/driver.sock", controller=True
     )
     with raised("DetachNotChecked", errors.InvalidRequest, match="check_detach = false"):
-        async with controller_process.users_of(settings):
+        async with controller_shim.users_of(settings):
             pass
     unchecked = settings.model_copy(update={"check_detach": False})
-    async with controller_process.users_of(unchecked) as users:
+    async with controller_shim.users_of(unchecked) as users:
         assert users is None
 
 
