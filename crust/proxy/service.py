@@ -19,7 +19,7 @@ from crust.proxy.target import Stack, other_volume
 from crust.proxy.unpublish import Unpublish
 from crust.rpc.call import Call, Metadata, add_fields
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver, opted_in
-from crust.rpc.messages import csi, limits, requests
+from crust.rpc.messages import csi, requests
 from crust.rpc.serving.service import Methods, looking_at
 from crust.wire.csi.v1 import csi_pb2
 
@@ -270,7 +270,7 @@ class CsiService:
         return volumes.VolumeKey(self._driver, volumes.VolumeId(volume_id))
 
     def _key(self, volume_id: str) -> volumes.VolumeKey:
-        return volumes.VolumeKey(self._driver, limits.volume_id_of_any_driver(volume_id))
+        return volumes.VolumeKey(self._driver, requests.volume_id_of_any_driver(volume_id))
 
 
 def _check_key(record: Record, key: volumes.VolumeKey) -> None:

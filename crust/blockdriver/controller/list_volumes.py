@@ -18,7 +18,7 @@ from crust.blockdriver.records.models import VolumeRecord
 from crust.blockdriver.records.records import UNREADABLE
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
-from crust.rpc.messages.limits import InvalidStartingToken, NegativeMaxEntries
+from crust.rpc.messages.requests import InvalidStartingToken, NegativeMaxEntries
 
 PAGE_MAX = 5000
 """The largest page, also without a limit in the request: the answer must fit a gRPC message."""

@@ -16,7 +16,7 @@ from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES
 from crust.blockdriver.services.snapshots import SnapshotCalls
 from crust.core import errors
 from crust.rpc.call import Call
-from crust.rpc.messages import csi, extensions, limits
+from crust.rpc.messages import csi, extensions, requests
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import pool_pb2
 
@@ -66,7 +66,7 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.DeleteVolumeRequest, call: Call
     ) -> csi_pb2.DeleteVolumeResponse:
         """Idempotent: absent is a success."""
-        volume_id = limits.volume_id(request.volume_id)
+        volume_id = requests.volume_id(request.volume_id)
         await self.calls.change(
             "DeleteVolume",
             volume_id,
@@ -94,8 +94,8 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.ControllerUnpublishVolumeRequest, call: Call
     ) -> csi_pb2.ControllerUnpublishVolumeResponse:
         """Idempotent; without a node id, from all nodes."""
-        volume_id = limits.volume_id(request.volume_id)
-        node_id = limits.optional(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
+        volume_id = requests.volume_id(request.volume_id)
+        node_id = requests.optional(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
         await self.calls.change(
             "ControllerUnpublishVolume",
             volume_id,
@@ -122,7 +122,7 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.ControllerGetVolumeRequest, call: Call
     ) -> csi_pb2.ControllerGetVolumeResponse:
         """One entry of the list."""
-        volume_id = limits.volume_id(request.volume_id)
+        volume_id = requests.volume_id(request.volume_id)
         found = await self.calls.read(
             "ControllerGetVolume", volume_id, lambda: self.lister.get(volume_id), call
         )
@@ -150,7 +150,7 @@ class Controller(SnapshotCalls):
     ) -> csi_pb2.ControllerGetVolumeHealthResponse:
         """CSI 1.13."""
         self.role.require("1.13")
-        volume_id = limits.volume_id(request.volume_id)
+        volume_id = requests.volume_id(request.volume_id)
         found = await self.calls.read(
             "ControllerGetVolumeHealth",
             volume_id,
@@ -176,9 +176,9 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.ControllerGetNodeInfoRequest, call: Call
     ) -> csi_pb2.ControllerGetNodeInfoResponse:
         """CSI PR #603: NodeGetInfo's answer, and the volumes that have a slot there (specs/node-identity.md)."""
-        node_id = limits.required(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
+        node_id = requests.required(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
         known = frozenset(
-            limits.required(each, "published_volume_ids") for each in request.published_volume_ids
+            requests.required(each, "published_volume_ids") for each in request.published_volume_ids
         )
         limit, taken = await self.calls.read(
             "ControllerGetNodeInfo",
@@ -197,11 +197,11 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.ValidateVolumeCapabilitiesRequest, call: Call
     ) -> csi_pb2.ValidateVolumeCapabilitiesResponse:
         """Confirms all of the request or nothing."""
-        volume_id = limits.volume_id(request.volume_id)
+        volume_id = requests.volume_id(request.volume_id)
         capabilities = csi.capabilities(request.volume_capabilities)
-        context_sent = limits.mapping(request.volume_context, "volume_context")
-        sent = limits.mapping(request.parameters, "parameters")
-        mutable = limits.mapping(request.mutable_parameters, "mutable_parameters")
+        context_sent = requests.mapping(request.volume_context, "volume_context")
+        sent = requests.mapping(request.parameters, "parameters")
+        mutable = requests.mapping(request.mutable_parameters, "mutable_parameters")
         why = await self.calls.read(
             "ValidateVolumeCapabilities",
             request.SerializeToString(deterministic=True),
@@ -220,7 +220,7 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.ControllerExpandVolumeRequest, call: Call
     ) -> csi_pb2.ControllerExpandVolumeResponse:
         """Online and offline; a raw volume needs no NodeExpandVolume."""
-        volume_id, expansion = limits.volume_id(request.volume_id), messages.expansion(request)
+        volume_id, expansion = requests.volume_id(request.volume_id), messages.expansion(request)
         size_bytes, needs_node = await self.calls.change(
             "ControllerExpandVolume",
             volume_id,
@@ -236,7 +236,7 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.ControllerModifyVolumeRequest, call: Call
     ) -> csi_pb2.ControllerModifyVolumeResponse:
         """Atomic; a parameter that is not named keeps its value."""
-        volume_id, changes = limits.volume_id(request.volume_id), messages.modification(request)
+        volume_id, changes = requests.volume_id(request.volume_id), messages.modification(request)
         await self.calls.change(
             "ControllerModifyVolume",
             volume_id,

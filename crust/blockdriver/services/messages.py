@@ -18,22 +18,22 @@ from crust.blockdriver.records.models import VolumeRecord
 from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES, Role
 from crust.blockdriver.snapshots import content_source
 from crust.core import deferral_keys, volumes
-from crust.rpc.messages import csi, limits
+from crust.rpc.messages import csi, requests
 from crust.wire.csi.v1 import csi_pb2
 
 
 def create(request: csi_pb2.CreateVolumeRequest) -> Create:
     """CreateVolume."""
-    name = limits.required(request.name, "name")
+    name = requests.required(request.name, "name")
     capabilities = csi.capabilities(request.volume_capabilities)
     wanted = csi.capacity_range(request.capacity_range)
-    sent = limits.mapping(request.parameters, "parameters")
+    sent = requests.mapping(request.parameters, "parameters")
     made_of = (
         _source(request.volume_content_source)
         if request.HasField("volume_content_source")
         else None
     )
-    mutable = limits.mapping(request.mutable_parameters, "mutable_parameters")
+    mutable = requests.mapping(request.mutable_parameters, "mutable_parameters")
     first_limits = class_parameters.parse_mutable(mutable)
     place = topology.ANYWHERE
     if request.HasField("accessibility_requirements"):
@@ -45,12 +45,12 @@ def create(request: csi_pb2.CreateVolumeRequest) -> Create:
 
 def controller_publish(request: csi_pb2.ControllerPublishVolumeRequest) -> PublishRequest:
     """ControllerPublishVolume."""
-    volume_id = limits.volume_id(request.volume_id)
-    node_id = limits.required(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
+    volume_id = requests.volume_id(request.volume_id)
+    node_id = requests.required(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
     if not request.HasField("volume_capability"):
-        raise limits.MissingField("volume_capability")
+        raise requests.MissingField("volume_capability")
     capability = csi.capability(request.volume_capability)
-    limits.mapping(request.volume_context, "volume_context")
+    requests.mapping(request.volume_context, "volume_context")
     return PublishRequest(volume_id, node_id, capability, request.readonly)
 
 
@@ -58,7 +58,7 @@ def capacity_query(request: csi_pb2.GetCapacityRequest) -> CapacityQuery:
     """GetCapacity."""
     return CapacityQuery(
         tuple(csi.capability(each) for each in request.volume_capabilities),
-        tuple(sorted(limits.mapping(request.parameters, "parameters").items())),
+        tuple(sorted(requests.mapping(request.parameters, "parameters").items())),
         _topology(request),
     )
 
@@ -68,7 +68,7 @@ def expansion(
 ) -> tuple[volumes.CapacityRange, volumes.VolumeCapability | None]:
     """ControllerExpandVolume's size, and the capability that it is for."""
     if not request.HasField("capacity_range"):
-        raise limits.MissingField("capacity_range")
+        raise requests.MissingField("capacity_range")
     wanted = csi.capacity_range(request.capacity_range)
     given = request.HasField("volume_capability")
     capability = csi.capability(request.volume_capability) if given else None
@@ -78,8 +78,8 @@ def expansion(
 def modification(request: csi_pb2.ControllerModifyVolumeRequest) -> class_parameters.Changes:
     """ControllerModifyVolume, without the volume's id."""
     if not request.mutable_parameters:
-        raise limits.MissingField("mutable_parameters")
-    sent = limits.mapping(request.mutable_parameters, "mutable_parameters")
+        raise requests.MissingField("mutable_parameters")
+    sent = requests.mapping(request.mutable_parameters, "mutable_parameters")
     return class_parameters.parse_mutable(sent)
 
 
@@ -99,18 +99,18 @@ def _topology(request: csi_pb2.GetCapacityRequest) -> topology.Segments:
 
 
 def _segments(pb: csi_pb2.Topology) -> topology.Segments:
-    return topology.segments(limits.mapping(pb.segments, "segments"))
+    return topology.segments(requests.mapping(pb.segments, "segments"))
 
 
 def _source(pb: csi_pb2.VolumeContentSource) -> content_source.Wanted:
-    """CreateVolume's volume_content_source. Raises `limits.MissingField`."""
+    """CreateVolume's volume_content_source. Raises `requests.MissingField`."""
     kind = pb.WhichOneof("type")
     if kind == "snapshot":
-        snapshot_id = limits.required(pb.snapshot.snapshot_id, "snapshot_id")
+        snapshot_id = requests.required(pb.snapshot.snapshot_id, "snapshot_id")
         return content_source.Wanted("snapshot", snapshot_id)
     if kind == "volume":
-        return content_source.Wanted("volume", limits.required(pb.volume.volume_id, "volume_id"))
-    raise limits.MissingField("volume_content_source.type")
+        return content_source.Wanted("volume", requests.required(pb.volume.volume_id, "volume_id"))
+    raise requests.MissingField("volume_content_source.type")
 
 
 _KEPT = (deferral_keys.PASSPHRASE, deferral_keys.USER_ID, deferral_keys.USER_KEY)
@@ -122,7 +122,7 @@ Secrets = dict[tuple[volumes.VolumeId, str], Mapping[str, str]]
 
 def stage(request: csi_pb2.NodeStageVolumeRequest) -> Stage:
     """NodeStageVolume."""
-    volume_id = limits.volume_id(request.volume_id)
+    volume_id = requests.volume_id(request.volume_id)
     path = volumes.TargetPath.parse(request.staging_target_path, role="staging_target_path")
     capability = _capability(request)
     access = Access(
@@ -135,13 +135,13 @@ def stage(request: csi_pb2.NodeStageVolumeRequest) -> Stage:
 
 
 def publish(request: csi_pb2.NodePublishVolumeRequest, of_stages: Secrets) -> Publish:
-    """NodePublishVolume, with the secrets of its stage. Raises `limits.StagingPathNotGiven`."""
-    volume_id = limits.volume_id(request.volume_id)
+    """NodePublishVolume, with the secrets of its stage. Raises `requests.StagingPathNotGiven`."""
+    volume_id = requests.volume_id(request.volume_id)
     target = volumes.TargetPath.parse(request.target_path)
     capability = _capability(request)
     staging = request.staging_target_path
     if not staging:
-        raise limits.StagingPathNotGiven()
+        raise requests.StagingPathNotGiven()
     secrets = {**of_stages.get((volume_id, staging), {}), **kept_secrets(request)}
     return Publish(
         volume_id=volume_id,
@@ -173,10 +173,10 @@ def _capability(
 ) -> volumes.VolumeCapability:
     """The capability of a request whose contexts are not too long."""
     if not request.HasField("volume_capability"):
-        raise limits.MissingField("volume_capability")
+        raise requests.MissingField("volume_capability")
     capability = csi.capability(request.volume_capability)
-    limits.check_context(request.volume_context, "volume_context")
-    limits.check_context(request.publish_context, "publish_context")
+    requests.check_context(request.volume_context, "volume_context")
+    requests.check_context(request.publish_context, "publish_context")
     return capability
 
 
@@ -224,7 +224,7 @@ def health(value: Health) -> csi_pb2.VolumeHealth:
         pb.health_statuses.add(
             status=csi_pb2.VolumeHealthErrorType.ValueType(finding.kind.value),
             reason=finding.reason,
-            message=limits.shortened(finding.message),
+            message=requests.shortened(finding.message),
         )
     return pb
 
@@ -235,6 +235,6 @@ def pool_health(findings: tuple[PoolFinding, ...]) -> csi_pb2.NodeGetStorageHeal
     for finding in findings:
         kind = csi_pb2.STORAGE_DEGRADED if finding.reachable else csi_pb2.STORAGE_UNREACHABLE
         pb.backend_health.add(
-            status=kind, reason=finding.reason, message=limits.shortened(finding.message)
+            status=kind, reason=finding.reason, message=requests.shortened(finding.message)
         )
     return pb

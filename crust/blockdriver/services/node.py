@@ -16,7 +16,7 @@ from crust.blockdriver.services.deadlines import Calls
 from crust.blockdriver.services.roles import Role
 from crust.core import volumes
 from crust.rpc.call import Call
-from crust.rpc.messages import csi, extensions, limits
+from crust.rpc.messages import csi, extensions, requests
 from crust.wire.csi.v1 import csi_pb2
 
 _Rpc = csi_pb2.NodeServiceCapability.RPC
@@ -100,7 +100,7 @@ class Node:
     ) -> csi_pb2.NodeGetVolumeHealthResponse:
         """CSI 1.13. Problems of the volume's mount and of its image."""
         self.role.require("1.13")
-        volume_id = limits.volume_id(request.volume_id)
+        volume_id = requests.volume_id(request.volume_id)
         path = messages.optional_path(request.volume_publish_path, "volume_publish_path")
         messages.optional_path(request.staging_target_path, "staging_target_path")
         found = await self.node_stats.examine(volume_id, path)
@@ -134,7 +134,7 @@ class Node:
         self, request: csi_pb2.NodeUnstageVolumeRequest, call: Call
     ) -> csi_pb2.NodeUnstageVolumeResponse:
         """Detach; not staged is a success."""
-        volume_id = limits.volume_id(request.volume_id)
+        volume_id = requests.volume_id(request.volume_id)
         path = volumes.TargetPath.parse(request.staging_target_path, role="staging_target_path")
         await self.calls.change(
             "NodeUnstageVolume",
@@ -172,7 +172,7 @@ class Node:
         self, request: csi_pb2.NodeUnpublishVolumeRequest, call: Call
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
         """Unmount and remove the target; not published is a success."""
-        volume_id = limits.volume_id(request.volume_id)
+        volume_id = requests.volume_id(request.volume_id)
         target = volumes.TargetPath.parse(request.target_path)
         await self.calls.change(
             "NodeUnpublishVolume",
@@ -187,7 +187,7 @@ class Node:
         self, request: csi_pb2.NodeGetVolumeStatsRequest, call: Call
     ) -> csi_pb2.NodeGetVolumeStatsResponse:
         """Usage and condition; never blocks on a hung volume or another operation."""
-        volume_id = limits.volume_id(request.volume_id)
+        volume_id = requests.volume_id(request.volume_id)
         path = self._path(volume_id, request.volume_path)
         look = Look(volume_id, path, request.defer_fs_ops)
         return csi.stats_to_wire(await self.node_stats.measure(look))
@@ -196,7 +196,7 @@ class Node:
         self, request: csi_pb2.NodeExpandVolumeRequest, call: Call
     ) -> csi_pb2.NodeExpandVolumeResponse:
         """Grow the device and the filesystem; with deferral only the device."""
-        volume_id = limits.volume_id(request.volume_id)
+        volume_id = requests.volume_id(request.volume_id)
         expand = Expand(
             volume_id,
             self._path(volume_id, request.volume_path),
@@ -221,7 +221,7 @@ class Node:
 
         Raises `MissingField`, `VolumeNotFound`, and `NotPublishedAtPath` for a path where no volume can be.
         """
-        limits.required(text, "volume_path", limit_bytes=volumes.PATH_MAX_BYTES - 1)
+        requests.required(text, "volume_path", limit_bytes=volumes.PATH_MAX_BYTES - 1)
         if not self.stores.node_state.staging_paths(
             volume_id
         ):  # another process may have made it just now

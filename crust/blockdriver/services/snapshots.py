@@ -25,7 +25,7 @@ from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
 from crust.core import errors, volumes
 from crust.host.process import workers
 from crust.rpc.call import Call
-from crust.rpc.messages import limits
+from crust.rpc.messages import requests
 from crust.wire.csi.v1 import csi_pb2
 
 _SIDECARS = "csi.storage.k8s.io/"
@@ -47,9 +47,11 @@ class SnapshotCalls:
         self, request: csi_pb2.CreateSnapshotRequest, call: Call
     ) -> csi_pb2.CreateSnapshotResponse:
         """Idempotent by name."""
-        volume_id = volumes.VolumeId(limits.required(request.source_volume_id, "source_volume_id"))
-        name = limits.required(request.name, "name")
-        check_parameters(limits.mapping(request.parameters, "parameters"))
+        volume_id = volumes.VolumeId(
+            requests.required(request.source_volume_id, "source_volume_id")
+        )
+        name = requests.required(request.name, "name")
+        check_parameters(requests.mapping(request.parameters, "parameters"))
         wanted = messages.requirement(request.accessibility_requirements)
         if not topology.is_met(wanted, self.stores.segment):
             raise topology.TopologyNotAccessible(self.stores.segment, "snapshot")
@@ -69,7 +71,7 @@ class SnapshotCalls:
         self, request: csi_pb2.DeleteSnapshotRequest, call: Call
     ) -> csi_pb2.DeleteSnapshotResponse:
         """Idempotent: absent is a success."""
-        snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
+        snapshot_id = requests.required(request.snapshot_id, "snapshot_id")
         await self.calls.change(
             "DeleteSnapshot",
             snapshot_id,
@@ -83,7 +85,7 @@ class SnapshotCalls:
         self, request: csi_pb2.GetSnapshotRequest, call: Call
     ) -> csi_pb2.GetSnapshotResponse:
         """A snapshot that exists."""
-        snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
+        snapshot_id = requests.required(request.snapshot_id, "snapshot_id")
         return csi_pb2.GetSnapshotResponse(
             snapshot=self._to_wire(*await self._found(snapshot_id, call))
         )
@@ -102,13 +104,13 @@ class SnapshotCalls:
         A snapshot whose record cannot be read is not listed, because nothing is known about it: the pool's health
         reports it, and a request by its id gets `RecordUnreadable`.
         """
-        source = limits.optional(request.source_volume_id, "source_volume_id")
-        snapshot_id = limits.optional(request.snapshot_id, "snapshot_id")
+        source = requests.optional(request.source_volume_id, "source_volume_id")
+        snapshot_id = requests.optional(request.snapshot_id, "snapshot_id")
         if request.max_entries < 0:
-            raise limits.NegativeMaxEntries(request.max_entries)
+            raise requests.NegativeMaxEntries(request.max_entries)
         token = request.starting_token
         if token and not self.stores.pool.ids.is_snapshot_id(token):
-            raise limits.InvalidStartingToken(token)
+            raise requests.InvalidStartingToken(token)
         page, next_token = await self.calls.read(
             "ListSnapshots",
             (source, snapshot_id, token, request.max_entries),
@@ -171,9 +173,9 @@ class SnapshotCalls:
         self, request: csi_pb2.CreateVolumeGroupSnapshotRequest, call: Call
     ) -> csi_pb2.CreateVolumeGroupSnapshotResponse:
         """Idempotent by name; a point-in-time copy of all volumes."""
-        name = limits.required(request.name, "name")
+        name = requests.required(request.name, "name")
         ids = _volume_ids(request.source_volume_ids)
-        check_parameters(limits.mapping(request.parameters, "parameters"))
+        check_parameters(requests.mapping(request.parameters, "parameters"))
         found = await self.calls.change(
             "CreateVolumeGroupSnapshot",
             self.stores.pool.ids.group_id(name),
@@ -188,7 +190,7 @@ class SnapshotCalls:
         self, request: csi_pb2.DeleteVolumeGroupSnapshotRequest, call: Call
     ) -> csi_pb2.DeleteVolumeGroupSnapshotResponse:
         """Idempotent: absent is a success."""
-        group_id = limits.required(request.group_snapshot_id, "group_snapshot_id")
+        group_id = requests.required(request.group_snapshot_id, "group_snapshot_id")
         named = _snapshot_ids(request.snapshot_ids)
         group = await self.calls.read(
             "members of a group", group_id, lambda: self.snapshots.find_group(group_id), call
@@ -207,7 +209,7 @@ class SnapshotCalls:
         self, request: csi_pb2.GetVolumeGroupSnapshotRequest, call: Call
     ) -> csi_pb2.GetVolumeGroupSnapshotResponse:
         """A group that exists."""
-        group_id = limits.required(request.group_snapshot_id, "group_snapshot_id")
+        group_id = requests.required(request.group_snapshot_id, "group_snapshot_id")
         named = _snapshot_ids(request.snapshot_ids)
         found = await self.calls.read(
             "GetVolumeGroupSnapshot",
@@ -221,7 +223,7 @@ class SnapshotCalls:
         self, request: csi_pb2.GetMetadataAllocatedRequest, call: Call
     ) -> AsyncIterator[csi_pb2.GetMetadataAllocatedResponse]:
         """The blocks that may be other than zeros."""
-        snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
+        snapshot_id = requests.required(request.snapshot_id, "snapshot_id")
         _check_count(request.max_results)
         _, record = await self._found(snapshot_id, call)
         check_offset(request.starting_offset, record)
@@ -240,8 +242,8 @@ class SnapshotCalls:
         self, request: csi_pb2.GetMetadataDeltaRequest, call: Call
     ) -> AsyncIterator[csi_pb2.GetMetadataDeltaResponse]:
         """The blocks of the target that may differ from the base."""
-        base_id = limits.required(request.base_snapshot_id, "base_snapshot_id")
-        target_id = limits.required(request.target_snapshot_id, "target_snapshot_id")
+        base_id = requests.required(request.base_snapshot_id, "base_snapshot_id")
+        target_id = requests.required(request.target_snapshot_id, "target_snapshot_id")
         _check_count(request.max_results)
         _, base = await self._found(base_id, call)
         _, target = await self._found(target_id, call)
@@ -283,11 +285,11 @@ def check_parameters(sent: Iterable[str]) -> None:
 def _volume_ids(sent: Iterable[str]) -> tuple[volumes.VolumeId, ...]:
     """The ids in a fixed order, so that requests can be compared."""
     ids = tuple(
-        volumes.VolumeId(limits.required(each, f"source_volume_ids[{n}]"))
+        volumes.VolumeId(requests.required(each, f"source_volume_ids[{n}]"))
         for n, each in enumerate(sent)
     )
     if not ids:
-        raise limits.MissingField("source_volume_ids")
+        raise requests.MissingField("source_volume_ids")
     if len(set(ids)) != len(ids):
         raise errors.InvalidRequest.named(
             "SameVolumeTwice", "source_volume_ids are invalid", why="one id occurs twice"
@@ -297,7 +299,9 @@ def _volume_ids(sent: Iterable[str]) -> tuple[volumes.VolumeId, ...]:
 
 def _snapshot_ids(sent: Iterable[str]) -> tuple[str, ...]:
     """None is possible: external-snapshotter names no members of a group that it does not know."""
-    return tuple(sorted(limits.required(each, f"snapshot_ids[{n}]") for n, each in enumerate(sent)))
+    return tuple(
+        sorted(requests.required(each, f"snapshot_ids[{n}]") for n, each in enumerate(sent))
+    )
 
 
 def _check_count(count: int) -> None:

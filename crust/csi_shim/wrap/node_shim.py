@@ -36,7 +36,7 @@ from crust.csi_shim.wrap.wrapped import WrappedVolumes
 from crust.host.process import workers
 from crust.rpc.call import Call
 from crust.rpc.csi_driver import CsiDriver, NodeCapabilities
-from crust.rpc.messages import extensions, limits, requests
+from crust.rpc.messages import extensions, requests
 from crust.rpc.serving.service import Methods, looking_at
 from crust.wire.csi.v1 import csi_pb2
 
@@ -343,5 +343,5 @@ class NodeShim:
 
 def _checked_path(request: csi_pb2.NodeExpandVolumeRequest) -> str:
     """The path of an expansion. Raises `InvalidRequest`."""
-    limits.volume_id_of_any_driver(request.volume_id)
+    requests.volume_id_of_any_driver(request.volume_id)
     return volumes.TargetPath.parse(request.volume_path, role="volume_path").text

@@ -17,7 +17,7 @@ from crust.csi_shim.wrap import as_block, leaves, private_directories
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.host.process import workers
 from crust.rpc import status
-from crust.rpc.messages import limits, redaction
+from crust.rpc.messages import redaction, requests
 from crust.rpc.serving.service import known_error
 from crust.rpc.status import PeerStatus, Residue
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -120,13 +120,13 @@ class Staging:
     async def ensure_block(self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest) -> None:
         """Before a deferred publish: whatever is staged as mount is staged as block.
 
-        Raises `StageForgotten`, `limits.StagingPathNotGiven`.
+        Raises `StageForgotten`, `requests.StagingPathNotGiven`.
         """
         if not volume.stages:
             return
         # The driver would not refuse it: its staging path is a private one of the shim.
         if not request.staging_target_path:
-            raise limits.StagingPathNotGiven()
+            raise requests.StagingPathNotGiven()
         if await workers.run(private_directories.is_staged, volume.paths):
             return
         known = self._requests.get(volume.paths.key)

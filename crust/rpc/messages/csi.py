@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 from crust.core import deferral_keys, errors, mount_options, volumes
-from crust.rpc.messages import crust_v1, limits
+from crust.rpc.messages import crust_v1, requests
 from crust.rpc.messages.crust_v1 import capacity_range as capacity_range
 from crust.wire.csi.v1 import csi_pb2
 
@@ -40,16 +40,16 @@ def capability(
 ) -> volumes.VolumeCapability:
     """Decode and check a capability.
 
-    Raises `limits.MissingField`, `UnsupportedValue`, `limits.FieldTooLong` and `errors.InvalidRequest`
+    Raises `requests.MissingField`, `UnsupportedValue`, `requests.FieldTooLong` and `errors.InvalidRequest`
     (group fields).
     """
     kind = pb.WhichOneof("access_type")
     if kind is None:
-        raise limits.MissingField(f"{field}.access_type")
+        raise requests.MissingField(f"{field}.access_type")
     access = volumes.BlockAccess() if kind == "block" else _mount_access(pb.mount, field)
     number = pb.access_mode.mode
     if not pb.HasField("access_mode") or number == 0:
-        raise limits.MissingField(f"{field}.access_mode")
+        raise requests.MissingField(f"{field}.access_mode")
     try:
         return volumes.VolumeCapability(access, volumes.AccessMode(number))
     except ValueError as err:
@@ -62,7 +62,7 @@ def capabilities(
     """Decode a list of capabilities; at least one is required. Raises as `capability` does."""
     decoded = tuple(capability(pb, field=f"{field}[{n}]") for n, pb in enumerate(pbs))
     if not decoded:
-        raise limits.MissingField(field)
+        raise requests.MissingField(field)
     return decoded
 
 
@@ -70,9 +70,9 @@ def _mount_access(pb: csi_pb2.VolumeCapability.MountVolume, field: str) -> volum
     flags = tuple(pb.mount_flags)
     flags_bytes = sum(len(flag.encode()) for flag in flags)
     if flags_bytes > _FLAGS_MAX_BYTES:
-        raise limits.FieldTooLong(f"{field}.mount.mount_flags", flags_bytes, _FLAGS_MAX_BYTES)
+        raise requests.FieldTooLong(f"{field}.mount.mount_flags", flags_bytes, _FLAGS_MAX_BYTES)
     return volumes.MountAccess(
-        fs_type=limits.optional(pb.fs_type, f"{field}.mount.fs_type"),
+        fs_type=requests.optional(pb.fs_type, f"{field}.mount.fs_type"),
         mount_flags=flags,
         group=_group(
             pb.volume_mount_group,
@@ -139,7 +139,7 @@ def deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
     try:
         return volumes.DeferredMount(
             source=_source(pb),
-            fs_type=limits.optional(pb.fs_type, "deferred_mount.fs_type"),
+            fs_type=requests.optional(pb.fs_type, "deferred_mount.fs_type"),
             mount_options=tuple(pb.mount_options),
             group=_group("", pb.supplemental_group, pb.supplemental_group_change_policy),
             readonly=pb.readonly,
@@ -246,4 +246,6 @@ def stats_to_wire(value: volumes.VolumeStats) -> csi_pb2.NodeGetVolumeStatsRespo
 
 def condition_to_wire(value: volumes.VolumeCondition) -> csi_pb2.VolumeCondition:
     """Encode a volume's condition (CSI 1.12). Its message may be long, so it is shortened."""
-    return csi_pb2.VolumeCondition(abnormal=value.abnormal, message=limits.shortened(value.message))
+    return csi_pb2.VolumeCondition(
+        abnormal=value.abnormal, message=requests.shortened(value.message)
+    )

@@ -17,13 +17,12 @@ from typing import Any, NamedTuple, NoReturn
 
 import grpc
 from google.protobuf import descriptor, message_factory
-from prometheus_client import Histogram
 
 from crust.core import errors, logs, metrics, traces
 from crust.core.supervised import Health
 from crust.rpc import status, tracing
 from crust.rpc.call import Call, CallFields, current_fields
-from crust.rpc.messages import limits, redaction, requests
+from crust.rpc.messages import redaction, requests
 from crust.rpc.port import Port
 from crust.rpc.status import PeerStatus
 
@@ -102,7 +101,6 @@ class _Record:
         self._is_csi = method.startswith("/csi.")
         # the caller chooses the name of an unknown method that passes, and a metric would keep that name for good
         self._counted_as = method if requests.is_known(method) else _UNKNOWN
-        self._timers: dict[tuple[str, grpc.StatusCode], Histogram] = {}
         self._level = logging.DEBUG if is_inner or self.is_quiet else logging.INFO
 
     def record(
@@ -115,14 +113,11 @@ class _Record:
         """Count and log a call that has ended; `error` has the log fields of a failure."""
         elapsed_s = time.monotonic() - started_s
         if self._is_csi and not self._is_inner:
-            key = (self._driver() or metrics.UNKNOWN_DRIVER, code)
-            if key not in self._timers:
-                labels = (key[0], self._counted_as, _CODES[code], "false")
-                self._timers[key] = metrics.csi_operations.labels(*labels)
-            self._timers[key].observe(elapsed_s)
-        level = (
-            self._level
-        )  # a refusal is a warning; an inner call's failure is the outer one's, too
+            driver = self._driver() or metrics.UNKNOWN_DRIVER
+            labels = (driver, self._counted_as, _CODES[code], "false")
+            metrics.csi_operations.labels(*labels).observe(elapsed_s)
+        level = self._level
+        # a refusal is a warning; an inner call's failure is the outer one's, too
         if not (self._is_inner or code in self._fine):
             level = logging.ERROR if code in _OURS else logging.WARNING
         if _log.isEnabledFor(level):
@@ -332,7 +327,7 @@ def looking_at(
 def _unary(kind: Any, served: Callable[[Any, Call], Awaitable[Any]]) -> Unary:
     async def answer(call: Call, data: bytes) -> bytes:
         request = call.request or requests.parse(kind, data)
-        limits.check_secrets(request)
+        requests.check_secrets(request)
         encoded: bytes = (await served(request, call)).SerializeToString()
         return encoded
 
@@ -342,7 +337,7 @@ def _unary(kind: Any, served: Callable[[Any, Call], Awaitable[Any]]) -> Unary:
 def _stream(kind: Any, served: Callable[[Any, Call], AsyncGenerator[Any, None]]) -> Stream:
     async def answers(call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
         request = requests.parse(kind, data)
-        limits.check_secrets(request)
+        requests.check_secrets(request)
         async with contextlib.aclosing(served(request, call)) as each:
             async for answer in each:
                 yield answer.SerializeToString()
