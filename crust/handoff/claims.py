@@ -113,7 +113,7 @@ class _ClaimModel(pydantic.BaseModel):
     schema_version: Annotated[Literal[1], pydantic.Field(alias="schema")]
     sandbox_id: Annotated[str, pydantic.Field(min_length=1, max_length=256)]
     handler: Annotated[str, pydantic.Field(min_length=1, max_length=63)]
-    state: Literal["claimed", "mounted", "error"]
+    state: State
     error: Annotated[str, pydantic.Field(max_length=_ERROR_MAX)] = ""
     pid: Annotated[int, pydantic.Field(ge=0, lt=2**31)]
     claimed_at: pydantic.AwareDatetime
@@ -240,16 +240,7 @@ def read(paths: layout.EntryPaths) -> Claim | None:
         model = _ClaimModel.model_validate_json(data)
     except pydantic.ValidationError as err:
         raise UnreadableHandoffRecord(paths.claim, reasons(err)) from err
-    return Claim(
-        sandbox_id=model.sandbox_id,
-        handler=model.handler,
-        state=State(model.state),
-        error=model.error,
-        pid=model.pid,
-        claimed_at=model.claimed_at,
-        live=live,
-        request_id=model.request_id,
-    )
+    return Claim(**model.model_dump(exclude={"schema_version"}), live=live)
 
 
 def write(paths: layout.EntryPaths, claim: Claim) -> None:

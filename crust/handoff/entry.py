@@ -233,7 +233,9 @@ class Looks:
             self._known.add(name)
             if entry.live:
                 self._live.add(name)
-            if not _has_error(entry) and name in there and there[name][1] < fresh_ns:
+            # of an error the reason may pass without a change of the entry: no descriptor or no memory was left
+            is_read = entry.error is None and entry.claim_error is None
+            if is_read and name in there and there[name][1] < fresh_ns:
                 self._stamps[name] = there[name]
         return Look(frozenset(self._known), read)
 
@@ -289,8 +291,3 @@ class _Turn:
             self._left = list(names)
         picked, self._left = self._left[: self._number], self._left[self._number :]
         return [name for name in picked if name in names]
-
-
-def _has_error(entry: Entry | None) -> bool:
-    """Whether the reason may pass without a change of the entry: no descriptor or no memory was left."""
-    return entry is not None and (entry.error is not None or entry.claim_error is not None)

@@ -94,7 +94,7 @@ def _by_guard(entries: store.Store, source: str, real: str) -> Resolved | None:
     for entry in entries.scan():
         if entry.record is not None and _is_on(entry.record.target.text, guard):
             inside = os.path.join(guard.root, os.path.relpath(real, guard.target))
-            return Resolved(entry.record, _relative(os.path.normpath(inside)))
+            return Resolved(entry.record, os.path.normpath(inside).lstrip("/"))
     raise errors.NotReady.named(
         "GuardWithoutEntry",
         f"the mount source {source} cannot be used",
@@ -108,7 +108,3 @@ def _is_on(target: str, guard: mountinfo.Mount) -> bool:
         return os.stat(target).st_dev == os.makedev(guard.major, guard.minor)
     except OSError:  # the entry's target is absent, so it does not hold this source
         return False
-
-
-def _relative(path: str) -> str:
-    return path.lstrip("/")

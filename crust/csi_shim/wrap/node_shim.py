@@ -125,7 +125,7 @@ class NodeShim:
             return await self._stage_raw(request, data, call)
         volume = await self._volume(request.volume_id, call)
         wants_block = await self._wants_block(request, call)
-        is_staged = await self._operations.look(volume, private_directories.is_staged, volume.paths)
+        is_staged = await self._is_staged(volume)
         if not is_staged and wants_block:
             path = request.staging_target_path
             wants_block = not await self._operations.look(
@@ -153,10 +153,7 @@ class NodeShim:
         wanted, path = request.volume_capability, request.staging_target_path
         volume = await self._volume(request.volume_id, call)
         is_raw = wanted.HasField("block") and path
-        if not (
-            is_raw
-            and await self._operations.look(volume, private_directories.is_staged, volume.paths)
-        ):
+        if not (is_raw and await self._is_staged(volume)):
             return await self._pass(request.volume_id, data, call)
         await self._operations.run(
             volume, request, call, lambda: self._staging.stage_raw(volume, request)
@@ -183,7 +180,7 @@ class NodeShim:
         self, request: csi_pb2.NodeUnstageVolumeRequest, data: bytes, call: Call
     ) -> bytes:
         volume = await self._volume(request.volume_id, call)
-        if not await self._operations.look(volume, private_directories.is_staged, volume.paths):
+        if not await self._is_staged(volume):
             answered = await self._pass(request.volume_id, data, call)
             self._staging.forget(volume.paths.key)
             return answered
@@ -216,7 +213,7 @@ class NodeShim:
         )
         volume = await self._volume(request.volume_id, call)
         self._staging.published_on_host(volume.paths.key, request.target_path)
-        if not await self._operations.look(volume, private_directories.is_staged, volume.paths):
+        if not await self._is_staged(volume):
             return await self._pass(request.volume_id, data, call)
         if not request.volume_capability.HasField("mount"):
             raise StagedForMount(volume.paths.key)
@@ -268,7 +265,7 @@ class NodeShim:
         volume = await self._volume(request.volume_id, call)
         if request.defer_fs_ops and await self._defers_itself(volume, call):
             return await self._deferral.expand(request, call)
-        is_staged = await self._operations.look(volume, private_directories.is_staged, volume.paths)
+        is_staged = await self._is_staged(volume)
         expands = (await self._capabilities(call)).expands
         if not (request.defer_fs_ops or is_staged):
             if expands or not await self._advertises_expansion(call):
@@ -309,6 +306,10 @@ class NodeShim:
                 request.staging_target_path = volume.paths.staging
             data = request.SerializeToString()
         return await self._pass(None, data, call)
+
+    async def _is_staged(self, volume: Volume) -> bool:
+        """Whether the volume is staged as block."""
+        return await self._operations.look(volume, private_directories.is_staged, volume.paths)
 
     async def _defers_itself(self, volume: Volume, call: Call) -> bool:
         """Whether a flagged call goes to the driver's own deferral, and not to what an older version left wrapped."""
