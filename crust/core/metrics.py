@@ -58,13 +58,19 @@ class Sampled(Collector):
         self._documentation = documentation
         self._labels = labels
         self._family = CounterMetricFamily if is_total else GaugeMetricFamily
-        self.source: Callable[[], Iterable[Sample]] = lambda: ()
+        self._sources: dict[str, Callable[[], Iterable[Sample]]] = {}
+
+    def show(self, part: str, source: Callable[[], Iterable[Sample]]) -> None:
+        """Show from now on the values of a part of the process, in place of an earlier source of that part."""
+        self._sources[part] = source
+        export(self)
 
     def collect(self) -> Iterable[Metric]:
         """As prometheus_client has it."""
         family = self._family(self._name, self._documentation, labels=self._labels)
-        for labels, value in self.source():
-            family.add_metric(labels, value)
+        for source in tuple(self._sources.values()):
+            for labels, value in source():
+                family.add_metric(labels, value)
         yield family
 
 
@@ -180,9 +186,6 @@ nodes_waiting_for_fencing = Gauge(
 FENCING = (claims_fenced, fencing_failures, nodes_waiting_for_fencing)
 
 _exported: set[int] = set()
-_snapshots: dict[str, Callable[[], Iterable[Sample]]] = {}
-_running: dict[str, Callable[[], int]] = {}
-_loads: dict[str, Callable[[], Load]] = {}
 
 
 def export(*collectors: Collector) -> None:
@@ -195,10 +198,7 @@ def export(*collectors: Collector) -> None:
 
 def export_snapshots(driver: str, count: Callable[[], Iterable[Sample]]) -> None:
     """Show how many snapshots the pool of a driver has, by kind."""
-    _snapshots[driver] = count
-    snapshots.source = lambda: [
-        ((name, *labels), number) for name, of in _snapshots.items() for labels, number in of()
-    ]
+    snapshots.show(driver, lambda: [((driver, *labels), number) for labels, number in count()])
 
 
 def forget_pool_bytes(driver: str) -> None:
@@ -208,26 +208,17 @@ def forget_pool_bytes(driver: str) -> None:
 
 def export_operations(part: str, running: Callable[[], int]) -> None:
     """Show how many operations of a part run."""
-    _running[part] = running
-    operations.source = lambda: [((name,), count()) for name, count in _running.items()]
-    export(operations)
+    operations.show(part, lambda: [((part,), running())])
 
 
 def export_workers(part: str, load: Callable[[], Load]) -> None:
     """Show how busy the threads of a part are."""
-    _loads[part] = load
-    worker_threads.source = lambda: [
-        ((name, kind), getattr(found, kind))
-        for name, of in _loads.items()
-        for found in (of(),)
-        for kind in ("limit", "busy")
-    ]
-    worker_calls_waiting.source = lambda: [((name,), of().waiting) for name, of in _loads.items()]
-    worker_refusals.source = lambda: [((name,), of().refused) for name, of in _loads.items()]
-    export(worker_threads, worker_calls_waiting, worker_refusals)
+    kinds = ("limit", "busy")
+    worker_threads.show(part, lambda: [((part, kind), getattr(load(), kind)) for kind in kinds])
+    worker_calls_waiting.show(part, lambda: [((part,), load().waiting)])
+    worker_refusals.show(part, lambda: [((part,), load().refused)])
 
 
 def export_log_queue(waiting_bytes: Callable[[], int]) -> None:
     """Show how many bytes of log lines wait to be written."""
-    log_queue.source = lambda: [((), waiting_bytes())]
-    export(log_queue)
+    log_queue.show("", lambda: [((), waiting_bytes())])

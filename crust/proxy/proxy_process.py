@@ -193,7 +193,7 @@ def _export_metrics(
         none = {(each.served.name, "published"): 0 for each in drivers.all()}
         return [(labels, number) for labels, number in {**none, **table.states()}.items()]
 
-    metrics.deferred_volumes.source = states
+    metrics.deferred_volumes.show("proxy", states)
     metrics.reservations.set_function(table.reservations)
     metrics.export(*metrics.PROXY)
     metrics.export_operations("proxy", running.running)
