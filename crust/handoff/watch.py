@@ -1,26 +1,29 @@
 """A watch of the handoff directory: an event only means "scan again"; the result of the scan is the truth.
 
-`Watch` yields a hint at the start, for each event, at least every `rescan_s` seconds, and when the kernel's event
-queue overflowed. Hints coalesce: a slow reader gets one hint for any number of events.
+`Watch` yields a hint at the start, for each event, at least every `rescan_s` seconds, and when watchdog reports that
+the kernel's event queue overflowed. (watchdog only logs the overflow, so `Watch` listens to its log.) Hints coalesce:
+a slow reader gets one hint for any number of events.
 
 Only the root is watched, not the entries: one inotify watch for any number of volumes. Entries appear and disappear
 by a rename in the root; a writer of a file inside an entry touches the entry's directory, and the watch of the
-root sees that. A sandbox that died causes no event; the next periodic scan finds it.
+root sees that. A sandbox that died causes no event; the next periodic scan finds it. There is no recursive watch, on
+purpose: after an overflow watchdog walks the whole tree again, and with many entries it never finishes.
 
-The root may be deleted and created again: before each scan the directory that is at its path then is watched, which
-changes nothing for the one that is watched already.
+The root may be deleted and created again: each hint compares the watched directory with the one at the path.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
-import struct
-from collections.abc import Iterator
+from types import TracebackType
 from typing import Self
 
+from watchdog import events as watchdog_events
+from watchdog.observers import Observer
+from watchdog.observers.api import BaseObserver, ObservedWatch
+
 from crust.handoff import layout
-from crust.host.process import syscalls, workers
+from crust.host.process import workers
 
 __all__ = ["Watch"]
 
@@ -31,26 +34,31 @@ RESCAN_S = 5.0
 rest less than a hundredth.
 """
 
-_ATTRIB, _MOVED_FROM, _MOVED_TO, _DELETE, _DELETE_SELF = 0x4, 0x40, 0x80, 0x200, 0x400
-_OVERFLOW = 0x4000
+_Kinds = list[type[watchdog_events.FileSystemEvent]]
 
-_TOUCHES = _ATTRIB | _DELETE | _DELETE_SELF
-"""The events that runtimes cause, and the deletion of the root. None of opening and closing: each scan would cause
-new ones, without end."""
+_TOUCHES: _Kinds = [
+    watchdog_events.DirDeletedEvent,
+    watchdog_events.DirAttribEvent,
+    # Its inotify mask includes attribute changes. So does that of DirModifiedEvent, but with that one watchdog adds
+    # an event of the root to every other event.
+    watchdog_events.FileModifiedEvent,
+]
+"""The events that runtimes cause, and the deletion of the root."""
 
-_RENAMES = _MOVED_FROM | _MOVED_TO
-
-_EVENT = struct.Struct("iIII")
-"""struct inotify_event: watch, mask, cookie, length of the name that follows."""
-
-_READ_BYTES = 64 << 10
+_EVENTS: _Kinds = [
+    *_TOUCHES,
+    watchdog_events.FileMovedEvent,
+    watchdog_events.FileDeletedEvent,
+    watchdog_events.DirMovedEvent,
+]
+"""Without events of opening and closing: each scan would cause new ones, without end."""
 
 
 class Watch:
     """Hints that something in the directory `root` may have changed. An async context manager and iterator.
 
-    `touches_only` is for the process that publishes: it knows the entries that it renames itself. It finds renames by
-    other processes at the next periodic scan.
+    `touches_only` is for the process that publishes: it knows the entries that it renames itself, and watchdog's work
+    for each of these events would delay its next step. It finds renames by other processes at the next periodic scan.
     """
 
     def __init__(
@@ -58,73 +66,137 @@ class Watch:
     ) -> None:
         self.root = root
         self._rescan_s = RESCAN_S if rescan_s is None else rescan_s
-        self._events = _TOUCHES if touches_only else _TOUCHES | _RENAMES
+        self._events = _TOUCHES if touches_only else _EVENTS
         self._hint = asyncio.Event()
-        self._inotify = -1
+        self._observer: BaseObserver | None = None
+        self._watched: tuple[ObservedWatch, tuple[int, int]] | None = None
+        self._root_deleted = False
+        self._overflow = _OverflowListener(self)
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
-        try:
-            self._inotify = syscalls.inotify_init()
-        except OSError as err:  # of inotify's limits
-            self._warn(err)
-        else:
-            asyncio.get_running_loop().add_reader(self._inotify, self._read)
-        await workers.run(self._follow_root)
+        self._loop = asyncio.get_running_loop()
+        logging.getLogger("watchdog").addHandler(self._overflow)
+        await workers.run(self._start)
         self._hint.set()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        descriptor, self._inotify = self._inotify, -1
-        if descriptor >= 0:
-            asyncio.get_running_loop().remove_reader(descriptor)
-            os.close(descriptor)
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        logging.getLogger("watchdog").removeHandler(self._overflow)
+        self._loop = None
+        await workers.run(self._stop)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> None:
         """Return when it is time to scan: at once if there was a hint since the last call."""
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(self._rescan_s):
                 await self._hint.wait()
+        except TimeoutError:
+            pass
         # Cleared before the caller scans: a change during the scan sets it again.
         self._hint.clear()
         await workers.run(self._follow_root)
 
+    def root_deleted(self) -> None:
+        """Cause a hint, and a new inotify watch: a new root may get the inode number of the deleted one."""
+        self._root_deleted = True
+        self.notify()
+
     def notify(self) -> None:
-        """Cause a hint."""
-        self._hint.set()
-
-    def _read(self) -> None:
-        """Take the events that are there, and cause a hint unless all of them are of hidden names."""
-        with contextlib.suppress(BlockingIOError):
-            data = os.read(self._inotify, _READ_BYTES)
-            if not all(layout.is_hidden(name) for name in _names(data)):
-                self.notify()
-
-    def _follow_root(self) -> None:
-        """Watch the directory that is now at the root's path. Blocks."""
-        if self._inotify < 0:
+        """Cause a hint. Thread-safe."""
+        loop = self._loop
+        if loop is None:
             return
         try:
-            syscalls.inotify_add_watch(self._inotify, self.root, self._events)
-        except FileNotFoundError:  # a later scan finds it
+            loop.call_soon_threadsafe(self._hint.set)
+        except RuntimeError:  # the loop was closed just now: no reader is left
             return
+
+    def _start(self) -> None:
+        observer = Observer()
+        observer.start()
+        self._observer = observer
+        self._follow_root()
+
+    def _stop(self) -> None:
+        observer, self._observer, self._watched = self._observer, None, None
+        if observer is not None:
+            observer.stop()
+            observer.join()
+
+    def _follow_root(self) -> None:
+        """Watch the directory that is now at the root's path, unless it is watched already."""
+        if self._observer is None:
+            return
+        there = _identity(self.root)
+        if self._watched is not None:
+            watch, watched = self._watched
+            if watched == there and not self._root_deleted:
+                return
+            self._root_deleted = False
+            self._observer.unschedule(watch)
+            self._watched = None
+        if there is not None:
+            self._schedule(self._observer, there)
+
+    def _schedule(self, observer: BaseObserver, identity: tuple[int, int]) -> None:
+        try:
+            watch = observer.schedule(
+                _EventBridge(self), self.root, recursive=False, event_filter=self._events
+            )
         except OSError as err:
-            self._warn(err)
+            # The root was deleted again, or inotify's limits are reached. Periodic scans still find every change.
+            _log.warning("cannot watch the directory", extra={"root": self.root, "error": err})
+            return
+        self._watched = (watch, identity)
 
-    def _warn(self, error: OSError) -> None:
-        """Periodic scans still find every change."""
-        _log.warning("cannot watch the directory", extra={"root": self.root, "error": error})
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
-def _names(data: bytes) -> Iterator[str]:
-    """The name of each event; empty for one of the root itself, and where the queue has overflowed."""
-    at = 0
-    while at < len(data):
-        _, mask, _, length = _EVENT.unpack_from(data, at)
-        at += _EVENT.size
-        if mask & _OVERFLOW:
-            _log.warning("events of the handoff directory were lost: its queue has overflowed")
-        yield os.fsdecode(data[at : at + length].rstrip(b"\0"))
-        at += length
+class _EventBridge(watchdog_events.FileSystemEventHandler):
+    """Passes events from watchdog's thread to the loop, except those of hidden names."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def on_any_event(self, event: watchdog_events.FileSystemEvent) -> None:
+        """Cause a hint."""
+        if (
+            isinstance(event, watchdog_events.DirDeletedEvent)
+            and event.src_path == self._watch.root
+        ):
+            self._watch.root_deleted()
+            return
+        names = [
+            os.path.basename(os.fsdecode(each))
+            for each in (event.src_path, event.dest_path)
+            if each
+        ]
+        if not all(map(layout.is_hidden, names)):
+            self._watch.notify()
+
+
+class _OverflowListener(logging.Handler):
+    """Treats every warning of watchdog as a loss of events."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(logging.WARNING)
+        self._watch = watch
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Cause a hint. Other log handlers write the message."""
+        self._watch.notify()

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,8 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from watchdog import events
+from watchdog.observers import Observer
+
 from crust.host.mounts import mount_api, mountinfo
-from crust.host.process import syscalls
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 _TIMEOUT_S = 300
@@ -303,20 +306,28 @@ def _mount(*arguments: object) -> None:
     subprocess.run(["mount", *map(str, arguments)], check=True)
 
 
-_CHANGES = 0x2 | 0x4 | 0x80 | 0x100
-"""IN_MODIFY, IN_ATTRIB, IN_MOVED_TO, IN_CREATE: none that a look causes."""
+class _Changes(events.FileSystemEventHandler):
+    def __init__(self, changed: threading.Event) -> None:
+        self._changed = changed
+
+    def on_any_event(self, event: events.FileSystemEvent) -> None:
+        self._changed.set()
 
 
 def _wait_until(directory: Path, condition: Callable[[], bool], *, timeout_s: float) -> bool:
     """Look after each change in the directory; returns whether the condition came true in time."""
-    with syscalls.closing(syscalls.inotify_init()) as changes:
-        syscalls.inotify_add_watch(changes, str(directory), _CHANGES)
-        changed = select.poll()
-        changed.register(changes, select.POLLIN)
+    changed = threading.Event()
+    observer = Observer()
+    observer.schedule(_Changes(changed), str(directory))
+    observer.start()
+    try:
         until_s = time.monotonic() + timeout_s
         while not condition():  # after the watch began, so that no change is missed
             left_s = until_s - time.monotonic()
-            if left_s <= 0 or not changed.poll(left_s * 1000):
+            if left_s <= 0 or not changed.wait(left_s):
                 return condition()
-            os.read(changes, 1 << 16)
+            changed.clear()
         return True
+    finally:
+        observer.stop()
+        observer.join()

@@ -224,17 +224,3 @@ def umount(path: str) -> None:
     """umount2(2) of the topmost mount at `path`, never through a symbolic link at its end."""
     if _libc.umount2(os.fsencode(path), UMOUNT_NOFOLLOW) < 0:
         _raise_errno(path)
-
-
-def inotify_init() -> int:
-    """A descriptor from which changes of directories are read, inotify(7); a read never waits."""
-    descriptor: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    if descriptor < 0:
-        _raise_errno()
-    return descriptor
-
-
-def inotify_add_watch(descriptor: int, path: str, events: int) -> None:
-    """Have the descriptor report `events` of the directory that is at `path` now, once however often it is named."""
-    if _libc.inotify_add_watch(descriptor, os.fsencode(path), ctypes.c_uint32(events)) < 0:
-        _raise_errno(path)
