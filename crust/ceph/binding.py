@@ -170,6 +170,6 @@ def load() -> Binding:
                 f"Ceph cannot be used: this Python {version} has no module {name!r}",
                 why=str(err),
                 hint="install python3-rados and python3-rbd of a distribution with this Python, and make "
-                f"{module} visible to this environment: docs/settings.md, Ceph",
+                f"{module} visible to this environment",
             ) from err
     return Binding(found["rados"], found["rbd"])

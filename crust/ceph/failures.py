@@ -46,7 +46,7 @@ class CephNotPermitted(errors.Refused):
         super().__init__(
             f"{what}: client.{user} may not",
             why="its capabilities do not cover it",
-            hint="compare them with those in docs/multi-node.md, Ceph, by `ceph auth get`",
+            hint="see them by `ceph auth get`: `crust explain CephNotPermitted` says which are needed",
         )
         self.user = user
 

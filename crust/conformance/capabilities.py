@@ -154,7 +154,7 @@ def inferred(
     if not given.fs_types and not fs_types[0] and not trial.takes(mount()):
         trial.remarks.append(
             f"the driver makes no plain filesystem volume: {trial.refusal}; the settings file may have to name"
-            " the parameters, secrets, size_bytes or fs_types that it needs (docs/conformance.md)"
+            " the parameters, secrets, size_bytes or fs_types that it needs"
         )
     more = set[str]()
     if given.block or (given.block is None and trial.takes(block(), given.raw_size_bytes)):

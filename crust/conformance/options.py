@@ -112,5 +112,5 @@ def parameters_of(path: Path | None) -> Parameters:
         "InvalidParametersFile",
         f"the parameters file {path} cannot be used",
         why=why,
-        hint="docs/conformance.md lists what it may hold",
+        hint=f"correct it; its keys are {', '.join(Parameters.model_fields)}",
     )

@@ -133,7 +133,7 @@ class Entries:
                 "SecretsNotForCaller",
                 f"runtime handler {handler[:63]!r} does not get the secrets of the volume at {record.target}",
                 why="no live sandbox of that handler has claimed the volume",
-                hint="claim the volume first, and ask while the claim is held (specs/handoff.md, H-49)",
+                hint="claim the volume first, and ask while the claim is held",
             )
         if not record.mount.needs_secrets:
             return {}

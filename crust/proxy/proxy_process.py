@@ -213,7 +213,7 @@ async def _load(
         store.open()
         stack.callback(store.lock().close)
         for path in store.remove_orphans(entries.targets.unmount_guard):
-            _log.warning("orphan kept", extra={"path": path})
+            _log.warning("an unfinished entry stays", extra={"path": path})
         return raw_targets(roots)
 
     for path in await workers.run(prepare):

@@ -183,14 +183,14 @@ class NodeUnstage:
         return bool(unreadable) or self.stores.node_state.of(volume_id).stage is not None
 
     async def _detach(self, volume_id: volumes.VolumeId) -> None:
-        what = "detaching of an orphan"
+        what = "detaching of a device that is not staged"
         try:
             await self.stores.running.run(
                 volume_id, what, None, lambda: workers.run(self._detach_unused, volume_id)
             )
         except errors.CrustError as err:
             _log.info(
-                "an orphaned device stays attached", extra={"volume_id": volume_id, "error": err}
+                "an unused device stays attached", extra={"volume_id": volume_id, "error": err}
             )
 
     def _detach_unused(self, volume_id: volumes.VolumeId) -> None:
@@ -207,13 +207,13 @@ class NodeUnstage:
         for orphan in self.stores.access.orphans():
             extra = {"device": orphan.shown}
             if _is_shown(orphan):
-                _log.info("an orphaned device whose image was removed stays attached", extra=extra)
+                _log.info("a device whose image was removed stays attached", extra=extra)
                 continue
             try:
                 with self.io_limits.released(orphan):
                     self.stores.access.drop(orphan)
             except errors.CrustError as err:
-                _log.info("an orphaned device stays attached", extra={**extra, "error": err})
+                _log.info("an unused device stays attached", extra={**extra, "error": err})
             else:
                 _log.warning("detached a device whose image was removed", extra=extra)
 

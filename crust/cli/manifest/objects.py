@@ -130,7 +130,7 @@ def _node_overlays(wanted: Configuration, driver: DriverSettings | None) -> list
         raise InvalidSettings(
             _PROGRAM,
             "driver.mode is 'all', and each node would be a controller with the rights of one: set mode = \"node\","
-            " and run a controller apart; see docs/multi-node.md",
+            " and run a controller apart",
         )
     with_resizer = "distributed" if driver.node_deployment else "single-node"
     chosen = [("snapshots", wanted.snapshots), (with_resizer, wanted.resizer)]

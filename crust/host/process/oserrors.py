@@ -43,9 +43,7 @@ class UnsupportedByKernel(errors.Unsupported):
 
     answered_as = errors.RuntimeFailed
     retried_by = errors.RuntimeFailed.retried_by
-    advice = (
-        "see the requirements of kernel and filesystem in docs/install.md; crust doctor checks them"
-    )
+    advice = "`crust doctor` checks what crust needs of the kernel and of filesystems"
 
 
 class NameTooLongForKernel(errors.InvalidRequest):

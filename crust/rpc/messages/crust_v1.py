@@ -47,7 +47,7 @@ class InvalidRegistration(errors.InvalidRequest):
         super().__init__(
             "the runtime handler cannot be registered",
             why=why,
-            hint="correct the RegisterRequest: specs/proto/crust/wire/v1/handlers.proto",
+            hint="correct the RegisterRequest of the handler",
         )
 
 
