@@ -7,7 +7,7 @@ import datetime
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from crust.core import errors, volumes
 from crust.core.operations import KeyedOperations
@@ -103,13 +103,15 @@ class Entries:
             hint="stop the pod that uses it there; two writers to one device destroy its content",
         )
 
-    async def change_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
-        """Write new limits into a published volume's record. Raises `claims.NotPublished`."""
-        await self._change(target, lambda mount: replace(mount, io_limits=limits))
-
-    async def change_capacity(self, target: volumes.TargetPath, size_bytes: int) -> None:
-        """Write the new size into a published volume's record. Raises `claims.NotPublished`."""
-        await self._change(target, lambda mount: replace(mount, capacity_bytes=size_bytes))
+    async def change(self, target: volumes.TargetPath, **fields: Any) -> None:
+        """Change fields of the mount in a published volume's record. Raises `claims.NotPublished`."""
+        changed = await workers.run(self._rewrite, target, fields)
+        row = self.table.at(target.text)
+        # Meanwhile the volume may have been unpublished, or its record changed again.
+        if row is None or row.record is None or changed.record is None:
+            return
+        if row.record.generation <= changed.record.generation:
+            self.table.put(replace(row, entry=changed.entry, devices=changed.devices))
 
     async def holder(self, record: Record) -> Holder | None:
         """The sandbox that has claimed the volume, or is claiming it. Equal results mean the same sandbox.
@@ -168,30 +170,13 @@ class Entries:
             return None
         return entry.claim.sandbox_id, entry.claim.claimed_at
 
-    async def _change(
-        self,
-        target: volumes.TargetPath,
-        change: Callable[[volumes.DeferredMount], volumes.DeferredMount],
-    ) -> None:
-        changed = await workers.run(self._rewrite, target, change)
-        row = self.table.at(target.text)
-        # Meanwhile the volume may have been unpublished, or its record changed again.
-        if row is None or row.record is None or changed.record is None:
-            return
-        if row.record.generation <= changed.record.generation:
-            self.table.put(replace(row, entry=changed.entry, devices=changed.devices))
-
-    def _rewrite(
-        self,
-        target: volumes.TargetPath,
-        change: Callable[[volumes.DeferredMount], volumes.DeferredMount],
-    ) -> Target:
+    def _rewrite(self, target: volumes.TargetPath, fields: Mapping[str, Any]) -> Target:
         """Change the record that is on disk now, not one that was read before: it may have changed since."""
         entry = self.store.read(target)
         if entry is None:
             raise claims.NotPublished(target)
         there = entry.require()
-        mount = change(there.mount)
+        mount = replace(there.mount, **fields)
         if mount != there.mount:
             entry = self.store.rewrite(entry, mount)
         return self.row_of(entry)

@@ -226,12 +226,12 @@ class RuntimeApi:
             )
         handler = await self._handlers.owner(record.handler)
         if Feature.GROW not in handler.features:
-            await self._entries.change_capacity(target, size_bytes)
+            await self._entries.change(target, capacity_bytes=size_bytes)
             await workers.run(self._entries.filesystems.check_filled, record, size_bytes)
             return size_bytes
         if await self._entries.holder(record) is not None:
             await self._expand_in_sandbox(handler, record, size_bytes, wanted.limit_bytes)
-        await self._entries.change_capacity(target, size_bytes)
+        await self._entries.change(target, capacity_bytes=size_bytes)
         return size_bytes
 
     async def _device_size(self, record: Record, wanted: volumes.CapacityRange) -> int:
@@ -243,14 +243,14 @@ class RuntimeApi:
             return await workers.run(self._entries.devices.size_bytes, record.device)
         size_bytes = max(wanted.required_bytes, record.mount.capacity_bytes)
         if size_bytes > record.mount.capacity_bytes:
-            await self._entries.change_capacity(record.target, size_bytes)
+            await self._entries.change(record.target, capacity_bytes=size_bytes)
         return size_bytes
 
     async def _expand_in_sandbox(
         self, handler: Handler, record: Record, size_bytes: int, limit_bytes: int
     ) -> None:
         if Feature.ONLINE_EXPAND not in handler.features:
-            await self._entries.change_capacity(record.target, size_bytes)
+            await self._entries.change(record.target, capacity_bytes=size_bytes)
             raise errors.NotReady.named(
                 "OfflineExpansionOnly",
                 f"the filesystem of the volume at {record.target.text} was not grown",
@@ -277,7 +277,7 @@ class RuntimeApi:
         if holder is not None:
             await limit_sandbox(wanted)
         try:
-            await self._entries.change_limits(target, wanted)
+            await self._entries.change(target, io_limits=wanted)
         except errors.CrustError:
             if holder is not None:
                 with contextlib.suppress(errors.CrustError):  # the caller gets the record's error
@@ -288,7 +288,7 @@ class RuntimeApi:
             try:
                 await limit_sandbox(wanted)
             except errors.CrustError:
-                await self._entries.change_limits(target, record.mount.io_limits)
+                await self._entries.change(target, io_limits=record.mount.io_limits)
                 raise
         is_applied = current is not None
         extra = {"volume": str(record.key), "limits": str(wanted), "applied": is_applied}
