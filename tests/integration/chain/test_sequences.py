@@ -17,15 +17,13 @@ import pytest
 
 from crust.core import volumes
 from crust.handoff import layout
-from crust.host.block import devices, loop
+from crust.host.block import loop
 from crust.host.mounts import mount_api
-from crust.proxy import guard
 from crust.wire.csi.v1 import csi_pb2
 from tests.integration.chain.conftest import Chain
 from tests.support.co import capability, publish_request
-from tests.support.drivers import fake_driver
-from tests.support.drivers.fake_driver import Context
 from tests.support.faults.refusals import refused
+from tests.support.memory_csi.node import Mounts
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Node, Places
 
@@ -190,50 +188,31 @@ async def test_a_hypervisor_that_is_killed_frees_the_volume_at_once(chain: Chain
     await vm.wait()
 
 
-class PermissiveDriver(fake_driver.FakeDriver):
-    """Every volume is the same device; a host publish mounts it, whoever has it."""
+class DeviceMounts(Mounts):
+    """A publish on the host mounts the device, or binds its node, whoever has it."""
 
     def __init__(self, device: str) -> None:
-        super().__init__()
-        self.device = device
+        self._device = device
 
-    async def NodePublishVolume(
-        self, request: csi_pb2.NodePublishVolumeRequest, context: Context
-    ) -> csi_pb2.NodePublishVolumeResponse:
-        answer = await super().NodePublishVolume(request, context)
+    def publish(self, request: csi_pb2.NodePublishVolumeRequest) -> None:
         if request.volume_capability.HasField("block"):
             Path(request.target_path).touch()
-            mount_api.bind(self.device, request.target_path, readonly=request.readonly)
+            mount_api.bind(self._device, request.target_path, readonly=request.readonly)
         elif not request.defer_fs_ops:
             Path(request.target_path).mkdir()
-            mount_api.mount_device(self.device, request.target_path, "ext4")
-        return answer
+            mount_api.mount_device(self._device, request.target_path, "ext4")
 
-    async def NodeUnpublishVolume(
-        self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Context
-    ) -> csi_pb2.NodeUnpublishVolumeResponse:
+    def unpublish(self, request: csi_pb2.NodeUnpublishVolumeRequest) -> None:
         if not request.defer_fs_ops:
             mount_api.unmount(request.target_path)
             target = Path(request.target_path)
             target.rmdir() if target.is_dir() else target.unlink()
-        return await super().NodeUnpublishVolume(request, context)
-
-    def deferred_mount(self, request: csi_pb2.NodePublishVolumeRequest) -> csi_pb2.DeferredMount:
-        answer = super().deferred_mount(request)
-        found = devices.identify(self.device)
-        answer.block_device.path = self.device
-        answer.block_device.identity.major = found.major
-        answer.block_device.identity.minor = found.minor
-        answer.block_device.identity.disk_sequence = found.disk_sequence
-        return answer
 
 
 @pytest.fixture
 async def node(places: Places, device: str) -> AsyncIterator[Node]:
-    driver = PermissiveDriver(device)
-    guarded = guard.Targets([places.kubelet])
     async with (
-        nodes.running(places, driver=driver, targets=guarded, devices=devices) as running,
+        nodes.running_on(device, places, DeviceMounts(device)) as running,
         running.handler(),
     ):
         yield running
@@ -275,12 +254,10 @@ async def test_deferred_publish_beside_a_raw_one_fails(node: Node, volume_id: st
 
 
 async def test_raw_publish_of_an_earlier_proxy_is_seen(places: Places, device: str) -> None:
-    driver = PermissiveDriver(device)
-    guarded = guard.Targets([places.kubelet])
     raw, target = raw_target(places), places.target("one")
     for began in (False, True):
         async with (
-            nodes.running(places, driver=driver, targets=guarded, devices=devices) as node,
+            nodes.running_on(device, places, DeviceMounts(device)) as node,
             node.handler(),
         ):
             if began:

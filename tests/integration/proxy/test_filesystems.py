@@ -22,8 +22,6 @@ from crust.host.files.locks import ToolLocks
 from crust.host.mounts import mount_api
 from crust.host.process import commands
 from crust.proxy.filesystems import Filesystems
-from crust.proxy.guard import Targets
-from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import capability
 from tests.support.drivers.fake_driver import MIB
 from tests.support.faults.refusals import refused
@@ -70,23 +68,12 @@ async def node(
     places: Places, device: loop.LoopDevice, filesystems: Filesystems
 ) -> AsyncIterator[Node]:
     """A node whose driver has one volume that was created empty, and whose handler offers no FORMAT."""
-
-    def real(answer: csi_pb2.DeferredMount) -> None:
-        found = devices.identify(device.path)
-        answer.block_device.path = device.path
-        answer.block_device.identity.major = found.major
-        answer.block_device.identity.minor = found.minor
-        answer.block_device.identity.disk_sequence = found.disk_sequence
-
     async with (
-        nodes.running(
-            places, targets=Targets([places.kubelet]), devices=devices, filesystems=filesystems
-        ) as running,
+        nodes.running_on(device.path, places, filesystems=filesystems) as running,
         running.handler(
             features=ALL_FEATURES - {HandlerFeature.FORMAT}, filesystems=frozenset(FILESYSTEMS)
         ),
     ):
-        running.driver.alter = real
         running.driver.format = volumes.GuestFormat(ext4_reserved_percent=1)
         yield running
 

@@ -5,7 +5,7 @@ import errno
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,19 @@ import grpc
 import pytest
 
 from crust.core import volumes
-from crust.host.block import devices as host_devices
 from crust.host.block import holders, loop
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
 from crust.proxy import guard
 from crust.proxy.target import Guard, Seen, Stack
 from crust.runtime_handler import Resolved, resolve_source
-from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import inspect_pb2
 from tests.support.drivers.fake_driver import MIB
 from tests.support.faults.refusals import refused
 from tests.support.kubelet import sub_paths
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Node, Places
-from tests.support.nodes.served_node import ext4_device, new_places, sandbox
+from tests.support.nodes.served_node import sandbox
 from tests.support.raised import raised
 
 pytestmark = pytest.mark.root
@@ -35,33 +33,10 @@ Code = grpc.StatusCode
 
 
 @pytest.fixture
-def places() -> Iterator[Places]:
-    with new_places() as made:
-        yield made
-
-
-@pytest.fixture
-def device(places: Places) -> Iterator[loop.LoopDevice]:
-    with ext4_device(places) as attached:
-        yield attached
-
-
-@pytest.fixture
-async def node(places: Places, device: loop.LoopDevice) -> AsyncIterator[Node]:
+async def node(places: Places, ext4_device: loop.LoopDevice) -> AsyncIterator[Node]:
     """A node whose driver defers with the loop device, on the kernel's own mounts and devices."""
-
-    def real(answer: csi_pb2.DeferredMount) -> None:
-        answer.block_device.path = device.path
-        identity = host_devices.identify(device.path)
-        answer.block_device.identity.major = identity.major
-        answer.block_device.identity.minor = identity.minor
-        answer.block_device.identity.disk_sequence = identity.disk_sequence
-
-    guarded = guard.Targets([places.kubelet])
-    async with nodes.running(places, targets=guarded, devices=host_devices) as running:
-        running.driver.alter = real
-        async with running.handler():
-            yield running
+    async with nodes.running_on(ext4_device.path, places) as running, running.handler():
+        yield running
 
 
 @pytest.mark.spec("D-15")
@@ -292,14 +267,14 @@ async def test_a_target_with_a_mount_on_it_is_refused_and_keeps_it(node: Node) -
 
 @pytest.mark.spec("D-21")
 async def test_a_device_that_the_host_has_mounted_is_refused_naming_where(
-    node: Node, device: loop.LoopDevice
+    node: Node, ext4_device: loop.LoopDevice
 ) -> None:
     target, where = node.places.target("one"), f"{node.places.root}/elsewhere"
     os.mkdir(where)
-    mount_api.mount_device(device.path, where, "ext4")
+    mount_api.mount_device(ext4_device.path, where, "ext4")
     try:
         await refused(
-            node.co.publish("vol-1", target), Code.FAILED_PRECONDITION, device.path, where
+            node.co.publish("vol-1", target), Code.FAILED_PRECONDITION, ext4_device.path, where
         )
         node.check_untouched(target)
     finally:
@@ -308,12 +283,14 @@ async def test_a_device_that_the_host_has_mounted_is_refused_naming_where(
     await node.co.unpublish("vol-1", target)
 
 
-def test_device_of_a_mount_is_found_by_its_target(places: Places, device: loop.LoopDevice) -> None:
+def test_device_of_a_mount_is_found_by_its_target(
+    places: Places, ext4_device: loop.LoopDevice
+) -> None:
     guarded, where = guard.Targets([places.kubelet]), f"{places.root}/mounted"
     os.mkdir(where)
     assert guarded.mounted_device(where) is None
-    mount_api.mount_device(device.path, where, "ext4")
-    assert guarded.mounted_device(where) == device.path
+    mount_api.mount_device(ext4_device.path, where, "ext4")
+    assert guarded.mounted_device(where) == ext4_device.path
     mount_api.unmount(where)
 
 
@@ -333,30 +310,32 @@ def test_one_look_for_writers_serves_the_publishes_of_a_second(
 
 @pytest.mark.spec("D-21")
 async def test_device_that_a_process_writes_is_refused_naming_the_process(
-    node: Node, device: loop.LoopDevice
+    node: Node, ext4_device: loop.LoopDevice
 ) -> None:
     """A hypervisor whose runtime has died: it has no claim any more, and opened the device plainly."""
     target = node.places.target("one")
-    with open(device.path, "r+b", buffering=0):
+    with open(ext4_device.path, "r+b", buffering=0):
         named = f"[{os.getpid()}] by fd"
         await refused(node.co.publish("vol-1", target), Code.FAILED_PRECONDITION, named)
         node.check_untouched(target)
     await node.co.publish("vol-1", target)
-    with open(device.path, "r+b", buffering=0):  # a retry changes nothing that a guest may have
+    with open(
+        ext4_device.path, "r+b", buffering=0
+    ):  # a retry changes nothing that a guest may have
         await node.co.publish("vol-1", target)
     await node.co.unpublish("vol-1", target)
 
 
 @pytest.mark.spec("D-19")
 async def test_sdk_claim_blocks_host_mounts_and_unpublish(
-    node: Node, device: loop.LoopDevice
+    node: Node, ext4_device: loop.LoopDevice
 ) -> None:
     target = node.places.target("one")
     await node.co.publish("vol-1", target)
     with sandbox(node.places, target, "box-7"):
         await refused(node.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, "box-7")
         await refused(node.co.expand("vol-1", target, 65 * MIB), Code.UNAVAILABLE, "bytes")
-        node.driver.size_bytes.clear()  # it only said that the device grew
+        node.driver.state.volumes.clear()  # it only said that the device grew
         assert (await node.co.expand("vol-1", target, 64 * MIB)).capacity_bytes == 64 * MIB
     await node.co.unpublish("vol-1", target)
     node.check_untouched(target)

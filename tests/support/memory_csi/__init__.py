@@ -1,6 +1,5 @@
-"""A complete CSI driver in memory, correct unless a test makes it break a rule; the conformance suite runs on it.
+"""The services of the fake CSI driver (`tests.support.drivers.fake_driver`), in memory and without a kernel.
 
-It has every capability and no kernel: a mount is an entry of a table, which the suite reads through `MemoryHost`.
-There are two ways to break a rule: `faults`, names that the driver's code checks, and `twist`, which sees every
-request and its answer, and may replace the answer.
+A mount is an entry of a table, which the conformance suite reads through `MemoryHost`. Each service is correct unless
+one of its `faults` is on: names of broken rules, which the code of the service checks.
 """

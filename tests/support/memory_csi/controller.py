@@ -1,16 +1,19 @@
 """The Controller service."""
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.memory_csi.state import (
     MIB,
+    NODE,
     POOL_BYTES,
+    SIDECARS,
     TOPOLOGY,
     Code,
     Content,
-    Refused,
+    Failure,
     Snapshot,
     State,
     Volume,
@@ -24,13 +27,12 @@ from tests.support.memory_csi.state import (
 )
 
 _numbers = itertools.count(1)
-NODE = "node-1"
 SLOTS = 16
 """How many volumes a node can have."""
 
 
 class Controller:
-    """One method per RPC; raises `Refused`."""
+    """One method per RPC; raises `Failure`."""
 
     def __init__(self, state: State, faults: set[str], *, offline: bool = False) -> None:
         self.state = state
@@ -43,44 +45,43 @@ class Controller:
             if self._same_name(volume.request.name, request.name):
                 self._check_same(volume.request, request)
                 return csi_pb2.CreateVolumeResponse(volume=volume.wire)
-        if "any-topology" not in self.faults:
-            check_topology(request.accessibility_requirements)
+        self._check_topology(request)
         size = request.capacity_range.required_bytes or MIB
         if "rounds-down" in self.faults:
             size = size // MIB * MIB
         if size > POOL_BYTES:
             if "keeps-failed" in self.faults:
                 self._make(request, Content(bytearray()), MIB)
-            raise Refused(Code.OUT_OF_RANGE, "too large")
+            raise Failure(Code.OUT_OF_RANGE, "too large")
         content = self._content(request, size)
         return csi_pb2.CreateVolumeResponse(volume=self._make(request, content, size))
 
     def _check_create(self, request: Any) -> None:
         check_text(request.name)
         if not request.volume_capabilities:
-            raise Refused(Code.INVALID_ARGUMENT, "no capability")
+            raise Failure(Code.INVALID_ARGUMENT, "no capability")
         for each in request.volume_capabilities:
             check_capability(each)
         check_map_size(request.parameters)
-        for key in request.parameters:
-            sidecar = key.startswith("csi.storage.k8s.io/") and "no-sidecars" not in self.faults
-            if key != "known" and not sidecar:
-                raise Refused(Code.INVALID_ARGUMENT, "an unknown parameter")
-        self._check_mutable(request)
+        self._check_keys(request.parameters, "known")
+        self._check_keys(request.mutable_parameters, "iops")
         wanted = request.capacity_range
         if wanted.required_bytes < 0 or 0 < wanted.limit_bytes < wanted.required_bytes:
-            raise Refused(Code.OUT_OF_RANGE, "no such size")
+            raise Failure(Code.OUT_OF_RANGE, "no such size")
 
     def _check_same(self, made: Any, request: Any) -> None:
-        there = True
-        try:
-            check_topology(request.accessibility_requirements)
-        except Refused:
-            there = False
         if "forgets-usage" in self.faults:
             return
-        if not _same(made, request) or (not there and "any-topology" not in self.faults):
-            raise Refused(Code.ALREADY_EXISTS, "made differently")
+        try:
+            self._check_topology(request)
+        except Failure:
+            raise Failure(Code.ALREADY_EXISTS, "made elsewhere") from None
+        if not _same(made, request):
+            raise Failure(Code.ALREADY_EXISTS, "made differently")
+
+    def _check_topology(self, request: Any) -> None:
+        if "any-topology" not in self.faults:
+            check_topology(request.accessibility_requirements)
 
     def _same_name(self, one: str, other: str) -> bool:
         if "slash-is-underscore" in self.faults:
@@ -91,16 +92,16 @@ class Controller:
         if not request.HasField("volume_content_source"):
             return Content(bytearray(size), {}, 0)
         kind = request.volume_content_source.WhichOneof("type")
+        source: Snapshot | Volume | None
         if kind == "snapshot":
-            snapshot = self.state.snapshots.get(request.volume_content_source.snapshot.snapshot_id)
-            content = snapshot.content if snapshot else None
+            source = self.state.snapshots.get(request.volume_content_source.snapshot.snapshot_id)
         else:
-            volume = self.state.volumes.get(request.volume_content_source.volume.volume_id)
-            content = volume.content if volume else None
-        if content is None:
-            raise Refused(Code.NOT_FOUND, "no such source")
+            source = self.state.volumes.get(request.volume_content_source.volume.volume_id)
+        if source is None:
+            raise Failure(Code.NOT_FOUND, "no such source")
+        content = source.content
         if size < len(content.raw):
-            raise Refused(Code.OUT_OF_RANGE, "smaller than its source")
+            raise Failure(Code.OUT_OF_RANGE, "smaller than its source")
         if "clone-shares" in self.faults and kind == "volume":
             return content
         if "clone-torn" in self.faults and kind == "volume":
@@ -128,13 +129,12 @@ class Controller:
 
     def DeleteVolume(self, request: Any) -> Any:
         check_text(request.volume_id)
-        used = {each.volume.wire.volume_id for each in self.state.targets.values()}
         volume = self.state.volumes.get(request.volume_id)
-        if volume is not None and (volume.staged or request.volume_id in used):
+        if volume is not None and (volume.staged or self.state.is_used(volume)):
             if "deletes-in-use" not in self.faults:
-                raise Refused(Code.FAILED_PRECONDITION, "in use")
+                raise Failure(Code.FAILED_PRECONDITION, "in use")
             volume.content.files.clear()
-            raise Refused(Code.FAILED_PRECONDITION, "in use, and gone")
+            raise Failure(Code.FAILED_PRECONDITION, "in use, and gone")
         if "delete-is-nothing" not in self.faults:
             self.state.volumes.pop(request.volume_id, None)
         self._lose_copies(request.volume_id)
@@ -151,17 +151,11 @@ class Controller:
                 if snapshot.wire.source_volume_id == volume_id:
                     snapshot.content = Content(bytearray())
 
-    def _find(self, volume_id: str) -> Volume:
-        check_text(volume_id)
-        if volume_id not in self.state.volumes:
-            raise Refused(Code.NOT_FOUND, "no such volume")
-        return self.state.volumes[volume_id]
-
     def ValidateVolumeCapabilities(self, request: Any) -> Any:
         check_text(request.volume_id)
         if not request.volume_capabilities:
-            raise Refused(Code.INVALID_ARGUMENT, "no capability")
-        volume = self._find(request.volume_id)
+            raise Failure(Code.INVALID_ARGUMENT, "no capability")
+        volume = self.state.find(request.volume_id)
         check_map(request.volume_context)
         kinds = {each.WhichOneof("access_type") for each in volume.request.volume_capabilities}
         for each in request.volume_capabilities:
@@ -183,22 +177,27 @@ class Controller:
     def ListVolumes(self, request: Any) -> Any:
         inline = "lists-ephemeral" in self.faults
         ids = [each for each in sorted(self.state.volumes) if inline or each.startswith("vol-")]
-        if "token-is-index" in self.faults:
-            found, token = _by_index(ids, request.max_entries, request.starting_token)
-        else:
-            found, token = page(ids, request.max_entries, request.starting_token)
+        found, token = self._page(ids, request)
         entries = [self._entry(self.state.volumes[each]) for each in found]
         return csi_pb2.ListVolumesResponse(entries=entries, next_token=token)
+
+    def _page(self, ids: list[str], request: Any) -> tuple[list[str], str]:
+        return page(
+            ids,
+            request.max_entries,
+            request.starting_token,
+            by_position="token-is-index" in self.faults,
+        )
 
     def _entry(self, volume: Volume) -> csi_pb2.ListVolumesResponse.Entry:
         status = csi_pb2.ListVolumesResponse.VolumeStatus(published_node_ids=volume.attached)
         return csi_pb2.ListVolumesResponse.Entry(volume=volume.wire, status=status)
 
     def ControllerGetVolume(self, request: Any) -> Any:
-        return csi_pb2.ControllerGetVolumeResponse(volume=self._find(request.volume_id).wire)
+        return csi_pb2.ControllerGetVolumeResponse(volume=self.state.find(request.volume_id).wire)
 
     def ControllerGetVolumeHealth(self, request: Any) -> Any:
-        self._find(request.volume_id)
+        self.state.find(request.volume_id)
         health = csi_pb2.VolumeHealth(volume_id=request.volume_id)
         return csi_pb2.ControllerGetVolumeHealthResponse(volume_health=health)
 
@@ -215,7 +214,7 @@ class Controller:
     def ControllerGetNodeInfo(self, request: Any) -> Any:
         check_text(request.node_id, 256)
         if request.node_id != NODE:
-            raise Refused(Code.NOT_FOUND, "no such node")
+            raise Failure(Code.NOT_FOUND, "no such node")
         taken = self._on_node(request.node_id)
         known = set(request.published_volume_ids)
         unknown = set(taken) - known if known and "counts-all" not in self.faults else ()
@@ -232,19 +231,19 @@ class Controller:
         check_text(request.volume_id)
         check_text(request.node_id, 256)
         check_capability(request.volume_capability)
-        volume = self._find(request.volume_id)
+        volume = self.state.find(request.volume_id)
         if request.node_id not in (NODE, "node-2"):
-            raise Refused(Code.NOT_FOUND, "no such node")
+            raise Failure(Code.NOT_FOUND, "no such node")
         others = [each for each in volume.attached if each != request.node_id]
         if others:
-            raise Refused(Code.FAILED_PRECONDITION, f"attached to {others[0]}")
+            raise Failure(Code.FAILED_PRECONDITION, f"attached to {others[0]}")
         taken = self._on_node(request.node_id)
         if request.volume_id not in taken and len(taken) >= SLOTS:
-            raise Refused(Code.RESOURCE_EXHAUSTED, "the node is full")
+            raise Failure(Code.RESOURCE_EXHAUSTED, "the node is full")
         volume.readonly = request.readonly
         how = request.volume_capability.SerializeToString() + bytes([request.readonly])
         if volume.attached.setdefault(request.node_id, how) != how:
-            raise Refused(Code.ALREADY_EXISTS, "attached differently")
+            raise Failure(Code.ALREADY_EXISTS, "attached differently")
         return csi_pb2.ControllerPublishVolumeResponse(publish_context={"attached": "yes"})
 
     def ControllerUnpublishVolume(self, request: Any) -> Any:
@@ -259,19 +258,18 @@ class Controller:
     def ControllerExpandVolume(self, request: Any) -> Any:
         check_text(request.volume_id)
         if not request.HasField("capacity_range"):
-            raise Refused(Code.INVALID_ARGUMENT, "no size")
-        volume = self._find(request.volume_id)
+            raise Failure(Code.INVALID_ARGUMENT, "no size")
+        volume = self.state.find(request.volume_id)
         if request.HasField("volume_capability"):
             check_capability(request.volume_capability)
-        used = any(each.volume is volume for each in self.state.targets.values())
-        if used and self.offline:
-            raise Refused(Code.FAILED_PRECONDITION, "in use")
+        if self.state.is_used(volume) and self.offline:
+            raise Failure(Code.FAILED_PRECONDITION, "in use")
         wanted = request.capacity_range
         size = max(volume.wire.capacity_bytes, wanted.required_bytes)
         if "shrinks" in self.faults:
             size = wanted.required_bytes
         if size > POOL_BYTES or 0 < wanted.limit_bytes < size:
-            raise Refused(Code.OUT_OF_RANGE, "no such size")
+            raise Failure(Code.OUT_OF_RANGE, "no such size")
         volume.wire.capacity_bytes = size
         if "device-stays" not in self.faults:
             volume.content.raw.extend(bytes(max(0, size - len(volume.content.raw))))
@@ -281,28 +279,27 @@ class Controller:
 
     def ControllerModifyVolume(self, request: Any) -> Any:
         check_text(request.volume_id)
-        self._check_mutable(request)
-        self._find(request.volume_id).modified.update(request.mutable_parameters)
+        self._check_keys(request.mutable_parameters, "iops")
+        self.state.find(request.volume_id).modified.update(request.mutable_parameters)
         return csi_pb2.ControllerModifyVolumeResponse()
 
-    def _check_mutable(self, request: Any) -> None:
-        for key in request.mutable_parameters:
-            sidecar = key.startswith("csi.storage.k8s.io/") and "no-sidecars" not in self.faults
-            if key != "iops" and not sidecar:
-                raise Refused(Code.INVALID_ARGUMENT, "an unknown key")
+    def _check_keys(self, keys: Iterable[str], known: str) -> None:
+        for key in keys:
+            sidecar = key.startswith(SIDECARS) and "no-sidecars" not in self.faults
+            if key != known and not sidecar:
+                raise Failure(Code.INVALID_ARGUMENT, "an unknown key")
 
     def CreateSnapshot(self, request: Any) -> Any:
         check_text(request.source_volume_id)
         check_text(request.name)
         check_map_size(request.parameters)
-        if "any-topology" not in self.faults:
-            check_topology(request.accessibility_requirements)
+        self._check_topology(request)
         for each in self.state.snapshots.values():
             if each.name == request.name:
                 if each.wire.source_volume_id != request.source_volume_id:
-                    raise Refused(Code.ALREADY_EXISTS, "of another volume")
+                    raise Failure(Code.ALREADY_EXISTS, "of another volume")
                 return csi_pb2.CreateSnapshotResponse(snapshot=each.wire)
-        volume = self._find(request.source_volume_id)
+        volume = self.state.find(request.source_volume_id)
         return csi_pb2.CreateSnapshotResponse(snapshot=self.take(volume, request.name).wire)
 
     def take(self, volume: Volume, name: str, group: str = "") -> Snapshot:
@@ -323,7 +320,7 @@ class Controller:
         check_text(request.snapshot_id)
         made = self.state.snapshots.get(request.snapshot_id)
         if made is not None and made.wire.group_snapshot_id:
-            raise Refused(Code.INVALID_ARGUMENT, "a member of a group")
+            raise Failure(Code.INVALID_ARGUMENT, "a member of a group")
         self.state.snapshots.pop(request.snapshot_id, None)
         if "restores-die" in self.faults:
             for volume in self.state.volumes.values():
@@ -335,7 +332,7 @@ class Controller:
     def GetSnapshot(self, request: Any) -> Any:
         check_text(request.snapshot_id)
         if request.snapshot_id not in self.state.snapshots:
-            raise Refused(Code.NOT_FOUND, "no such snapshot")
+            raise Failure(Code.NOT_FOUND, "no such snapshot")
         wire = self.state.snapshots[request.snapshot_id].wire
         return csi_pb2.GetSnapshotResponse(snapshot=wire)
 
@@ -346,22 +343,10 @@ class Controller:
             if request.snapshot_id in ("", key)
             and request.source_volume_id in ("", each.wire.source_volume_id)
         ]
-        if "token-is-index" in self.faults:
-            found, token = _by_index(chosen, request.max_entries, request.starting_token)
-        else:
-            found, token = page(chosen, request.max_entries, request.starting_token)
+        found, token = self._page(chosen, request)
         entry = csi_pb2.ListSnapshotsResponse.Entry
         entries = [entry(snapshot=self.state.snapshots[each].wire) for each in found]
         return csi_pb2.ListSnapshotsResponse(entries=entries, next_token=token)
-
-
-def _by_index(ids: list[str], max_entries: int, token: str) -> tuple[list[str], str]:
-    """The classic mistake: a token that is a position."""
-    if token and not token.startswith("after:"):
-        raise Refused(Code.ABORTED, "no such token")
-    start = int(token.removeprefix("after:") or 0) if token else 0
-    end = start + max_entries if max_entries else len(ids)
-    return ids[start:end], f"after:{end}" if end < len(ids) else ""
 
 
 def _same(one: Any, other: Any) -> bool:

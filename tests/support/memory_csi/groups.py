@@ -5,7 +5,7 @@ from typing import Any
 
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.memory_csi.controller import Controller
-from tests.support.memory_csi.state import Code, Refused, check_map_size, check_text
+from tests.support.memory_csi.state import Code, Failure, check_map_size, check_text
 
 _STEP = 4096
 
@@ -21,17 +21,17 @@ class Groups:
         check_text(request.name)
         check_map_size(request.parameters)
         if not request.source_volume_ids:
-            raise Refused(Code.INVALID_ARGUMENT, "no sources")
+            raise Failure(Code.INVALID_ARGUMENT, "no sources")
         for group_id, (made, _) in self._state.groups.items():
             if made.name == request.name:
                 if sorted(made.source_volume_ids) != sorted(request.source_volume_ids):
-                    raise Refused(Code.ALREADY_EXISTS, "of other volumes")
+                    raise Failure(Code.ALREADY_EXISTS, "of other volumes")
                 return csi_pb2.CreateVolumeGroupSnapshotResponse(
                     group_snapshot=self._group(group_id)
                 )
         missing = [each for each in request.source_volume_ids if each not in self._state.volumes]
         if missing:
-            raise Refused(Code.NOT_FOUND, "no such volume")
+            raise Failure(Code.NOT_FOUND, "no such volume")
         group_id = f"group-{len(self._state.groups)}-{request.name[-8:]}"
         volumes = [self._state.volumes[each] for each in request.source_volume_ids]
         members = self._members(volumes, group_id)
@@ -63,12 +63,12 @@ class Groups:
         check_text(request.group_snapshot_id)
         made = self._state.groups.get(request.group_snapshot_id)
         if made is not None and sorted(request.snapshot_ids) != sorted(made[1]):
-            raise Refused(Code.INVALID_ARGUMENT, "other members")
+            raise Failure(Code.INVALID_ARGUMENT, "other members")
 
     def GetVolumeGroupSnapshot(self, request: Any) -> Any:
         self._check_members(request)
         if request.group_snapshot_id not in self._state.groups:
-            raise Refused(Code.NOT_FOUND, "no such group")
+            raise Failure(Code.NOT_FOUND, "no such group")
         wire = self._group(request.group_snapshot_id)
         return csi_pb2.GetVolumeGroupSnapshotResponse(group_snapshot=wire)
 
@@ -89,10 +89,10 @@ class Metadata:
 
     def _content(self, snapshot_id: str) -> bytearray:
         if snapshot_id not in self._state.snapshots:
-            raise Refused(Code.NOT_FOUND, "no such snapshot")
+            raise Failure(Code.NOT_FOUND, "no such snapshot")
         content = self._state.snapshots[snapshot_id].content.raw
         if "empty-is-an-error" in self._faults and not any(content):
-            raise Refused(Code.FAILED_PRECONDITION, "there is nothing in it")
+            raise Failure(Code.FAILED_PRECONDITION, "there is nothing in it")
         return content
 
     def GetMetadataAllocated(self, request: Any) -> Iterator[Any]:
@@ -110,7 +110,7 @@ class Metadata:
         snapshots = self._state.snapshots
         sources = {snapshots[request.base_snapshot_id].wire.source_volume_id}
         if sources != {snapshots[request.target_snapshot_id].wire.source_volume_id}:
-            raise Refused(Code.INVALID_ARGUMENT, "of two volumes")
+            raise Failure(Code.INVALID_ARGUMENT, "of two volumes")
         everything = "delta-is-everything" in self._faults
         chosen = [
             at
@@ -121,7 +121,7 @@ class Metadata:
 
     def _stream(self, kind: Any, chosen: list[int], size: int, request: Any) -> Iterator[Any]:
         if request.starting_offset >= size:
-            raise Refused(Code.OUT_OF_RANGE, "beyond the volume")
+            raise Failure(Code.OUT_OF_RANGE, "beyond the volume")
         if "offset-ignored" not in self._faults:
             chosen = [at for at in chosen if at + _STEP > request.starting_offset]
         if "misses-blocks" in self._faults:

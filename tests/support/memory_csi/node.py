@@ -1,16 +1,19 @@
-"""The Node service."""
+"""The Node service: of a driver that has any volume and checks nothing, and of one that keeps CSI's rules."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.memory_csi.controller import NODE, SLOTS
+from tests.support.memory_csi.controller import SLOTS
 from tests.support.memory_csi.state import (
     MIB,
+    NODE,
+    SIDECARS,
     Code,
     Content,
+    Failure,
     Published,
-    Refused,
     State,
     Volume,
     check_capability,
@@ -28,14 +31,106 @@ _SHARED = {
 }
 _READERS = {Mode.SINGLE_NODE_READER_ONLY, Mode.MULTI_NODE_READER_ONLY}
 _TARGET_MAX_BYTES = 4096
+_ANY_BYTES = 64 * MIB
+
+Describe = Callable[[csi_pb2.NodePublishVolumeRequest], csi_pb2.DeferredMount]
+
+
+class Mounts:
+    """What a publish makes at its target: nothing. Each call may be repeated."""
+
+    def publish(self, request: csi_pb2.NodePublishVolumeRequest) -> None:
+        """Make it."""
+
+    def unpublish(self, request: csi_pb2.NodeUnpublishVolumeRequest) -> None:
+        """Remove it."""
+
+
+class TargetMounts(Mounts):
+    """A file or a directory, as CSI says."""
+
+    def publish(self, request: csi_pb2.NodePublishVolumeRequest) -> None:
+        if request.volume_capability.HasField("block"):
+            Path(request.target_path).touch()
+        else:
+            Path(request.target_path).mkdir(exist_ok=True)
+
+    def unpublish(self, request: csi_pb2.NodeUnpublishVolumeRequest) -> None:
+        target = Path(request.target_path)
+        target.rmdir() if target.is_dir() else target.unlink()
 
 
 class Node:
-    """One method per RPC; raises `Refused`."""
+    """One method per RPC. It has any volume; what it refuses is another publish at the same target."""
 
-    def __init__(self, state: State, faults: set[str]) -> None:
+    def __init__(self, state: State, describe: Describe, mounts: Mounts) -> None:
         self.state = state
+        self.describe = describe
+        self.mounts = mounts
+        self.findings: list[csi_pb2.VolumeHealth.VolumeHealthEntry] = []
+
+    def find(self, volume_id: str) -> Volume:
+        wire = csi_pb2.Volume(volume_id=volume_id, capacity_bytes=_ANY_BYTES)
+        volume = Volume(csi_pb2.CreateVolumeRequest(), wire, Content(bytearray()))
+        return self.state.volumes.setdefault(volume_id, volume)
+
+    def NodeGetInfo(self, request: Any) -> Any:
+        return csi_pb2.NodeGetInfoResponse(node_id=NODE)
+
+    def NodeStageVolume(self, request: Any) -> Any:
+        how = request.volume_capability.SerializeToString()
+        self.find(request.volume_id).staged[request.staging_target_path] = how
+        return csi_pb2.NodeStageVolumeResponse()
+
+    def NodeUnstageVolume(self, request: Any) -> Any:
+        self.find(request.volume_id).staged.pop(request.staging_target_path, None)
+        return csi_pb2.NodeUnstageVolumeResponse()
+
+    def NodePublishVolume(self, request: Any) -> Any:
+        target = request.target_path
+        wanted = self.published(request)
+        if self.state.targets.setdefault(target, wanted).identity != wanted.identity:
+            raise Failure(Code.ALREADY_EXISTS, "published differently")
+        self.mounts.publish(request)
+        answer = csi_pb2.NodePublishVolumeResponse()
+        if request.defer_fs_ops:
+            answer.deferred_mount.CopyFrom(self.describe(request))
+        return answer
+
+    def published(self, request: Any) -> Published:
+        """The publish that is asked for."""
+        identity = request.volume_id, request.defer_fs_ops, request.readonly
+        volume = self.find(request.volume_id)
+        return Published(volume, identity, request.defer_fs_ops, request.readonly)
+
+    def NodeUnpublishVolume(self, request: Any) -> Any:
+        self.state.targets.pop(request.target_path, None)
+        self.mounts.unpublish(request)
+        return csi_pb2.NodeUnpublishVolumeResponse()
+
+    def NodeGetVolumeStats(self, request: Any) -> Any:
+        usage = csi_pb2.VolumeUsage(unit=csi_pb2.VolumeUsage.BYTES, total=7, used=3, available=4)
+        return csi_pb2.NodeGetVolumeStatsResponse(usage=[usage])
+
+    def NodeExpandVolume(self, request: Any) -> Any:
+        wire = self.find(request.volume_id).wire
+        wire.capacity_bytes = max(wire.capacity_bytes, request.capacity_range.required_bytes)
+        return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=wire.capacity_bytes)
+
+    def NodeGetVolumeHealth(self, request: Any) -> Any:
+        found = csi_pb2.VolumeHealth(volume_id=request.volume_id, health_statuses=self.findings)
+        return csi_pb2.NodeGetVolumeHealthResponse(volume_health=found)
+
+
+class StrictNode(Node):
+    """The same of volumes that the controller has made, with CSI's rules."""
+
+    def __init__(self, state: State, describe: Describe, faults: set[str]) -> None:
+        super().__init__(state, describe, TargetMounts())
         self.faults = faults
+
+    def find(self, volume_id: str) -> Volume:
+        return self.state.find(volume_id)
 
     def NodeGetInfo(self, request: Any) -> Any:
         return csi_pb2.NodeGetInfoResponse(
@@ -47,53 +142,44 @@ class Node:
     def NodeGetID(self, request: Any) -> Any:
         return csi_pb2.NodeGetIDResponse(node_id=NODE)
 
-    def _find(self, volume_id: str) -> Volume:
-        if volume_id not in self.state.volumes:
-            raise Refused(Code.NOT_FOUND, "no such volume")
-        return self.state.volumes[volume_id]
-
     def NodeStageVolume(self, request: Any) -> Any:
-        check_text(request.volume_id)
-        check_text(request.staging_target_path, self._path_limit())
+        self._check_path(request.staging_target_path)
         check_capability(request.volume_capability, Code.FAILED_PRECONDITION)
-        volume = self._find(request.volume_id)
+        volume = self.find(request.volume_id)
         how = request.volume_capability.SerializeToString()
         if volume.staged.get(request.staging_target_path, how) != how:
             if "restage-unstages" in self.faults:
                 volume.staged.clear()
-            raise Refused(Code.ALREADY_EXISTS, "staged differently")
-        formats = not volume.staged or request.staging_target_path not in volume.staged
+            raise Failure(Code.ALREADY_EXISTS, "staged differently")
+        formats = request.staging_target_path not in volume.staged
         if "format-again" in self.faults and formats:
             volume.content.files.clear()
             volume.content.raw[:] = bytes(len(volume.content.raw))
         if "format-second-path" in self.faults and formats and volume.staged:
             volume.content.files.clear()
-        volume.staged[request.staging_target_path] = how
         grows = volume.content.fs_bytes == 0 or "never-grows" not in self.faults
         if request.volume_capability.HasField("mount") and grows:
             volume.content.fs_bytes = len(volume.content.raw)
-        return csi_pb2.NodeStageVolumeResponse()
+        return super().NodeStageVolume(request)
 
-    def _path_limit(self) -> int:
-        return 128 if "short-paths" in self.faults else _TARGET_MAX_BYTES
+    def _check_path(self, path: str) -> None:
+        check_text(path, 128 if "short-paths" in self.faults else _TARGET_MAX_BYTES)
 
     def NodeUnstageVolume(self, request: Any) -> Any:
         check_text(request.volume_id)
-        check_text(request.staging_target_path, self._path_limit())
+        self._check_path(request.staging_target_path)
         volume = self.state.volumes.get(request.volume_id)
         if volume is None:
             return csi_pb2.NodeUnstageVolumeResponse()
-        used = any(each.volume is volume for each in self.state.targets.values())
-        if used and len(volume.staged) == 1 and "unstage-rips" not in self.faults:
-            raise Refused(Code.FAILED_PRECONDITION, "published")
-        if used and "unstage-rips" in self.faults:
-            volume.content.files.clear()
-        volume.staged.pop(request.staging_target_path, None)
-        return csi_pb2.NodeUnstageVolumeResponse()
+        if self.state.is_used(volume):
+            if "unstage-rips" in self.faults:
+                volume.content.files.clear()
+            elif len(volume.staged) == 1:
+                raise Failure(Code.FAILED_PRECONDITION, "published")
+        return super().NodeUnstageVolume(request)
 
     def NodePublishVolume(self, request: Any) -> Any:
-        check_text(request.volume_id)
-        check_text(request.target_path, self._path_limit())
+        self._check_path(request.target_path)
         check_map(request.volume_context)
         check_map(request.publish_context)
         check_capability(request.volume_capability, Code.FAILED_PRECONDITION)
@@ -101,62 +187,51 @@ class Node:
             self._make_ephemeral(request)
         else:
             self._check_staged(request)
-        target = Path(request.target_path)
-        identity = self._identity(request)
-        there = self.state.targets.get(target)
-        if there is not None:
-            if there.identity != identity:
+        there = self.state.targets.get(request.target_path)
+        if there is None:
+            self._check_sharing(self.find(request.volume_id), request.volume_capability)
+        try:
+            answer = super().NodePublishVolume(request)
+        except Failure:
+            if there is not None:
                 there.mounts -= "republish-unmounts" in self.faults
-                raise Refused(Code.ALREADY_EXISTS, "published differently")
+            raise
+        if there is not None:
             there.mounts += "mounts-again" in self.faults
-            return self._answer(request, there)
-        volume = self._find(request.volume_id)
-        self._check_sharing(volume, request.volume_capability)
-        return self._answer(request, self._mount(request, target, volume, identity))
+        return answer
 
     def _check_staged(self, request: Any) -> None:
-        volume = self._find(request.volume_id)
+        volume = self.find(request.volume_id)
         if not request.staging_target_path:
-            raise Refused(Code.FAILED_PRECONDITION, "no staging path")
+            raise Failure(Code.FAILED_PRECONDITION, "no staging path")
         if request.staging_target_path not in volume.staged:
-            raise Refused(Code.FAILED_PRECONDITION, "not staged")
+            raise Failure(Code.FAILED_PRECONDITION, "not staged")
 
     def _check_sharing(self, volume: Volume, capability: csi_pb2.VolumeCapability) -> None:
         others = [each for each in self.state.targets.values() if each.volume is volume]
         if others and "never-shares" in self.faults:
-            raise Refused(Code.FAILED_PRECONDITION, "one target")
+            raise Failure(Code.FAILED_PRECONDITION, "one target")
         if others and capability.access_mode.mode not in _SHARED:
-            raise Refused(Code.FAILED_PRECONDITION, "one writer, one target")
+            raise Failure(Code.FAILED_PRECONDITION, "one writer, one target")
         if any(each.capability != capability.SerializeToString() for each in others):
-            raise Refused(Code.FAILED_PRECONDITION, "with another capability")
+            raise Failure(Code.FAILED_PRECONDITION, "with another capability")
 
-    def _identity(self, request: Any) -> Any:
+    def published(self, request: Any) -> Published:
+        found = super().published(request)
+        found.capability = request.volume_capability.SerializeToString()
         kept = {
             key: value
             for key, value in request.volume_context.items()
-            if not key.startswith("csi.storage.k8s.io/") or "strict-context" in self.faults
+            if not key.startswith(SIDECARS) or "strict-context" in self.faults
         }
-        capability = request.volume_capability.SerializeToString()
-        return request.volume_id, capability, request.readonly, request.defer_fs_ops, kept
-
-    def _mount(self, request: Any, target: Path, volume: Volume, identity: Any) -> Published:
+        found.identity = (*found.identity, found.capability, kept)
         is_block = request.volume_capability.HasField("block")
-        if is_block:
-            target.touch()
-        else:
-            target.mkdir(exist_ok=True)
-        delegated = request.volume_capability.mount.volume_mount_group
-        published = self.state.targets[target] = Published(
-            volume=volume,
-            identity=identity,
-            is_block=is_block and "block-is-a-file" not in self.faults,
-            readonly=self._is_readonly(request, volume),
-            capability=request.volume_capability.SerializeToString(),
-            group=int(delegated or 0) if "no-group" not in self.faults else 0,
-            mounts=0 if request.defer_fs_ops and "defer-mounts" not in self.faults else 1,
-            deferred=request.defer_fs_ops,
-        )
-        return published
+        found.is_block = is_block and "block-is-a-file" not in self.faults
+        found.readonly = self._is_readonly(request, found.volume)
+        if "no-group" not in self.faults:
+            found.group = int(request.volume_capability.mount.volume_mount_group or 0)
+        found.mounts = 0 if request.defer_fs_ops and "defer-mounts" not in self.faults else 1
+        return found
 
     def _is_readonly(self, request: Any, volume: Volume) -> bool:
         """Whether nothing may be written; each fault forgets one of the ways to say so."""
@@ -171,19 +246,8 @@ class Node:
         }
         return any(said for fault, said in ways.items() if fault not in self.faults)
 
-    def _answer(self, request: Any, published: Published) -> Any:
-        if not published.deferred:
-            return csi_pb2.NodePublishVolumeResponse()
-        identity = csi_pb2.DeferredMount.DeviceIdentity(major=7, minor=1, disk_sequence=9)
-        device = csi_pb2.DeferredMount.BlockDevice(path="/dev/memory", identity=identity)
-        mount = csi_pb2.DeferredMount(
-            block_device=device,
-            fs_type=request.volume_capability.mount.fs_type,
-            capacity_bytes=published.volume.wire.capacity_bytes,
-        )
-        return csi_pb2.NodePublishVolumeResponse(deferred_mount=mount)
-
     def _make_ephemeral(self, request: Any) -> None:
+        check_text(request.volume_id)
         wire = csi_pb2.Volume(volume_id=request.volume_id, capacity_bytes=MIB)
         content = Content(bytearray(MIB), {}, MIB)
         volume = Volume(csi_pb2.CreateVolumeRequest(), wire, content)
@@ -191,13 +255,14 @@ class Node:
 
     def NodeUnpublishVolume(self, request: Any) -> Any:
         check_text(request.volume_id)
-        check_text(request.target_path, self._path_limit())
-        target = Path(request.target_path)
-        published = self.state.targets.pop(target, None)
+        self._check_path(request.target_path)
+        published = self.state.targets.get(request.target_path)
         if published is None:
             return csi_pb2.NodeUnpublishVolumeResponse()
-        if "target-stays" not in self.faults:
-            target.rmdir() if target.is_dir() else target.unlink()
+        if "target-stays" in self.faults:
+            del self.state.targets[request.target_path]
+        else:
+            super().NodeUnpublishVolume(request)
         if "unpublish-forgets-all" in self.faults:
             for each in [k for k, v in self.state.targets.items() if v.volume is published.volume]:
                 del self.state.targets[each]
@@ -206,12 +271,11 @@ class Node:
         return csi_pb2.NodeUnpublishVolumeResponse()
 
     def _at(self, volume_id: str, path: str) -> Published:
-        check_text(volume_id)
         check_text(path, _TARGET_MAX_BYTES)
-        volume = self._find(volume_id)
-        published = self.state.targets.get(Path(path))
+        volume = self.find(volume_id)
+        published = self.state.targets.get(path)
         if published is None or published.volume is not volume:
-            raise Refused(Code.NOT_FOUND, "not there")
+            raise Failure(Code.NOT_FOUND, "not there")
         return published
 
     def NodeGetVolumeStats(self, request: Any) -> Any:
@@ -237,18 +301,16 @@ class Node:
         if request.HasField("volume_capability"):
             check_capability(request.volume_capability)
         if request.capacity_range.required_bytes > published.volume.wire.capacity_bytes:
-            raise Refused(Code.OUT_OF_RANGE, "the device has not so much")
+            raise Failure(Code.OUT_OF_RANGE, "the device has not so much")
         if "never-grows" not in self.faults:
             published.volume.content.fs_bytes = len(published.volume.content.raw)
         if "grow-loses" in self.faults:
             published.volume.content.files.clear()
-        size = published.volume.wire.capacity_bytes
-        return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size)
+        return super().NodeExpandVolume(request)
 
     def NodeGetVolumeHealth(self, request: Any) -> Any:
         self._at(request.volume_id, request.volume_publish_path)
-        health = csi_pb2.VolumeHealth(volume_id=request.volume_id)
-        return csi_pb2.NodeGetVolumeHealthResponse(volume_health=health)
+        return super().NodeGetVolumeHealth(request)
 
     def NodeGetStorageHealth(self, request: Any) -> Any:
         return csi_pb2.NodeGetStorageHealthResponse()

@@ -11,36 +11,47 @@ from pathlib import Path
 from typing import Any
 
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.memory_csi.driver import MemoryDriver, MemoryHost
-from tests.support.memory_csi.state import Code, Refused
+from tests.support.drivers.fake_driver import FakeDriver
+from tests.support.memory_csi.host import MemoryHost
+from tests.support.memory_csi.state import Code, Failure
 
 SHARED_BYTES = 1 << 40
 _UNDOES = {"NodeUnpublishVolume", "NodeUnstageVolume"}
 _MAPS = ("parameters", "mutable_parameters", "volume_context", "publish_context")
 
 
-class PermissiveDriver(MemoryDriver):
+class AcceptingDriver(FakeDriver):
+    """Accepts, and does, what a strict driver refuses: maps and mount flags of any kind, unknown topologies."""
+
+    def find(self, method: str) -> Any:
+        strict = super().find(method)
+        return lambda request: self.accept(method, strict, request)
+
+    def accept(self, method: str, strict: Any, request: Any) -> Any:
+        """The answer to a request, of which the strict driver sees what it takes."""
+        asked = _simplified(request)
+        if method == "CreateVolume":
+            asked.ClearField("accessibility_requirements")
+        return strict(asked)
+
+
+class PermissiveDriver(AcceptingDriver):
     """Without what is alpha, and without raw block volumes, topology, groups and changed blocks."""
 
     def __init__(self) -> None:
         super().__init__("1.12", {"lock-beside-socket", "token-is-index"})
-        self.identity.plugin = self.identity.plugin[:1]
-        self.identity.controller = [1, 2, 3, 4, 5, 6, 7, 9, 11, 12]
-        self.identity.node = [1, 2, 3, 4]
+        self.plugin = self.plugin[:1]
+        self.controller_rpcs = [1, 2, 3, 4, 5, 6, 7, 9, 11, 12]
+        self.node_rpcs = [1, 2, 3, 4]
+        self.defers = self.node_info = False
 
-    def _find(self, method: str) -> Any:
+    def find(self, method: str) -> Any:
         if method.startswith("Group"):
-            raise Refused(Code.UNIMPLEMENTED, f"{method} is not served")
-        strict = super()._find(method)
-        return lambda request: self._lenient(method, strict, request)
+            raise Failure(Code.UNIMPLEMENTED, f"{method} is not served")
+        return super().find(method)
 
-    def _opted(self, context: Any) -> list[str]:
-        return []
-
-    def _lenient(self, method: str, strict: Any, request: Any) -> Any:
-        asked = type(request)()
-        asked.CopyFrom(request)
-        _simplify(asked)
+    def accept(self, method: str, strict: Any, request: Any) -> Any:
+        asked = _simplified(request)
         if answer := self._freely(method, asked):
             return answer[0]
         return self._loosely(method, request, strict(asked))
@@ -52,13 +63,13 @@ class PermissiveDriver(MemoryDriver):
                 asked.target_path if method == "NodeUnpublishVolume" else asked.staging_target_path
             )
             if path:
-                raise Refused(Code.NOT_FOUND, "no such volume")
-        if method == "NodePublishVolume" and Path(asked.target_path) in self.state.targets:
+                raise Failure(Code.NOT_FOUND, "no such volume")
+        if method == "NodePublishVolume" and asked.target_path in self.published:
             return (_response(asked),)
         if method == "CreateVolume" and any(
             each.HasField("block") for each in asked.volume_capabilities
         ):
-            raise Refused(Code.INVALID_ARGUMENT, "no raw block volumes")
+            raise Failure(Code.INVALID_ARGUMENT, "no raw block volumes")
         if method == "DeleteVolume" and asked.volume_id in self.state.volumes:
             self.state.volumes.pop(asked.volume_id)
             return (_response(asked),)
@@ -88,8 +99,10 @@ class SharedHost(MemoryHost):
         return SHARED_BYTES
 
 
-def _simplify(asked: Any) -> None:
-    """What it does not look at is made what the strict driver takes."""
+def _simplified(request: Any) -> Any:
+    """The request, in which the values that it does not look at are those that the strict driver takes."""
+    asked = type(request)()
+    asked.CopyFrom(request)
     fields = asked.DESCRIPTOR.fields_by_name
     for each in set(_MAPS) & set(fields):
         asked.ClearField(each)
@@ -101,6 +114,7 @@ def _simplify(asked: Any) -> None:
         _any_filesystem(each)
     if "volume_capability" in fields and asked.HasField("volume_capability"):
         _any_filesystem(asked.volume_capability)
+    return asked
 
 
 def _any_filesystem(capability: Any) -> None:
@@ -112,20 +126,3 @@ def _any_filesystem(capability: Any) -> None:
 def _response(request: Any) -> Any:
     """The empty answer to a request."""
     return getattr(csi_pb2, request.DESCRIPTOR.name.replace("Request", "Response"))()
-
-
-class AcceptingDriver(MemoryDriver):
-    """Accepts, and does, what a strict driver refuses: maps and mount flags of any kind, unknown topologies."""
-
-    def _find(self, method: str) -> Any:
-        strict = super()._find(method)
-
-        def accept(request: Any) -> Any:
-            asked = type(request)()
-            asked.CopyFrom(request)
-            _simplify(asked)
-            if method == "CreateVolume":
-                asked.ClearField("accessibility_requirements")
-            return strict(asked)
-
-        return accept

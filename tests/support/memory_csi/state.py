@@ -1,8 +1,7 @@
-"""The driver's state."""
+"""The fake driver's state, and the rules about requests that several services have."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,19 +13,25 @@ MIB = 1 << 20
 POOL_BYTES = 1 << 40
 
 
-TOPOLOGY = {"crust.dev/node": "node-1"}
+NODE = "node-1"
+TOPOLOGY = {"crust.dev/node": NODE}
 """The driver's topology."""
 SIDECARS = "csi.storage.k8s.io/"
 
 
-class Refused(Exception):
+class Failure(Exception):
     """An answer that is not OK."""
 
-    def __init__(self, code: grpc.StatusCode, message: str, details: bytes = b"") -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        details: str,
+        trailing: tuple[tuple[str, str | bytes], ...] = (),
+    ) -> None:
+        super().__init__(details)
         self.code = code
-        self.message = message
         self.details = details
+        self.trailing = trailing
 
 
 @dataclass
@@ -71,12 +76,16 @@ class Published:
 
     volume: Volume
     identity: Any
-    is_block: bool
+    deferred: bool
     readonly: bool
-    capability: bytes
+    capability: bytes = b""
+    is_block: bool = False
     group: int = 0
     mounts: int = 1
-    deferred: bool = False
+
+    @property
+    def volume_id(self) -> str:
+        return self.volume.wire.volume_id
 
 
 @dataclass
@@ -88,15 +97,25 @@ class State:
     groups: dict[str, tuple[csi_pb2.CreateVolumeGroupSnapshotRequest, list[str]]] = field(
         default_factory=dict
     )
-    targets: dict[Path, Published] = field(default_factory=dict)
-    log: list[str] = field(default_factory=list)
+    targets: dict[str, Published] = field(default_factory=dict)
+
+    def find(self, volume_id: str) -> Volume:
+        """A volume that is known."""
+        check_text(volume_id)
+        if volume_id not in self.volumes:
+            raise Failure(Code.NOT_FOUND, "no such volume")
+        return self.volumes[volume_id]
+
+    def is_used(self, volume: Volume) -> bool:
+        """Whether it is published at any target."""
+        return any(each.volume is volume for each in self.targets.values())
 
 
 def check_text(value: str, limit: int = 128) -> None:
     """INVALID_ARGUMENT for an empty, a long or an odd string."""
     odd = any((ord(c) < 32 and c not in "\t\n\r") or 127 <= ord(c) <= 159 for c in value)
     if not value or len(value.encode()) > limit or odd:
-        raise Refused(Code.INVALID_ARGUMENT, "a string is missing, too long or odd")
+        raise Failure(Code.INVALID_ARGUMENT, "a string is missing, too long or odd")
 
 
 def check_capability(
@@ -104,11 +123,11 @@ def check_capability(
 ) -> None:
     """INVALID_ARGUMENT for a capability that is incomplete; `exceeded` for one that no volume can have."""
     if pb.WhichOneof("access_type") is None or not pb.access_mode.mode:
-        raise Refused(Code.INVALID_ARGUMENT, "the capability is incomplete")
+        raise Failure(Code.INVALID_ARGUMENT, "the capability is incomplete")
     if sum(map(len, pb.mount.mount_flags)) > 4096:
-        raise Refused(Code.INVALID_ARGUMENT, "the mount flags are too long")
+        raise Failure(Code.INVALID_ARGUMENT, "the mount flags are too long")
     if pb.mount.fs_type not in ("", "ext4"):
-        raise Refused(exceeded, "no such filesystem")
+        raise Failure(exceeded, "no such filesystem")
 
 
 def check_map(values: Mapping[str, str]) -> None:
@@ -120,16 +139,16 @@ def check_map(values: Mapping[str, str]) -> None:
 def check_map_size(values: Mapping[str, str]) -> None:
     """INVALID_ARGUMENT for a map of more than 4 KiB."""
     if sum(len(key) + len(value) for key, value in values.items()) > 4096:
-        raise Refused(Code.INVALID_ARGUMENT, "a map is too long")
+        raise Failure(Code.INVALID_ARGUMENT, "a map is too long")
 
 
 def check_topology(requirement: csi_pb2.TopologyRequirement) -> None:
     """RESOURCE_EXHAUSTED unless one of the requisite topologies is the driver's."""
     required = [dict(each.segments) for each in requirement.requisite]
     if required and TOPOLOGY not in required:
-        raise Refused(Code.RESOURCE_EXHAUSTED, "not there")
+        raise Failure(Code.RESOURCE_EXHAUSTED, "not there")
     if required and any(dict(each.segments) not in required for each in requirement.preferred):
-        raise Refused(Code.INVALID_ARGUMENT, "what is preferred is not requisite")
+        raise Failure(Code.INVALID_ARGUMENT, "what is preferred is not requisite")
 
 
 def topology() -> csi_pb2.Topology:
@@ -137,12 +156,20 @@ def topology() -> csi_pb2.Topology:
     return csi_pb2.Topology(segments=TOPOLOGY)
 
 
-def page(ids: list[str], max_entries: int, token: str) -> tuple[list[str], str]:
-    """One page of ids, which are in creation order; the token is the last of them."""
+def page(
+    ids: list[str], max_entries: int, token: str, *, by_position: bool = False
+) -> tuple[list[str], str]:
+    """One page of ids, which are in creation order; the token is the last of them.
+
+    `by_position` is the classic mistake: a token that is a position.
+    """
     if max_entries < 0:
-        raise Refused(Code.INVALID_ARGUMENT, "max_entries is negative")
+        raise Failure(Code.INVALID_ARGUMENT, "max_entries is negative")
     if token and not token.startswith("after:"):
-        raise Refused(Code.ABORTED, "no such token")
-    rest = [each for each in ids if not token or each > token.removeprefix("after:")]
+        raise Failure(Code.ABORTED, "no such token")
+    last = token.removeprefix("after:")
+    rest = ids[int(last or 0) :] if by_position else [each for each in ids if each > last]
     found = rest[:max_entries] if max_entries else rest
-    return found, f"after:{found[-1]}" if len(found) < len(rest) else ""
+    if len(found) == len(rest):
+        return found, ""
+    return found, f"after:{len(ids) - len(rest) + len(found) if by_position else found[-1]}"

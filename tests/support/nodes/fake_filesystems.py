@@ -37,8 +37,7 @@ class FakeFilesystems(Filesystems):
         self.looks += 1
         lock = self.locks.take(str(key))
         if self.gate is not None:
-            self.gate.entered.set()
-            await self.gate.opened.wait()
+            await self.gate.stop()
         if self.error is not None:
             self.left.append(lock)
             raise self.error

@@ -3,11 +3,13 @@
 The walk to the target is the real one (`crust.host.files.target_paths`); only mounting is played.
 """
 
+import contextlib
 import json
 import os
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from crust.core import errors, volumes
 from crust.host.block import in_use
@@ -18,11 +20,34 @@ from crust.host.mounts import mountinfo
 from crust.host.process import oserrors
 from crust.proxy import guard
 from crust.proxy.target import Guard, Seen, Stack
+from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers import fake_driver
+from tests.support.memory_csi.node import Mounts
 
 GUARD = ".guarded"
 MOUNTED = ".mounted"
-"""A driver's own mount on the target, over the guard or not; made by `tests.support.drivers.mounting_driver`."""
+"""A driver's own mount on the target, over the guard or not."""
+
+
+class MarkedMounts(Mounts):
+    """A driver's mount is the file `MOUNTED` in the target; a target for a raw volume is a file, as CSI says."""
+
+    def publish(self, request: csi_pb2.NodePublishVolumeRequest) -> None:
+        target = Path(request.target_path)
+        if request.volume_capability.HasField("block"):
+            target.touch()
+        elif not request.defer_fs_ops:
+            target.mkdir(parents=True, exist_ok=True)
+            (target / MOUNTED).touch()
+
+    def unpublish(self, request: csi_pb2.NodeUnpublishVolumeRequest) -> None:
+        target = Path(request.target_path)
+        if target.is_file():
+            target.unlink()
+        elif (target / MOUNTED).exists():
+            (target / MOUNTED).unlink()
+            with contextlib.suppress(OSError):
+                target.rmdir()
 
 
 class FakeTargets(guard.Targets):

@@ -16,6 +16,7 @@ from crust.csi_shim import shim_process
 from crust.csi_shim.wrap import node_shim
 from crust.handoff import store
 from crust.handoff.record import Record
+from crust.host.block import devices
 from crust.host.process.workers import Workers
 from crust.proxy import proxy_process
 from crust.proxy.filesystems import Filesystems
@@ -25,6 +26,7 @@ from crust.rpc import channel
 from crust.wire.v1 import inspect_pb2_grpc, runtime_pb2_grpc
 from tests.support.co import Co
 from tests.support.drivers import fake_driver
+from tests.support.memory_csi.node import Mounts
 from tests.support.nodes.fake_filesystems import FakeFilesystems
 from tests.support.nodes.fake_targets import FakeDevices, FakeTargets
 from tests.support.runtimes import fake_handler
@@ -238,6 +240,13 @@ async def running(
     ):
         sockets = {"runtime": runtime, "inspect": inspect}
         yield Node(places, driver, targets, devices, filesystems, Co(co), sockets)
+
+
+def running_on(device: str, places: Places, mounts: Mounts | None = None, **of: Any) -> Any:
+    """A node on the real kernel: each volume of its driver is the device. `of` has what else `running` takes."""
+    driver = fake_driver.FakeDriver(device=device, mounts=mounts)
+    targets = Targets([places.kubelet])
+    return running(places, driver=driver, targets=targets, devices=devices, **of)
 
 
 def fake_host(places: Places) -> proxy_process.Host:

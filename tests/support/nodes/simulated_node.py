@@ -19,14 +19,13 @@ from crust.rpc import channel
 from crust.runtime_handler import registration, service
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.drivers import fake_driver
-from tests.support.drivers.fake_driver import Gate
-from tests.support.drivers.mounting_driver import MountingDriver
+from tests.support.drivers.fake_driver import FakeDriver, Gate
 from tests.support.kubelet.csi import Answer
 from tests.support.kubelet.kubelet import Kubelet
 from tests.support.kubelet.mount_points import FakeMountPoints
 from tests.support.kubelet.pods import Sandboxes
 from tests.support.nodes import proxy_process
-from tests.support.nodes.fake_targets import GUARD, MOUNTED
+from tests.support.nodes.fake_targets import GUARD, MOUNTED, MarkedMounts
 from tests.support.nodes.node import DRIVER, Places
 from tests.support.nodes.proxy_process import NEVER, Killable
 from tests.support.runtimes import fake_handler
@@ -62,7 +61,7 @@ class SimulatedNode:
     def __init__(self, places: Places) -> None:
         self.places = places
         self.figures = Figures()
-        self.driver = MountingDriver(places.sizes)
+        self.driver = FakeDriver(mounts=MarkedMounts(), sizes_file=places.sizes)
         self.sandboxes = Sandboxes(places.volumes)
         self._parts: dict[str, AsyncExitStack] = {}
         self._proxy: Killable | None = None
@@ -91,6 +90,10 @@ class SimulatedNode:
     def has_died(self, part: str) -> bool:
         """Whether a part that was started ended by itself."""
         return part in self._parts and not self.is_up(part)
+
+    def downgrade_driver(self, *, to_old: bool) -> None:
+        """Make it a driver that does not know deferral and mounts on the host, or a new one again."""
+        self.driver.defers, self.driver.mounts_instead = not to_old, to_old
 
     def lose_answer(self, method: str) -> None:
         """The driver's next answer to the method is lost, after its work."""

@@ -147,7 +147,7 @@ class Simulation:
     async def _exchange_driver(self) -> None:
         """A driver that does not know deferral takes the socket, or the new one takes it back."""
         self._count["driver exchanged"] += 1
-        self._node.driver.downgrade(to_old=self._node.driver.defers)
+        self._node.downgrade_driver(to_old=self._node.driver.defers)
         await self._node.start("driver")
 
     async def _wait_a_minute(self) -> None:
@@ -159,7 +159,7 @@ class Simulation:
 
     async def _end_well(self) -> None:
         self._node.unhang()
-        self._node.driver.downgrade(to_old=False)
+        self._node.downgrade_driver(to_old=False)
         for part in PARTS:
             self._note_death(part)
             await self._node.start(part)

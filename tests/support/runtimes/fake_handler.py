@@ -62,8 +62,7 @@ class FakeHandler(service.Handler):
 
     async def _pass(self) -> None:
         if self.gate is not None:
-            self.gate.entered.set()
-            await self.gate.opened.wait()
+            await self.gate.stop()
         if self.error is not None:
             raise self.error
 

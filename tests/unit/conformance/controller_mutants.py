@@ -3,7 +3,7 @@
 from typing import Any
 
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.memory_csi.state import Code, Refused
+from tests.support.drivers.fake_driver import Code, Failure
 from tests.unit.conformance.mutant import (
     EXISTS,
     GONE,
@@ -29,7 +29,7 @@ _CONDITION = _Node(rpc=_Node.RPC(type=_Node.RPC.VOLUME_CONDITION))
 _DEGRADED = csi_pb2.VolumeHealth.VolumeHealthEntry(status=csi_pb2.DEGRADED, reason="r", message="m")
 
 
-_FAILED = Refused(Code.INTERNAL, "not now")
+_FAILED = Failure(Code.INTERNAL, "not now")
 
 
 def _remove(answer: Any, rpc: int) -> None:
@@ -45,7 +45,7 @@ def _fewer(before: int, answer: Any) -> Any:
 
 
 def _with_number(before: int, answer: Any) -> Any:
-    if not isinstance(answer, Refused):
+    if not isinstance(answer, Failure):
         answer.volume.volume_context["number"] = str(before)
     return answer
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from crust.conformance.catalogue import Strength
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.memory_csi.driver import Twist
-from tests.support.memory_csi.state import Code, Refused
+from tests.support.drivers.fake_driver import Code, Failure, Twist
 
 INVALID, GONE, EXISTS = Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.ALREADY_EXISTS
 UNREADY, RANGE = Code.FAILED_PRECONDITION, Code.OUT_OF_RANGE
@@ -66,14 +65,14 @@ def _answering(number: int, name: str, method: str, change: Callable[[Any, Any],
 
 def _instead(number: int, method: str, code: Code, shown: str, other: Any) -> Mutant:
     def change(_: Any, answer: Any) -> Any:
-        return other if isinstance(answer, Refused) and answer.code is code else answer
+        return other if isinstance(answer, Failure) and answer.code is code else answer
 
     return _answering(number, f"{code.name}-is-{shown}", method, change)
 
 
 def wrong_code(number: int, method: str, code: Code) -> Mutant:
     """A refusal with another code than the specification's."""
-    wrong = Refused(Code.INTERNAL, "something is wrong")
+    wrong = Failure(Code.INTERNAL, "something is wrong")
     return _instead(number, method, code, "INTERNAL", wrong)
 
 
@@ -84,7 +83,7 @@ def not_refused(number: int, method: str, code: Code) -> Mutant:
 
 def altered(number: int, method: str, change: Callable[[Any], object], name: str) -> Mutant:
     def changed(_: Any, answer: Any) -> Any:
-        if not isinstance(answer, Refused):
+        if not isinstance(answer, Failure):
             change(answer)
         return answer
 
@@ -95,7 +94,7 @@ def refused(
     number: int, method: str, when: Callable[[Any], bool], code: Code = Code.NOT_FOUND
 ) -> Mutant:
     """A refusal where the specification wants OK."""
-    no = Refused(code, "no")
+    no = Failure(code, "no")
     return _answering(number, "refused", method, lambda asked, done: no if when(asked) else done)
 
 
@@ -108,15 +107,16 @@ def says(number: int, message: str, details: bytes, name: str) -> Mutant:
     """Refusals with this message; `{}` in it is the request."""
 
     def twist(_: str, request: Any, answer: Any) -> Any:
-        if not isinstance(answer, Refused):
+        if not isinstance(answer, Failure):
             return answer
-        return Refused(answer.code, message.replace("{}", str(request)), details)
+        trailing = (("grpc-status-details-bin", details),) if details else ()
+        return Failure(answer.code, message.replace("{}", str(request)), trailing)
 
     return Mutant(name_of(number), name, lambda: twist)
 
 
 def refuses_the_retry(number: int, method: str) -> Mutant:
-    again = Refused(Code.INTERNAL, "done already")
+    again = Failure(Code.INTERNAL, "done already")
     twist = by_call(method, lambda before, answer: again if before else answer)
     return Mutant(name_of(number), "refuses-the-retry", twist)
 

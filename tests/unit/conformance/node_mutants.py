@@ -3,8 +3,7 @@
 from typing import Any
 
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.memory_csi.driver import Twist
-from tests.support.memory_csi.state import Code, Refused
+from tests.support.drivers.fake_driver import Code, Failure, Twist
 from tests.unit.conformance.mutant import (
     EXISTS,
     GONE,
@@ -25,8 +24,8 @@ from tests.unit.conformance.mutant import (
     wrong_code,
 )
 
-_BUSY = Refused(Code.ABORTED, "busy")
-_NO = Refused(UNREADY, "no")
+_BUSY = Failure(Code.ABORTED, "busy")
+_NO = Failure(UNREADY, "no")
 """Once: the cleaning up of the case, whose clause is another one, succeeds."""
 _BACKEND = csi_pb2.NodeGetStorageHealthResponse.StorageBackendHealth(message="nothing")
 
@@ -37,7 +36,7 @@ def _never_free_again() -> Twist:
     def twist(called: str, _request: Any, answer: Any) -> Any:
         if called != "ControllerPublishVolume":
             return answer
-        if isinstance(answer, Refused) and answer.code is Code.RESOURCE_EXHAUSTED:
+        if isinstance(answer, Failure) and answer.code is Code.RESOURCE_EXHAUSTED:
             full.append(answer)
         return full[0] if full else answer
 
@@ -45,7 +44,7 @@ def _never_free_again() -> Twist:
 
 
 def _new_each_time(before: int, answer: Any) -> Any:
-    if isinstance(answer, Refused):
+    if isinstance(answer, Failure):
         return answer
     changed = type(answer)()
     changed.CopyFrom(answer)

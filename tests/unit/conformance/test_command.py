@@ -20,8 +20,8 @@ from crust.conformance.options import Options, Parameters, RunOptions
 from crust.conformance.results import Results
 from crust.conformance.runtimes import suite as suite_of_runtimes
 from crust.core import errors
-from tests.support.memory_csi.driver import MemoryDriver, MemoryHost, serving
-from tests.support.memory_csi.state import Code, Refused
+from tests.support.drivers.fake_driver import Code, Failure, FakeDriver
+from tests.support.memory_csi.host import MemoryHost, serving
 
 
 def test_a_parameters_file_is_read(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def of_driver(directory: Path, *flags: object) -> Result:
 
 
 def run(
-    driver: MemoryDriver,
+    driver: FakeDriver,
     directory: Path,
     *only: str,
     served: ExitStack | None = None,
@@ -139,11 +139,11 @@ def test_list_shows_what_only_and_skip_leave(
 def test_failed_case_is_shown_with_clause_request_and_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    driver = MemoryDriver("1.13")
+    driver = FakeDriver("1.13")
 
     def twist(method: str, _request: Any, answer: Any) -> Any:
-        wrong = method == "DeleteVolume" and isinstance(answer, Refused)
-        return Refused(Code.INTERNAL, "a bug") if wrong else answer
+        wrong = method == "DeleteVolume" and isinstance(answer, Failure)
+        return Failure(Code.INTERNAL, "a bug") if wrong else answer
 
     driver.twist = twist
     outcome = run(driver, tmp_path, "C-001", "C-112", "C-601")
@@ -166,7 +166,7 @@ def test_failed_case_is_shown_with_clause_request_and_answer(
 
 @pytest.mark.parametrize(("strict", "code"), [(False, 0), (True, 1)])
 def test_note_and_warning_fail_strict_runs_only(tmp_path: Path, *, strict: bool, code: int) -> None:
-    driver = MemoryDriver("1.13", {"lock-beside-socket"})
+    driver = FakeDriver("1.13", {"lock-beside-socket"})
     outcome = run(driver, tmp_path, "C-006", "C-010", profile="1.12", strict=strict)
     assert outcome.exit_code == code
     assert outcome.numbers("warning") == {"C-010"}
@@ -179,7 +179,7 @@ def test_settings_of_pytest_change_nothing(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTEST_ADDOPTS", "--collect-only -k nothing")
     monkeypatch.setenv("PYTEST_PLUGINS", "no_such_plugin")
-    outcome = run(MemoryDriver("1.13"), tmp_path, "C-001")
+    outcome = run(FakeDriver("1.13"), tmp_path, "C-001")
     assert outcome.numbers("passed") == {"C-001"}
     assert os.environ["PYTEST_ADDOPTS"] == "--collect-only -k nothing"
 
@@ -187,9 +187,9 @@ def test_settings_of_pytest_change_nothing(tmp_path: Path, monkeypatch: pytest.M
 def test_request_is_shown_without_its_secrets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    driver = MemoryDriver("1.13")
+    driver = FakeDriver("1.13")
     driver.twist = lambda method, request, answer: (
-        Refused(Code.INTERNAL, f"bad: {request.secrets['token']}")
+        Failure(Code.INTERNAL, f"bad: {request.secrets['token']}")
         if method == "CreateVolume"
         else answer
     )
@@ -203,8 +203,8 @@ def test_request_is_shown_without_its_secrets(
 def test_case_without_capability_is_skipped_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    driver = MemoryDriver("1.13")
-    driver.identity.controller.remove(1)
+    driver = FakeDriver("1.13")
+    driver.controller_rpcs.remove(1)
     outcome = run(driver, tmp_path, "C-101..C-103", "C-001")
     assert outcome.skipped == dict.fromkeys(("C-101", "C-102", "C-103"), CREATE)
     assert outcome.numbers("passed") == {"C-001"}
@@ -212,7 +212,7 @@ def test_case_without_capability_is_skipped_and_reported(
 
 
 def test_reports_have_every_case_with_its_outcome(tmp_path: Path) -> None:
-    driver = MemoryDriver("1.13", {"lock-beside-socket", "never-idempotent"})
+    driver = FakeDriver("1.13", {"lock-beside-socket", "never-idempotent"})
     junit, found = tmp_path / "report.xml", tmp_path / "report.json"
     run(driver, tmp_path, "C-001", "C-010", "C-103", "C-601", junit=junit, json=found)
     cases = {each["number"]: each for each in json.loads(found.read_text())["cases"]}
@@ -232,7 +232,7 @@ def test_reports_have_every_case_with_its_outcome(tmp_path: Path) -> None:
 def test_driver_that_crashes_ends_the_run_with_its_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    driver = MemoryDriver("1.13")
+    driver = FakeDriver("1.13")
     with ExitStack() as served:
         death = threading.Thread(target=served.close)
 
@@ -240,7 +240,7 @@ def test_driver_that_crashes_ends_the_run_with_its_results(
             if method != "CreateVolume":
                 return answer
             death.start()
-            return Refused(Code.INTERNAL, "dying")
+            return Failure(Code.INTERNAL, "dying")
 
         driver.twist = twist
         report = tmp_path / "report.xml"
@@ -257,7 +257,7 @@ def test_driver_that_crashes_ends_the_run_with_its_results(
 
 
 def test_terminated_run_removes_what_its_case_created(tmp_path: Path) -> None:
-    driver = MemoryDriver("1.13")
+    driver = FakeDriver("1.13")
     made: list[int] = []
 
     def twist(method: str, _request: Any, answer: Any) -> Any:

@@ -21,9 +21,9 @@ from crust.conformance.results import OUTCOMES, Results
 from crust.conformance.runtimes import suite as runtimes
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.memory_csi.driver import MemoryDriver, MemoryHost, serving
+from tests.support.drivers.fake_driver import Code, Failure, FakeDriver
+from tests.support.memory_csi.host import MemoryHost, serving
 from tests.support.memory_csi.permissive import AcceptingDriver, PermissiveDriver, SharedHost
-from tests.support.memory_csi.state import Code, Refused
 from tests.unit.conformance import controller_mutants, node_mutants
 from tests.unit.conformance.mutant import Mutant
 
@@ -49,20 +49,20 @@ SKIPPED = {
 
 @pytest.mark.parametrize("profile", ["1.12", "1.13"])
 def test_a_correct_driver_passes_every_case(tmp_path: Path, profile: Profile) -> None:
-    outcome = run(MemoryDriver(profile), tmp_path, profile, timeout_s=20.0)
+    outcome = run(FakeDriver(profile), tmp_path, profile, timeout_s=20.0)
     assert outcome.numbers("failed", "warning", "note") == frozenset()
     assert outcome.exit_code == 0
     assert set(outcome.skipped) == SKIPPED[profile]
 
 
 def test_a_correct_driver_that_expands_offline_passes_that_case(tmp_path: Path) -> None:
-    outcome = run(MemoryDriver("1.13", offline=True), tmp_path, "1.13", "C-176", timeout_s=20.0)
+    outcome = run(FakeDriver("1.13", offline=True), tmp_path, "1.13", "C-176", timeout_s=20.0)
     assert outcome.numbers("passed") == {"C-176"}, outcome.numbers("failed")
 
 
 def test_driver_without_raw_copies_and_change_tracking_passes(tmp_path: Path) -> None:
     """CSI leaves both open; the driver answers FAILED_PRECONDITION, and the cases check what they still can."""
-    driver = MemoryDriver("1.13")
+    driver = FakeDriver("1.13")
 
     def twist(method: str, request: Any, answer: Any) -> Any:
         source = {
@@ -72,7 +72,7 @@ def test_driver_without_raw_copies_and_change_tracking_passes(tmp_path: Path) ->
         used = [each for each in driver.state.targets.values() if each.is_block]
         raw = {each.volume.wire.volume_id for each in used}
         if source in raw or method == "GetMetadataDelta":
-            return Refused(Code.FAILED_PRECONDITION, "not now")
+            return Failure(Code.FAILED_PRECONDITION, "not now")
         return answer
 
     driver.twist = twist
@@ -86,9 +86,7 @@ def test_driver_without_raw_copies_and_change_tracking_passes(tmp_path: Path) ->
 
 @pytest.mark.parametrize("mutant", ALL, ids=lambda each: f"{each.case}-{each.name}")
 def test_case_fails_for_broken_driver(mutant: Mutant, tmp_path: Path) -> None:
-    driver = MemoryDriver(
-        mutant.profile, set(mutant.faults), mutant.twist(), offline=mutant.offline
-    )
+    driver = FakeDriver(mutant.profile, set(mutant.faults), mutant.twist(), offline=mutant.offline)
     outcome = run(driver, tmp_path, mutant.profile, mutant.case)
     strength = mutant.strength or CASES[mutant.case].strength
     assert outcome.numbers(OUTCOMES[strength]) == {mutant.case}, outcome
@@ -124,7 +122,7 @@ def test_page_has_each_setting_with_its_meaning(name: str) -> None:
 
 
 def run(
-    driver: MemoryDriver, directory: Path, profile: Profile, *only: str, timeout_s: float = 3.0
+    driver: FakeDriver, directory: Path, profile: Profile, *only: str, timeout_s: float = 3.0
 ) -> Results:
     """The suite against a driver of ours; `timeout_s` is what a busy machine may need, or a mutant waits for."""
     driver.log = directory / "log"
@@ -152,7 +150,7 @@ def run(
 
 
 @contextmanager
-def restarting(driver: MemoryDriver, directory: Path) -> Iterator[str]:
+def restarting(driver: FakeDriver, directory: Path) -> Iterator[str]:
     """A command that makes the driver crash and come back, and returns when it has."""
     asked, done = directory / "asked", directory / "done"
     for fifo in (asked, done):
@@ -202,10 +200,10 @@ def test_permissive_driver_passes_with_warnings(
 class StuckDriver(AcceptingDriver):
     """Deletes no volume."""
 
-    def _find(self, method: str) -> Any:
+    def find(self, method: str) -> Any:
         if method == "DeleteVolume":
-            raise Refused(Code.INTERNAL, "the disk is stuck")
-        return super()._find(method)
+            raise Failure(Code.INTERNAL, "the disk is stuck")
+        return super().find(method)
 
 
 def run_accepting(driver: AcceptingDriver, directory: Path, root: Path) -> Results:

@@ -317,7 +317,7 @@ class Kubelet:
 async def kubelet() -> AsyncIterator[Kubelet]:
     with tempfile.TemporaryDirectory(prefix="crust-") as root:
         places, driver = Places.make(root), FakeDriver(defers=False)
-        driver.expands_at_node = False
+        driver.node_rpcs = [RPC.STAGE_UNSTAGE_VOLUME]
         async with (
             fake_driver.serving(driver, places.driver),
             nodes.shim(places, wrapping=Wrapping(places.kubelet)),
@@ -337,12 +337,14 @@ async def kubelet() -> AsyncIterator[Kubelet]:
 async def test_expand_volume_is_advertised_once_where_volumes_grow(
     kubelet: Kubelet, *, expands: bool, at_node: bool, advertised: set[int]
 ) -> None:
-    kubelet.driver.expands, kubelet.driver.expands_at_node = expands, at_node
+    online = csi_pb2.PluginCapability.VolumeExpansion.ONLINE
+    kubelet.driver.expansion = [online] if expands else []
+    kubelet.driver.node_rpcs += [RPC.EXPAND_VOLUME] if at_node else []
     assert await kubelet.advertised() == {RPC.STAGE_UNSTAGE_VOLUME, *advertised}
 
 
 async def test_expansion_that_the_driver_need_not_do_is_checked(kubelet: Kubelet) -> None:
-    kubelet.driver.expands = True
+    kubelet.driver.expansion = [csi_pb2.PluginCapability.VolumeExpansion.ONLINE]
     target = kubelet.places.target("one")
     await refused(kubelet.expand("vol-1", target), Code.NOT_FOUND, "NoVolumeAt", target)
     await refused(kubelet.expand("", target), Code.INVALID_ARGUMENT, "volume_id")
@@ -359,9 +361,8 @@ async def test_capabilities_with_own_stats_and_expand_skip_directory_scan(
         raise AssertionError("a volume was looked for")
 
     monkeypatch.setattr(private_directories, "has_volumes", look)
-    kubelet.driver.reports_stats = kubelet.driver.expands_at_node = True
-    has_both = {RPC.GET_VOLUME_STATS, RPC.EXPAND_VOLUME}
-    assert await kubelet.advertised() == {RPC.STAGE_UNSTAGE_VOLUME, *has_both}
+    kubelet.driver.node_rpcs += [RPC.GET_VOLUME_STATS, RPC.EXPAND_VOLUME]
+    assert await kubelet.advertised() == {*kubelet.driver.node_rpcs}
 
 
 async def test_statistics_are_advertised_while_a_volume_is_staged_as_block(

@@ -170,12 +170,11 @@ class TestShim:
     ) -> None:
         """By set_code and an empty message, as many servicers in Python refuse."""
 
-        async def set_only(failure: Failure | None, context: Any) -> None:
-            if failure is not None:
-                context.set_code(failure.code)
-                context.set_details(failure.details)
+        async def set_only(failure: Failure, context: Any) -> None:
+            context.set_code(failure.code)
+            context.set_details(failure.details)
 
-        monkeypatch.setattr(shim.driver, "_fail", set_only)
+        monkeypatch.setattr(shim.driver, "refuse", set_only)
         shim.driver.alter = lambda answer: answer.Clear()
         shim.driver.failing["NodePublishVolume"] = Failure(Code.RESOURCE_EXHAUSTED, "too many")
         await refused(shim.publish(), Code.RESOURCE_EXHAUSTED, "too many")

@@ -237,14 +237,14 @@ async def test_unpublish_of_an_entry_that_somebody_moved_is_ok(kata: Node, publi
 async def _mount_over_the_guard(kata: Node, target: str) -> None:
     """A publish by a driver that ignores the flag, and whose mount cannot be undone."""
     kata.driver.mounts_instead = True
-    kata.driver.after_publish = lambda: kata.targets.foreign.add(target)
-    kata.driver.after_unpublish = lambda: kata.targets.foreign.discard(target)
+    kata.driver.after["NodePublishVolume"] = lambda: kata.targets.foreign.add(target)
+    kata.driver.after["NodeUnpublishVolume"] = lambda: kata.targets.foreign.discard(target)
     kata.driver.failing["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "restarting")
     await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "deferred_mount")
     await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "restarting")
     kata.driver.failing.clear()
     kata.driver.mounts_instead = False
-    kata.driver.after_publish = lambda: None
+    del kata.driver.after["NodePublishVolume"]
 
 
 @pytest.mark.parametrize("call", ["unpublish", "publish"])

@@ -5,17 +5,20 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 import pytest
 
+from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers import fake_driver
-from tests.support.drivers.fake_driver import Failure
-from tests.support.drivers.mounting_driver import MountingDriver
+from tests.support.drivers.fake_driver import Failure, FakeDriver
 from tests.support.kubelet.kubelet import Kubelet
 from tests.support.kubelet.mount_points import FakeMountPoints
 from tests.support.kubelet.pods import PlainContainers
 from tests.support.kubelet.state import Pod, State, Volume
+from tests.support.memory_csi.node import Mounts
+from tests.support.nodes.fake_targets import MarkedMounts
 
 DRIVER = "csi.example.com"
 Code = grpc.StatusCode
@@ -29,7 +32,7 @@ class Simulated:
     """A kubelet, the driver that it calls, and the mount points that it sees."""
 
     kubelet: Kubelet
-    driver: MountingDriver
+    driver: FakeDriver
     runtime: PlainContainers
     mount_points: FakeMountPoints
 
@@ -51,7 +54,7 @@ def root() -> Iterator[str]:
 @pytest.fixture
 async def simulated(root: str) -> AsyncIterator[Simulated]:
     """A kubelet whose driver serves; a published target is a mount point."""
-    driver, runtime = MountingDriver(f"{root}/sizes.json"), PlainContainers()
+    driver, runtime = FakeDriver(mounts=MarkedMounts()), PlainContainers()
     mount_points = FakeMountPoints(lambda path: path in driver.published)
     kubelet = Kubelet(
         root=f"{root}/kubelet",
@@ -189,9 +192,16 @@ async def test_volume_is_unstaged_when_its_last_pod_is_gone(simulated: Simulated
     assert simulated.methods()[-1] == "NodeUnstageVolume"
 
 
+class LeavesAFile(Mounts):
+    """An unpublish leaves a file in the target."""
+
+    def unpublish(self, request: csi_pb2.NodeUnpublishVolumeRequest) -> None:
+        Path(request.target_path, "mountInfo.json").touch()
+
+
 async def test_target_that_holds_something_is_never_torn_down(simulated: Simulated) -> None:
     await _run(simulated)
-    simulated.driver.leaves = "mountInfo.json"
+    simulated.driver.node.mounts = LeavesAFile()
     await simulated.kubelet.delete("pod-1")
     for _ in range(100):
         await simulated.kubelet.turn()

@@ -275,7 +275,7 @@ async def test_host_mount_by_another_volume_id_is_refused(kata: Node, *, is_retr
     await kata.co.publish("vol-1", deferred)
     if is_retry:
         kata.targets.host_mounts[host] = device
-    kata.driver.after_publish = lambda: kata.targets.host_mounts.update({host: device})
+    kata.driver.after["NodePublishVolume"] = lambda: kata.targets.host_mounts.update({host: device})
     code = Code.UNAVAILABLE if is_retry else Code.FAILED_PRECONDITION
     await refused(kata.co.publish("vol-2", host, defer=False), code, "DeviceReserved")
     assert (host in kata.driver.published) == is_retry

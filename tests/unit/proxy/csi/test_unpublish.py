@@ -91,7 +91,7 @@ async def test_mount_over_the_guard_that_stays_keeps_the_entry(kata: Node, publi
 async def test_mount_over_the_guard_ends_with_the_unpublish(kata: Node, published: str) -> None:
     """A driver that mounts at a repeated publish although it was called with the flag."""
     kata.targets.foreign.add(published)
-    kata.driver.after_unpublish = lambda: kata.targets.foreign.discard(published)
+    kata.driver.after["NodeUnpublishVolume"] = lambda: kata.targets.foreign.discard(published)
     await refused(kata.co.publish("vol-1", published), Code.UNAVAILABLE, "TargetMounted")
     await kata.co.unpublish("vol-1", published)
     kata.check_untouched(published)

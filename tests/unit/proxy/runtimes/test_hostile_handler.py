@@ -150,7 +150,7 @@ async def test_health_is_the_drivers_and_the_guests(node: Node, target: str) -> 
             assert await reported(node, "vol-1", target) == {}
             fake.condition = READ_ONLY
             assert await reported(node, "vol-1", target) == {REASON: "remounted read-only"}
-            node.driver.findings = [LOST]
+            node.driver.node.findings = [LOST]
             assert set(await reported(node, "vol-1", target)) == {REASON, "ImageMissing"}
             assert set(await reported(node, "vol-1", "")) == {REASON, "ImageMissing"}
 
@@ -160,7 +160,7 @@ async def test_health_without_an_answer_of_the_guest_is_an_error(node: Node, tar
     async with node.deferred(target, FakeHandler(error=AWAY)):
         with node.sandbox(target):
             await refused(reported(node, "vol-1", target), Code.UNAVAILABLE, "it hangs")
-            node.driver.findings = [LOST]
+            node.driver.node.findings = [LOST]
             assert set(await reported(node, "vol-1", target)) == {"ImageMissing"}
 
 
