@@ -64,7 +64,9 @@ async def measure() -> Result:
     ):
         namespace = ceph.make_namespace()
         key = ceph.controller("bench", namespace)
-        config = rbd_driver.write_config(there.base, ceph, "bench", key, namespace)
+        config, key_file = there.base / "driver.toml", rbd_driver.key_file(there.base, key)
+        login = {"namespace": namespace, "user": "bench", "key_file": key_file}
+        config.write_text(rbd_driver.settings(ceph, log_level="info", create_pool=True, **login))
         async with node.serving(here) as local, node.serving(there, config=config) as remote:
             remote.secrets = {"userID": "bench", "userKey": key}
             ways = {LOCAL: local, CEPH: remote}

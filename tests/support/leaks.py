@@ -14,6 +14,7 @@ from pathlib import Path
 from crust.core import errors
 from crust.host.block import loop
 from crust.host.mounts import mount_api, mountinfo
+from tests.support.drivers import remnants
 
 _KEPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Children that Python itself starts with the first process of a pool, and keeps."""
@@ -31,9 +32,7 @@ class Held:
     def now(cls, directory: Path) -> "Held":
         """What exists now; loop devices backed by files below `directory` only."""
         return cls(
-            frozenset(
-                d for d in loop.list_named(lambda _: True) if d.backing.startswith(f"{directory}/")
-            ),
+            frozenset(remnants.devices(directory)),
             frozenset((m.mount_id, m.target) for m in mountinfo.read_all()),
             frozenset(
                 pid for pid in children() if not any(each in _command(pid) for each in _KEPT)

@@ -25,7 +25,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
         yield made
         await made.take_down()
     finally:
-        remnants.remove(str(tmp_path))
+        remnants.remove(tmp_path)
 
 
 @pytest.fixture(params=["ext4", "xfs", "btrfs"])

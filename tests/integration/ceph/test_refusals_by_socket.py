@@ -7,23 +7,17 @@ gone.
 import json
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import grpc
-import grpc.aio
 import pytest
 
-from crust.rpc import channel
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver
-from tests.support.ceph.rbd_driver import RbdDriver
 from tests.support.ceph.rbd_node import WRITERS, RbdNode
-from tests.support.co import Co
 from tests.support.faults.refusals import refused
 
 pytestmark = pytest.mark.timeout(240)
@@ -31,82 +25,44 @@ pytestmark = pytest.mark.timeout(240)
 Code = grpc.StatusCode
 
 
-@asynccontextmanager
-async def controller(
-    ceph: CephCluster, *changes: tuple[str, str], key: str = ""
-) -> AsyncIterator[grpc.aio.Channel]:
-    """A controller whose settings are changed."""
-    namespace = ceph.make_namespace()
-    user = f"controller-{namespace}"
-    right = ceph.controller(user, namespace)
-    with tempfile.TemporaryDirectory(prefix="crust-") as name:
-        base = Path(name)
-        config = rbd_driver.write_config(base, ceph, user, key or right, namespace)
-        text = config.read_text()
-        for before, after in changes:
-            before = before.format(namespace=namespace, user=user)
-            assert before in text
-            text = text.replace(before, after)
-        config.write_text(text)
-        driver = RbdDriver(base, config)
-        with driver.running():
-            async with channel.connect(str(driver.socket)) as connected:
-                await connected.channel_ready()
-                yield connected
-
-
-async def probe(connected: grpc.aio.Channel) -> Any:
-    return await csi_pb2_grpc.IdentityStub(connected).Probe(csi_pb2.ProbeRequest(), timeout=60)
-
-
-async def delete(connected: grpc.aio.Channel) -> Any:
-    return await Co(connected).delete(f"{'0' * 16}-{'1' * 40}")
-
-
-async def create(connected: grpc.aio.Channel) -> Any:
-    return await Co(connected).create("one", WRITERS)
-
-
 @pytest.mark.parametrize(
-    ("changes", "has_key", "words"),
+    ("setting", "words"),
     [
-        ([(f'pool = "{POOL}"', 'pool = "nope"')], True, ("no pool 'nope'", "ceph osd pool create")),
-        ([('namespace = "{namespace}"', 'namespace = "nope"')], True, ("may not", "ceph auth get")),
-        (
-            [('user = "{user}"', 'user = "nobody"')],
-            True,
-            ("refuses client.nobody", "ceph auth get"),
-        ),
-        ([], False, ("its key is another one", "ceph auth get-key client.controller-")),
+        ("pool", ("no pool 'nope'", "ceph osd pool create")),
+        ("namespace", ("may not", "ceph auth get")),
+        ("user", ("refuses client.nope", "ceph auth get")),
+        ("key", ("its key is another one", "ceph auth get-key client.controller-")),
     ],
-    ids=["pool", "namespace", "user", "key"],
 )
 async def test_controller_with_wrong_settings_serves_and_says_what_to_correct(
-    ceph: CephCluster, changes: list[tuple[str, str]], words: tuple[str, ...], *, has_key: bool
+    ceph: CephCluster, setting: str, words: tuple[str, ...]
 ) -> None:
     """Its process does not end: an administrator may make what is missing."""
-    key = "" if has_key else ceph.controller(f"other-{uuid.uuid4().hex[:6]}", ceph.make_namespace())
-    async with controller(ceph, *changes, key=key) as connected:
-        assert not (await probe(connected)).ready.value
-        for call in (create, delete):
-            await refused(call(connected), Code.UNAVAILABLE, "[PoolNotOpened]", *words)
+    other = ceph.controller(f"other-{uuid.uuid4().hex[:6]}", ceph.make_namespace())
+    wrong = {setting: other if setting == "key" else "nope"}
+    with rbd_driver.serving(ceph, **wrong) as driver:
+        async with rbd_driver.calling(driver) as co:
+            probe = await co.identity.Probe(csi_pb2.ProbeRequest(), timeout=60)
+            assert not probe.ready.value
+            for call in (co.create("one", WRITERS), co.delete(f"{'0' * 16}-{'1' * 40}")):
+                await refused(call, Code.UNAVAILABLE, "[PoolNotOpened]", *words)
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "words"),
+    ("wrong", "code", "words"),
     [
         (
-            (f'pool = "{POOL}"', 'pool = "nope"'),
+            {"pool": "nope"},
             Code.FAILED_PRECONDITION,
             ("[CephPoolMissing]", "no pool 'nope'", "ceph osd pool create"),
         ),
         (
-            ('namespace = "{namespace}"', 'namespace = "nope"'),
+            {"namespace": "nope"},
             Code.PERMISSION_DENIED,
             ("[CephNotPermitted]", "ceph auth get"),
         ),
         (
-            ('monitors = "{monitors}"', 'monitors = "v2:127.0.0.1:1"'),
+            {"monitors": "v2:127.0.0.1:1"},
             Code.UNAVAILABLE,
             ("[CephMonitorsUnreachable]", "127.0.0.1:1"),
         ),
@@ -114,20 +70,16 @@ async def test_controller_with_wrong_settings_serves_and_says_what_to_correct(
     ids=["pool", "namespace", "monitors"],
 )
 async def test_node_with_wrong_settings_refuses_the_stage_and_ends_what_there_is(
-    cluster: RbdNode, change: tuple[str, str], code: grpc.StatusCode, words: tuple[str, ...]
+    cluster: RbdNode, wrong: dict[str, str], code: grpc.StatusCode, words: tuple[str, ...]
 ) -> None:
-    before, after = change
-    before = before.format(namespace=cluster.namespace, monitors=cluster.ceph.monitors)
     with tempfile.TemporaryDirectory(prefix="crust-") as name:
-        base = Path(name)
-        config = rbd_driver.write_config_without_key(base, cluster.ceph, cluster.namespace)
-        text = config.read_text()
-        assert before in text
-        config.write_text(text.replace(before, after))
-        driver = RbdDriver(base, config, mode="node")
+        base, top = Path(name), rbd_driver.of_node(name)
+        given = {"namespace": cluster.namespace, **wrong}
+        text = rbd_driver.settings(cluster.ceph, top=top, **given)
+        driver = rbd_driver.driver_of(base, text, mode="node")
         with driver.running():
-            async with channel.connect(str(driver.socket)) as connected:
-                there = replace(cluster, co=Co(connected, waits=True), base=base)
+            async with rbd_driver.calling(driver, waits=True) as co:
+                there = replace(cluster, co=co, base=base)
                 await refused(there.stage(), code, *words)
                 await there.leave()
 

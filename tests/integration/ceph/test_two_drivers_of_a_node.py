@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,7 +21,6 @@ from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver, rbd_node
-from tests.support.ceph.rbd_driver import RbdDriver
 from tests.support.co import Co, capability
 from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
@@ -113,14 +111,10 @@ class TwoDrivers:
         await co.unpublish(volume.volume_id, target)
         await co.unstage(volume.volume_id, self.staging(volume))
         sidecar = await self._controller(driver)
-        async with asyncio.timeout(60):
-            while True:  # A pool that did not answer is looked at again once per period.
-                try:
-                    return await sidecar.delete(volume.volume_id)
-                except grpc.aio.AioRpcError as err:
-                    if "[PoolNotOpened]" not in (err.details() or ""):
-                        raise
-                    await asyncio.sleep(0.5)
+        # a pool that did not answer is looked at again once per period
+        await rbd_driver.repeated(
+            lambda: sidecar.delete(volume.volume_id), while_named="[PoolNotOpened]"
+        )
 
     async def _controller(self, driver: str) -> Co:
         return self.controllers.get(driver) or await self.call(driver)
@@ -135,18 +129,6 @@ class TwoDrivers:
 
 
 @asynccontextmanager
-async def _controlled(base: Path, ceph: CephCluster, namespace: str) -> AsyncIterator[Co]:
-    base.mkdir(mode=0o700)
-    user = f"controller-{namespace}"
-    key = ceph.controller(user, namespace)
-    driver = RbdDriver(base, rbd_driver.write_config(base, ceph, user, key, namespace))
-    with driver.running():
-        async with channel.connect(str(driver.socket)) as connected:
-            await connected.channel_ready()
-            yield Co(connected)
-
-
-@asynccontextmanager
 async def _node(ceph: CephCluster, *drivers: str) -> AsyncIterator[TwoDrivers]:
     """A node with these drivers, running, and one runtime. Those of Ceph have a namespace each."""
     with tempfile.TemporaryDirectory(prefix="crust-") as root:
@@ -155,15 +137,15 @@ async def _node(ceph: CephCluster, *drivers: str) -> AsyncIterator[TwoDrivers]:
             controllers, secrets = {}, {}
             toml = PROCESS.format(root=root)
             toml += "".join(SERVED.format(root=root, name=each) for each in drivers)
-            for number, name in enumerate(drivers):
+            for name in drivers:
                 if name == OWN_DRIVER:
                     toml += LOCAL.format(root=root)
                     continue
                 namespace = ceph.make_namespace()
                 where = {"monitors": ceph.monitors, "pool": POOL, "namespace": namespace}
                 toml += OF_CEPH.format(root=root, name=name, **where)
-                controlled = _controlled(Path(root) / f"c{number}", ceph, namespace)
-                controllers[name] = await stack.enter_async_context(controlled)
+                driver = stack.enter_context(rbd_driver.serving(ceph, within=namespace))
+                controllers[name] = await stack.enter_async_context(rbd_driver.calling(driver))
                 guest = f"guest-{namespace}"
                 secrets[name] = {"userID": guest, "userKey": ceph.node(guest, namespace)}
             settings = loading.load(NodeSettings, "node", toml=toml, environ={}, flags={})

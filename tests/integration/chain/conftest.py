@@ -1,7 +1,7 @@
 """Proxy, shim and block driver on the real kernel, and a sandbox without a virtual machine."""
 
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +11,9 @@ from crust.blockdriver import serve
 from crust.blockdriver.driver import build
 from crust.blockdriver.services.roles import Role
 from tests.support.co import MODE, capability
-from tests.support.drivers import remnants
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Places
-from tests.support.nodes.served_node import ServedNode, ext4_device, new_places, started
+from tests.support.nodes.served_node import ServedNode, started
 
 
 @dataclass
@@ -108,21 +107,7 @@ class Chain(ServedNode):
 
 
 @pytest.fixture(params=["processes", "node"])
-async def chain(request: pytest.FixtureRequest) -> AsyncIterator[Chain]:
+async def chain(request: pytest.FixtureRequest, places: Places) -> AsyncIterator[Chain]:
     """A node that serves, its parts in processes of their own or in one."""
-    with new_places() as places:
-        async with started(Chain(places, is_one_process=request.param == "node")) as running_chain:
-            yield running_chain
-
-
-@pytest.fixture
-def places() -> Iterator[Places]:
-    with new_places() as made:
-        yield made
-
-
-@pytest.fixture
-def device(places: Places) -> Iterator[str]:
-    with ext4_device(places) as attached:
-        yield attached.path
-        remnants.remove(places.kubelet)
+    async with started(Chain(places, is_one_process=request.param == "node")) as running_chain:
+        yield running_chain

@@ -2,7 +2,6 @@
 one process with them, and as a driver that the shim wraps."""
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from crust.host.block import loop
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.co import Co, capability
@@ -27,13 +25,9 @@ CAPABILITY = capability(mode="SINGLE_NODE_SINGLE_WRITER")
 
 
 @pytest.fixture(params=["alone", "behind-proxy", "node", "wrapped"])
-def driver(request: pytest.FixtureRequest) -> Iterator[OwnDriver]:
-    with tempfile.TemporaryDirectory(prefix="crust-") as name:
-        with own_driver.serving(Path(name), "1.12", request.param) as serving:
-            yield serving
-        for device in loop.list_named(lambda _: True):
-            if device.backing.startswith(f"{name}/"):
-                loop.detach(device)
+def driver(request: pytest.FixtureRequest, short_dir: Path) -> Iterator[OwnDriver]:
+    with own_driver.serving(short_dir, "1.12", request.param) as serving:
+        yield serving
 
 
 @asynccontextmanager

@@ -210,9 +210,9 @@ class DeviceMounts(Mounts):
 
 
 @pytest.fixture
-async def node(places: Places, device: str) -> AsyncIterator[Node]:
+async def node(places: Places, ext4_device: loop.LoopDevice) -> AsyncIterator[Node]:
     async with (
-        nodes.running_on(device, places, DeviceMounts(device)) as running,
+        nodes.running_on(ext4_device.path, places, DeviceMounts(ext4_device.path)) as running,
         running.handler(),
     ):
         yield running
@@ -253,11 +253,13 @@ async def test_deferred_publish_beside_a_raw_one_fails(node: Node, volume_id: st
     await node.co.publish(volume_id, target)
 
 
-async def test_raw_publish_of_an_earlier_proxy_is_seen(places: Places, device: str) -> None:
+async def test_raw_publish_of_an_earlier_proxy_is_seen(
+    places: Places, ext4_device: loop.LoopDevice
+) -> None:
     raw, target = raw_target(places), places.target("one")
     for began in (False, True):
         async with (
-            nodes.running_on(device, places, DeviceMounts(device)) as node,
+            nodes.running_on(ext4_device.path, places, DeviceMounts(ext4_device.path)) as node,
             node.handler(),
         ):
             if began:

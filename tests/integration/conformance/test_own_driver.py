@@ -17,7 +17,6 @@ from crust.conformance.results import Outcome, Results
 from examples.drivers import cloud
 from tests.support import capabilities
 from tests.support.drivers import own_driver, vendor_driver
-from tests.support.drivers.wrapping_processes import wrapping
 from tests.support.third_party import csi_sanity, ember
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
@@ -54,9 +53,9 @@ _COMPLETE: dict[own_driver.Way, set[Profile]] = {
 
 @pytest.mark.parametrize("profile", ["1.12", "1.13"])
 @pytest.mark.parametrize("way", ["alone", "node-deployment", "behind-proxy", "node"])
-def test_the_driver_conforms(base: Path, profile: Profile, way: own_driver.Way) -> None:
+def test_the_driver_conforms(short_dir: Path, profile: Profile, way: own_driver.Way) -> None:
     only = set() if _is_complete(profile, way) else _OF_PROFILE | _DEFERRAL
-    with own_driver.serving(base, profile, way) as driver:
+    with own_driver.serving(short_dir, profile, way) as driver:
         given = Parameters(
             # No limit, which every host keeps: the suite sees answers and not effects.
             mutable_parameters={"writeIOPS": "0", "readBytesPerSecond": "0"},
@@ -112,11 +111,11 @@ def _report(name: str) -> Path | None:
     ],
 )
 def test_wrapped_driver_conforms_as_it_does_alone(
-    base: Path, kind: str, ways: tuple[str, ...]
+    short_dir: Path, kind: str, ways: tuple[str, ...]
 ) -> None:
     if kind == "ember":
         capabilities.need("ember")
-    alone, wrapped = base / "alone", base / "wrapped"
+    alone, wrapped = short_dir / "alone", short_dir / "wrapped"
     without = _outcome(alone, kind, way="alone")
     for way in ways:
         with_wrap = _outcome(wrapped / way, kind, way=way)
@@ -137,7 +136,7 @@ def _outcome(base: Path, kind: str, *, way: str) -> Results:
         driver = stack.enter_context(vendor_driver.running(kind, str(base)))
         socket = driver.socket
         if way != "alone":
-            frontend = wrapping(base, kind, driver.socket, as_node=way == "node")
+            frontend = own_driver.wrapping(base, kind, driver.socket, as_node=way == "node")
             socket = stack.enter_context(frontend)
         given = Parameters(
             secrets={"token": cloud.TOKEN},
@@ -170,9 +169,9 @@ _NOT_IN_THE_WRAP = {
 }  # of inline volumes, of several nodes, of CSI 1.13
 
 
-def test_own_driver_without_its_deferral_conforms_behind_the_wrap(base: Path) -> None:
+def test_own_driver_without_its_deferral_conforms_behind_the_wrap(short_dir: Path) -> None:
     """The cases of the node: the rest passes the wrap as it passes any shim, which has a test of its own."""
-    with own_driver.serving(base, "1.12", "wrapped") as driver:
+    with own_driver.serving(short_dir, "1.12", "wrapped") as driver:
         given = Parameters(
             size_bytes=320 * MIB,  # an xfs grows without CAP_SYS_RESOURCE, and cannot be smaller
             raw_size_bytes=64 * MIB,
@@ -206,9 +205,9 @@ def _is_built() -> None:
 
 
 @pytest.mark.parametrize("way", ["alone", "behind-proxy"])
-def test_own_driver_passes_every_case(base: Path, way: own_driver.Way) -> None:
-    with own_driver.serving(base, "1.12", way) as driver:
-        mutable = base / "mutable.yaml"
+def test_own_driver_passes_every_case(short_dir: Path, way: own_driver.Way) -> None:
+    with own_driver.serving(short_dir, "1.12", way) as driver:
+        mutable = short_dir / "mutable.yaml"
         mutable.write_text('writeIOPS: "0"\n')  # no limit, which every host keeps
         outcome = csi_sanity.run(
             str(driver.socket), driver.target_root,
@@ -219,8 +218,8 @@ def test_own_driver_passes_every_case(base: Path, way: own_driver.Way) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cloud", "minimal", "stateful"])
-def test_wrapped_driver_gets_what_it_gets_alone(base: Path, kind: str) -> None:
-    alone, wrapped = (_csi_sanity(base / way, kind, way) for way in ("alone", "wrapped"))
+def test_wrapped_driver_gets_what_it_gets_alone(short_dir: Path, kind: str) -> None:
+    alone, wrapped = (_csi_sanity(short_dir / way, kind, way) for way in ("alone", "wrapped"))
     assert wrapped.passed == alone.passed
     assert wrapped.failed.keys() == alone.failed.keys()
     assert wrapped.skipped == alone.skipped
@@ -246,5 +245,7 @@ def _csi_sanity(base: Path, kind: str, way: str) -> csi_sanity.Outcome:
         driver = stack.enter_context(vendor_driver.running(kind, str(base)))
         socket = driver.socket
         if way != "alone":
-            socket = stack.enter_context(wrapping(base, kind, driver.socket, as_node=False))
+            socket = stack.enter_context(
+                own_driver.wrapping(base, kind, driver.socket, as_node=False)
+            )
         return csi_sanity.run(socket, root, f"--csi.secrets={secrets}", SIZE)

@@ -15,12 +15,12 @@ import pytest
 
 from crust.core import volumes
 from crust.handoff import store
-from crust.host.block import loop
-from crust.host.mounts import mount_api, mountinfo
+from crust.host.mounts import mountinfo
 from crust.rpc import channel
 from tests.support import capabilities, containers
 from tests.support.co import Co, capability
 from tests.support.containers import BIDIRECTIONAL, Bind, Container, Containerd
+from tests.support.drivers import remnants
 from tests.support.faults.refusals import until_probe
 from tests.support.nodes.node import NAMED, Sockets
 from tests.support.runtimes import fake_handler
@@ -169,15 +169,8 @@ def pods(containerd: Containerd) -> Iterator[Pods]:
     try:
         yield node
         left = [each.target for each in mountinfo.below(str(node.kubelet))]
-        devices = [
-            each.path for each in loop.list_named(lambda _: True) if str(root) in each.backing
-        ]
-        assert (left, devices) == ([], [])
+        assert (left, remnants.devices(root)) == ([], [])
     finally:
         containerd.remove_all()
-        for each in reversed(mountinfo.below(str(root))):
-            mount_api.unmount(each.target)
-        for device in loop.list_named(lambda _: True):
-            if str(root) in device.backing:
-                loop.detach(device)
+        remnants.remove(root)
         shutil.rmtree(root)

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from crust.core.settings.kata import KataRuntime
 from crust.handoff import claims
 from crust.handoff.record import Record
 from crust.handoff.store import Store
-from crust.host.block import devices, loop
+from crust.host.block import devices
 from crust.host.mounts import mount_api
 from crust.kata import entry, gate, grants, nri
 from crust.kata.evidence import Runtimes
@@ -27,12 +27,12 @@ from crust.kata.preflight import Configurations
 from crust.kata.process import FEATURES
 from crust.kata.rust_runtime import RustRuntime
 from crust.runtime_handler import keepers
+from tests.integration.conftest import MakeDevice as MakeDevice
 from tests.support.kata import sandbox
 from tests.support.records.records import HANDLER, MOUNT, a_record
 
 ONE, TWO = "sandbox-0001", "sandbox-0002"
 FIT = "[hypervisor.clh]\ndisable_block_device_use = false\n"
-SIZE_BYTES = 64 << 20
 
 
 @dataclass
@@ -176,25 +176,6 @@ def end(node: KataNode, of: sandbox.StandInSandbox) -> None:
     for each in ends:
         assert select.select([each], [], [], 20)[0], "a keeper outlives its machine"
         os.close(each)
-
-
-@pytest.fixture
-def device(tmp_path: Path) -> Iterator[Callable[[str], loop.LoopDevice]]:
-    """Make a loop device on a sparse file of a name."""
-    made: list[loop.LoopDevice] = []
-
-    def make(name: str = "a") -> loop.LoopDevice:
-        with open(tmp_path / name, "ab") as file:
-            file.truncate(SIZE_BYTES)
-        made.append(loop.attach(f"{tmp_path}/{name}"))
-        return made[-1]
-
-    yield make
-    for attached in made:
-        loop.detach(attached)
-
-
-MakeDevice = Callable[[str], loop.LoopDevice]
 
 
 def pod(id_: str = ONE, *, handler: str = HANDLER, pid: int = 0) -> nri.Pod:

@@ -22,7 +22,7 @@ from crust.kata import entry, evidence, gate
 from crust.kata.entry import Kind
 from crust.kata.keeper_watch import KeeperWatch
 from tests.integration.kata import conftest as nodes
-from tests.integration.kata.conftest import ONE, SIZE_BYTES, TWO, KataNode
+from tests.integration.kata.conftest import ONE, TWO, KataNode
 from tests.support.kata.sandbox import StandInSandbox
 from tests.support.runtimes.keeper_processes import kill_all_keepers
 
@@ -148,7 +148,7 @@ def _run(device: str) -> Iterator[_Run]:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[str]:
     with open(tmp_path / "disk", "wb") as file:
-        file.truncate(SIZE_BYTES)
+        file.truncate(64 << 20)
     attached = loop.attach(f"{tmp_path}/disk")
     yield attached.path
     loop.detach(attached)

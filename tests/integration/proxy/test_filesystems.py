@@ -22,12 +22,12 @@ from crust.host.files.locks import ToolLocks
 from crust.host.mounts import mount_api
 from crust.host.process import commands
 from crust.proxy.filesystems import Filesystems
+from tests.integration.conftest import MakeDevice
 from tests.support.co import capability
 from tests.support.drivers.fake_driver import MIB
 from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Node, Places
-from tests.support.nodes.served_node import new_places
 from tests.support.raised import raised
 from tests.support.runtimes.fake_handler import ALL_FEATURES
 
@@ -41,25 +41,14 @@ CHANGING = {"NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"}
 
 
 @pytest.fixture
-def places() -> Iterator[Places]:
-    with new_places() as made:
-        os.makedirs(made.run)
-        yield made
-
-
-@pytest.fixture
-def device(places: Places) -> Iterator[loop.LoopDevice]:
+def device(device: MakeDevice) -> loop.LoopDevice:
     """A blank one."""
-    image = f"{places.root}/volume.img"
-    with open(image, "wb") as file:
-        file.truncate(SIZE)
-    attached = loop.attach(image)
-    yield attached
-    loop.detach(attached)
+    return device(size_bytes=SIZE)
 
 
 @pytest.fixture
 def filesystems(places: Places) -> Filesystems:
+    os.makedirs(places.run)
     return Filesystems(ToolLocks(Path(places.run, "tools.lock")))
 
 

@@ -19,10 +19,8 @@ from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.block import devices, holders, loop
 from crust.runtime_handler import Claim, keepers
+from tests.integration.conftest import MakeDevice as MakeDevice
 from tests.support.records.records import MOUNT, TARGET, a_record
-
-MakeDevice = Callable[[str], loop.LoopDevice]
-SIZE_BYTES = 64 * 1024 * 1024
 
 
 @pytest.fixture
@@ -33,31 +31,9 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def device(tmp_path: Path) -> Iterator[MakeDevice]:
-    """Make a loop device on a sparse file of a name; a second call with the same name attaches the same file
-    again.
-    """
-    made: dict[str, loop.LoopDevice] = {}
-
-    def make(name: str) -> loop.LoopDevice:
-        if name in made:
-            loop.detach(made.pop(name))
-        with open(tmp_path / name, "ab") as file:
-            file.truncate(SIZE_BYTES)
-        made[name] = loop.attach(f"{tmp_path}/{name}")
-        return made[name]
-
-    yield make
-    for attached in made.values():
-        loop.detach(attached)
-
-
-@pytest.fixture
-def run_dir() -> Iterator[str]:
-    """A directory for sockets: unix(7) allows 107 bytes, and pytest's own directories are long."""
-    path = tempfile.mkdtemp(prefix="crust-")
-    yield path
-    shutil.rmtree(path)
+def run_dir(short_dir: Path) -> str:
+    """A directory for sockets."""
+    return str(short_dir)
 
 
 def record_of(

@@ -4,7 +4,7 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,8 @@ from tests.support.co import capability, publish_request, stage_request
 from tests.support.drivers import remnants, vendor_driver
 from tests.support.drivers.vendor_driver import NAMES
 from tests.support.nodes import proxy_process
-from tests.support.nodes.served_node import ServedNode, new_places, started
+from tests.support.nodes.node import Places
+from tests.support.nodes.served_node import ServedNode, started
 
 ATTACHING = {"cloud", "stateful"}
 """Drivers that attach in ControllerPublishVolume, and stage."""
@@ -277,8 +278,11 @@ async def node_with(
     default: deferral_keys.Defer = deferral_keys.Defer.NEVER,
     is_one_process: bool = False,
 ) -> AsyncIterator[Wrapped]:
-    with new_places() as places, vendor_driver.running(kind, places.root) as driver:
-        node = Wrapped(places, driver, default, is_one_process=is_one_process)
+    with (
+        tempfile.TemporaryDirectory(prefix="crust-") as root,
+        vendor_driver.running(kind, root) as driver,
+    ):
+        node = Wrapped(Places.make(root), driver, default, is_one_process=is_one_process)
         async with started(node):
             try:
                 yield node
@@ -297,12 +301,6 @@ async def node(request: pytest.FixtureRequest) -> AsyncIterator[Wrapped]:
 async def cloud() -> AsyncIterator[Wrapped]:
     async with node_with("cloud") as running_node:
         yield running_node
-
-
-@pytest.fixture
-def image_root() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="crust-") as root:
-        yield Path(root)
 
 
 @pytest.fixture

@@ -2,21 +2,20 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
-from crust.host.block import loop
 from crust.host.mounts import mount_api
 from crust.wire.csi.v1 import csi_pb2
+from tests.integration.conftest import MakeDevice
 from tests.integration.wrap.conftest import TIMEOUT_S, Volume, Wrapped, node_with
-from tests.support.co import MIB, MODE, capability
+from tests.support.co import MODE, capability
 from tests.support.drivers.vendor_driver import NAMES
-from tests.support.faults.refusals import refused, refused_in_time
+from tests.support.faults.refusals import refused
 
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode
@@ -46,25 +45,16 @@ async def test_driver_that_publishes_nothing_is_undone(cloud: Wrapped) -> None:
     cloud.check_unpublished(volume, target)
 
 
-@pytest.fixture
-def spare(image_root: Path) -> Iterator[str]:
-    image = image_root / "spare.img"
-    with image.open("wb") as file:
-        file.truncate(64 * MIB)
-    device = loop.attach(str(image))
-    yield device.path
-    loop.detach(device)
-
-
-async def test_other_device_under_a_sandbox_is_refused(cloud: Wrapped, spare: str) -> None:
+async def test_other_device_under_a_sandbox_is_refused(cloud: Wrapped, device: MakeDevice) -> None:
     """The bind at the leaf is lost, and the driver publishes another device in its place."""
     volume, target = await cloud.published_volume()
+    spare = device().path
     leaf = cloud.paths(volume).leaf(target)
     await asyncio.to_thread(mount_api.unmount, leaf)
     cloud.driver.misbehave(NodePublishVolume=f"device {spare}")
-    with cloud.sandbox(target) as device:
+    with cloud.sandbox(target) as held:
         await refused(cloud.publish(volume, target), Code.UNAVAILABLE, "HeldBySandbox", "box-1")
-        assert cloud.record(target).device == device != spare
+        assert cloud.record(target).device == held != spare
 
 
 def _request(node: Wrapped, method: str, volume: Volume, target: str) -> Any:
@@ -108,31 +98,34 @@ async def _hangs(
     """The driver hangs in one call of a volume: another volume lives its life, and no retry asks the driver again."""
     node.driver.misbehave(**{method: f"hang on {volume.volume_id}"})
     call, request = getattr(node.node, method), _request(node, method, volume, target)
-    for _ in range(2):
-        await refused_in_time(
-            lambda: call(request, timeout=0.5), Code.ABORTED, "OperationOverdue", method
-        )
+    given_up = call(request, timeout=TIMEOUT_S)
+    waiting = asyncio.ensure_future(_answer(given_up))
     await asyncio.to_thread(node.driver.wait_hanging)
+    given_up.cancel()
+    assert await waiting is Code.CANCELLED
+    retry = asyncio.ensure_future(_answer(call(request, timeout=TIMEOUT_S)))
     for step in other.values():
         await step()
     asked = [each for each in node.driver.calls(method) if each.volume_id == volume.volume_id]
     assert len(asked) == 1
+    assert not retry.done()
     node.driver.release()
-    is_answered = False
+    found = await retry
     while (
-        not is_answered
-    ):  # the operation may be ending, and its volume look as one that it is not about
-        is_answered = await _answered(call(request, timeout=TIMEOUT_S))
+        found is Code.ABORTED
+    ):  # the operation ended as the retry came, or its volume looks like another one
+        found = await _answer(call(request, timeout=TIMEOUT_S))
+    assert found is Code.OK
 
 
-async def _answered(call: Awaitable[Any]) -> bool:
+async def _answer(call: Awaitable[Any]) -> grpc.StatusCode:
     try:
         await call
+    except asyncio.CancelledError:
+        return Code.CANCELLED
     except grpc.aio.AioRpcError as error:
-        if error.code() is not Code.ABORTED:
-            raise
-        return False
-    return True
+        return error.code()
+    return Code.OK
 
 
 async def test_unpublish_while_the_publish_hangs_is_aborted(node: Wrapped) -> None:

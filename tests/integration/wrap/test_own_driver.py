@@ -18,7 +18,8 @@ from tests.support.co import MIB, MODE, capability
 from tests.support.drivers import without_deferral
 from tests.support.drivers.vendor_driver import NAMES
 from tests.support.faults.refusals import refused
-from tests.support.nodes.served_node import new_places, started
+from tests.support.nodes.node import Places
+from tests.support.nodes.served_node import started
 
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode
@@ -76,11 +77,10 @@ class OwnNode(Chain):
 
 
 @pytest.fixture
-async def own(request: pytest.FixtureRequest) -> AsyncIterator[OwnNode]:
+async def own(request: pytest.FixtureRequest, places: Places) -> AsyncIterator[OwnNode]:
     """With `no_wrap` a driver that does not defer cannot be deferred at all, as in KEP-2857."""
-    with new_places() as places:
-        async with started(OwnNode(places, wraps=getattr(request, "param", True))) as node:
-            yield node
+    async with started(OwnNode(places, wraps=getattr(request, "param", True))) as node:
+        yield node
 
 
 no_wrap = pytest.mark.parametrize("own", [False], indirect=True, ids=["no wrap"])

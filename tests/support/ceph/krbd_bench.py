@@ -4,31 +4,26 @@ The node is a virtual machine (`kernel_node`), in which `crust driver --mode nod
 bring. The controller runs on this host.
 """
 
-import asyncio
 import contextlib
 import sys
-import tomllib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
-
 from crust.ceph import claim_object
 from crust.ceph.claim_object import Holder
 from crust.ceph.cluster_image import ClusterImage
-from crust.rpc import channel
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
-from tests.support.ceph import rbd_driver, rbd_node
+from tests.support.ceph import rbd_driver
 from tests.support.ceph.image_claims import as_admin
-from tests.support.ceph.rbd_driver import RbdDriver
+from tests.support.ceph.rbd_driver import ready, repeated
+from tests.support.ceph.rbd_node import created
 from tests.support.co import Co, capability
 from tests.support.nodes import kernel_node
 from tests.support.nodes.kernel_node import KernelNode
@@ -55,8 +50,9 @@ class Bench:
 
     async def prepare(self) -> None:
         """Configure and start the driver of a node that has booted."""
-        config = rbd_driver.config_without_key(self.ceph, self.namespace, KUBELET)
-        await self.vm.write(_CONFIG, config)
+        top = rbd_driver.of_node(KUBELET)
+        settings = rbd_driver.settings(self.ceph, namespace=self.namespace, top=top)
+        await self.vm.write(_CONFIG, settings)
         await self.start_driver()
 
     async def close(self) -> None:
@@ -75,7 +71,7 @@ class Bench:
             f" --node-id=node-a >>{LOG} 2>&1 & echo $! >{_PID}"
         )
         self.nodes.append(Co(self.vm.channel(), metadata=extensions.METADATA))
-        await rbd_node.ready(self.node)
+        await ready(self.node)
 
     async def kill_driver(self) -> None:
         """SIGKILL."""
@@ -93,7 +89,7 @@ class Bench:
 
     async def delete(self, volume_id: str) -> None:
         """Delete a volume; a controller that flattens its clone has it open meanwhile."""
-        await _repeated(lambda: self.controller.delete(volume_id), while_named="StillAttached")
+        await repeated(lambda: self.controller.delete(volume_id), while_named="StillAttached")
 
     async def volume(
         self,
@@ -105,9 +101,7 @@ class Bench:
     ) -> "Volume":
         """A new raw volume, or one with a filesystem."""
         used = capability(fs_type, block=not fs_type, mode=mode)
-        made = await rbd_node.created(
-            self.controller, uuid.uuid4().hex, used, size=size, volume=source
-        )
+        made = await created(self.controller, uuid.uuid4().hex, used, size=size, volume=source)
         return Volume(self, made.volume_id, dict(made.volume_context), used, size)
 
     @contextlib.contextmanager
@@ -149,7 +143,7 @@ class Volume:
 
     async def stage_when_free(self) -> None:
         """Stage, after the controller has cut off the client that the node had before its boot."""
-        await _repeated(self.stage, while_named="ImageNotCutOff")
+        await repeated(self.stage, while_named="ImageNotCutOff")
 
     async def publish(self, *, readonly: bool = False, deferred: bool = False) -> Any:
         return await self.bench.node.publish(
@@ -211,20 +205,6 @@ class Volume:
         )
 
 
-async def _repeated(call: Callable[[], Awaitable[Any]], *, while_named: str) -> None:
-    """Repeat a call, as a CO does, while it is refused with this name."""
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                await call()
-            except grpc.aio.AioRpcError as err:
-                if while_named not in (err.details() or ""):
-                    raise
-                await asyncio.sleep(0.2)
-            else:
-                return
-
-
 @contextlib.asynccontextmanager
 async def running(directory: Path) -> AsyncIterator[Bench]:
     """A cluster of three monitors that the node reaches, with a manager, without which no capacity is known."""
@@ -233,21 +213,17 @@ async def running(directory: Path) -> AsyncIterator[Bench]:
         ceph = held.enter_context(
             ceph_cluster.running(directory / "c", with_mgr=True, host=network.host, monitors=3)
         )
-        driver = held.enter_context(rbd_driver.serving(ceph))
+        namespace = ceph.make_namespace()
+        driver = held.enter_context(rbd_driver.serving(ceph, within=namespace))
         vm = await held.enter_async_context(kernel_node.running(directory, network))
-        connected = await held.enter_async_context(channel.connect(str(driver.socket)))
-        namespace, user = _namespace(driver), f"node-{driver.base.name}"
+        controller = await held.enter_async_context(rbd_driver.calling(driver))
+        user = f"node-of-{namespace}"
         key = ceph.node(user, namespace)
-        made = Bench(ceph, namespace, user, key, Co(connected), vm)
+        made = Bench(ceph, namespace, user, key, controller, vm)
         await made.prepare()
-        await rbd_node.ready(made.controller)
+        await ready(controller)
         yield made
         await made.close()
-
-
-def _namespace(driver: RbdDriver) -> str:
-    found: str = tomllib.loads(driver.config.read_text())["rbd"]["namespace"]
-    return found
 
 
 _OF_A_POOL = """\

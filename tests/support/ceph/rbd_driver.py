@@ -1,140 +1,132 @@
-"""`crust driver --engine rbd --mode controller` as a process, against a real cluster."""
+"""`crust driver --engine rbd` as a process, against a real cluster."""
 
-import os
-import signal
-import subprocess
-import sys
+import asyncio
+import contextlib
+import json
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
+import grpc.aio
+
+from crust.rpc import channel
+from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import POOL, CephCluster
-from tests.support.faults import killing
+from tests.support import processes
+from tests.support.co import Co
+from tests.support.processes import Program
 
-TIMEOUT_S = 60.0
+Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True, slots=True)
-class RbdDriver:
-    """Where it is, and how it is started."""
-
-    base: Path
-    config: Path
-    mode: str = "controller"
-    profile: str = "1.12"
-    name: str = "driver"
+@dataclass(frozen=True)
+class RbdDriver(Program):
+    """The process, and where it serves."""
 
     @property
     def socket(self) -> Path:
         return self.base / self.name / "csi" / "csi.sock"
 
-    @property
-    def log(self) -> Path:
-        return self.base / f"{self.name}.log"
-
-    @property
-    def pid(self) -> Path:
-        """The file with its process id."""
-        return self.base / f"{self.name}.pid"
-
-    @property
-    def restart_command(self) -> str:
-        """Kills it and starts it again."""
-        return f"{sys.executable} {killing.__file__} {self.pid} && sh {self.script}"
-
-    @property
-    def script(self) -> Path:
-        return self.base / f"{self.name}.sh"
-
-    def write(self) -> None:
-        """Write the script, and make the socket's directory: nothing else may lie in it."""
-        self.socket.parent.mkdir(parents=True, mode=0o700)
-        argv = f"{sys.executable} -m crust driver --config={self.config} --mode={self.mode}"
-        argv += f" --socket={self.socket} --run-dir={self.base / self.name}"
-        argv += f" --csi-profile={self.profile} --node-id=node-of-the-tests"
-        self.script.write_text(f"{argv} >>{self.log} 2>&1 &\necho $! >{self.pid}\n")
-
-    def start(self) -> None:
-        """Start it; callers wait for its socket."""
-        subprocess.run(["/bin/sh", str(self.script)], check=True, timeout=TIMEOUT_S)
-
-    @contextmanager
+    @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Serve while the block runs; callers wait for the socket."""
-        self.write()
-        self.start()
-        try:
+        """Serve while the block runs; callers wait for the socket, in whose directory nothing else may lie."""
+        self.socket.parent.mkdir(parents=True, mode=0o700)
+        with processes.running(self):
             yield
-        finally:
-            self.kill()
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        killing.kill(self.pid)
-
-    def stop(self) -> None:
-        """SIGTERM, and wait."""
-        os.kill(int(self.pid.read_text()), signal.SIGTERM)
 
 
-def write_config(
-    base: Path, ceph: CephCluster, user: str, key: str, namespace: str, *, has_node: bool = False
-) -> Path:
-    """The settings and the key file."""
-    of_node = f'target_roots = ["{base}"]\ncheck_propagation = false\n' if has_node else ""
-    key_file = base / "ceph.key"
-    key_file.write_text(key + "\n")
-    key_file.chmod(0o600)
-    config = base / "driver.toml"
-    config.write_text(
-        f"""engine = "rbd"
-log_level = "info"
-{of_node}
-[rbd]
-monitors = "{ceph.monitors}"
-pool = "{POOL}"
-namespace = "{namespace}"
-user = "{user}"
-key_file = "{key_file}"
-create_pool = true
-"""
+def driver_of(
+    base: Path,
+    settings: str,
+    *,
+    mode: str = "controller",
+    profile: str = "1.12",
+    name: str = "driver",
+) -> RbdDriver:
+    """The driver of these settings, not started; its files are below `base`."""
+    config, run_dir = base / f"{name}.toml", base / name
+    config.write_text(settings)
+    arguments = (
+        *("crust", "driver", f"--config={config}", f"--mode={mode}"),
+        *(f"--socket={run_dir / 'csi' / 'csi.sock'}", f"--run-dir={run_dir}"),
+        *(f"--csi-profile={profile}", "--node-id=node-of-the-tests"),
     )
-    return config
+    return RbdDriver(base, name, arguments, base / f"{name}.log")
 
 
-def config_without_key(ceph: CephCluster, namespace: str, target_root: Path | str) -> str:
-    """The settings of a node that has no key."""
-    return f"""engine = "rbd"
-log_level = "debug"
-target_roots = ["{target_root}"]
-check_propagation = false
-
-[rbd]
-monitors = "{ceph.monitors}"
-pool = "{POOL}"
-namespace = "{namespace}"
-"""
+def settings(ceph: CephCluster, *, top: str = "", log_level: str = "debug", **rbd: Any) -> str:
+    """A driver's file; `top` stands above the table of RBD."""
+    table = {"monitors": ceph.monitors, "pool": POOL, **rbd}
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+    return f'engine = "rbd"\nlog_level = "{log_level}"\n{top}\n[rbd]\n{lines}'
 
 
-def write_config_without_key(base: Path, ceph: CephCluster, namespace: str) -> Path:
-    config = base / "driver.toml"
-    config.write_text(config_without_key(ceph, namespace, base))
-    return config
+def key_file(base: Path, key: str) -> str:
+    """A file that has the key, and that its owner alone may read."""
+    path = base / "ceph.key"
+    path.write_text(f"{key}\n")
+    path.chmod(0o600)
+    return str(path)
 
 
-@contextmanager
+def of_node(root: Path | str) -> str:
+    """The settings of the node part."""
+    return f'target_roots = ["{root}"]\ncheck_propagation = false\n'
+
+
+@contextlib.contextmanager
 def serving(
-    ceph: CephCluster, *, profile: str = "1.12", mode: str = "controller"
+    ceph: CephCluster,
+    *,
+    profile: str = "1.12",
+    mode: str = "controller",
+    within: str = "",
+    key: str = "",
+    top: str = "",
+    **rbd: Any,
 ) -> Iterator[RbdDriver]:
-    """A driver with a namespace of its own, while the block runs."""
-    namespace = ceph.make_namespace()
+    """A driver with a user for the namespace, while the block runs; `rbd` has settings that differ."""
+    namespace = within or ceph.make_namespace()
     user = f"controller-{namespace}"
-    key = ceph.controller(user, namespace)
+    right = ceph.controller(user, namespace)
     with tempfile.TemporaryDirectory(prefix="crust-") as name:
         base = Path(name)
-        config = write_config(base, ceph, user, key, namespace, has_node=mode != "controller")
-        driver = RbdDriver(base, config, mode=mode, profile=profile)
+        own = {"namespace": namespace, "user": user, "key_file": key_file(base, key or right)}
+        top += "" if mode == "controller" else of_node(base)
+        text = settings(ceph, top=top, create_pool=True, **own | rbd)
+        driver = driver_of(base, text, mode=mode, profile=profile)
         with driver.running():
             yield driver
+
+
+@contextlib.asynccontextmanager
+async def calling(driver: RbdDriver, **of: Any) -> AsyncIterator[Co]:
+    """The CO of a driver that listens; `of` has what else `Co` takes."""
+    async with channel.connect(str(driver.socket)) as connected:
+        await connected.channel_ready()
+        yield Co(connected, **of)
+
+
+async def ready(co: Co) -> None:
+    """Wait until the pool is open."""
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                probe = await co.identity.Probe(csi_pb2.ProbeRequest(), timeout=30)
+                if probe.ready.value:
+                    return
+            await asyncio.sleep(0.1)
+
+
+async def repeated(call: Callable[[], Awaitable[Answer]], *, while_named: str) -> Answer:
+    """Repeat a call, as a CO does, while it is refused with this name."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await call()
+            except grpc.aio.AioRpcError as err:
+                if while_named not in (err.details() or ""):
+                    raise
+            await asyncio.sleep(0.2)

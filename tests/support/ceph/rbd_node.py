@@ -11,15 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import rbd
 
-from crust.rpc import channel
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver
-from tests.support.ceph.rbd_driver import RbdDriver
+from tests.support.ceph.rbd_driver import RbdDriver, ready, repeated
 from tests.support.co import Co, capability
 
 SIZE = 64 << 20
@@ -27,27 +25,12 @@ WRITERS = capability(mode="SINGLE_NODE_MULTI_WRITER")
 Secrets = dict[str, str]
 
 
-async def ready(co: Co) -> None:
-    """Wait until the pool is open."""
-    async with asyncio.timeout(60):
-        while True:
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                probe = co.identity.Probe(csi_pb2.ProbeRequest(), timeout=30, wait_for_ready=True)
-                if (await probe).ready.value:
-                    return
-            await asyncio.sleep(0.1)
-
-
 async def created(co: Co, name: str, *given: csi_pb2.VolumeCapability, **of: Any) -> csi_pb2.Volume:
     """CreateVolume, once the manager of the cluster has told the capacity."""
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                return await co.create(name, *(given or (WRITERS,)), **of)
-            except grpc.aio.AioRpcError as err:
-                if "CephStatisticsMissing" not in (err.details() or ""):
-                    raise
-            await asyncio.sleep(0.5)
+    capabilities = given or (WRITERS,)
+    return await repeated(
+        lambda: co.create(name, *capabilities, **of), while_named="CephStatisticsMissing"
+    )
 
 
 @dataclass
@@ -206,25 +189,19 @@ class RbdNode:
 async def serving(ceph: CephCluster) -> AsyncIterator[RbdNode]:
     """The drivers with a namespace of their own, while the block runs; they have no volume."""
     namespace = ceph.make_namespace()
-    user = f"controller-{namespace}"
-    with tempfile.TemporaryDirectory(prefix="crust-") as name:
-        of_controller, of_node = Path(name) / "controller", Path(name) / "node"
-        for each in (of_controller, of_node):
-            each.mkdir(mode=0o700)
-        key = ceph.controller(user, namespace)
-        config = rbd_driver.write_config(of_controller, ceph, user, key, namespace)
-        controller = RbdDriver(of_controller, config)
-        config = rbd_driver.write_config_without_key(of_node, ceph, namespace)
-        node = RbdDriver(of_node, config, mode="node", name="node")
-        with controller.running(), node.running():
+    with (
+        rbd_driver.serving(ceph, within=namespace) as controller,
+        tempfile.TemporaryDirectory(prefix="crust-") as name,
+    ):
+        base = Path(name)
+        text = rbd_driver.settings(ceph, namespace=namespace, top=rbd_driver.of_node(base))
+        node = rbd_driver.driver_of(base, text, mode="node", name="node")
+        with node.running():
             async with (
-                channel.connect(str(controller.socket)) as to_controller,
-                channel.connect(str(node.socket)) as to_node,
+                rbd_driver.calling(controller) as to_controller,
+                rbd_driver.calling(node, waits=True, metadata=extensions.METADATA) as to_node,
             ):
-                made = RbdNode(
-                    ceph, namespace, of_node, controller, node, Co(to_controller),
-                    Co(to_node, waits=True, metadata=extensions.METADATA),
-                )  # fmt: skip
+                made = RbdNode(ceph, namespace, base, controller, node, to_controller, to_node)
                 await ready(made.controller)
                 await ready(made.co)
                 yield made

@@ -1,7 +1,6 @@
 """The driver as a process that is killed with -9 at any moment, and a CO that retries until it has an answer."""
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import grpc
 import grpc.aio
 
 from tests.support.co import Answer, Co
+from tests.support.processes import Program
 
 _TRIES = 1000
 _BACK_OFF_S = 0.02
@@ -28,30 +28,23 @@ class KilledDriver:
         self.socket = str(root / "csi.sock")
         self.answered = 0
         self._answers = asyncio.Condition()
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def start(self) -> None:
-        """Start it; callers wait for the socket."""
         arguments = {
             "socket": "csi.sock",
             "state-dir": "pool/state",
             "run-dir": "run",
             "target-root": "",
         }
-        flags = [f"--{name}={self.root / path}" for name, path in arguments.items()]
-        flags += ["--no-check-propagation", "--create-pool"]
-        with (self.root / "log").open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "crust", "driver", "--node-id=node-1", *flags),
-                stdout=log,
-                stderr=log,
-            )
+        flags = [f"--{name}={root / path}" for name, path in arguments.items()]
+        flags += ["--no-check-propagation", "--create-pool", "--node-id=node-1"]
+        self._program = Program(root, "driver", ("crust", "driver", *flags), root / "log")
 
-    async def kill(self) -> None:
-        """kill -9, and wait until it is dead."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
+    def start(self) -> None:
+        """Start it; callers wait for the socket."""
+        self._program.start()
+
+    def kill(self) -> None:
+        """kill -9, and wait until it is dead. Nothing can cut it short: there is never a second driver."""
+        self._program.kill()
 
     async def count(self) -> None:
         async with self._answers:

@@ -1,26 +1,25 @@
-"""crust's driver: alone, behind shim and proxy, in one process with them, or wrapped as a driver that does not defer.
+"""Proxy and shim as processes around a driver, in two processes or in one, and crust's own driver in each such way.
 
-A shell command kills it: the suite's `--restart-command`, with kill -9, and a shell starts it again. The driver is
-therefore no child of the test; a file has its pid. The new driver is started when the old one is dead with all its
-threads: on a busy machine that takes longer than starting Python, and until then it has the pool's lock.
+The own driver is alone, behind shim and proxy, in one process with them, or wrapped as a driver that does not defer.
 """
 
-import shlex
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tests.support.drivers.wrapping_processes import node_toml, parts
-from tests.support.faults import killing
+import grpc
+
+from crust.rpc import channel
+from tests.support import processes
+from tests.support.drivers.vendor_driver import NAMES
+from tests.support.processes import TIMEOUT_S, Program
 
 Way = Literal["alone", "node-deployment", "behind-proxy", "node", "wrapped"]
 NAME = "block.csi.crust.dev"
 NODE_ID = "conformance-node"
-TIMEOUT_S = 60.0
 POOL_BYTES = 64 << 30
 MAX_VOLUMES = 24
 """Few enough that the suite tests the limit."""
@@ -39,28 +38,13 @@ class OwnDriver:
 @contextmanager
 def serving(base: Path, profile: str, way: Way) -> Iterator[OwnDriver]:
     """The processes, while the block runs; killed at its end."""
-    root = base / "kubelet"
-    root.mkdir()
     frontend = base / "front" / "csi.sock"
-    frontend.parent.mkdir()
-    with ExitStack() as stack:
-        commands = _commands(base, root, frontend, profile, way)
-        stack.enter_context(_reflinking_pool(base))
-        for name, arguments in commands.items():
-            start = _started(base, name, arguments)
-            stack.callback(killing.kill, base / f"{name}.pid")
-            subprocess.run(["/bin/sh", str(start)], check=True, timeout=TIMEOUT_S)
-        restart = base / "restart.sh"
-        restart.write_text(_restart(base, way))
-        command = f"sh {shlex.quote(str(restart))}"
-        yield OwnDriver(frontend, root, base / "log", command)
-
-
-def _restart(base: Path, way: Way) -> str:
-    """Kill the process that has the pool, and start it again."""
-    killed = "node" if way == "node" else "driver"
-    kill = shlex.join([sys.executable, killing.__file__, str(base / f"{killed}.pid")])
-    return f"{kill} || exit 1\n. {base}/{killed}.sh\n"
+    for directory in (base / "kubelet", frontend.parent):
+        directory.mkdir()
+    programs = _programs(base, frontend, profile, way)
+    with _reflinking_pool(base), processes.running(*programs.values()):
+        has_pool = programs["node" if way == "node" else "driver"]
+        yield OwnDriver(frontend, base / "kubelet", base / "log", has_pool.restart_command)
 
 
 @contextmanager
@@ -75,46 +59,43 @@ def _reflinking_pool(base: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # the processes are dead with all their threads (`killing.kill`), so nothing has a file open there
+        # the processes are dead with all their threads (`processes.kill`), so nothing has a file open there
         subprocess.run(["umount", str(pool)], check=True, timeout=TIMEOUT_S)
 
 
-def _commands(
-    base: Path, root: Path, frontend: Path, profile: str, way: Way
-) -> dict[str, list[str]]:
+def _programs(base: Path, frontend: Path, profile: str, way: Way) -> dict[str, Program]:
     if way == "node":
-        config = base / "node.toml"
-        config.write_text(node_toml(base, NAME, frontend, _driver_toml(base, profile)))
-        return {"node": ["crust", "node", f"--config={config}"]}
+        config = _node_config(base, NAME, frontend, _driver_toml(base, profile))
+        return _made(base, {"node": ("crust", "node", f"--config={config}")})
     behind_proxy = way not in ("alone", "node-deployment")
     driver_socket = base / "driver.sock"
     shown_socket = base / "older.sock" if way == "wrapped" else driver_socket
-    alone = {
-        "driver": [
-            *("crust", "driver"),
-            f"--socket={driver_socket if behind_proxy else frontend}",
-            f"--state-dir={base / 'pool' / 'state'}",
-            "--create-pool",
-            f"--run-dir={base / 'driver-run'}",
-            f"--node-id={NODE_ID}",
-            f"--max-volumes={MAX_VOLUMES}",
-            f"--csi-profile={profile}",
-            f"--target-root={root}",
-            "--no-check-propagation",
-        ]
-    }
-    if way == "node-deployment":
-        alone["driver"].append("--node-deployment")
-    if not behind_proxy:
-        return alone
-    alone["driver"].append(f"--runtime-socket={base / 'run' / 'runtime.sock'}")
-    shim, proxy = parts(base, NAME, shown_socket, frontend)
-    older = ["tests.support.drivers.without_deferral", str(driver_socket), str(shown_socket)]
-    return (
-        alone
-        | ({"older": older} if way == "wrapped" else {})
-        | {"shim": ["crust", *shim, f"--csi-profile={profile}"], "proxy": ["crust", *proxy]}
+    driver: tuple[str, ...] = (
+        *("crust", "driver"),
+        f"--socket={driver_socket if behind_proxy else frontend}",
+        f"--state-dir={base / 'pool' / 'state'}",
+        "--create-pool",
+        f"--run-dir={base / 'driver-run'}",
+        f"--node-id={NODE_ID}",
+        f"--max-volumes={MAX_VOLUMES}",
+        f"--csi-profile={profile}",
+        f"--target-root={base / 'kubelet'}",
+        "--no-check-propagation",
     )
+    if way == "node-deployment":
+        driver += ("--node-deployment",)
+    if not behind_proxy:
+        return _made(base, {"driver": driver})
+    commands = {"driver": (*driver, f"--runtime-socket={base / 'run' / 'runtime.sock'}")}
+    if way == "wrapped":
+        older = "tests.support.drivers.without_deferral"
+        commands["older"] = (older, str(driver_socket), str(shown_socket))
+    flags = (f"--csi-profile={profile}",)
+    return _made(base, commands | _parts(base, NAME, str(shown_socket), frontend, flags))
+
+
+def _made(base: Path, commands: dict[str, tuple[str, ...]]) -> dict[str, Program]:
+    return {name: Program(base, name, each, base / "log") for name, each in commands.items()}
 
 
 def _driver_toml(base: Path, profile: str) -> str:
@@ -130,9 +111,63 @@ check_propagation = false
 """
 
 
-def _started(base: Path, name: str, arguments: list[str]) -> Path:
-    """A script that starts one process and notes its pid."""
-    command = shlex.join([sys.executable, "-m", *arguments])
-    script = base / f"{name}.sh"
-    script.write_text(f"{command} >>{base}/log 2>&1 &\necho $! >{base}/{name}.pid\n")
-    return script
+@contextmanager
+def wrapping(base: Path, kind: str, driver_socket: str, *, as_node: bool) -> Iterator[str]:
+    """The CSI socket of a proxy, with a shim that wraps the vendor's driver, while the block runs."""
+    frontend, name = base / "csi.sock", NAMES[kind]
+    if as_node:
+        config = _node_config(base, name, frontend, f'driver_socket = "{driver_socket}"')
+        commands: dict[str, tuple[str, ...]] = {"node": ("crust", "node", f"--config={config}")}
+    else:
+        commands = _parts(base, name, driver_socket, frontend)
+    with processes.running(*_made(base, commands).values()):
+        with grpc.insecure_channel(f"unix:{frontend}", channel.OPTIONS) as connected:
+            grpc.channel_ready_future(connected).result(timeout=TIMEOUT_S)
+        yield str(frontend)
+
+
+def _node_config(base: Path, name: str, frontend: Path, shim: str) -> Path:
+    """The settings of proxy and shim as one process; `shim` has more of the shim's, and further tables."""
+    config = base / "node.toml"
+    config.write_text(f"""
+[proxy]
+run_dir = "{base}/run"
+volumes_root = "{base}/run/volumes"
+target_roots = ["{base}/kubelet"]
+check_propagation = false
+[[proxy.drivers]]
+name = "{name}"
+socket = "{frontend}"
+backend = "{base}/run/shim/csi.sock"
+[shim]
+kubelet_root = "{base}/kubelet"
+check_propagation = false
+{shim}
+""")
+    return config
+
+
+def _parts(
+    base: Path, name: str, driver_socket: str, frontend: Path, flags: Sequence[str] = ()
+) -> dict[str, tuple[str, ...]]:
+    """Shim and proxy as processes of their own; `flags` are the shim's."""
+    run, shim, root = base / "run", base / "shim.sock", base / "kubelet"
+    return {
+        "shim": (
+            *("crust", "shim"),
+            f"--socket={shim}",
+            f"--driver-socket={driver_socket}",
+            f"--runtime-socket={run / 'runtime.sock'}",
+            f"--kubelet-root={root}",
+            "--no-check-propagation",
+            *flags,
+        ),
+        "proxy": (
+            *("crust", "proxy"),
+            f"--run-dir={run}",
+            f"--volumes-root={run / 'volumes'}",
+            f"--driver={name},{frontend},{shim}",
+            f"--target-root={root}",
+            "--no-check-propagation",
+        ),
+    }

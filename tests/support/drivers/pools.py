@@ -50,4 +50,4 @@ def bench_on(
             yield bench
         finally:
             bench.let_go()
-            remnants.remove(str(home))
+            remnants.remove(home)

@@ -1,13 +1,23 @@
-"""What a failed test left on the kernel below its directory: mounts and loop devices."""
+"""What a driver has left on the kernel below a directory: mounts, and loop devices on files."""
 
+from contextlib import suppress
+
+from crust.core import errors
 from crust.host.block import loop
 from crust.host.mounts import mount_api, mountinfo
 
 
-def remove(root: str) -> None:
-    """Unmount what is mounted below `root`, the deepest first, and detach the loop devices on its files."""
-    for mount in sorted(mountinfo.below(root), key=lambda each: -len(each.target)):
-        mount_api.unmount(mount.target)
-    for device in loop.list_named(lambda _: True):
-        if device.backing.startswith(f"{root}/"):
+def devices(root: object) -> list[loop.LoopDevice]:
+    """The loop devices on files below `root`."""
+    every = loop.list_named(lambda _: True)
+    return [each for each in every if each.backing.startswith(f"{root}/")]
+
+
+def remove(root: object, *, keep: str = "") -> None:
+    """Unmount what is mounted below `root` but `keep`, the deepest first, and detach the devices."""
+    for mount in sorted(mountinfo.below(str(root)), key=lambda each: -len(each.target)):
+        if mount.target != keep:
+            mount_api.unmount(mount.target)
+    for device in devices(root):
+        with suppress(errors.CrustError):  # it detaches itself when its last user closes it
             loop.detach(device)

@@ -6,8 +6,6 @@ passed, and nothing may be on the node then. As a kubelet, the CO does not end w
 
 import asyncio
 import os
-import subprocess
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import (
     AbstractContextManager,
@@ -26,7 +24,6 @@ from crust.core.settings.proxy import KubernetesSettings
 from crust.csi_shim.wrap.node_shim import Wrapping
 from crust.handoff import store
 from crust.handoff.record import Record
-from crust.host.block import loop
 from crust.host.mounts import mountinfo
 from crust.node import node_process
 from crust.node.settings import NodeSettings
@@ -35,7 +32,7 @@ from crust.rpc import channel, status
 from crust.rpc.status import PeerStatus
 from crust.runtime_handler import claim_volume
 from crust.wire.csi.v1 import csi_pb2_grpc
-from tests.support.co import MIB, Co
+from tests.support.co import Co
 from tests.support.drivers import remnants
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Places
@@ -180,10 +177,7 @@ class ServedNode:
         """Check that the node has no entry, no mount and no device of a volume."""
         assert self.places.entries() == []
         assert mountinfo.below(self.places.kubelet) == ()
-        mine = f"{self.places.root}/"
-        assert [
-            each for each in loop.list_named(lambda _: True) if each.backing.startswith(mine)
-        ] == []
+        assert remnants.devices(self.places.root) == []
 
     def entry(self, target: str) -> store.Entry | None:
         return store.Store(self.places.volumes).read(volumes.TargetPath(target))
@@ -234,22 +228,3 @@ async def started(node: Node) -> AsyncIterator[Node]:
     finally:
         await node.stop()
         await asyncio.to_thread(remnants.remove, node.places.root)
-
-
-@contextmanager
-def new_places() -> Iterator[Places]:
-    """The paths of a new node; they go at the end."""
-    with tempfile.TemporaryDirectory(prefix="crust-") as root:
-        yield Places.make(root)
-
-
-@contextmanager
-def ext4_device(places: Places) -> Iterator[loop.LoopDevice]:
-    """A loop device of 64 MiB with an ext4 on it."""
-    image = f"{places.root}/volume.img"
-    with open(image, "wb") as file:
-        file.truncate(64 * MIB)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True, timeout=60)
-    attached = loop.attach(image)
-    yield attached
-    loop.detach(attached)

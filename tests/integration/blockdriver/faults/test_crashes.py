@@ -11,6 +11,7 @@ import pytest
 from crust.core import errors, volumes
 from crust.host.block import loop
 from crust.host.mounts import mountinfo
+from tests.support.drivers import remnants
 from tests.support.drivers.block_driver import Bench, block, mount
 from tests.support.faults.crashes import crash_points, failure_points
 from tests.support.records import pool_layout
@@ -38,9 +39,7 @@ async def take_down(bench: Bench, name: str) -> None:
 
 def check_nothing_left(bench: Bench) -> None:
     assert mountinfo.below(str(bench.root)) == ()
-    assert [
-        each for each in loop.list_named(lambda _: True) if each.backing.startswith(str(bench.root))
-    ] == []
+    assert remnants.devices(bench.root) == []
     assert pool_layout.files(bench.root / "state") == set()
     assert [path for path in bench.root.glob("run/*/*/*") if path.suffix == ".json"] == []
 

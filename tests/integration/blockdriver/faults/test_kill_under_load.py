@@ -8,17 +8,14 @@ import os
 import random
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from crust.core import errors
-from crust.host.block import loop
 from crust.host.filesystems import fsfreeze
-from crust.host.mounts import mount_api, mountinfo
+from crust.host.mounts import mountinfo
 from crust.rpc import channel
-from tests.support.drivers import pools
+from tests.support.drivers import pools, remnants
 from tests.support.drivers.block_driver import MIB
 from tests.support.drivers.killed_driver import KilledDriver, RetryingCo
 from tests.support.lives import Life, Volume
@@ -46,39 +43,23 @@ def root(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 async def driver(root: Path) -> AsyncIterator[KilledDriver]:
     running = KilledDriver(root)
-    await running.start()
+    running.start()
     try:
         yield running
     finally:
-        await running.kill()
-        _take_down(root)
-
-
-def _take_down(root: Path) -> None:
-    """What a failed test left; nothing else is below."""
-    for each in sorted(mountinfo.below(str(root)), key=lambda each: -len(each.target)):
-        if each.target != str(root / "pool"):
-            mount_api.unmount(each.target)
-    for device in _devices(root):
-        with suppress(errors.CrustError):
-            loop.detach(device)
-
-
-def _devices(root: Path) -> list[loop.LoopDevice]:
-    return [
-        each for each in loop.list_named(lambda _: True) if each.backing.startswith(f"{root}/pool/")
-    ]
+        running.kill()
+        remnants.remove(root, keep=str(root / "pool"))
 
 
 async def _kill(driver: KilledDriver, chance: random.Random) -> None:
     while True:
         await driver.wait_for(driver.answered + chance.randint(*ANSWERS_BETWEEN_KILLS))
-        await driver.kill()
-        await driver.start()
+        driver.kill()
+        driver.start()
         while chance.random() < 0.3:
             await asyncio.sleep(chance.uniform(0, 1))  # waits for nothing: any moment of its start
-            await driver.kill()
-            await driver.start()
+            driver.kill()
+            driver.start()
 
 
 async def _live(co: RetryingCo, root: Path, numbers: Iterator[int]) -> list[Volume]:
@@ -101,8 +82,8 @@ async def _survivors(driver: KilledDriver, co: RetryingCo) -> list[Volume]:
         ]
     killer.cancel()
     await asyncio.wait([killer])
-    await driver.kill()  # the last time, whatever the killer was at
-    await driver.start()
+    driver.kill()  # the last time, whatever the killer was at
+    driver.start()
     return [volume for caller in callers for volume in caller.result()]
 
 
@@ -110,7 +91,7 @@ def _check_nothing_left(root: Path, survivors: list[Volume]) -> None:
     ids = {volume.volume_id for volume in survivors}
     state = root / "pool" / "state"
     assert [each.target for each in mountinfo.below(str(root))] == [str(root / "pool")]
-    assert _devices(root) == []
+    assert remnants.devices(root) == []
     assert pool_layout.files(state) == pool_layout.files_of(state, ids)
     assert [path for path in root.glob("run/*/*/*") if path.suffix == ".json"] == []
 

@@ -8,15 +8,13 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from crust.core import errors
-from crust.host.block import loop
-from crust.host.mounts import mount_api, mountinfo
 from crust.wire.csi.v1 import csi_pb2
+from tests.support.drivers import remnants
 from tests.support.drivers.block_driver import MIB, Bench, caller
 from tests.support.faults import power_cut
 from tests.support.records import pool_layout
@@ -209,9 +207,7 @@ class AfterTheCut:
         await node.delete_copies()
         root = node.bench.root
         assert pool_layout.files(root / "state") == set()
-        assert [
-            each for each in loop.list_named(lambda _: True) if each.backing.startswith(f"{root}/")
-        ] == []
+        assert remnants.devices(root) == []
 
 
 @pytest.fixture
@@ -219,17 +215,7 @@ def base() -> Iterator[Path]:
     """In memory: thousands of files are made here, and none has to survive a power cut."""
     with tempfile.TemporaryDirectory(prefix="crust-", dir="/dev/shm") as name:
         yield Path(name)
-        switch_off(Path(name))
-
-
-def switch_off(base: Path) -> None:
-    """The node forgets its mounts and devices."""
-    for mount in sorted(mountinfo.below(str(base)), key=lambda each: -len(each.target)):
-        mount_api.unmount(mount.target)
-    for device in loop.list_named(lambda _: True):
-        if device.backing.startswith(f"{base}/"):
-            with suppress(errors.CrustError):
-                loop.detach(device)
+        remnants.remove(name)
 
 
 @pytest.mark.parametrize("names_survive", [False, True], ids=["all lost", "names survive"])
@@ -247,7 +233,7 @@ def test_power_cut_after_anything_that_becomes_durable_loses_no_answer(
 
     with power_cut.recorded(live / "state", store, names_survive=names_survive) as recorder:
         asyncio.run(life(recorder))
-    switch_off(base)
+    remnants.remove(base)
 
     assert len(recorder.cuts) > 30
     for number, cut in enumerate(recorder.cuts):
@@ -260,4 +246,4 @@ def test_power_cut_after_anything_that_becomes_durable_loses_no_answer(
             names = sorted(str(path.relative_to(root)) for path in (root / "state").rglob("*"))
             raise AssertionError(f"cut {number}, {cut.marks} answers, {names}") from error
         finally:
-            switch_off(root)
+            remnants.remove(root)

@@ -13,6 +13,7 @@ from crust.host.block import loop, loopctl
 from crust.host.files import sparse
 from crust.host.files.held_directory import AnyPath
 from crust.host.process import sysfs
+from tests.support.drivers import remnants
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.records import pool_layout
 
@@ -20,11 +21,7 @@ pytestmark = pytest.mark.root
 
 
 def devices(bench: Bench) -> list[str]:
-    return [
-        each.path
-        for each in loop.list_named(lambda _: True)
-        if each.backing.startswith(f"{bench.root}/")
-    ]
+    return [each.path for each in remnants.devices(bench.root)]
 
 
 async def collect(bench: Bench) -> None:

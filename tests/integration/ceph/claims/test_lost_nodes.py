@@ -3,9 +3,7 @@
 import asyncio
 import contextlib
 import re
-import tempfile
 import urllib.request
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from crust.ceph.connection import Connection
 from crust.ceph.failures import CephMonitorsUnreachable
 from crust.core.volumes import VolumeId
 from crust.kubernetes_api.volumes_in_use import TAINT
-from crust.rpc import channel
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver, rbd_node
 from tests.support.ceph.image_claims import (
@@ -36,7 +33,6 @@ from tests.support.ceph.image_claims import (
     attached,
 )
 from tests.support.ceph.rbd_driver import RbdDriver
-from tests.support.co import Co
 from tests.support.nodes import fake_kubernetes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes
 
@@ -135,18 +131,6 @@ async def until_free(ioctx: Any, image: str) -> None:
             await asyncio.sleep(0.1)
 
 
-@contextlib.asynccontextmanager
-async def controller(driver: RbdDriver) -> AsyncIterator[Co]:
-    """The process while the block runs, and its CO."""
-    driver.start()
-    try:
-        async with channel.connect(str(driver.socket)) as connected:
-            await rbd_node.ready(Co(connected))
-            yield Co(connected)
-    finally:
-        driver.kill()
-
-
 async def fenced_is_counted(driver: RbdDriver) -> None:
     """The claim is free before it is counted."""
     address = re.findall(r"metrics +address=(\S+)", driver.log.read_text())[-1]  # of its last start
@@ -165,33 +149,24 @@ def metrics_at(address: str) -> str:
 
 @pytest.mark.spec("H-53")
 async def test_volumes_of_a_gone_node_are_freed(ceph: CephCluster, tmp_path: Path) -> None:
-    namespace = ceph.make_namespace()
-    user = f"controller-{namespace}"
-    api = FakeKubernetes()
-    with (
-        tempfile.TemporaryDirectory(prefix="crust-") as name,
-        fake_kubernetes.serving(api, tmp_path) as kubeconfig,
-        contextlib.ExitStack() as stack,
-    ):
-        base = Path(name)
-        key = ceph.controller(user, namespace)
-        config = rbd_driver.write_config(base, ceph, user, key, namespace)
-        with config.open("a") as file:
-            file.write(f'[kubernetes]\nkubeconfig = "{kubeconfig}"\n')
-        text = config.read_text()
-        config.write_text(f'metrics_address = "127.0.0.1:0"\n{text}')
-        driver = RbdDriver(base, config)
-        driver.write()
+    namespace, api = ceph.make_namespace(), FakeKubernetes()
+    with fake_kubernetes.serving(api, tmp_path) as kubeconfig, contextlib.ExitStack() as stack:
+        top = f'metrics_address = "127.0.0.1:0"\nkubernetes.kubeconfig = "{kubeconfig}"\n'
+        driver = stack.enter_context(rbd_driver.serving(ceph, within=namespace, top=top))
         ids = [{"name": "block.csi.crust.dev", "nodeID": A.node}]
         api.add_object("csinodes", "node-of-kubernetes", spec={"drivers": ids})
-        async with controller(driver) as co:
+        async with rbd_driver.calling(driver) as co:
+            await rbd_driver.ready(co)
             image = (await rbd_node.created(co, "one")).volume_id
+        driver.kill()
         there = stack.enter_context(as_admin(ceph, namespace, image))
         claims.take(there, Mode.WRITER, A, "sandbox-1", "vm-1")
         with pytest.raises(claims.ImageClaimed):
             claims.take(there, Mode.WRITER, B, "sandbox-2", "vm-2")
         tainted(api, "node-of-kubernetes", ready="Unknown")
-        async with controller(driver):
+        driver.start()
+        async with rbd_driver.calling(driver) as co:
+            await rbd_driver.ready(co)
             await until_free(there.ioctx, image)
             await fenced_is_counted(driver)
         assert "was cut off from an image" in driver.log.read_text()

@@ -1,0 +1,55 @@
+"""What tests of several parts have: directories short enough for sockets, and loop devices on sparse files."""
+
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from crust.host.block import loop
+from tests.support.co import MIB
+from tests.support.drivers import remnants
+from tests.support.nodes.node import Places
+
+MakeDevice = Callable[..., loop.LoopDevice]
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """unix(7) allows 107 bytes, and pytest's own directories are long. What a failed test left in it is removed."""
+    with tempfile.TemporaryDirectory(prefix="crust-") as name:
+        yield Path(name)
+        remnants.remove(name)
+
+
+@pytest.fixture
+def places(short_dir: Path) -> Places:
+    """The paths of a new node."""
+    return Places.make(str(short_dir))
+
+
+@pytest.fixture
+def device(short_dir: Path) -> Iterator[MakeDevice]:
+    """Make a loop device on the file of a name; a second call with that name attaches the same file again."""
+    made: dict[str, loop.LoopDevice] = {}
+
+    def make(name: str = "a", size_bytes: int = 64 * MIB) -> loop.LoopDevice:
+        if name in made:
+            loop.detach(made.pop(name))
+        with open(short_dir / name, "ab") as file:
+            file.truncate(size_bytes)
+        made[name] = loop.attach(f"{short_dir}/{name}")
+        return made[name]
+
+    yield make
+    remnants.remove(short_dir)
+    assert remnants.devices(short_dir) == []
+
+
+@pytest.fixture
+def ext4_device(device: MakeDevice) -> loop.LoopDevice:
+    """One of 64 MiB with an ext4 on it."""
+    made = device("ext4.img")
+    subprocess.run(["mkfs.ext4", "-q", made.path], check=True, timeout=60)
+    return made
