@@ -27,7 +27,7 @@ from examples.kata.guest import archive, image, kernel, packages
 from tests.support.nodes import vm_agent
 
 _MODULES = (
-    "virtio_pci", "virtio_net", "9pnet_virtio", "9p", "overlay", "crc32c_generic", "rbd", "loop",
+    "virtio_pci", "virtio_net", "virtio_blk", "9pnet_virtio", "9p", "overlay", "crc32c_generic", "rbd", "loop",
     *kernel.FILESYSTEM_MODULES["ext4"], *kernel.FILESYSTEM_MODULES["xfs"], *kernel.FILESYSTEM_MODULES["btrfs"],
 )  # fmt: skip
 _TUNSETIFF, _TAP = 0x400454CA, 0x0002 | 0x1000
@@ -89,6 +89,8 @@ class KernelNode:
 
     network: Network
     directory: Path
+    disks: int = 0
+    """How many disks it has, which keep nothing."""
     machine: str = field(default_factory=lambda: uuid.uuid4().hex)
     process: "asyncio.subprocess.Process | None" = None
 
@@ -172,6 +174,11 @@ class KernelNode:
         initramfs = self.directory / "initramfs"
         parameters = f"address={self.network.node}\nmachine={self.machine}\n"
         parameters += f"checkout={Path.cwd()}\npython={sys.executable}\n"
+        disk = "driver=null-co,node-name=d{0},size=67108864,read-zeroes=on"
+        disks = " ".join(
+            f"-blockdev {disk.format(each)} -device virtio-blk-pci,drive=d{each}"
+            for each in range(self.disks)
+        )
         base = _base()
         initramfs.write_bytes(_initramfs(base, parameters))
         tuning = "mitigations=off cryptomgr.notests nokaslr no_timer_check psi=0"
@@ -183,14 +190,14 @@ class KernelNode:
             *("-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap"),
             *("-device", "virtio-9p-pci,fsdev=root,mount_tag=root"),
             *("-netdev", f"tap,id=net,fd={self.network.descriptor}", "-device", "virtio-net-pci,netdev=net"),
-            *("-serial", f"file:{self._console}"),
+            *("-serial", f"file:{self._console}", *disks.split()),
         )  # fmt: skip
 
 
 @contextlib.asynccontextmanager
-async def running(directory: Path, on: Network) -> AsyncIterator[KernelNode]:
+async def running(directory: Path, on: Network, *, disks: int = 0) -> AsyncIterator[KernelNode]:
     """A node, while the block runs."""
-    node = KernelNode(on, directory)
+    node = KernelNode(on, directory, disks)
     try:
         await node.start()
         yield node
