@@ -14,8 +14,9 @@ import pytest
 from crust.blockdriver.snapshots.host_freeze import Intent, Intents
 from crust.core import volumes
 from crust.rpc import channel
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.node import HANDLER
+from tests.support.co import Co
 from tests.support.nodes.whole_node import WholeNode
 from tests.support.runtimes import runtime_api
 from tests.support.runtimes.guest_writer import writing
@@ -34,22 +35,10 @@ async def grouped(
 ) -> AsyncIterator[csi_pb2.VolumeGroupSnapshot]:
     """A group snapshot, taken as external-snapshotter takes it; removed when the block is left."""
     async with channel.connect(fresh_node.daemons.paths.csi_socket) as to_proxy:
-        stub = csi_pb2_grpc.GroupControllerStub(to_proxy)
-        answer = await stub.CreateVolumeGroupSnapshot(
-            csi_pb2.CreateVolumeGroupSnapshotRequest(
-                name="group", source_volume_ids=[each.volume_id for each in of]
-            ),
-            timeout=100,
-        )
-        group = answer.group_snapshot
+        co = Co(to_proxy, 100)
+        group = await co.group(*(each.volume_id for each in of))
         yield group
-        await stub.DeleteVolumeGroupSnapshot(
-            csi_pb2.DeleteVolumeGroupSnapshotRequest(
-                group_snapshot_id=group.group_snapshot_id,
-                snapshot_ids=[each.snapshot_id for each in group.snapshots],
-            ),
-            timeout=100,
-        )
+        await co.delete_group(group)
 
 
 def checked(image: Path) -> str:

@@ -106,7 +106,14 @@ class Co:
         self._metadata = metadata
         self.identity: csi_pb2_grpc.IdentityAsyncStub = csi_pb2_grpc.IdentityStub(connected)
         self.controller: csi_pb2_grpc.ControllerAsyncStub = csi_pb2_grpc.ControllerStub(connected)
+        self.groups: csi_pb2_grpc.GroupControllerAsyncStub = csi_pb2_grpc.GroupControllerStub(
+            connected
+        )
         self.node: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(connected)
+
+    async def is_ready(self) -> bool:
+        """Probe."""
+        return (await self._call(self.identity.Probe, csi_pb2.ProbeRequest())).ready.value
 
     async def create(
         self, name: str = "pvc", *capabilities: csi_pb2.VolumeCapability, **fields: Any
@@ -157,6 +164,36 @@ class Co:
         """GetCapacity; the available bytes."""
         request = csi_pb2.GetCapacityRequest(**fields)
         return (await self._call(self.controller.GetCapacity, request)).available_capacity
+
+    async def confirms(self, volume_id: str, given: csi_pb2.VolumeCapability) -> bool:
+        """ValidateVolumeCapabilities; what it does not confirm has a message."""
+        request = csi_pb2.ValidateVolumeCapabilitiesRequest(
+            volume_id=volume_id, volume_capabilities=[given]
+        )
+        answer = await self._call(self.controller.ValidateVolumeCapabilities, request)
+        assert answer.HasField("confirmed") or answer.message
+        return answer.HasField("confirmed")
+
+    async def volumes(self) -> dict[str, csi_pb2.ListVolumesResponse.Entry]:
+        """ListVolumes, by id."""
+        answer = await self._call(self.controller.ListVolumes, csi_pb2.ListVolumesRequest())
+        return {each.volume.volume_id: each for each in answer.entries}
+
+    async def snapshots(self) -> dict[str, csi_pb2.Snapshot]:
+        """ListSnapshots, by id."""
+        answer = await self._call(self.controller.ListSnapshots, csi_pb2.ListSnapshotsRequest())
+        return {each.snapshot.snapshot_id: each.snapshot for each in answer.entries}
+
+    async def group(self, *volume_ids: str, name: str = "g") -> csi_pb2.VolumeGroupSnapshot:
+        request = csi_pb2.CreateVolumeGroupSnapshotRequest(name=name, source_volume_ids=volume_ids)
+        return (await self._call(self.groups.CreateVolumeGroupSnapshot, request)).group_snapshot
+
+    async def delete_group(self, group: csi_pb2.VolumeGroupSnapshot) -> None:
+        request = csi_pb2.DeleteVolumeGroupSnapshotRequest(
+            group_snapshot_id=group.group_snapshot_id,
+            snapshot_ids=[each.snapshot_id for each in group.snapshots],
+        )
+        await self._call(self.groups.DeleteVolumeGroupSnapshot, request)
 
     async def snapshot(self, volume_id: str, name: str = "snap") -> csi_pb2.Snapshot:
         request = csi_pb2.CreateSnapshotRequest(source_volume_id=volume_id, name=name)

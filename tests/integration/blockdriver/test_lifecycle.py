@@ -5,7 +5,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -232,11 +231,6 @@ async def test_unpublish_after_a_reboot_succeeds_without_node_state(bench: Bench
     await bench.unstage(volume_id)
 
 
-async def entries(bench: Bench) -> dict[str, Any]:
-    answer = await bench.driver.controller.ListVolumes(csi_pb2.ListVolumesRequest(), caller())
-    return {each.volume.volume_id: each for each in answer.entries}
-
-
 async def test_volume_published_read_only_to_a_node_refuses_writes(bench: Bench) -> None:
     volume_id = await bench.staged()
     target = bench.target("a")
@@ -271,14 +265,14 @@ async def test_lost_image_is_reported_by_both_profiles_and_keeps_its_record(tmp_
     volume_id = (await bench.create(capability=mount())).volume_id
     image = pool_layout.image(tmp_path / "state", volume_id)
     image.rename(tmp_path / "away")
-    entry = (await entries(bench))[volume_id]
+    entry = (await bench.co.volumes())[volume_id]
     assert entry.status.volume_condition.abnormal
     with raised("NotInCsiProfile"):
         await bench.driver.controller.ControllerListVolumeHealth(
             csi_pb2.ControllerListVolumeHealthRequest(), caller()
         )
     newer = Bench(tmp_path, profile="1.13")
-    assert not (await entries(newer))[volume_id].status.HasField("volume_condition")
+    assert not (await newer.co.volumes())[volume_id].status.HasField("volume_condition")
     controller, node = newer.driver.controller, newer.driver.node
     answer = await controller.ControllerGetVolumeHealth(
         csi_pb2.ControllerGetVolumeHealthRequest(volume_id=volume_id), caller()

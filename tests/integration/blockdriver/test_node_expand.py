@@ -41,8 +41,7 @@ async def conditions(bench: Bench, volume_id: str, target: str) -> set[str]:
     stats = await bench.stats(volume_id, target)
     get = csi_pb2.ControllerGetVolumeRequest(volume_id=volume_id)
     got = await bench.driver.controller.ControllerGetVolume(get, caller())
-    every = await bench.driver.controller.ListVolumes(csi_pb2.ListVolumesRequest(), caller())
-    listed = next(each for each in every.entries if each.volume.volume_id == volume_id)
+    listed = (await bench.co.volumes())[volume_id]
     assert stats.condition is not None
     found = (stats.condition, got.status.volume_condition, listed.status.volume_condition)
     assert len({each.abnormal for each in found}) == 1

@@ -15,7 +15,7 @@ import rbd
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.rbd.records import object_name
 from crust.ceph import omap
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.csi.v1 import csi_pb2
 from tests.support.ceph.rbd_node import SIZE, RbdNode
 from tests.support.faults.refusals import refused
 
@@ -278,24 +278,12 @@ def remove_with_snapshots(cluster: RbdNode, volume_id: str) -> None:
 
 async def test_group_with_a_vanished_member_can_be_deleted(cluster: RbdNode) -> None:
     other = await cluster.create("other")
-    groups: csi_pb2_grpc.GroupControllerAsyncStub = csi_pb2_grpc.GroupControllerStub(
-        cluster.controller.channel
-    )
-    request = csi_pb2.CreateVolumeGroupSnapshotRequest(
-        name="group", source_volume_ids=[cluster.volume, other]
-    )
-    made = (await groups.CreateVolumeGroupSnapshot(request, timeout=60)).group_snapshot
+    made = await cluster.controller.group(cluster.volume, other)
     lost = next(each for each in made.snapshots if each.source_volume_id == other)
     remove_snapshot(cluster, other, lost.snapshot_id)
     for _ in range(2):
-        call = groups.CreateVolumeGroupSnapshot(request, timeout=60)
+        call = cluster.controller.group(cluster.volume, other)
         await refused(call, LOSS, "[SnapshotMissing]", lost.snapshot_id, "delete")
-    members = [each.snapshot_id for each in made.snapshots]
     for _ in range(2):
-        await groups.DeleteVolumeGroupSnapshot(
-            csi_pb2.DeleteVolumeGroupSnapshotRequest(
-                group_snapshot_id=made.group_snapshot_id, snapshot_ids=members
-            ),
-            timeout=60,
-        )
+        await cluster.controller.delete_group(made)
     assert records(cluster, RecordKind.SNAPSHOTS) == []

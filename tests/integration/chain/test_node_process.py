@@ -7,9 +7,7 @@ import pytest
 
 from crust.host.files import locks
 from crust.node import node_process
-from crust.rpc import channel
 from crust.rpc.serving import daemon
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.integration.chain.conftest import Chain
 
 pytestmark = [pytest.mark.root, pytest.mark.parametrize("chain", ["node"], indirect=True)]
@@ -31,10 +29,7 @@ async def test_another_process_of_the_pool_or_the_run_directory_is_refused(
 async def test_parts_have_no_socket_of_their_own(chain: Chain) -> None:
     assert not Path(chain.places.shim).exists()
     assert not Path(chain.places.driver).exists()
-    async with channel.connect(chain.places.csi) as connected:
-        stub = csi_pb2_grpc.IdentityStub(connected)
-        answer = await stub.Probe(csi_pb2.ProbeRequest(), timeout=30)
-    assert answer.ready.value
+    assert await chain.co.is_ready()
 
 
 async def test_a_stopped_node_has_ended_its_operations_and_leaves_no_lock(chain: Chain) -> None:

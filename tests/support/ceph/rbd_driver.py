@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from crust.rpc import channel
-from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support import processes
 from tests.support.co import Co
@@ -114,8 +113,7 @@ async def ready(co: Co) -> None:
     async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError):
-                probe = await co.identity.Probe(csi_pb2.ProbeRequest(), timeout=30)
-                if probe.ready.value:
+                if await co.is_ready():
                     return
             await asyncio.sleep(0.1)
 

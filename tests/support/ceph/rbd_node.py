@@ -141,14 +141,7 @@ class RbdNode:
     async def is_confirmed(
         self, volume: str = "", given: csi_pb2.VolumeCapability = WRITERS
     ) -> bool:
-        """ValidateVolumeCapabilities; what it does not confirm has a message."""
-        request = csi_pb2.ValidateVolumeCapabilitiesRequest(
-            volume_id=volume or self.volume, volume_capabilities=[given]
-        )
-        stub = self.controller.controller
-        answer = await stub.ValidateVolumeCapabilities(request, timeout=60)
-        assert answer.HasField("confirmed") or answer.message
-        return bool(answer.HasField("confirmed"))
+        return await self.controller.confirms(volume or self.volume, given)
 
     async def snapshot(self, name: str = "snapshot") -> str:
         """CreateSnapshot; the id."""

@@ -62,8 +62,9 @@ class DirectCo(Co):
     """Calls the servicers of a driver in this process."""
 
     def __init__(self, driver: Driver) -> None:
-        self.identity, self.controller, self.node = (
-            cast("Any", each) for each in (driver.identity, driver.controller, driver.node)
+        servicers = (driver.identity, driver.controller, driver.controller, driver.node)
+        self.identity, self.controller, self.groups, self.node = (
+            cast("Any", each) for each in servicers
         )
 
     async def _call(

@@ -14,20 +14,6 @@ from tests.support.records import pool_layout
 KIB = 1024
 
 
-async def snapshot(bench: Bench, volume_id: str, name: str = "snap") -> csi_pb2.Snapshot:
-    return await bench.co.snapshot(volume_id, name)
-
-
-async def group(bench: Bench, *volume_ids: str, name: str = "g") -> csi_pb2.VolumeGroupSnapshot:
-    request = csi_pb2.CreateVolumeGroupSnapshotRequest(name=name, source_volume_ids=volume_ids)
-    answer = await bench.driver.controller.CreateVolumeGroupSnapshot(request, caller())
-    return answer.group_snapshot
-
-
-async def drop(bench: Bench, snapshot_id: str) -> None:
-    await bench.co.delete_snapshot(snapshot_id)
-
-
 async def made_of(
     bench: Bench,
     name: str,

@@ -16,10 +16,8 @@ from typing import Any
 import pytest
 
 from crust.host.process import sysfs
-from crust.wire.csi.v1 import csi_pb2
-from tests.support.drivers.block_driver import MIB, Bench, caller
+from tests.support.drivers.block_driver import MIB, Bench
 from tests.support.records import pool_layout
-from tests.support.records.copies import group, snapshot
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
@@ -114,8 +112,8 @@ class Owned:
 
 async def owned(bench: Bench, name: str) -> Owned:
     volume_id = (await bench.create(name, size=16 * MIB)).volume_id
-    taken = await snapshot(bench, volume_id, f"{name}-snapshot")
-    members = await group(bench, volume_id, name=f"{name}-group")
+    taken = await bench.co.snapshot(volume_id, f"{name}-snapshot")
+    members = await bench.co.group(volume_id, name=f"{name}-group")
     target = bench.target(name)
     await bench.stage(volume_id)
     await bench.publish(volume_id, target)
@@ -142,16 +140,10 @@ TOLD_BY_THE_POOL = ("snapshot record", "group record")
 
 async def check_others(bench: Bench, other: Owned) -> None:
     """Every call that looks at all volumes answers, and the other volume can do what it always can."""
-    controller = bench.driver.controller
-    listed = await controller.ListVolumes(csi_pb2.ListVolumesRequest(), caller())
-    found = {
-        each.volume.volume_id: each.status.volume_condition.abnormal for each in listed.entries
-    }
-    assert found[other.volume_id] is False
-    snapshots = await controller.ListSnapshots(csi_pb2.ListSnapshotsRequest(), caller())
-    assert other.snapshot_id in {each.snapshot.snapshot_id for each in snapshots.entries}
-    capacity = await controller.GetCapacity(csi_pb2.GetCapacityRequest(), caller())
-    assert capacity.available_capacity > 0
+    listed = await bench.co.volumes()
+    assert not listed[other.volume_id].status.volume_condition.abnormal
+    assert other.snapshot_id in await bench.co.snapshots()
+    assert await bench.co.capacity() > 0
     await bench.driver.collect_garbage()
     await bench.driver.finish_changes()
     assert (await bench.stats(other.volume_id, other.target)).usage

@@ -20,7 +20,7 @@ from tests.support.drivers.block_driver import MIB, Bench, Mode, caller, is_ther
 from tests.support.frozen import is_frozen
 from tests.support.raised import raised
 from tests.support.records import pool_layout
-from tests.support.records.copies import in_use, snapshot, unmount_lazily, up, write
+from tests.support.records.copies import in_use, unmount_lazily, up, write
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
@@ -92,7 +92,7 @@ async def test_snapshot_that_takes_too_long_is_thawed_and_fails(
     monkeypatch.setattr(copying.driver.controller.snapshots.freezer, "_limit_s", 0.2)
     monkeypatch.setattr(FileTaking, "take", slowly)
     with raised("FrozenTooLong"):
-        await snapshot(copying, source)
+        await copying.co.snapshot(source)
     assert not is_frozen(target)
     assert copying.driver.stores.snapshot_sets.ids() == ()
     assert not pool_layout.snapshot_images(copying.root / "state")
@@ -100,13 +100,13 @@ async def test_snapshot_that_takes_too_long_is_thawed_and_fails(
 
 async def test_snapshot_interrupted_by_a_crash_leaves_nothing(copying: Bench) -> None:
     source = await copying.create("source")
-    taken = await snapshot(copying, source.volume_id)
+    taken = await copying.co.snapshot(source.volume_id)
     kept = pool_layout.snapshot_set(copying.root / "state", taken.snapshot_id)
     kept.parent.rename(kept.parent.parent / f".new-{taken.snapshot_id}")
     await asyncio.to_thread(copying.restart)
     assert copying.driver.stores.snapshot_sets.find(taken.snapshot_id) is None
     assert not any((copying.root / "state" / "snapshots").iterdir())
-    assert (await snapshot(copying, source.volume_id)).snapshot_id == taken.snapshot_id
+    assert (await copying.co.snapshot(source.volume_id)).snapshot_id == taken.snapshot_id
     assert mountinfo.below(str(copying.root / "pods")) == ()
 
 

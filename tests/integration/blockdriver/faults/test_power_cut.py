@@ -18,7 +18,7 @@ from tests.support.drivers import remnants
 from tests.support.drivers.block_driver import MIB, Bench, caller
 from tests.support.faults import power_cut
 from tests.support.records import pool_layout
-from tests.support.records.copies import drop, group, made_of, snapshot
+from tests.support.records.copies import made_of
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(900)]
 
@@ -63,13 +63,13 @@ class Node:
         os.close(fd)
 
     async def snapshot(self) -> None:
-        await snapshot(self.bench, self.id_of("v"))
+        await self.bench.co.snapshot(self.id_of("v"))
 
     async def group(self) -> None:
-        await group(self.bench, self.id_of("v"))
+        await self.bench.co.group(self.id_of("v"))
 
     async def restore(self) -> None:
-        taken = await snapshot(self.bench, self.id_of("v"))
+        taken = await self.bench.co.snapshot(self.id_of("v"))
         await made_of(self.bench, "restored", snapshot_id=taken.snapshot_id)
 
     async def clone(self) -> None:
@@ -85,7 +85,7 @@ class Node:
         await self.bench.unstage(self.id_of("v"))
 
     async def drop_snapshot(self) -> None:
-        await drop(self.bench, self.bench.ids.snapshot_id("snap"))
+        await self.bench.co.delete_snapshot(self.bench.ids.snapshot_id("snap"))
 
     async def drop_group(self) -> None:
         request = csi_pb2.DeleteVolumeGroupSnapshotRequest(
@@ -111,22 +111,18 @@ class Node:
 
     async def volumes(self) -> dict[str, csi_pb2.ListVolumesResponse.Entry]:
         """What ListVolumes shows; each must be healthy."""
-        listed = await self.bench.driver.controller.ListVolumes(
-            csi_pb2.ListVolumesRequest(), caller()
-        )
-        for each in listed.entries:
+        listed = await self.bench.co.volumes()
+        for each in listed.values():
             condition = each.status.volume_condition
             # Said where no process may resize a mounted ext4: it is no damage.
             assert not condition.abnormal or "keeps its old size" in condition.message, condition
-        return {each.volume.volume_id: each for each in listed.entries}
+        return listed
 
     async def snapshots(self) -> set[str]:
         """What ListSnapshots shows; each must be ready."""
-        listed = await self.bench.driver.controller.ListSnapshots(
-            csi_pb2.ListSnapshotsRequest(), caller()
-        )
-        assert all(each.snapshot.ready_to_use for each in listed.entries)
-        return {each.snapshot.snapshot_id for each in listed.entries}
+        listed = await self.bench.co.snapshots()
+        assert all(each.ready_to_use for each in listed.values())
+        return set(listed)
 
 
 LIFETIMES = {

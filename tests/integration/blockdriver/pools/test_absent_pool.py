@@ -65,12 +65,9 @@ class Node:
     async def stop(self) -> None:
         await self.stack.aclose()
 
-    async def is_ready(self) -> bool:
-        return bool((await self.co.identity.Probe(csi_pb2.ProbeRequest())).ready.value)
-
     async def until(self, *, ready: bool) -> None:
         async with asyncio.timeout(60):
-            while await self.is_ready() != ready:  # noqa: ASYNC110 - a Probe is all that tells
+            while await self.co.is_ready() != ready:  # noqa: ASYNC110 - a Probe is all that tells
                 await asyncio.sleep(0.05)
 
     async def refused(self) -> str:
@@ -79,7 +76,7 @@ class Node:
         for call in (
             co.create("v"),
             co.delete("0123456789abcdef-" + "0" * 40),
-            co.controller.ListVolumes(csi_pb2.ListVolumesRequest()),
+            co.volumes(),
             co.capacity(),
             co.unpublish("v", "/a"),
             co.node.NodeGetInfo(csi_pb2.NodeGetInfoRequest()),
@@ -129,7 +126,7 @@ async def test_a_pool_whose_disk_is_mounted_later_is_opened_without_a_restart(
     disks: Path, *, create_pool: bool
 ) -> None:
     async with running(Node(disks), create_pool=create_pool) as node:
-        assert not await node.is_ready()
+        assert not await node.co.is_ready()
         assert "perhaps its disk is not mounted" in await node.refused()
         assert not any(node.state.iterdir())
         node.mount("ours")
@@ -158,11 +155,8 @@ async def test_a_disk_mounted_over_the_pool_is_noticed_and_gets_no_write(disks: 
         mount_api.unmount_one(str(node.state))
         await node.until(ready=True)
         assert await node.co.create("v") == first
-        listed = await node.co.controller.ListVolumes(csi_pb2.ListVolumesRequest())
-        assert {each.volume.volume_id for each in listed.entries} == {
-            first.volume_id,
-            *([late_id] if late_id else []),
-        }
+        known = {first.volume_id, *([late_id] if late_id else [])}
+        assert set(await node.co.volumes()) == known
 
 
 @pytest.mark.parametrize("folder", pool_layout.FOLDERS[:2])
@@ -199,7 +193,7 @@ async def test_a_pool_with_a_mount_over_a_folder_is_not_opened_until_it_is_gone(
     node.mount("ours")
     node.mount("other", folder)
     async with running(node):
-        assert not await node.is_ready()
+        assert not await node.co.is_ready()
         assert f"{node.state / folder} is a mount point" in await node.refused()
         assert not any((disks / "other").iterdir())
         mount_api.unmount_one(str(node.state / folder))

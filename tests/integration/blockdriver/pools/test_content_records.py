@@ -13,10 +13,9 @@ from crust.blockdriver.records import models
 from crust.core import errors, volumes
 from crust.host.filesystems import mkfs
 from crust.rpc.messages import csi
-from crust.wire.csi.v1 import csi_pb2
-from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
+from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.records import copies, pool_layout
-from tests.support.records.copies import made_of, snapshot
+from tests.support.records.copies import made_of
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
@@ -45,12 +44,11 @@ async def test_stage_without_a_content_record_is_refused(bench: Bench, *, used: 
     for capability in (mount(), block()):
         with pytest.raises(models.RecordMissing):
             await bench.stage(volume_id, capability)
-    for copy in (snapshot(bench, volume_id), made_of(bench, "clone", volume_id=volume_id)):
+    for copy in (bench.co.snapshot(volume_id), made_of(bench, "clone", volume_id=volume_id)):
         with pytest.raises(models.RecordMissing):
             await copy
     assert image_path(bench, volume_id).read_bytes() == before
-    listed = await bench.driver.controller.ListVolumes(csi_pb2.ListVolumesRequest(), caller())
-    [entry] = listed.entries
+    [entry] = (await bench.co.volumes()).values()
     assert entry.status.volume_condition.abnormal
     assert volume_id in entry.status.volume_condition.message
     content_path(bench, volume_id).write_bytes(kept)
@@ -111,13 +109,6 @@ async def test_stage_is_not_finished_when_another_writer_came_during_mkfs(
     assert records.load(volume_id).state == "formatted"
 
 
-def validate(bench: Bench, volume_id: str) -> Any:
-    request = csi_pb2.ValidateVolumeCapabilitiesRequest(
-        volume_id=volume_id, volume_capabilities=[csi.capability_to_wire(mount())]
-    )
-    return bench.driver.controller.ValidateVolumeCapabilities(request, caller())
-
-
 async def test_volume_without_its_file_is_lost_to_every_call_and_can_be_deleted(
     bench: Bench,
 ) -> None:
@@ -126,12 +117,12 @@ async def test_volume_without_its_file_is_lost_to_every_call_and_can_be_deleted(
     pool_layout.image(bench.root / "state", volume_id).unlink()
     calls: list[Callable[[], Any]] = [
         bench.create,
-        lambda: validate(bench, volume_id),
+        lambda: bench.co.confirms(volume_id, csi.capability_to_wire(mount())),
         lambda: bench.attach(volume_id),
         lambda: bench.grow(volume_id, 128 * MIB),
         lambda: bench.modify(volume_id, readIOPS="100"),
-        lambda: copies.snapshot(bench, volume_id),
-        lambda: copies.group(bench, volume_id),
+        lambda: bench.co.snapshot(volume_id),
+        lambda: bench.co.group(volume_id),
         lambda: copies.made_of(bench, "copy", volume_id=volume_id),
         lambda: bench.stage(volume_id),
     ]
@@ -161,13 +152,13 @@ async def test_pod_of_a_volume_whose_file_was_removed_can_end(bench: Bench) -> N
 
 async def test_snapshot_without_its_file_is_not_taken_again_by_a_retry(bench: Bench) -> None:
     volume_id = (await bench.create()).volume_id
-    taken = await copies.snapshot(bench, volume_id)
-    group = await copies.group(bench, volume_id)
+    taken = await bench.co.snapshot(volume_id)
+    group = await bench.co.group(volume_id)
     for each in pool_layout.snapshot_images(bench.root / "state"):
         pool_layout.snapshot_image(bench.root / "state", each).unlink()
     calls: list[Callable[[], Any]] = [
-        lambda: copies.snapshot(bench, volume_id),
-        lambda: copies.group(bench, volume_id),
+        lambda: bench.co.snapshot(volume_id),
+        lambda: bench.co.group(volume_id),
         lambda: copies.made_of(bench, "copy", snapshot_id=taken.snapshot_id),
     ]
     for call in calls:
@@ -176,13 +167,7 @@ async def test_snapshot_without_its_file_is_not_taken_again_by_a_retry(bench: Be
         assert isinstance(caught.value, errors.Corrupt)
     assert pool_layout.images(bench.root / "state") == {volume_id}
     assert pool_layout.snapshot_images(bench.root / "state") == set()
-    await copies.drop(bench, taken.snapshot_id)
-    await bench.driver.controller.DeleteVolumeGroupSnapshot(
-        csi_pb2.DeleteVolumeGroupSnapshotRequest(
-            group_snapshot_id=group.group_snapshot_id,
-            snapshot_ids=[each.snapshot_id for each in group.snapshots],
-        ),
-        caller(),
-    )
+    await bench.co.delete_snapshot(taken.snapshot_id)
+    await bench.co.delete_group(group)
     assert list((bench.root / "state" / "snapshots").iterdir()) == []
-    assert (await copies.snapshot(bench, volume_id)).snapshot_id == taken.snapshot_id
+    assert (await bench.co.snapshot(volume_id)).snapshot_id == taken.snapshot_id

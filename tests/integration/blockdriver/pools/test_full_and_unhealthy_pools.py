@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors
-from crust.wire.csi.v1 import csi_pb2
-from tests.support.drivers.block_driver import MIB, Bench, caller
+from tests.support.drivers.block_driver import MIB, Bench
 from tests.support.drivers.pools import bench_on
 from tests.support.records import pool_layout
-from tests.support.records.copies import down, drop, group, snapshot, up, write
+from tests.support.records.copies import down, up, write
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
@@ -37,25 +36,20 @@ def without_a_free_block(bench: Bench) -> Iterator[None]:
     fill.unlink()
 
 
-async def drop_group(bench: Bench, taken: csi_pb2.VolumeGroupSnapshot) -> None:
-    request = csi_pb2.DeleteVolumeGroupSnapshotRequest(
-        group_snapshot_id=taken.group_snapshot_id,
-        snapshot_ids=[each.snapshot_id for each in taken.snapshots],
-    )
-    await bench.driver.controller.DeleteVolumeGroupSnapshot(request, caller())
-
-
 async def test_delete_on_a_full_pool_succeeds(small: Bench) -> None:
     source, other = await small.create("source"), await small.create("other")
     target = await up(small, source.volume_id)
     write(target, "file", b"x" * MIB)
-    taken, members = await snapshot(small, source.volume_id), await group(small, source.volume_id)
+    taken, members = (
+        await small.co.snapshot(source.volume_id),
+        await small.co.group(source.volume_id),
+    )
     await down(small, source.volume_id)
     with without_a_free_block(small):
         with pytest.raises(OSError, match="No space left"):
             (small.root / "state" / "more").write_bytes(b"x" * 4096)
-        await drop_group(small, members)
-        await drop(small, taken.snapshot_id)
+        await small.co.delete_group(members)
+        await small.co.delete_snapshot(taken.snapshot_id)
         for volume in (source, other):
             await small.delete(volume.volume_id)
     assert pool_layout.files(small.root / "state") == set()
@@ -63,13 +57,12 @@ async def test_delete_on_a_full_pool_succeeds(small: Bench) -> None:
 
 async def test_capacity_excludes_other_files_in_the_pool(small: Bench) -> None:
     await small.create("one", size=64 * MIB)
-    before = await small.driver.controller.GetCapacity(csi_pb2.GetCapacityRequest(), caller())
+    before = await small.co.capacity()
     with (small.root / "others").open("wb") as file:
         file.write(bytes(100 * MIB))
         os.fsync(file.fileno())
     small.restart()
-    after = await small.driver.controller.GetCapacity(csi_pb2.GetCapacityRequest(), caller())
-    assert abs(before.available_capacity - after.available_capacity - 100 * MIB) <= MIB
+    assert abs(before - await small.co.capacity() - 100 * MIB) <= MIB
 
 
 @pytest.fixture(params=["ext4", "xfs", "btrfs"])

@@ -13,9 +13,8 @@ from crust.blockdriver.engines.files.provisioning import FileTaking
 from crust.host.block import signatures
 from crust.host.filesystems import usage
 from crust.host.mounts import mountinfo
-from crust.wire.csi.v1 import csi_pb2
 from tests.integration.blockdriver.snapshots.test_guest_snapshots import Scene
-from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
+from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.drivers.pools import bench_on
 from tests.support.frozen import is_frozen
 from tests.support.raised import raised
@@ -23,13 +22,10 @@ from tests.support.records import pool_layout
 from tests.support.records.copies import (
     digest,
     down,
-    drop,
-    group,
     in_use,
     made_of,
     raw_pair,
     read_image,
-    snapshot,
     stamp,
     up,
     write,
@@ -54,11 +50,11 @@ async def test_group_snapshot_freezes_all_members_before_the_first_copy(
         take(self, image)
 
     monkeypatch.setattr(FileTaking, "take", looking)
-    taken = await group(pool, *(each.volume_id for each in made))
+    taken = await pool.co.group(*(each.volume_id for each in made))
     assert seen == [[True, True], [True, True]]
     assert not any(is_frozen(target) for target in targets)
     assert {each.group_snapshot_id for each in taken.snapshots} == {taken.group_snapshot_id}
-    assert await group(pool, *(each.volume_id for each in reversed(made))) == taken
+    assert await pool.co.group(*(each.volume_id for each in reversed(made))) == taken
     by_source = {each.source_volume_id: each.snapshot_id for each in taken.snapshots}
     for source, content in zip(made, data, strict=True):
         member = by_source[source.volume_id]
@@ -71,15 +67,12 @@ async def test_group_snapshot_freezes_all_members_before_the_first_copy(
 async def test_group_is_deleted_as_one_and_has_each_volume_once(cloning: Bench) -> None:
     ids = [(await cloning.create(name)).volume_id for name in ("one", "two")]
     with raised("SameVolumeTwice"):
-        await group(cloning, ids[0], ids[0], name="h")
-    taken = await group(cloning, *ids)
+        await cloning.co.group(ids[0], ids[0], name="h")
+    taken = await cloning.co.group(*ids)
     members = [each.snapshot_id for each in taken.snapshots]
     with raised("SnapshotBelongsToGroup"):
-        await drop(cloning, members[0])
-    request = csi_pb2.DeleteVolumeGroupSnapshotRequest(
-        group_snapshot_id=taken.group_snapshot_id, snapshot_ids=members
-    )
-    await cloning.driver.controller.DeleteVolumeGroupSnapshot(request, caller())
+        await cloning.co.delete_snapshot(members[0])
+    await cloning.co.delete_group(taken)
     assert cloning.driver.stores.snapshot_sets.ids() == ()
     assert not pool_layout.snapshot_images(cloning.root / "state")
 
@@ -98,7 +91,7 @@ async def test_group_with_a_raw_device_in_use_is_point_in_time_with_reflinks(
         take(self, image)
 
     monkeypatch.setattr(FileTaking, "take", looking)
-    await group(cloning, one.volume_id, two.volume_id)
+    await cloning.co.group(one.volume_id, two.volume_id)
     assert seen == [(two.volume_id, True), (one.volume_id, True)]
 
 
@@ -117,7 +110,7 @@ async def test_group_of_raw_devices_is_copied_again_after_a_write(
         take(self, image)
 
     monkeypatch.setattr(FileTaking, "take", interrupted)
-    made = await group(cloning, *ids)
+    made = await cloning.co.group(*ids)
     assert taken == [*ids, *ids]
     by_source = {each.source_volume_id: each.snapshot_id for each in made.snapshots}
     found = [read_image(cloning, by_source[each])[MIB : MIB + 7] for each in ids]
@@ -137,19 +130,19 @@ async def test_group_of_raw_devices_always_written_to_is_refused(
     with monkeypatch.context() as patched:
         patched.setattr(FileTaking, "take", interrupted)
         with raised("GroupNeverIdle"):
-            await group(cloning, *ids)
+            await cloning.co.group(*ids)
     assert cloning.driver.stores.snapshot_sets.ids() == ()
     assert not pool_layout.snapshot_images(cloning.root / "state")
-    await group(cloning, *ids)
+    await cloning.co.group(*ids)
 
 
 async def test_group_with_a_raw_device_in_use_is_refused_without_reflinks(copying: Bench) -> None:
     one, two = await copying.create("one", block()), await copying.create("two")
     await up(copying, one.volume_id, raw=True)
     with raised("RawDeviceInUse"):
-        await group(copying, one.volume_id, two.volume_id)
+        await copying.co.group(one.volume_id, two.volume_id)
     await down(copying, one.volume_id)
-    await group(copying, one.volume_id, two.volume_id)
+    await copying.co.group(one.volume_id, two.volume_id)
 
 
 SIZES = [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 256 * MIB)]
@@ -174,7 +167,7 @@ async def test_copies_mount_beside_their_filesystem(scene: Scene, fs_type: str, 
     bench = scene.bench
     source = await bench.create("source", mount(fs_type), size=size)
     write(await up(bench, source.volume_id, fs_type), "file", b"kept")
-    taken = await snapshot(bench, source.volume_id)
+    taken = await bench.co.snapshot(source.volume_id)
     restored = await made_of(bench, "restored", snapshot_id=taken.snapshot_id, fs_type=fs_type)
     clone = await made_of(bench, "clone", volume_id=source.volume_id, fs_type=fs_type)
     second = await made_of(bench, "second", volume_id=clone.volume_id, fs_type=fs_type)

@@ -20,7 +20,7 @@ from tests.support.drivers.pools import bench_on
 from tests.support.frozen import is_frozen
 from tests.support.raised import raised
 from tests.support.records import pool_layout
-from tests.support.records.copies import digest, down, group, made_of, snapshot, up, write
+from tests.support.records.copies import digest, down, made_of, up, write
 from tests.support.runtimes.mounting_guests import MountingGuests
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
@@ -94,7 +94,7 @@ async def test_snapshot_and_clone_contain_what_a_guest_wrote(
     inside = await scene.up(source.volume_id, fs_type)
     data = os.urandom(8 * MIB)
     write(inside, "kept", data)
-    taken = await snapshot(bench, source.volume_id)
+    taken = await bench.co.snapshot(source.volume_id)
     write(inside, "later", b"later")
     clone = await made_of(bench, "clone", volume_id=source.volume_id, fs_type=fs_type)
     restored = await made_of(bench, "restored", snapshot_id=taken.snapshot_id, fs_type=fs_type)
@@ -114,7 +114,7 @@ async def test_copy_of_a_guests_ext4_needs_no_journal_replay(scene: Scene) -> No
     source = await scene.bench.create("source")
     inside = await scene.up(source.volume_id)
     write(inside, "kept", b"kept" * 1000)
-    taken = await snapshot(scene.bench, source.volume_id)
+    taken = await scene.bench.co.snapshot(source.volume_id)
     image = pool_layout.snapshot_image(scene.bench.root / "state", taken.snapshot_id)
     assert "needs_recovery" not in said("dumpe2fs", "-h", str(image))
     said("e2fsck", "-fn", str(image))
@@ -137,7 +137,7 @@ async def test_group_of_guest_and_host_volumes_is_frozen_before_the_first_copy(
         take(self, image)
 
     monkeypatch.setattr(FileTaking, "take", looking)
-    taken = await group(bench, *(each.volume_id for each in made))
+    taken = await bench.co.group(*(each.volume_id for each in made))
     assert seen == [[True] * 3] * 3
     assert not any(is_frozen(path) for path in mounted_at)
     assert len(taken.snapshots) == 3
@@ -178,14 +178,14 @@ async def test_copy_of_a_guest_that_thawed_early_is_discarded(
     with monkeypatch.context() as patched:
         meanwhile(on_xfs, patched, lambda: fsfreeze.thaw(inside))
         with pytest.raises(freezer.ThawedEarly):
-            await snapshot(bench, source.volume_id)
+            await bench.co.snapshot(source.volume_id)
         with pytest.raises(freezer.ThawedEarly):
-            await group(bench, source.volume_id, other.volume_id)
+            await bench.co.group(source.volume_id, other.volume_id)
         assert on_xfs.left() == []
         with pytest.raises(freezer.ThawedEarly):
             await made_of(bench, "clone", volume_id=source.volume_id)
     write(inside, "later", b"later")
-    await snapshot(bench, source.volume_id)
+    await bench.co.snapshot(source.volume_id)
     clone = await made_of(bench, "clone", volume_id=source.volume_id)
     target = await up(bench, clone.volume_id)
     assert Path(target, "later").read_bytes() == b"later"
@@ -208,7 +208,7 @@ async def test_exclusive_open_of_a_device_during_its_copy_is_refused(
             seen.append(err)
 
     meanwhile(on_xfs, monkeypatch, begin)
-    await snapshot(bench, source.volume_id)
+    await bench.co.snapshot(source.volume_id)
     assert len(seen) == 1
     on_xfs.start(source.volume_id)
     await on_xfs.down(source.volume_id)
@@ -221,8 +221,8 @@ async def test_copy_of_a_device_held_by_another_process_is_refused(on_xfs: Scene
     await on_xfs.hand_over(source.volume_id)
     hold = devices.open_exclusive(on_xfs.device(source.volume_id))
     with raised("SandboxStarting"):
-        await snapshot(bench, source.volume_id)
+        await bench.co.snapshot(source.volume_id)
     assert on_xfs.left() == []
     os.close(hold)
-    await snapshot(bench, source.volume_id)
+    await bench.co.snapshot(source.volume_id)
     await on_xfs.down(source.volume_id)

@@ -23,11 +23,8 @@ from tests.support.records.copies import (
     covered,
     differing_blocks,
     down,
-    drop,
-    group,
     in_use,
     read_image,
-    snapshot,
     up,
     write,
 )
@@ -41,29 +38,24 @@ def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
         yield bench
 
 
-async def available(bench: Bench) -> int:
-    answer = await bench.driver.controller.GetCapacity(csi_pb2.GetCapacityRequest(), caller())
-    return answer.available_capacity
-
-
 async def filled(bench: Bench, *, leave: int) -> tuple[str, str]:
     """A volume with 64 MiB of data, mounted, in a pool with all but `leave` bytes provisioned."""
     source, target = await in_use(bench, "source", size=128 * MIB)
     write(target, "file", b"x" * 64 * MIB)
     await down(bench, source)
-    await bench.create("other", size=await available(bench) - leave)
+    await bench.create("other", size=await bench.co.capacity() - leave)
     return source, await up(bench, source)
 
 
 async def test_snapshot_does_not_use_reserved_capacity(small: Bench) -> None:
     volume_id, _ = await filled(small, leave=16 * MIB)
     if small.driver.stores.provisioning.copies_at_once():
-        await snapshot(small, volume_id)
+        await small.co.snapshot(volume_id)
     else:
         with raised("OutOfCapacity"):
-            await snapshot(small, volume_id)
+            await small.co.snapshot(volume_id)
         with raised("OutOfCapacity"):
-            await group(small, volume_id)
+            await small.co.group(volume_id)
         folders = ("state/snapshots", "run/freezes")
         assert [path for each in folders for path in (small.root / each).iterdir()] == []
     await down(small, volume_id)
@@ -74,7 +66,7 @@ async def test_capacity_is_reserved_before_a_copy_starts(
 ) -> None:
     volume_id, _ = await filled(small, leave=100 * MIB)
     backend = small.driver.stores.provisioning
-    take, before = FileTaking.take, await available(small)
+    take, before = FileTaking.take, await small.co.capacity()
     meanwhile: list[int] = []
 
     def looking(self: FileTaking, image: protocol.Image) -> None:
@@ -82,11 +74,11 @@ async def test_capacity_is_reserved_before_a_copy_starts(
         take(self, image)
 
     monkeypatch.setattr(FileTaking, "take", looking)
-    await snapshot(small, volume_id)
+    await small.co.snapshot(volume_id)
     copied = 0 if backend.copies_at_once() else 64 * MIB
     assert before - meanwhile[0] >= copied
     assert (before - meanwhile[0] < MIB * 8) == (copied == 0)
-    after = await available(small)
+    after = await small.co.capacity()
     assert before - after >= copied, "what was copied is no longer free"
     await down(small, volume_id)
 
@@ -103,15 +95,13 @@ async def test_snapshot_in_csi_1_13_has_its_topology(tmp_path: Path) -> None:
         services = {each.service.type for each in reported.capabilities}
         assert (types.SNAPSHOT_ACCESSIBILITY_CONSTRAINTS in services) == (profile == "1.13")
         source = await bench.create("source")
-        taken = await snapshot(bench, source.volume_id)
-        members = (await group(bench, source.volume_id)).snapshots
+        taken = await bench.co.snapshot(source.volume_id)
+        members = (await bench.co.group(source.volume_id)).snapshots
         looked = await bench.driver.controller.GetSnapshot(
             csi_pb2.GetSnapshotRequest(snapshot_id=taken.snapshot_id), caller()
         )
-        listed = await bench.driver.controller.ListSnapshots(
-            csi_pb2.ListSnapshotsRequest(), caller()
-        )
-        every = [taken, *members, looked.snapshot, *(each.snapshot for each in listed.entries)]
+        listed = await bench.co.snapshots()
+        every = [taken, *members, looked.snapshot, *listed.values()]
         here = [{topology.KEY: topology.value_of("node-1")}] if profile == "1.13" else []
         for each in every:
             assert [dict(place.segments) for place in each.accessible_topology] == here
@@ -134,10 +124,10 @@ async def test_snapshot_or_image_without_the_other_is_reported_and_kept(
     bench = Bench(tmp_path, profile="1.13")
     source = await bench.create("source")
     kept, lost = (
-        await snapshot(bench, source.volume_id),
-        await snapshot(bench, source.volume_id, "b"),
+        await bench.co.snapshot(source.volume_id),
+        await bench.co.snapshot(source.volume_id, "b"),
     )
-    await group(bench, source.volume_id)
+    await bench.co.group(source.volume_id)
     pool = tmp_path / "state"
     orphan = pool_layout.snapshot_image(pool, bench.ids.snapshot_id("nobody"))
     orphan.parent.mkdir()
@@ -151,8 +141,7 @@ async def test_snapshot_or_image_without_the_other_is_reported_and_kept(
     assert lost.snapshot_id in reported["SnapshotImageMissing"]
     assert orphan.stem in reported["SnapshotRecordMissing"]
     assert orphan.exists()
-    listed = await bench.driver.controller.ListSnapshots(csi_pb2.ListSnapshotsRequest(), caller())
-    assert {kept.snapshot_id, lost.snapshot_id} < {e.snapshot.snapshot_id for e in listed.entries}
+    assert {kept.snapshot_id, lost.snapshot_id} < set(await bench.co.snapshots())
 
 
 KIB = 1024
@@ -218,11 +207,11 @@ async def test_changed_blocks_of_a_raw_device_are_exact(cloning: Bench, seed: in
     try:
         for number in range(6):
             scribbler.act()
-            taken.append((await snapshot(cloning, source, f"s{number}")).snapshot_id)
+            taken.append((await cloning.co.snapshot(source, f"s{number}")).snapshot_id)
             if number % 2:
                 await cloning.grow(source, (16 + 4 * number) * MIB + 512 * number)
             if number == 3:  # blocks of a deleted snapshot are reused
-                await drop(cloning, taken.pop(1))
+                await cloning.co.delete_snapshot(taken.pop(1))
     finally:
         scribbler.close()
     await check(cloning, taken)
@@ -239,7 +228,7 @@ async def test_changed_blocks_of_a_filesystem_after_creates_and_deletes_are_exac
     taken: list[str] = []
     for number in range(3):
         churn(chance, Path(target))
-        taken.append((await snapshot(cloning, source, f"s{number}")).snapshot_id)
+        taken.append((await cloning.co.snapshot(source, f"s{number}")).snapshot_id)
     await check(cloning, taken)
 
 
@@ -268,7 +257,7 @@ async def test_changed_blocks_with_more_extents_than_one_fiemap_call_are_complet
     cloning: Bench,
 ) -> None:
     source, target = await in_use(cloning, "source", block(), size=16 * MIB)
-    base = await snapshot(cloning, source, "base")
+    base = await cloning.co.snapshot(source, "base")
     wanted = set(range(0, 16 * MIB, 8 * KIB))
     fd = os.open(target, os.O_RDWR)
     for offset in sorted(wanted, key=lambda each: each % (64 * KIB)):  # never two neighbours
@@ -276,10 +265,10 @@ async def test_changed_blocks_with_more_extents_than_one_fiemap_call_are_complet
         if offset >= 16 * MIB - 64 * KIB:
             os.fsync(fd)
     os.close(fd)
-    new = await snapshot(cloning, source, "new")
+    new = await cloning.co.snapshot(source, "new")
     assert covered(await blocks(cloning, new.snapshot_id, base.snapshot_id)) == wanted
     assert covered(await blocks(cloning, new.snapshot_id)) == wanted
-    await drop(cloning, new.snapshot_id)
+    await cloning.co.delete_snapshot(new.snapshot_id)
 
 
 async def test_changed_blocks_on_ext4_are_unsupported_and_allocated_ones_known(
@@ -287,8 +276,8 @@ async def test_changed_blocks_on_ext4_are_unsupported_and_allocated_ones_known(
 ) -> None:
     source, target = await in_use(copying, "source")
     write(target, "file", os.urandom(MIB))
-    base = await snapshot(copying, source, "base")
-    new = await snapshot(copying, source, "new")
+    base = await copying.co.snapshot(source, "base")
+    new = await copying.co.snapshot(source, "new")
     await down(copying, source)
     image = read_image(copying, new.snapshot_id)
     allocated = covered(await blocks(copying, new.snapshot_id))

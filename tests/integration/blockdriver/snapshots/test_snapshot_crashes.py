@@ -16,13 +16,12 @@ import pytest
 from crust.blockdriver.snapshots.freezer import Member
 from crust.core import errors
 from crust.host.block import signatures
-from crust.wire.csi.v1 import csi_pb2
-from tests.support.drivers.block_driver import Bench, caller
+from tests.support.drivers.block_driver import Bench
 from tests.support.drivers.pools import bench_on
 from tests.support.faults.crashes import at_call, crash_points, failure_points
 from tests.support.frozen import is_frozen
 from tests.support.records import pool_layout
-from tests.support.records.copies import down, drop, group, made_of, snapshot, up, write
+from tests.support.records.copies import down, made_of, up, write
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -98,19 +97,15 @@ class Scene:
 
     async def take(self) -> None:
         """A snapshot, restored and removed again."""
-        taken = await snapshot(self.bench, self.volumes[0])
+        taken = await self.bench.co.snapshot(self.volumes[0])
         restored = await made_of(self.bench, "restored", snapshot_id=taken.snapshot_id)
         await self.look_into(restored.volume_id)
         await self.bench.delete(restored.volume_id)
-        await drop(self.bench, taken.snapshot_id)
+        await self.bench.co.delete_snapshot(taken.snapshot_id)
 
     async def take_group(self) -> None:
-        taken = await group(self.bench, *self.volumes)
-        request = csi_pb2.DeleteVolumeGroupSnapshotRequest(
-            group_snapshot_id=taken.group_snapshot_id,
-            snapshot_ids=[each.snapshot_id for each in taken.snapshots],
-        )
-        await self.bench.driver.controller.DeleteVolumeGroupSnapshot(request, caller())
+        taken = await self.bench.co.group(*self.volumes)
+        await self.bench.co.delete_group(taken)
 
     async def clone(self) -> None:
         clone = await made_of(self.bench, "clone", volume_id=self.volumes[1])

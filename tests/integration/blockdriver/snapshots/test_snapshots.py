@@ -17,12 +17,10 @@ from tests.support.records import pool_layout
 from tests.support.records.copies import (
     digest,
     down,
-    drop,
     in_use,
     made_of,
     pool_type,
     records,
-    snapshot,
     up,
     write,
 )
@@ -37,7 +35,7 @@ async def test_restored_volume_is_of_its_moment(pool: Bench, fs_type: str, size:
     source, target = await in_use(pool, "source", mount(fs_type), size=size)
     data = os.urandom(8 * MIB)
     write(target, "kept", data)
-    taken = await snapshot(pool, source)
+    taken = await pool.co.snapshot(source)
     assert not is_frozen(target)
     write(target, "kept", b"changed")
     write(target, "later", b"later")
@@ -59,8 +57,8 @@ async def test_restored_volume_is_of_its_moment(pool: Bench, fs_type: str, size:
     third = await up(pool, again.volume_id, fs_type)
     assert digest(third, "kept") == hashlib.sha256(data).hexdigest()
     await down(pool, again.volume_id)
-    await drop(pool, taken.snapshot_id)
-    await drop(pool, taken.snapshot_id)
+    await pool.co.delete_snapshot(taken.snapshot_id)
+    await pool.co.delete_snapshot(taken.snapshot_id)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +91,7 @@ async def test_snapshot_of_a_raw_volume_includes_unwritten_page_cache(cloning: B
     source, target = await in_use(cloning, "source", block())
     fd = os.open(target, os.O_WRONLY)
     os.pwrite(fd, b"only in the page cache", 5 * MIB)
-    taken = await snapshot(cloning, source)
+    taken = await cloning.co.snapshot(source)
     os.close(fd)
     restored = await made_of(cloning, "restored", snapshot_id=taken.snapshot_id, raw=True)
     other = await up(cloning, restored.volume_id, raw=True)
@@ -105,12 +103,12 @@ async def test_snapshot_of_a_raw_volume_includes_unwritten_page_cache(cloning: B
 async def test_snapshot_of_a_raw_volume_in_use_is_refused_without_reflinks(copying: Bench) -> None:
     source, _ = await in_use(copying, "source", block())
     with raised("RawDeviceInUse"):
-        await snapshot(copying, source)
+        await copying.co.snapshot(source)
     with raised("RawDeviceInUse"):
         await made_of(copying, "clone", volume_id=source, raw=True)
     assert records(copying) == {source}, "a refused clone keeps its reservation"
     await down(copying, source)
-    await snapshot(copying, source)
+    await copying.co.snapshot(source)
 
 
 async def test_snapshot_of_a_volume_in_an_unreachable_guest_is_refused(cloning: Bench) -> None:
@@ -118,17 +116,17 @@ async def test_snapshot_of_a_volume_in_an_unreachable_guest_is_refused(cloning: 
     await cloning.stage(source.volume_id)
     await cloning.publish(source.volume_id, cloning.target("pod"), deferred=True)
     with pytest.raises(errors.NotReady, match="runtime_socket"):
-        await snapshot(cloning, source.volume_id)
+        await cloning.co.snapshot(source.volume_id)
     with pytest.raises(errors.NotReady, match="runtime_socket"):
         await made_of(cloning, "clone", volume_id=source.volume_id)
     assert records(cloning) == {source.volume_id}
     await cloning.unpublish(source.volume_id, cloning.target("pod"))
-    await snapshot(cloning, source.volume_id)
+    await cloning.co.snapshot(source.volume_id)
 
 
 async def test_copy_on_ext4_keeps_the_holes(copying: Bench) -> None:
     source, _ = await in_use(copying, "source", size=1024 * MIB)
-    taken = await snapshot(copying, source)
+    taken = await copying.co.snapshot(source)
     copy = pool_layout.snapshot_image(copying.root / "state", taken.snapshot_id)
     assert copy.stat().st_size == 1024 * MIB
     assert copy.stat().st_blocks * 512 < 128 * MIB
@@ -147,9 +145,9 @@ async def test_attach_on_btrfs_is_buffered_so_that_clones_have_few_extents(pool:
 
 async def test_restored_volume_is_known_after_its_snapshot_was_deleted(cloning: Bench) -> None:
     one = await cloning.create("one")
-    taken = await snapshot(cloning, one.volume_id)
+    taken = await cloning.co.snapshot(one.volume_id)
     made = await made_of(cloning, "a", snapshot_id=taken.snapshot_id)
-    await drop(cloning, taken.snapshot_id)
+    await cloning.co.delete_snapshot(taken.snapshot_id)
     assert await made_of(cloning, "a", snapshot_id=taken.snapshot_id) == made
     with pytest.raises(models.VolumeNotFound):
         await made_of(cloning, "b", volume_id=cloning.ids.volume_id("b"))
@@ -162,7 +160,7 @@ async def test_restored_volume_is_known_after_its_snapshot_was_deleted(cloning: 
 
 async def test_create_from_a_source_with_another_filesystem_is_refused(cloning: Bench) -> None:
     source, _ = await in_use(cloning, "source", size=320 * MIB)
-    taken = await snapshot(cloning, source)
+    taken = await cloning.co.snapshot(source)
     with raised("SourceFilesystemDiffers"):
         await made_of(cloning, "a", snapshot_id=taken.snapshot_id, fs_type="xfs")
     made = await made_of(cloning, "b", snapshot_id=taken.snapshot_id, fs_type="")
@@ -174,5 +172,5 @@ async def test_snapshot_during_another_operation_of_the_volume_is_aborted(clonin
     running = cloning.driver.operations
     key = cloning.ids.volume_id("source")
     with running.shared(key), pytest.raises(operations.OperationInProgress):
-        await snapshot(cloning, source.volume_id)
-    await snapshot(cloning, source.volume_id)
+        await cloning.co.snapshot(source.volume_id)
+    await cloning.co.snapshot(source.volume_id)

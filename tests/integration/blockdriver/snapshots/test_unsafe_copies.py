@@ -26,11 +26,8 @@ from tests.support.raised import raised
 from tests.support.records import pool_layout
 from tests.support.records.copies import (
     down,
-    drop,
-    group,
     in_use,
     made_of,
-    snapshot,
     unmount_lazily,
     up,
     write,
@@ -91,7 +88,7 @@ async def test_copy_of_a_truncated_image_is_refused(pool: Bench) -> None:
     source = await pool.create("source")
     os.truncate(image(pool, source.volume_id), 10 * MIB)
     with raised("SourceTooShort"):
-        await snapshot(pool, source.volume_id)
+        await pool.co.snapshot(source.volume_id)
     with raised("SourceTooShort"):
         await made_of(pool, "clone", volume_id=source.volume_id)
     assert not image(pool, pool.ids.volume_id("clone")).exists()
@@ -139,10 +136,10 @@ async def test_copy_after_lazy_unmount_with_a_writer_is_refused(pool: Bench) -> 
         file.write(b"x")
         unmount_lazily(target)
         with raised("BusyAfterLazyUnmount"):
-            await snapshot(pool, source)
+            await pool.co.snapshot(source)
         with raised("BusyAfterLazyUnmount"):
             await made_of(pool, "clone", volume_id=source)
-    await snapshot(pool, source)
+    await pool.co.snapshot(source)
     await down(pool, source)
 
 
@@ -154,11 +151,11 @@ async def test_copy_of_a_volume_published_read_only_succeeds(pool: Bench) -> Non
     await down(pool, source.volume_id)
     await pool.stage(source.volume_id)
     await pool.publish(source.volume_id, target, readonly=True)
-    await snapshot(pool, source.volume_id)
+    await pool.co.snapshot(source.volume_id)
     await pool.unpublish(source.volume_id, target)
     await pool.publish(source.volume_id, target, readonly=True, deferred=True)
     hold = devices.open_exclusive(device(pool, "source"))
-    await snapshot(pool, source.volume_id, "second")
+    await pool.co.snapshot(source.volume_id, "second")
     os.close(hold)
     await down(pool, source.volume_id)
 
@@ -199,7 +196,7 @@ async def test_copy_of_a_file_that_cannot_be_cloned_is_refused(
     assert on_btrfs.driver.stores.provisioning.copies_at_once()
     monkeypatch.setattr(file_copy, "_FICLONE", 0)  # which no file knows
     with raised("FileNotCloneable"):
-        await snapshot(on_btrfs, source)
+        await on_btrfs.co.snapshot(source)
     with raised("FileNotCloneable"):
         await made_of(on_btrfs, "clone", volume_id=source, raw=True)
     pool = on_btrfs.root / "state"
@@ -211,7 +208,7 @@ async def test_restore_of_one_snapshot_in_parallel_blocks_its_deletion(
     pool: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = await pool.create("source")
-    taken = await snapshot(pool, source.volume_id)
+    taken = await pool.co.snapshot(source.volume_id)
     both, restore = threading.Barrier(3, timeout=30), FileMaking.restore
 
     def together(making: FileMaking, image: protocol.Image, size_bytes: int) -> None:
@@ -225,11 +222,11 @@ async def test_restore_of_one_snapshot_in_parallel_blocks_its_deletion(
     ]
     await asyncio.to_thread(both.wait)
     with pytest.raises(operations.OperationInProgress, match="CreateVolume"):
-        await drop(pool, taken.snapshot_id)
+        await pool.co.delete_snapshot(taken.snapshot_id)
     await asyncio.to_thread(both.wait)
     for each in await asyncio.gather(*made):
         assert image(pool, each.volume_id).stat().st_size == 64 * MIB
-    await drop(pool, taken.snapshot_id)
+    await pool.co.delete_snapshot(taken.snapshot_id)
     with raised("SnapshotNotFound"):
         await made_of(pool, "c", snapshot_id=pool.ids.volume_id("c"))
 
@@ -240,19 +237,19 @@ async def test_snapshot_name_of_an_interrupted_snapshot_is_free_for_another_volu
     """What a crash has left has no record, and no answer ever named it."""
     one, other = await pool.create("one"), await pool.create("other")
     _interrupt(pool, pool.ids.snapshot_id("snap"))
-    taken = await snapshot(pool, other.volume_id)
+    taken = await pool.co.snapshot(other.volume_id)
     assert taken.source_volume_id == other.volume_id
     with raised("SnapshotNameTaken"):
-        await snapshot(pool, one.volume_id)
+        await pool.co.snapshot(one.volume_id)
 
 
 async def test_group_name_of_an_interrupted_group_is_free_for_other_volumes(pool: Bench) -> None:
     one, two, other = [(await pool.create(name)).volume_id for name in ("one", "two", "other")]
     _interrupt(pool, pool.ids.group_id("g"))
-    taken = await group(pool, one, other)
+    taken = await pool.co.group(one, other)
     assert {each.source_volume_id for each in taken.snapshots} == {one, other}
     with raised("GroupNameTaken"):
-        await group(pool, one, two)
+        await pool.co.group(one, two)
 
 
 def _interrupt(pool: Bench, set_id: str) -> None:
