@@ -60,12 +60,9 @@ async def test_guest_is_told_to_format_until_a_pod_had_the_raw_device(bench: Ben
         answer = await bench.publish(volume.volume_id, target, deferred=True)
         assert answer.deferred_mount.HasField("format")
         assert answer.deferred_mount.format.ext4_reserved_percent == 3
-        await bench.unpublish(volume.volume_id, target)
-        await bench.unstage(volume.volume_id)
-    await bench.stage(volume.volume_id, block())
-    await bench.publish(volume.volume_id, target, block())
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
+        await bench.down(volume.volume_id, target)
+    await bench.up(volume.volume_id, target, block())
+    await bench.down(volume.volume_id, target)
     await bench.stage(volume.volume_id)
     answer = await bench.publish(volume.volume_id, target, deferred=True)
     assert not answer.deferred_mount.HasField("format")
@@ -83,8 +80,7 @@ async def test_encrypted_volume_has_the_passphrase_of_its_stage_or_its_publish(
     newer = {"passphrase": "of the publish"}
     answer = await bench.publish(volume.volume_id, target, deferred=True, secrets=newer)
     assert dict(answer.deferred_mount.secrets) == newer
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
+    await bench.down(volume.volume_id, target)
     files = [path for path in bench.root.rglob("*") if path.is_file()]
     assert not any(SECRET["passphrase"].encode() in path.read_bytes() for path in files)
 
@@ -111,10 +107,8 @@ async def test_encrypted_volume_is_published_on_no_host(bench: Bench) -> None:
 
 async def test_copy_of_a_volume_that_a_guest_had_is_formatted_by_nobody(bench: Bench) -> None:
     volume, target = await bench.create(parameters=GUEST), bench.target("pod-a")
-    await bench.stage(volume.volume_id)
-    await bench.publish(volume.volume_id, target, deferred=True)
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
+    await bench.up(volume.volume_id, target, deferred=True)
+    await bench.down(volume.volume_id, target)
     for name, parameters in (("guest", GUEST), ("host", None)):
         copy = await bench.create(name, parameters=parameters, volume=volume.volume_id)
         if parameters is None:
@@ -124,5 +118,4 @@ async def test_copy_of_a_volume_that_a_guest_had_is_formatted_by_nobody(bench: B
         await bench.stage(copy.volume_id)
         answer = await bench.publish(copy.volume_id, target, deferred=True)
         assert not answer.deferred_mount.HasField("format")
-        await bench.unpublish(copy.volume_id, target)
-        await bench.unstage(copy.volume_id)
+        await bench.down(copy.volume_id, target)

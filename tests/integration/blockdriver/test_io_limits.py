@@ -54,8 +54,7 @@ async def test_io_limits_hold_from_publish_to_unstage(
     identity = device_of(limited, made).host_device.identity
     await limited.publish(made, target, capability)
     assert in_force(limited, kernel, made) == LIMITS
-    await limited.unpublish(made, target)
-    await limited.unstage(made)
+    await limited.down(made, target)
     assert kernel.limits_of(identity) == NONE
     await limited.delete(made)
 
@@ -160,8 +159,7 @@ async def test_shared_readers_get_all_limits_or_none(limited: Bench, kernel: Fak
     limited.restart()
     made = await limited.create(mutable=SENT)
     one, two, host = (limited.target(name) for name in ("one", "two", "host"))
-    await limited.stage(made.volume_id)
-    await limited.publish(made.volume_id, one, readonly=True, deferred=True)
+    await limited.up(made.volume_id, one, readonly=True, deferred=True)
     await limited.publish(made.volume_id, host, readonly=True)
     await limited.publish(made.volume_id, two, readonly=True, deferred=True)
     assert in_force(limited, kernel, made.volume_id) == LIMITS

@@ -36,8 +36,7 @@ def leave_errors(image: Path) -> None:
 async def test_lifecycle_with_every_step_repeated_after_a_restart_succeeds(bench: Bench) -> None:
     volume_id, target = await bench.staged(), bench.target("pod-a")
     bench.restart()
-    await bench.stage(volume_id)
-    await bench.publish(volume_id, target)
+    await bench.up(volume_id, target)
     bench.restart()
     await bench.publish(volume_id, target)
     assert len(mountinfo.below(str(bench.root))) == 1
@@ -113,8 +112,7 @@ async def test_publish_with_group_0_is_refused_only_if_deferred(bench: Bench) ->
 async def test_unpublish_without_record_or_node_state_succeeds(bench: Bench) -> None:
     volume = await bench.create()
     target = bench.target("pod-a")
-    await bench.stage(volume.volume_id)
-    await bench.publish(volume.volume_id, target)
+    await bench.up(volume.volume_id, target)
     for path in bench.root.glob("run/*/*/*"):
         path.unlink()
     bench.restart()
@@ -138,8 +136,7 @@ async def test_stage_formats_with_the_storage_class_options(bench: Bench) -> Non
     sent = {"crust.dev/ext4-bytes-per-inode": "65536", "crust.dev/ext4-reserved-percent": "5"}
     target = bench.target("pod-a")
     volume_id = (await bench.create(size=64 * MIB, parameters=sent)).volume_id
-    await bench.stage(volume_id)
-    await bench.publish(volume_id, target)
+    await bench.up(volume_id, target)
     found = os.statvfs(target)
     assert found.f_files == 64 * MIB // 65536
     assert found.f_bfree - found.f_bavail >= found.f_blocks // 25
@@ -165,8 +162,7 @@ async def test_kubelet_maps_and_unmaps_a_raw_volume(bench: Bench) -> None:
     (kubelets / "publish").mkdir(parents=True)
     (kubelets / "dev").mkdir()
     target, bound = f"{kubelets}/publish/pod-uid", kubelets / "dev" / "pod-uid"
-    await bench.stage(volume_id, block())
-    await bench.publish(volume_id, target, block())
+    await bench.up(volume_id, target, block())
     bound.touch()
     mount_api.bind(target, str(bound))
 
@@ -181,8 +177,7 @@ async def test_kubelet_maps_and_unmaps_a_raw_volume(bench: Bench) -> None:
         await bench.publish(volume_id, target, block())
 
     mount_api.unmount(str(bound))
-    await bench.unpublish(volume_id, target)
-    await bench.unstage(volume_id)
+    await bench.down(volume_id, target)
     assert not is_there(target)
     await bench.delete(volume_id)
 
@@ -227,20 +222,17 @@ async def test_unpublish_after_a_reboot_succeeds_without_node_state(bench: Bench
     await bench.unstage(volume_id)
     await bench.unstage(volume_id, path=f"{bench.root}/staging/removed-meanwhile")
     await bench.delete(volume_id)
-    await bench.unpublish(volume_id, str(target))
-    await bench.unstage(volume_id)
+    await bench.down(volume_id, str(target))
 
 
 async def test_volume_published_read_only_to_a_node_refuses_writes(bench: Bench) -> None:
     volume_id = await bench.staged()
     target = bench.target("a")
     await bench.publish(volume_id, target)
-    await bench.unpublish(volume_id, target)
-    await bench.unstage(volume_id)
+    await bench.down(volume_id, target)
     await bench.attach(volume_id, readonly=True)
     bench.restart()
-    await bench.stage(volume_id)
-    await bench.publish(volume_id, target)
+    await bench.up(volume_id, target)
     with pytest.raises(OSError, match="Read-only"):
         Path(target, "file").write_text("words")
     await bench.publish(volume_id, target)

@@ -56,8 +56,7 @@ async def test_offline_expand_is_seen_by_a_publish(bench: Bench, fs_type: str, s
     grown = await bench.grow(volume_id, 2 * size)
     assert grown.capacity_bytes == 2 * size
     assert grown.node_expansion_required
-    await bench.stage(volume_id, mount(fs_type))
-    await bench.publish(volume_id, target, mount(fs_type))
+    await bench.up(volume_id, target, mount(fs_type))
     stats = await bench.stats(volume_id, target)
     assert stats.usage[0].total > 1.5 * size
 

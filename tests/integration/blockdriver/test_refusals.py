@@ -22,8 +22,7 @@ pytestmark = pytest.mark.root
 async def test_unpublish_of_another_volume_at_the_target_is_refused(bench: Bench) -> None:
     volume, other = await bench.create("one"), await bench.create("two")
     target = bench.target("pod-a")
-    await bench.stage(volume.volume_id)
-    await bench.publish(volume.volume_id, target)
+    await bench.up(volume.volume_id, target)
     with pytest.raises(errors.Conflict, match=volume.volume_id):
         await bench.unpublish(other.volume_id, target)
 
@@ -181,8 +180,7 @@ async def test_unstage_of_a_bound_raw_device_is_refused(bench: Bench, *, forgott
     volume = await bench.create(capability=block())
     target, kubelets = bench.target("pod-a"), bench.root / "kubelets"
     kubelets.touch()
-    await bench.stage(volume.volume_id, block())
-    await bench.publish(volume.volume_id, target, block())
+    await bench.up(volume.volume_id, target, block())
     mount_api.bind(target, str(kubelets))
     if forgotten:
         for path in bench.root.glob("run/*/*/*"):

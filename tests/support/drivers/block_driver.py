@@ -180,6 +180,21 @@ class Bench:
         await self.publish(volume_id, target, capability, readonly=readonly, deferred=deferred)
         return volume_id, target
 
+    async def up(
+        self,
+        volume_id: str,
+        target: str,
+        capability: volumes.VolumeCapability | None = None,
+        **of: Any,
+    ) -> None:
+        """Stage and publish; `of` has what else `publish` takes."""
+        await self.stage(volume_id, capability)
+        await self.publish(volume_id, target, capability, **of)
+
+    async def down(self, volume_id: str, target: str) -> None:
+        await self.unpublish(volume_id, target)
+        await self.unstage(volume_id)
+
     async def take_down(self) -> None:
         """End as a CO what the test has staged and published, and has not ended itself."""
         for target, volume_id in list(self._published.items()):

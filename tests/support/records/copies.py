@@ -31,8 +31,7 @@ async def made_of(
 async def up(bench: Bench, volume_id: str, fs_type: str = "ext4", *, raw: bool = False) -> str:
     capability = block() if raw else mount(fs_type)
     target = bench.target(volume_id)
-    await bench.stage(volume_id, capability)
-    await bench.publish(volume_id, target, capability)
+    await bench.up(volume_id, target, capability)
     return target
 
 
@@ -41,14 +40,12 @@ async def in_use(
 ) -> tuple[str, str]:
     """The id of a new volume, which is staged and published, and its target."""
     volume_id = (await bench.create(name, capability, **of)).volume_id
-    await bench.stage(volume_id, capability)
-    await bench.publish(volume_id, bench.target(volume_id), capability)
+    await bench.up(volume_id, bench.target(volume_id), capability)
     return volume_id, bench.target(volume_id)
 
 
 async def down(bench: Bench, volume_id: str) -> None:
-    await bench.unpublish(volume_id, bench.target(volume_id))
-    await bench.unstage(volume_id)
+    await bench.down(volume_id, bench.target(volume_id))
 
 
 async def raw_pair(bench: Bench) -> tuple[list[str], list[str]]:

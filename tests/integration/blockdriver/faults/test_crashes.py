@@ -25,15 +25,13 @@ def image_of(bench: Bench, volume_id: str) -> str:
 
 async def bring_up(bench: Bench, name: str, *, deferred: bool = False) -> str:
     volume = await bench.create(name)
-    await bench.stage(volume.volume_id)
-    await bench.publish(volume.volume_id, bench.target(name), deferred=deferred)
+    await bench.up(volume.volume_id, bench.target(name), deferred=deferred)
     return volume.volume_id
 
 
 async def take_down(bench: Bench, name: str) -> None:
     volume = await bench.create(name)
-    await bench.unpublish(volume.volume_id, bench.target(name))
-    await bench.unstage(volume.volume_id)
+    await bench.down(volume.volume_id, bench.target(name))
     await bench.delete(volume.volume_id)
 
 
@@ -89,8 +87,7 @@ def test_driver_killed_during_restage_keeps_every_byte(
 
     async def down() -> None:
         volume = await bench.create("v")
-        await bench.unpublish(volume.volume_id, str(target))
-        await bench.unstage(volume.volume_id)
+        await bench.down(volume.volume_id, str(target))
 
     volume_id = asyncio.run(bring_up(bench, "v"))
     (target / "kept").write_bytes(b"every byte")
@@ -116,8 +113,7 @@ def test_driver_killed_during_expand_is_finished_by_the_retry(bench: Bench) -> N
 
     async def up() -> str:
         volume = await bench.create("v", capability, size=300 * mib)
-        await bench.stage(volume.volume_id, capability)
-        await bench.publish(volume.volume_id, bench.target("v"), capability)
+        await bench.up(volume.volume_id, bench.target("v"), capability)
         return volume.volume_id
 
     volume_id = asyncio.run(up())
@@ -138,8 +134,7 @@ def test_driver_killed_during_expand_is_finished_by_the_retry(bench: Bench) -> N
         assert stats.usage[0].total > size - 100 * mib
 
     async def down() -> None:
-        await bench.unpublish(volume_id, bench.target("v"))
-        await bench.unstage(volume_id)
+        await bench.down(volume_id, bench.target("v"))
         await bench.delete(volume_id)
 
     bench.restart()
@@ -174,8 +169,7 @@ def test_raw_stage_after_an_interrupted_format_reads_as_zeros(
     """The record says "formatting", and what half a mkfs left must not reach the raw device's user."""
 
     async def stage_raw(volume_id: str) -> None:
-        await bench.stage(volume_id, block())
-        await bench.publish(volume_id, bench.target("v"), block())
+        await bench.up(volume_id, bench.target("v"), block())
 
     volume = asyncio.run(bench.create("v"))
     records = bench.driver.stores.content_records

@@ -115,8 +115,7 @@ async def owned(bench: Bench, name: str) -> Owned:
     taken = await bench.co.snapshot(volume_id, f"{name}-snapshot")
     members = await bench.co.group(volume_id, name=f"{name}-group")
     target = bench.target(name)
-    await bench.stage(volume_id)
-    await bench.publish(volume_id, target)
+    await bench.up(volume_id, target)
     Path(target, "file").write_text("precious")
     return Owned(volume_id, target, taken.snapshot_id, members.group_snapshot_id)
 
@@ -200,6 +199,5 @@ async def test_damaged_file_affects_only_its_own_volume(
     await asyncio.to_thread(bench.restart)
     assert Path(damaged.target, "file").read_text() == "precious"
     for each in (damaged, other):
-        await bench.unpublish(each.volume_id, each.target)
-        await bench.unstage(each.volume_id)
+        await bench.down(each.volume_id, each.target)
         await bench.delete(each.volume_id)

@@ -133,8 +133,7 @@ def make_read_only(mountpoint: str) -> None:
 async def published(bench: Bench, fs_type: str, size: int) -> tuple[str, str]:
     volume = await bench.create(capability=mount(fs_type), size=size)
     target = bench.target("pod-a")
-    await bench.stage(volume.volume_id, mount(fs_type))
-    await bench.publish(volume.volume_id, target, mount(fs_type))
+    await bench.up(volume.volume_id, target, mount(fs_type))
     return volume.volume_id, target
 
 
@@ -156,8 +155,7 @@ async def test_shut_down_filesystem_is_unhealthy_and_can_be_republished(
     assert mountinfo.below(str(bench.root)) == ()
     assert not is_there(target)
     await bench.unstage(volume_id)
-    await bench.stage(volume_id, mount(fs_type))
-    await bench.publish(volume_id, target, mount(fs_type))
+    await bench.up(volume_id, target, mount(fs_type))
     condition = (await bench.stats(volume_id, target)).condition
     assert condition is not None
     assert not condition.abnormal

@@ -48,7 +48,7 @@ async def driver(root: Path) -> AsyncIterator[KilledDriver]:
         yield running
     finally:
         running.kill()
-        remnants.remove(root, keep=str(root / "pool"))
+        remnants.remove(root / "pool", keep=str(root / "pool"))
 
 
 async def _kill(driver: KilledDriver, chance: random.Random) -> None:
@@ -91,7 +91,7 @@ def _check_nothing_left(root: Path, survivors: list[Volume]) -> None:
     ids = {volume.volume_id for volume in survivors}
     state = root / "pool" / "state"
     assert [each.target for each in mountinfo.below(str(root))] == [str(root / "pool")]
-    assert remnants.devices(root) == []
+    assert remnants.devices(root / "pool") == []
     assert pool_layout.files(state) == pool_layout.files_of(state, ids)
     assert [path for path in root.glob("run/*/*/*") if path.suffix == ".json"] == []
 

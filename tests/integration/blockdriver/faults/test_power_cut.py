@@ -40,13 +40,11 @@ class Node:
 
     async def up(self, name: str) -> Path:
         volume_id = self.id_of(name)
-        await self.bench.stage(volume_id)
-        await self.bench.publish(volume_id, self.bench.target(name))
+        await self.bench.up(volume_id, self.bench.target(name))
         return Path(self.bench.target(name), "file")
 
     async def down(self, name: str) -> None:
-        await self.bench.unpublish(self.id_of(name), self.bench.target(name))
-        await self.bench.unstage(self.id_of(name))
+        await self.bench.down(self.id_of(name), self.bench.target(name))
 
     async def create(self) -> None:
         await self.bench.create("v", size=SIZE)

@@ -168,14 +168,12 @@ def test_stage_with_the_record_of_an_interrupted_mkfs_never_clears_a_used_volume
 
     async def lifecycle() -> None:
         volume = await bench.create("v", capability, size=_SIZES[fs_type])
-        await bench.stage(volume.volume_id, capability)
-        await bench.publish(volume.volume_id, bench.target("v"), capability)
+        await bench.up(volume.volume_id, bench.target("v"), capability)
         Path(bench.target("v"), "precious").write_bytes(b"every byte")
         await down(volume.volume_id)
 
     async def down(volume_id: str) -> None:
-        await bench.unpublish(volume_id, bench.target("v"))
-        await bench.unstage(volume_id)
+        await bench.down(volume_id, bench.target("v"))
 
     def saved(self: Any, record: Any) -> Any:
         written = save(self, record)

@@ -32,11 +32,9 @@ def image_path(bench: Bench, volume_id: str) -> Path:
 async def test_stage_without_a_content_record_is_refused(bench: Bench, *, used: bool) -> None:
     volume_id, target = (await bench.create()).volume_id, bench.target("pod")
     if used:
-        await bench.stage(volume_id)
-        await bench.publish(volume_id, target)
+        await bench.up(volume_id, target)
         Path(target, "kept").write_text("data")
-        await bench.unpublish(volume_id, target)
-        await bench.unstage(volume_id)
+        await bench.down(volume_id, target)
     kept = content_path(bench, volume_id).read_bytes()
     content_path(bench, volume_id).unlink()
     before = image_path(bench, volume_id).read_bytes()
@@ -53,8 +51,7 @@ async def test_stage_without_a_content_record_is_refused(bench: Bench, *, used: 
     assert volume_id in entry.status.volume_condition.message
     content_path(bench, volume_id).write_bytes(kept)
     content_path(bench, volume_id).chmod(0o600)
-    await bench.stage(volume_id)
-    await bench.publish(volume_id, target)
+    await bench.up(volume_id, target)
     assert Path(target, "kept").exists() == used
 
 
@@ -139,13 +136,11 @@ async def test_volume_without_its_file_is_lost_to_every_call_and_can_be_deleted(
 
 async def test_pod_of_a_volume_whose_file_was_removed_can_end(bench: Bench) -> None:
     volume_id, target = (await bench.create()).volume_id, bench.target("pod")
-    await bench.stage(volume_id)
-    await bench.publish(volume_id, target)
+    await bench.up(volume_id, target)
     pool_layout.image(bench.root / "state", volume_id).unlink()
     with pytest.raises(ImageMissing):
         await bench.create()
-    await bench.unpublish(volume_id, target)
-    await bench.unstage(volume_id)
+    await bench.down(volume_id, target)
     await bench.delete(volume_id)
     assert bench.driver.stores.volume_records.find(bench.ids.volume_id("pvc-1")) is None
 

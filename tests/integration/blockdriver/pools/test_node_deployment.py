@@ -52,8 +52,7 @@ async def test_node_expand_grows_a_raw_volume_and_the_device_of_a_deferred_one(
     for name, capability, deferred in (("raw", block(), False), ("in-guest", mount(), True)):
         volume = await bench.create(name, capability=capability, size=64 * MIB)
         target = bench.target(name)
-        await bench.stage(volume.volume_id, capability)
-        await bench.publish(volume.volume_id, target, capability, deferred=deferred)
+        await bench.up(volume.volume_id, target, capability, deferred=deferred)
         grown = await bench.expand(volume.volume_id, target, 128 * MIB, deferred=deferred)
         assert grown == 128 * MIB
         assert sizes(bench, volume.volume_id) == (128 * MIB, 128 * MIB)
@@ -67,8 +66,7 @@ async def test_node_expand_that_cannot_be_changes_no_size(bench: Bench) -> None:
     target = bench.target("pod-a")
     with pytest.raises(NotStaged):
         await bench.expand(volume.volume_id, target, 128 * MIB)
-    await bench.stage(volume.volume_id, block())
-    await bench.publish(volume.volume_id, target, block())
+    await bench.up(volume.volume_id, target, block())
     with raised("OutOfCapacity"):
         await bench.expand(volume.volume_id, target, 1 << 43)
     with pytest.raises(capacity.VolumeSizeNotPossible):

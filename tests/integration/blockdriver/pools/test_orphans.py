@@ -97,11 +97,9 @@ async def test_gc_detaches_a_device_that_was_never_staged(bench: Bench) -> None:
 async def test_gc_keeps_devices_that_are_staged_or_in_use(bench: Bench) -> None:
     await bench.staged("a")
     used, target = (await bench.create("b", block())).volume_id, bench.target("b")
-    await bench.stage(used, block())
-    await bench.publish(used, target, block())
+    await bench.up(used, target, block())
     mounted, other = (await bench.create("c")).volume_id, bench.target("c")
-    await bench.stage(mounted)
-    await bench.publish(mounted, other)
+    await bench.up(mounted, other)
     node_state = bench.driver.stores.node_state
     for each in (used, mounted):
         node_state.forget_staged(volumes.VolumeId(each))
@@ -148,8 +146,7 @@ async def test_gc_detaches_a_device_of_a_removed_image_by_its_tag_when_unused(
 
 async def test_gc_keeps_an_orphan_device_whose_node_is_bound(bench: Bench) -> None:
     volume_id, target = (await bench.create("a", block())).volume_id, bench.target("a")
-    await bench.stage(volume_id, block())
-    await bench.publish(volume_id, target, block())
+    await bench.up(volume_id, target, block())
     (pool_layout.image(bench.root / "state", volume_id)).unlink()
     bench.restart()
     await collect(bench)
@@ -225,8 +222,7 @@ async def test_unreadable_node_state_of_a_volume_is_removed_by_unpublish_and_uns
 ) -> None:
     damaged, other = await bench.create("damaged"), await bench.create("other")
     for volume in (damaged, other):
-        await bench.stage(volume.volume_id)
-        await bench.publish(volume.volume_id, bench.target(volume.volume_id))
+        await bench.up(volume.volume_id, bench.target(volume.volume_id))
     state = bench.root / "run" / sysfs.boot_id()
     for path in state.glob("*.json"):
         if damaged.volume_id == path.stem:
@@ -236,7 +232,6 @@ async def test_unreadable_node_state_of_a_volume_is_removed_by_unpublish_and_uns
     with pytest.raises(errors.Corrupt, match="node state entry"):
         await bench.publish(damaged.volume_id, bench.target("again"))
     for volume in (other, damaged):
-        await bench.unpublish(volume.volume_id, bench.target(volume.volume_id))
-        await bench.unstage(volume.volume_id)
+        await bench.down(volume.volume_id, bench.target(volume.volume_id))
         await bench.delete(volume.volume_id)
     assert [*state.glob("*.json")] == []

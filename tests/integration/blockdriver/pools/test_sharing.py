@@ -44,12 +44,10 @@ async def test_deferred_publish_mounts_nothing_and_describes_the_device(bench: B
 async def host_options(bench: Bench, volume_id: str) -> set[str]:
     """Those of a publish on the host that keep a program of the volume from gaining anything."""
     target = bench.target("host")
-    await bench.stage(volume_id)
-    await bench.publish(volume_id, target)
+    await bench.up(volume_id, target)
     found = mountinfo.at(target)
     assert found is not None
-    await bench.unpublish(volume_id, target)
-    await bench.unstage(volume_id)
+    await bench.down(volume_id, target)
     return {"nosuid", "nodev"} & set(found.options)
 
 
@@ -59,10 +57,8 @@ async def test_volume_that_a_guest_or_a_raw_user_had_is_mounted_nosuid_and_nodev
     """What only this host has written is mounted as it was asked for."""
     volume_id, target = (await bench.create("guest")).volume_id, bench.target("guest")
     assert await host_options(bench, volume_id) == set()
-    await bench.stage(volume_id)
-    await bench.publish(volume_id, target, deferred=True)
-    await bench.unpublish(volume_id, target)
-    await bench.unstage(volume_id)
+    await bench.up(volume_id, target, deferred=True)
+    await bench.down(volume_id, target)
     assert await host_options(bench, volume_id) == {"nosuid", "nodev"}
 
     raw_id = await bench.staged("raw", block())
@@ -106,8 +102,7 @@ async def test_publish_and_unstage_of_a_held_device_are_refused(bench: Bench) ->
 async def test_read_only_publishes_on_host_and_in_guest_share_a_volume(bench: Bench) -> None:
     volume = await bench.create()
     guest, other, host = (bench.target(name) for name in ("guest", "other", "host"))
-    await bench.stage(volume.volume_id)
-    await bench.publish(volume.volume_id, guest, readonly=True, deferred=True)
+    await bench.up(volume.volume_id, guest, readonly=True, deferred=True)
     await bench.publish(volume.volume_id, other, readonly=True, deferred=True)
     await bench.publish(volume.volume_id, host, readonly=True)
     mounted = mountinfo.at(host)
@@ -120,10 +115,8 @@ async def test_many_volumes_in_parallel_stay_independent(bench: Bench) -> None:
         volume = await bench.create(f"pvc-{number}")
         target = bench.target(f"pod-{number}")
         for _ in range(3):
-            await bench.stage(volume.volume_id)
-            await bench.publish(volume.volume_id, target, deferred=number % 2 == 1)
-            await bench.unpublish(volume.volume_id, target)
-            await bench.unstage(volume.volume_id)
+            await bench.up(volume.volume_id, target, deferred=number % 2 == 1)
+            await bench.down(volume.volume_id, target)
         await bench.delete(volume.volume_id)
 
     await asyncio.gather(*(lifecycle(number) for number in range(24)))
@@ -151,8 +144,7 @@ async def test_deferred_publish_of_a_mounted_btrfs_is_refused(bench: Bench) -> N
     for target in (first, second):
         await bench.unpublish(volume_id, target)
     await bench.unstage(volume_id)
-    await bench.stage(volume_id, capability)
-    await bench.publish(volume_id, first, capability)
+    await bench.up(volume_id, first, capability)
     assert Path(first, "file").read_text() == "words"
 
 
@@ -162,11 +154,9 @@ async def test_read_only_many_is_published_to_several_pods_of_the_volumes_node(
     """ReadOnlyMany claims arrive as MULTI_NODE_READER_ONLY; the topology says which node has the volume."""
     writer, readers = mount(), mount(mode=volumes.AccessMode.MULTI_NODE_READER_ONLY)
     volume_id = (await bench.create(capability=writer)).volume_id
-    await bench.stage(volume_id, writer)
-    await bench.publish(volume_id, bench.target("writer"), writer)
+    await bench.up(volume_id, bench.target("writer"), writer)
     (Path(bench.target("writer")) / "file").write_text("for all")
-    await bench.unpublish(volume_id, bench.target("writer"))
-    await bench.unstage(volume_id)
+    await bench.down(volume_id, bench.target("writer"))
     await bench.stage(volume_id, readers)
     for pod in ("a", "b"):
         await bench.publish(volume_id, bench.target(pod), readers)
@@ -178,8 +168,7 @@ async def test_read_only_many_is_published_to_several_pods_of_the_volumes_node(
 async def test_publish_on_host_and_deferred_exclude_each_other(bench: Bench) -> None:
     volume = await bench.create()
     guest, host = bench.target("pod-guest"), bench.target("pod-host")
-    await bench.stage(volume.volume_id)
-    await bench.publish(volume.volume_id, guest, deferred=True)
+    await bench.up(volume.volume_id, guest, deferred=True)
     with raised("PublishedElsewhere", match="pod-guest"):
         await bench.publish(volume.volume_id, host)
     with raised("PublishedElsewhere", match="pod-guest"):

@@ -38,8 +38,7 @@ class Scene:
     async def hand_over(self, volume_id: str, fs_type: str = "ext4") -> str:
         """Stage and publish with deferral; answers the target."""
         target = self.bench.target(volume_id)
-        await self.bench.stage(volume_id, mount(fs_type))
-        await self.bench.publish(volume_id, target, mount(fs_type), deferred=True)
+        await self.bench.up(volume_id, target, mount(fs_type), deferred=True)
         return target
 
     async def up(self, volume_id: str, fs_type: str = "ext4") -> str:

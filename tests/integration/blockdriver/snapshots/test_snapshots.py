@@ -113,8 +113,7 @@ async def test_snapshot_of_a_raw_volume_in_use_is_refused_without_reflinks(copyi
 
 async def test_snapshot_of_a_volume_in_an_unreachable_guest_is_refused(cloning: Bench) -> None:
     source = await cloning.create("source")
-    await cloning.stage(source.volume_id)
-    await cloning.publish(source.volume_id, cloning.target("pod"), deferred=True)
+    await cloning.up(source.volume_id, cloning.target("pod"), deferred=True)
     with pytest.raises(errors.NotReady, match="runtime_socket"):
         await cloning.co.snapshot(source.volume_id)
     with pytest.raises(errors.NotReady, match="runtime_socket"):
