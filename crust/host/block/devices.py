@@ -56,7 +56,6 @@ class NotABlockDevice(errors.InvalidRequest):
         super().__init__(
             f"{path} is not a block device", hint="give the path of the volume's device"
         )
-        self.path = path
 
 
 class DeviceNodeMissing(errors.NotReady):

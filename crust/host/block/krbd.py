@@ -81,7 +81,6 @@ class KernelRefusesImage(errors.RuntimeFailed):
             why=f"{why} (errno {number})",
             hint="the kernel's log has the reason: dmesg",
         )
-        self.number = number
 
 
 @dataclass(frozen=True, slots=True)

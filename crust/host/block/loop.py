@@ -61,8 +61,6 @@ class LoopAttachedDifferently(errors.Conflict):
             why=why,
             hint="detach it first (losetup -d)",
         )
-        self.backing = backing
-        self.devices = devices
 
 
 def attach(backing: AnyPath, *, direct_io: bool = True, tag: str = "") -> LoopDevice:

@@ -62,7 +62,6 @@ class AmbiguousSignature(errors.Corrupt):
             why="it carries signatures of more than one format",
             hint="find the stale one with wipefs(8); nothing was changed",
         )
-        self.path = path
 
 
 class ProbeFailed(errors.RuntimeFailed):
@@ -70,7 +69,6 @@ class ProbeFailed(errors.RuntimeFailed):
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"cannot probe {path}", why=why, hint="nothing was changed")
-        self.path = path
 
 
 def probe(path: str) -> Signature:

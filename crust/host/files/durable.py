@@ -28,7 +28,6 @@ class PathAlreadyExists(errors.Conflict):
 
     def __init__(self, path: str) -> None:
         super().__init__(f"{path} exists already", hint="find out what made it")
-        self.path = path
 
 
 class UntrustedFile(errors.Refused):
@@ -41,7 +40,6 @@ class UntrustedFile(errors.Refused):
             hint=f"if you made it: chown root {path}; chmod go-w {path}. It may hold what live guests use: do not "
             "remove it",
         )
-        self.path = path
 
 
 class UnreadableFile(errors.Corrupt):
@@ -51,7 +49,6 @@ class UnreadableFile(errors.Corrupt):
         super().__init__(
             f"{path} cannot be read as a file of crust", why=why, hint="look at it by hand"
         )
-        self.path = path
 
 
 def publish(

@@ -19,14 +19,6 @@ from crust.core import errors
 from crust.host.process import oserrors, syscalls
 
 
-class DirectoryNotHeld(errors.PeerUnavailable):
-    """A directory is not held, so no file below it is read or written."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(f"{path} is not open", why="it was not there, or went away", hint="retry")
-        self.path = path
-
-
 class DirectoryReplaced(errors.PeerUnavailable):
     """The directory at a path is not the one that is held."""
 
@@ -109,7 +101,12 @@ class HeldDirectory:
     def descriptor(self) -> int:
         """The descriptor. Raises `DirectoryNotHeld`."""
         if not self._is_held:
-            raise DirectoryNotHeld(self.path)
+            raise errors.PeerUnavailable.named(
+                "DirectoryNotHeld",
+                f"{self.path} is not open",
+                why="it was not there, or went away",
+                hint="retry",
+            )
         return self._fd
 
     def __truediv__(self, name: str) -> "HeldPath":

@@ -73,8 +73,6 @@ class LockHeld(errors.NotReady):
         super().__init__(
             f"{path} is locked", why=f"{holder} holds it", hint="stop that process first"
         )
-        self.path = path
-        self.pids = tuple(pids)
 
 
 class ProcessLock:

@@ -33,7 +33,6 @@ class NotAnImage(errors.Corrupt):
         super().__init__(
             f"{path} is not an image", why="it is not a regular file", hint="check it by hand"
         )
-        self.path = path
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,6 @@ class PathOutsideRoots(errors.Refused):
             why=f"it is below none of {', '.join(roots) or '(no roots)'}",
             hint="add the kubelet's root directory to the allowed roots, if this one is right",
         )
-        self.target = target
-        self.roots = tuple(roots)
 
 
 class SymlinkInPath(errors.Refused):
@@ -44,8 +42,6 @@ class SymlinkInPath(errors.Refused):
             why=f"its component {component!r} is a symbolic link",
             hint="find out what made the link; target paths are plain directories",
         )
-        self.target = target
-        self.component = component
 
 
 class TargetConflict(errors.Conflict):
@@ -57,7 +53,6 @@ class TargetConflict(errors.Conflict):
             why=why,
             hint="check it by hand; nothing was removed",
         )
-        self.target = target
 
 
 def open_parent(target: TargetPath, roots: Sequence[str]) -> int:

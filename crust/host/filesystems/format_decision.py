@@ -55,9 +55,6 @@ class ContentInDoubt(errors.Corrupt):
             why=f"its record says {recorded}, but the device holds {found}",
             hint="check the image by hand; nothing was written to it",
         )
-        self.volume_id = volume_id
-        self.recorded = recorded
-        self.found = found
 
 
 class Action(enum.Enum):

@@ -37,7 +37,6 @@ class MissingCapability(errors.Refused):
             why=f"the kernel requires {capability} and this process lacks it",
             hint=f"grant the driver {capability}, or let a guest do it",
         )
-        self.capability = capability
 
 
 async def grow_mounted(mountpoint: str, fs_type: str) -> None:

@@ -38,8 +38,6 @@ class InvalidSuperblock(errors.Corrupt):
         self, path: str, fs_type: str, why: str = "the magic number of its superblock differs"
     ) -> None:
         super().__init__(f"{path} does not hold {fs_type}", why=why, hint="nothing was changed")
-        self.path = path
-        self.fs_type = fs_type
 
 
 @dataclass(frozen=True, slots=True)

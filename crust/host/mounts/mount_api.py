@@ -43,7 +43,6 @@ class InvalidMountTarget(errors.Refused):
         super().__init__(
             f"cannot mount on {target}", why=why, hint="remove it; nothing was mounted"
         )
-        self.target = target
 
 
 def mount_device(  # noqa: PLR0913 - each is a decision of its own of a publish

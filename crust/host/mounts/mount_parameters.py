@@ -80,7 +80,6 @@ class InvalidMountOption(errors.InvalidRequest):
             why=why,
             hint="correct mountOptions of the StorageClass or the PersistentVolume",
         )
-        self.fs_type = fs_type
 
 
 Parameters = tuple[tuple[str, str | None], ...]

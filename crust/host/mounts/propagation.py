@@ -39,7 +39,6 @@ class MountsNotPropagated(errors.NotReady):
             "a systemd unit: no PrivateTmp=, ProtectSystem= or the like, which give it a mount namespace. If CO and "
             "runtimes live in this mount namespace: check_propagation = false",
         )
-        self.path = path
 
 
 def check_seen(path: str) -> None:

@@ -53,8 +53,6 @@ class CommandFailed(errors.RuntimeFailed):
         ended = f"it exited with {code}" if code >= 0 else f"it was killed by signal {-code}"
         output = f": {stderr_tail.strip()}" if stderr_tail.strip() else ""
         super().__init__(f"{shlex.join(argv)} failed", why=(why or ended) + output)
-        self.argv = tuple(argv)
-        self.code = code
         self.stderr_tail = stderr_tail
 
 

@@ -50,7 +50,6 @@ class CannotConfine(errors.RuntimeFailed):
             why=why,
             hint="install the packages bubblewrap and libseccomp2, and allow the driver to make namespaces",
         )
-        self.program = program
 
 
 @dataclass(frozen=True, slots=True)

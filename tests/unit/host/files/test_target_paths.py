@@ -50,9 +50,8 @@ def test_make_directory_without_roots_is_refused(root: Path) -> None:
 def test_make_directory_through_a_link_is_refused(root: Path, tmp_path: Path) -> None:
     (tmp_path / "victim").mkdir()
     (root / "pods" / "evil").symlink_to(tmp_path / "victim")
-    with pytest.raises(target_paths.SymlinkInPath) as caught:
+    with pytest.raises(target_paths.SymlinkInPath, match="'evil' is a symbolic link"):
         target_paths.make_directory(target(root / "pods" / "evil" / "v"), [str(root)])
-    assert caught.value.component == "evil"
     assert os.listdir(tmp_path / "victim") == []
 
 

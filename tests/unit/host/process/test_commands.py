@@ -65,7 +65,6 @@ async def test_run_failure_has_status_and_stderr_tail() -> None:
     code = "import sys; sys.stderr.write('x' * 10000 + 'the end'); sys.exit(3)"
     with pytest.raises(commands.CommandFailed, match="exited with 3") as caught:
         await commands.run(python(code), timeout_s=LONG_S)
-    assert caught.value.code == 3
     assert caught.value.stderr_tail.endswith("the end")
     assert len(caught.value.stderr_tail) == commands.STDERR_TAIL_BYTES
     assert (await commands.run(python(code), timeout_s=LONG_S, ok=(0, 3))).code == 3
