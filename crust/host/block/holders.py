@@ -54,9 +54,15 @@ class DeviceInUse(errors.NotReady):
         holders: tuple[Holder, ...] = (),
         stacked: tuple[str, ...] = (),
     ) -> None:
+        users = (
+            ("mounted at", mounts),
+            ("backing", loops),
+            ("used by", tuple(map(str, holders))),
+            ("part of", stacked),
+        )
         super().__init__(
             f"{path} is in use",
-            why=_sentence(mounts, holders, loops, stacked)
+            why=", ".join(f"{how} {_some(found)}" for how, found in users if found)
             or "the kernel does not say what holds it: perhaps a process of another PID namespace",
             hint="unmount it, stop the process that holds it, or release what is built upon it; "
             "crust never detaches lazily",
@@ -176,24 +182,6 @@ def of_mount(target: str) -> tuple[Holder, ...]:
             if mountinfo.mount_id_of(pid, fd) == mount.mount_id:
                 found.add(_holder(pid, f"fd {fd}"))
     return tuple(sorted(found))
-
-
-def _sentence(
-    mounts: tuple[str, ...],
-    holders: tuple[Holder, ...],
-    loops: tuple[str, ...] = (),
-    stacked: tuple[str, ...] = (),
-) -> str:
-    parts = []
-    if mounts:
-        parts.append(f"mounted at {_some(mounts)}")
-    if loops:
-        parts.append(f"backing {_some(loops)}")
-    if holders:
-        parts.append(f"used by {_some(tuple(map(str, holders)))}")
-    if stacked:
-        parts.append(f"part of {_some(stacked)}")
-    return ", ".join(parts)
 
 
 def _some(texts: tuple[str, ...]) -> str:

@@ -8,6 +8,7 @@ A read refuses what another user could have written: a symbolic link, a pipe or 
 or may write.
 """
 
+import contextlib
 import errno
 import logging
 import os
@@ -214,10 +215,11 @@ def _place(
         _write(aside, data, mode, sync=sync)
         place(aside, path)
     except BaseException:
-        _unlink_if_there(aside)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(aside)
         raise
     if place is os.link:  # a rename has taken the name away
-        _unlink_if_there(aside)
+        os.unlink(aside)
     if sync:
         _sync(os.path.dirname(path) or ".")
 
@@ -237,13 +239,6 @@ def _set_mode(path: str, mode: int) -> None:
     """Set the mode only if the umask changed it: a chmod is an event for those who watch the directory."""
     if stat.S_IMODE(os.lstat(path).st_mode) != mode:
         os.chmod(path, mode)
-
-
-def _unlink_if_there(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return
 
 
 def _sync(directory: str) -> None:

@@ -101,18 +101,14 @@ def made_directory(
 ) -> Iterator[tuple[str, bool]]:
     """`make_directory`, and a path as `opened` gives it, with one walk from the root."""
     with _parent(target, roots) as (parent, name):
+        made = True
         with oserrors.translating(f"cannot create {target}"):
-            made = _make(target, parent, name, mode)
+            try:
+                os.mkdir(name, mode, dir_fd=parent)
+            except FileExistsError:
+                _check_free_directory(target, parent, name)
+                made = False
         yield f"/proc/self/fd/{parent}/{name}", made
-
-
-def _make(target: TargetPath, parent: int, name: str, mode: int) -> bool:
-    try:
-        os.mkdir(name, mode, dir_fd=parent)
-    except FileExistsError:
-        _check_free_directory(target, parent, name)
-        return False
-    return True
 
 
 @contextmanager
