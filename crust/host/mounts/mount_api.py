@@ -36,15 +36,6 @@ _INVALID = {
 }
 
 
-class InvalidMountTarget(errors.Refused):
-    """A mount target is a symbolic link, or of the wrong type."""
-
-    def __init__(self, target: str, why: str) -> None:
-        super().__init__(
-            f"cannot mount on {target}", why=why, hint="remove it; nothing was mounted"
-        )
-
-
 def mount_device(  # noqa: PLR0913 - each is a decision of its own of a publish
     device: str,
     target: str,
@@ -215,11 +206,16 @@ def _target(target: str, *, directory: bool) -> Iterator[int]:
         onto = os.open(target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     with syscalls.closing(onto):
         mode = os.fstat(onto).st_mode
+        why = "it is not a directory" if directory else "it is a directory"
         if stat.S_ISLNK(mode):
-            raise InvalidMountTarget(target, "it is a symbolic link")
-        if directory != stat.S_ISDIR(mode):
-            why = "it is not a directory" if directory else "it is a directory"
-            raise InvalidMountTarget(target, why)
+            why = "it is a symbolic link"
+        if stat.S_ISLNK(mode) or directory != stat.S_ISDIR(mode):
+            raise errors.Refused.named(
+                "InvalidMountTarget",
+                f"cannot mount on {target}",
+                why=why,
+                hint="remove it; nothing was mounted",
+            )
         yield onto
 
 

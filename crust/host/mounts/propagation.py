@@ -28,19 +28,6 @@ _BELOW = ("", "pods", "plugins")
 """Of a kubelet's root: where volumes are published and staged, each of which may be a mount of its own."""
 
 
-class MountsNotPropagated(errors.NotReady):
-    """What this process mounts would not be seen outside of its mount namespace."""
-
-    def __init__(self, path: str, mount: mountinfo.Mount, why: str) -> None:
-        super().__init__(
-            f"mounts below {path} would not reach the host",
-            why=f"the mount at {mount.target} {why}",
-            hint="in a pod: mountPropagation Bidirectional (with ctr: rshared and --rootfs-propagation rshared). In "
-            "a systemd unit: no PrivateTmp=, ProtectSystem= or the like, which give it a mount namespace. If CO and "
-            "runtimes live in this mount namespace: check_propagation = false",
-        )
-
-
 def check_seen(path: str) -> None:
     """Raise `MountsNotSeen` unless what the host mounts below `path` is seen here. Blocks."""
     if in_namespace_of_host():
@@ -71,12 +58,21 @@ def check(roots: Iterable[str]) -> None:
 def _check_path(path: str) -> None:
     mount = _mount_of(path)
     if mount.master:
-        raise MountsNotPropagated(path, mount, "is a slave of the host's (master: in mountinfo)")
-    if not mount.peer_group:
-        raise MountsNotPropagated(path, mount, "is private to this mount namespace (not shared:)")
-    groups = _groups_of_host()
-    if groups and mount.peer_group not in groups:
-        raise MountsNotPropagated(path, mount, "is shared with nobody on the host")
+        why = "is a slave of the host's (master: in mountinfo)"
+    elif not mount.peer_group:
+        why = "is private to this mount namespace (not shared:)"
+    elif (groups := _groups_of_host()) and mount.peer_group not in groups:
+        why = "is shared with nobody on the host"
+    else:
+        return
+    raise errors.NotReady.named(
+        "MountsNotPropagated",
+        f"mounts below {path} would not reach the host",
+        why=f"the mount at {mount.target} {why}",
+        hint="in a pod: mountPropagation Bidirectional (with ctr: rshared and --rootfs-propagation rshared). In a "
+        "systemd unit: no PrivateTmp=, ProtectSystem= or the like, which give it a mount namespace. If CO and "
+        "runtimes live in this mount namespace: check_propagation = false",
+    )
 
 
 def _mount_of(path: str) -> mountinfo.Mount:

@@ -18,7 +18,6 @@ from crust.cli.doctor.node import Node
 from crust.cli.inspecting import views
 from crust.cli.inspecting.views import ProxyAnswer
 from crust.core import errors
-from crust.host.mounts import mountinfo, propagation
 from tests.support.drivers import fake_driver
 from tests.support.nodes import fake_kubernetes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes
@@ -320,8 +319,7 @@ def test_condition_that_the_proxy_reports_is_a_finding(
 
 def test_mounts_that_do_not_propagate_are_an_error(good: Node) -> None:
     def refuse(path: str) -> None:
-        (mount,) = mountinfo.parse(b"1 0 0:1 / / rw master:1 - tmpfs tmpfs rw")
-        raise propagation.MountsNotPropagated(path, mount, "is a slave")
+        raise errors.NotReady.named("MountsNotPropagated", path, why="a slave", hint="share")
 
     node = replace(good, check_propagation=refuse)
     assert "[MountsNotPropagated]" in bad(node, "mount-propagation", Level.ERROR)

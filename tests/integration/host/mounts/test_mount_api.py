@@ -110,7 +110,7 @@ def test_mount_device_on_a_link_is_refused(
         lambda: mount_api.bind(str(tmp_path), str(link)),
     )
     for act in acts:
-        with pytest.raises(mount_api.InvalidMountTarget, match="symbolic link"):
+        with raised("InvalidMountTarget", match="symbolic link"):
             act()
     assert mountinfo.at(mountpoint) is None
 
@@ -330,7 +330,7 @@ def test_bind_of_what_is_absent_or_of_another_type_is_refused(
 ) -> None:
     (tmp_path / "file").touch()
     for source, target in ((tmp_path / "file", mountpoint), (tmp_path, tmp_path / "file")):
-        with pytest.raises(mount_api.InvalidMountTarget):
+        with raised("InvalidMountTarget"):
             mount_api.bind(str(source), str(target))
     with pytest.raises(errors.NotFound):
         mount_api.bind(str(tmp_path / "none"), mountpoint)
