@@ -329,22 +329,30 @@ def test_of_mount_does_not_wait_for_a_hung_file_server(attach: Attach, hung: str
         os.close(open_there)
 
 
-def test_device_in_use_names_a_loop_device_on_it(attach: Attach, tmp_path: Path) -> None:
-    """A kubelet holds each raw volume by one, also when it forgot the volume."""
-    device, target = attach(), str(tmp_path / "target")
-    Path(target).touch()
-    mount_api.bind(device.path, target)
-    argv = ["losetup", "--find", "--show", target]
+@contextmanager
+def kubelets_loop(attach: Attach, target: Path) -> Iterator[tuple[loop.LoopDevice, str]]:
+    """A device whose node is bound at the target, and the loop device that a kubelet has on it."""
+    device = attach()
+    target.touch()
+    mount_api.bind(device.path, str(target))
+    argv = ["losetup", "--find", "--show", str(target)]
     upper = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
     try:
-        assert devices.size_bytes(upper) == devices.size_bytes(device.path)
-        with pytest.raises(holders.DeviceInUse, match=upper):
-            mount_api.unmount(target)
-        with pytest.raises(holders.DeviceInUse, match=f"backing {upper}"):
-            loop.detach(device)
+        yield device, upper
     finally:
         subprocess.run(["losetup", "--detach", upper], check=True)
-    mount_api.unmount(target)
+
+
+def test_device_in_use_names_a_loop_device_on_it(attach: Attach, tmp_path: Path) -> None:
+    """A kubelet holds each raw volume by one, also when it forgot the volume."""
+    target = tmp_path / "target"
+    with kubelets_loop(attach, target) as (device, upper):
+        assert devices.size_bytes(upper) == devices.size_bytes(device.path)
+        with pytest.raises(holders.DeviceInUse, match=upper):
+            mount_api.unmount(str(target))
+        with pytest.raises(holders.DeviceInUse, match=f"backing {upper}"):
+            loop.detach(device)
+    mount_api.unmount(str(target))
 
 
 @pytest.mark.parametrize("detached", ["target", "."], ids=["its node", "its tree"])
@@ -352,21 +360,14 @@ def test_device_in_use_names_loop_device_whose_path_lost_its_prefix(
     attach: Attach, tmp_path: Path, detached: str
 ) -> None:
     """A kubelet in a container that ended: its loop device is left, and sysfs has "/" for its path."""
-    device, tree = attach(), tmp_path / "kubelet"
-    target = tree / "target"
+    tree = tmp_path / "kubelet"
     tree.mkdir()
     mount_api.bind(str(tree), str(tree))
-    target.touch()
-    mount_api.bind(device.path, str(target))
-    argv = ["losetup", "--find", "--show", str(target)]
-    upper = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
-    subprocess.run(["umount", "--lazy", str(tree / detached)], check=True)
-    try:
+    with kubelets_loop(attach, tree / "target") as (device, upper):
+        subprocess.run(["umount", "--lazy", str(tree / detached)], check=True)
         assert loopctl.backing_file(int(upper.removeprefix("/dev/loop"))) == "/"
         assert holders.device_in_use(device.path).loops == (upper,)
-    finally:
-        subprocess.run(["losetup", "--detach", upper], check=True)
-        subprocess.run(["umount", "--recursive", "--quiet", str(tree)], check=False)
+    subprocess.run(["umount", "--recursive", "--quiet", str(tree)], check=False)
 
 
 def test_device_in_use_asks_no_loop_device_on_a_file(

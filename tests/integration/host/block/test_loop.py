@@ -31,24 +31,17 @@ def test_attach_shows_the_files_size_and_content(sparse_file: MakeFile) -> None:
         loop.detach(device)
 
 
-def test_attach_reports_the_granted_direct_io(attach: Attach) -> None:
+def test_attach_reports_the_granted_direct_io(attach: Attach, mountpoint: str) -> None:
     """Whatever the backing filesystem makes of the wish, the result is what the kernel says in sysfs."""
     device = attach()
     granted = Path(f"/sys/block/loop{device.number}/loop/dio").read_text().strip() == "1"
     assert device.direct_io == granted
-    buffered = loop.attach(device.backing, direct_io=False)
-    assert not buffered.direct_io
-
-
-def test_attach_without_direct_io_support_reports_buffered(mountpoint: str) -> None:
     run("mount", "-t", "ramfs", "none", mountpoint)
     backing = Path(mountpoint) / "volume.img"
     backing.write_bytes(bytes(MIB))
-    device = loop.attach(str(backing), direct_io=True)
-    try:
-        assert not device.direct_io
-    finally:
-        loop.detach(device)
+    for buffered in (loop.attach(device.backing, direct_io=False), loop.attach(str(backing))):
+        assert not buffered.direct_io
+        loop.detach(buffered)
 
 
 def test_attach_sets_the_sector_size_and_rounds_down_to_it(attach: Attach) -> None:

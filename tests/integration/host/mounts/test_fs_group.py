@@ -70,37 +70,26 @@ def test_apply_changes_links_themselves_and_skips_other_filesystems(tmp_path: Pa
     mount_api.unmount(str(volume / "other"))
 
 
-def test_apply_leaves_what_replaced_a_file_since_it_was_looked_at(
+def test_apply_leaves_what_replaced_a_file_or_covered_a_directory_since_it_was_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer in the volume puts a pipe, or a device's node, where a file was."""
-    swapped = tmp_path / "swapped"
+    swapped, covered = tmp_path / "swapped", tmp_path / "covered"
     swapped.touch()
+    covered.mkdir()
 
-    def swap(name: str, _directory: int) -> None:
+    def act(name: str, _directory: int) -> None:
         if name == "swapped":
             swapped.unlink()
             os.mkfifo(swapped, 0o600)
-
-    before_open(monkeypatch, swap)
-    fs_group.apply(str(tmp_path), ALWAYS)
-    assert swapped.is_fifo()
-    assert (swapped.stat().st_gid, mode(swapped)) == (os.getgid(), 0o600)
-
-
-def test_apply_leaves_a_filesystem_that_was_mounted_over_a_directory_since_it_was_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    covered = tmp_path / "covered"
-    covered.mkdir()
-
-    def cover(name: str, _directory: int) -> None:
         if name == "covered":
             mount_api.mount_guard(str(covered))
 
-    before_open(monkeypatch, cover)
+    before_open(monkeypatch, act)
     fs_group.apply(str(tmp_path), ALWAYS)
     try:
+        assert swapped.is_fifo()
+        assert (swapped.stat().st_gid, mode(swapped)) == (os.getgid(), 0o600)
         assert covered.is_mount()
         assert covered.stat().st_gid != GID
     finally:

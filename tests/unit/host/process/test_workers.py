@@ -12,7 +12,7 @@ import pytest
 import crust
 from crust.core import errors, operations
 from crust.host.process import workers
-from crust.host.process.workers import NoWorkerFree, Workers
+from crust.host.process.workers import Load, NoWorkerFree, Workers
 
 
 @pytest.fixture
@@ -69,24 +69,6 @@ async def test_pool_whose_threads_hang_leaves_another_pool_alone(dead: threading
     with well.used():
         assert await workers.run(lambda: "alive") == "alive"
     dead.set()
-    await asyncio.gather(*hung)
-
-
-async def test_check_free_with_every_thread_hung_is_refused_and_recovers(
-    dead: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = Workers("the engine", limit=2)
-    hung = [asyncio.create_task(pool.run(dead.wait)) for _ in range(2)]
-    await asyncio.sleep(0)
-    monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
-    for ask in (pool.check_free, pool.probe):
-        with pytest.raises(NoWorkerFree, match=r"the engine .* none of its 2 threads"):
-            await ask()
-    monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
-    waiting = asyncio.create_task(pool.check_free())
-    await asyncio.sleep(0)
-    dead.set()
-    await waiting
     await asyncio.gather(*hung)
 
 
@@ -195,16 +177,20 @@ async def test_pool_never_has_more_threads_than_its_limit_and_counts_what_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
-    pool, hold = workers.Workers("a pool", limit=2), threading.Event()
+    pool, hold = Workers("a pool", limit=2), threading.Event()
     calls = [asyncio.ensure_future(pool.run(_held, hold)) for _ in range(30)]
     await asyncio.sleep(0)
-    assert pool.load == workers.Load(limit=2, busy=2, waiting=28, refused=0)
-    with pytest.raises(workers.NoWorkerFree):
-        await pool.probe()
-    assert pool.load.refused == 1
-    hold.set()
-    assert len(set(await asyncio.gather(*calls))) == 2
+    assert pool.load == Load(limit=2, busy=2, waiting=28, refused=0)
+    for ask in (pool.check_free, pool.probe):
+        with pytest.raises(NoWorkerFree, match=r"a pool .* none of its 2 threads"):
+            await ask()
+    assert pool.load.refused == 2
     monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
+    waiting = asyncio.create_task(pool.check_free())
+    await asyncio.sleep(0)
+    hold.set()
+    await waiting
+    assert len(set(await asyncio.gather(*calls))) == 2
     await pool.probe()
     assert (pool.load.busy, pool.load.waiting) == (0, 0)
 
