@@ -218,7 +218,7 @@ def _loops_below(target: str) -> tuple[str, ...]:
             return _loops_on(bound)
         return tuple(
             f"/dev/loop{number}"
-            for number in loopctl.bound_numbers()
+            for number in loopctl.attached_numbers()
             if loopctl.backing_file(number).startswith(f"{target}/")
         )
     return ()
@@ -236,7 +236,7 @@ def _loops_on(number: int) -> tuple[str, ...]:
         ::-1
     ]  # a cover before what it covers
     found: list[str] = []
-    for each in loopctl.bound_numbers():
+    for each in loopctl.attached_numbers():
         with suppress(OSError):
             backing = loopctl.backing_file(each)
             mount = next((mount for mount in mounts if _covers(mount, backing)), None)

@@ -177,16 +177,10 @@ def list_named(is_wanted: Callable[[str], bool]) -> tuple[LoopDevice, ...]:
 
     By number; `backing` of a removed file ends in " (deleted)".
     """
-    named = ((number, _name_of(number)) for number in sorted(bound()))
     with oserrors.translating("cannot list the loop devices"):
+        named = [(number, _name_of(number)) for number in loopctl.attached_numbers()]
         wanted = [number for number, name in named if name is not None and is_wanted(name)]
     return tuple(_described(wanted))
-
-
-def bound() -> frozenset[int]:
-    """The numbers of the attached loop devices. Opens none."""
-    with oserrors.translating("cannot list the loop devices"):
-        return frozenset(loopctl.bound_numbers())
 
 
 def size_bytes(device: LoopDevice) -> int:
@@ -203,7 +197,7 @@ def of_open_file(fd: int) -> tuple[LoopDevice, ...]:
     """The devices that write into an open file: one without a size does not."""
     with oserrors.translating("cannot list the loop devices"):
         status, name = os.fstat(fd), _last_part(os.readlink(f"/proc/self/fd/{fd}"))
-        numbers = loopctl.sized_numbers()
+        numbers = loopctl.attached_numbers()
         if status.st_nlink <= 1:
             numbers = [each for each in numbers if _name_of(each) == name]
     file = status.st_dev, status.st_ino

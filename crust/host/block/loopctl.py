@@ -104,22 +104,16 @@ def make_writable(fd: int) -> None:
     fcntl.ioctl(fd, _BLKROSET, bytes(4))
 
 
-def bound_numbers() -> list[int]:
-    """The numbers of attached devices, ascending, from sysfs: nothing is opened."""
-    names = (
-        name.removeprefix("loop") for name in os.listdir("/sys/block") if name.startswith("loop")
-    )
-    return sorted(number for number in map(int, names) if is_bound(number))
+def attached_numbers() -> list[int]:
+    """The numbers of the attached devices, ascending, in one read of /proc/partitions: nothing is opened.
 
-
-def sized_numbers() -> list[int]:
-    """The numbers of the devices that have a size, in one read of /proc/partitions; no other device takes a write.
+    It shows those that have a size; no other device takes a write.
 
     A kernel that hides removable disks there does not hide loop devices.
     """
     names = (line.rpartition(b" ")[2] for line in sysfs.read_bytes("/proc/partitions").split(b"\n"))
     found = (name.removeprefix(b"loop") for name in names if name.startswith(b"loop"))
-    return [int(number) for number in found if number.isdigit()]  # loop0p1 is a partition
+    return sorted(int(number) for number in found if number.isdigit())  # loop0p1 is a partition
 
 
 def is_bound(number: int) -> bool:
