@@ -44,19 +44,13 @@ def kernel(sysfs: FakeSysfs, keys: object) -> KernelRbd:
     return KernelRbd("node-a", str(sysfs.bus), sysfs.write, lambda: None)
 
 
-def test_missing_driver_is_loaded_or_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_that_maps_nothing_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its module is loaded first, if it can be."""
+    fake = FakeSysfs(tmp_path / "absent")
+    kernel = KernelRbd("node-a", str(fake.bus), fake.write, lambda: None)
     monkeypatch.setattr(krbd, "sees_host_network", lambda: True)
-    fake = FakeSysfs(tmp_path / "rbd")
-    assert (
-        "no driver for RBD"
-        in KernelRbd("node-a", str(fake.bus), fake.write, lambda: None).obstacle()
-    )
-    assert KernelRbd("node-a", str(fake.bus), fake.write, fake.load).obstacle() == ""
-
-
-def test_driver_that_does_not_see_the_hosts_network_maps_nothing(
-    kernel: KernelRbd, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert "no driver for RBD" in kernel.obstacle()
+    assert replace(kernel, load_module=fake.load).obstacle() == ""
     monkeypatch.setattr(krbd, "sees_host_network", lambda: False)
     assert "hostPID" in kernel.obstacle()
 

@@ -99,37 +99,22 @@ def test_parse_reads_propagation_of_any_number_of_optional_fields() -> None:
     )
 
 
-def test_parse_decodes_octal_escapes() -> None:
-    assert mountinfo.parse(LINES)[1].target == "/a b\tc\nd\\e#f"
-
-
-def test_parse_keeps_names_that_are_not_utf8() -> None:
-    assert (
-        mountinfo.parse(LINES)[2].target.encode("utf-8", "surrogateescape") == b"/caf\xc3\xa9/\xff"
-    )
-
-
-def test_parse_accepts_an_empty_source() -> None:
-    mount = mountinfo.parse(b"41 36 0:50 / /x rw - tmpfs  rw\n")[0]
+def test_parse_decodes_names_and_finds_what_is_read_only() -> None:
+    """Names with octal escapes, and such as are not UTF-8; a source may be empty."""
+    first, escaped, bytes_of = mountinfo.parse(LINES)
+    assert escaped.target == "/a b\tc\nd\\e#f"
+    assert bytes_of.target.encode("utf-8", "surrogateescape") == b"/caf\xc3\xa9/\xff"
+    assert [mount.readonly for mount in (first, escaped, bytes_of)] == [False, True, False]
+    (mount,) = mountinfo.parse(b"41 36 0:50 / /x rw - tmpfs  rw\n")
     assert (mount.source, mount.super_options) == ("", ("rw",))
 
 
-def test_readonly_is_true_for_the_mount_or_the_filesystem() -> None:
-    assert [mount.readonly for mount in mountinfo.parse(LINES)] == [False, True, False]
-
-
-def test_at_root_finds_a_mount_and_at_an_ordinary_or_absent_path_none(tmp_path: Path) -> None:
-    root = mountinfo.at("/")
-    assert root is not None
-    assert root.target == "/"
-    assert mountinfo.at(str(tmp_path)) is None
-    assert mountinfo.at(str(tmp_path / "absent")) is None
-
-
-def test_at_does_not_follow_a_final_link_but_links_above(tmp_path: Path) -> None:
+def test_at_finds_a_mount_through_a_link_above_and_not_at_the_end(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/proc")
     (tmp_path / "top").symlink_to("/")
-    assert mountinfo.at(str(tmp_path / "link")) is None
-    through = mountinfo.at(str(tmp_path / "top" / "proc"))
-    assert through is not None
-    assert through.target == "/proc"
+    for path in (tmp_path, tmp_path / "absent", tmp_path / "link"):
+        assert mountinfo.at(str(path)) is None
+    for path, target in ((Path("/"), "/"), (tmp_path / "top" / "proc", "/proc")):
+        mount = mountinfo.at(str(path))
+        assert mount is not None
+        assert mount.target == target
