@@ -13,7 +13,7 @@ import fcntl
 import os
 
 from crust.core import errors
-from crust.host.block import holders
+from crust.host.mounts import mount_api
 from crust.host.process import oserrors, syscalls
 
 _FIFREEZE = 0xC0045877
@@ -67,7 +67,7 @@ def thaw_unmounted(device: str, fs_type: str) -> None:
     """
     with (
         oserrors.translating(f"cannot thaw the {fs_type} on {device}"),
-        syscalls.closing(open_root(device, fs_type)) as root,
+        syscalls.closing(mount_api.open_root(device, fs_type)) as root,
     ):
         _thaw(root)
 
@@ -78,25 +78,3 @@ def _thaw(root: int) -> None:
     except OSError as err:
         if err.errno != errno.EINVAL:  # it is not frozen, or was thawed by another program
             raise
-
-
-def open_root(device: str, fs_type: str) -> int:
-    """A descriptor of the root directory; when it is closed, the filesystem is unmounted. Raises `DeviceInUse`."""
-    with (
-        oserrors.translating(f"cannot mount {device} as {fs_type} at no path"),
-        syscalls.closing(syscalls.fsopen(fs_type)) as context,
-        syscalls.closing(_create(context, device)) as mount,
-    ):
-        # The mount's own descriptor is an O_PATH one, which takes no ioctl.
-        return os.open(f"/proc/self/fd/{mount}", os.O_RDONLY | os.O_DIRECTORY)
-
-
-def _create(context: int, device: str) -> int:
-    syscalls.fsconfig(context, syscalls.FSCONFIG_SET_STRING, "source", device)
-    try:
-        syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE)
-    except OSError as err:
-        if err.errno == errno.EBUSY:
-            raise holders.device_in_use(device) from err
-        raise
-    return syscalls.fsmount(context, 0)

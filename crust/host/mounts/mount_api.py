@@ -59,14 +59,21 @@ def mount_device(  # noqa: PLR0913 - each is a decision of its own of a publish
     if readonly:
         attributes |= syscalls.MOUNT_ATTR_RDONLY
         parameters = parameters if beside_writers else (("ro", None), *parameters)
-    with _target(target, directory=True) as onto, _context(fs_type) as context:
-        try:
-            _configure(context, device, fs_type, parameters)
-            mount = syscalls.fsmount(context, attributes)
-        except OSError as err:
-            raise _refusal(err, device, target, fs_type, context) from err
-        with syscalls.closing(mount):
-            _attach(mount, onto, target)
+    with (
+        _target(target, directory=True) as onto,
+        _mounted(device, fs_type, f"on {target}", parameters, attributes) as mount,
+    ):
+        _attach(mount, onto, target)
+
+
+def open_root(device: str, fs_type: str) -> int:
+    """A descriptor of the root of a filesystem that is mounted at no path, and unmounted when it is closed.
+
+    Raises `DeviceInUse`.
+    """
+    with _mounted(device, fs_type, "at no path") as mount:
+        # The mount's own descriptor is an O_PATH one, which takes no ioctl.
+        return os.open(f"/proc/self/fd/{mount}", os.O_RDONLY | os.O_DIRECTORY)
 
 
 def bind(source: str, target: str, *, readonly: bool = False) -> None:
@@ -117,16 +124,13 @@ def takes_names(guard: str) -> bool:
 
 def _guard_mount(inodes: int) -> int:
     parameters = (
-        ("source", GUARD_SOURCE),
         ("size", "4k"),  # the kernel makes it one page
         ("nr_inodes", f"{inodes}"),
         ("mode", "0755"),
     )
     attributes = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV | syscalls.MOUNT_ATTR_NOEXEC
     with _context("tmpfs") as context:
-        for key, value in parameters:
-            syscalls.fsconfig(context, syscalls.FSCONFIG_SET_STRING, key, value)
-        syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE)
+        _configure(context, GUARD_SOURCE, "tmpfs", parameters)
         return syscalls.fsmount(context, attributes)
 
 
@@ -235,6 +239,21 @@ def _context(fs_type: str) -> Iterator[int]:
         yield context
 
 
+@contextmanager
+def _mounted(
+    device: str, fs_type: str, where: str, parameters: Parameters = (), attributes: int = 0
+) -> Iterator[int]:
+    """A detached mount of the filesystem on a device."""
+    with _context(fs_type) as context:
+        try:
+            _configure(context, device, fs_type, parameters)
+            mount = syscalls.fsmount(context, attributes)
+        except OSError as err:
+            raise _refusal(err, device, fs_type, where, context) from err
+        with syscalls.closing(mount):
+            yield mount
+
+
 def _configure(context: int, source: str, fs_type: str, parameters: Parameters) -> None:
     syscalls.fsconfig(context, syscalls.FSCONFIG_SET_STRING, "source", source)
     for key, value in parameters:
@@ -254,9 +273,9 @@ def _attach(mount: int, onto: int, target: str) -> None:
 
 
 def _refusal(
-    err: OSError, device: str, target: str, fs_type: str, context: int
+    err: OSError, device: str, fs_type: str, where: str, context: int
 ) -> errors.CrustError:
-    what = f"cannot mount {device} as {fs_type} on {target}"
+    what = f"cannot mount {device} as {fs_type} {where}"
     log = _kernel_log(context)
     if err.errno == errno.EBUSY:
         return holders.device_in_use(device)

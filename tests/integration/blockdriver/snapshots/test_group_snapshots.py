@@ -202,7 +202,7 @@ async def test_copy_of_a_guests_filesystem_mounts_beside_it_with_the_returned_op
 
     target = bench.target(clone.volume_id)
     with monkeypatch.context() as patched:
-        patched.setattr("crust.host.filesystems.fsfreeze.open_root", refuse)
+        patched.setattr("crust.host.mounts.mount_api.open_root", refuse)
         patched.setattr("crust.host.mounts.mount_api.mount_device", refuse)
         await bench.stage(clone.volume_id, mount(fs_type))
         answer = await bench.publish(clone.volume_id, target, mount(fs_type), deferred=True)
