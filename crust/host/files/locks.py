@@ -83,19 +83,31 @@ class ProcessLock:
 
     @classmethod
     def acquire(cls, path: str | os.PathLike[str]) -> Self:
-        """Lock the file `path`, creating it if absent; raises `LockHeld` at once, never waits."""
+        """Lock the file `path`, creating it if absent; raises `LockHeld` at once, never waits.
+
+        The search for the holder looks at the open files of all processes.
+        """
+        lock = cls.try_acquire(path)
+        if lock is None:
+            raise LockHeld(str(path), open_files.holders(path))
+        return lock
+
+    @classmethod
+    def try_acquire(cls, path: str | os.PathLike[str]) -> Self | None:
+        """`acquire`, or None without a search for the holder."""
         with oserrors.translating(f"cannot lock {path}"):
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd = os.open(path, flags, 0o600)
-        try:
-            if not try_lock(fd):
-                raise LockHeld(str(path), open_files.holders(path))
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode("ascii"), 0)  # for a person who reads the file
-        except BaseException:
-            os.close(fd)
-            raise
-        return cls(fd)
+            lock = cls(os.open(path, flags, 0o600))
+            try:
+                if not try_lock(lock._fd):
+                    lock.close()
+                    return None
+                os.ftruncate(lock._fd, 0)
+                os.pwrite(lock._fd, f"{os.getpid()}\n".encode("ascii"), 0)  # for a person
+            except BaseException:
+                lock.close()
+                raise
+        return lock
 
     def close(self) -> None:
         """Release the lock; a second call does nothing."""

@@ -98,14 +98,14 @@ async def starting(lock_path: str) -> AsyncIterator[Daemon]:
 
 
 async def _locked(path: str) -> locks.ProcessLock:
-    ends_s, was_held = time.monotonic() + LOCK_WAIT_S, False
-    while True:
-        try:
-            return await workers.run(locks.ProcessLock.acquire, path)
-        except locks.LockHeld as error:
-            if time.monotonic() >= ends_s:
-                raise
-            if not was_held:
-                _log.warning("waits for another process to end", extra={"error": error})
-            was_held = True
+    try:
+        return await workers.run(locks.ProcessLock.acquire, path)
+    except locks.LockHeld as error:
+        _log.warning("waits for another process to end", extra={"error": error})
+    ends_s = time.monotonic() + LOCK_WAIT_S
+    while time.monotonic() < ends_s:
         await asyncio.sleep(_LOCK_PERIOD_S)
+        lock = await workers.run(locks.ProcessLock.try_acquire, path)
+        if lock is not None:
+            return lock
+    return await workers.run(locks.ProcessLock.acquire, path)
