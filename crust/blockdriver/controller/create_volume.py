@@ -167,7 +167,7 @@ class Provisioner:
         records = {RecordKind.CONTENT: content.encode(), RecordKind.VOLUMES: data}
         with self.stores.volume_records.changing(record.volume_id, record.summary):
             making.commit(records)
-        return record.note_stored(data)
+        return record.model_copy(update={"stored": data})
 
     async def delete(self, volume_id: volumes.VolumeId) -> None:
         """Delete the volume; absent is a success.

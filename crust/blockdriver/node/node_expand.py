@@ -64,16 +64,6 @@ ImageGrowth = Callable[[volumes.VolumeId, volumes.CapacityRange], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Due:
-    """Growth that is due: where to do it, or "" for a filesystem without a writable mount."""
-
-    content: ContentRecord
-    fs_type: str
-    attachment: Attachment
-    mountpoint: str
-
-
-@dataclass(frozen=True, slots=True)
 class NodeExpand:
     """NodeExpandVolume, and growth that is due at a publish."""
 
@@ -89,23 +79,24 @@ class NodeExpand:
         where no mount is writable, or the kernel does not let this process grow an ext4; with `grow_image` what that
         raises.
         """
-        size_bytes, due = await workers.run(self._begin, request)
+        content, attachment, due = await workers.run(self._begin, request)
         if due is None:
-            return size_bytes
+            return attachment.size_bytes
         try:
-            await self._grow(due)
+            await self._grow(content, attachment, *due)
         except growth.MissingCapability as err:
             raise OnlineGrowthRefused(request.volume_id, err.why) from err
-        return size_bytes
+        return attachment.size_bytes
 
     async def fill(
-        self, content: ContentRecord, fs_type: str, attachment: Attachment, mountpoint: str
+        self, content: ContentRecord, attachment: Attachment, fs_type: str, mountpoint: str
     ) -> None:
         """Grow what was mounted just now. A failure leaves it as large as it was, and is logged and recorded."""
         with contextlib.suppress(errors.CrustError):
-            await self._grow(_Due(content, fs_type, attachment, mountpoint))
+            await self._grow(content, attachment, fs_type, mountpoint)
 
-    def _begin(self, request: Expand) -> tuple[int, _Due | None]:
+    def _begin(self, request: Expand) -> tuple[ContentRecord, Attachment, tuple[str, str] | None]:
+        """Give the device its size; returns also which filesystem is to be grown, and where it is mounted."""
         self.stores.access.use(request.volume_id, request.secrets)
         self.stores.volume_records.load(request.volume_id)
         content = self.stores.content_records.load(request.volume_id)
@@ -119,16 +110,17 @@ class NodeExpand:
         if attachment is None:
             raise NotStaged(request.volume_id)
         _check_size(request, attachment.size_bytes)
-        due = self._due(request, content, attachment)
+        due = self._due(request, attachment)
         if due is None or attachment.size_bytes <= content.filled_bytes:
-            return attachment.size_bytes, None
-        if due.mountpoint:
-            return attachment.size_bytes, due
+            return content, attachment, None
+        fs_type, mountpoint = due
+        if mountpoint:
+            return content, attachment, due
         if device_mounts.filesystem_mounts(attachment.host_device):
             raise OnlineGrowthRefused(request.volume_id, "each of its mounts is read-only")
-        if why := growth.obstacle(due.fs_type):
+        if why := growth.obstacle(fs_type):
             raise OnlineGrowthRefused(request.volume_id, why)
-        return attachment.size_bytes, None  # the first mount does it
+        return content, attachment, None  # the first mount does it
 
     def _check_capability(self, request: Expand) -> None:
         """CSI NodeExpandVolume: INVALID_ARGUMENT for what the volume cannot do, or was not staged for."""
@@ -142,9 +134,10 @@ class NodeExpand:
         if why:
             raise capability_check.CapabilityNotSupported(why)
 
-    def _due(self, request: Expand, content: ContentRecord, attachment: Attachment) -> _Due | None:
+    def _due(self, request: Expand, attachment: Attachment) -> tuple[str, str] | None:
+        """The filesystem that this host is to grow, and its mount point; "" where it has no writable mount."""
+        file = self.stores.node_state.of(request.volume_id)
         entry = self.stores.node_state.published(request.path)
-        staged = self.stores.node_state.of(request.volume_id).stage
         here = mountinfo.at(request.path.text)
         if request.deferred or (entry is not None and entry.deferred):
             return None
@@ -152,30 +145,26 @@ class NodeExpand:
             return None
         if here is not None and device_mounts.is_filesystem(here, attachment.host_device):
             place = "" if here.readonly else request.path.text
-            place = place or _writable_mountpoint(attachment.host_device)
-            return _Due(content, here.fs_type, attachment, place)
-        if staged is None or request.path.text not in staged.paths:
+            return here.fs_type, place or _writable_mountpoint(attachment.host_device)
+        if file.stage is None or request.path.text not in file.stage.paths:
             raise NotPublishedAtPath(request.volume_id, request.path.text)
-        if staged.kind == "block" or self._deferred(request.volume_id):
+        if file.stage.kind == "block" or any(each.deferred for each in file.publishes):
             return None
-        place = _writable_mountpoint(attachment.host_device)
-        return _Due(content, staged.fs_type, attachment, place)
+        return file.stage.fs_type, _writable_mountpoint(attachment.host_device)
 
-    def _deferred(self, volume_id: volumes.VolumeId) -> bool:
-        return any(entry.deferred for entry in self.stores.node_state.of(volume_id).publishes)
-
-    async def _grow(self, due: _Due) -> None:
-        save = self.stores.content_records.save
+    async def _grow(
+        self, content: ContentRecord, attachment: Attachment, fs_type: str, mountpoint: str
+    ) -> None:
+        save, size_bytes = self.stores.content_records.save, attachment.size_bytes
         try:
-            await growth.grow_mounted(due.mountpoint, due.fs_type)
+            await growth.grow_mounted(mountpoint, fs_type)
         except errors.CrustError as err:
-            volume_id = due.content.volume_id
-            _log.warning("not grown", extra={"volume_id": volume_id, "error": str(err)})
+            extra = {"volume_id": content.volume_id, "error": str(err)}
+            _log.warning("not grown", extra=extra)
             refused = f"the filesystem keeps its old size: {err.why or err}"
-            await workers.run(save, due.content.but(growth_refused=refused))
+            await workers.run(save, content.but(growth_refused=refused))
             raise
-        size_bytes = due.attachment.size_bytes
-        await workers.run(save, due.content.but(filled_bytes=size_bytes, growth_refused=""))
+        await workers.run(save, content.but(filled_bytes=size_bytes, growth_refused=""))
 
 
 def _check_size(request: Expand, size_bytes: int) -> None:

@@ -149,9 +149,8 @@ class NodeUnstage:
             self.stores.access.detach(volume_id)  # what a failed stage has left of it
         else:
             if attachment.device is not None:
-                _check_unmounted(volume_id, attachment)
-                if staged is None or staged.kind == "block":
-                    _check_unbound(volume_id, attachment)
+                is_raw = staged is None or staged.kind == "block"
+                _check_unused(volume_id, attachment.device, raw=is_raw)
             with self.io_limits.released(attachment):
                 self.stores.access.detach(volume_id)
         self.stores.node_state.forget_staged(volume_id)
@@ -218,18 +217,14 @@ class NodeUnstage:
                 _log.warning("detached a device whose image was removed", extra=extra)
 
 
-def _check_unmounted(volume_id: volumes.VolumeId, attachment: Attachment) -> None:
-    if devices.is_free(attachment.host_device.path, attachment.host_device.identity):
-        return
-    mounted = device_mounts.filesystem_mounts(attachment.host_device)
-    if mounted:
-        raise StillPublished(volume_id, tuple(mount.target for mount in mounted))
-
-
-def _check_unbound(volume_id: volumes.VolumeId, attachment: Attachment) -> None:
-    bound = device_mounts.node_mounts(attachment.host_device)
-    if bound:
-        raise StillPublished(volume_id, tuple(mount.target for mount in bound))
+def _check_unused(volume_id: volumes.VolumeId, device: volumes.BlockSource, *, raw: bool) -> None:
+    """Raise `StillPublished` while the device is mounted, or one that may be `raw` is bound."""
+    is_free = devices.is_free(device.path, device.identity)
+    mounts = () if is_free else device_mounts.filesystem_mounts(device)
+    if raw and not mounts:
+        mounts = device_mounts.node_mounts(device)
+    if mounts:
+        raise StillPublished(volume_id, tuple(mount.target for mount in mounts))
 
 
 def _others(staged: Staged, path: str) -> tuple[str, ...]:

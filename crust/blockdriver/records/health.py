@@ -89,10 +89,13 @@ class HealthCheck:
 
     def _of_image(self, volume_id: volumes.VolumeId, size_bytes: int) -> Finding | None:
         try:
-            return self._look_at(volume_id, size_bytes)
+            problem = self.stores.provisioning.image_problem(volume_id, size_bytes)
+        except ImageMissing as err:
+            return Finding(Kind.DATA_LOSS, "ImageMissing", str(err))
         except UNREADABLE as err:
             # One bad sector must not keep the other volumes from being listed.
             return Finding(Kind.INACCESSIBLE, "ImageUnreadable", str(err))
+        return Finding(Kind.DATA_LOSS, "ImageDamaged", problem) if problem else None
 
     def _of_content(self, volume_id: volumes.VolumeId) -> Finding | None:
         try:
@@ -104,13 +107,6 @@ class HealthCheck:
         if content.growth_refused:
             return Finding(Kind.DEGRADED, "FilesystemNotGrown", content.growth_refused)
         return None
-
-    def _look_at(self, volume_id: volumes.VolumeId, size_bytes: int) -> Finding | None:
-        try:
-            problem = self.stores.provisioning.image_problem(volume_id, size_bytes)
-        except ImageMissing as err:
-            return Finding(Kind.DATA_LOSS, "ImageMissing", str(err))
-        return Finding(Kind.DATA_LOSS, "ImageDamaged", problem) if problem else None
 
     def _without_record(self, volume_id: volumes.VolumeId) -> Health:
         is_id = self.stores.pool.ids.is_volume_id(volume_id)

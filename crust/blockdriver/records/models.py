@@ -81,9 +81,8 @@ class Summary:
 
 
 class StoredRecord(pydantic.BaseModel):
-    """The common part of all records. `stored` are the bytes that this one was read from or written as: a write in
-    place of something else is refused. None if nothing was stored yet. A copy keeps them; they are no part of the
-    record.
+    """The common part of all records. A copy of one keeps what is `stored`: a write in place of something else is
+    refused.
     """
 
     model_config = PART
@@ -93,7 +92,8 @@ class StoredRecord(pydantic.BaseModel):
     version: Annotated[int, pydantic.Field(alias="schema")] = SCHEMA
     revision: Annotated[int, pydantic.Field(ge=0)] = 1
     """How often it was written: a write of the same content again makes older knowledge stale, too."""
-    _stored: bytes | None = pydantic.PrivateAttr(default=None)
+    stored: Annotated[bytes | None, pydantic.Field(exclude=True, repr=False)] = None
+    """The bytes that this record was read from, or written as; no part of it. None: nothing was stored yet."""
 
     @property
     def key(self) -> str:
@@ -110,16 +110,6 @@ class StoredRecord(pydantic.BaseModel):
         """The error for a record that is not there."""
         raise NotImplementedError
 
-    @property
-    def stored(self) -> bytes | None:
-        """What is stored now, as far as this record knows."""
-        return self._stored
-
-    def note_stored(self, data: bytes | None) -> Self:
-        """Remember what is stored now; returns the record."""
-        self._stored = data
-        return self
-
     @classmethod
     def parse(cls, data: bytes, key: str, shown: Callable[[str], str]) -> Self:
         """Decode the record of an id; raises `RecordUnreadable` for the file that is `shown`."""
@@ -135,8 +125,7 @@ class StoredRecord(pydantic.BaseModel):
         described = getattr(made, cls.ID_FIELD)
         if described != key:
             raise RecordUnreadable(shown(key), f"it describes {described}")
-        made._stored = data
-        return made
+        return made.model_copy(update={"stored": data})
 
     def encode(self) -> bytes:
         """The record as one line of JSON."""
@@ -145,9 +134,8 @@ class StoredRecord(pydantic.BaseModel):
     def but(self, **changes: object) -> Self:
         """A checked copy with `changes`, which name fields of this version."""
         assert changes.keys() <= type(self).model_fields.keys()
-        made = type(self).model_validate({**self.model_dump(by_alias=True), **changes})
-        made._stored = self._stored
-        return made
+        fields = {**self.model_dump(by_alias=True), "stored": self.stored, **changes}
+        return type(self).model_validate(fields)
 
 
 class _Head(pydantic.BaseModel):

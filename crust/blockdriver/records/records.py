@@ -157,7 +157,7 @@ class Records(Generic[M]):
         written = record.but(revision=record.revision + 1)
         data = written.encode()
         self._store.save(record.key, data, previous=record.stored)
-        return written.note_stored(data)
+        return written.model_copy(update={"stored": data})
 
 
 class IndexedRecords(Records[M]):

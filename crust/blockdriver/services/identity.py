@@ -75,9 +75,7 @@ class Identity:
         if not self.is_ready:
             return await self._not_ready(call)
         try:
-            await self._running.look(
-                "Probe of the pool", self._provisioning.check, timeout_s=_PROBE_TIMEOUT_S
-            )
+            await self._check()
         except operations.SystemCallTimedOut as err:
             raise errors.NotReady.named(
                 "PoolNotResponding",
@@ -93,13 +91,15 @@ class Identity:
         response.ready.value = True
         return response
 
+    async def _check(self) -> None:
+        check = self._provisioning.check
+        await self._running.look("Probe of the pool", check, timeout_s=_PROBE_TIMEOUT_S)
+
     async def _not_ready(self, call: Call) -> csi_pb2.ProbeResponse:
         """CSI: not ready, and no error: sidecars wait, and do not exit. crust's own commands are told why."""
         if extensions.requested(call.metadata, extensions.ERROR_INFO):
             try:
-                await self._running.look(
-                    "Probe of the pool", self._provisioning.check, timeout_s=_PROBE_TIMEOUT_S
-                )
+                await self._check()
             except errors.CrustError as error:
                 reason = error.shown().encode()[:_REASON_MAX_BYTES]
                 call.trailing = ((extensions.NOT_READY, reason),)

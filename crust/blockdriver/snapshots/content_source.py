@@ -11,7 +11,6 @@ from crust.blockdriver.engines.protocol import Making
 from crust.blockdriver.records.models import ContentRecord, ContentSource, Snapshot, VolumeRecord
 from crust.blockdriver.records.stores import Stores
 from crust.blockdriver.snapshots import quiesce, snapshot_sets
-from crust.blockdriver.snapshots.quiesce import QuiescePlan
 from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
 from crust.core import errors, volumes
 from crust.host.process import workers
@@ -66,14 +65,9 @@ class ContentSources:
                 with self.stores.running.shared(source.id, "CreateVolume"):
                     return await workers.run(self._restore, making, record, source)
             source_id = volumes.VolumeId(source.id)
-            moving = await workers.run(self._check, source_id)
+            moving = await workers.run(quiesce.check, self.stores, [source_id])
             async with self.snapshot_sets.freezer.frozen(moving.members):
                 return await workers.run(self._clone, making, record, source_id)
-
-    def _check(self, source_id: volumes.VolumeId) -> QuiescePlan:
-        return quiesce.check(
-            self.stores.node_state, [source_id], at_once=self.stores.provisioning.copies_at_once()
-        )
 
     def _restore(
         self, making: Making, record: VolumeRecord, source: ContentSource

@@ -15,7 +15,7 @@ group it is checked for writes (`snapshot_sets`).
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from crust.blockdriver.records.node_state import NodeState
+from crust.blockdriver.records.stores import Stores
 from crust.blockdriver.snapshots.freezer import InGuest, Member
 from crust.blockdriver.snapshots.host_freeze import OnHost
 from crust.core import errors, volumes
@@ -31,13 +31,13 @@ class QuiescePlan:
     raw: tuple[volumes.VolumeId, ...] = ()
 
 
-def check(node: NodeState, volume_ids: Iterable[volumes.VolumeId], *, at_once: bool) -> QuiescePlan:
+def check(stores: Stores, volume_ids: Iterable[volumes.VolumeId]) -> QuiescePlan:
     """What to freeze for a point-in-time copy of all the volumes.
 
-    `at_once` is whether a copy takes no time (`Provisioning.copies_at_once`). Raises `RawDeviceInUse`,
-    `FilesystemMountCovered`, `BusyAfterLazyUnmount`. Valid while the caller has the volumes locked.
+    Raises `RawDeviceInUse`, `FilesystemMountCovered`, `BusyAfterLazyUnmount`. Valid while the caller has the volumes
+    locked. Blocks.
     """
-    found = [_check(node, each, at_once=at_once) for each in volume_ids]
+    found = [_check(stores, each) for each in volume_ids]
     members = [each for one in found for each in one.members]
     return QuiescePlan(
         members=tuple(sorted(members, key=lambda each: isinstance(each, OnHost))),
@@ -45,17 +45,17 @@ def check(node: NodeState, volume_ids: Iterable[volumes.VolumeId], *, at_once: b
     )
 
 
-def _check(node: NodeState, volume_id: volumes.VolumeId, *, at_once: bool) -> QuiescePlan:
-    live = node.live_publishes(volume_id)
+def _check(stores: Stores, volume_id: volumes.VolumeId) -> QuiescePlan:
+    live = stores.node_state.live_publishes(volume_id)
     writers = [each for each in live if not each.readonly]
-    attachment = node.access.attached(volume_id)
+    attachment = stores.access.attached(volume_id)
     device = attachment.device if attachment else None
     deferred = next((each for each in writers if each.deferred), None)
     if deferred is not None:
         target = volumes.TargetPath(deferred.target)
         return QuiescePlan(members=(InGuest(volume_id, target, device.path if device else ""),))
     raw = next((each for each in writers if each.kind == "block"), None)
-    if raw is not None and not at_once:
+    if raw is not None and not stores.provisioning.copies_at_once():
         raise errors.NotReady.named(
             "RawDeviceInUse",
             f"{volume_id} cannot be copied now",

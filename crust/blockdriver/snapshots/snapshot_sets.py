@@ -109,17 +109,12 @@ class SnapshotSets:
 
     async def _take(self, plan: SnapshotSet) -> SnapshotSet:
         async with workers.long_work():  # before anything is frozen
-            moving = await workers.run(self._moving, plan)
+            sources = [each.source_volume_id for each in plan.snapshots]
+            moving = await workers.run(quiesce.check, self.stores, sources)
             async with workers.entered(self._taking(plan)) as taking:
                 async with self.freezer.frozen(moving.members):
                     moment_ns = await workers.run(self._copy, taking, plan, moving)
                 return await workers.run(self._commit, taking, plan.but(created_ns=moment_ns))
-
-    def _moving(self, plan: SnapshotSet) -> QuiescePlan:
-        sources = [each.volume_id for each in images_of(plan)]
-        return quiesce.check(
-            self.stores.node_state, sources, at_once=self.stores.provisioning.copies_at_once()
-        )
 
     @contextmanager
     def _taking(self, plan: SnapshotSet) -> Iterator[Taking]:
@@ -153,7 +148,7 @@ class SnapshotSets:
         data = taken.encode()
         with self.stores.snapshot_sets.changing(taken.set_id, taken.summary):
             taking.commit(data)
-        return taken.note_stored(data)
+        return taken.model_copy(update={"stored": data})
 
     def find(self, snapshot_id: str) -> tuple[SnapshotSet, Snapshot]:
         """A snapshot and its set; raises SnapshotNotFound."""

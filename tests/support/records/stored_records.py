@@ -24,13 +24,13 @@ def place_of(records: Records[M], record_id: str) -> Path:
 
 def made(records: Records[M], record: M) -> M:
     """Write a record as an engine does, which makes it with what it describes."""
-    path, record = place_of(records, record.key), record.but()
+    path = place_of(records, record.key)
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(record.encode())
     path.chmod(0o600)
     if isinstance(records, IndexedRecords):
         records.index.note(record.key, record.summary)
-    return record.note_stored(record.encode())
+    return record.model_copy(update={"stored": record.encode()})
 
 
 def removed(records: Records[M], record_id: str) -> None:

@@ -67,7 +67,7 @@ class NodePublish:
             await self.publish(request)
             return
         content, attachment = ready.content, ready.attachment
-        await self.node_expand.fill(content, ready.entry.fs_type, attachment, request.target.text)
+        await self.node_expand.fill(content, attachment, ready.entry.fs_type, request.target.text)
         await workers.run(self.stores.node_state.note_published, _done(ready))
 
     def _publish(self, request: Publish) -> Ready | Preparation | None:
