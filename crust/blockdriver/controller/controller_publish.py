@@ -16,7 +16,6 @@ from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.models import Attached, Usage
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
-from crust.host.process import workers
 
 
 class NodeNotFound(errors.NotFound):
@@ -45,16 +44,13 @@ class ControllerPublish:
 
     stores: Stores
 
-    async def publish(self, request: PublishRequest) -> None:
+    def publish(self, request: PublishRequest) -> None:
         """Publish the volume to the node; published already is a success.
 
         Raises `models.VolumeNotFound`, `NodeNotFound`, `capability_check.CapabilityNotSupported`,
         `PublishedToNodeDifferently`, `capability_check.PublishedToOtherNode`, `capability_check.AttachLimitReached`,
-        `ImageMissing`, `ForeignImage`.
+        `ImageMissing`, `ForeignImage`. Blocks.
         """
-        await workers.run(self._publish, request)
-
-    def _publish(self, request: PublishRequest) -> None:
         record = self.stores.volume_records.load(request.volume_id)
         if request.node_id != self.stores.node_id:
             raise NodeNotFound(request.node_id)
@@ -76,14 +72,11 @@ class ControllerPublish:
         with self.stores.attach_slots.taking(request.volume_id):
             self.stores.volume_records.save(record.but(nodes=(wanted,)))
 
-    async def unpublish(self, volume_id: volumes.VolumeId, node_id: str) -> None:
+    def unpublish(self, volume_id: volumes.VolumeId, node_id: str) -> None:
         """Unpublish the volume from the node, or from all if `node_id` is empty; not published is a success.
 
-        Raises `StillAttached` while it is staged on this node, `IdOfOtherPool`.
+        Raises `StillAttached` while it is staged on this node, `IdOfOtherPool`. Blocks.
         """
-        await workers.run(self._unpublish, volume_id, node_id)
-
-    def _unpublish(self, volume_id: volumes.VolumeId, node_id: str) -> None:
         self.stores.pool.ids.check(volume_id)
         record = self.stores.volume_records.find(volume_id)
         if record is None:

@@ -169,14 +169,11 @@ class Provisioner:
             making.commit(records)
         return record.model_copy(update={"stored": data})
 
-    async def delete(self, volume_id: volumes.VolumeId) -> None:
+    def delete(self, volume_id: volumes.VolumeId) -> None:
         """Delete the volume; absent is a success.
 
-        Raises `IdOfOtherPool`, `StillAttached`, `capability_check.PublishedToOtherNode`.
+        Raises `IdOfOtherPool`, `StillAttached`, `capability_check.PublishedToOtherNode`. Blocks.
         """
-        await workers.run(self._delete, volume_id)
-
-    def _delete(self, volume_id: volumes.VolumeId) -> None:
         self.stores.pool.ids.check(volume_id)
         if not self.stores.pool.ids.is_volume_id(volume_id):
             return

@@ -75,20 +75,6 @@ class VolumeModifier:
             raise
         await workers.run(self._finish, intended)
 
-    async def expand(
-        self,
-        volume_id: volumes.VolumeId,
-        wanted: volumes.CapacityRange,
-        capability: volumes.VolumeCapability | None = None,
-    ) -> tuple[int, bool]:
-        """Grow image and device, attached or not; large enough is a success. Returns the volume's size, and whether
-        NodeExpandVolume is needed.
-
-        Raises `models.VolumeNotFound`, `ImageMissing`, `capability_check.CapabilityNotSupported`, `AboveLimit`,
-        `capacity.VolumeSizeNotPossible`, `OutOfCapacity`.
-        """
-        return await workers.run(self._expand, volume_id, wanted, capability)
-
     def grow_image(self, volume_id: volumes.VolumeId, wanted: volumes.CapacityRange) -> None:
         """Grow the image alone, to a size of the range, for a CO that calls no ControllerExpandVolume. Blocks.
 
@@ -161,12 +147,18 @@ class VolumeModifier:
             raise
         return record
 
-    def _expand(
+    def expand(
         self,
         volume_id: volumes.VolumeId,
         wanted: volumes.CapacityRange,
-        capability: volumes.VolumeCapability | None,
+        capability: volumes.VolumeCapability | None = None,
     ) -> tuple[int, bool]:
+        """Grow image and device, attached or not; large enough is a success. Returns the volume's size, and whether
+        NodeExpandVolume is needed.
+
+        Raises `models.VolumeNotFound`, `ImageMissing`, `capability_check.CapabilityNotSupported`, `AboveLimit`,
+        `capacity.VolumeSizeNotPossible`, `OutOfCapacity`. Blocks.
+        """
         record = self.stores.volume_records.load(volume_id)
         if capability is not None and (why := self.stores.supported.obstacle(capability)):
             raise capability_check.CapabilityNotSupported(why)

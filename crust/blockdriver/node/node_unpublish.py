@@ -41,15 +41,12 @@ class NodeUnpublish:
     stores: Stores
     target_roots: tuple[str, ...]
 
-    async def unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
+    def unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
         """Remove the publish and its target; not published is a success.
 
         Raises `OtherVolumeAtTarget`, `ForeignMountAtTarget`, `holders.DeviceInUse` (naming who uses it), and the
-        errors of `paths`.
+        errors of `paths`. Blocks.
         """
-        await workers.run(self._unpublish, volume_id, target)
-
-    def _unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
         entry = self.stores.node_state.published(target)
         if entry is not None and entry.volume_id != volume_id:
             raise errors.Conflict.named(
@@ -125,14 +122,11 @@ class NodeUnstage:
     stores: Stores
     io_limits: IoLimits
 
-    async def unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
+    def unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
         """Detach the volume if `path` is the last one it is staged at; not staged, or unknown, is a success.
 
-        Raises `StillPublished`, and `NotReady` with the holder while the device is in use.
+        Raises `StillPublished`, and `NotReady` with the holder while the device is in use. Blocks.
         """
-        await workers.run(self._unstage, volume_id, path)
-
-    def _unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
         if not self.stores.pool.ids.is_volume_id(volume_id):
             return
         unreadable = self.stores.node_state.unreadable(volume_id)

@@ -15,6 +15,7 @@ from crust.blockdriver.services import messages, roles
 from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES
 from crust.blockdriver.services.snapshots import SnapshotCalls
 from crust.core import errors
+from crust.host.process import workers
 from crust.rpc.call import Call
 from crust.rpc.messages import csi, extensions, requests
 from crust.wire.csi.v1 import csi_pb2
@@ -71,7 +72,7 @@ class Controller(SnapshotCalls):
             "DeleteVolume",
             volume_id,
             None,
-            lambda: self.provisioner.delete(volume_id),
+            lambda: workers.run(self.provisioner.delete, volume_id),
             call,
         )
         return csi_pb2.DeleteVolumeResponse()
@@ -85,7 +86,7 @@ class Controller(SnapshotCalls):
             "ControllerPublishVolume",
             attach.volume_id,
             attach,
-            lambda: self.publisher.publish(attach),
+            lambda: workers.run(self.publisher.publish, attach),
             call,
         )
         return csi_pb2.ControllerPublishVolumeResponse()
@@ -100,7 +101,7 @@ class Controller(SnapshotCalls):
             "ControllerUnpublishVolume",
             volume_id,
             node_id,
-            lambda: self.publisher.unpublish(volume_id, node_id),
+            lambda: workers.run(self.publisher.unpublish, volume_id, node_id),
             call,
         )
         return csi_pb2.ControllerUnpublishVolumeResponse()
@@ -225,7 +226,7 @@ class Controller(SnapshotCalls):
             "ControllerExpandVolume",
             volume_id,
             expansion,
-            lambda: self.modifier.expand(volume_id, *expansion),
+            lambda: workers.run(self.modifier.expand, volume_id, *expansion),
             call,
         )
         return csi_pb2.ControllerExpandVolumeResponse(

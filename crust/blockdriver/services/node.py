@@ -15,6 +15,7 @@ from crust.blockdriver.services import messages
 from crust.blockdriver.services.deadlines import Calls
 from crust.blockdriver.services.roles import Role
 from crust.core import volumes
+from crust.host.process import workers
 from crust.rpc.call import Call
 from crust.rpc.messages import csi, extensions, requests
 from crust.wire.csi.v1 import csi_pb2
@@ -140,7 +141,7 @@ class Node:
             "NodeUnstageVolume",
             volume_id,
             path,
-            lambda: self.node_unstage.unstage(volume_id, path),
+            lambda: workers.run(self.node_unstage.unstage, volume_id, path),
             call,
         )
         self._secrets.pop((volume_id, path.text), None)
@@ -156,7 +157,7 @@ class Node:
             publish.volume_id,
             (publish.target, publish.fingerprint),  # a retry with fresh tokens joins
             lambda: (
-                self.deferred_publish.publish(publish)
+                workers.run(self.deferred_publish.publish, publish)
                 if publish.deferred
                 else self.node_publish.publish(publish)
             ),
@@ -178,7 +179,7 @@ class Node:
             "NodeUnpublishVolume",
             volume_id,
             target,
-            lambda: self.node_unpublish.unpublish(volume_id, target),
+            lambda: workers.run(self.node_unpublish.unpublish, volume_id, target),
             call,
         )
         return csi_pb2.NodeUnpublishVolumeResponse()

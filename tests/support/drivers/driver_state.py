@@ -71,11 +71,11 @@ def create(
     )
 
 
-async def expand(
+def expand(
     state: Driver,
     volume_id: volumes.VolumeId,
     wanted: volumes.CapacityRange,
     capability: volumes.VolumeCapability | None = None,
 ) -> tuple[int, bool]:
     """ControllerExpandVolume: the volume's size, and whether NodeExpandVolume is needed."""
-    return await state.controller.modifier.expand(volume_id, wanted, capability)
+    return state.controller.modifier.expand(volume_id, wanted, capability)

@@ -17,7 +17,6 @@ from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, volumes
 from crust.host.block import devices, in_use
 from crust.host.mounts import device_mounts
-from crust.host.process import workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +27,12 @@ class DeferredNodePublish:
     io_limits: IoLimits
     host_image: HostImage
 
-    async def publish(self, request: Publish) -> volumes.DeferredMount:
+    def publish(self, request: Publish) -> volumes.DeferredMount:
         """Publish the volume to a guest; published at this target already is a success.
 
         Raises `CannotDeferRawBlock`, `RootGroupNotDeferrable`, what `publish_rules.check` raises,
-        `DeviceMountedOnHost`, `holders.DeviceInUse`, `PassphraseMissing`, `CephKeyMissing`.
+        `DeviceMountedOnHost`, `holders.DeviceInUse`, `PassphraseMissing`, `CephKeyMissing`. Blocks.
         """
-        return await workers.run(self._publish, request)
-
-    def _publish(self, request: Publish) -> volumes.DeferredMount:
         access = request.capability.access
         if not isinstance(access, volumes.MountAccess):
             raise deferral_keys.raw_block_volume()

@@ -105,9 +105,13 @@ _WORKS: dict[str, Work] = {
     "snapshot": lambda driver, source, _: driver.controller.snapshots.create("new", source),
     "group": lambda driver, source, _: _group(driver, source),
     "delete group": lambda driver, source, _: _delete_group(driver, source),
-    "delete": lambda driver, source, _: driver.controller.provisioner.delete(source),
+    "delete": lambda driver, source, _: asyncio.to_thread(
+        driver.controller.provisioner.delete, source
+    ),
     "delete both": lambda driver, source, snapshot: _delete_both(driver, source, snapshot),
-    "expand": lambda driver, source, _: driver.controller.modifier.expand(source, TWICE),
+    "expand": lambda driver, source, _: asyncio.to_thread(
+        driver.controller.modifier.expand, source, TWICE
+    ),
 }
 
 
@@ -125,7 +129,7 @@ async def _delete_group(driver: Driver, source: volumes.VolumeId) -> None:
 
 async def _delete_both(driver: Driver, source: volumes.VolumeId, snapshot: str) -> None:
     """The image of the volume is kept for its snapshot, and goes with it."""
-    await driver.controller.provisioner.delete(source)
+    driver.controller.provisioner.delete(source)
     driver.controller.snapshots.delete(snapshot)
 
 
@@ -197,9 +201,9 @@ async def test_refused_delete_leaves_the_volume_ready(
         librbd.Image(ioctx, volume_id),
         pytest.raises(StillAttached),
     ):
-        await driver.controller.provisioner.delete(volume_id)
+        driver.controller.provisioner.delete(volume_id)
     assert driver.stores.volume_records.load(volume_id).volume_id == volume_id
-    await driver.controller.provisioner.delete(volume_id)
+    driver.controller.provisioner.delete(volume_id)
 
 
 async def test_64_creates_at_once_make_64_volumes(controllers: Controllers) -> None:

@@ -113,10 +113,12 @@ async def test_delete_paused_before_its_removal_keeps_the_volume_that_replaced_i
         await first.controller.snapshots.create("s", volume_id)
     removal = "rename" if has_snapshot else "trash_move"
     with paused(monkeypatch, removal) as pause:
-        late = asyncio.create_task(first.controller.provisioner.delete(volume_id))
+        late = asyncio.create_task(
+            asyncio.to_thread(first.controller.provisioner.delete, volume_id)
+        )
         assert await asyncio.to_thread(pause.reached.wait, 60)
         second = controllers.start()
-        await second.controller.provisioner.delete(volume_id)
+        second.controller.provisioner.delete(volume_id)
         assert await created(second, "a") == volume_id
         _write(ceph, controllers.namespace, volume_id, DATA)
         pause.go_on.set()
@@ -138,10 +140,12 @@ async def test_no_call_of_a_change_is_made_by_a_connection_after_the_one_that_wa
     pause, delete = Pause(), VolumeImages.delete_image
     with monkeypatch.context() as patch:
         patch.setattr(VolumeImages, "delete_image", functools.partialmethod(_call, pause, delete))
-        late = asyncio.create_task(first.controller.provisioner.delete(volume_id))
+        late = asyncio.create_task(
+            asyncio.to_thread(first.controller.provisioner.delete, volume_id)
+        )
         assert await asyncio.to_thread(pause.reached.wait, 60)
         second = controllers.start()
-        await second.controller.provisioner.delete(volume_id)
+        second.controller.provisioner.delete(volume_id)
         await created(second, "a")
         _check_ends(first)
         pause.go_on.set()
@@ -180,7 +184,7 @@ async def test_create_paused_before_its_image_leaves_none_without_a_record(
         assert await asyncio.to_thread(pause.reached.wait, 60)
         second = controllers.start()
         volume_id = second.stores.pool.ids.volume_id("a")
-        await second.controller.provisioner.delete(volume_id)
+        second.controller.provisioner.delete(volume_id)
         pause.go_on.set()
         with pytest.raises(CephClientBlocklisted):
             await late

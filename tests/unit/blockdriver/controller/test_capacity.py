@@ -46,7 +46,7 @@ async def test_create_in_parallel_never_exceeds_the_capacity(
     assert (len(made), len(refused)) == (4, 8)
     assert provisioner.stores.capacity.available_bytes() == 0
     assert len(state.stores.volume_records.ids()) == 4
-    await provisioner.delete(made[0].volume_id)
+    provisioner.delete(made[0].volume_id)
     assert provisioner.stores.capacity.available_bytes() == wanted
 
 
@@ -137,13 +137,9 @@ async def test_expand_reserves_the_difference_and_changes_nothing_if_refused(
 ) -> None:
     made = await provisioner.create(sized("a", 6 * GIB))
     with raised("OutOfCapacity"):
-        await driver_state.expand(
-            state, made.volume_id, volumes.CapacityRange(POOL_BYTES + MIB), None
-        )
+        driver_state.expand(state, made.volume_id, volumes.CapacityRange(POOL_BYTES + MIB), None)
     assert state.stores.volume_records.load(made.volume_id).capacity_bytes == 6 * GIB
-    grown = await driver_state.expand(
-        state, made.volume_id, volumes.CapacityRange(POOL_BYTES), None
-    )
+    grown = driver_state.expand(state, made.volume_id, volumes.CapacityRange(POOL_BYTES), None)
     assert grown == (POOL_BYTES, True)
 
 

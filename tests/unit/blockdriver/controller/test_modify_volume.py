@@ -158,7 +158,7 @@ async def test_modify_refused_by_the_kernel_changes_nothing(bench: Bench) -> Non
 async def test_expand_changes_no_limits_and_does_not_call_the_guest(bench: Bench) -> None:
     bench.deferred()
     wanted = volumes.CapacityRange(128 * MIB)
-    assert await driver_state.expand(bench.state, bench.volume_id, wanted) == (128 * MIB, True)
+    assert driver_state.expand(bench.state, bench.volume_id, wanted) == (128 * MIB, True)
     assert (bench.guests.asked, bench.limits) == ([], OLD)
 
 
@@ -254,7 +254,7 @@ async def test_modify_killed_anywhere_is_finished_by_a_retry(bench: Bench, tmp_p
         await bench.change(tuple(asdict(OLD).items()))
         wanted = volumes.CapacityRange(64 * MIB * (number + 2))
         with crashes.at_call(number, killed) as count, contextlib.suppress(Killed):
-            await driver_state.expand(bench.state, bench.volume_id, wanted)
+            driver_state.expand(bench.state, bench.volume_id, wanted)
             await bench.change()
         if count() <= number:
             break
@@ -262,7 +262,7 @@ async def test_modify_killed_anywhere_is_finished_by_a_retry(bench: Bench, tmp_p
         record = bench.record
         assert record.capacity_bytes <= backend.images[bench.volume_id]
         assert bench.limits == guest.applied
-        grown = await driver_state.expand(bench.state, bench.volume_id, wanted)
+        grown = driver_state.expand(bench.state, bench.volume_id, wanted)
         assert grown == (wanted.required_bytes, True)
         await bench.change()
         assert (bench.limits, guest.applied) == (AFTER, AFTER)
