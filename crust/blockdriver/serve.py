@@ -9,10 +9,9 @@ running operation ends.
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from crust.blockdriver import guests
 from crust.blockdriver.driver import Driver, build
@@ -179,12 +178,8 @@ def _rbd(settings: DriverSettings) -> Engine:
     )
 
 
-class NodesGone(Protocol):
-    """Who knows which nodes are gone for good."""
-
-    async def ids(self) -> frozenset[str]:
-        """The driver's ids of those nodes, now."""
-        ...
+NodesGone = Callable[[], Awaitable[frozenset[str]]]
+"""Answers which nodes are gone for good now, by the driver's ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +217,7 @@ class LostNodes:
 
     async def _fence(self) -> frozenset[str]:
         """One pass; the nodes that wait for the next. Raises what `declared` and the engine raise."""
-        gone = await self.declared.ids()
+        gone = await self.declared()
         if not gone:
             return frozenset()
         return await workers.run(self.fencing.fence, self.volume_ids(), gone)
@@ -250,13 +245,13 @@ async def run(settings: DriverSettings) -> None:
 async def _declared_gone(
     driver_name: str, access: KubernetesAccess | None
 ) -> AsyncIterator[NodesGone | None]:
-    """Who knows what Kubernetes declares gone, if it is to be asked. Raises `api.UnusableKubeconfig`."""
+    """What Kubernetes declares gone, if it is to be asked. Raises `api.UnusableKubeconfig`."""
     if access is None:
         yield None
         return
     client = await workers.run(api.client, access.kubeconfig)
     try:
-        yield OutOfServiceNodes(client, driver_name)
+        yield OutOfServiceNodes(client, driver_name).ids
     finally:
         await client.close()
 

@@ -55,19 +55,13 @@ class NodeUnpublish:
                 why=f"{entry.volume_id} is published there",
                 hint="unpublish with the id of that volume",
             )
-        if entry is not None and entry.deferred:
-            self._remove_unguarded(target)
-        else:
+        if entry is None or not entry.deferred:
             self._unmount(volume_id, target)
+        elif mountinfo.at(target.text) is None:
+            # the guard mount is gone, so no other process knows the target
+            target_paths.remove(target, self.target_roots)
         if not self.stores.node_state.unreadable(volume_id):
             self.stores.node_state.forget_published(volume_id, target)
-
-    def _remove_unguarded(self, target: volumes.TargetPath) -> None:
-        """Remove the target of a deferred publish whose guard mount is gone: no other process knows the target
-        then.
-        """
-        if mountinfo.at(target.text) is None:
-            target_paths.remove(target, self.target_roots)
 
     def _unmount(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
         mount = mountinfo.at(target.text)

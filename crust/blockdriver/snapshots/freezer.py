@@ -102,7 +102,8 @@ class Freezer:
                         await workers.run(_hold_device, member, holds)
                 yield
             except BaseException:
-                await self._let_go(frozen, here)
+                for each in frozen:
+                    await self._thaw(each, here)
                 raise
             problems = [await self._thaw(each, here) for each in frozen]
             problems += [await self._woken(each, here) for each in idle]
@@ -124,10 +125,6 @@ class Freezer:
         if not held:
             await workers.run(self._intents.forget, member.volume_id)
         return held
-
-    async def _let_go(self, frozen: Sequence[Member], here: HostFreezes) -> None:
-        for each in frozen:
-            await self._thaw(each, here)
 
     async def _thaw(self, member: Member, here: HostFreezes) -> errors.CrustError | None:
         """Why its copy does not count; None if it was frozen until now. Raises no error: others are to be thawed."""

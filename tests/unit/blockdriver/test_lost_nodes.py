@@ -69,7 +69,7 @@ async def eventually(check: Callable[[], bool]) -> None:
 async def cluster() -> AsyncIterator[Cluster]:
     """One whose lost nodes are fenced all the time."""
     made = Cluster()
-    lost = LostNodes(made, made, lambda: VOLUMES, period_s=0.001)
+    lost = LostNodes(made, made.ids, lambda: VOLUMES, period_s=0.001)
     metrics.nodes_waiting_for_fencing.set(0)
     async with supervised("fencing of lost nodes", lost.keep_fencing, made.health):
         yield made
