@@ -54,7 +54,7 @@ class FileAccess:
         """One loop device per file; with direct I/O except where that makes clones slow. Of any access: no other node
         reaches the file.
         """
-        known = self._still_attached(volume_id)
+        known = self.attached(volume_id)
         if known is not None:
             return known
         path = self._directories.image(volume_id)
@@ -65,7 +65,7 @@ class FileAccess:
         attach = loop.attach if is_new else loop.attach_once
         device = attach(path, direct_io=self._direct_io, tag=self._tag_of(volume_id))
         self._known[volume_id] = device
-        return replace(_attachment(device, loop.size_bytes(device)), is_new=is_new)
+        return replace(_attachment(device), is_new=is_new)
 
     def attached_here(self) -> tuple[volumes.VolumeId, ...]:
         """The volumes whose file has a loop device, attached before the start or after it."""
@@ -73,11 +73,8 @@ class FileAccess:
 
     def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """The loop device of the file, from the kernel."""
-        known = self._still_attached(volume_id)
-        if known is not None:
-            return known
         device = self._device(volume_id)
-        return None if device is None else _attachment(device, loop.size_bytes(device))
+        return None if device is None else _attachment(device)
 
     def host_device(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """Every attachment is a loop device of this host."""
@@ -85,7 +82,7 @@ class FileAccess:
 
     def orphans(self) -> tuple[Attachment, ...]:
         """Loop devices with this pool's tag whose file is not a volume's image any more."""
-        return tuple(_attachment(each, loop.size_bytes(each)) for each in self._orphaned_devices())
+        return tuple(_attachment(each) for each in self._orphaned_devices())
 
     def drop(self, orphan: Attachment) -> None:
         """Detach it, if it still is an orphan; raises `holders.DeviceInUse`."""
@@ -99,7 +96,7 @@ class FileAccess:
         if device is None:
             return None
         loop.refresh_size(device)
-        return _attachment(device, loop.size_bytes(device))
+        return _attachment(device)
 
     def is_empty(self, volume_id: volumes.VolumeId) -> bool:
         """By the file's holes, after writing back the page cache of its device."""
@@ -124,6 +121,7 @@ class FileAccess:
         return None if device is None else device.path
 
     def _device(self, volume_id: volumes.VolumeId) -> loop.LoopDevice | None:
+        """The cached device, if it is still the same (a disk sequence is never used twice); else by a search."""
         known = self._known.get(volume_id)
         if known is not None and loop.size_bytes(known):
             return known
@@ -139,12 +137,6 @@ class FileAccess:
             return None
         self._known[volume_id] = found[0]
         return found[0]
-
-    def _still_attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """The cached device, if it is still the same: a disk sequence is never used twice."""
-        known = self._known.get(volume_id)
-        size_bytes = loop.size_bytes(known) if known is not None else 0
-        return _attachment(known, size_bytes) if known is not None and size_bytes else None
 
     def _orphaned_devices(self) -> list[loop.LoopDevice]:
         ours = self._devices()
@@ -183,5 +175,6 @@ def _tag(pool: os.stat_result) -> str:
     return f"crust:{digest[:12]}:"
 
 
-def _attachment(device: loop.LoopDevice, size_bytes: int) -> Attachment:
-    return Attachment(volumes.BlockSource(device.path, device.identity), size_bytes)
+def _attachment(device: loop.LoopDevice) -> Attachment:
+    source = volumes.BlockSource(device.path, device.identity)
+    return Attachment(source, loop.size_bytes(device))
