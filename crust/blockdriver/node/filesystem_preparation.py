@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from crust.blockdriver.engines.node_access import Attachment
 from crust.blockdriver.records.models import ContentRecord
-from crust.blockdriver.records.node_state import Staged
 from crust.blockdriver.records.stores import Stores
 from crust.host.block import devices, in_use, signatures
 from crust.host.files.locks import ToolLock, ToolLocks
@@ -38,6 +37,18 @@ def _clear_interrupted(content: ContentRecord, device: str) -> None:
     )
     if action is format_decision.Action.CLEAR_AND_MAKE:
         devices.zero_device(device)
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What a volume's device needs before a mount. The volume is locked for the programs that do it."""
+
+    action: format_decision.Action
+    content: ContentRecord
+    fs_type: str
+    attachment: Attachment
+    parameters: Mapping[str, str]
+    lock: ToolLock
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,34 +114,22 @@ class FilesystemPreparation:
             _clear_interrupted(content, attachment.host_device.path)
         self.stores.content_records.save(content.but(state="raw", fs_type="", planned_uuid=""))
 
-    async def prepare(
-        self,
-        action: format_decision.Action,
-        content: ContentRecord,
-        entry: Staged,
-        attachment: Attachment,
-        parameters: Mapping[str, str],
-        lock: ToolLock,
-    ) -> None:
+    async def prepare(self, due: Preparation) -> None:
         """Do what `judge` said; raises the errors of the filesystem's tools, each of which has the volume's lock."""
-        device, fs_type = attachment.host_device.path, entry.fs_type
-        with syscalls.closing(await workers.run(devices.open_shared, device)) as opened:
+        device, fs_type, content = due.attachment.host_device.path, due.fs_type, due.content
+        with (
+            due.lock as lock,
+            syscalls.closing(await workers.run(devices.open_shared, device)) as opened,
+        ):
             held = (lock.fd, opened)
-            if action is format_decision.Action.KEEP:
+            if due.action is format_decision.Action.KEEP:
                 await fsck.check(device, fs_type, inherits=held)
-            elif action is format_decision.Action.ADOPT:
+            elif due.action is format_decision.Action.ADOPT:
                 await fsck.check(device, fs_type, completely=True, inherits=held)
                 await workers.run(self._adopt, content, device)
             else:
-                clear = action is format_decision.Action.CLEAR_AND_MAKE
-                intended = content.but(
-                    state="formatting",
-                    fs_type=fs_type,
-                    planned_uuid=str(uuid.uuid4()),
-                    filled_bytes=attachment.size_bytes,
-                )
-                intended = await workers.run(self._begin, intended, attachment, clear=clear)
-                await self._make(intended, device, mkfs.arguments(fs_type, parameters), held)
+                intended = await workers.run(self._begin, due)
+                await self._make(intended, device, mkfs.arguments(fs_type, due.parameters), held)
 
     async def _make(
         self, intended: ContentRecord, device: str, options: tuple[str, ...], held: tuple[int, ...]
@@ -160,12 +159,18 @@ class FilesystemPreparation:
         devices.sync(device)
         self._formatted(content)
 
-    def _begin(
-        self, intended: ContentRecord, attachment: Attachment, *, clear: bool
-    ) -> ContentRecord:
-        if not attachment.is_new:
-            in_use.check_unwritten(attachment.host_device)
+    def _begin(self, due: Preparation) -> ContentRecord:
+        """Record the filesystem that is to be made. Nobody was given the device since it was judged."""
+        device = due.attachment.host_device
+        if not due.attachment.is_new:
+            in_use.check_unwritten(device)
+        intended = due.content.but(
+            state="formatting",
+            fs_type=due.fs_type,
+            planned_uuid=str(uuid.uuid4()),
+            filled_bytes=due.attachment.size_bytes,
+        )
         written = self.stores.content_records.save(intended)
-        if clear:
-            devices.zero_device(attachment.host_device.path)
+        if due.action is format_decision.Action.CLEAR_AND_MAKE:
+            devices.zero_device(device.path)
         return written

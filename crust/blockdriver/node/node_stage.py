@@ -15,11 +15,11 @@ The same volume may be staged at several paths (a PersistentVolume under a secon
 
 import os
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from crust.blockdriver.engines.node_access import Access, Attachment, NoHostDevice
-from crust.blockdriver.node.filesystem_preparation import FilesystemPreparation
+from crust.blockdriver.engines.node_access import Access, NoHostDevice
+from crust.blockdriver.node.filesystem_preparation import FilesystemPreparation, Preparation
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
@@ -27,7 +27,6 @@ from crust.blockdriver.records.node_state import Staged
 from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, volumes
 from crust.host.files.locks import ToolLock
-from crust.host.filesystems import format_decision
 from crust.host.process import workers
 
 
@@ -40,18 +39,6 @@ class Stage:
     capability: volumes.VolumeCapability
     access: Access
     """How the engine is to attach it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    entry: Staged
-    record: VolumeRecord
-    content: ContentRecord
-    attachment: Attachment
-    action: format_decision.Action | None
-    """None: the device needs nothing."""
-    lock: ToolLock | None = None
-    """Held for the programs of the action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,32 +57,23 @@ class NodeStage:
         `VolumeInUseByTool`, the errors of `format_decision.judge`, and of the engine and the filesystem's
         tools.
         """
-        begun = await workers.run(self._begin, request)
-        if begun.action is None or begun.lock is None:
-            return
-        with begun.lock as lock:
-            await self.preparation.prepare(
-                begun.action,
-                begun.content,
-                begun.entry,
-                begun.attachment,
-                begun.record.parameters,
-                lock,
-            )
-            await workers.run(self.stores.node_state.note_staged, begun.entry)
+        entry, due = await workers.run(self._begin, request)
+        if due is not None:
+            await self.preparation.prepare(due)
+            await workers.run(self.stores.node_state.note_staged, entry)
 
-    def _begin(self, request: Stage) -> _Begun:
+    def _begin(self, request: Stage) -> tuple[Staged, Preparation | None]:
         """Attach and check; a volume that needs nothing more is staged when this returns. All in one hop."""
         with ExitStack() as held:
             lock = held.enter_context(self.preparation.tool_locks.take(request.volume_id))
-            begun = self._attach(request)
-            if begun.action is None:
-                self.stores.node_state.note_staged(begun.entry)
-                return begun
-            held.pop_all()  # the programs that prepare it inherit the lock
-        return replace(begun, lock=lock)
+            entry, due = self._attach(request, lock)
+            if due is None:
+                self.stores.node_state.note_staged(entry)
+            else:
+                held.pop_all()  # the programs that prepare it inherit the lock
+        return entry, due
 
-    def _attach(self, request: Stage) -> _Begun:
+    def _attach(self, request: Stage, lock: ToolLock) -> tuple[Staged, Preparation | None]:
         self.stores.access.use(request.volume_id, request.access.secrets)
         record = self.stores.volume_records.load(request.volume_id)
         content = self.stores.content_records.load(request.volume_id)
@@ -112,35 +90,29 @@ class NodeStage:
         present = self.stores.access.attached(request.volume_id) if staged else None
         if staged is not None and present is not None:
             paths = tuple(dict.fromkeys((*staged.paths, request.path.text)))
-            entry = staged.model_copy(update={"paths": paths})
-            return _Begun(entry, record, content, present, None)
+            return staged.model_copy(update={"paths": paths}), None
         with self.stores.attach_slots.taking(request.volume_id):
             attachment = self.stores.access.attach(request.volume_id, request.access)
         if attachment.device is None:
-            return self._for_hypervisor(request, entry, record, content, attachment)
+            return self._for_hypervisor(entry), None
         self.io_limits.settle(record.limits.value, attachment)
         if entry.kind == "block":
             self.preparation.give_out_raw(content, attachment)
-            return _Begun(entry, record, content, attachment, None)
+            return entry, None
         if deferral_keys.formats_in_guest(record.parameters):
-            return _Begun(entry, record, content, attachment, None)  # the host does not even look
+            return entry, None  # the host does not even look
         action = self.preparation.judge(content, entry.fs_type, attachment)
-        return _Begun(entry, record, content, attachment, action)
+        if action is None:
+            return entry, None
+        parameters = record.parameters
+        return entry, Preparation(action, content, entry.fs_type, attachment, parameters, lock)
 
-    def _for_hypervisor(
-        self,
-        request: Stage,
-        entry: Staged,
-        record: VolumeRecord,
-        content: ContentRecord,
-        attachment: Attachment,
-    ) -> _Begun:
+    def _for_hypervisor(self, entry: Staged) -> Staged:
         """A volume without a device here: a guest formats it, and a raw one has no place. Raises `NoHostDevice`."""
         if entry.kind == "block":
-            self.stores.access.detach(request.volume_id)
+            self.stores.access.detach(entry.volume_id)
             raise NoHostDevice()
-        entry = entry.model_copy(update={"host": "image"})
-        return _Begun(entry, record, content, attachment, None)
+        return entry.model_copy(update={"host": "image"})
 
     def _entry(self, request: Stage, record: VolumeRecord, content: ContentRecord) -> Staged:
         """What is to be recorded of a stage that is allowed."""

@@ -10,26 +10,17 @@ A reader's device takes no writes, so nothing is made or repaired on it.
 """
 
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from crust.blockdriver.engines.node_access import Access, NoHostDevice
-from crust.blockdriver.node.filesystem_preparation import FilesystemPreparation
+from crust.blockdriver.node.filesystem_preparation import FilesystemPreparation, Preparation
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.publish.publish_rules import Publish, Ready
 from crust.blockdriver.records.stores import Stores
-from crust.host.files.locks import ToolLock
+from crust.core import volumes
 from crust.host.filesystems import format_decision
 from crust.host.process import workers
-
-
-@dataclass(frozen=True, slots=True)
-class Preparation:
-    """What the filesystem of a mapped volume needs; the volume is locked for the programs."""
-
-    ready: Ready
-    action: format_decision.Action
-    lock: ToolLock
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +52,16 @@ class HostImage:
                 format_decision.check_readable(request.volume_id, action)
                 action = None
             if action is None:
-                self._note(ready, "prepared")
+                self._note(request.volume_id, "prepared")
                 return None
             held.pop_all()  # the programs that prepare it inherit the lock
-        return Preparation(replace(ready, attachment=attachment), action, lock)
+        fs_type, parameters = ready.staged.fs_type, ready.record.parameters
+        return Preparation(action, ready.content, fs_type, attachment, parameters, lock)
 
-    async def prepare(self, begun: Preparation) -> None:
+    async def prepare(self, due: Preparation) -> None:
         """Run the filesystem's tools. Raises their errors."""
-        ready = begun.ready
-        with begun.lock as lock:
-            await self.preparation.prepare(
-                begun.action,
-                ready.content,
-                ready.staged,
-                ready.attachment,
-                ready.record.parameters,
-                lock,
-            )
-        await workers.run(self._note, ready, "prepared")
+        await self.preparation.prepare(due)
+        await workers.run(self._note, due.content.volume_id, "prepared")
 
     def give_back(self, ready: Ready) -> bool:
         """Before a publish to a guest: attach the volume for a hypervisor again, unless this host has it mounted.
@@ -89,11 +72,13 @@ class HostImage:
             return False
         with self.io_limits.released(ready.attachment):
             self.stores.access.attach(volume_id, _access(ready.request, on_host=False))
-        self._note(ready, "image")
+        self._note(volume_id, "image")
         return True
 
-    def _note(self, ready: Ready, host: Literal["image", "prepared"]) -> None:
-        self.stores.node_state.note_staged(ready.staged.model_copy(update={"host": host}))
+    def _note(self, volume_id: volumes.VolumeId, host: Literal["image", "prepared"]) -> None:
+        staged = self.stores.node_state.of(volume_id).stage
+        assert staged is not None, "it was checked, and its key is held"
+        self.stores.node_state.note_staged(staged.model_copy(update={"host": host}))
 
 
 def is_due(ready: Ready) -> bool:

@@ -14,10 +14,11 @@ import contextlib
 import logging
 from dataclasses import dataclass
 
+from crust.blockdriver.node.filesystem_preparation import Preparation
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_expand import NodeExpand
 from crust.blockdriver.node.publish import host_image, publish_rules
-from crust.blockdriver.node.publish.host_image import HostImage, Preparation
+from crust.blockdriver.node.publish.host_image import HostImage
 from crust.blockdriver.node.publish.publish_rules import Publish, Ready
 from crust.blockdriver.records.node_state import Published
 from crust.blockdriver.records.stores import Stores
