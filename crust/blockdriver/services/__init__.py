@@ -1,1 +1,1 @@
-"""The gRPC services: decode, call one rule, encode. Nothing else."""
+"""The gRPC services: decode, call one rule, encode. Nothing else. A rule that blocks is called on a thread."""
