@@ -4,7 +4,7 @@ A part of the process reports a problem under its own name, and reports again wh
 logged, a repeated report is not. Problems are listed by `crust status`, and returned to a Probe.
 
 A task that ends with an exception which nobody awaits is a part of the process that is missing while the process
-looks healthy. So a background task is started by `supervised` alone (tests/unit/test_supervised.py holds it). Work
+looks healthy. So a background task is started by `supervised` alone. Work
 that fails, whatever the error, is logged, counted and shown as a problem of the process, and begins again after a
 pause; or the process ends after `ATTEMPTS` failures in a row, where serving on without the work would be worse than a
 restart. Work that returns has ended.

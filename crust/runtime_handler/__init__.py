@@ -17,7 +17,6 @@ from crust.handoff.record import Record
 from crust.runtime_handler.claim import Claim, ClaimLost, of_publish
 from crust.runtime_handler.resolve import NotDeferred, Resolved, resolve_source
 from crust.runtime_handler.take_claim import (
-    WrongHandler,
     adopt_volume,
     claim_volume,
     reclaim_volume,
@@ -30,7 +29,6 @@ __all__ = [
     "Record",
     "Resolved",
     "State",
-    "WrongHandler",
     "adopt_volume",
     "claim_volume",
     "of_publish",

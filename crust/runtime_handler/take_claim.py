@@ -28,19 +28,6 @@ from crust.host.process import oserrors
 from crust.runtime_handler.claim import Claim, ClaimLost, hold_device, of_publish
 
 
-class WrongHandler(errors.NotReady):
-    """The volume is published to another runtime handler."""
-
-    def __init__(self, record: Record, handler: str) -> None:
-        super().__init__(
-            f"the volume at {record.target} cannot be used by {handler}",
-            why=f"it is published to {record.handler}",
-            hint="start the pod with that runtime, or correct crust.dev/runtime-handler",
-        )
-        self.record = record
-        self.handler = handler
-
-
 def claim_volume(
     root: str,
     target: volumes.TargetPath,
@@ -169,7 +156,12 @@ def _record(root: str, target: volumes.TargetPath, handler: volumes.HandlerName)
         raise claims.NotPublished(target)
     record = entry.require()
     if record.handler != handler:
-        raise WrongHandler(record, handler)
+        raise errors.NotReady.named(
+            "WrongHandler",
+            f"the volume at {record.target} cannot be used by {handler}",
+            why=f"it is published to {record.handler}",
+            hint="start the pod with that runtime, or correct crust.dev/runtime-handler",
+        )
     return _with_group_of_guard(record)
 
 

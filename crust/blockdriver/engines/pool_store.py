@@ -11,8 +11,8 @@ and replaced.
 import enum
 from typing import Protocol
 
+from crust.blockdriver.engines.pool_ids import PoolIds
 from crust.core import errors
-from crust.core.pool_ids import PoolIds
 
 
 class PoolAbsent(errors.PeerUnavailable):

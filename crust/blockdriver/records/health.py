@@ -14,13 +14,13 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from crust.blockdriver.engines.pool_ids import set_of
 from crust.blockdriver.engines.protocol import ImageMissing
 from crust.blockdriver.records import models
 from crust.blockdriver.records.models import RecordMissing, VolumeRecord
 from crust.blockdriver.records.records import UNREADABLE
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
-from crust.core.pool_ids import set_of
 
 _SHOWN = 100
 """The most findings of this kind in one answer."""

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from crust.blockdriver.engines.pool_ids import set_of
 from crust.blockdriver.engines.protocol import Image, Taking
 from crust.blockdriver.records.models import Snapshot, SnapshotSet
 from crust.blockdriver.records.records import UNREADABLE
@@ -28,7 +29,6 @@ from crust.blockdriver.snapshots import quiesce
 from crust.blockdriver.snapshots.freezer import Freezer
 from crust.blockdriver.snapshots.quiesce import QuiescePlan
 from crust.core import errors, volumes
-from crust.core.pool_ids import set_of
 from crust.host.process import workers
 
 _ROUNDS = 8

@@ -18,7 +18,7 @@ from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import Store
 from crust.host.block import devices, holders
 from crust.host.mounts import mount_api
-from crust.runtime_handler import Claim, ClaimLost, WrongHandler, adopt_volume, claim_volume
+from crust.runtime_handler import Claim, ClaimLost, adopt_volume, claim_volume
 from tests.integration.runtime_handler.conftest import MakeDevice, StartHypervisor, record_of
 from tests.support.faults import crashes
 from tests.support.raised import raised
@@ -151,7 +151,7 @@ def test_claim_refuses_absent_foreign_and_unreadable_entries(
     with pytest.raises(NotPublished):
         _claim(store)
     store.write(record_of(volume, TARGET))
-    with pytest.raises(WrongHandler, match="kata"):
+    with raised("WrongHandler", match="kata"):
         claim_volume(store.root, TARGET, ONE, volumes.HandlerName("other"))
     assert _is_free(store, volume.path)
     Path(store.layout.entry(TARGET).record).write_text("{}")
@@ -173,7 +173,7 @@ def test_a_restarted_handler_adopts_the_claims_of_its_own_sandboxes(
         assert (found.state, found.error) == (State.ERROR, "the guest lost the filesystem")
         with pytest.raises(ClaimLost, match="sandbox-1 has it"):
             adopt_volume(store.root, TARGET, TWO, HANDLER, hypervisor.holder_pid)
-        with pytest.raises(WrongHandler):
+        with raised("WrongHandler"):
             adopt_volume(
                 store.root, TARGET, ONE, volumes.HandlerName("other"), hypervisor.holder_pid
             )

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from crust.blockdriver import guests
 from crust.blockdriver.driver import Driver, build
+from crust.blockdriver.engines.pool_ids import PoolIds
 from crust.blockdriver.services.roles import Role
 from crust.core import volumes
-from crust.core.pool_ids import PoolIds
 from crust.core.settings.fields import CsiProfile
 from crust.host.cgroups import throttling
 from crust.host.process import sysfs

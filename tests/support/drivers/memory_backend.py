@@ -14,6 +14,7 @@ from crust.blockdriver.engines import files
 from crust.blockdriver.engines.files.directories import Directories, Staged, VolumeDirectories
 from crust.blockdriver.engines.files.provisioning import FileProvisioning
 from crust.blockdriver.engines.node_access import READ_WRITE, Access, Attachment
+from crust.blockdriver.engines.pool_ids import set_of
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import (
     Engine,
@@ -27,7 +28,6 @@ from crust.blockdriver.engines.protocol import (
     orphan_image,
 )
 from crust.core import errors, volumes
-from crust.core.pool_ids import set_of
 
 POOL_BYTES = 10 * 1024**3
 SPARE_BYTES = POOL_BYTES // 99

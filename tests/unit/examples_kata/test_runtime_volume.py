@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from crust import runtime_handler
 from crust.ceph.claims import Host
 from crust.core import errors, volumes
 from crust.handoff import claims, store
@@ -18,6 +17,7 @@ from examples.kata.runtime import handoff, volume
 from examples.kata.runtime.ceph_images import CephImages
 from examples.kata.runtime.taken_images import Taken, TakenImages
 from examples.kata.vm import faults
+from tests.support.raised import raised
 from tests.support.records.records import IMAGE, TARGET, a_record
 from tests.unit.examples_kata.fake_vms.handoff import FakeClaim, FakeHandoff
 from tests.unit.examples_kata.fake_vms.vms import FakeVm
@@ -188,7 +188,7 @@ def test_a_volume_of_another_handler_is_refused(tmp_path: Path) -> None:
     session = Registration(str(tmp_path / "proxy.sock"), request)
     images = CephImages(Host("node-1", "machine-1"), tmp_path / "images")
     other = handoff.Directory(str(tmp_path / "volumes"), name, session, images)
-    with pytest.raises(runtime_handler.WrongHandler, match="published to kata"):
+    with raised("WrongHandler", match="published to kata"):
         other.claim(record.target, ONE)
     assert other.records() == (record,)
 

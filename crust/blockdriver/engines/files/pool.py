@@ -23,9 +23,9 @@ from typing import Annotated
 
 import pydantic
 
+from crust.blockdriver.engines.pool_ids import POOL_ID, PoolIds
 from crust.blockdriver.engines.pool_store import PoolAbsent
 from crust.core import errors
-from crust.core.pool_ids import POOL_ID, PoolIds
 from crust.host.files import durable, locks
 from crust.host.files.held_directory import DirectoryReplaced, HeldDirectory
 

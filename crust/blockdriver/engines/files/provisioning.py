@@ -21,6 +21,7 @@ from crust.blockdriver.engines.files.directories import (
     VolumeDirectories,
     image_in,
 )
+from crust.blockdriver.engines.pool_ids import set_of
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import (
     Image,
@@ -32,7 +33,6 @@ from crust.blockdriver.engines.protocol import (
     StillAttached,
 )
 from crust.core import errors, volumes
-from crust.core.pool_ids import set_of
 from crust.host.block import devices
 from crust.host.files import extents, file_copy, sparse
 from crust.host.files.held_directory import Place

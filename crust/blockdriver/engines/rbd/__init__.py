@@ -18,6 +18,7 @@ cannot map images refuses raw volumes and mounts; a hypervisor does not need the
 
 import functools
 
+from crust.blockdriver.engines.pool_ids import pool_of
 from crust.blockdriver.engines.protocol import Engine
 from crust.blockdriver.engines.rbd.node.access import RbdAccess, noted
 from crust.blockdriver.engines.rbd.node.volume_users import Users, VolumeUsers
@@ -25,7 +26,6 @@ from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.records import store
-from crust.core.pool_ids import pool_of
 
 __all__ = ["Place", "engine", "node_engine"]
 

@@ -22,6 +22,7 @@ from typing import Annotated, Literal
 
 import pydantic
 
+from crust.blockdriver.engines.pool_ids import POOL_ID, PoolIds
 from crust.blockdriver.engines.pool_store import PoolAbsent, RecordKind
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.records import CONTENT, object_name, present
@@ -30,7 +31,6 @@ from crust.ceph.binding import Ioctx
 from crust.ceph.controller_lock import ControllerLock
 from crust.ceph.failures import CephClientBlocklisted
 from crust.core import errors
-from crust.core.pool_ids import POOL_ID, PoolIds
 from crust.host.files import durable
 
 OBJECT = "crust.pool"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.core.pool_ids import PoolIds
+from crust.blockdriver.engines.pool_ids import PoolIds
 from crust.host.block import loop
 from tests.integration.host.conftest import MIB, MakeFile, run
 

@@ -18,11 +18,11 @@ from crust.blockdriver.engines.files.directories import (
     image_in,
 )
 from crust.blockdriver.engines.files.provisioning import FileProvisioning, copy_in
+from crust.blockdriver.engines.pool_ids import PoolIds
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Image
 from crust.blockdriver.services.roles import Role
 from crust.core import errors, volumes
-from crust.core.pool_ids import PoolIds
 from crust.host.process import sysfs
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import create_request

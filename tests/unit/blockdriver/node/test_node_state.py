@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from crust.blockdriver.engines.pool_ids import PoolIds
 from crust.blockdriver.records.node_state import NodeState, Published, Staged
 from crust.core import errors, volumes
-from crust.core.pool_ids import PoolIds
 from tests.support.drivers import driver_state
 from tests.support.drivers.memory_backend import MemoryBackend
 

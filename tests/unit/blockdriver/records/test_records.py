@@ -8,12 +8,12 @@ from typing import TypeVar, cast
 import pytest
 
 from crust.blockdriver.engines import pool_store
+from crust.blockdriver.engines.pool_ids import PoolIds
 from crust.blockdriver.engines.pool_store import RecordStore
 from crust.blockdriver.records import models
 from crust.blockdriver.records.models import ContentRecord, Snapshot, SnapshotSet, VolumeRecord
 from crust.blockdriver.records.records import IndexedRecords, Records
 from crust.core import errors, volumes
-from crust.core.pool_ids import PoolIds
 from crust.host.files import durable
 from tests.support.records.stored_records import file_records, made, place_of, removed
 

@@ -17,13 +17,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
+from crust.blockdriver.engines.pool_ids import PoolIds
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
 from crust.ceph import binding
 from crust.ceph.connection import Connection
 from crust.ceph.user import CephUser
 from crust.core import deferral_keys, errors, volumes
-from crust.core.pool_ids import PoolIds
 
 MOST_OPEN = 16
 """Connections at once, of 16 threads and 50 MiB each; others are opened again when their volumes are used."""

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from crust.blockdriver.engines.pool_ids import pool_of
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import copies, image_use, images, librbd_objects
 from crust.blockdriver.engines.rbd.provisioning.copies import FLATTEN, WORK
@@ -25,7 +26,6 @@ from crust.ceph import binding, omap
 from crust.ceph.binding import Ioctx
 from crust.ceph.failures import CephConnectionClosed, ignoring
 from crust.core import errors
-from crust.core.pool_ids import pool_of
 
 PERIOD_S = 60.0
 STOP_S = 10.0

@@ -16,6 +16,7 @@ import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from crust.blockdriver.engines.pool_ids import set_of
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Image as Snapshot
 from crust.blockdriver.engines.protocol import NoChangeTracking, Region, SnapshotMissing
@@ -30,7 +31,6 @@ from crust.blockdriver.engines.rbd.records import RbdRecords
 from crust.ceph import binding
 from crust.ceph.binding import Image, Ioctx
 from crust.ceph.failures import CephImageBusy, ignoring
-from crust.core.pool_ids import set_of
 
 
 @dataclass(slots=True)
