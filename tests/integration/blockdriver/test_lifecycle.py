@@ -16,8 +16,8 @@ from crust.core import volumes
 from crust.host.block import devices, loop
 from crust.host.filesystems import superblocks
 from crust.host.mounts import mount_api, mountinfo
-from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
+from tests.support import volume_capabilities
 from tests.support.co import publish_request
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, is_there, mount
 from tests.support.raised import raised
@@ -102,7 +102,7 @@ async def test_publish_with_group_0_is_refused_only_if_deferred(bench: Bench) ->
     request = publish_request(
         volume_id,
         target,
-        csi.capability_to_wire(root),
+        volume_capabilities.encoded(root),
         staging=bench.staging(volume_id),
     )
     with raised("RootGroupNotDeferrable"):

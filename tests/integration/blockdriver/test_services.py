@@ -18,8 +18,9 @@ from crust.blockdriver.driver import build as composed
 from crust.core.settings.driver import DEFAULT_MAX_VOLUMES
 from crust.host.files import locks
 from crust.rpc import channel
-from crust.rpc.messages import csi, extensions
+from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support import volume_capabilities
 from tests.support.drivers.block_driver import mount
 from tests.support.faults.refusals import refused
 from tests.support.records import pool_layout
@@ -180,7 +181,7 @@ async def test_absent_things_are_not_found_before_anything_else(served: grpc.aio
     groups = csi_pb2_grpc.GroupControllerStub(served)
     code = grpc.StatusCode
     create = csi_pb2.CreateVolumeRequest(
-        name="v", volume_capabilities=[csi.capability_to_wire(mount())]
+        name="v", volume_capabilities=[volume_capabilities.encoded(mount())]
     )
     known = (await controller.CreateVolume(create)).volume.volume_id
     for volume_id, path in itertools.product(("foobar", known), ("some/path", "/a/../b", "/a")):

@@ -12,7 +12,7 @@ from crust.blockdriver.engines.protocol import ImageMissing, SnapshotMissing
 from crust.blockdriver.records import models
 from crust.core import errors, volumes
 from crust.host.filesystems import mkfs
-from crust.rpc.messages import csi
+from tests.support import volume_capabilities
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.records import copies, pool_layout
 from tests.support.records.copies import made_of
@@ -114,7 +114,7 @@ async def test_volume_without_its_file_is_lost_to_every_call_and_can_be_deleted(
     pool_layout.image(bench.root / "state", volume_id).unlink()
     calls: list[Callable[[], Any]] = [
         bench.create,
-        lambda: bench.co.confirms(volume_id, csi.capability_to_wire(mount())),
+        lambda: bench.co.confirms(volume_id, volume_capabilities.encoded(mount())),
         lambda: bench.attach(volume_id),
         lambda: bench.grow(volume_id, 128 * MIB),
         lambda: bench.modify(volume_id, readIOPS="100"),
