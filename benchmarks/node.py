@@ -50,7 +50,10 @@ async def start(
         return await Process.start(paths.logs / "node.log", "crust", "node", own)
     arguments = _arguments(paths, volumes_root or paths.volumes)[name]
     if name == "driver" and config is not None:
-        arguments = [f"--config={config}", *(each for each in arguments if "pool" not in each)]
+        arguments = [
+            f"--config={config}",
+            *(argument for argument in arguments if "pool" not in argument),
+        ]
     return await Process.start(paths.logs / f"{name}.log", "crust", name, *arguments)
 
 

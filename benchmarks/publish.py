@@ -134,9 +134,9 @@ async def _busy() -> AsyncIterator[None]:
     try:
         yield
     finally:
-        for each in burners:
-            each.kill()
-            await each.wait()
+        for burner in burners:
+            burner.kill()
+            await burner.wait()
 
 
 def _rows(what: str, ways: dict[str, figures.Samples]) -> tuple[figures.Row, ...]:

@@ -282,7 +282,7 @@ def main(registry: str, own: str, directory: str) -> None:
     served.start()
     request = b"".join((field(1, NAME), field(2, "1"), field(3, own), field(4, BLOCK)))
     request += b"".join(field(6, each) for each in (READ_ONLY, GROW))
-    request += b"".join(field(5, each) for each in FILESYSTEMS)
+    request += b"".join(field(5, filesystem) for filesystem in FILESYSTEMS)
     with grpc.insecure_channel(f"unix:{registry}") as channel:
         register: grpc.UnaryStreamMultiCallable[bytes, bytes]
         register = channel.unary_stream("/crust.v1.HandlerRegistry/Register")

@@ -249,7 +249,7 @@ class Driver:
         self.stores.provisioning.open()  # for RBD it begins work in the background
         self.stores.volume_records.open()
         is_id, images = self.stores.pool.ids.is_volume_id, self.stores.provisioning.image_ids()
-        self.stores.capacity.open(each for each in images if is_id(each))
+        self.stores.capacity.open(image for image in images if is_id(image))
         if self.role.has_node:
             self.stores.node_state.open(sysfs.boot_id())
             self.node.io_limits.recover()

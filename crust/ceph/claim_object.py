@@ -123,11 +123,11 @@ class Claims:
     def nodes(self) -> frozenset[str]:
         """The nodes that have the image, or had it and are to be cut off."""
         holders = (*self.holders, *self.ended)
-        return frozenset(each.node for each in holders if not each.is_deletion)
+        return frozenset(holder.node for holder in holders if not holder.is_deletion)
 
     def of_node(self, node: str) -> tuple[Holder, ...]:
         """The holders on a node; those that have ended are none."""
-        return tuple(each for each in self.holders if each.node == node)
+        return tuple(holder for holder in self.holders if holder.node == node)
 
 
 _STORED = pydantic.TypeAdapter(Claims)
@@ -150,7 +150,7 @@ def read(ioctx: Ioctx, image: str) -> Read:
         try:
             return Read(found[_COOKIE].decode("ascii"), _STORED.validate_json(found[_CLAIMS]))
         except pydantic.ValidationError as err:
-            where = "; ".join(".".join(map(str, each["loc"])) for each in err.errors()[:5])
+            where = "; ".join(".".join(map(str, error["loc"])) for error in err.errors()[:5])
             why = f"it does not have the expected form: {where}"
             raise UnreadableImageClaim(image, why) from None
     return Read("", Claims())

@@ -198,14 +198,14 @@ def _left(now: Claims, me: Holder, mode: Mode) -> tuple[Holder, ...]:
     """
     if not me.is_host and now.mode is mode is Mode.READERS:
         return ()  # they share the lock
-    here = (each for each in now.holders if each.is_on(me.node, me.machine))
+    here = (holder for holder in now.holders if holder.is_on(me.node, me.machine))
     ours = (each for each in here if each.is_host == me.is_host)
     return tuple(each for each in ours if each.id != me.id or each.address not in ("", me.address))
 
 
 def _without(now: Claims, holders: tuple[Holder, ...]) -> Claims:
-    ids = {each.id for each in holders}
-    return replace(now, holders=tuple(each for each in now.holders if each.id not in ids))
+    ids = {holder.id for holder in holders}
+    return replace(now, holders=tuple(holder for holder in now.holders if holder.id not in ids))
 
 
 def record(image: ClusterImage, holder_id: str) -> str:
@@ -215,8 +215,8 @@ def record(image: ClusterImage, holder_id: str) -> str:
     """
     claims = claim_object.read(image.ioctx, image.name).claims
     of(claims, holder_id, image.name)
-    others = (*claims.ended, *(each for each in claims.holders if each.id != holder_id))
-    new = image.strangers(frozenset(each.address for each in others))
+    others = (*claims.ended, *(holder for holder in claims.holders if holder.id != holder_id))
+    new = image.strangers(frozenset(other.address for other in others))
     if len(new) != 1:
         raise errors.RuntimeFailed.named(
             "ImageNotOpened",
@@ -251,7 +251,7 @@ def _ended(image: ClusterImage, has_ended: Callable[[Holder], bool]) -> None:
     """
 
     def without(now: Claims) -> Claims:
-        return end(now, tuple(each for each in now.holders if has_ended(each)), image)
+        return end(now, tuple(holder for holder in now.holders if has_ended(holder)), image)
 
     if changed(image.ioctx, image.name, without).ended:
         with suppress(ImageNotCutOff):
@@ -260,9 +260,9 @@ def _ended(image: ClusterImage, has_ended: Callable[[Holder], bool]) -> None:
 
 def end(claims: Claims, holders: tuple[Holder, ...], image: ClusterImage) -> Claims:
     """The claims when these holders' processes have ended. One that has closed the image, or only read, is free."""
-    addresses = frozenset(each.address for each in holders if each.address)
+    addresses = frozenset(holder.address for holder in holders if holder.address)
     left = frozenset[str]() if claims.mode is Mode.READERS else image.not_closed(addresses)
-    ended = with_ended(claims, tuple(each for each in holders if each.address in left))
+    ended = with_ended(claims, tuple(holder for holder in holders if holder.address in left))
     return _without(ended, holders)
 
 
@@ -274,21 +274,21 @@ def check_claimable(ioctx: Ioctx, image: str, mode: Mode, host: Host) -> None:
     """
     host.check_identified()
     claims = claim_object.read(ioctx, image).claims
-    for each in claims.holders:
-        if not each.is_on(host.node, host.machine) and not share(claims.mode, mode):
-            raise ImageClaimed(image, each, host)
+    for holder in claims.holders:
+        if not holder.is_on(host.node, host.machine) and not share(claims.mode, mode):
+            raise ImageClaimed(image, holder, host)
 
 
 def check_no_other(claims: Claims, mode: Mode, image: str, host: Host) -> None:
     """Raise unless one more holder may have the image beside those that have it."""
-    for each in claims.holders:
+    for holder in claims.holders:
         if not share(claims.mode, mode):
-            raise ImageClaimed(image, each, host)
-        if not each.address and mode is not Mode.READERS:
+            raise ImageClaimed(image, holder, host)
+        if not holder.address and mode is not Mode.READERS:
             raise errors.NotReady.named(
                 "ImageBeingOpened",
                 f"the image {image} cannot be shared yet",
-                why=f"{each.shown} has taken it at {each.claimed_at} and not opened "
+                why=f"{holder.shown} has taken it at {holder.claimed_at} and not opened "
                 "it: of two that open it at once nobody could tell which client is whose",
                 hint="retry; if it stays so, start the pod there again, or cut that node off: `crust ceph fence`",
             )
@@ -308,7 +308,7 @@ def of(claims: Claims, holder_id: str, image: str) -> Holder:
 
 
 def _held(claims: Claims, holder_id: str) -> Holder | None:
-    return next((each for each in claims.holders if each.id == holder_id), None)
+    return next((holder for holder in claims.holders if holder.id == holder_id), None)
 
 
 def check_watchers(image: ClusterImage) -> None:
@@ -316,7 +316,7 @@ def check_watchers(image: ClusterImage) -> None:
     claims = claim_object.read(image.ioctx, image.name).claims
     if claims.mode is Mode.READERS and len(claims.holders) > 1:
         return  # the addresses of readers are not recorded: they can do no harm
-    unknown = image.strangers(frozenset(each.address for each in claims.holders))
+    unknown = image.strangers(frozenset(holder.address for holder in claims.holders))
     if unknown:
         raise errors.NotReady.named(
             "ImageWatched",

@@ -144,8 +144,8 @@ class Connection:
             self._blocklist(held, addresses)
 
     def _blocklist(self, held: _Open, addresses: Iterable[str]) -> None:
-        for each in addresses:
-            held.cluster.blocklist_add(each, EXPIRY_S)
+        for address in addresses:
+            held.cluster.blocklist_add(address, EXPIRY_S)
         self._wait_for_map(held)
 
     def _wait_for_map(self, held: _Open) -> None:
@@ -356,7 +356,7 @@ class Connection:
 
 def _shut_down(held: _Open) -> None:
     """Pools first: a call on one after the cluster's shutdown is a segmentation fault."""
-    for each in held.pools.values():
-        each.close()
+    for pool in held.pools.values():
+        pool.close()
     held.pools.clear()
     held.cluster.shutdown()

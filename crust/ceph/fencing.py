@@ -87,7 +87,7 @@ def fence(image: ClusterImage, node: str, *, even_if_connected: bool = False) ->
     def ended(now: Claims) -> Claims:
         victims = now.of_node(node)
         present = image.watchers() if victims else frozenset[str]()
-        connected = next((each for each in victims if each.address in present), None)
+        connected = next((victim for victim in victims if victim.address in present), None)
         if connected is not None and not even_if_connected:
             raise errors.NotReady.named(
                 "HolderConnected",
@@ -104,7 +104,7 @@ def fence(image: ClusterImage, node: str, *, even_if_connected: bool = False) ->
 
 def with_ended(claims: Claims, holders: tuple[Holder, ...]) -> Claims:
     """The claims when these holders have ended without closing the image."""
-    left = tuple(each for each in claims.holders if each not in holders)
+    left = tuple(holder for holder in claims.holders if holder not in holders)
     return replace(claims, holders=left, ended=(*claims.ended, *holders))
 
 
@@ -125,9 +125,9 @@ def _addresses(image: ClusterImage, claims: Claims) -> frozenset[str]:
     """
     recorded = frozenset(each.address for each in claims.ended if each.address)
     is_all = all(each.address for each in claims.ended)
-    if is_all or any(not each.address for each in claims.holders):
+    if is_all or any(not holder.address for holder in claims.holders):
         return recorded
-    known = {*recorded, *(each.address for each in claims.holders), image.client.address()}
+    known = {*recorded, *(holder.address for holder in claims.holders), image.client.address()}
     others = controller_lock.unknown_clients(image.ioctx, lambda: _clients(image) - known)
     return recorded | others
 

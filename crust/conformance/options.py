@@ -104,7 +104,7 @@ def parameters_of(path: Path | None) -> Parameters:
         return Parameters.model_validate(tomllib.loads(path.read_text()))
     except pydantic.ValidationError as err:
         why = "; ".join(
-            f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in err.errors()
+            f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in err.errors()
         )
     except (OSError, tomllib.TOMLDecodeError) as err:
         why = str(err)

@@ -63,7 +63,7 @@ class Report:
             self._line(f"  {len(numbers):>3} {why}: {_ranges(numbers)}")
         for outcome, meaning in _MEANING:
             self._broken(results, outcome, meaning)
-        counts = [f"{len(results.numbers(each))} {each}" for each in _COLORS]
+        counts = [f"{len(results.numbers(color))} {color}" for color in _COLORS]
         self._line("")
         self._line(", ".join(counts) + ("" if not strict else "; strict: all but passed ones fail"))
 

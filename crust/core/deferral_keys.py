@@ -114,9 +114,9 @@ def formats_in_guest(context: Mapping[str, str]) -> bool:
 
 def passphrase(volume_id: str, *secrets: Mapping[str, str]) -> str:
     """The passphrase from the first of `secrets` that has it. Raises `PassphraseMissing`."""
-    for each in secrets:
-        if each.get(PASSPHRASE):
-            return each[PASSPHRASE]
+    for secret in secrets:
+        if secret.get(PASSPHRASE):
+            return secret[PASSPHRASE]
     raise errors.NotReady.named(
         "PassphraseMissing",
         f"volume {volume_id[:128]!r} is encrypted, and its passphrase is not known",
@@ -129,9 +129,9 @@ def passphrase(volume_id: str, *secrets: Mapping[str, str]) -> str:
 
 def ceph_user(volume_id: str, *secrets: Mapping[str, str]) -> tuple[str, str]:
     """The name and key of the Ceph user, from the first of `secrets` that has both. Raises `CephKeyMissing`."""
-    for each in secrets:
-        if each.get(USER_ID) and each.get(USER_KEY):
-            return each[USER_ID].removeprefix("client."), each[USER_KEY]
+    for secret in secrets:
+        if secret.get(USER_ID) and secret.get(USER_KEY):
+            return secret[USER_ID].removeprefix("client."), secret[USER_KEY]
     raise errors.NotReady.named(
         "CephKeyMissing",
         f"volume {volume_id[:128]!r} is in a Ceph cluster, and the key of a user of it is not known",

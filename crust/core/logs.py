@@ -225,7 +225,7 @@ class QueuedHandler(logging.Handler):
 def waiting_bytes() -> int:
     """The lines of this process that wait for their reader."""
     handlers = logging.getLogger().handlers
-    return sum(each.waiting_bytes for each in handlers if isinstance(each, QueuedHandler))
+    return sum(handler.waiting_bytes for handler in handlers if isinstance(handler, QueuedHandler))
 
 
 def configure(

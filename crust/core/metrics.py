@@ -190,10 +190,10 @@ _exported: set[int] = set()
 
 def export(*collectors: Collector) -> None:
     """Show the metrics from now on."""
-    for each in collectors:
-        if id(each) not in _exported:
-            _exported.add(id(each))
-            REGISTRY.register(each)
+    for collector in collectors:
+        if id(collector) not in _exported:
+            _exported.add(id(collector))
+            REGISTRY.register(collector)
 
 
 def export_snapshots(driver: str, count: Callable[[], Iterable[Sample]]) -> None:

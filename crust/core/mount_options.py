@@ -42,9 +42,9 @@ def for_guest(flags: Iterable[str]) -> MountOptions:
     """
     host = for_host(flags)
     options = tuple(
-        each
-        for each in host.options
-        if _name(each) not in _SECURITY_LABELS and not _TUNES_THE_HOST.fullmatch(_name(each))
+        option
+        for option in host.options
+        if _name(option) not in _SECURITY_LABELS and not _TUNES_THE_HOST.fullmatch(_name(option))
     )
     return MountOptions(options, host.readonly)
 

@@ -223,15 +223,16 @@ class KeyedOperations:
     def in_progress(self) -> tuple[OperationInProgress, ...]:
         """The operations that run."""
         return tuple(
-            OperationInProgress(each.key, each.name, each.age_s) for each in self._operations()
+            OperationInProgress(operation.key, operation.name, operation.age_s)
+            for operation in self._operations()
         )
 
     def overdue(self) -> tuple[OperationOverdue, ...]:
         """The operations that have run for longer than their limit."""
         return tuple(
-            OperationOverdue(each.key, each.name, each.age_s)
-            for each in self._operations()
-            if each.limit_s is not None and each.age_s > each.limit_s
+            OperationOverdue(operation.key, operation.name, operation.age_s)
+            for operation in self._operations()
+            if operation.limit_s is not None and operation.age_s > operation.limit_s
         )
 
     @contextmanager

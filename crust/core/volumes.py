@@ -79,7 +79,7 @@ class TargetPath:
         size = len(os.fsencode(text))
         if size >= PATH_MAX_BYTES:
             raise InvalidPath(role, text, f"it is longer than {PATH_MAX_BYTES - 1} bytes")
-        if size > NAME_MAX_BYTES and any(len(os.fsencode(each)) > NAME_MAX_BYTES for each in parts):
+        if size > NAME_MAX_BYTES and any(len(os.fsencode(part)) > NAME_MAX_BYTES for part in parts):
             raise InvalidPath(role, text, f"a component is longer than {NAME_MAX_BYTES} bytes")
         return cls(text)
 

@@ -207,7 +207,7 @@ class MountInfo(_Model):
             raise ValueError("crust.required does not name the image")
         if ("ro" in self.options) != self.crust.readonly:
             raise ValueError("options and crust.readonly disagree about 'ro'")
-        options = tuple(each for each in self.options if each != "ro")
+        options = tuple(option for option in self.options if option != "ro")
         try:
             allowed = mount_options.for_guest(options)
         except errors.InvalidRequest as err:

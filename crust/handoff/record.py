@@ -364,7 +364,7 @@ def _mount_of(model: mount_info.MountInfo) -> volumes.DeferredMount:
     return volumes.DeferredMount(
         source=_source_from(model),
         fs_type=model.fs_type,
-        mount_options=tuple(each for each in model.options if each != "ro"),
+        mount_options=tuple(option for option in model.options if option != "ro"),
         group=_group_of(model.metadata),
         readonly=part.readonly,
         capacity_bytes=part.capacity_bytes,

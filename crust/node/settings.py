@@ -75,7 +75,7 @@ class NodeSettings(ProgramSettings):
         return self
 
     def _shim_problems(self) -> list[str]:
-        backends = {each.backend for each in self.proxy.drivers}
+        backends = {driver.backend for driver in self.proxy.drivers}
         problems = [
             f"two tables of shim have the {key} {each!r}"
             for key in ("socket", "driver_socket")
@@ -128,18 +128,18 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
     own = [_driver(each, run_dir, node_name) for each in drivers or [{}]]
     for each in _repeated(str(each["run_dir"]) for each in own):
         raise ValueError(f"two tables of driver have the run_dir {each!r}: give each its own")
-    named = [each.get("driver_socket") for each in shims]
+    named = [shim.get("driver_socket") for shim in shims]
     further = [each["socket"] for each in own[1:] if each["socket"] not in named]
     in_front = [*(shims or [{}]), *({"driver_socket": each} for each in further)]
     fronts = [_shim(each, own, run_dir) for each in in_front]
     served = _serving(proxy, own, fronts)
     names = _names(served.get("drivers"))
-    fronts = [_named(each, names) for each in fronts]
+    fronts = [_named(front, names) for front in fronts]
     access = served.get("kubernetes")
     if isinstance(access, Mapping) and "node_name" in given:
         served["kubernetes"] = {"node_name": given["node_name"], **access}
     found = {**given, "proxy": served, "shim": tuple(fronts)}
-    if drivers or own[0]["socket"] in [each["driver_socket"] for each in fronts]:
+    if drivers or own[0]["socket"] in [front["driver_socket"] for front in fronts]:
         found["driver"] = tuple(own)
     return found
 
@@ -190,7 +190,7 @@ def _serving(
     drivers = proxy.get("drivers") or ()
     if not isinstance(drivers, list | tuple):
         return dict(proxy)
-    named = [each.get("name") for each in drivers if isinstance(each, Mapping)]
+    named = [driver.get("name") for driver in drivers if isinstance(driver, Mapping)]
     names = [_name_of(each) for each in (own[1:] if drivers else own)]
     missing = [name for name in names if name not in named]
     drivers = [
@@ -200,10 +200,10 @@ def _serving(
     backends = {_name_of(each): _front(each, shims) for each in own}
     backends |= _wrapped(drivers, backends, own, shims)
     served = [
-        {"backend": backends[str(each["name"])], **each}
-        if isinstance(each, Mapping) and str(each.get("name")) in backends
-        else each
-        for each in drivers
+        {"backend": backends[str(driver["name"])], **driver}
+        if isinstance(driver, Mapping) and str(driver.get("name")) in backends
+        else driver
+        for driver in drivers
     ]
     return {**proxy, "drivers": tuple(served)}
 
@@ -216,18 +216,20 @@ def _wrapped(
 ) -> dict[str, Any]:
     """The shim of the driver of somebody else that has no backend, if there is one of each."""
     ours = [each["socket"] for each in own]
-    fronts = [each["socket"] for each in shims if each["driver_socket"] not in ours]
+    fronts = [shim["socket"] for shim in shims if shim["driver_socket"] not in ours]
     open_ends = [
-        str(each.get("name"))
-        for each in drivers
-        if isinstance(each, Mapping) and "backend" not in each and each.get("name") not in known
+        str(driver.get("name"))
+        for driver in drivers
+        if isinstance(driver, Mapping)
+        and "backend" not in driver
+        and driver.get("name") not in known
     ]
     return {open_ends[0]: fronts[0]} if (len(open_ends), len(fronts)) == (1, 1) else {}
 
 
 def _front(driver: Mapping[str, Any], shims: list[dict[str, Any]]) -> Any:
     """The socket of the shim that calls the driver; else of the first one."""
-    found = [each for each in shims if each["driver_socket"] == driver["socket"]]
+    found = [shim for shim in shims if shim["driver_socket"] == driver["socket"]]
     return (found or shims)[0]["socket"]
 
 

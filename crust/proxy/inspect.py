@@ -64,7 +64,9 @@ class Inspect:
         messages = [""] * len(handlers)
         with contextlib.suppress(workers.NoWorkerFree):
             await workers.check_free()
-            messages = await workers.run(lambda: [_why_unreachable(each) for each in handlers])
+            messages = await workers.run(
+                lambda: [_why_unreachable(handler) for handler in handlers]
+            )
         return inspect_pb2.ListHandlersResponse(handlers=map(_handler, handlers, messages))
 
     async def ListDeferredVolumes(

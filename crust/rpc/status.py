@@ -166,8 +166,8 @@ def name_in(trailing_metadata: Any) -> str:
     details = next((value for key, value in trailing_metadata or () if key == DETAILS_KEY), b"")
     info = error_details_pb2.ErrorInfo()
     try:
-        for each in status_pb2.Status.FromString(details).details:
-            if each.Unpack(info) and info.domain == DOMAIN and _NAME.fullmatch(info.reason):
+        for detail in status_pb2.Status.FromString(details).details:
+            if detail.Unpack(info) and info.domain == DOMAIN and _NAME.fullmatch(info.reason):
                 return info.reason
     except protobuf.DecodeError:  # details in a format of another program
         pass

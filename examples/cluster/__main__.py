@@ -93,7 +93,7 @@ async def _told(
         report.console.print("[red]the demo was interrupted:[/] cleaning up")
     except Exception as error:  # whatever it is, a person wants the logs
         report.console.print_exception(max_frames=4)
-        for programs in (services.programs, *(each.programs for each in machines)):
+        for programs in (services.programs, *(machine.programs for machine in machines)):
             for name in programs.names():
                 report.console.rule(f"{programs.host.name}: {name}.log")
                 report.console.print(programs.log_tail(name), markup=False)

@@ -221,9 +221,9 @@ class CephCluster:
 
     def start_monitors(self) -> None:
         """Start those monitors that do not run."""
-        for each in self._addresses():
-            if f"mon.{each}" not in self.daemons:
-                self.start(f"mon.{each}")
+        for address in self._addresses():
+            if f"mon.{address}" not in self.daemons:
+                self.start(f"mon.{address}")
 
     def restart(self) -> None:
         """End all daemons and start them again. A memstore is empty then, and useless."""
@@ -235,7 +235,7 @@ class CephCluster:
 
     def end_daemons(self) -> None:
         """End all daemons: the manager first, the monitors last."""
-        for name in ("mgr", "osd", *(f"mon.{each}" for each in self._addresses())):
+        for name in ("mgr", "osd", *(f"mon.{address}" for address in self._addresses())):
             daemon = self.daemons.pop(name, None)
             if daemon is not None:
                 daemon.process.send_signal(signal.SIGCONT)
@@ -251,7 +251,7 @@ class CephCluster:
     def make(self, *, with_mgr: bool) -> None:
         """Write the configuration, make the stores and start the daemons."""
         self.directory.mkdir(parents=True, mode=0o700)
-        for each in ("osd", "mgr", *(f"mon.{each}" for each in self._addresses())):
+        for each in ("osd", "mgr", *(f"mon.{address}" for address in self._addresses())):
             (self.directory / each).mkdir()
         self._write_conf()
         self._make_keys()

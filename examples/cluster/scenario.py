@@ -115,7 +115,9 @@ class Scenario:
         self._machines = machines
         self._report = report
         self._api = ApiServer()
-        self._provisioners = [Provisioner(each.name, each.local, self._api) for each in machines]
+        self._provisioners = [
+            Provisioner(machine.name, machine.local, self._api) for machine in machines
+        ]
 
     async def run(self) -> None:
         """Run all steps."""
@@ -154,9 +156,9 @@ class Scenario:
 
     async def _create_local(self) -> list[Volume]:
         with self._report.step("each node publishes the capacity of its pool") as step:
-            found = [await each.publish_capacity() for each in self._provisioners]
+            found = [await provisioner.publish_capacity() for provisioner in self._provisioners]
             topologies = [dict(each.topology) for each in found]
-            expected = [{TOPOLOGY: each.name} for each in self._machines]
+            expected = [{TOPOLOGY: machine.name} for machine in self._machines]
             require("each node names its own segment", topologies == expected)
             require("each node has capacity", all(each.capacity_bytes for each in found))
             step.found(
@@ -168,7 +170,7 @@ class Scenario:
         with self._report.step(
             "a claim for each node: the node that is selected provisions"
         ) as step:
-            made = [await self._provision(each) for each in self._machines]
+            made = [await self._provision(machine) for machine in self._machines]
             pools = {each.volume.volume_id.partition("-")[0] for each in made}
             require("each node has a pool of its own", len(pools) == len(made))
             step.found("three drivers, three pools; the pool's id begins each volume's id")
@@ -178,8 +180,8 @@ class Scenario:
         """A claim whose pod runs on the machine; every node's provisioner sees it."""
         claim = Claim(f"on-{machine.name}", SIZE_BYTES)
         require(f"{machine.name} is selected", self._api.schedule(claim, machine.name))
-        for each in self._provisioners:
-            await each.sync(claim)
+        for provisioner in self._provisioners:
+            await provisioner.sync(claim)
         assert claim.volume is not None
         places = [dict(each.segments) for each in claim.volume.accessible_topology]
         require("the volume is where its pod runs", places == [{TOPOLOGY: machine.name}])

@@ -99,8 +99,8 @@ def check_capabilities(capabilities: Any) -> None:
     """Several nodes may write a raw device, and no filesystem."""
     if not len(capabilities):
         raise Refused(Code.INVALID_ARGUMENT, "Volume capabilities not provided")
-    for each in capabilities:
-        check_capability(each)
+    for capability in capabilities:
+        check_capability(capability)
 
 
 def check_capability(capability: csi_pb2.VolumeCapability) -> None:

@@ -135,13 +135,15 @@ def handlers(servicers: tuple[Any, ...], switches: Switches) -> list[grpc.Generi
     found: list[grpc.GenericRpcHandler] = []
     for service in csi_pb2.DESCRIPTOR.services_by_name.values():
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            each.name: grpc.unary_unary_rpc_method_handler(
-                _behaviour(each.name, each.input_type.name, getattr(servicer, each.name), switches),
+            method.name: grpc.unary_unary_rpc_method_handler(
+                _behaviour(
+                    method.name, method.input_type.name, getattr(servicer, method.name), switches
+                ),
                 response_serializer=lambda answer: answer.SerializeToString(),
             )
-            for each in service.methods
+            for method in service.methods
             for servicer in servicers
-            if hasattr(servicer, each.name)
+            if hasattr(servicer, method.name)
         }
         if methods:
             found.append(grpc.method_handlers_generic_handler(service.full_name, methods))

@@ -34,7 +34,7 @@ class Stateful:
         self._node_id = node_id
 
     def CreateVolume(self, request: csi_pb2.CreateVolumeRequest) -> csi_pb2.CreateVolumeResponse:
-        kinds = {each.WhichOneof("access_type") for each in request.volume_capabilities}
+        kinds = {capability.WhichOneof("access_type") for capability in request.volume_capabilities}
         if not request.name or len(kinds) != 1:
             raise Refused(Code.INVALID_ARGUMENT, "cannot have both block and mount access type")
         volume_id = str(uuid.uuid5(uuid.NAMESPACE_URL, request.name))

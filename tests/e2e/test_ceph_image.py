@@ -70,13 +70,13 @@ async def test_key_of_the_images_user_is_in_no_file_command_line_environment_or_
         Path(f"/proc/{pid}/environ").read_text(),
         repr(processes),
         caplog.text,
-        repr([each.__dict__ for each in caplog.records]),
+        repr([record.__dict__ for record in caplog.records]),
     ):
         assert storage.key not in text
     files = [each for each in Path(node.node.places.root).rglob("*") if each.is_file()]
-    confs = [each for each in files if each.name.startswith("ceph-")]
-    assert [each.stat().st_mode & 0o777 for each in confs] == [0o600]
-    assert not [each for each in files if storage.key.encode() in each.read_bytes()]
+    confs = [file for file in files if file.name.startswith("ceph-")]
+    assert [conf.stat().st_mode & 0o777 for conf in confs] == [0o600]
+    assert not [file for file in files if storage.key.encode() in file.read_bytes()]
 
 
 @pytest.mark.spec("H-55")
@@ -166,7 +166,7 @@ async def test_runtime_gives_back_what_ended_meanwhile(node: ImageNode, storage:
     await node.end_runtime()
     os.kill(qemu, signal.SIGKILL)
     await asyncio.to_thread(os.waitpid, qemu, 0)
-    assert [each.sandbox for each in claims_of(storage).holders] == ["one"]
+    assert [holder.sandbox for holder in claims_of(storage).holders] == ["one"]
     await node.start_runtime()
     async with asyncio.timeout(60):
         while (await asyncio.to_thread(claims_of, storage)).holders:
@@ -254,7 +254,7 @@ async def test_readers_of_two_nodes_exclude_a_writer(node: ImageNode, storage: S
         for each, at in ((node, here), (other, there)):
             assert await each.output("ro", at, "cat /data/f") == "kept"
             assert (await each.run("ro", at, "echo x > /data/f")).code != 0
-        assert {each.node for each in claims_of(storage).holders} == {"node-a", "node-b"}
+        assert {holder.node for holder in claims_of(storage).holders} == {"node-a", "node-b"}
         async with image_node("node-c", storage) as third:
             with pytest.raises(RuntimeRefused, match=r"sandbox ro on node node-[ab]"):
                 await third.run("rw", await third.publish(), "echo x > /data/f")

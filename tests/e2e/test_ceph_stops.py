@@ -43,7 +43,7 @@ def stopped(ceph: CephCluster) -> Iterator[None]:
 
 def holders(storage: Storage) -> list[str]:
     with storage.ceph.ioctx(POOL, storage.namespace) as ioctx:
-        return [each.sandbox for each in claim_object.read(ioctx, IMAGE).claims.holders]
+        return [holder.sandbox for holder in claim_object.read(ioctx, IMAGE).claims.holders]
 
 
 async def while_qemu_answers(node: ImageNode, sandbox: str, call: Awaitable[Any]) -> Any:

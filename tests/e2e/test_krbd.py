@@ -103,7 +103,7 @@ async def test_device_that_a_process_has_open_is_not_unmapped(bench: Bench) -> N
     )
     await bench.vm.shell(f"sleep 1000 <{device} >/dev/null 2>&1 & echo $! >/run/opener")
     await refused(volume.unstage(), grpc.StatusCode.FAILED_PRECONDITION, "StillAttached")
-    assert await volume.mapped() == [each.address for each in volume.holders()]
+    assert await volume.mapped() == [holder.address for holder in volume.holders()]
     await bench.vm.shell("kill $(cat /run/opener)")
     await volume.leave()
 
@@ -117,7 +117,7 @@ async def test_driver_killed_before_a_step_is_completed(bench: Bench, step: str)
     await volume.stage()
     await volume.publish()
     await volume.write("kept")
-    assert [each.address for each in volume.holders()] == await volume.mapped()
+    assert [holder.address for holder in volume.holders()] == await volume.mapped()
     assert await volume.mapped() == (before or await volume.mapped())
     await volume.leave()
 

@@ -37,7 +37,7 @@ async def test_filesystem_on_the_host_is_mapped(bench: Bench, fs_type: str, size
     assert volume.holders() == ()
     await volume.publish()
     await bench.vm.shell(f"echo kept >{volume.target}/f; sync")
-    assert [each.address for each in volume.holders()] == await volume.mapped()
+    assert [holder.address for holder in volume.holders()] == await volume.mapped()
     blocks = f"df -Pk {volume.target} | tail -1 | awk '{{print $2}}'"
     before = int(await bench.vm.shell(blocks))
     await volume.expand()

@@ -64,7 +64,7 @@ async def test_group_snapshot_keeps_write_order_across_volumes(fresh_node: Whole
         said = writer.rounds
         async with grouped(fresh_node, one, two) as group:
             await writer.next_round()
-            ids = {each.source_volume_id: each.snapshot_id for each in group.snapshots}
+            ids = {snapshot.source_volume_id: snapshot.snapshot_id for snapshot in group.snapshots}
             for snapshot_id in ids.values():
                 (image,) = (fresh_node.daemons.paths.base / "pool").rglob(f"{snapshot_id}.snap")
                 await asyncio.to_thread(checked, image)

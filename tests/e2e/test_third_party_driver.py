@@ -95,8 +95,8 @@ async def test_volume_in_use_outlives_the_death_of_driver_shims_and_proxy(
         target = await node.publish(volume, defer=False)
         await node.output("one", target, "echo kept > /data/file; sync")
         processes = ("driver", "controller", "shim", "proxy")
-        for each in processes:
-            await node.daemons.kill(each)
+        for process in processes:
+            await node.daemons.kill(process)
         for each in processes:
             await node.daemons.start(each)
         await node.kubelet.wait_ready(HANDLER)
@@ -109,4 +109,4 @@ async def test_volume_in_use_outlives_the_death_of_driver_shims_and_proxy(
 
 def _host_mounts(node: WholeNode) -> list[str]:
     mounts = mountinfo.below(str(node.daemons.paths.kubelet))
-    return [each.target for each in mounts if each.fs_type == "ext4"]
+    return [mount.target for mount in mounts if mount.fs_type == "ext4"]

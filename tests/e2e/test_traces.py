@@ -31,7 +31,7 @@ async def traced(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[WholeNo
 
 
 def named(spans: list[Received], service: str, name: str) -> list[Received]:
-    return [each for each in spans if (each.service, each.name) == (service, name)]
+    return [span for span in spans if (span.service, span.name) == (service, name)]
 
 
 async def test_publish_and_mount_are_one_trace(traced: tuple[WholeNode, Receiver]) -> None:
@@ -42,7 +42,7 @@ async def test_publish_and_mount_are_one_trace(traced: tuple[WholeNode, Receiver
     spans = await receiver.wait_for(lambda spans: bool(named(spans, RUNTIME, "SandboxMount")))
 
     (root,) = named(spans, PROXY, "NodePublishVolume")
-    trace = [each for each in spans if each.trace_id == root.trace_id]
+    trace = [span for span in spans if span.trace_id == root.trace_id]
     parents = {
         (each.service, each.name): next(
             ((other.service, other.name) for other in trace if other.span_id == each.parent_id),

@@ -143,4 +143,4 @@ async def test_volume_of_the_same_driver_that_says_nothing_is_mounted_on_the_hos
 
 def _host_mounts(node: WholeNode, fs_type: str) -> list[str]:
     mounts = mountinfo.below(str(node.daemons.paths.kubelet))
-    return [each.target for each in mounts if each.fs_type == fs_type]
+    return [mount.target for mount in mounts if mount.fs_type == fs_type]

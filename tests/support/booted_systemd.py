@@ -207,9 +207,9 @@ def _make_groups() -> list[Path]:
     hierarchies = [Path("/sys/fs/cgroup/systemd"), Path("/sys/fs/cgroup/unified")]
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():
         hierarchies = [Path("/sys/fs/cgroup")]
-    groups = [each / _GROUP for each in hierarchies if each.is_dir()]
-    for each in groups:
-        each.mkdir()
+    groups = [hierarchy / _GROUP for hierarchy in hierarchies if hierarchy.is_dir()]
+    for group in groups:
+        group.mkdir()
     return groups
 
 

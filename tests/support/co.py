@@ -177,12 +177,12 @@ class Co:
     async def volumes(self) -> dict[str, csi_pb2.ListVolumesResponse.Entry]:
         """ListVolumes, by id."""
         answer = await self._call(self.controller.ListVolumes, csi_pb2.ListVolumesRequest())
-        return {each.volume.volume_id: each for each in answer.entries}
+        return {entry.volume.volume_id: entry for entry in answer.entries}
 
     async def snapshots(self) -> dict[str, csi_pb2.Snapshot]:
         """ListSnapshots, by id."""
         answer = await self._call(self.controller.ListSnapshots, csi_pb2.ListSnapshotsRequest())
-        return {each.snapshot.snapshot_id: each.snapshot for each in answer.entries}
+        return {entry.snapshot.snapshot_id: entry.snapshot for entry in answer.entries}
 
     async def group(self, *volume_ids: str, name: str = "g") -> csi_pb2.VolumeGroupSnapshot:
         request = csi_pb2.CreateVolumeGroupSnapshotRequest(name=name, source_volume_ids=volume_ids)
@@ -191,7 +191,7 @@ class Co:
     async def delete_group(self, group: csi_pb2.VolumeGroupSnapshot) -> None:
         request = csi_pb2.DeleteVolumeGroupSnapshotRequest(
             group_snapshot_id=group.group_snapshot_id,
-            snapshot_ids=[each.snapshot_id for each in group.snapshots],
+            snapshot_ids=[snapshot.snapshot_id for snapshot in group.snapshots],
         )
         await self._call(self.groups.DeleteVolumeGroupSnapshot, request)
 

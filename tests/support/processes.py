@@ -60,9 +60,9 @@ class Program:
 def running(*programs: Program) -> Iterator[None]:
     """They run while the block does, and are killed then, the last one first."""
     with ExitStack() as stack:
-        for each in programs:
-            each.start()
-            stack.callback(each.kill)
+        for program in programs:
+            program.start()
+            stack.callback(program.kill)
         yield
 
 

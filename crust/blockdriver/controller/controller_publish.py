@@ -58,7 +58,7 @@ class ControllerPublish:
             raise capability_check.CapabilityNotSupported(why)
         wanted = _attached(request)
         self.stores.provisioning.check_image(request.volume_id)
-        present = next((each for each in record.nodes if each.node_id == request.node_id), None)
+        present = next((node for node in record.nodes if node.node_id == request.node_id), None)
         if present is not None and not _is_same(present, wanted):
             raise errors.Conflict.named(
                 "PublishedToNodeDifferently",
@@ -85,7 +85,7 @@ class ControllerPublish:
         paths = self.stores.node_state.staging_paths(volume_id) if on_this_node else ()
         if paths and self.stores.access.attached(volume_id):
             raise StillAttached(volume_id, f"a device, staged at {', '.join(paths)}")
-        rest = tuple(each for each in record.nodes if node_id and each.node_id != node_id)
+        rest = tuple(node for node in record.nodes if node_id and node.node_id != node_id)
         if rest != record.nodes:
             self.stores.volume_records.save(record.but(nodes=rest))
 

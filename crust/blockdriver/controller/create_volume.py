@@ -228,10 +228,12 @@ class Provisioner:
         supported = self.stores.supported
         read = class_parameters.parse(dict(query.parameters), supported.fs_types)
         is_here = not query.place or topology.is_here(query.place, self.stores.segment)
-        if not is_here or any(supported.obstacle(each) for each in query.capabilities):
+        if not is_here or any(supported.obstacle(capability) for capability in query.capabilities):
             return 0, 0, 0
         usages = capability_check.usages_of(query.capabilities, read.fs_type)
-        minimum = capacity.minimum_bytes({each.fs_type for each in usages if each.kind == "mount"})
+        minimum = capacity.minimum_bytes(
+            {usage.fs_type for usage in usages if usage.kind == "mount"}
+        )
         available = self.stores.capacity.available_bytes()
         maximum = min(available, self.stores.provisioning.maximum_bytes())
         return available, maximum, minimum

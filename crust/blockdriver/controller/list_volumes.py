@@ -51,7 +51,7 @@ class VolumeLister:
             record = self.stores.volume_records.load(volume_id)
         except UNREADABLE:
             return Listed(volume_id, None, (), self.health_check.examine(volume_id))
-        nodes = {each.node_id for each in record.nodes}
+        nodes = {node.node_id for node in record.nodes}
         if self.stores.node_state.staging_paths(volume_id):
             nodes.add(self.stores.node_id)
         return Listed(volume_id, record, tuple(sorted(nodes)), self.health_check.of(record))

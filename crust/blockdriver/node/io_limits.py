@@ -48,7 +48,7 @@ class IoLimits:
         if self.stores.node_state.deferred_targets(volume_id):
             self.guests.check()
         if limits != NONE and any(
-            not each.deferred for each in self.stores.node_state.live_publishes(volume_id)
+            not publish.deferred for publish in self.stores.node_state.live_publishes(volume_id)
         ):
             self.throttle.check()
 

@@ -148,7 +148,7 @@ class NodeExpand:
             return here.fs_type, place or _writable_mountpoint(attachment.host_device)
         if file.stage is None or request.path.text not in file.stage.paths:
             raise NotPublishedAtPath(request.volume_id, request.path.text)
-        if file.stage.kind == "block" or any(each.deferred for each in file.publishes):
+        if file.stage.kind == "block" or any(publish.deferred for publish in file.publishes):
             return None
         return file.stage.fs_type, _writable_mountpoint(attachment.host_device)
 
@@ -184,5 +184,6 @@ def _check_size(request: Expand, size_bytes: int) -> None:
 
 def _writable_mountpoint(source: volumes.BlockSource) -> str:
     return next(
-        (each.target for each in device_mounts.filesystem_mounts(source) if not each.readonly), ""
+        (mount.target for mount in device_mounts.filesystem_mounts(source) if not mount.readonly),
+        "",
     )

@@ -120,7 +120,7 @@ class PublishedToOtherNode(errors.NotReady):
 
 def is_readonly(record: VolumeRecord) -> bool:
     """Whether the CO published the volume to its node read-only."""
-    return any(each.readonly for each in record.nodes)
+    return any(node.readonly for node in record.nodes)
 
 
 def check_not_elsewhere(record: VolumeRecord, node_id: str) -> None:
@@ -128,7 +128,7 @@ def check_not_elsewhere(record: VolumeRecord, node_id: str) -> None:
 
     Published to no node is allowed: a CO with CSIDriver attachRequired: false never publishes to nodes.
     """
-    if record.nodes and all(each.node_id != node_id for each in record.nodes):
+    if record.nodes and all(node.node_id != node_id for node in record.nodes):
         raise PublishedToOtherNode(record.volume_id, record.nodes[0].node_id)
 
 

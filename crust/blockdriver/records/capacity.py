@@ -64,7 +64,7 @@ class PoolCapacity:
 
     def open(self, images: Iterable[volumes.VolumeId]) -> None:
         """Find those of the pool's `images` that have no record. After the records were read."""
-        self._unrecorded = tuple(each for each in images if not self._index.has(each))
+        self._unrecorded = tuple(image for image in images if not self._index.has(image))
 
     @contextmanager
     def reserved(

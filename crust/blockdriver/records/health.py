@@ -53,7 +53,7 @@ class Health:
     @property
     def condition(self) -> volumes.VolumeCondition:
         """The same in the form of CSI 1.12."""
-        text = "; ".join(each.message for each in self.findings)
+        text = "; ".join(finding.message for finding in self.findings)
         return volumes.VolumeCondition(bool(self.findings), text or "nothing is wrong")
 
 
@@ -125,9 +125,9 @@ class HealthCheck:
     def ids(self) -> tuple[volumes.VolumeId, ...]:
         """The ids of all volumes with a record or an image, sorted."""
         images = {
-            each
-            for each in self.stores.provisioning.image_ids()
-            if self.stores.pool.ids.is_volume_id(each)
+            image_id
+            for image_id in self.stores.provisioning.image_ids()
+            if self.stores.pool.ids.is_volume_id(image_id)
         }
         return tuple(sorted(images.union(self.stores.volume_records.ids())))
 
@@ -169,7 +169,7 @@ class HealthCheck:
 
     def _unrecorded(self, images: frozenset[str]) -> frozenset[str]:
         sets = self.stores.snapshot_sets
-        found = ((each, set_of(each)) for each in images)
+        found = ((image, set_of(image)) for image in images)
         return frozenset(
             each for each, set_id in found if sets.is_id(set_id) and not sets.index.has(set_id)
         )

@@ -231,7 +231,7 @@ class VolumeRecord(StoredRecord):
     @property
     def summary(self) -> Summary:
         """Its size and nodes."""
-        nodes = tuple(each.node_id for each in self.nodes)
+        nodes = tuple(node.node_id for node in self.nodes)
         return Summary(capacity_bytes=self.capacity_bytes, nodes=nodes)
 
     @classmethod
@@ -294,5 +294,5 @@ class SnapshotSet(StoredRecord):
     @property
     def summary(self) -> Summary:
         """Its snapshots."""
-        found = ((each.snapshot_id, each.source_volume_id) for each in self.snapshots)
+        found = ((snapshot.snapshot_id, snapshot.source_volume_id) for snapshot in self.snapshots)
         return Summary(snapshots=tuple(found))

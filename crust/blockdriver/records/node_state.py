@@ -153,13 +153,13 @@ class NodeState:
         """Record a publish."""
         volume_id = entry.volume_id
         file = self.of(volume_id)
-        others = tuple(each for each in file.publishes if each.target != entry.target)
+        others = tuple(publish for publish in file.publishes if publish.target != entry.target)
         self._write(volume_id, file.model_copy(update={"publishes": (*others, entry)}))
 
     def forget_published(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
         """Remove a publish; absent is a success."""
         file = self.of(volume_id)
-        others = tuple(each for each in file.publishes if each.target != target.text)
+        others = tuple(publish for publish in file.publishes if publish.target != target.text)
         if others != file.publishes:
             self._write(volume_id, file.model_copy(update={"publishes": others}))
 
@@ -181,16 +181,16 @@ class NodeState:
     def live_publishes(self, volume_id: volumes.VolumeId) -> tuple[Published, ...]:
         """The publishes of the volume that exist: a deferred one by its entry, another one by its mount."""
         entries = self.of(volume_id).publishes
-        if all(each.deferred for each in entries):
+        if all(entry.deferred for entry in entries):
             return entries
         attachment = self.access.host_device(volume_id)
         device = attachment.device if attachment else None
-        return tuple(each for each in entries if each.deferred or _is_mounted(each, device))
+        return tuple(entry for entry in entries if entry.deferred or _is_mounted(entry, device))
 
     def deferred_targets(self, volume_id: volumes.VolumeId) -> tuple[volumes.TargetPath, ...]:
         """The targets of the volume's deferred publishes."""
         entries = self.of(volume_id).publishes
-        return tuple(volumes.TargetPath(each.target) for each in entries if each.deferred)
+        return tuple(volumes.TargetPath(entry.target) for entry in entries if entry.deferred)
 
     def _write(self, volume_id: volumes.VolumeId, file: NodeFile) -> None:
         data = file.model_dump_json().encode() + b"\n"
@@ -199,8 +199,8 @@ class NodeState:
 
     def _put(self, volume_id: str, file: NodeFile) -> None:
         with self._guard:
-            for each in self._files.pop(volume_id, _NOTHING).publishes:
-                self._at.pop(each.target, None)
+            for publish in self._files.pop(volume_id, _NOTHING).publishes:
+                self._at.pop(publish.target, None)
             self._unreadable.discard(volume_id)
             if file != _NOTHING:
                 self._files[volume_id] = file

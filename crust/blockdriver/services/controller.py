@@ -179,7 +179,8 @@ class Controller(SnapshotCalls):
         """CSI PR #603: NodeGetInfo's answer, and the volumes that have a slot there (specs/node-identity.md)."""
         node_id = requests.required(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
         known = frozenset(
-            requests.required(each, "published_volume_ids") for each in request.published_volume_ids
+            requests.required(published_volume_id, "published_volume_ids")
+            for published_volume_id in request.published_volume_ids
         )
         limit, taken = await self.calls.read(
             "ControllerGetNodeInfo",

@@ -60,7 +60,7 @@ class Identity:
         expansion = _Capability.VolumeExpansion(type=_Capability.VolumeExpansion.ONLINE)
         return csi_pb2.GetPluginCapabilitiesResponse(
             capabilities=[
-                *(_Capability(service=types(type=each)) for each in services),
+                *(_Capability(service=types(type=service)) for service in services),
                 _Capability(volume_expansion=expansion),
             ]
         )

@@ -57,7 +57,7 @@ def controller_publish(request: csi_pb2.ControllerPublishVolumeRequest) -> Publi
 def capacity_query(request: csi_pb2.GetCapacityRequest) -> CapacityQuery:
     """GetCapacity."""
     return CapacityQuery(
-        tuple(csi.capability(each) for each in request.volume_capabilities),
+        tuple(csi.capability(capability) for capability in request.volume_capabilities),
         tuple(sorted(requests.mapping(request.parameters, "parameters").items())),
         _topology(request),
     )

@@ -153,7 +153,7 @@ class SnapshotCalls:
         """A group with its snapshots."""
         pb = csi_pb2.VolumeGroupSnapshot(
             group_snapshot_id=group.set_id,
-            snapshots=[self._to_wire(group, each) for each in group.snapshots],
+            snapshots=[self._to_wire(group, snapshot) for snapshot in group.snapshots],
             ready_to_use=True,
         )
         pb.creation_time.seconds, pb.creation_time.nanos = divmod(group.created_ns, _NS)
@@ -201,7 +201,7 @@ class SnapshotCalls:
             named,
             lambda: workers.run(self.snapshots.delete_group, group_id, named),
             call,
-            also=[each.snapshot_id for each in group.snapshots] if group else [],
+            also=[snapshot.snapshot_id for snapshot in group.snapshots] if group else [],
         )
         return csi_pb2.DeleteVolumeGroupSnapshotResponse()
 
@@ -265,8 +265,10 @@ class SnapshotCalls:
     ) -> Sequence[Region]:
         """Keep snapshots from being deleted while they are read."""
         with contextlib.ExitStack() as held:
-            for each in snapshot_ids:
-                held.enter_context(self.calls.running.shared(each, "a read of its block list"))
+            for snapshot_id in snapshot_ids:
+                held.enter_context(
+                    self.calls.running.shared(snapshot_id, "a read of its block list")
+                )
             return await self.calls.read("GetMetadata", snapshot_ids, work, call)
 
 

@@ -37,8 +37,8 @@ def check(stores: Stores, volume_ids: Iterable[volumes.VolumeId]) -> QuiescePlan
     Raises `RawDeviceInUse`, `FilesystemMountCovered`, `BusyAfterLazyUnmount`. Valid while the caller has the volumes
     locked. Blocks.
     """
-    found = [_check(stores, each) for each in volume_ids]
-    members = [each for one in found for each in one.members]
+    found = [_check(stores, volume_id) for volume_id in volume_ids]
+    members = [member for one in found for member in one.members]
     return QuiescePlan(
         members=tuple(sorted(members, key=lambda each: isinstance(each, OnHost))),
         raw=tuple(each for one in found for each in one.raw),
@@ -50,11 +50,11 @@ def _check(stores: Stores, volume_id: volumes.VolumeId) -> QuiescePlan:
     writers = [each for each in live if not each.readonly]
     attachment = stores.access.attached(volume_id)
     device = attachment.device if attachment else None
-    deferred = next((each for each in writers if each.deferred), None)
+    deferred = next((writer for writer in writers if writer.deferred), None)
     if deferred is not None:
         target = volumes.TargetPath(deferred.target)
         return QuiescePlan(members=(InGuest(volume_id, target, device.path if device else ""),))
-    raw = next((each for each in writers if each.kind == "block"), None)
+    raw = next((writer for writer in writers if writer.kind == "block"), None)
     if raw is not None and not stores.provisioning.copies_at_once():
         raise errors.NotReady.named(
             "RawDeviceInUse",

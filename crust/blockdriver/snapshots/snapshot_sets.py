@@ -70,7 +70,7 @@ class SnapshotSets:
     async def create_group(self, name: str, volume_ids: Sequence[volumes.VolumeId]) -> SnapshotSet:
         """Take a group; the same, with GroupNameTaken, and GroupNeverIdle."""
         ids = self.stores.pool.ids
-        wanted = {each: ids.member_id(name, each) for each in sorted(volume_ids)}
+        wanted = {volume_id: ids.member_id(name, volume_id) for volume_id in sorted(volume_ids)}
         return await self._create(ids.group_id(name), name, wanted)
 
     async def _create(
@@ -86,7 +86,7 @@ class SnapshotSets:
         if present is None:
             planned = tuple(self._plan(*each) for each in wanted.items())
             return SnapshotSet(set_id=set_id, name=name, created_ns=0, snapshots=planned)
-        if [each.source_volume_id for each in present.snapshots] != list(wanted):
+        if [snapshot.source_volume_id for snapshot in present.snapshots] != list(wanted):
             raise _name_taken(present)
         for image in images_of(present):
             self.stores.provisioning.check_snapshot(image)
@@ -109,7 +109,7 @@ class SnapshotSets:
 
     async def _take(self, plan: SnapshotSet) -> SnapshotSet:
         async with workers.long_work():  # before anything is frozen
-            sources = [each.source_volume_id for each in plan.snapshots]
+            sources = [snapshot.source_volume_id for snapshot in plan.snapshots]
             moving = await workers.run(quiesce.check, self.stores, sources)
             async with workers.entered(self._taking(plan)) as taking:
                 async with self.freezer.frozen(moving.members):
@@ -119,7 +119,7 @@ class SnapshotSets:
     @contextmanager
     def _taking(self, plan: SnapshotSet) -> Iterator[Taking]:
         images = images_of(plan)
-        size_bytes = sum(self.stores.provisioning.copy_bytes(each.volume_id) for each in images)
+        size_bytes = sum(self.stores.provisioning.copy_bytes(image.volume_id) for image in images)
         with (
             self.stores.capacity.set_aside(plan.set_id, size_bytes),
             self.stores.provisioning.taking(plan.set_id, images) as taking,
@@ -159,7 +159,7 @@ class SnapshotSets:
 
     def _members(self, set_id: str) -> list[tuple[SnapshotSet, Snapshot]]:
         kept = self.stores.snapshot_sets.find(set_id)
-        return [(kept, each) for each in kept.snapshots] if kept else []
+        return [(kept, snapshot) for snapshot in kept.snapshots] if kept else []
 
     def page(self, source_volume_id: str, after: str) -> Iterator[tuple[SnapshotSet, Snapshot]]:
         """The snapshots after the one with the id `after`, of one volume or of all, by set and id.
@@ -250,7 +250,7 @@ def image_of(snapshot: Snapshot) -> Image:
 
 def images_of(kept: SnapshotSet) -> list[Image]:
     """The snapshots of a set in the engine's terms."""
-    return [image_of(each) for each in kept.snapshots]
+    return [image_of(snapshot) for snapshot in kept.snapshots]
 
 
 def _name_taken(present: SnapshotSet) -> errors.Conflict:
@@ -271,7 +271,7 @@ def _name_taken(present: SnapshotSet) -> errors.Conflict:
 
 
 def _check_members(group: SnapshotSet, snapshot_ids: Sequence[str]) -> None:
-    if sorted(snapshot_ids) != sorted(each.snapshot_id for each in group.snapshots):
+    if sorted(snapshot_ids) != sorted(snapshot.snapshot_id for snapshot in group.snapshots):
         raise errors.InvalidRequest.named(
             "GroupMembersDiffer",
             f"snapshot_ids are not those of {group.set_id}",

@@ -21,8 +21,8 @@ _OPTIONS = (
 
 
 def _of_pool(command: Callable[..., Any]) -> Callable[..., Any]:
-    for each in reversed(_OPTIONS):
-        command = each(command)
+    for option in reversed(_OPTIONS):
+        command = option(command)
     return command
 
 

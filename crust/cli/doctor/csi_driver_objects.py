@@ -99,7 +99,9 @@ def compare(
         )
         mismatches.append(attaches_in_vain)
     if found is None:
-        return tuple(replace(each, why=f"{_WITHOUT_OBJECT}; {each.why}") for each in mismatches)
+        return tuple(
+            replace(mismatch, why=f"{_WITHOUT_OBJECT}; {mismatch.why}") for mismatch in mismatches
+        )
     # volumes of crust's own driver need no attach, and are not refused without
     if attaches and spec.attach_required is False and name != _OWN_DRIVER:
         never_attaches = Mismatch(

@@ -171,7 +171,7 @@ def udev(node: Node) -> Iterator[Finding]:
     """The rule that keeps udev, and what it starts, off volumes."""
     if not node.at("/run/udev/control").exists():
         yield ok("udev does not run here")
-    elif any(node.at(f"{each}/59-crust.rules").exists() for each in _UDEV_RULES):
+    elif any(node.at(f"{rule}/59-crust.rules").exists() for rule in _UDEV_RULES):
         yield ok("udev has the rule 59-crust.rules")
     else:
         yield warning(

@@ -96,7 +96,7 @@ def _prove(paths: layout.EntryPaths, row: views.Volume) -> None:
         why = f"process {shims[0]} is a shim of that sandbox, for its container engine"
     else:
         holders = open_files.holders(paths.claim_lock)
-        if pid not in holders and not any(pid in open_files.watched(each) for each in holders):
+        if pid not in holders and not any(pid in open_files.watched(holder) for holder in holders):
             why = f"process {pid} has not the claim's lock, and no process that has it watches that process"
     if why:
         raise errors.NotReady.named(

@@ -303,7 +303,7 @@ def _feature(number: "handlers_pb2.HandlerFeature.ValueType") -> str:
 
 def row(kind: type[Row], answer: Message, **more: object) -> Row:
     """A row with the message's fields of the same names: moments as such, lists as tuples."""
-    names = {each.name for each in dataclasses.fields(cast("Any", kind))} - more.keys()
+    names = {field.name for field in dataclasses.fields(cast("Any", kind))} - more.keys()
     return kind(**{name: _value(answer, name) for name in names}, **more)
 
 

@@ -90,7 +90,7 @@ class ProxySettings(ProgramSettings):
         drivers = given.get("drivers", ())
         if not isinstance(drivers, list | tuple):
             return dict(given)  # refused by its type
-        sockets = [_socket_of(each) for each in drivers]
+        sockets = [_socket_of(driver) for driver in drivers]
         if endpoint in sockets:
             return dict(given)
         if sockets.count("") != 1:

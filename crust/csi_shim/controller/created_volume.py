@@ -130,10 +130,10 @@ def remove_keys(context: MutableMapping[str, str]) -> None:
 
 
 def _check(request: csi_pb2.CreateVolumeRequest, driver: str) -> None:
-    for each in _mounts(request.volume_capabilities):
-        capability = csi.capability(each)
+    for mount in _mounts(request.volume_capabilities):
+        capability = csi.capability(mount)
         admission.check_mode(request.name, capability)
-        fs_type = each.mount.fs_type or admission.DEFAULT_FS_TYPE
+        fs_type = mount.mount.fs_type or admission.DEFAULT_FS_TYPE
         why = vendors.why_not_deferrable(driver, "", fs_type, request.parameters)
         if why:
             raise admission.CannotBeDeferred(request.name, why)
@@ -150,7 +150,7 @@ def _check(request: csi_pb2.CreateVolumeRequest, driver: str) -> None:
 def _mounts(
     capabilities: Iterable[csi_pb2.VolumeCapability],
 ) -> list[csi_pb2.VolumeCapability]:
-    return [each for each in capabilities if each.HasField("mount")]
+    return [capability for capability in capabilities if capability.HasField("mount")]
 
 
 def _is_created_empty(
@@ -158,4 +158,4 @@ def _is_created_empty(
 ) -> bool:
     named = request.HasField("volume_content_source") or answer.volume.HasField("content_source")
     contexts = (request.parameters, answer.volume.volume_context)
-    return not named and not any(vendors.never_formats(each) for each in contexts)
+    return not named and not any(vendors.never_formats(context) for context in contexts)

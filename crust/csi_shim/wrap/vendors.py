@@ -165,7 +165,7 @@ def never_formats(context: Mapping[str, str]) -> bool:
 
 def mkfs_option(*contexts: Mapping[str, str]) -> str:
     """The first key for mkfs in the contexts; empty if there is none."""
-    return next((key for key in MKFS_OPTIONS for each in contexts if each.get(key)), "")
+    return next((key for key in MKFS_OPTIONS for context in contexts if context.get(key)), "")
 
 
 def fs_type(driver: str, *contexts: Mapping[str, str]) -> str:

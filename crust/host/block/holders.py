@@ -156,7 +156,7 @@ def stacked_on(number: int, *, by_number: str = _BY_NUMBER) -> tuple[str, ...]:
     parts = [
         each for each in sysfs.names(directory) if os.path.exists(f"{directory}/{each}/partition")
     ]
-    places = [f"{directory}/holders", *(f"{directory}/{each}/holders" for each in parts)]
+    places = [f"{directory}/holders", *(f"{directory}/{part}/holders" for part in parts)]
     found = {_shown(f"{place}/{name}", name) for place in places for name in sysfs.names(place)}
     return tuple(sorted(found))
 

@@ -254,7 +254,7 @@ class KernelRbd:
                     text("client_addr"),
                     os.makedev(int(text("major")), int(text("minor"))),
                     "ro" in options,
-                    any(each.startswith(f"key={self._mark}") for each in options),
+                    any(option.startswith(f"key={self._mark}") for option in options),
                 )
             except FileNotFoundError:
                 return None

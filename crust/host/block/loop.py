@@ -199,7 +199,7 @@ def of_open_file(fd: int) -> tuple[LoopDevice, ...]:
         status, name = os.fstat(fd), _last_part(os.readlink(f"/proc/self/fd/{fd}"))
         numbers = loopctl.attached_numbers()
         if status.st_nlink <= 1:
-            numbers = [each for each in numbers if _name_of(each) == name]
+            numbers = [number for number in numbers if _name_of(number) == name]
     file = status.st_dev, status.st_ino
     return tuple(each for each in _described(numbers) if each.file == file)
 

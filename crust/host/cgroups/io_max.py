@@ -61,14 +61,14 @@ class IoMax:
                 raise
 
     def _group(self) -> str | None:
-        paths = (os.path.join(self._root, each).rstrip("/") for each in self._groups)
-        return next((each for each in paths if os.path.isdir(each)), None)
+        paths = (os.path.join(self._root, group).rstrip("/") for group in self._groups)
+        return next((path for path in paths if os.path.isdir(path)), None)
 
 
 def parse(text: str, device: volumes.DeviceIdentity) -> volumes.IoLimits:
     """A device's limits in the text of an io.max file."""
-    for each in text.splitlines():
-        name, *words = each.split()
+    for splitline in text.splitlines():
+        name, *words = splitline.split()
         if name == f"{device.major}:{device.minor}":
             pairs = (word.partition("=") for word in words)
             found = {key: value for key, _, value in pairs if key in _KEYS and value != _NO_LIMIT}

@@ -128,9 +128,9 @@ def _shift_at(extents: list[_Placed], offset: int) -> object:
 
 def _merged(extents: Iterable[Extent]) -> list[Extent]:
     merged: list[Extent] = []
-    for each in extents:
-        if merged and merged[-1].end == each.offset:
-            merged[-1] = Extent(merged[-1].offset, merged[-1].length + each.length)
+    for extent in extents:
+        if merged and merged[-1].end == extent.offset:
+            merged[-1] = Extent(merged[-1].offset, merged[-1].length + extent.length)
         else:
-            merged.append(each)
+            merged.append(extent)
     return merged

@@ -123,8 +123,8 @@ def space(directory: AnyPath) -> Space:
 def allocations(directory: AnyPath) -> dict[str, int]:
     """The blocks of each regular file, in bytes; one that cannot be looked at counts none."""
     with oserrors.translating(f"cannot list {directory}"), os.scandir(directory) as entries:
-        files = [each for each in entries if each.is_file(follow_symlinks=False)]
-        return {each.name: _blocks_bytes(each) for each in files}
+        files = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+        return {file.name: _blocks_bytes(file) for file in files}
 
 
 def names(directory: AnyPath, suffix: str) -> Iterator[str]:

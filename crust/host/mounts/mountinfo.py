@@ -231,7 +231,7 @@ def _parse_line(line: bytes) -> Mount:
 
 
 def _number(fields: list[bytes], tag: bytes) -> int:
-    return next((int(each[len(tag) :]) for each in fields if each.startswith(tag)), 0)
+    return next((int(field[len(tag) :]) for field in fields if field.startswith(tag)), 0)
 
 
 def _device_of_btrfs(source: str, major: int, minor: int) -> tuple[int, int]:

@@ -131,7 +131,7 @@ _mount_setattr = _declared(442, _LONG, _TEXT, _LONG, ctypes.c_void_p, _LONG)
 
 def call(number: int, *arguments: int | bytes) -> int:
     """A system call whose number depends on the architecture."""
-    types = [ctypes.c_char_p if isinstance(each, bytes) else _LONG for each in arguments]
+    types = [ctypes.c_char_p if isinstance(argument, bytes) else _LONG for argument in arguments]
     return _declared(number, *types)(*arguments)
 
 

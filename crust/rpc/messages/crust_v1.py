@@ -111,7 +111,7 @@ def registration_to_wire(value: RegisterRequest) -> handlers_pb2.RegisterRequest
         volume_types=[types_pb2.VolumeType.BLOCK],
         filesystems=sorted(value.filesystems),
         features=sorted(
-            handlers_pb2.HandlerFeature.ValueType(each.value) for each in value.features
+            handlers_pb2.HandlerFeature.ValueType(feature.value) for feature in value.features
         ),
         max_volumes_per_sandbox=value.max_volumes_per_sandbox,
         max_target_path_bytes=value.max_target_path_bytes,

@@ -26,8 +26,8 @@ def find(base: Path) -> Resources:
     """Find the resources of the run below `base`: by backing file, by mount target, by command line."""
     root = str(base)
     return Resources(
-        frozenset(each for each in _loops() if root in each),
-        frozenset(each for each in _mounts() if each.startswith(root)),
+        frozenset(loop for loop in _loops() if root in loop),
+        frozenset(mount for mount in _mounts() if mount.startswith(root)),
         frozenset(_processes(root)),
     )
 
@@ -51,6 +51,6 @@ def _processes(base: str) -> list[str]:
             arguments = (directory / "cmdline").read_bytes().split(b"\0")
         except OSError:  # it has ended meanwhile
             continue
-        if any(base.encode() in each for each in arguments):
+        if any(base.encode() in argument for argument in arguments):
             found.append(f"{directory.name} ({arguments[0].decode(errors='replace')})")
     return found

@@ -174,4 +174,4 @@ class WrappedScenario:
     def _mounts(self) -> list[str]:
         """What the host has mounted of the volumes' filesystems."""
         mounts = mountinfo.below(str(self._node.paths.kubelet))
-        return [each.target for each in mounts if each.fs_type == "ext4"]
+        return [mount.target for mount in mounts if mount.fs_type == "ext4"]

@@ -105,7 +105,7 @@ class Directory:
     async def _know_key_by_claim(self, taken: Taken) -> volumes.NetworkImage:
         """Have the key; returns the image with the user and the monitors that it has now."""
         records = await asyncio.to_thread(self.records)
-        now = next((each.image for each in records if each.target == taken.target), None)
+        now = next((record.image for record in records if record.target == taken.target), None)
         if now is None or now.identity != taken.image.identity:  # or another volume is there now
             raise claims.NotPublished(taken.target)
         claim = await asyncio.to_thread(self.claim, taken.target, taken.sandbox)

@@ -109,7 +109,7 @@ class Sandboxes:
 
     def all(self) -> Sequence[Sandbox]:
         """Every sandbox, by id."""
-        return [self._sandboxes[each] for each in sorted(self._sandboxes)]
+        return [self._sandboxes[sandbox] for sandbox in sorted(self._sandboxes)]
 
     def not_adopted(self) -> Sequence[volumes.SandboxId]:
         """The ids of VMs that run and could not be adopted."""
@@ -204,7 +204,7 @@ class Sandboxes:
             await self.stop(sandbox.sandbox_id)
 
     def _has_ended(self, taken: Taken) -> bool:
-        running = {each.vm.identity.uuid for each in self._sandboxes.values()}
+        running = {sandbox.vm.identity.uuid for sandbox in self._sandboxes.values()}
         return taken.vm_id not in running and taken.sandbox not in self._not_adopted
 
     def _directory(self, sandbox_id: volumes.SandboxId) -> Path:

@@ -166,7 +166,7 @@ async def test_shared_readers_get_all_limits_or_none(limited: Bench, kernel: Fak
     readers = [end.add(each) for each in (one, two)]
     await limited.modify(made.volume_id, readIOPS="50")
     after = volumes.IoLimits(read_iops=50, write_bytes_per_second=20 * MIB)
-    assert [each.applied for each in readers] == [after] * 2
+    assert [reader.applied for reader in readers] == [after] * 2
     assert in_force(limited, kernel, made.volume_id) == after
     readers[1].error = errors.NotReady("the handler cannot limit")
     with pytest.raises(errors.NotReady, match="cannot limit"):

@@ -56,12 +56,16 @@ def build(root: Path) -> Driver:
 async def test_deferral_capabilities_need_the_opt_in(served: grpc.aio.Channel) -> None:
     node = csi_pb2_grpc.NodeStub(served)
     plain = await node.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest())
-    known = {each.rpc.type for each in plain.capabilities}
+    known = {capability.rpc.type for capability in plain.capabilities}
     assert max(known) < 10
     opted = await node.NodeGetCapabilities(
         csi_pb2.NodeGetCapabilitiesRequest(), metadata=extensions.METADATA
     )
-    assert {each.rpc.type for each in opted.capabilities} - known == {20526, 20527, 20528}
+    assert {capability.rpc.type for capability in opted.capabilities} - known == {
+        20526,
+        20527,
+        20528,
+    }
     info = await node.NodeGetInfo(csi_pb2.NodeGetInfoRequest())
     assert (info.node_id, list(info.supported_file_systems)) == ("n", [])
     assert info.max_volumes_per_node == DEFAULT_MAX_VOLUMES
@@ -77,7 +81,7 @@ async def test_node_info_capabilities_need_the_opt_in(served: grpc.aio.Channel) 
         (controller.ControllerGetCapabilities, csi_pb2.ControllerGetCapabilitiesRequest(), {20529}),
     )
     for call, request, added in calls:
-        known = {each.rpc.type for each in (await call(request)).capabilities}
+        known = {capability.rpc.type for capability in (await call(request)).capabilities}
         opted = (await call(request, metadata=extensions.NODE_INFO_METADATA)).capabilities
         assert {each.rpc.type for each in opted} - known == added
         assert max(known) < 20

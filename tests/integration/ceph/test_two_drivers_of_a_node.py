@@ -178,7 +178,7 @@ async def test_silent_cluster_leaves_local_volumes(both: TwoDrivers, ceph: CephC
     others = [csi_pb2.Volume(volume_id=f"{pool}-{each:040x}") for each in range(160)]
     target, local_target = both.places.target("shared"), both.places.target("local")
     with ceph.osd.frozen():
-        waiting = [asyncio.create_task(both.stage(SHARED, each)) for each in others]
+        waiting = [asyncio.create_task(both.stage(SHARED, other)) for other in others]
         waiting.append(asyncio.create_task(both.publish(SHARED, volume, target)))
         local = await both.create(OWN_DRIVER, "data")
         await both.stage(OWN_DRIVER, local)
@@ -186,9 +186,11 @@ async def test_silent_cluster_leaves_local_volumes(both: TwoDrivers, ceph: CephC
         assert [each for each in waiting if each.done() and each.exception() is None] == []
         await both.leave(OWN_DRIVER, local, local_target)
         answers = await asyncio.gather(*waiting, return_exceptions=True)
-    codes = {each.code() for each in answers if isinstance(each, grpc.aio.AioRpcError)}
+    codes = {answer.code() for answer in answers if isinstance(answer, grpc.aio.AioRpcError)}
     assert codes == {grpc.StatusCode.UNAVAILABLE}
-    assert len(answers) == len([each for each in answers if isinstance(each, grpc.aio.AioRpcError)])
+    assert len(answers) == len(
+        [answer for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
+    )
     await both.publish(SHARED, volume, target)  # no thread still hangs
     await both.leave(SHARED, volume, target)
 

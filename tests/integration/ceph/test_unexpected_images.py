@@ -122,7 +122,7 @@ async def test_controller_that_is_blocklisted_while_it_creates_makes_each_volume
     (user,) = (each for each in cluster.ceph.connected_users() if each.startswith("controller-"))
     while not await refused_while_blocklisted(cluster, user, names):
         pass  # the controller's own look at the pool was the first to meet it, and connected again
-    made = [await created(cluster, each) for each in names]
+    made = [await created(cluster, name) for name in names]
     assert sorted(cluster.images()) == sorted([*made, cluster.volume])
     for each in made:
         await cluster.delete(each)
@@ -206,7 +206,8 @@ async def test_volume_without_its_image_is_lost_and_not_remade(cluster: RbdNode)
             csi_pb2.ListVolumesRequest(), timeout=60
         )
         abnormal = {
-            each.volume.volume_id: each.status.volume_condition.abnormal for each in listed.entries
+            entry.volume.volume_id: entry.status.volume_condition.abnormal
+            for entry in listed.entries
         }
         assert abnormal == {volume_id: True, other: False}
         assert cluster.images() == [other]
@@ -271,15 +272,15 @@ async def test_vanished_snapshot_is_lost_to_retry_and_restore(cluster: RbdNode) 
 def remove_with_snapshots(cluster: RbdNode, volume_id: str) -> None:
     with cluster.ioctx() as ioctx:
         with rbd.Image(ioctx, volume_id) as image:
-            for each in list(image.list_snaps()):
-                image.remove_snap(each["name"])
+            for snap in list(image.list_snaps()):
+                image.remove_snap(snap["name"])
         rbd.RBD().remove(ioctx, volume_id)
 
 
 async def test_group_with_a_vanished_member_can_be_deleted(cluster: RbdNode) -> None:
     other = await cluster.create("other")
     made = await cluster.controller.group(cluster.volume, other)
-    lost = next(each for each in made.snapshots if each.source_volume_id == other)
+    lost = next(snapshot for snapshot in made.snapshots if snapshot.source_volume_id == other)
     remove_snapshot(cluster, other, lost.snapshot_id)
     for _ in range(2):
         call = cluster.controller.group(cluster.volume, other)

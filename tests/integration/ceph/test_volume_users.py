@@ -113,7 +113,7 @@ async def test_users_of_volumes_go_with_their_last_volume(node: RbdNode) -> None
         image = csi.deferred_mount(await node.publish(volume, secrets)).image
         assert image is not None
         assert image.user == secrets["userID"]
-    names = [each["userID"] for each in users]
+    names = [user["userID"] for user in users]
     await node.until_connected_as(*names)
     for volume in volumes[:2]:
         await node.unpublish(volume)
@@ -185,7 +185,7 @@ def rows() -> Iterator[Row]:
 
 def test_page_has_every_mode_of_both_kinds_once() -> None:
     modes = [each for each in Mode.keys() if each != "UNKNOWN"]  # noqa: SIM118 - no mapping
-    found = [(each.kind, each.mode) for each in rows()]
+    found = [(row.kind, row.mode) for row in rows()]
     assert sorted(found) == sorted((kind, mode) for kind in ("filesystem", "raw") for mode in modes)
 
 

@@ -53,7 +53,7 @@ async def test_forgotten_raw_volume_is_settled_when_nobody_has_it_open(chain: Ch
     host = Host()
     with Path(mapped).open("rb"):
         (held,) = await collect.collect(options, host)
-    assert (held.outcome, [each.name for each in held.checks if not each.proven]) == (
+    assert (held.outcome, [check.name for check in held.checks if not check.proven]) == (
         "kept", ["device"],
     )  # fmt: skip
     assert host.loops_of(mapped)

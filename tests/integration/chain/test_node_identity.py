@@ -67,7 +67,7 @@ async def test_co_learns_from_the_controller_and_when_full(driver: OwnDriver) ->
         assert learned.limit == info.max_volumes_per_node == MAX_VOLUMES
         assert (await by_id.learn()).limit == MAX_VOLUMES - 1, "the first CO's volume has a slot"
         assert await asyncio.gather(
-            *(co.attach(each, CAPABILITY) for each in volumes[1 : MAX_VOLUMES - 2])
+            *(co.attach(volume, CAPABILITY) for volume in volumes[1 : MAX_VOLUMES - 2])
         )
         await other.learn()
         for last in volumes[-2:]:
@@ -112,7 +112,7 @@ async def test_attach_while_the_co_learns_is_its_own(driver: OwnDriver, shape: S
         await co.learn()
         volumes = await made(co.controller, 12, "pvc")
         await asyncio.gather(
-            *(co.attach(each, CAPABILITY) for each in volumes), *(co.learn() for _ in volumes)
+            *(co.attach(volume, CAPABILITY) for volume in volumes), *(co.learn() for _ in volumes)
         )
         assert co.attached == set(volumes)
         assert {each.limit for each in co.learned} == {MAX_VOLUMES}

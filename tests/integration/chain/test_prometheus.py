@@ -124,7 +124,7 @@ async def test_expressions_of_rules_and_dashboard_find_series(
     another = chain.publish("another", chain.places.target("two"))
     await refused(another, grpc.StatusCode.NOT_FOUND)
     with monitoring.serving("127.0.0.1:0"):
-        (line,) = [vars(each) for each in caplog.records if each.msg == "metrics"]
+        (line,) = [vars(record) for record in caplog.records if record.msg == "metrics"]
         async with scraping(tmp_path, line["address"], RULES) as address:
             await scraped_often(address)
             empty = [

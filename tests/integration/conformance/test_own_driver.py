@@ -183,7 +183,7 @@ def test_own_driver_without_its_deferral_conforms_behind_the_wrap(short_dir: Pat
             target_root=driver.target_root,
             profile="1.12",
             parameters=given,
-            only=tuple(each for each in catalogue.cases("C") if each.startswith(_OF_THE_NODE)),
+            only=tuple(case for case in catalogue.cases("C") if case.startswith(_OF_THE_NODE)),
             log=driver.log,
             restart_command=driver.restart_command,
             timeout_s=60.0,
@@ -239,7 +239,7 @@ def _csi_sanity(base: Path, kind: str, way: str) -> csi_sanity.Outcome:
     root.mkdir(parents=True)
     secrets = base / "secrets.yaml"
     secrets.write_text(
-        "".join(f"{each}Secret:\n  token: {cloud.TOKEN}\n" for each in _WITH_SECRETS)
+        "".join(f"{secret}Secret:\n  token: {cloud.TOKEN}\n" for secret in _WITH_SECRETS)
     )
     with ExitStack() as stack:
         driver = stack.enter_context(vendor_driver.running(kind, str(base)))

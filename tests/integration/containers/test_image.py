@@ -134,7 +134,7 @@ def test_image_has_this_version_and_all_tools(containerd: Containerd, image: Pat
     )
     assert crust.__version__ in shown.stdout
     tools = ("sbin/mkfs.ext4", "sbin/mkfs.xfs", "sbin/mkfs.btrfs", "usr/bin/bwrap", "usr/bin/tini")
-    assert [each for each in tools if not (image / each).exists()] == []
+    assert [tool for tool in tools if not (image / tool).exists()] == []
     assert not list((image / "etc/apt").glob("sources.list*"))  # mirrors, perhaps with a login
 
 

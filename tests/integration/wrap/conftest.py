@@ -257,7 +257,7 @@ class Wrapped(ServedNode):
         assert not os.path.lexists(self.paths(volume).published)
         staging = self.paths(volume).staging
         mounts = [each.target for each in mountinfo.below(self.places.kubelet)]
-        assert [each for each in mounts if not each.startswith(f"{staging}/")] == []
+        assert [mount for mount in mounts if not mount.startswith(f"{staging}/")] == []
 
     async def take_down(self) -> None:
         """As the CO of a driver that has no faults any more."""

@@ -248,7 +248,7 @@ async def test_capabilities_are_the_drivers_while_nothing_is_deferred(node: Wrap
         answer = await node.node.NodeGetCapabilities(
             csi_pb2.NodeGetCapabilitiesRequest(), timeout=TIMEOUT_S
         )
-        return {each.rpc.type for each in answer.capabilities}
+        return {capability.rpc.type for capability in answer.capabilities}
 
     rpc = csi_pb2.NodeServiceCapability.RPC
     before = await advertised()

@@ -73,7 +73,7 @@ class Bench:
         self.held.callback(connection.close)
         ioctx = self.held.enter_context(connection.pool(POOL, self.namespace, "cannot test"))
         client = Client(connection, ioctx)
-        self.held.callback(lambda: [each.close() for each in client.images])
+        self.held.callback(lambda: [image.close() for image in client.images])
         return client
 
     def node(self) -> Client:

@@ -57,8 +57,8 @@ class Bench:
 
     async def close(self) -> None:
         """Close the connections to the driver."""
-        for each in self.nodes:
-            await each.channel.close()
+        for node in self.nodes:
+            await node.channel.close()
         self.nodes.clear()
 
     async def start_driver(self) -> None:

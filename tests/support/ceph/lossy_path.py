@@ -43,7 +43,9 @@ class LossyPath:
         pause = threading.Event()
         while any(each.unsent for each in self._own()):
             pause.wait(0.1)
-        while any(each.unread for each in _connections() if each.peer in self.ports):
+        while any(
+            connection.unread for connection in _connections() if connection.peer in self.ports
+        ):
             pause.wait(0.1)
 
     def close(self) -> None:
@@ -51,7 +53,7 @@ class LossyPath:
             each.close()
 
     def _own(self) -> list["_Connection"]:
-        return [each for each in _connections() if each.port in self.ports]
+        return [connection for connection in _connections() if connection.port in self.ports]
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,9 @@ def _sockets(pid: int) -> list[socket.socket]:
 
 def _far_ends(port: int) -> list[socket.socket]:
     """The other ends of connections from this port, each once: a daemon that forks has it in two processes."""
-    inodes = {f"socket:[{each.inode}]" for each in _connections() if each.peer == port}
+    inodes = {
+        f"socket:[{connection.inode}]" for connection in _connections() if connection.peer == port
+    }
     found: dict[str, socket.socket] = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):

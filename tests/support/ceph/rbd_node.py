@@ -161,7 +161,7 @@ class RbdNode:
 
     async def until_connected_as(self, *users: str) -> None:
         """Wait until of our users these have a connection, and no others."""
-        ours = {each["userID"] for each in self.keys.values()}
+        ours = {key["userID"] for key in self.keys.values()}
         async with asyncio.timeout(60):
             while self.ceph.connected_users() & ours != set(users):  # noqa: ASYNC110 - the cluster's list
                 await asyncio.sleep(0.1)
@@ -172,10 +172,10 @@ class RbdNode:
         files = [each for each in self.base.rglob("*") if each.is_file()]
         files += [Path(f"/proc/{pid}/{each}") for each in ("cmdline", "environ")]
         assert self.driver.log.read_bytes(), "nothing is logged"
-        for each in files:
-            data = each.read_bytes()
+        for file in files:
+            data = file.read_bytes()
             for secrets in self.keys.values():
-                assert secrets["userKey"].encode() not in data, each
+                assert secrets["userKey"].encode() not in data, file
 
 
 @contextlib.asynccontextmanager

@@ -65,7 +65,7 @@ class DirectCo(Co):
     def __init__(self, driver: Driver) -> None:
         servicers = (driver.identity, driver.controller, driver.controller, driver.node)
         self.identity, self.controller, self.groups, self.node = (
-            cast("Any", each) for each in servicers
+            cast("Any", servicer) for servicer in servicers
         )
 
     async def _call(

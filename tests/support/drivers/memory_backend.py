@@ -171,7 +171,7 @@ class MemoryBackend:
             self.sets.remove(set_id)
         finally:
             if set_id not in self.sets.ids():
-                for each in [each for each in self.snapshots if set_of(each) == set_id]:
+                for each in [snapshot for snapshot in self.snapshots if set_of(snapshot) == set_id]:
                     del self.snapshots[each]
 
     def check_image(self, volume_id: volumes.VolumeId) -> None:

@@ -114,12 +114,12 @@ class VendorDriver:
 
     def names(self, *, node_only: bool = True) -> list[str]:
         """The names of the methods that were called, without those that ask what it is."""
-        kinds = [type(each).__name__.removesuffix("Request") for each in self.calls()]
+        kinds = [type(call).__name__.removesuffix("Request") for call in self.calls()]
         return [
-            each
-            for each in kinds
-            if not each.startswith(("Get", "Probe")) and not each.endswith("Capabilities")
-            if not node_only or each.startswith("Node")
+            kind
+            for kind in kinds
+            if not kind.startswith(("Get", "Probe")) and not kind.endswith("Capabilities")
+            if not node_only or kind.startswith("Node")
         ]
 
     def raw(self) -> list[tuple[str, bytes]]:

@@ -63,7 +63,7 @@ class AttachingCo:
         """The kubelet's part: the id, by the RPC of the shape; topology and limit of that answer are not used."""
         stub, opt_in = csi_pb2_grpc.NodeStub(self.node), extensions.NODE_INFO_METADATA
         answer = await self._capabilities(stub)
-        known = {each.rpc.type for each in answer.capabilities}
+        known = {capability.rpc.type for capability in answer.capabilities}
         if self.shape is Shape.FLAG:
             assert _RPC.NODE_INFO_FROM_CONTROLLER in known
             request = csi_pb2.NodeGetInfoRequest(controller_get_node_info=True)

@@ -107,11 +107,11 @@ class Kubelet:
     @property
     def settled(self) -> bool:
         """Whether every pod that should run runs, and nothing is there that nobody wants."""
-        return all(each.running or each.deleted for each in self.pods.values()) and all(
-            each.pods
-            and all(self._is_well(one) for one in each.pods.values())
-            and each.size_bytes >= self.wanted_bytes.get(each.volume.name, 0)
-            for each in self.actual.volumes.values()
+        return all(pod.running or pod.deleted for pod in self.pods.values()) and all(
+            volume.pods
+            and all(self._is_well(one) for one in volume.pods.values())
+            and volume.size_bytes >= self.wanted_bytes.get(volume.volume.name, 0)
+            for volume in self.actual.volumes.values()
         )
 
     @property

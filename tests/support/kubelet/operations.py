@@ -158,9 +158,7 @@ class VolumeOperations:
             self._actual.forgotten.append(volume.name)
 
     def _note_forgotten(self, volume: Volume, state: State, error: OperationFailed) -> None:
-        reconstructed = any(
-            each.reconstructed for each in self._actual.attach(volume).pods.values()
-        )
+        reconstructed = any(pod.reconstructed for pod in self._actual.attach(volume).pods.values())
         if reconstructed:
             return
         if isinstance(error, CapabilitiesUnknown) and state is State.UNCERTAIN:

@@ -60,18 +60,22 @@ class PendingOperations:
 
     def is_running(self, volume: str) -> bool:
         """Whether anything runs for the volume."""
-        return any(each.running for each in self._operations if each.volume == volume)
+        return any(
+            operation.running for operation in self._operations if operation.volume == volume
+        )
 
     def _pauses(self, operation: Operation) -> bool:
         return self._clock.now_s - operation.failed_at_s <= operation.pause_s
 
     def _find(self, volume: str, pod: str) -> Operation | None:
         found: Operation | None = None
-        for each in self._operations:
-            if each.volume != volume or (each.pod != pod and ANY_POD not in (each.pod, pod)):
+        for operation in self._operations:
+            if operation.volume != volume or (
+                operation.pod != pod and ANY_POD not in (operation.pod, pod)
+            ):
                 continue
-            if each.running:
-                return each
-            if found is None or each.pod == pod:
-                found = each
+            if operation.running:
+                return operation
+            if found is None or operation.pod == pod:
+                found = operation
         return found

@@ -60,8 +60,8 @@ class Controller:
         check_text(request.name)
         if not request.volume_capabilities:
             raise Failure(Code.INVALID_ARGUMENT, "no capability")
-        for each in request.volume_capabilities:
-            check_capability(each)
+        for capability in request.volume_capabilities:
+            check_capability(capability)
         check_map_size(request.parameters)
         self._check_keys(request.parameters, "known")
         self._check_keys(request.mutable_parameters, "iops")
@@ -158,12 +158,15 @@ class Controller:
         volume = self.state.find(request.volume_id)
         check_map(request.volume_context)
         kinds = {each.WhichOneof("access_type") for each in volume.request.volume_capabilities}
-        for each in request.volume_capabilities:
-            if each.WhichOneof("access_type") not in kinds:
+        for capability in request.volume_capabilities:
+            if capability.WhichOneof("access_type") not in kinds:
                 return csi_pb2.ValidateVolumeCapabilitiesResponse(message="not made for this")
-            if each.mount.fs_type not in ("", "ext4") and "confirms-the-first" not in self.faults:
+            if (
+                capability.mount.fs_type not in ("", "ext4")
+                and "confirms-the-first" not in self.faults
+            ):
                 return csi_pb2.ValidateVolumeCapabilitiesResponse(message="no such filesystem")
-            if each.access_mode.mode == 7 and "a-mode-is-lost" in self.faults:
+            if capability.access_mode.mode == 7 and "a-mode-is-lost" in self.faults:
                 return csi_pb2.ValidateVolumeCapabilitiesResponse(message="no such mode")
         if request.volume_context and request.volume_context != volume.wire.volume_context:
             return csi_pb2.ValidateVolumeCapabilitiesResponse(message="another context")
@@ -176,7 +179,9 @@ class Controller:
 
     def ListVolumes(self, request: Any) -> Any:
         inline = "lists-ephemeral" in self.faults
-        ids = [each for each in sorted(self.state.volumes) if inline or each.startswith("vol-")]
+        ids = [
+            volume for volume in sorted(self.state.volumes) if inline or volume.startswith("vol-")
+        ]
         found, token = self._page(ids, request)
         entries = [self._entry(self.state.volumes[each]) for each in found]
         return csi_pb2.ListVolumesResponse(entries=entries, next_token=token)
@@ -294,11 +299,11 @@ class Controller:
         check_text(request.name)
         check_map_size(request.parameters)
         self._check_topology(request)
-        for each in self.state.snapshots.values():
-            if each.name == request.name:
-                if each.wire.source_volume_id != request.source_volume_id:
+        for snapshot in self.state.snapshots.values():
+            if snapshot.name == request.name:
+                if snapshot.wire.source_volume_id != request.source_volume_id:
                     raise Failure(Code.ALREADY_EXISTS, "of another volume")
-                return csi_pb2.CreateSnapshotResponse(snapshot=each.wire)
+                return csi_pb2.CreateSnapshotResponse(snapshot=snapshot.wire)
         volume = self.state.find(request.source_volume_id)
         return csi_pb2.CreateSnapshotResponse(snapshot=self.take(volume, request.name).wire)
 

@@ -29,11 +29,17 @@ class Groups:
                 return csi_pb2.CreateVolumeGroupSnapshotResponse(
                     group_snapshot=self._group(group_id)
                 )
-        missing = [each for each in request.source_volume_ids if each not in self._state.volumes]
+        missing = [
+            source_volume_id
+            for source_volume_id in request.source_volume_ids
+            if source_volume_id not in self._state.volumes
+        ]
         if missing:
             raise Failure(Code.NOT_FOUND, "no such volume")
         group_id = f"group-{len(self._state.groups)}-{request.name[-8:]}"
-        volumes = [self._state.volumes[each] for each in request.source_volume_ids]
+        volumes = [
+            self._state.volumes[source_volume_id] for source_volume_id in request.source_volume_ids
+        ]
         members = self._members(volumes, group_id)
         kept = csi_pb2.CreateVolumeGroupSnapshotRequest()
         kept.CopyFrom(request)
@@ -53,7 +59,7 @@ class Groups:
         members = self._state.groups[group_id][1]
         wire = csi_pb2.VolumeGroupSnapshot(
             group_snapshot_id=group_id,
-            snapshots=[self._state.snapshots[each].wire for each in members],
+            snapshots=[self._state.snapshots[member].wire for member in members],
             ready_to_use=True,
         )
         wire.creation_time.seconds = 1
@@ -75,8 +81,8 @@ class Groups:
     def DeleteVolumeGroupSnapshot(self, request: Any) -> Any:
         self._check_members(request)
         _, members = self._state.groups.pop(request.group_snapshot_id, (None, []))
-        for each in members:
-            self._state.snapshots.pop(each, None)
+        for member in members:
+            self._state.snapshots.pop(member, None)
         return csi_pb2.DeleteVolumeGroupSnapshotResponse()
 
 

@@ -208,12 +208,12 @@ class StrictNode(Node):
             raise Failure(Code.FAILED_PRECONDITION, "not staged")
 
     def _check_sharing(self, volume: Volume, capability: csi_pb2.VolumeCapability) -> None:
-        others = [each for each in self.state.targets.values() if each.volume is volume]
+        others = [target for target in self.state.targets.values() if target.volume is volume]
         if others and "never-shares" in self.faults:
             raise Failure(Code.FAILED_PRECONDITION, "one target")
         if others and capability.access_mode.mode not in _SHARED:
             raise Failure(Code.FAILED_PRECONDITION, "one writer, one target")
-        if any(each.capability != capability.SerializeToString() for each in others):
+        if any(other.capability != capability.SerializeToString() for other in others):
             raise Failure(Code.FAILED_PRECONDITION, "with another capability")
 
     def published(self, request: Any) -> Published:

@@ -67,7 +67,7 @@ class PermissiveDriver(AcceptingDriver):
         if method == "NodePublishVolume" and asked.target_path in self.published:
             return (_response(asked),)
         if method == "CreateVolume" and any(
-            each.HasField("block") for each in asked.volume_capabilities
+            capability.HasField("block") for capability in asked.volume_capabilities
         ):
             raise Failure(Code.INVALID_ARGUMENT, "no raw block volumes")
         if method == "DeleteVolume" and asked.volume_id in self.state.volumes:

@@ -108,7 +108,7 @@ class State:
 
     def is_used(self, volume: Volume) -> bool:
         """Whether it is published at any target."""
-        return any(each.volume is volume for each in self.targets.values())
+        return any(target.volume is volume for target in self.targets.values())
 
 
 def check_text(value: str, limit: int = 128) -> None:

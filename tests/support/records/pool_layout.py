@@ -65,7 +65,7 @@ def content_records(pool: Path) -> set[str]:
 def files_of(pool: Path, volume_ids: Iterable[str]) -> set[Path]:
     """The files and directories of these volumes, and no others."""
     of = (directory, image, volume_record, content_record)
-    return {place(pool, each) for each in volume_ids for place in of}
+    return {place(pool, volume_id) for volume_id in volume_ids for place in of}
 
 
 def files(pool: Path) -> set[Path]:

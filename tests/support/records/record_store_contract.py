@@ -54,8 +54,8 @@ def check_one_of_many_writers_wins(maker: Maker, make: Make) -> None:
             outcomes.append(True)
 
     threads = [threading.Thread(target=write, args=[str(n).encode()]) for n in range(1, 9)]
-    for each in threads:
-        each.start()
+    for thread in threads:
+        thread.start()
     for each in threads:
         each.join()
     assert sorted(outcomes) == [False] * 7 + [True]

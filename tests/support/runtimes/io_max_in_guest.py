@@ -54,7 +54,11 @@ def after_set() -> list[Any]:
     for limits in (IoLimits(3000, 4000, 5 << 20, 6 << 20), IoLimits(write_iops=9), IoLimits()):
         throttle.set(one, limits)
         text = Path(f"{PODS}/io.max").read_text()
-        lines = [each for each in text.splitlines() if each.startswith(f"{one.major}:{one.minor} ")]
+        lines = [
+            splitline
+            for splitline in text.splitlines()
+            if splitline.startswith(f"{one.major}:{one.minor} ")
+        ]
         found.append([lines, asdict(throttle.get(one)), asdict(limits)])
     throttle.set(one, IoLimits(read_iops=1 << 40))
     throttle.set(one, IoLimits())

@@ -206,7 +206,7 @@ async def test_invalid_metrics_address_is_refused(
 async def monitored(caplog: pytest.LogCaptureFixture) -> AsyncIterator[str]:
     caplog.set_level(logging.INFO)
     with monitoring.serving("127.0.0.1:0"):
-        (line,) = [vars(each) for each in caplog.records if each.msg == "metrics"]
+        (line,) = [vars(record) for record in caplog.records if record.msg == "metrics"]
         yield str(line["address"])
 
 

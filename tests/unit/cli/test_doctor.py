@@ -76,7 +76,9 @@ def bad(node: Node, name: str, level: Level) -> str:
     return f"{first.what}: {first.why}; {first.todo}"
 
 
-@pytest.mark.parametrize("name", [each for each in CHECKS if each not in ("sockets", "csidriver")])
+@pytest.mark.parametrize(
+    "name", [check for check in CHECKS if check not in ("sockets", "csidriver")]
+)
 def test_good_node_passes(good: Node, name: str) -> None:
     assert {each.level for each in found(good, name)} == {Level.OK}
 

@@ -89,12 +89,12 @@ class Forgotten:
 
     def called(self) -> list[str]:
         wanted = ("NodeUnpublishVolume", "NodeUnstageVolume")
-        return [each.method for each in self.node.driver.calls if each.method in wanted]
+        return [call.method for call in self.node.driver.calls if call.method in wanted]
 
     async def kept_for(self, name: str) -> str:
         """Check that nothing is touched because one check failed; returns what it says."""
         (result,) = await self.gc()
-        missing = [each for each in result.checks if not each.proven]
+        missing = [check for check in result.checks if not check.proven]
         assert [each.name for each in missing] == [name]
         assert (result.outcome, self.called(), self.kernel.loops) == (
             "kept",
@@ -130,7 +130,7 @@ async def forgotten(places: Places) -> AsyncIterator[Forgotten]:
 async def test_dry_run_says_the_proof_and_changes_nothing(forgotten: Forgotten) -> None:
     (result,) = await forgotten.gc(dry_run=True)
     assert result.outcome == "proven"
-    assert [each.proven for each in result.checks] == [True] * len(result.checks)
+    assert [check.proven for check in result.checks] == [True] * len(result.checks)
     assert result.steps == (
         f"detach the kubelet's loop device {LOOP}",
         f"unmount the kubelet's bind {forgotten.mapped}",
@@ -295,7 +295,7 @@ async def test_deferred_volume_whose_pod_is_gone_is_unpublished(forgotten: Forgo
     await node.co.publish("inline-1", target)
     os.rename(f"{forgotten.root}/pods/gone", f"{forgotten.root}/lost")
     (young,) = await forgotten.gc()
-    assert [each.name for each in young.checks if not each.proven] == ["age"]
+    assert [check.name for check in young.checks if not check.proven] == ["age"]
     options = collect.Options(node.places.run, forgotten.root, 0, dry_run=False)
     (result,) = await collect.collect(options, forgotten.kernel)
     assert (result.outcome, result.publish.kind) == ("settled", "deferred volume")

@@ -79,8 +79,8 @@ def pod_of(found: Objects) -> dict[str, Any]:
 def test_manifest_has_the_objects_that_kubectl_renders(overlays: tuple[str, ...]) -> None:
     found = made(*OVERLAYS[overlays])
     expected: Objects = {}
-    for each in overlays:
-        expected |= rendered(each)
+    for overlay in overlays:
+        expected |= rendered(overlay)
     if len(overlays) == 1:
         assert found == expected
     else:  # each overlay adds a sidecar to the one DaemonSet
@@ -133,7 +133,9 @@ def test_settings_are_the_config_map_as_they_were_written(tmp_path: Path) -> Non
     namespaces = {each["metadata"].get("namespace") for each in found.values()}
     assert namespaces == {None, "storage"}
     containers = (*pod_of(found)["containers"], *pod_of(found)["initContainers"])
-    ours = {each["image"] for each in containers if "sig-storage" not in each["image"]}
+    ours = {
+        container["image"] for container in containers if "sig-storage" not in container["image"]
+    }
     assert ours == {"r.example/crust:1"}
 
 

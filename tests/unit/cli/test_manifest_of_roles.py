@@ -185,8 +185,10 @@ def of_other_name(tmp_path: Path) -> Objects:
 
 
 def host_paths(found: Objects) -> set[str]:
-    volumes = [v for each in workloads(found) for v in each["spec"]["template"]["spec"]["volumes"]]
-    return {each["hostPath"]["path"] for each in volumes if "hostPath" in each} - OF_THE_NODE
+    volumes = [
+        v for workload in workloads(found) for v in workload["spec"]["template"]["spec"]["volumes"]
+    ]
+    return {volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume} - OF_THE_NODE
 
 
 def sockets(found: Objects) -> set[str]:
@@ -198,20 +200,21 @@ def sockets(found: Objects) -> set[str]:
     parts = {its.proxy.run_dir, its.proxy.volumes_root, its.runtime_socket, *its.inner_sockets}
     return (
         parts
-        | {each.socket for each in its.proxy.drivers}
-        | {each.name for each in its.proxy.drivers}
+        | {driver.socket for driver in its.proxy.drivers}
+        | {driver.name for driver in its.proxy.drivers}
     )
 
 
 def assert_apart(one: Objects, two: Objects) -> None:
     assert set(one) & set(two) == {("Namespace", "crust-system")}
     labels = [
-        {str(each["spec"]["selector"]["matchLabels"]) for each in workloads(found)}
+        {str(workload["spec"]["selector"]["matchLabels"]) for workload in workloads(found)}
         for found in (one, two)
     ]
     assert labels[0] & labels[1] == set()
     assert not any(
-        each["spec"]["template"]["spec"].get("hostNetwork") for each in workloads({**one, **two})
+        workload["spec"]["template"]["spec"].get("hostNetwork")
+        for workload in workloads({**one, **two})
     )
     assert [
         (a, b)
@@ -254,12 +257,12 @@ def test_objects_of_another_driver_refer_to_each_other(tmp_path: Path) -> None:
     for (kind, _), each in bindings.items():
         assert (kind.removesuffix("Binding"), each["roleRef"]["name"]) in found
         assert {subject["name"] for subject in each["subjects"]} <= accounts
-    for each in workloads(found):
-        volumes = each["spec"]["template"]["spec"]["volumes"]
+    for workload in workloads(found):
+        volumes = workload["spec"]["template"]["spec"]["volumes"]
         (settings,) = (volume["configMap"]["name"] for volume in volumes if "configMap" in volume)
         assert ("ConfigMap", settings) in found
-        labels = each["spec"]["template"]["metadata"]["labels"]
-        assert each["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        labels = workload["spec"]["template"]["metadata"]["labels"]
+        assert workload["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
 @pytest.mark.parametrize(

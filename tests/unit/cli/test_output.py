@@ -213,7 +213,7 @@ async def test_archive_has_all_parts_and_no_secret(
     assert b"pipe.toml is no regular file" in found["missing.txt"]
     assert b"***" in found["journal.txt"]
     for text in found.values():
-        assert not [each for each in SECRETS if each.encode() in text]
+        assert not [secret for secret in SECRETS if secret.encode() in text]
     assert (root / name).stat().st_mode & 0o777 == 0o600
 
 

@@ -33,7 +33,7 @@ _FAILED = Failure(Code.INTERNAL, "not now")
 
 
 def _remove(answer: Any, rpc: int) -> None:
-    kept = [each for each in answer.capabilities if each.rpc.type != rpc]
+    kept = [capability for capability in answer.capabilities if capability.rpc.type != rpc]
     del answer.capabilities[:]
     answer.capabilities.extend(kept)
 
@@ -188,7 +188,7 @@ PLACING = (
     altered(
         157,
         "ListVolumes",
-        lambda a: [each.volume.ClearField("accessible_topology") for each in a.entries],
+        lambda a: [entry.volume.ClearField("accessible_topology") for entry in a.entries],
         "nowhere",
     ),
     faulty(158, "any-topology"),
@@ -213,7 +213,7 @@ LISTING = (
     altered(
         135,
         "ListVolumes",
-        lambda a: [each.status.ClearField("published_node_ids") for each in a.entries],
+        lambda a: [entry.status.ClearField("published_node_ids") for entry in a.entries],
         "nowhere",
     ),
     wrong_code(136, "ControllerGetVolume", GONE),

@@ -149,7 +149,7 @@ def test_failed_case_is_shown_with_clause_request_and_answer(
     outcome = run(driver, tmp_path, "C-001", "C-112", "C-601")
     printed = capsys.readouterr().out
     assert outcome.exit_code == 1
-    lines = [" ".join(each.split()) for each in printed.splitlines()]
+    lines = [" ".join(splitline.split()) for splitline in printed.splitlines()]
     rules = {number: case.rule for number, case in catalogue.cases("C").items()}
     assert lines[:6] == [
         f"C-001 passed {rules['C-001']}",
@@ -215,7 +215,7 @@ def test_reports_have_every_case_with_its_outcome(tmp_path: Path) -> None:
     driver = FakeDriver("1.13", {"lock-beside-socket", "never-idempotent"})
     junit, found = tmp_path / "report.xml", tmp_path / "report.json"
     run(driver, tmp_path, "C-001", "C-010", "C-103", "C-601", junit=junit, json=found)
-    cases = {each["number"]: each for each in json.loads(found.read_text())["cases"]}
+    cases = {load["number"]: load for load in json.loads(found.read_text())["cases"]}
     outcomes = {number: each["outcome"] for number, each in cases.items()}
     expected = {"C-001": "passed", "C-010": "warning", "C-103": "failed", "C-601": "skipped"}
     assert outcomes == expected
@@ -249,7 +249,7 @@ def test_driver_that_crashes_ends_the_run_with_its_results(
     assert outcome.exit_code == 3
     assert outcome.numbers("passed") == {"C-001"}
     assert outcome.numbers("failed") == {"C-102"}
-    assert any("not removed (name volume-" in each.why for each in outcome.each[1].findings)
+    assert any("not removed (name volume-" in finding.why for finding in outcome.each[1].findings)
     printed = capsys.readouterr().out
     assert "does not answer: " in printed
     assert "C-102 failed" in printed

@@ -69,7 +69,7 @@ def test_driver_without_raw_copies_and_change_tracking_passes(tmp_path: Path) ->
             "CreateSnapshot": lambda: request.source_volume_id,
             "CreateVolume": lambda: request.volume_content_source.volume.volume_id,
         }.get(method, str)()
-        used = [each for each in driver.state.targets.values() if each.is_block]
+        used = [target for target in driver.state.targets.values() if target.is_block]
         raw = {each.volume.wire.volume_id for each in used}
         if source in raw or method == "GetMetadataDelta":
             return Failure(Code.FAILED_PRECONDITION, "not now")
@@ -99,7 +99,7 @@ def test_own_clause_of_every_case_has_a_broken_driver() -> None:
 
 def test_every_case_quotes_its_clauses_each_of_another_strength() -> None:
     for case in CASES.values():
-        strengths = [each.strength for each in case.clauses]
+        strengths = [clause.strength for clause in case.clauses]
         assert strengths, case.number
         assert sorted(set(strengths), key=list(Strength).index) == strengths, case.number
 

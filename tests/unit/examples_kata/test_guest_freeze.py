@@ -27,7 +27,7 @@ class Kernel:
         self.calls.append("flush")
 
     def freeze(self, path: str) -> None:
-        assert any(each.runs for each in self.timers), "frozen without a watchdog"
+        assert any(timer.runs for timer in self.timers), "frozen without a watchdog"
         self.calls.append("freeze")
         self.now_s += self.freeze_s
         if self.failures:
@@ -115,7 +115,9 @@ def test_freeze_flushes_and_starts_watchdog_first(
 ) -> None:
     freeze_volume(volume_freeze, 10)
     assert kernel.calls == ["flush", "freeze"]
-    assert [(each.after_s, each.runs, each.daemon) for each in kernel.timers] == [(10, True, True)]
+    assert [(timer.after_s, timer.runs, timer.daemon) for timer in kernel.timers] == [
+        (10, True, True)
+    ]
 
 
 def test_thaw_in_time_returns_true_and_stops_the_watchdog(
@@ -142,7 +144,7 @@ def test_repeated_freeze_restarts_the_timeout_and_disarms_the_old_watchdog(
     """The old watchdog may have fired already and waited for the lock that the repeated freeze held."""
     freeze_volume(volume_freeze)
     freeze_volume(volume_freeze, 20)
-    assert [(each.after_s, each.runs) for each in kernel.timers] == [(10, False), (20, True)]
+    assert [(timer.after_s, timer.runs) for timer in kernel.timers] == [(10, False), (20, True)]
     kernel.timers[0].call()
     assert kernel.frozen
     kernel.timers[1].call()
@@ -199,7 +201,7 @@ def test_failed_freeze_raises_and_stops_the_watchdog(
     with pytest.raises(OSError, match="EOPNOTSUPP"):
         freeze_volume(volume_freeze)
     assert not kernel.frozen
-    assert not any(each.runs for each in kernel.timers)
+    assert not any(timer.runs for timer in kernel.timers)
 
 
 @pytest.mark.parametrize("in_time", [True, False], ids=["thawed", "watchdog"])

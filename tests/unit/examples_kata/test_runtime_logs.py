@@ -68,9 +68,9 @@ async def test_console_gives_kept_output_then_each_new_one_and_ends_when_closed(
             assert await anext(pieces) == b"one "
             os.write(guest, b"two")
             assert await anext(pieces) == b"two"
-            assert [each async for each in found.pieces(follow=False)] == [b"one two"]
+            assert [piece async for piece in found.pieces(follow=False)] == [b"one two"]
             found.close()
-            assert [each async for each in pieces] == []
+            assert [piece async for piece in pieces] == []
     finally:
         found.close()
         os.close(guest)

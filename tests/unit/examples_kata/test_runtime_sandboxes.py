@@ -31,7 +31,7 @@ def daemon(tmp_path: Path, world: World) -> Sandboxes:
 
 
 def run(*sources: str) -> messages.Run:
-    mounts = tuple(messages.Mount(source=each, destination="/data") for each in sources)
+    mounts = tuple(messages.Mount(source=source, destination="/data") for source in sources)
     return messages.Run(sandbox="one", argv=("true",), mounts=mounts, keep=True)
 
 

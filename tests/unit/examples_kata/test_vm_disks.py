@@ -36,9 +36,9 @@ class Control:
             change(command, where, given[name])
         self.asked.append(command)
         answers: dict[str, object] = {
-            "qom-list": [{"name": each} for each in self.devices],
-            "query-blockstats": [{"node-name": each} for each in self.nodes],
-            "query-named-block-nodes": [self._node(each) for each in self.nodes],
+            "qom-list": [{"name": device} for device in self.devices],
+            "query-blockstats": [{"node-name": node} for node in self.nodes],
+            "query-named-block-nodes": [self._node(node) for node in self.nodes],
         }
         return answers.get(command, {})
 

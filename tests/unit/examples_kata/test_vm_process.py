@@ -156,7 +156,7 @@ def test_root_ports_of_many_volumes_share_the_devices_of_the_root_bus() -> None:
     line = _line(spec.MachineSpec("a", _IMAGE, volume_slots=64))
     places = re.findall(r"pcie-root-port,[^ ]*addr=(0x[0-9a-f]+\.[0-7]),multifunction=on", line)
     assert len(set(places)) == 64
-    assert {int(each.split(".")[0], 16) for each in places} == set(range(0x10, 0x18))
+    assert {int(place.split(".")[0], 16) for place in places} == set(range(0x10, 0x18))
 
 
 def test_virtiofs_share_gets_shared_memory() -> None:

@@ -60,7 +60,7 @@ class Server:
     def say(self, *answers: Any, code: int = 200) -> None:
         """The next answer; several are the lines of a watch."""
         self.code = code
-        self.body = b"".join(json.dumps(each).encode() + b"\n" for each in answers)
+        self.body = b"".join(json.dumps(answer).encode() + b"\n" for answer in answers)
 
 
 @pytest_asyncio.fixture
@@ -256,7 +256,7 @@ async def test_node_is_lost_by_its_taint_if_no_kubelet_reports(
     """Beside nodes without a CSI driver. Without taints there is no Node object, which proves nothing."""
     if taints is not None:
         status = {"conditions": [{"type": "Ready", "status": ready}] if ready else []}
-        spec = {"taints": [{"key": each, "effect": "NoExecute"} for each in taints]}
+        spec = {"taints": [{"key": taint, "effect": "NoExecute"} for taint in taints]}
         api.add_object("nodes", "lost", spec=spec, status=status)
     drivers = [
         {"name": "third.example.com", "nodeID": "3"},

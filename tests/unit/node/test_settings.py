@@ -119,7 +119,7 @@ def test_settings_of_a_wrapped_driver_as_the_page_shows_them() -> None:
     """Alone, where its shim's socket is named nowhere, and beside our own."""
     _, _, section = WRAPPING.read_text().partition("## Around a driver")
     texts = re.findall(r"(?:^(?:    .*)?\n)+", section, re.MULTILINE)
-    alone, beside = (inspect.cleandoc(each) for each in texts if "[[proxy.drivers]]" in each)
+    alone, beside = (inspect.cleandoc(text) for text in texts if "[[proxy.drivers]]" in text)
     found = load(alone)
     (served,), (shim,) = found.proxy.drivers, found.shim
     assert (served.backend, shim.driver_name) == (shim.socket, "csi.example.com")
@@ -128,7 +128,9 @@ def test_settings_of_a_wrapped_driver_as_the_page_shows_them() -> None:
     found = load(beside)
     assert len(found.driver) == 1
     assert [each.wrap for each in found.shim] == [False, True]
-    assert [each.backend for each in found.proxy.drivers] == [each.socket for each in found.shim]
+    assert [driver.backend for driver in found.proxy.drivers] == [
+        each.socket for each in found.shim
+    ]
 
 
 def test_several_drivers_have_a_shim_each() -> None:
@@ -170,12 +172,14 @@ def test_several_drivers_of_ours_are_served_behind_a_shim_each() -> None:
     assert (local.engine, local.run_dir) == ("files", "/run/crust/driver")
     assert (shared.engine, shared.socket) == ("rbd", "/run/crust/driver-rbd/csi.sock")
     assert {each.runtime_socket for each in found.driver} == {found.runtime_socket}
-    assert [each.name for each in found.proxy.drivers] == [
+    assert [driver.name for driver in found.proxy.drivers] == [
         "block.csi.crust.dev",
         "rbd.csi.crust.dev",
     ]
     assert found.proxy.drivers[1].socket.endswith("/plugins/rbd.csi.crust.dev/csi.sock")
-    assert [each.backend for each in found.proxy.drivers] == [each.socket for each in found.shim]
+    assert [driver.backend for driver in found.proxy.drivers] == [
+        each.socket for each in found.shim
+    ]
     assert [each.driver_socket for each in found.shim] == [local.socket, shared.socket]
     assert not any(each.wrap for each in found.shim)
     assert len(found.inner_sockets) == 4
@@ -190,7 +194,7 @@ def test_driver_that_is_added_to_the_installed_settings_is_served_too() -> None:
     text = (DEPLOY / "node.toml").read_text().replace("[driver]\n", "[[driver]]\n")
     _, _, shared = TWO.split("[[driver]]")
     found = load(f"{text}\n[[driver]]{shared}")
-    served = {each.name: each.backend for each in found.proxy.drivers}
+    served = {driver.name: driver.backend for driver in found.proxy.drivers}
     fronts = {each.driver_socket: each.socket for each in found.shim}
     assert served == {each.driver_name: fronts[each.socket] for each in found.driver}
     assert len(served) == 2
@@ -212,7 +216,7 @@ drivers = [
 ]
 """
     )
-    served = {each.name: each.backend for each in found.proxy.drivers}
+    served = {driver.name: driver.backend for driver in found.proxy.drivers}
     fronts = {each.driver_socket: each.socket for each in found.shim}
     assert {each.driver_name: fronts[each.socket] for each in found.driver} == {
         name: backend for name, backend in served.items() if name != "csi.example.com"

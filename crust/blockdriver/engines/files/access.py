@@ -82,7 +82,7 @@ class FileAccess:
 
     def orphans(self) -> tuple[Attachment, ...]:
         """Loop devices with this pool's tag whose file is not a volume's image any more."""
-        return tuple(_attachment(each) for each in self._orphaned_devices())
+        return tuple(_attachment(device) for device in self._orphaned_devices())
 
     def drop(self, orphan: Attachment) -> None:
         """Detach it, if it still is an orphan; raises `holders.DeviceInUse`."""

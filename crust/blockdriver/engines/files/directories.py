@@ -140,7 +140,7 @@ class Directories:
 
     def ids(self) -> frozenset[volumes.VolumeId]:
         """What has a directory, with or without its files."""
-        return frozenset(volumes.VolumeId(each) for each in self._names() if self._is_id(each))
+        return frozenset(volumes.VolumeId(name) for name in self._names() if self._is_id(name))
 
     @contextmanager
     def making(self, thing_id: str) -> Iterator[Staged]:
@@ -182,7 +182,7 @@ class Directories:
 
     def unsettled(self) -> tuple[volumes.VolumeId, ...]:
         """The ids of unfinished volumes and sets, with those that could not be removed so far."""
-        return tuple({_id_of(each) for each in self._names() if each.startswith((_NEW, _GONE))})
+        return tuple({_id_of(name) for name in self._names() if name.startswith((_NEW, _GONE))})
 
     def settle(self, thing_id: str) -> None:
         """Remove an unfinished volume or set; a part that cannot be removed is in the log, and stays."""
@@ -235,7 +235,7 @@ class FileRecords:
         """By a listing."""
         with oserrors.translating(f"cannot list {self._directory}"):
             names = os.listdir(self._directory)
-        return tuple(each for each in names if not each.startswith(".") and self._has(each))
+        return tuple(name for name in names if not name.startswith(".") and self._has(name))
 
     def _has(self, key: str) -> bool:
         try:

@@ -234,8 +234,8 @@ def capabilities(ioctx: Ioctx, pool: str, namespace: str, image: str) -> str:
     own, *ancestors = _ids(ioctx, image)
     written = [*_objects(own), f"{claim_object.PREFIX}{image}", f"{CONTENT}{image}"]
     read = [f"rbd_id.{image}", "rbd_directory", OBJECT, "crust.records.", controller_lock.OBJECT]
-    for each in ancestors:
-        read += _objects(each)
+    for ancestor in ancestors:
+        read += _objects(ancestor)
     where = f"pool={pool} namespace={namespace} object_prefix"
     caps = [f"allow rwx {where} {each}" for each in written]
     caps += [f"allow rx {where} {each}" for each in read]

@@ -68,7 +68,7 @@ class HostImage:
         Whether it was attached otherwise until now: then check the publish again.
         """
         volume_id, is_mapped = ready.request.volume_id, ready.attachment.device is not None
-        if not is_mapped or not all(each.deferred for each in ready.others):
+        if not is_mapped or not all(other.deferred for other in ready.others):
             return False
         with self.io_limits.released(ready.attachment):
             self.stores.access.attach(volume_id, _access(ready.request, on_host=False))

@@ -82,7 +82,7 @@ def test_c107_a_name_may_have_128_bytes(co: Co) -> None:
 
 def test_c108_a_name_may_be_any_unicode(co: Co) -> None:
     suffix = co.name("")
-    requests = [co.create_request(name=f"{each}{suffix}") for each in _ODD_NAMES]
+    requests = [co.create_request(name=f"{name}{suffix}") for name in _ODD_NAMES]
     volumes = [co.create(request) for request in requests]
     assert len({volume.volume_id for volume in volumes}) == len(_ODD_NAMES)
     for request, volume in zip(requests, volumes, strict=True):

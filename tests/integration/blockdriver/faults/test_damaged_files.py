@@ -162,7 +162,7 @@ async def check_told(bench: Bench, what: str, damaged: Owned) -> None:
         told = any(each.reason.startswith("Snapshot") for each in pool)
     else:
         entries, _ = rules.lister.health_page(0, "")
-        findings = [each.findings for each in entries if each.volume_id == damaged.volume_id]
+        findings = [entry.findings for entry in entries if entry.volume_id == damaged.volume_id]
         told = any(findings)
         if what == "volume record":
             assert f"the {16 * MIB} bytes of its size stay reserved" in findings[0][0].message

@@ -136,7 +136,7 @@ class AfterTheCut:
 
     def __init__(self, node: Node, marks: int) -> None:
         self._node = node
-        names = [each.__name__ for each in node.steps()]
+        names = [step.__name__ for step in node.steps()]
         self._answered, self._pending = names[:marks], "".join(names[marks : marks + 1])
 
     async def check(self) -> None:

@@ -185,7 +185,7 @@ def test_stage_with_the_record_of_an_interrupted_mkfs_never_clears_a_used_volume
     with monkeypatch.context() as patched:
         patched.setattr(Records, "save", saved)
         asyncio.run(lifecycle())
-    old = next(each for each in backups if each.state == "formatting")
+    old = next(backup for backup in backups if backup.state == "formatting")
     if planned == "another":
         old = old.but(planned_uuid="11111111-0000-4000-8000-000000000000")
     path = pool_layout.content_record(bench.root / "state", old.volume_id)

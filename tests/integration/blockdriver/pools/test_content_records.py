@@ -149,8 +149,8 @@ async def test_snapshot_without_its_file_is_not_taken_again_by_a_retry(bench: Be
     volume_id = (await bench.create()).volume_id
     taken = await bench.co.snapshot(volume_id)
     group = await bench.co.group(volume_id)
-    for each in pool_layout.snapshot_images(bench.root / "state"):
-        pool_layout.snapshot_image(bench.root / "state", each).unlink()
+    for image in pool_layout.snapshot_images(bench.root / "state"):
+        pool_layout.snapshot_image(bench.root / "state", image).unlink()
     calls: list[Callable[[], Any]] = [
         lambda: bench.co.snapshot(volume_id),
         lambda: bench.co.group(volume_id),

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.root
 
 
 def devices(bench: Bench) -> list[str]:
-    return [each.path for each in remnants.devices(bench.root)]
+    return [device.path for device in remnants.devices(bench.root)]
 
 
 async def collect(bench: Bench) -> None:

@@ -53,9 +53,9 @@ async def test_group_snapshot_freezes_all_members_before_the_first_copy(
     taken = await pool.co.group(*(each.volume_id for each in made))
     assert seen == [[True, True], [True, True]]
     assert not any(is_frozen(target) for target in targets)
-    assert {each.group_snapshot_id for each in taken.snapshots} == {taken.group_snapshot_id}
+    assert {snapshot.group_snapshot_id for snapshot in taken.snapshots} == {taken.group_snapshot_id}
     assert await pool.co.group(*(each.volume_id for each in reversed(made))) == taken
-    by_source = {each.source_volume_id: each.snapshot_id for each in taken.snapshots}
+    by_source = {snapshot.source_volume_id: snapshot.snapshot_id for snapshot in taken.snapshots}
     for source, content in zip(made, data, strict=True):
         member = by_source[source.volume_id]
         restored = await made_of(pool, f"r-{member}", snapshot_id=member)
@@ -69,7 +69,7 @@ async def test_group_is_deleted_as_one_and_has_each_volume_once(cloning: Bench) 
     with raised("SameVolumeTwice"):
         await cloning.co.group(ids[0], ids[0], name="h")
     taken = await cloning.co.group(*ids)
-    members = [each.snapshot_id for each in taken.snapshots]
+    members = [snapshot.snapshot_id for snapshot in taken.snapshots]
     with raised("SnapshotBelongsToGroup"):
         await cloning.co.delete_snapshot(members[0])
     await cloning.co.delete_group(taken)
@@ -112,7 +112,7 @@ async def test_group_of_raw_devices_is_copied_again_after_a_write(
     monkeypatch.setattr(FileTaking, "take", interrupted)
     made = await cloning.co.group(*ids)
     assert taken == [*ids, *ids]
-    by_source = {each.source_volume_id: each.snapshot_id for each in made.snapshots}
+    by_source = {snapshot.source_volume_id: snapshot.snapshot_id for snapshot in made.snapshots}
     found = [read_image(cloning, by_source[each])[MIB : MIB + 7] for each in ids]
     assert found == [b"earlier", b"later\0\0"]
 

@@ -66,7 +66,7 @@ class Scene:
     def left(self) -> list[str]:
         """What a failed copy must not leave."""
         folders = ("state/snapshots", "run/freezes")
-        found = [path.name for each in folders for path in (self.bench.root / each).iterdir()]
+        found = [path.name for folder in folders for path in (self.bench.root / folder).iterdir()]
         return [*found, *pool_layout.snapshot_images(self.bench.root / "state")]
 
 

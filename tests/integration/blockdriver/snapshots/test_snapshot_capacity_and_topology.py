@@ -57,7 +57,7 @@ async def test_snapshot_does_not_use_reserved_capacity(small: Bench) -> None:
         with raised("OutOfCapacity"):
             await small.co.group(volume_id)
         folders = ("state/snapshots", "run/freezes")
-        assert [path for each in folders for path in (small.root / each).iterdir()] == []
+        assert [path for folder in folders for path in (small.root / folder).iterdir()] == []
     await down(small, volume_id)
 
 
@@ -92,7 +92,7 @@ async def test_snapshot_in_csi_1_13_has_its_topology(tmp_path: Path) -> None:
         reported = await bench.driver.identity.GetPluginCapabilities(
             csi_pb2.GetPluginCapabilitiesRequest(), caller()
         )
-        services = {each.service.type for each in reported.capabilities}
+        services = {capability.service.type for capability in reported.capabilities}
         assert (types.SNAPSHOT_ACCESSIBILITY_CONSTRAINTS in services) == (profile == "1.13")
         source = await bench.create("source")
         taken = await bench.co.snapshot(source.volume_id)

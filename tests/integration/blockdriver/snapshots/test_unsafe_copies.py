@@ -246,7 +246,7 @@ async def test_group_name_of_an_interrupted_group_is_free_for_other_volumes(pool
     one, two, other = [(await pool.create(name)).volume_id for name in ("one", "two", "other")]
     _interrupt(pool, pool.ids.group_id("g"))
     taken = await pool.co.group(one, other)
-    assert {each.source_volume_id for each in taken.snapshots} == {one, other}
+    assert {snapshot.source_volume_id for snapshot in taken.snapshots} == {one, other}
     with raised("GroupNameTaken"):
         await pool.co.group(one, two)
 

@@ -135,7 +135,9 @@ def test_readers_share_an_image_and_refuse_a_writer(bench: Bench) -> None:
     with pytest.raises(claims.ImageClaimed):
         take(second, B, "sandbox-3")
     claims.give_back(first.image, one.id)
-    assert [each.node for each in claim_object.read(first.ioctx, IMAGE).claims.holders] == [B.node]
+    assert [holder.node for holder in claim_object.read(first.ioctx, IMAGE).claims.holders] == [
+        B.node
+    ]
     claims.give_back(second.image, two.id)
 
 

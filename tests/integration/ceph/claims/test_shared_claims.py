@@ -34,7 +34,7 @@ def shared(client: Client, host: Host, sandbox: str = "sandbox") -> tuple[Any, s
 
 
 def nodes_of(client: Client) -> list[str]:
-    return sorted(each.node for each in claim_object.read(client.ioctx, IMAGE).claims.holders)
+    return sorted(holder.node for holder in claim_object.read(client.ioctx, IMAGE).claims.holders)
 
 
 @pytest.mark.spec("H-51")
@@ -125,7 +125,9 @@ def test_host_takes_over_its_own_writer_and_leaves_the_others(bench: Bench) -> N
         shared(again, A, "sandbox-2")
     assert fencing.cut_off(bench.controller().image) == (first.address,)
     of_a, _ = shared(again, A, "sandbox-2")
-    found = {each.node: each for each in claim_object.read(second.ioctx, IMAGE).claims.holders}
+    found = {
+        holder.node: holder for holder in claim_object.read(second.ioctx, IMAGE).claims.holders
+    }
     assert (found[A.node].sandbox, found[A.node].address) == ("sandbox-2", again.address)
     assert found[B.node].address == second.address
     of_a.write(b"a", 0)
@@ -180,7 +182,7 @@ def test_claim_is_found_again_and_given_back(bench: Bench) -> None:
     claim.take(Mode.WRITER, "")
     claim.take(Mode.WRITER, "")
     claim.record("192.0.2.1:0/7")
-    assert [each.address for each in holders(bench)] == ["192.0.2.1:0/7"]
+    assert [holder.address for holder in holders(bench)] == ["192.0.2.1:0/7"]
     held = claim.held()
     assert held is not None
     assert held.is_host
@@ -208,7 +210,7 @@ def test_virtual_machines_claim_is_never_taken_over(bench: Bench, host: Host) ->
     claims.take(image, Mode.WRITER, host, "sandbox", "vm")
     with pytest.raises(claims.ImageClaimed, match="sandbox sandbox on node"):
         HostClaim(image, A).take(Mode.WRITER, "")
-    assert [each.id for each in holders(bench)] == ["vm"]
+    assert [holder.id for holder in holders(bench)] == ["vm"]
 
 
 @pytest.mark.parametrize(
@@ -227,17 +229,17 @@ def test_claim_of_an_earlier_boot_is_this_hosts_only_by_its_machine_id(
     before.take(Mode.WRITER, "")
     kernel.open()
     before.record(kernel.address)
-    [mine] = (each.id for each in holders(bench))
+    [mine] = (holder.id for holder in holders(bench))
     monkeypatch.setattr(sysfs, "boot_id", lambda: "another-boot")
     now = HostClaim(client.image, later)
     if not is_taken:
         with pytest.raises(errors.NotReady) as caught:
             now.take(Mode.WRITER, "")
         assert caught.value.error_name in {"ImageClaimed", "HostNotIdentified"}
-        assert [each.id for each in holders(bench)] == [mine]
+        assert [holder.id for holder in holders(bench)] == [mine]
         return
     with pytest.raises(ImageNotCutOff, match="the kernel of node node-a"):
         now.take(Mode.WRITER, "")
     assert cut_off(bench.controller().image) == (kernel.address,)
     now.take(Mode.WRITER, "")
-    assert [each.id for each in holders(bench)] == ["krbd/another-boot/node-a"]
+    assert [holder.id for holder in holders(bench)] == ["krbd/another-boot/node-a"]

@@ -119,7 +119,7 @@ async def _group(driver: Driver, source: volumes.VolumeId) -> list[str]:
     """The snapshots of a group of two volumes."""
     other = await created(driver, "other")
     group = await driver.controller.snapshots.create_group("group", [source, other])
-    return [each.snapshot_id for each in group.snapshots]
+    return [snapshot.snapshot_id for snapshot in group.snapshots]
 
 
 async def _delete_group(driver: Driver, source: volumes.VolumeId) -> None:
@@ -164,7 +164,7 @@ async def _check_whole(driver: Driver, name: str) -> None:
         assert not health.examine(volume_id).findings, name
     snapshots = [each for _, each in driver.controller.snapshots.page("", "")]
     kept = driver.stores.provisioning.snapshot_ids()
-    assert kept == frozenset(each.snapshot_id for each in snapshots), name
+    assert kept == frozenset(snapshot.snapshot_id for snapshot in snapshots), name
     assert driver.stores.provisioning.unsettled() == (), name
     place = driver.stores.engine.provisioning.place  # type: ignore[attr-defined]
     with place.ioctx("cannot list what is kept") as ioctx:

@@ -261,7 +261,7 @@ def test_trash_keeps_an_image_for_its_time_and_it_can_be_restored(
     drop(keeping, snapshot_of(B, "s"))
     engine.background.look()
     entries = {each["name"]: each["id"] for each in engine.place.images.trash_list(guest)}
-    assert {images.volume_of(each) for each in entries} == {A, B}
+    assert {images.volume_of(entry) for entry in entries} == {A, B}
     import rbd
 
     rbd.RBD().trash_restore(guest, entries[A], A)

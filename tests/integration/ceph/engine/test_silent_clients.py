@@ -92,7 +92,9 @@ def test_client_that_falls_silent_after_it_was_asked_keeps_its_lock_and_goes_on(
     with engine.place.ioctx("cannot read") as ioctx, engine.place.image(ioctx, B) as image:
         assert image.read(0, 10) == b"it goes on"
     # an administrator finds in the log which entries of the blocklist were the controller's own
-    named = [vars(each).get("client") for each in caplog.records if "is ended" in each.message]
+    named = [
+        vars(record).get("client") for record in caplog.records if "is ended" in record.message
+    ]
     assert named == [address]
     assert address in ceph.command("osd blocklist ls").decode()
 
@@ -189,7 +191,9 @@ def test_change_that_takes_the_lock_of_a_client_that_was_cut_off_leaves_its_bloc
         wait_until_forgotten(engine, A)
         engine.grow(A, 2 * SIZE)
     assert engine.image_bytes(A) == 2 * SIZE
-    entries = (each.split() for each in ceph.command("osd blocklist ls").decode().splitlines())
+    entries = (
+        splitline.split() for splitline in ceph.command("osd blocklist ls").decode().splitlines()
+    )
     [ends] = [datetime.fromisoformat(text) for name, text in entries if name == address]
     assert ends - datetime.now(UTC) > timedelta(seconds=EXPIRY_S / 2)
 

@@ -58,7 +58,11 @@ async def test_make_ext4_has_the_features_that_old_kernels_mount(attach: Attach)
     await mkfs.make(device.path, "ext4")
     assert superblocks.read_ext4(device.path).block_size_bytes == 4096
     listed = (await commands.run(["dumpe2fs", "-h", device.path], timeout_s=60)).stdout.decode()
-    line = next(each for each in listed.splitlines() if each.startswith("Filesystem features:"))
+    line = next(
+        splitline
+        for splitline in listed.splitlines()
+        if splitline.startswith("Filesystem features:")
+    )
     assert set(line.partition(":")[2].split()) == {
         *("has_journal", "ext_attr", "resize_inode", "dir_index", "filetype", "extent", "64bit"),
         *("flex_bg", "sparse_super", "large_file", "huge_file", "dir_nlink", "extra_isize"),

@@ -58,8 +58,8 @@ class SparseFiles(driver.VolumeDriver):  # type: ignore[misc]
         """The file, and the device if there is one."""
         with open(_path(volume), "r+b") as file:
             file.truncate(int(new_size * GIB))
-        for each in _devices(volume):
-            _run("losetup", "--set-capacity", each)
+        for device in _devices(volume):
+            _run("losetup", "--set-capacity", device)
 
     def create_export(self, context: Any, volume: Any, connector: Any = None) -> dict[str, str]:
         """Files need none."""
@@ -80,8 +80,8 @@ class SparseFiles(driver.VolumeDriver):  # type: ignore[misc]
 
     def terminate_connection(self, volume: Any, connector: Any, **_: Any) -> None:
         """Repeatable."""
-        for each in _devices(volume):
-            _run("losetup", "--detach", each)
+        for device in _devices(volume):
+            _run("losetup", "--detach", device)
 
     def get_volume_stats(self, refresh: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002 - Cinder's signature
         """One pool of 100 GiB."""

@@ -260,6 +260,6 @@ def test_crust_uses_no_threads_that_nobody_watches() -> None:
     users = {
         str(path.relative_to(root))
         for path in root.rglob("*.py")
-        if any(each in path.read_text(encoding="utf-8") for each in words)
+        if any(word in path.read_text(encoding="utf-8") for word in words)
     }
     assert users == set()

@@ -205,11 +205,11 @@ def test_object_that_does_not_go_with_the_settings_is_told(
     found = None if spec is None else CSIDriver.model_validate({"spec": spec})
     mismatches = csi_driver_objects.compare(name, found, default=default, attaches=attaches)
     assert {each.what.partition(" ")[0]: each.is_fatal for each in mismatches} == expected
-    for each in mismatches:
-        assert name in each.what
-        assert "spec." in each.todo
-        assert ("no CSIDriver object" in each.why) == (spec is None)
-        assert ("every publish" in each.why) == each.is_fatal
+    for mismatch in mismatches:
+        assert name in mismatch.what
+        assert "spec." in mismatch.todo
+        assert ("no CSIDriver object" in mismatch.why) == (spec is None)
+        assert ("every publish" in mismatch.why) == mismatch.is_fatal
 
 
 REGISTERED = "one.example.com"

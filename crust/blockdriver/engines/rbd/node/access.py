@@ -279,7 +279,9 @@ class RbdAccess:
         place = self._users.place(volume_id)
         with place.ioctx(f"cannot look at the claims on {volume_id}") as ioctx:
             holders = claim_object.read(ioctx, volume_id).claims.holders
-            here = [each for each in holders if each.is_on(self._host.node, self._host.machine)]
+            here = [
+                holder for holder in holders if holder.is_on(self._host.node, self._host.machine)
+            ]
             if not here:
                 return
             present = place.claimed(ioctx, volume_id).watchers()

@@ -135,7 +135,7 @@ class BackgroundWork(Looks):
         """The ids and names of the images in the trash that have the name of a volume; others are somebody else's."""
         with self._place.ioctx(f"cannot list the trash of {self._place.shown}") as ioctx:
             entries = self._place.images.trash_list(ioctx)
-            found = [(str(each["id"]), str(each["name"])) for each in entries]
+            found = [(str(entry["id"]), str(entry["name"])) for entry in entries]
         return [(image_id, name) for image_id, name in found if pool_of(images.volume_of(name))]
 
     def _remove(self, image_id: str, name: str) -> None:

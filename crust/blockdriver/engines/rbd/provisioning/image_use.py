@@ -124,7 +124,9 @@ def forget_deletion(ioctx: Ioctx, name: str) -> None:
     """End the controller's claim: the image is gone, or stays. Absent is a success."""
 
     def without(now: Claims) -> Claims:
-        return replace(now, holders=tuple(each for each in now.holders if not each.is_deletion))
+        return replace(
+            now, holders=tuple(holder for holder in now.holders if not holder.is_deletion)
+        )
 
     claim_object.changed(ioctx, name, without)
 

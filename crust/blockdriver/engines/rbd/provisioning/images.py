@@ -137,7 +137,7 @@ class VolumeImages:
         """The image of the volume, and those of deleted volumes of that id whose snapshots exist."""
         found = [volume_id] if self.place.has_image(ioctx, volume_id) else []
         prefix = f"{DELETED}{volume_id}."
-        return found + [each for each in self.place.names(ioctx) if each.startswith(prefix)]
+        return found + [name for name in self.place.names(ioctx) if name.startswith(prefix)]
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
         """The names of all images but those of deleted volumes, and the intents after that: what was begun since is
@@ -145,7 +145,7 @@ class VolumeImages:
         """
         with self.place.ioctx(f"cannot list {self.place.shown}") as ioctx:
             names = self.place.names(ioctx)
-        found = frozenset(volumes.VolumeId(each) for each in names if not each.startswith(DELETED))
+        found = frozenset(volumes.VolumeId(name) for name in names if not name.startswith(DELETED))
         return found.difference(self.volume_records.unfinished())
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
@@ -202,7 +202,7 @@ def enlarge(image: Image, size_bytes: int) -> None:
 def features() -> int:
     """The features of every image: clones, an object map for differences and its speed, and deep flattening."""
     rbd = binding.load().rbd
-    return sum(int(getattr(rbd, f"RBD_FEATURE_{each}")) for each in FEATURES)
+    return sum(int(getattr(rbd, f"RBD_FEATURE_{feature}")) for feature in FEATURES)
 
 
 def is_marked(image: Image, volume_id: str) -> bool:
@@ -255,7 +255,7 @@ def differing(image: Image, since: str | None) -> tuple[Region, ...]:
 def user_snapshots(image: Image) -> list[str]:
     """The names of the snapshots that were not deleted."""
     kind = binding.load().rbd.RBD_SNAP_NAMESPACE_TYPE_USER
-    return [str(each["name"]) for each in image.list_snaps() if each["namespace"] == kind]
+    return [str(snap["name"]) for snap in image.list_snaps() if snap["namespace"] == kind]
 
 
 def hidden(image: Image, snapshot: str) -> list[int]:
@@ -264,5 +264,5 @@ def hidden(image: Image, snapshot: str) -> list[int]:
     librbd hides a snapshot first, and then removes it: one without clones is left by a client that was killed.
     """
     kind = binding.load().rbd.RBD_SNAP_NAMESPACE_TYPE_TRASH
-    found = (each for each in image.list_snaps() if each["namespace"] == kind)
+    found = (snap for snap in image.list_snaps() if snap["namespace"] == kind)
     return [int(each["id"]) for each in found if each["trash"]["original_name"] == snapshot]

@@ -150,7 +150,7 @@ class RbdTaking:
 
 def noted(images: Sequence[Snapshot]) -> bytes:
     """The note of a set's intent; `snapshots_of` reads it."""
-    return "\n".join(f"{each.volume_id} {each.snapshot_id}" for each in images).encode()
+    return "\n".join(f"{image.volume_id} {image.snapshot_id}" for image in images).encode()
 
 
 def snapshots_of(note: bytes) -> list[tuple[str, str]]:
