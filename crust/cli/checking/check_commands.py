@@ -111,7 +111,7 @@ def config_check(programs: tuple[str, ...], path: Path | None, form: "Format") -
 @click.option(
     "--parameters",
     type=_FILE,
-    help="What the driver's volumes need (TOML): docs/conformance.md.",
+    help="What the driver's volumes need: a TOML file with its parameters, secrets and sizes.",
 )
 @click.option(
     "--log",
@@ -137,7 +137,7 @@ def config_check(programs: tuple[str, ...], path: Path | None, form: "Format") -
     metavar="COMMAND",
     is_flag=False,
     flag_value="",
-    help="Check a runtime against specs/handoff.md instead (docs/runtime-author.md), with --only, --skip, --list, "
+    help="Check a runtime against the contract of the handoff directory instead, with --only, --skip, --list, "
     "--strict, --junit, --json and --timeout-s. Default of --timeout-s then: 120.",
 )
 @click.pass_context
