@@ -4,6 +4,7 @@ crust's daemons run in that node's namespaces, from this environment, beside a d
 crust wraps. Each test has a volume of its own.
 """
 
+import hashlib
 import json
 import os
 import secrets
@@ -152,6 +153,17 @@ class KataNode:
             if line.startswith("{")
         }
 
+    def device(self, target: str) -> str:
+        """The device of a published volume."""
+        digest = hashlib.sha256(target.encode()).hexdigest()
+        record = self.run("cat", f"/run/crust/volumes/{digest}/mountInfo.json").text
+        return str(json.loads(record)["device"])
+
+    def open_in_machines(self) -> str:
+        """What the virtual machines of the node have open."""
+        script = "for p in $(pgrep -f api-socket); do ls -l /proc/$p/fd; done"
+        return self.run("sh", "-c", script).text
+
     def pod(
         self, name: str, handler: str = "", *, attempt: int = 0, annotations: str = "{}"
     ) -> str:
@@ -267,4 +279,5 @@ def volume(
         node.cri("stopp", pod)
         node.cri("rmp", pod)
         node.run("sh", "-c", f"kill -9 $(pgrep -f 'api-socket.*{pod}')")  # an orphan
+    node.wait(lambda: not node.run("pgrep", "-f", "api-socket").is_ok)
     node.wait(lambda: node.co("down", name).is_ok)

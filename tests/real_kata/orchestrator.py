@@ -6,8 +6,10 @@
     on-host     mount it on the host, expand it there and unmount it, as with crust.dev/defer: never
     unpublish, unstage, down (both, and delete it)
 
-The name begins with the driver, `own` or `wrapped`, and a dash; then `xfs-` for another filesystem than ext4: it
-grows on a host without CAP_SYS_RESOURCE, and is not made smaller than 300 MiB.
+The name begins with the driver, `own` or `wrapped`, and a dash; then may follow
+    xfs-   another filesystem than ext4: it grows on a host without CAP_SYS_RESOURCE, and has 300 MiB at least
+    ro-    published read-only, after the host has written the file `x`
+    long-  a target whose path is too long for Kata
 """
 
 import asyncio
@@ -66,7 +68,13 @@ async def main(what: str, name: str, handler: str, state: str) -> None:
             made = await kubelet.create(f"pvc-{name}", SIZE_BYTES[fs_type], capability(fs_type))
             remembered.write_bytes(made.SerializeToString())
         volume = csi_pb2.Volume.FromString(remembered.read_bytes())
-        await _call(what, kubelet, volume, kubelet.target(name), fs_type)
+        target = kubelet.target(name * 10 if "long" in rest else name)
+        if what == "up" and "ro" in rest:
+            await _fill(kubelet, volume, target, fs_type)
+            await _publish(kubelet, volume, target, fs_type, readonly=True)
+            print(target)  # noqa: T201
+        else:
+            await _call(what, kubelet, volume, target, fs_type)
     finally:
         await kubelet.close()
 
@@ -97,10 +105,27 @@ async def _call(
         await kubelet.delete(volume)
 
 
-async def _publish(kubelet: Kubelet, volume: csi_pb2.Volume, target: Path, fs_type: str) -> None:
+async def _fill(kubelet: Kubelet, volume: csi_pb2.Volume, target: Path, fs_type: str) -> None:
+    deferred = dict(volume.volume_context)
+    volume.volume_context["crust.dev/defer"] = "never"
+    await _publish(kubelet, volume, target, fs_type)
+    (target / "x").write_text("kept")
+    await kubelet.unpublish(volume, target)
+    await kubelet.unstage(volume)
+    volume.volume_context.update(deferred)
+
+
+async def _publish(
+    kubelet: Kubelet,
+    volume: csi_pb2.Volume,
+    target: Path,
+    fs_type: str,
+    *,
+    readonly: bool = False,
+) -> None:
     wanted = capability(fs_type)
     await kubelet.stage(volume, wanted)
-    await kubelet.publish(volume, target, defer=False, capability=wanted)
+    await kubelet.publish(volume, target, defer=False, capability=wanted, readonly=readonly)
 
 
 if __name__ == "__main__":

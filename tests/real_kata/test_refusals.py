@@ -1,8 +1,11 @@
 """Each refusal with a real Kata, and what it leaves: no claim, no device in an entry, a pod that can start."""
 
+import contextlib
 import hashlib
+import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +16,22 @@ Fault = Callable[[KataNode, str], None]
 
 ENTRY = "/run/kata-containers/shared/direct-volumes/*"
 DROP_IN = "[hypervisor.clh]\nrootless = true\n"
+OTHER = {
+    False: "[hypervisor.clh]\n[runtime]\nname = 'virt_container'\n",
+    True: "[hypervisor.clh]\ndisable_block_device_use = false\n",
+}
+"""A configuration of Kata's other runtime, by whether the tested one is runtime-rs."""
+RUST_SAYS = "containerd-shim-kata-v2 shim (Rust): id: io.containerd.kata.v2, version: 4.1.0"
 FOREIGN = (
     '{"volume-type":"directvol","device":"/dev/null","fstype":"ext4","metadata":{},"options":[]}'
 )
+
+
+def _check_nothing_stays(node: KataNode) -> None:
+    """A call whose time was over undoes what it did a moment later."""
+    node.wait(lambda: node.claim() == {})
+    assert node.is_hidden()
+    assert "/dev/loop" not in node.open_in_machines()
 
 
 def _configure(node: KataNode, target: str) -> None:
@@ -46,16 +62,44 @@ def _show_entry(node: KataNode, target: str) -> None:
     node.wait(node.entries)
 
 
+def _hang_configuration(node: KataNode, target: str) -> None:
+    """The bridge reads a file that has changed before each create: this one does not answer."""
+    node.drop_in.parent.mkdir(exist_ok=True)
+    os.mkfifo(node.drop_in)
+
+
+def _let_go(node: KataNode, target: str) -> None:
+    """The late thread goes on, claims, and undoes it: before the next container of the volume has its turn."""
+    os.close(os.open(node.drop_in, os.O_WRONLY | os.O_NONBLOCK))
+    node.drop_in.unlink()
+
+
+def _evidence(node: KataNode) -> str:
+    return "/run/kata/*/ch-api.sock" if node.is_rust else "/run/vc/sbs/*/persist.json"
+
+
+def _hide_evidence(node: KataNode, target: str) -> None:
+    at = _evidence(node)
+    assert node.run("sh", "-c", f"for f in {at}; do mv $f $f.aside; done").is_ok
+
+
+def _show_evidence(node: KataNode, target: str) -> None:
+    at = f"{_evidence(node)}.aside"
+    assert node.run("sh", "-c", f"for f in {at}; do mv $f ${{f%.aside}}; done").is_ok
+
+
 @pytest.mark.parametrize(
-    ("error", "break_it", "mend_it"),
+    ("error", "says", "break_it", "mend_it"),
     [
-        ("KataUnfit", _configure, _configured),
-        ("KataEntryForeign", _take_name, _free_name),
-        ("GuardWithoutEntry", _hide_entry, _show_entry),
+        ("KataUnfit", "rootless is set", _configure, _configured),
+        ("KataEntryForeign", "another program made an entry", _take_name, _free_name),
+        ("GuardWithoutEntry", "no readable entry for it", _hide_entry, _show_entry),
+        ("EngineTimeOver", "app was not prepared in time", _hang_configuration, _let_go),
+        ("VmUnknown", "the virtual machine of sandbox", _hide_evidence, _show_evidence),
     ],
 )
 def test_a_refusal_leaves_nothing_and_the_pod_starts_when_its_cause_is_gone(
-    node: KataNode, volume: Volume, error: str, break_it: Fault, mend_it: Fault
+    node: KataNode, volume: Volume, error: str, says: str, break_it: Fault, mend_it: Fault
 ) -> None:
     name, target = volume
     pod = node.pod(name)
@@ -63,12 +107,108 @@ def test_a_refusal_leaves_nothing_and_the_pod_starts_when_its_cause_is_gone(
     try:
         refused = node.container(pod, "app", target)
         assert f"[{error}]" in refused.text
+        assert says in refused.text
     finally:
         mend_it(node, target)
-    assert node.claim() == {}
-    assert node.is_hidden()
+    _check_nothing_stays(node)
     node.started(pod, "app", target, "echo x > /data/x && sleep 1000")
     assert node.claim()["sandbox_id"] == pod
+    assert "/dev/loop" in node.open_in_machines()
+
+
+def test_a_path_that_is_too_long_for_kata_is_refused_at_the_publish_and_by_another_name(
+    node: KataNode, volume: Volume
+) -> None:
+    """Kata's key is the path as the engine names it: a bind mount of the target has a name of its own."""
+    name, target = volume
+    long = name.replace("own", "own-long")
+    assert "[PathTooLongForHandler]" in node.co("up", long).text
+    assert node.co("down", long).is_ok
+    alias = f"/run/alias-{'x' * 200}"
+    assert node.run("sh", "-c", f"mkdir {alias} && mount --bind {target} {alias}").is_ok
+    pod = node.pod(name)
+    try:
+        refused = node.container(pod, "app", alias)
+    finally:
+        assert node.run("sh", "-c", f"umount {alias} && rmdir {alias}").is_ok
+    assert "[KataPathTooLong]" in refused.text
+    assert f"the path has {len(alias)} bytes, and Kata's directory takes 189" in refused.text
+    _check_nothing_stays(node)
+    node.started(pod, "app", target)
+
+
+def test_a_device_that_is_gone_is_refused_until_the_volume_is_published_again(
+    node: KataNode, volume: Volume
+) -> None:
+    """A loop device in its place: the path is there, and the disk behind it is not."""
+    name, target = volume
+    device = node.device(target)
+    pod = node.pod(name)
+    assert node.run("losetup", "-d", device).is_ok
+    refused = node.container(pod, "app", target)
+    assert "[DeviceChanged]" in refused.text
+    assert target in refused.text
+    _check_nothing_stays(node)
+    node.wait(lambda: node.co("unpublish", name).is_ok)
+    node.wait(lambda: node.co("unstage", name).is_ok)
+    again = node.co("up", name)
+    assert again.is_ok, again.text
+    node.wait(node.entries)
+    node.started(pod, "app", target)
+
+
+@pytest.mark.parametrize("volume", ["own-ro"], indirect=True)
+def test_a_read_only_volume_is_not_written_or_is_refused(node: KataNode, volume: Volume) -> None:
+    """runtime-rs would attach the device writable: it has it only if the device refuses writes itself."""
+    name, target = volume
+    pod = node.pod(name)
+    answer = node.container(pod, "app", target)
+    if node.is_rust:
+        assert "[DeviceWritable]" in answer.text
+        assert f"the volume at {target} cannot be given to a sandbox read-only" in answer.text
+        _check_nothing_stays(node)
+        assert node.run("blockdev", "--setro", node.device(target)).is_ok
+        answer = node.container(pod, "again", target)
+    assert answer.is_ok, answer.text
+    container = answer.text.splitlines()[-1]
+    assert node.cri("exec", container, "cat", "/data/x").text == "kept"
+    assert "Read-only file system" in node.cri("exec", container, "touch", "/data/y").text
+
+
+def test_a_sandbox_of_kata_s_other_runtime_is_refused(
+    node: KataNode, volume: Volume, bridge: Daemon, tmp_path: Path
+) -> None:
+    """kata.toml names a configuration of the other runtime for this handler, and containerd its own one."""
+    name, target = volume
+    pod = node.pod(name)
+    bridge.end()
+    with _other_configuration(node, tmp_path):
+        wrong = node.daemon("kata")
+        refused = node.container(pod, "app", target)
+        wrong.end()
+    assert "[OtherKataRuntime]" in refused.text
+    _check_nothing_stays(node)
+    again = node.daemon("kata")
+    try:
+        node.started(pod, "app", target)
+    finally:
+        again.end()
+
+
+@contextlib.contextmanager
+def _other_configuration(node: KataNode, directory: Path) -> Iterator[None]:
+    file, shim = node.state / "kata.toml", directory / "shim"
+    before = file.read_text()
+    (directory / "configuration.toml").write_text(OTHER[node.is_rust])
+    shim.write_text(f"#!/bin/sh\necho '{RUST_SAYS}'\n")
+    shim.chmod(0o755)
+    named = f'name = "{node.handler}"\nconfiguration = "{directory}/configuration.toml"\n'
+    says = "" if node.is_rust else f'shim = "{shim}"\n'
+    file.write_text(f'default_runtime = "runc"\n[[runtimes]]\n{named}{says}')
+    try:
+        yield
+    finally:
+        file.write_text(before)
 
 
 def test_a_pod_that_forbids_block_devices_by_annotation_gets_no_directory_of_the_host(

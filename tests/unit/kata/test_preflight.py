@@ -140,9 +140,12 @@ def test_what_was_not_run_needs_the_setting_and_what_cannot_work_never_passes(
     with pytest.raises(KataUnfit, match="drops the options"):
         check(_runtime(path, shim), read(path))
     assert check(_runtime(path, shim, unproven=True), read(path)).version == (3, 30)
-    for never in ("remote", "qemu"):
+    _written(path, RUST.replace("clh", "remote"))
+    with pytest.raises(KataUnfit, match="peer pods"):
+        check(_runtime(path, shim, unproven=True), read(path))
+    for never in ("qemu", "dragonball", "firecracker", "openvmm"):  # its process is named nowhere
         _written(path, RUST.replace("clh", never))
-        with raised("KataUnfit"):
+        with pytest.raises(KataUnfit, match="found by Cloud Hypervisor's socket"):
             check(_runtime(path, shim, unproven=True), read(path))
 
 
