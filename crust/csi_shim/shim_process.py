@@ -51,14 +51,17 @@ async def serving(
     """Serve the shim while the block runs. Raises what `server.serving` raises, and `DetachNotChecked`, before
     anything is served.
     """
-    directory = os.path.dirname(settings.socket)
-    with oserrors.translating(f"cannot make the directory {directory}"):
-        await workers.run(os.makedirs, directory, 0o700, exist_ok=True)
-    async with starting(f"{settings.socket}.lock") as daemon:
+    async with contextlib.AsyncExitStack() as stack:
         if settings.controller:
             from crust.csi_shim.controller import controller_shim  # a node need not load it
 
-            own = controller_shim.part(settings, daemon)
+            users = await stack.enter_async_context(controller_shim.users_of(settings))
+        directory = os.path.dirname(settings.socket)
+        with oserrors.translating(f"cannot make the directory {directory}"):
+            await workers.run(os.makedirs, directory, 0o700, exist_ok=True)
+        daemon = await stack.enter_async_context(starting(f"{settings.socket}.lock"))
+        if settings.controller:
+            own = controller_shim.part(settings, daemon, users)
         else:
             own = part(settings, daemon, threads=threads)
         async with own, daemon.serves():

@@ -161,10 +161,11 @@ class ControllerShim:
 
 
 @asynccontextmanager
-async def part(settings: ShimSettings, daemon: Daemon) -> AsyncIterator[None]:
-    """Serve as the process `daemon` while the block runs. Raises `DetachNotChecked`."""
+async def part(
+    settings: ShimSettings, daemon: Daemon, users: VolumesInUse | None
+) -> AsyncIterator[None]:
+    """Serve as the process `daemon` while the block runs; `users` as `users_of` gives them."""
     async with (
-        users_of(settings) as users,
         SocketPort(settings.driver_socket) as port,
         contextlib.aclosing(CsiDriver(port)) as driver,
     ):
