@@ -41,7 +41,7 @@ class RuntimeNotUsable(errors.NotReady):
         super().__init__(
             f"the runtime {command!r} cannot be tested",
             why=why,
-            hint="it must register at {registry} of its command line, and answer each line of its standard input",
+            hint="it must register at the socket that its command line names, and answer each line of its input",
         )
 
 
