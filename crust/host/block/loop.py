@@ -17,7 +17,6 @@ import errno
 import fcntl
 import os
 import stat
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +28,6 @@ from crust.host.files.held_directory import AnyPath
 from crust.host.process import oserrors, syscalls
 
 _ATTEMPTS = 1000
-_GONE_TIMEOUT_S, _GONE_PERIOD_S = 2.0, 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,10 +255,8 @@ def _clear(device: LoopDevice, fd: int) -> None:
 
 def _wait_until_gone(device: LoopDevice) -> None:
     """Wait for another opener of the device: udev's probe ends in a moment; a longer one is an error."""
-    ends_s = time.monotonic() + _GONE_TIMEOUT_S
-    while time.monotonic() < ends_s:
-        time.sleep(_GONE_PERIOD_S)
-        if not is_attached(device):
+    with loopctl.Changes() as changes:
+        if changes.wait_until(lambda: not is_attached(device)):
             return
     _keep(device)
     raise holders.device_in_use(device.path)

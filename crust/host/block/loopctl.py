@@ -6,9 +6,14 @@ It raises `OSError`: its callers, `loop` and `holders`, know what each errno mea
 import fcntl
 import functools
 import os
+import select
+import socket
 import stat
 import struct
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 from crust.core import volumes
 from crust.host.process import syscalls, sysfs
@@ -35,6 +40,9 @@ _INFO = struct.Struct("=5Q4I64s64s32s2Q")
 # struct loop_config: descriptor, block size, loop_info64, reserved.
 _CONFIG = struct.Struct(f"=2I{_INFO.size}s64s")
 _SECTOR_BYTES = 512
+
+_UEVENTS = 15  # NETLINK_KOBJECT_UEVENT
+_GONE_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +148,38 @@ def size_bytes(number: int) -> int:
 def _minor(number: int) -> int:
     # Not always the number itself: with max_part set, every device reserves minors for partitions. It never changes.
     return int(sysfs.read(f"/sys/block/loop{number}/dev").partition(":")[2])
+
+
+class Changes:
+    """The kernel's uevents from the moment of construction on, so that no change is missed."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(
+            socket.AF_NETLINK,
+            socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
+            _UEVENTS,
+        )
+        self._socket.bind((0, 1))
+
+    def wait_until(self, done: Callable[[], bool]) -> bool:
+        """Call `done` at every event until it is true, or two seconds have passed."""
+        deadline = time.monotonic() + _GONE_TIMEOUT_S
+        while not done():
+            rest_s = deadline - time.monotonic()
+            if rest_s <= 0 or not select.select([self._socket], [], [], rest_s)[0]:
+                return done()
+            self._drop_pending()
+        return True
+
+    def _drop_pending(self) -> None:
+        try:
+            while self._socket.recv(8192):
+                continue
+        except OSError:
+            return  # no more events, or an overflow: in both cases `done` is called again
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()

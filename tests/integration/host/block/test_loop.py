@@ -173,7 +173,7 @@ def test_detach_of_a_mounted_device_is_refused(attach: Attach, mountpoint: str) 
 def test_detach_of_an_open_device_is_refused_and_keeps_it_attached(
     attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "_GONE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(loopctl, "_GONE_TIMEOUT_S", 0.05)
     device = attach()
     holder = os.open(device.path, os.O_RDONLY)
     try:
