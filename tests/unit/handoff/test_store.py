@@ -1,10 +1,12 @@
 """crust.handoff.store: entries appear, change and disappear atomically; unknown files are kept and reported."""
 
+import fcntl
 import json
 import os
 import shutil
 import socket
 import stat
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -70,6 +72,19 @@ def test_open_store_is_empty_and_opening_again_changes_nothing(store: Store) -> 
     assert store.read(TARGET) is None
     assert store.scan() == ()
     assert Store(f"{store.root}/not/there").scan() == ()
+
+
+def test_writer_has_the_lock_that_the_contract_names(store: Store) -> None:
+    """As a program without crust's code asks: struct flock by hand. flock(2) sees no such lock."""
+    whole_file = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    with (
+        store.lock(),
+        open(store.layout.writer_lock, "r+b") as other,
+        pytest.raises(BlockingIOError),
+    ):
+        fcntl.fcntl(other, fcntl.F_OFD_SETLK, whole_file)
+    with open(store.layout.writer_lock, "r+b") as other:
+        fcntl.fcntl(other, fcntl.F_OFD_SETLK, whole_file)
 
 
 def test_same_content_again_changes_nothing(store: Store) -> None:
