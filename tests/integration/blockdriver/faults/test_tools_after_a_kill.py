@@ -5,6 +5,7 @@ before it has opened the device: the next driver can detect it only by the lock 
 """
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -52,6 +53,7 @@ def _driver_killed_in(stage: Callable[[], None]) -> int:
     """Run `stage` in a process that is killed as soon as its program has stopped; returns the stopped process."""
     driver = os.fork()
     if not driver:
+        gc.freeze()  # as `crashes` does
         with suppress(BaseException):
             stage()
         os._exit(1)
