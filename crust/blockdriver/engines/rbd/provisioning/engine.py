@@ -181,7 +181,7 @@ class RbdProvisioning(RbdSnapshots):
             try:
                 self.settle(thing_id)
             except errors.CrustError as err:
-                text = "a half made volume or set stays for now"
+                text = "an unfinished volume or set stays"
                 _log.warning(text, extra={"id": thing_id, "error": err})
             raise
         if not thing.is_committed:
