@@ -1,22 +1,29 @@
-"""`crust status`, `volumes`, `handlers`, `drivers`, `describe`, against a running proxy, shim and driver."""
+"""`crust status`, `volumes`, `handlers`, `drivers`, `describe` on a running proxy; orphans, `crust end-orphan`."""
 
 import asyncio
+import datetime
 import json
 import os
 import pty
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest import mock
 
 import grpc
 import pytest
 import pytest_asyncio
+from click.testing import Result
 
 import crust as crust_package
+from crust.core import volumes
+from crust.handoff import claims, layout
+from crust.runtime_handler import keepers
 from tests.support.drivers import fake_driver
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import DRIVER, Node, Places
@@ -235,3 +242,131 @@ async def test_watch_on_a_terminal_restores_it(node: Node) -> None:
     finally:
         os.close(leader)
     assert text.index(b"\x1b[?1049h") < text.index(b"SANDBOX") < text.index(b"\x1b[?1049l")
+
+
+SANDBOX = "sandbox-0001"
+ORPHANED = claims.Claim(
+    sandbox_id=SANDBOX,
+    handler="kata",
+    state=claims.State.ERROR,
+    error="[SandboxOrphaned] sandbox sandbox-0001 is lost to its container engine",
+    pid=0,
+    claimed_at=datetime.datetime.now(datetime.UTC),
+    live=True,
+)
+
+
+@dataclass
+class _Machine:
+    """A process with a volume, whose claim a keeper holds."""
+
+    node: Node
+    process: subprocess.Popen[bytes]
+    paths: layout.EntryPaths
+
+    @property
+    def lives(self) -> bool:
+        return self.process.poll() is None
+
+    async def crust(self, *words: str, answer: str = "") -> Result:
+        return await invoked(*words, "--run-dir", self.node.places.run, answer=answer)
+
+    async def end(self, *words: str, answer: str = "") -> Result:
+        return await self.crust("end-orphan", "vol-1", *words, answer=answer)
+
+    def write(self, claim: claims.Claim) -> None:
+        """What its runtime writes; a test has no copy of the lock, and needs none to write the file."""
+        claims.write(self.paths, claim)
+
+
+@contextmanager
+def _process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    program = [sys.executable, "-c", "import sys; sys.stdin.read()", *arguments]
+    with subprocess.Popen(program, stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+@pytest_asyncio.fixture
+async def machine(places: Places) -> AsyncIterator[_Machine]:
+    async with nodes.running(places, driver=fake_driver.FakeDriver()) as node, node.handler():
+        target = places.target("pod-1")
+        await node.co.publish("vol-1", target)
+        path = volumes.TargetPath.parse(target)
+        paths = layout.Layout(f"{places.run}/volumes").entry(path)
+        with ExitStack() as stack:
+            process = stack.enter_context(_process())
+            socket = Path(places.root) / "keeper.sock"
+            with claims.ClaimLock.acquire(paths, path) as lock:
+                claims.write(paths, replace(ORPHANED, pid=process.pid))
+                with keepers.start(socket, process.pid) as keeper:
+                    keeper.hold("volume", [lock.fd])
+                lock.close()
+            yield _Machine(node, process, paths)
+
+
+async def test_orphan_is_ended_and_its_volume_is_free(machine: _Machine) -> None:
+    ended = await machine.end("--yes")
+    assert ended.exit_code == 0, ended.output
+    said = f"ended process {machine.process.pid}, sandbox {SANDBOX}: the volume vol-1 is free"
+    assert said in ended.output
+    assert not machine.lives
+    assert not claims.is_held(machine.paths)
+
+
+async def test_it_is_asked_before_and_no_ends_nothing(machine: _Machine) -> None:
+    asked = await machine.end(answer="n\n")
+    assert asked.exit_code == 1
+    assert f"Process {machine.process.pid} (" in asked.output
+    assert machine.lives
+    assert (await machine.end(answer="y\n")).exit_code == 0
+    assert not machine.lives
+
+
+async def test_orphan_is_shown_with_its_process_and_what_to_do(machine: _Machine) -> None:
+    wide = await machine.crust("volumes", "-o", "wide")
+    assert str(machine.process.pid) in wide.output
+    assert "[SandboxOrphaned]" in wide.output
+    described = await machine.crust("describe", "vol-1")
+    assert f"claimed by    process {machine.process.pid}" in described.output
+    doctor = await machine.crust("doctor", "--check", "orphans")
+    assert doctor.exit_code == 1
+    assert "do: crust end-orphan vol-1" in doctor.output
+    await machine.end("--yes")
+    assert (await machine.crust("doctor", "--check", "orphans")).exit_code == 0
+
+
+async def test_machine_that_its_runtime_knows_is_not_ended(machine: _Machine) -> None:
+    for claim in (
+        replace(ORPHANED, pid=machine.process.pid, state=claims.State.MOUNTED, error=""),
+        replace(ORPHANED, pid=machine.process.pid, error="mount failed"),
+    ):
+        machine.write(claim)
+        ended = await machine.end("--yes")
+        assert ended.exit_code == 1
+        assert "[NotOrphaned]" in ended.output
+    assert machine.lives
+
+
+async def test_process_that_the_claim_does_not_end_with_is_not_ended(machine: _Machine) -> None:
+    with _process() as other:
+        machine.write(replace(ORPHANED, pid=other.pid))
+        ended = await machine.end("--yes")
+        assert ended.exit_code == 1
+        assert "no process that has it watches that process" in ended.output
+        assert other.poll() is None
+    assert machine.lives
+
+
+async def test_sandbox_with_a_shim_is_not_ended(machine: _Machine) -> None:
+    with _process("-namespace", "k8s.io", "-id", SANDBOX) as shim:
+        ended = await machine.end("--yes")
+        assert ended.exit_code == 1
+        assert f"process {shim.pid} is a shim of that sandbox" in ended.output
+    assert machine.lives
+
+
+async def test_volume_that_is_not_deferred_is_said_to_be_so(machine: _Machine) -> None:
+    ended = await machine.crust("end-orphan", "vol-2", "--yes")
+    assert ended.exit_code == 1
+    assert "[VolumeNotDeferred]" in ended.output

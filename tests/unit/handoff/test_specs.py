@@ -32,7 +32,7 @@ TESTS = {
     9: (f"{UNIT}/test_record.py", "credential_is_refused_and_absent_from_the_error"),
     10: (f"{UNIT}/test_store.py", "unreadable_record_is_never_absent"),
     11: (f"{UNIT}/test_store.py", "entry_without_record_is_absent_and_a_publish_replaces_it"),
-    13: ("tests/unit/proxy/test_process.py", "second_proxy_on_one_handoff_directory_is_refused"),
+    13: ("tests/unit/proxy/test_restart.py", "second_proxy_on_one_handoff_directory_is_refused"),
     14: (f"{UNIT}/test_crashes.py", "publish_killed_anywhere_leaves_complete_entry_or_none"),
     15: (f"{UNIT}/test_store.py", "other_content_never_replaces_the_record_of_a_live_sandbox"),
     16: (f"{UNIT}/test_crashes.py", "rewrite_killed_anywhere_leaves_old_or_new_record"),
