@@ -162,6 +162,7 @@ NOT_OFFERED_BY_ALL = {
 NEED_A_KEEPER = {"R-110", "R-111", "R-112", "R-113"}
 
 
+@pytest.mark.spec("H-48")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("cases", ["R-100..R-199", "R-200..R-299", "R-300..R-399"])
 def test_example_microvm_runtime_breaks_no_duty(tmp_path: Path, cases: str) -> None:

@@ -31,6 +31,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+@pytest.mark.spec("H-47")
 @pytest.mark.parametrize("fstype", sorted(SMALLEST))
 async def test_blank_disk_is_formatted_once(
     vm: machine.Machine, blank: Path, disk: str, fstype: str
@@ -139,6 +140,7 @@ async def test_blank_disk_gets_a_container_and_holds_no_plaintext(
     assert await shell(vm, "cat /data/file", BIND) == f"{MARKER}\n"
 
 
+@pytest.mark.spec("H-49")
 async def test_wrong_passphrase_is_an_error_that_says_so_and_changes_nothing(
     vm: machine.Machine, blank: Path, luks_disk: str
 ) -> None:

@@ -74,6 +74,7 @@ async def test_first_hint_comes_at_once_even_if_there_are_no_entries(store: Stor
         assert await _next(_scans(full)) == [entry]
 
 
+@pytest.mark.spec("H-31")
 async def test_each_change_of_an_entry_is_a_hint(store: Store, looking: Watch) -> None:
     scans = _scans(looking)
     await _next(scans)
@@ -134,6 +135,7 @@ async def test_many_events_coalesce_into_one_hint(store: Store, looking: Watch) 
         pass
 
 
+@pytest.mark.spec("H-30")
 async def test_queue_overflow_causes_a_hint_and_no_change_is_lost(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -295,6 +297,7 @@ def paths(trusted: Store) -> layout.EntryPaths:
     return trusted.layout.entry(TARGET)
 
 
+@pytest.mark.spec("H-4")
 @pytest.mark.parametrize("path_of", [lambda paths: paths.record, lambda paths: paths.directory])
 def test_directory_or_file_of_another_user_is_an_error_for_every_reader(
     trusted: Store, paths: layout.EntryPaths, path_of: Callable[[layout.EntryPaths], str]

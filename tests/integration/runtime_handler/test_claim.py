@@ -47,6 +47,7 @@ def _is_free(store: Store, path: str) -> bool:
     return True
 
 
+@pytest.mark.spec("H-29")
 def test_claim_names_its_sandbox_and_holds_the_device_exclusively(
     store: Store, device: MakeDevice, tmp_path: Path
 ) -> None:
@@ -77,6 +78,7 @@ def test_a_second_sandbox_is_refused_by_the_name_of_the_first(
         _claim(store, TWO)
 
 
+@pytest.mark.spec("H-25")
 def test_claim_lives_as_long_as_the_hypervisor(
     store: Store, device: MakeDevice, hypervisor_of: StartHypervisor
 ) -> None:
@@ -100,6 +102,7 @@ def test_claim_lives_as_long_as_the_hypervisor(
     assert claims.read(store.layout.entry(TARGET)) is None
 
 
+@pytest.mark.spec("H-28")
 def test_a_device_that_the_host_has_mounted_is_not_claimed(
     store: Store, device: MakeDevice, tmp_path: Path
 ) -> None:
@@ -119,6 +122,7 @@ def test_a_device_that_the_host_has_mounted_is_not_claimed(
     _claim(store).release()
 
 
+@pytest.mark.spec("H-23")
 def test_claim_refuses_a_device_that_was_attached_again(store: Store, device: MakeDevice) -> None:
     """Under the same number, as it is unless others on the machine attach or detach something meanwhile."""
     meant, again = device("a").identity, device("a")
@@ -223,6 +227,7 @@ def test_adopt_refuses_a_process_that_does_not_hold_the_lock(
     assert not claims.is_held(store.layout.entry(TARGET))
 
 
+@pytest.mark.spec("H-24")
 def test_report_does_not_overwrite_another_sandboxs_claim(store: Store, device: MakeDevice) -> None:
     store.write(record_of(device("a"), TARGET))
     old = _claim(store)

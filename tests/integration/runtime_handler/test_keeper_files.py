@@ -81,6 +81,7 @@ def test_the_end_of_one_process_changes_nothing(
     assert Path(over).read_text() == "back"
 
 
+@pytest.mark.spec("H-56")
 @pytest.mark.parametrize("how", ["the VM", "the claim"])
 def test_it_goes_with_what_ends_first(
     keeper: keepers.Keeper, run_dir: str, vm: subprocess.Popen[bytes], how: str

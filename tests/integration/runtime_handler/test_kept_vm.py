@@ -93,6 +93,7 @@ def test_vm_is_killed_if_another_sandbox_has_the_volume_whose_claim_is_not_touch
         assert (found.sandbox_id, found.state, found.live) == (TWO, State.MOUNTED, True)
 
 
+@pytest.mark.spec("H-46")
 def test_vm_is_killed_if_another_sandbox_had_the_volume_and_gave_it_back(
     store: Store, record: Record, vm: kept_vm.KeptVm, process: subprocess.Popen[bytes]
 ) -> None:

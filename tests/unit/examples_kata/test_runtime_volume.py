@@ -90,6 +90,7 @@ async def test_claim_is_kept_while_the_guest_may_have_the_device(world: World, s
 LIMITS = volumes.IoLimits(read_iops=100, write_bytes_per_second=1 << 20)
 
 
+@pytest.mark.spec("H-36")
 async def test_record_limits_are_set_before_mount(world: World) -> None:
     world.records[TARGET.text] = limited(LIMITS)
     world.failures["mount"].append(faults.GuestRefused("a bad option"))
@@ -101,6 +102,7 @@ async def test_record_limits_are_set_before_mount(world: World) -> None:
     assert limits == LIMITS
 
 
+@pytest.mark.spec("H-37")
 async def test_resume_sets_the_current_limits_of_the_record(world: World) -> None:
     """The daemon died before it set the limits, or the proxy changed the record meanwhile."""
     world.records[TARGET.text] = limited(LIMITS)

@@ -1,4 +1,4 @@
-"""crust.handoff.claims: the lock proves that a sandbox lives, the file names it."""
+"""crust.handoff.claims: the lock proves that a sandbox lives, the file names it; the layout says where both are."""
 
 import os
 import subprocess
@@ -10,6 +10,7 @@ import pytest
 from crust.core import errors
 from crust.handoff import claims, layout
 from crust.handoff.claims import Claim, ClaimLock, HeldBySandbox, NotPublished, State
+from crust.handoff.layout import Layout
 from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import Store
 from crust.host.files import locks
@@ -86,6 +87,7 @@ def test_claim_without_a_sandbox_is_not_written(paths: layout.EntryPaths) -> Non
     assert not os.path.exists(paths.claim)
 
 
+@pytest.mark.spec("H-26")
 def test_is_held_does_not_take_the_lock(
     paths: layout.EntryPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +126,7 @@ def test_released_lock_is_free_though_a_child_has_a_copy(paths: layout.EntryPath
     assert not held
 
 
+@pytest.mark.spec("H-22")
 @pytest.mark.parametrize("is_published_again", [True, False])
 def test_acquire_of_an_entry_replaced_meanwhile_starts_again(
     store: Store,
@@ -152,6 +155,7 @@ def test_acquire_of_an_entry_replaced_meanwhile_starts_again(
     assert os.listdir(store.root) == []
 
 
+@pytest.mark.spec("H-21")
 @pytest.mark.parametrize("damage", ["symlink", "pipe", "directory", "second name", "writable"])
 def test_lock_file_of_somebody_else_is_refused(paths: layout.EntryPaths, damage: str) -> None:
     lock = paths.claim_lock
@@ -186,3 +190,36 @@ def test_removing_a_claim_is_idempotent(store: Store, paths: layout.EntryPaths) 
     with store.begin_removal(TARGET) as unpublish:
         unpublish.complete()
     claims.remove(paths)
+
+
+@pytest.mark.spec("H-1")
+def test_entry_is_named_by_digest_of_target_path() -> None:
+    entry = Layout("/r").entry(TARGET)
+    assert entry.directory == f"/r/{TARGET.digest}"
+    assert entry == Layout("/r").entry(TARGET.digest)
+    assert entry.record == f"/r/{TARGET.digest}/mountInfo.json"
+    assert entry.claim_lock == f"/r/{TARGET.digest}/claim.lock"
+
+
+@pytest.mark.parametrize("key", ["", "abc", "../" + "a" * 61, "A" * 64, "a" * 63 + "/", "a" * 65])
+def test_entry_refuses_a_name_that_is_not_a_digest(key: str) -> None:
+    with pytest.raises(ValueError, match="not an entry's name"):
+        Layout("/r").entry(key)
+
+
+@pytest.mark.spec("H-2")
+def test_names_for_building_and_removing_are_hidden_and_temporary() -> None:
+    names = Layout("/r")
+    for path in (names.new_staging(TARGET.digest), names.new_gone(TARGET.digest)):
+        name = path.removeprefix("/r/")
+        assert layout.is_hidden(name)
+        assert layout.is_temporary(name)
+    assert names.new_staging(TARGET.digest) != names.new_staging(TARGET.digest)
+
+
+def test_names_are_legal_hidden_or_unknown() -> None:
+    assert layout.is_entry(TARGET.digest)
+    assert not layout.is_entry("lost+found")
+    assert not layout.is_temporary(".other")
+    unknown = [name for name in ("mountInfo.json", ".x", "sandbox-7") if layout.is_unknown(name)]
+    assert unknown == ["sandbox-7"]

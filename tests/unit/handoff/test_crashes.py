@@ -61,6 +61,7 @@ def _unpublish(store: Store) -> None:
         return
 
 
+@pytest.mark.spec("H-14")
 def test_publish_killed_anywhere_leaves_complete_entry_or_none(
     stores: Stores,
 ) -> None:
@@ -78,6 +79,7 @@ def test_publish_killed_anywhere_leaves_complete_entry_or_none(
     assert points > 8
 
 
+@pytest.mark.spec("H-16")
 def test_rewrite_killed_anywhere_leaves_old_or_new_record(stores: Stores) -> None:
     seen = set()
     for number in crashes.crash_points(stores.published, stores.rewrite):
@@ -92,6 +94,7 @@ def test_rewrite_killed_anywhere_leaves_old_or_new_record(stores: Stores) -> Non
     assert len(seen) == 2
 
 
+@pytest.mark.spec("H-18")
 def test_unpublish_killed_anywhere_leaves_the_entry_or_none(
     stores: Stores,
 ) -> None:

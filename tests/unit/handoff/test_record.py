@@ -161,6 +161,7 @@ def test_invalid_record_is_unreadable_and_the_error_names_the_field(data: bytes)
         records.parse(data, path="/r/mountInfo.json")
 
 
+@pytest.mark.spec("H-5")
 def test_keys_of_later_version_are_ignored_unless_required() -> None:
     plain = json.loads(_in_crust("limits", {"read_iops": 5, "burst": 7}))
     plain["later"] = {"a": 1}
@@ -170,6 +171,7 @@ def test_keys_of_later_version_are_ignored_unless_required() -> None:
     assert record == a_record(io_limits=volumes.IoLimits(read_iops=5))
 
 
+@pytest.mark.spec("H-6")
 def test_newer_schema_is_reported_whatever_else_differs() -> None:
     plain = json.loads(_in_crust("schema", 3))
     plain["brand-new"] = True
@@ -179,11 +181,13 @@ def test_newer_schema_is_reported_whatever_else_differs() -> None:
         records.parse(json.dumps(plain).encode())
 
 
+@pytest.mark.spec("H-7")
 def test_record_in_another_entry_is_refused() -> None:
     with pytest.raises(UnreadableHandoffRecord, match="whose entry is"):
         records.parse(a_record().to_bytes(), digest="0" * 64)
 
 
+@pytest.mark.spec("H-9")
 @pytest.mark.parametrize(
     "option", ["password=hunter2", "credentials=/x/hunter2", "src=smb://u:hunter2@h/x"]
 )
@@ -199,6 +203,7 @@ def test_credential_is_refused_and_absent_from_the_error(option: str) -> None:
             chain = chain.__cause__ or chain.__context__
 
 
+@pytest.mark.spec("H-8")
 def test_host_options_are_dropped_and_ro_becomes_readonly() -> None:
     record = a_record(mount_options=("_netdev", "ro", "noatime,nodiratime", "x-systemd.automount"))
     assert record.mount.mount_options == ("noatime", "nodiratime")
@@ -240,6 +245,7 @@ def test_generation_is_no_content_and_device_no_request() -> None:
     assert one.digest == TARGET.digest
 
 
+@pytest.mark.spec("H-40")
 def test_group_without_a_policy_is_changed_only_on_root_mismatch() -> None:
     record = a_record()
     plain = json.loads(record.to_bytes())

@@ -102,6 +102,7 @@ def test_other_content_for_target_is_refused_naming_published_volume(store: Stor
     assert store.write(a_record(capacity_bytes=2 << 30)).require().generation == 2
 
 
+@pytest.mark.spec("H-15")
 def test_other_content_never_replaces_the_record_of_a_live_sandbox(store: Store) -> None:
     store.write(a_record())
     with _claim(store), pytest.raises(HeldBySandbox, match="sandbox-1"):
@@ -140,6 +141,7 @@ def test_keys_of_a_later_version_are_kept_by_a_rewrite(store: Store) -> None:
     assert "later" not in path.read_text(), "another publish is another record"
 
 
+@pytest.mark.spec("H-17")
 def test_begin_unpublish_is_refused_while_a_sandbox_has_the_volume(store: Store) -> None:
     store.write(a_record())
     with (
@@ -159,6 +161,7 @@ def test_removal_excludes_sandboxes_and_leaves_the_entry_unless_completed(store:
     assert store.read(TARGET) == entry
 
 
+@pytest.mark.spec("H-11")
 def test_entry_without_record_is_absent_and_a_publish_replaces_it(store: Store) -> None:
     store.write(a_record())
     _claim(store).close()
@@ -186,6 +189,7 @@ def test_unpublish_is_durable_at_its_answer(store: Store) -> None:
     assert steps[1] == ("sync", store.root)
 
 
+@pytest.mark.spec("H-42")
 def test_files_of_runtime_are_neither_reported_nor_kept(store: Store) -> None:
     store.write(a_record())
     _claim(store).close()
@@ -240,6 +244,7 @@ def test_recent_change_is_read_again(store: Store, monkeypatch: pytest.MonkeyPat
         assert len(looks.look().read) == read
 
 
+@pytest.mark.spec("H-19", "H-3")
 def test_unknown_names_are_reported_and_kept_by_unpublish(store: Store) -> None:
     store.write(a_record())
     unknown = Path(_paths(store).directory, "sandbox-7")
@@ -257,6 +262,7 @@ def test_unknown_names_are_reported_and_kept_by_unpublish(store: Store) -> None:
     store.write(a_record())
 
 
+@pytest.mark.spec("H-20")
 def test_remove_orphans_removes_only_what_a_crash_left(store: Store) -> None:
     entry = store.write(a_record())
     for path in (store.layout.new_staging(TARGET.digest), store.layout.new_gone(TARGET.digest)):
@@ -307,6 +313,7 @@ def _writable(path: str) -> None:
     os.chmod(path, 0o666)
 
 
+@pytest.mark.spec("H-10")
 @pytest.mark.parametrize(
     "make",
     [

@@ -75,6 +75,7 @@ async def output(process: Process) -> str:
     return (out + err).decode()
 
 
+@pytest.mark.spec("H-13")
 async def test_second_proxy_on_one_handoff_directory_is_refused(places: Places) -> None:
     """Two vendors' DaemonSets: each has a run directory and a socket of its own, and both write one directory."""
     socket, run_dir = f"{places.root}/other.sock", f"{places.root}/other"

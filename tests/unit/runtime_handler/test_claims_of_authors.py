@@ -269,6 +269,7 @@ def test_source_that_is_not_a_deferred_volume_is_not_deferred(store: Store, sour
         resolve_source(store.root, f"{source}/a\0b")
 
 
+@pytest.mark.spec("H-32")
 def test_longest_target_wins(empty: Store) -> None:
     outer, inner = a_record("/pods/a"), a_record("/pods/a/inner")
     empty.write(outer)

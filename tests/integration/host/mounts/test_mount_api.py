@@ -259,6 +259,7 @@ def _names(mountpoint: str) -> list[Callable[[], object]]:
     ]
 
 
+@pytest.mark.spec("H-39")
 @pytest.mark.parametrize("kernel", ["this one", "before 6.6"])
 def test_mount_guard_without_names_takes_owner_mode_and_label(
     mountpoint: str, monkeypatch: pytest.MonkeyPatch, kernel: str

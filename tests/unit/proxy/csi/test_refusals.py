@@ -167,6 +167,7 @@ async def test_invalid_target_path_is_refused(kata: Node, path: str, words: str)
     assert kata.places.entries() == []
 
 
+@pytest.mark.spec("H-41")
 @pytest.mark.parametrize("known", [True, False])
 async def test_unreadable_entry_blocks_what_may_be_its(places: Places, *, known: bool) -> None:
     """A live sandbox may have it: nobody else gets the volume or its device, deferred or on the host.
