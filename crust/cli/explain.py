@@ -73,15 +73,22 @@ def _table() -> Path:
 
 
 def pages(table: str) -> Iterator[Page]:
-    """Of all errors in the text of docs/errors.md, the branches' own included."""
+    """Of all errors in the text of docs/errors.md, the branches' own included.
+
+    Raises click.ClickException for a section without its branch, its meaning or its advice.
+    """
     for section in re.split(r"^(?=## )", table.partition(_OTHERS)[0], flags=re.MULTILINE)[1:]:
-        heading, _, meaning, who, *rows = section.splitlines()
-        branch, by = _BRANCH.fullmatch(heading), _WHO.fullmatch(who)
-        assert branch is not None, heading
-        assert by is not None, who
+        lines = section.splitlines()
+        branch = _BRANCH.fullmatch(lines[0])
+        by = _WHO.fullmatch(lines[3]) if len(lines) > 3 else None
+        if branch is None or by is None:
+            raise click.ClickException(
+                f"the table of the errors cannot be read: {lines[0]!r} is no branch with its meaning and advice"
+            )
+        meaning = lines[2]
         kind = f"{branch[1]}: {meaning}"
         yield Page(branch[1], meaning, branch[2], kind, by[1], by[2])
-        for row in filter(None, map(_ROW.fullmatch, rows)):
+        for row in filter(None, map(_ROW.fullmatch, lines[4:])):
             happened, advice = (cell.replace("\\|", "|") for cell in row.group(2, 3))
             yield Page(row[1], happened, branch[2], kind, by[1], advice or by[2])
 

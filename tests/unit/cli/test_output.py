@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
-from crust.cli import bundle, main, output
+from crust.cli import bundle, explain, main, output
 from crust.cli.inspecting import views
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Places
@@ -104,7 +105,7 @@ def test_completion_of_a_line_has_commands_flags_and_values(line: str, wanted: s
 MOUNT_FAILED = (
     "INTERNAL",
     "RuntimeFailed",
-    "The kernel could not mount",
+    "the kernel could not mount",
     "who retries",
     "what to do",
 )
@@ -277,3 +278,8 @@ async def test_bundle_of_a_disk_that_hangs_ends_and_names_its_files(
     finally:
         released.set()
     assert b"volume.json: [SystemCallTimedOut]" in contents(root / "a.tar.gz")["missing.txt"]
+
+
+def test_table_of_errors_that_is_damaged_is_refused_by_name() -> None:
+    with pytest.raises(click.ClickException, match="cannot be read: '## Damaged' is no branch"):
+        list(explain.pages("## Damaged\n"))
