@@ -15,7 +15,9 @@ from typing import Any
 CALLS = (
     "open",
     "write",
+    "pwrite",
     "fsync",
+    "fdatasync",
     "rename",
     "link",
     "unlink",

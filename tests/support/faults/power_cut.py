@@ -177,8 +177,8 @@ def recorded(root: Path, store: Path, *, names_survive: bool) -> Iterator[Record
     recorder = Recorder(root, store, names_survive)
     with pytest.MonkeyPatch.context() as patched:
         for name, wrap in (
-            ("fsync", _sync), ("open", _open), ("mkdir", _mkdir), ("rename", _rename), ("link", _link),
-            ("unlink", _unlink), ("rmdir", _unlink),
+            ("fsync", _sync), ("fdatasync", _sync), ("open", _open), ("mkdir", _mkdir), ("rename", _rename),
+            ("link", _link), ("unlink", _unlink), ("rmdir", _unlink),
         ):  # fmt: skip
             patched.setattr(os, name, wrap(recorder, getattr(os, name)))
         patched.setattr(commands, "run", _program(recorder, commands.run))

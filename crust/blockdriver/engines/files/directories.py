@@ -12,7 +12,8 @@ A volume or set exists while its record does. A directory without one is not "ha
 nothing is made in its place or removed.
 
 A record is replaced atomically and durably. `save` compares under a lock of this process: one process has the pool
-(`DirectoryPool.lock`).
+(`DirectoryPool.lock`). One that fits into a sector is written in place, with one wait for the disk: a disk writes a
+sector whole or not at all. A larger one is renamed over the old one, with two waits.
 
 *Reserve.* A full pool is emptied by unpublishing and deleting volumes. An unpublish begins with the write of a
 record, and a delete with a new name. So a small file beside the volumes gives its blocks to such changes when the
@@ -36,7 +37,7 @@ from crust.blockdriver.engines.protocol import ImageMissing, orphan_image
 from crust.core import errors, volumes
 from crust.host.files import durable, sparse
 from crust.host.files.held_directory import Place
-from crust.host.process import oserrors
+from crust.host.process import oserrors, syscalls
 
 _NEW, _GONE = ".new-", ".gone-"
 _IMAGE = ".img"
@@ -47,6 +48,7 @@ RECORDS = {
 }
 
 _RESERVE_BYTES = 256 * 1024
+_SECTOR_BYTES = 512
 _LOCKS = 64
 
 _log = logging.getLogger(__name__)
@@ -100,7 +102,7 @@ class Staged:
     def commit(self, records: Mapping[RecordKind, bytes]) -> None:
         """Write the records, and name the directory, durably."""
         for kind, data in records.items():
-            durable.write_staged(self.path / RECORDS[kind], data)
+            durable.write_staged(self.path / RECORDS[kind], data.ljust(_SECTOR_BYTES))
         durable.publish_directory(self.path, self.final)
         self.is_committed = True
 
@@ -121,7 +123,7 @@ class Directories:
     def open(self) -> None:
         """Remove what a crash has left half made, half removed or half written. Before anything else.
 
-        The names that a killed process gave are synced: they are about to be relied on.
+        The names and records that a killed process wrote are synced: they are about to be relied on.
         """
         for name in self._names():
             if name.startswith((_NEW, _GONE)):
@@ -134,6 +136,8 @@ class Directories:
         try:
             durable.remove_temporary_files(self.directory / name)
             durable.sync_directory(self.directory / name)
+            for record in RECORDS.values():
+                _sync_record(self.directory / name / record)
         except errors.CrustError as err:  # of this one alone: its calls report it
             extra = {"directory": str(self.directory / name), "error": err}
             _log.warning("a directory of the pool cannot be read", extra=extra)
@@ -229,7 +233,7 @@ class FileRecords:
         self._file = file
         self._limit_bytes = limit_bytes
         self._reserve = reserve
-        self._locks = tuple(threading.Lock() for _ in range(_LOCKS))
+        self._locks = tuple(threading.RLock() for _ in range(_LOCKS))
 
     def ids(self) -> tuple[str, ...]:
         """By a listing."""
@@ -244,19 +248,24 @@ class FileRecords:
             return True
 
     def load(self, key: str) -> bytes | None:
-        """The file's content. Raises `durable.UntrustedFile`, `durable.UnreadableFile`."""
-        try:
-            return durable.read(self._path(key), limit_bytes=self._limit_bytes)
-        except errors.NotFound:
-            return None
+        """The record, without the spaces that fill its sector. Raises `durable.UntrustedFile`,
+        `durable.UnreadableFile`.
+        """
+        with self._locks[
+            hash(key) % _LOCKS
+        ]:  # a read beside a write in place could see a part of each
+            try:
+                return durable.read(self._path(key), limit_bytes=self._limit_bytes).rstrip(b" ")
+            except errors.NotFound:
+                return None
 
     def save(self, key: str, data: bytes, *, previous: bytes) -> None:
-        """Replace the file."""
+        """Replace the record."""
         path = self._path(key)
         with self._locks[hash(key) % _LOCKS]:
             if self.load(key) != previous:
                 raise RecordChanged(self.shown(key))
-            self._reserve.change(lambda: durable.publish(path, data))
+            self._reserve.change(lambda: _replace(path, data.ljust(_SECTOR_BYTES)))
 
     def shown(self, key: str) -> str:
         """The path."""
@@ -264,6 +273,30 @@ class FileRecords:
 
     def _path(self, key: str) -> Place:
         return self._directory / key / self._file
+
+
+def _replace(path: Place, data: bytes) -> None:
+    """Write a sector in place of another one; then neither name nor size changes, and no journal is waited for.
+
+    A file with a second name is replaced: that may be a backup's.
+    """
+    flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    with oserrors.translating(f"cannot write {path}"), syscalls.closing(os.open(path, flags)) as fd:
+        status = os.fstat(fd)
+        if len(data) == status.st_size == _SECTOR_BYTES and status.st_nlink == 1:
+            os.pwrite(fd, data, 0)
+            os.fdatasync(fd)
+            return
+    durable.publish(path, data)
+
+
+def _sync_record(path: Place) -> None:
+    with (
+        oserrors.translating(f"cannot sync {path}"),
+        contextlib.suppress(FileNotFoundError),
+        syscalls.closing(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as fd,
+    ):
+        os.fdatasync(fd)
 
 
 def image_in(directory: Place, volume_id: str) -> Place:

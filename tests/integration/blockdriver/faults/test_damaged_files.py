@@ -92,7 +92,7 @@ DAMAGES: dict[str, Damage] = {
     "a directory": a_directory,
     "a link": a_link,
     "empty": holding(lambda _: b""),
-    "halved": holding(lambda data: data[: len(data) // 2]),
+    "halved": holding(lambda data: data[: len(data.rstrip()) // 2]),
     "zeros": holding(lambda data: bytes(min(len(data), MIB))),
     "of a later schema": holding(lambda data: data.replace(b'"schema":1', b'"schema":9')),
     "EUCLEAN": answered_by(errno.EUCLEAN),

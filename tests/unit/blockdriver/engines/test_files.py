@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import files, protocol
 from crust.blockdriver.engines.files.directories import (
     Directories,
+    FileRecords,
     Reserve,
     Staged,
     VolumeDirectories,
@@ -23,6 +25,7 @@ from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Image
 from crust.blockdriver.services.roles import Role
 from crust.core import errors, volumes
+from crust.host.files import durable
 from crust.host.process import sysfs
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import create_request
@@ -119,17 +122,76 @@ def test_removal_failed_at_its_sync_is_synced_by_retry(
     assert made.ids() == frozenset()
 
 
-def test_start_syncs_names_that_killed_process_left_unsynced(tmp_path: Path) -> None:
+def test_start_syncs_names_and_records_of_a_killed_process(tmp_path: Path) -> None:
     engine = files.engine(str(tmp_path / "pool"), create=True)
     engine.home.open()
-    (tmp_path / "pool" / "volumes" / engine.home.ids.volume_id("pvc-1")).mkdir()
+    volume_id = engine.home.ids.volume_id("pvc-1")
+    pool_layout.directory(tmp_path / "pool", volume_id).mkdir()
+    record = pool_layout.content_record(tmp_path / "pool", volume_id)
+    record.touch()
     engine = files.engine(str(tmp_path / "pool"), create=True)
     with recorded() as steps:
         engine.home.open()
         engine.provisioning.open()
     synced = {path for kind, path in steps if kind == "sync"}
     pool = tmp_path / "pool"
-    assert {str(pool), *(str(path) for path in pool.rglob("*") if path.is_dir())} <= synced
+    written = (record, pool, *(path for path in pool.rglob("*") if path.is_dir()))
+    assert {str(path) for path in written} <= synced
+
+
+def test_record_of_a_sector_is_replaced_with_one_wait(tmp_path: Path) -> None:
+    store, record = _stored(tmp_path), pool_layout.content_record(tmp_path, VOLUME)
+    inode = record.stat().st_ino
+    with recorded() as steps:
+        store.save(VOLUME, b"another", previous=b"its content")
+    assert steps == [("sync", str(record))]
+    assert (store.load(VOLUME), record.stat().st_ino) == (b"another", inode)
+
+
+def test_record_that_is_not_a_sector_is_renamed(tmp_path: Path) -> None:
+    store, record = _stored(tmp_path), pool_layout.content_record(tmp_path, VOLUME)
+    os.link(record, tmp_path / "backup")
+    content = b"its content"
+    for data in (b"linked", b"large" * 200, b"small again"):
+        with recorded() as steps:
+            store.save(VOLUME, data, previous=content)
+        assert [kind for kind, _ in steps] == ["sync", "name", "sync"]
+        content = data
+        assert store.load(VOLUME) == content
+    assert (tmp_path / "backup").read_bytes().rstrip() == b"its content"
+
+
+def test_record_is_read_and_written_in_place_under_one_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, held = _stored(tmp_path), list[bool]()
+
+    def is_held(lock: Any) -> bool:
+        if is_free := lock.acquire(blocking=False):
+            lock.release()
+        return not is_free
+
+    def note_lock(real: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with ThreadPoolExecutor(1) as other:
+                held.append(any(other.map(is_held, store._locks)))
+            return real(*args, **kwargs)
+
+        return called
+
+    monkeypatch.setattr(os, "pwrite", note_lock(os.pwrite))
+    monkeypatch.setattr(durable, "read", note_lock(durable.read))
+    store.save(VOLUME, b"another", previous=b"its content")
+    assert held == [True, True]
+
+
+def _stored(tmp_path: Path) -> FileRecords:
+    """The content records of a pool with one volume."""
+    made = directories(tmp_path)
+    with made.making(VOLUME) as staged:
+        staged.commit(RECORDS)
+    reserve = Reserve(tmp_path / "reserve")
+    return FileRecords(made.directory, "content.json", reserve, limit_bytes=65536)
 
 
 def _fail_syncs_of(directory: Path, patch: pytest.MonkeyPatch) -> None:
