@@ -88,18 +88,19 @@ class Provisioner:
         source = (
             self._content_source(request.name, request.source, present) if request.source else None
         )
-        wanted = self._plan(request, read, source)
-        accessible = topology.is_met(request.accessibility, self.stores.segment)
+        is_accessible = topology.is_met(request.accessibility, self.stores.segment)
+        if present is None and not is_accessible:
+            raise topology.TopologyNotAccessible(self.stores.segment)
+        planned = self._plan(request, read, source, present)
         if present is not None:
-            if not accessible:
-                raise VolumeExistsDifferently(request.name, "accessibility_requirements")
-            _check_same(present, wanted, request.wanted)
+            _check_same(present, planned, request, is_accessible=is_accessible)
             self.stores.provisioning.check_image(present.volume_id)
             return present
-        if not accessible:
-            raise topology.TopologyNotAccessible(self.stores.segment)
-        planned = self._sized(request, wanted)
-        return planned if planned.content_source is not None else self._make(planned)
+        if source is not None:
+            return planned
+        with self._making(planned) as making:
+            making.create(planned.capacity_bytes)
+            return self._commit(making, planned, ContentRecord(volume_id=planned.volume_id))
 
     def _content_source(
         self, name: str, wanted: content_source.Wanted, present: VolumeRecord | None
@@ -113,29 +114,33 @@ class Provisioner:
         return known
 
     def _plan(
-        self, request: Create, read: class_parameters.Parameters, source: ContentSource | None
+        self,
+        request: Create,
+        read: class_parameters.Parameters,
+        source: ContentSource | None,
+        present: VolumeRecord | None,
     ) -> VolumeRecord:
-        """The record of the requested volume, with its minimum size."""
+        """The record of the requested volume; with the size of the `present` one."""
         fs_type = read.fs_type or (source.fs_type if source else "")
         usages = capability_check.usages_of(request.capabilities, fs_type)
-        fs_types = {usage.fs_type for usage in usages if usage.kind == "mount"}
+        if present is not None:
+            size_bytes = present.capacity_bytes
+        else:
+            asked = (
+                content_source.sized(request.wanted, usages, source) if source else request.wanted
+            )
+            maximum = self.stores.provisioning.maximum_bytes()
+            minimum = capacity.minimum_bytes(usages)
+            size_bytes = capacity.choose(asked, minimum=minimum, maximum=maximum)
         return VolumeRecord(
             volume_id=self.stores.pool.ids.volume_id(request.name),
             name=request.name,
-            capacity_bytes=capacity.minimum_bytes(fs_types),
+            capacity_bytes=size_bytes,
             parameters=read.kept,
             usages=usages,
             content_source=source,
             limits=Limits(**dict(read.limits + request.limits)),
         )
-
-    def _sized(self, request: Create, wanted: VolumeRecord) -> VolumeRecord:
-        asked = request.wanted
-        if wanted.content_source is not None:
-            asked = content_source.sized(asked, wanted, wanted.content_source)
-        maximum = self.stores.provisioning.maximum_bytes()
-        size_bytes = capacity.choose(asked, minimum=wanted.capacity_bytes, maximum=maximum)
-        return wanted.but(capacity_bytes=size_bytes)
 
     @contextmanager
     def _making(self, record: VolumeRecord) -> Iterator[Making]:
@@ -145,11 +150,6 @@ class Provisioner:
             self.stores.provisioning.making(volume_id) as making,
         ):
             yield making
-
-    def _make(self, record: VolumeRecord) -> VolumeRecord:
-        with self._making(record) as making:
-            making.create(record.capacity_bytes)
-            return self._commit(making, record, ContentRecord(volume_id=record.volume_id))
 
     async def _copy(self, record: VolumeRecord) -> VolumeRecord:
         async with workers.entered(self._making(record)) as making:
@@ -163,11 +163,10 @@ class Provisioner:
         in_storage = self.stores.engine.limits
         if in_storage is not None and is_limited:
             in_storage.set_limits(record.volume_id, record.limits.value)
-        data = record.encode()
-        records = {RecordKind.CONTENT: content.encode(), RecordKind.VOLUMES: data}
-        with self.stores.volume_records.changing(record.volume_id, record.summary):
-            making.commit(records)
-        return record.model_copy(update={"stored": data})
+        records = {RecordKind.CONTENT: content.encode()}
+        return self.stores.volume_records.make(
+            record, lambda data: making.commit({**records, RecordKind.VOLUMES: data})
+        )
 
     def delete(self, volume_id: volumes.VolumeId) -> None:
         """Delete the volume; absent is a success.
@@ -231,24 +230,22 @@ class Provisioner:
         if not is_here or any(supported.obstacle(capability) for capability in query.capabilities):
             return 0, 0, 0
         usages = capability_check.usages_of(query.capabilities, read.fs_type)
-        minimum = capacity.minimum_bytes(
-            {usage.fs_type for usage in usages if usage.kind == "mount"}
-        )
         available = self.stores.capacity.available_bytes()
         maximum = min(available, self.stores.provisioning.maximum_bytes())
-        return available, maximum, minimum
+        return available, maximum, capacity.minimum_bytes(usages)
 
 
-def _check_same(present: VolumeRecord, wanted: VolumeRecord, size: volumes.CapacityRange) -> None:
-    if present.name != wanted.name:
-        raise VolumeExistsDifferently(wanted.name, "the name, with the same id")
-    if not capacity.satisfies(present.capacity_bytes, size):
-        raise VolumeExistsDifferently(wanted.name, "capacity_range")
-    if present.parameters != wanted.parameters:
-        raise VolumeExistsDifferently(wanted.name, "parameters")
-    if present.content_source != wanted.content_source:
-        raise VolumeExistsDifferently(wanted.name, "volume_content_source")
-    if present.usages != wanted.usages:
-        raise VolumeExistsDifferently(wanted.name, "volume_capabilities")
-    if present.limits != wanted.limits:
-        raise VolumeExistsDifferently(wanted.name, "mutable_parameters")
+def _check_same(
+    present: VolumeRecord, planned: VolumeRecord, request: Create, *, is_accessible: bool
+) -> None:
+    for what, is_same in {
+        "accessibility_requirements": is_accessible,
+        "the name, with the same id": present.name == planned.name,
+        "capacity_range": capacity.satisfies(present.capacity_bytes, request.wanted),
+        "parameters": present.parameters == planned.parameters,
+        "volume_content_source": present.content_source == planned.content_source,
+        "volume_capabilities": present.usages == planned.usages,
+        "mutable_parameters": present.limits == planned.limits,
+    }.items():
+        if not is_same:
+            raise VolumeExistsDifferently(request.name, what)

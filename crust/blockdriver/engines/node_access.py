@@ -6,7 +6,7 @@ need one, a host mount above all, is refused (`NoHostDevice`). The rules of `pro
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from crust.core import errors, volumes
 
@@ -25,24 +25,10 @@ class NoHostDevice(errors.NotReady):
 
 
 @dataclass(frozen=True, slots=True)
-class HypervisorSocket:
-    """A UNIX socket on this node behind which a process serves the image, to a hypervisor alone (vhost-user)."""
-
-    path: str
-
-    def __str__(self) -> str:
-        return self.path
-
-
-Source: TypeAlias = volumes.BlockSource | volumes.NetworkImage | HypervisorSocket
-"""How a volume is used on a node: a device of this host, or what only a hypervisor opens."""
-
-
-@dataclass(frozen=True, slots=True)
 class Attachment:
-    """A volume that is usable on this node."""
+    """A volume that is usable on this node: by a device of this host, or as an image that only a hypervisor opens."""
 
-    source: Source
+    source: volumes.BlockSource | volumes.NetworkImage
     size_bytes: int
     is_new: bool = field(default=False, compare=False)
     """Whether the call that returned it has made the device: then no process has opened that before."""

@@ -19,7 +19,9 @@ from crust.core import errors, volumes
 
 POOL_ID = r"[0-9a-f]{16}"
 _HASH = r"[0-9a-f]{40}"
-_ID = re.compile(rf"({POOL_ID})-((?:group-)?{_HASH}|snap-{_HASH}(?:-{_HASH})?)")
+_VOLUME = re.compile(f"{POOL_ID}-{_HASH}")
+_SNAPSHOT = re.compile(f"{POOL_ID}-snap-{_HASH}(-{_HASH})?")
+_GROUP = re.compile(f"{POOL_ID}-group-{_HASH}")
 
 
 def digest(name: str) -> str:
@@ -29,8 +31,8 @@ def digest(name: str) -> str:
 
 def pool_of(text: str) -> str:
     """The pool that an id names; empty if it has none of the forms above."""
-    found = _ID.fullmatch(text)
-    return found[1] if found else ""
+    is_id = any(form.fullmatch(text) for form in (_VOLUME, _SNAPSHOT, _GROUP))
+    return text.partition("-")[0] if is_id else ""
 
 
 def set_of(snapshot_id: str) -> str:
@@ -64,19 +66,19 @@ class PoolIds:
 
     def is_volume_id(self, text: str) -> bool:
         """Whether this pool could have a volume of that id."""
-        return self._kind_of(text) not in ("", "snap", "group")
+        return text.startswith(f"{self.pool_id}-") and _VOLUME.fullmatch(text) is not None
 
     def is_snapshot_id(self, text: str) -> bool:
         """Whether this pool could have a snapshot of that id, a single one or a member of a group."""
-        return self._kind_of(text) == "snap"
+        return text.startswith(f"{self.pool_id}-") and _SNAPSHOT.fullmatch(text) is not None
 
     def is_group_id(self, text: str) -> bool:
         """Whether this pool could have a group snapshot of that id."""
-        return self._kind_of(text) == "group"
+        return text.startswith(f"{self.pool_id}-") and _GROUP.fullmatch(text) is not None
 
     def is_set_id(self, text: str) -> bool:
         """Whether this pool could have a group snapshot, or a single snapshot, of that id."""
-        return self._kind_of(text) in ("snap", "group") and set_of(text) == text
+        return self.is_group_id(text) or (self.is_snapshot_id(text) and set_of(text) == text)
 
     def check(self, text: str) -> None:
         """Raise `IdOfOtherPool` for an id of another pool.
@@ -91,8 +93,3 @@ class PoolIds:
                 why=f"its id names another pool, and this one is {self.pool_id}",
                 hint="send the request to the driver that serves that pool",
             )
-
-    def _kind_of(self, text: str) -> str:
-        """The part of an id that names its kind, which is the hash for a volume; empty for other text."""
-        found = _ID.fullmatch(text)
-        return found[2].partition("-")[0] if found and found[1] == self.pool_id else ""

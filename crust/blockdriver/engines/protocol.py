@@ -121,8 +121,18 @@ class SnapshotMissing(errors.Corrupt):
         self.snapshot_id = snapshot_id
 
 
-class Making(Protocol):
-    """A volume that is being made. Nobody else sees it before `commit`. One of the first three gives it an image."""
+class Unseen(Protocol):
+    """A volume or set that nobody else sees before `commit`."""
+
+    def commit(self, records: Mapping[RecordKind, bytes]) -> None:
+        """Make it exist, with its records, in one durable step; the last call. After an error it may exist."""
+        ...
+
+
+class Making(Unseen, Protocol):
+    """A volume that is being made, to be committed with its volume record and its content record. Each of the other
+    calls gives it an image.
+    """
 
     def create(self, size_bytes: int) -> None:
         """An image that reads as zeros. Raises `Exhausted`, `ForeignImage`."""
@@ -141,15 +151,9 @@ class Making(Protocol):
         """
         ...
 
-    def commit(self, records: Mapping[RecordKind, bytes]) -> None:
-        """Make the volume exist, with its volume record and its content record, in one durable step; the last call.
-        After an error it may exist.
-        """
-        ...
 
-
-class Taking(Protocol):
-    """A set of snapshots that is being taken. Nobody else sees it before `commit`."""
+class Taking(Unseen, Protocol):
+    """A set of snapshots that is being taken, to be committed with its record."""
 
     def take(self, image: Image) -> None:
         """Copy a volume's present content, including what was written to this node's device; again, in place of an
@@ -162,10 +166,6 @@ class Taking(Protocol):
 
         What was written to this node's device counts. False is exact; True may be wrong.
         """
-        ...
-
-    def commit(self, record: bytes) -> None:
-        """Make the set exist, with its record, in one durable step; the last call. After an error it may exist."""
         ...
 
 

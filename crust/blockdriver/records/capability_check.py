@@ -118,11 +118,6 @@ class PublishedToOtherNode(errors.NotReady):
         self.node_id = node_id
 
 
-def is_readonly(record: VolumeRecord) -> bool:
-    """Whether the CO published the volume to its node read-only."""
-    return any(node.readonly for node in record.nodes)
-
-
 def check_not_elsewhere(record: VolumeRecord, node_id: str) -> None:
     """Raise `PublishedToOtherNode` while the volume is published to a node other than `node_id`.
 

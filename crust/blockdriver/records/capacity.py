@@ -34,6 +34,7 @@ from contextlib import contextmanager
 
 from crust.blockdriver.engines.node_access import NodeAccess
 from crust.blockdriver.engines.protocol import PoolSpace, Provisioning
+from crust.blockdriver.records.models import Usage
 from crust.blockdriver.records.records import Index
 from crust.core import errors, volumes
 from crust.core.settings.driver import DEFAULT_POOL_LOW_PERCENT
@@ -201,9 +202,10 @@ class VolumeSizeNotPossible(errors.OutOfRange):
         )
 
 
-def minimum_bytes(fs_types: Iterable[str]) -> int:
-    """The smallest size for a volume that may carry any of `fs_types`; a raw one needs one mebibyte."""
-    return max((mkfs.minimum_bytes(each) for each in fs_types), default=_RAW_MINIMUM_BYTES)
+def minimum_bytes(usages: Iterable[Usage]) -> int:
+    """The smallest size for a volume that may have any of `usages`; a raw one needs one mebibyte."""
+    fs_types = {usage.fs_type for usage in usages if usage.kind == "mount"}
+    return max(map(mkfs.minimum_bytes, fs_types), default=_RAW_MINIMUM_BYTES)
 
 
 def choose(wanted: volumes.CapacityRange, *, minimum: int, maximum: int) -> int:

@@ -20,6 +20,7 @@ import logging
 import os
 import re
 import threading
+from itertools import chain
 from typing import Literal
 
 import pydantic
@@ -104,10 +105,8 @@ class NodeState:
         self._root = run_dir
         self._boot = ""
         self._guard = threading.Lock()
-        self._files: dict[str, NodeFile] = {}
-        self._at: dict[str, Published] = {}
-        """The publishes by target."""
-        self._unreadable: set[str] = set()
+        self._files: dict[str, NodeFile | None] = {}
+        """By volume, the one that was written last at the end; None: it cannot be read."""
 
     def open(self, boot_id: str) -> None:
         """Create the directories, remove files of other boots, read those of this one."""
@@ -116,7 +115,7 @@ class NodeState:
         durable.make_directory(self._boot, 0o700)
         durable.remove_temporary_files(self._boot)
         self._drop_other_boots()
-        self._files, self._at, self._unreadable = {}, {}, set()
+        self._files = {}
         for name in sorted(os.listdir(self._boot)):
             if name.endswith(".json"):
                 self._read(name.removesuffix(".json"))
@@ -124,25 +123,28 @@ class NodeState:
     def of(self, volume_id: volumes.VolumeId) -> NodeFile:
         """The stage and the publishes of a volume. Raises UnreadableEntry."""
         with self._guard:
-            if volume_id in self._unreadable:
-                raise errors.Corrupt.named(
-                    "UnreadableEntry",
-                    f"the node state entry {self._path(volume_id)} cannot be read",
-                    why="it is not an entry of this version of the driver",
-                    hint="unpublish and unstage the volume, which removes the entry; or remove the file and start "
-                    "again",
-                )
-            return self._files.get(volume_id, _NOTHING)
+            file = self._files.get(volume_id, _NOTHING)
+        if file is None:
+            raise errors.Corrupt.named(
+                "UnreadableEntry",
+                f"the node state entry {self._path(volume_id)} cannot be read",
+                why="it is not an entry of this version of the driver",
+                hint="unpublish and unstage the volume, which removes the entry; or remove the file and start again",
+            )
+        return file
 
     def unreadable(self, volume_id: volumes.VolumeId) -> str:
         """The path of the volume's file if it cannot be read, else empty."""
         with self._guard:
-            return self._path(volume_id) if volume_id in self._unreadable else ""
+            is_readable = self._files.get(volume_id, _NOTHING) is not None
+        return "" if is_readable else self._path(volume_id)
 
     def published(self, target: volumes.TargetPath) -> Published | None:
-        """What is published at a target, of any volume whose file can be read."""
+        """What is published at a target, of any volume whose file can be read: of two the one that was noted last."""
         with self._guard:
-            return self._at.get(target.text)
+            files = [file.publishes for file in self._files.values() if file is not None]
+        at_target = [each for each in chain(*files) if each.target == target.text]
+        return at_target[-1] if at_target else None
 
     def note_staged(self, entry: Staged) -> None:
         """Record a stage."""
@@ -168,7 +170,8 @@ class NodeState:
         # The file first: an entry removed only from memory would be back after a restart, and block the volume for
         # good.
         durable.remove(self._path(volume_id), survives_power_cut=False)
-        self._put(volume_id, _NOTHING)
+        with self._guard:
+            self._files.pop(volume_id, None)
 
     def staging_paths(self, volume_id: volumes.VolumeId) -> tuple[str, ...]:
         """The staging paths of the volume; empty if it is not staged; its file's own path if that cannot be read."""
@@ -195,16 +198,9 @@ class NodeState:
     def _write(self, volume_id: volumes.VolumeId, file: NodeFile) -> None:
         data = file.model_dump_json().encode() + b"\n"
         durable.publish(self._path(volume_id), data, survives_power_cut=False)
-        self._put(volume_id, file)
-
-    def _put(self, volume_id: str, file: NodeFile) -> None:
         with self._guard:
-            for publish in self._files.pop(volume_id, _NOTHING).publishes:
-                self._at.pop(publish.target, None)
-            self._unreadable.discard(volume_id)
-            if file != _NOTHING:
-                self._files[volume_id] = file
-            self._at.update({each.target: each for each in file.publishes})
+            self._files.pop(volume_id, None)
+            self._files[volume_id] = file
 
     def _path(self, volume_id: str) -> str:
         return f"{self._boot}/{volume_id}.json"
@@ -213,11 +209,11 @@ class NodeState:
         path = self._path(volume_id)
         try:
             data = durable.read(path, limit_bytes=_LIMIT_BYTES)
-            self._put(volume_id, NodeFile.model_validate_json(data))
+            self._files[volume_id] = NodeFile.model_validate_json(data)
         except (pydantic.ValidationError, errors.CrustError) as err:
             extra = {"path": path, "error": err}
             _log.error("an entry of the node state cannot be read", extra=extra)
-            self._unreadable.add(volume_id)
+            self._files[volume_id] = None
 
     def _drop_other_boots(self) -> None:
         with (

@@ -195,6 +195,13 @@ class IndexedRecords(Records[M]):
         if not self.index.has(key):
             raise self._model.missing(key, self._store.shown(key))
 
+    def make(self, record: M, commit: Callable[[bytes], None]) -> M:
+        """Store the first bytes of a record with what it describes, by `commit`; returns what was written."""
+        data = record.encode()
+        with self.changing(record.key, record.summary):
+            commit(data)
+        return record.model_copy(update={"stored": data})
+
     def save(self, record: M) -> M:
         """As `Records.save`."""
         with self.changing(record.key, record.summary):

@@ -4,11 +4,18 @@ The new volume takes over what the driver knows of the content, so it is formatt
 was never given to anyone. Its filesystem keeps the UUID of its source's (`duplicate_uuid`).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from crust.blockdriver.engines.protocol import Making
-from crust.blockdriver.records.models import ContentRecord, ContentSource, Snapshot, VolumeRecord
+from crust.blockdriver.records.models import (
+    ContentRecord,
+    ContentSource,
+    Snapshot,
+    Usage,
+    VolumeRecord,
+)
 from crust.blockdriver.records.stores import Stores
 from crust.blockdriver.snapshots import quiesce, snapshot_sets
 from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
@@ -96,12 +103,12 @@ class ContentSources:
 
 
 def sized(
-    wanted: volumes.CapacityRange, record: VolumeRecord, source: ContentSource
+    wanted: volumes.CapacityRange, usages: Iterable[Usage], source: ContentSource
 ) -> volumes.CapacityRange:
-    """The size range for the planned volume with this source; raises SmallerThanSource, and SourceFilesystemDiffers
-    if the record plans another filesystem than its source has.
+    """The size range for a volume with these usages and this source; raises SmallerThanSource, and
+    SourceFilesystemDiffers for another filesystem than the source has.
     """
-    for usage in record.usages:
+    for usage in usages:
         if source.fs_type and usage.kind == "mount" and usage.fs_type != source.fs_type:
             raise errors.InvalidRequest.named(
                 "SourceFilesystemDiffers",

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust.blockdriver.engines.pool_ids import set_of
+from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Image, Taking
 from crust.blockdriver.records.models import Snapshot, SnapshotSet
 from crust.blockdriver.records.records import UNREADABLE
@@ -114,7 +115,11 @@ class SnapshotSets:
             async with workers.entered(self._taking(plan)) as taking:
                 async with self.freezer.frozen(moving.members):
                     moment_ns = await workers.run(self._copy, taking, plan, moving)
-                return await workers.run(self._commit, taking, plan.but(created_ns=moment_ns))
+                return await workers.run(
+                    self.stores.snapshot_sets.make,
+                    plan.but(created_ns=moment_ns),
+                    lambda data: taking.commit({RecordKind.SNAPSHOTS: data}),
+                )
 
     @contextmanager
     def _taking(self, plan: SnapshotSet) -> Iterator[Taking]:
@@ -143,12 +148,6 @@ class SnapshotSets:
         known = self.stores.content_records.load(plan.source_volume_id)
         if any(getattr(known, name) != getattr(plan, name) for name in _OF_CONTENT):
             raise ContentChanged(plan.source_volume_id)
-
-    def _commit(self, taking: Taking, taken: SnapshotSet) -> SnapshotSet:
-        data = taken.encode()
-        with self.stores.snapshot_sets.changing(taken.set_id, taken.summary):
-            taking.commit(data)
-        return taken.model_copy(update={"stored": data})
 
     def find(self, snapshot_id: str) -> tuple[SnapshotSet, Snapshot]:
         """A snapshot and its set; raises SnapshotNotFound."""

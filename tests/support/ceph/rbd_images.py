@@ -82,7 +82,7 @@ def take(engine: RbdProvisioning, image: Image) -> None:
     """Take a single snapshot."""
     with engine.taking(image.snapshot_id, [image]) as taking:
         taking.take(image)
-        taking.commit(b"a set")
+        taking.commit({RecordKind.SNAPSHOTS: b"a set"})
 
 
 def drop(engine: RbdProvisioning, image: Image) -> None:

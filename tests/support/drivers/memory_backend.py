@@ -89,9 +89,9 @@ class MemoryTaking:
         """As `written` says; copies of numbers take no time."""
         return bool(self.backend.written) and image.volume_id in self.backend.written.pop(0)
 
-    def commit(self, record: bytes) -> None:
+    def commit(self, records: Mapping[RecordKind, bytes]) -> None:
         """Name the directory."""
-        self.staged.commit({RecordKind.SNAPSHOTS: record})
+        self.staged.commit(records)
 
 
 class MemoryBackend:

@@ -121,10 +121,10 @@ class FileTaking:
         copy = copy_in(self.staged.path, image.snapshot_id)
         return bool(extents.differing(copy, self.pool.written_back(image.volume_id)))
 
-    def commit(self, record: bytes) -> None:
+    def commit(self, records: Mapping[RecordKind, bytes]) -> None:
         """Name the directory."""
         with self.pool.told_when_full(str(self.staged.final)):
-            self.staged.commit({RecordKind.SNAPSHOTS: record})
+            self.staged.commit(records)
 
 
 class FileProvisioning:

@@ -49,19 +49,20 @@ class DeferredNodePublish:
         if ready.staged.host and self.host_image.give_back(ready):
             ready = publish_rules.check(self.stores, request)
         mount = _describe(ready, access.group)
-        device = ready.attachment.device
-        is_free = device is None or devices.is_free(device.path, device.identity)
-        if not is_free:
-            _check_host(ready)
+        source = ready.attachment.source
+        if not isinstance(source, volumes.NetworkImage) and not devices.is_free(
+            source.path, source.identity
+        ):
+            _check_not_on_host(ready, source)
+            if ready.present is None and not ready.entry.readonly:
+                # The holder of the device is a guest whose publish this driver lost, or another program.
+                os.close(devices.open_exclusive(source.path))
         if ready.present is None:
-            self._note(ready, is_free=is_free)
+            self._note(ready)
         return mount
 
-    def _note(self, ready: Ready, *, is_free: bool) -> None:
+    def _note(self, ready: Ready) -> None:
         content, limits = ready.content, ready.record.limits.value
-        if not ready.entry.readonly and not is_free:
-            # The holder of the device is a guest whose publish this driver lost, or another program.
-            os.close(devices.open_exclusive(ready.attachment.host_device.path))
         if not ready.entry.readonly and (not content.in_guest or content.growth_refused):
             # before a guest can write: its filesystem is not mounted on the host like one of the host
             self.stores.content_records.save(content.but(in_guest=True, growth_refused=""))
@@ -71,47 +72,37 @@ class DeferredNodePublish:
         self.stores.node_state.note_published(ready.entry)
 
 
-def _check_host(ready: Ready) -> None:
-    mounted = device_mounts.filesystem_mounts(ready.attachment.host_device)
+def _check_not_on_host(ready: Ready, device: volumes.BlockSource) -> None:
     in_the_way = tuple(
         mount.target
-        for mount in mounted
+        for mount in device_mounts.filesystem_mounts(device)
         if not (ready.entry.readonly and "ro" in mount.super_options)
     )
     if in_the_way:
-        raise in_use.mounted_on_host(ready.attachment.host_device, in_the_way)
-
-
-def _format(ready: Ready) -> volumes.GuestFormat | None:
-    """How the guest makes the filesystem; None unless the volume was created empty and no pod had it as a raw device.
-
-    It stays "new" while guests have it: the first may be gone before it has made anything. The guest looks whether
-    the device is blank.
-    """
-    parameters = ready.record.parameters
-    in_guest = ready.attachment.device is None or deferral_keys.formats_in_guest(parameters)
-    if not in_guest or ready.content.state != "new":
-        return None
-    if ready.record.content_source is not None:
-        return None
-    return deferral_keys.guest_format({**parameters, deferral_keys.CREATED_EMPTY: "true"})
+        raise in_use.mounted_on_host(device, in_the_way)
 
 
 def _describe(ready: Ready, group: volumes.GroupChange | None) -> volumes.DeferredMount:
     """What the guest needs: an image goes with its user, and its key and a passphrase are secrets.
 
-    Raises `PassphraseMissing`, `CephKeyMissing`.
+    The guest makes the filesystem of a volume that was created empty and that no pod had as a raw device. The content
+    stays "new" while guests have it: the first may be gone before it has made anything. The guest looks whether the
+    device is blank. Raises `PassphraseMissing`, `CephKeyMissing`.
     """
     volume_id, given, secrets = ready.entry.volume_id, ready.request.secrets, {}
-    source = ready.attachment.source
+    source, parameters = ready.attachment.source, ready.record.parameters
+    in_guest = deferral_keys.formats_in_guest(parameters)
     if isinstance(source, volumes.NetworkImage):
+        in_guest = True  # no device of this host is there
         user, secrets[deferral_keys.USER_KEY] = deferral_keys.ceph_user(volume_id, given)
         source = replace(source, user=user)
-    encryption = deferral_keys.encryption(ready.record.parameters)
+    encryption = deferral_keys.encryption(parameters)
     if encryption is not None:
         secrets[deferral_keys.PASSPHRASE] = deferral_keys.passphrase(volume_id, given)
+    is_empty = ready.content.state == "new" and ready.record.content_source is None
+    made = {**parameters, deferral_keys.CREATED_EMPTY: "true"}
     return volumes.DeferredMount(
-        source=source if isinstance(source, volumes.NetworkImage) else ready.attachment.host_device,
+        source=source,
         fs_type=ready.entry.fs_type,
         mount_options=ready.entry.options,
         group=group,
@@ -119,7 +110,7 @@ def _describe(ready: Ready, group: volumes.GroupChange | None) -> volumes.Deferr
         capacity_bytes=ready.attachment.size_bytes,
         content_generation=ready.content.generation,
         io_limits=ready.record.limits.value,
-        format=_format(ready),
+        format=deferral_keys.guest_format(made) if in_guest and is_empty else None,
         encryption=encryption,
         secrets=secrets,
     )

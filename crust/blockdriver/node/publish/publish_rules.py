@@ -111,12 +111,6 @@ def entry_of(request: Publish, fs_type: str, *, readonly: bool = False) -> Publi
     )
 
 
-def check_same_target(present: Published, wanted: Published) -> None:
-    """Raise `TargetPublishedDifferently` unless the target's publish equals the wanted one."""
-    if present.fingerprint != wanted.fingerprint:
-        raise TargetPublishedDifferently(present.target, present.volume_id)
-
-
 def check_other_targets(others: Iterable[Published], wanted: Published) -> None:
     """Raise `PublishedElsewhere` if a publish at another target forbids this one."""
     for other in others:
@@ -167,7 +161,7 @@ def check(stores: Stores, request: Publish) -> Ready:
     Raises `models.VolumeNotFound`, `models.RecordMissing`, `EncryptedOnHost`, `FilesystemOfGuest`,
     `capability_check.CapabilityExceeded`, `NotStaged`, `TargetPublishedDifferently`, `PublishedElsewhere`.
     """
-    volume_id, target = request.volume_id, request.target
+    volume_id = request.volume_id
     stores.access.use(volume_id, request.secrets)
     record, content = stores.volume_records.load(volume_id), stores.content_records.load(volume_id)
     if not request.deferred:
@@ -176,18 +170,17 @@ def check(stores: Stores, request: Publish) -> Ready:
     if why := stores.supported.obstacle(request.capability):
         raise capability_check.CapabilityExceeded(volume_id, why)
     staged, attachment = _staged(stores, request)
-    entry = entry_of(request, staged.fs_type, readonly=capability_check.is_readonly(record))
+    published_readonly = any(node.readonly for node in record.nodes)
+    entry = entry_of(request, staged.fs_type, readonly=published_readonly)
     if entry.kind != staged.kind:
         raise capability_check.CapabilityExceeded(volume_id, f"it is staged as {staged.kind}")
     live = stores.node_state.live_publishes(volume_id)
-    present = next((each for each in live if each.target == target.text), None)
-    other = stores.node_state.published(target)
-    if other is not None and other.volume_id != volume_id:
-        others_live = stores.node_state.live_publishes(other.volume_id)
-        present = other if other in others_live else None
-    if present is not None:
-        check_same_target(present, entry)
-    others = tuple(each for each in live if each.target != target.text)
+    present = stores.node_state.published(request.target)  # of this volume, or of another one
+    if present is not None and present not in stores.node_state.live_publishes(present.volume_id):
+        present = None
+    if present is not None and present.fingerprint != entry.fingerprint:
+        raise TargetPublishedDifferently(present.target, present.volume_id)
+    others = tuple(each for each in live if each.target != request.target.text)
     check_other_targets(others, entry)
     return Ready(request, entry, staged, record, content, attachment, present, others)
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import NoChangeTracking, Region, SnapshotMissing
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.core import volumes
@@ -108,7 +109,7 @@ def test_snapshot_is_taken_again_under_its_name(engine: RbdProvisioning, guest: 
         taking.take(first)
         write(guest, A, b"later")
         taking.take(first)
-        taking.commit(b"a set")
+        taking.commit({RecordKind.SNAPSHOTS: b"a set"})
     restore(engine, B, first, SIZE)
     assert read(guest, B, 5) == b"later"
 

@@ -95,7 +95,8 @@ async def test_controller_publish_survives_a_restart_and_blocks_delete(
     backend = state.stores.provisioning
     assert isinstance(backend, MemoryBackend)
     again = driver_state.opened(tmp_path, backend=backend)
-    assert capability_check.is_readonly(again.stores.volume_records.load(volume_id))
+    (node,) = again.stores.volume_records.load(volume_id).nodes
+    assert node.readonly
     assert again.stores.volume_records.index.on_node(NODE) == {volume_id}
     with pytest.raises(capability_check.PublishedToOtherNode):
         again.controller.provisioner.delete(volume_id)

@@ -59,6 +59,16 @@ def test_node_state_forget_survives_a_restart(tmp_path: Path) -> None:
     assert opened(tmp_path).of(VOLUME).publishes == (entry("/pods/b/mount"),)
 
 
+def test_published_of_two_volumes_is_the_one_noted_last(tmp_path: Path) -> None:
+    state, target, other = opened(tmp_path), volumes.TargetPath("/pods/a/mount"), IDS.volume_id("a")
+    later = entry().model_copy(update={"volume_id": other})
+    for noted in (entry(), later, entry()):
+        state.note_published(noted)
+        assert state.published(target) == noted
+    state.forget_published(VOLUME, target)
+    assert state.published(target) == later
+
+
 @pytest.mark.parametrize("left", [f'{{"stage":{{"volume_id":"{VOLUME}"', "", "[]", "a directory"])
 def test_damaged_file_blocks_its_volume_alone_until_it_is_unstaged(
     tmp_path: Path, left: str

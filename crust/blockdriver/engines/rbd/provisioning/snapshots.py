@@ -13,7 +13,7 @@ The sets are made and removed by `engine`.
 """
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from crust.blockdriver.engines.pool_ids import set_of
@@ -142,9 +142,9 @@ class RbdTaking:
         ):
             return bool(differing(opened, image.snapshot_id))
 
-    def commit(self, record: bytes) -> None:
+    def commit(self, records: Mapping[RecordKind, bytes]) -> None:
         """The record."""
-        self.snapshots.set_records.commit(self.set_id, record, self.note)
+        self.snapshots.set_records.commit(self.set_id, records[RecordKind.SNAPSHOTS], self.note)
         self.is_committed = True
 
 
