@@ -16,7 +16,7 @@ from typing import Any
 
 from crust.core import errors, volumes
 from crust.handoff import layout
-from crust.handoff.record import Record, parse
+from crust.handoff.record import Record
 from crust.host.block import devices
 
 DIRECTORY = Path("specs/vectors")
@@ -117,7 +117,7 @@ def _record(**changes: Any) -> Record:
     mount = dataclasses.replace(MOUNT, **changes)
     made = Record.of(mount, key, TARGET, volumes.HandlerName("kata"))
     moment = datetime.datetime(2026, 2, 3, 4, 5, 6, tzinfo=datetime.UTC)
-    return dataclasses.replace(made, published_at=moment)
+    return made.but(published_at=moment)
 
 
 def _accepted() -> Iterator[dict[str, Any]]:
@@ -163,7 +163,7 @@ def _vector(name: str, text: str, clause: str) -> dict[str, Any]:
     """What a reader makes of `text` as mountInfo.json of the entry `entry`."""
     vector = {"name": name, "clause": clause, "entry": TARGET.digest, "text": text}
     try:
-        found = parse(text.encode(), digest=TARGET.digest)
+        found = Record.parse(text.encode(), digest=TARGET.digest)
     except errors.CrustError:
         return {**vector, "accepted": False}
     return {**vector, "accepted": True, "value": _value(found)}

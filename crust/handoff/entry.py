@@ -171,7 +171,7 @@ def _read_record(paths: EntryPaths) -> Record:
         if os.path.lexists(paths.record):
             raise records.UnreadableHandoffRecord(paths.record, "it is not a regular file") from err
         raise
-    return records.parse(data, path=paths.record, digest=paths.digest)
+    return Record.parse(data, path=paths.record, digest=paths.digest)
 
 
 def reserved_by(paths: EntryPaths) -> Reserved | None:

@@ -1,31 +1,15 @@
-"""The format of mountInfo.json: a strict pydantic model.
+"""The objects in mountInfo.json below its top (`crust.handoff.record`), and what a record of any version reserves.
 
-A later version may add keys without a new schema. A reader ignores the keys that it does not know, so that an older
-runtime works with a newer proxy; a key that must not be ignored is named in `crust.required`, and a reader that does
-not know it refuses the record.
-
-The outer keys are those of KEP-2857 and of Kata's direct volumes, so that both can read a record; the object "crust"
-holds what only crust needs. The model has no free-form map, so that no secret can get into a record: `metadata` has
-two allowed keys, and `crust.core.mount_options` checks the options.
-
-`make proto` generates specs/mountInfo.schema.json from it, so the docstrings of the fields are part of the contract.
+The models are strict, and the docstrings of their fields are part of the contract (specs/mountInfo.schema.json).
 """
 
 from dataclasses import dataclass
 from inspect import isclass
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import (
-    AwareDatetime,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from crust.core import errors, mount_options, volumes
+from crust.core import volumes
 
 SCHEMA = 1
 """The version that this code writes, and the newest that it reads."""
@@ -54,7 +38,7 @@ CephName = Annotated[
 """What needs no quoting in a configuration file of Ceph, and in no command."""
 
 
-class _Model(BaseModel):
+class Model(BaseModel):
     model_config = ConfigDict(
         strict=True,
         extra="ignore",
@@ -63,7 +47,7 @@ class _Model(BaseModel):
     )
 
 
-class Identity(_Model):
+class Identity(Model):
     """Identifies the device independently of its path: diskseq changes with every attach (kernel 5.15 and later)."""
 
     major: Annotated[int, Field(ge=0, lt=2**12)]
@@ -71,7 +55,7 @@ class Identity(_Model):
     disk_sequence: Annotated[int, Field(ge=0, le=_INT64)]
 
 
-class Metadata(_Model):
+class Metadata(Model):
     """The allowed keys of KEP-2857's and Kata's metadata. Others are refused: one could be a secret."""
 
     model_config = ConfigDict(extra="forbid")
@@ -84,7 +68,7 @@ class Metadata(_Model):
     """Allowed only with fsGroup. Default: OnRootMismatch."""
 
 
-class Limits(_Model):
+class Limits(Model):
     """Upper limits of the guest's I/O, per second; 0 is no limit. The hypervisor enforces them."""
 
     read_iops: Annotated[int, Field(ge=0, le=_INT64)] = 0
@@ -93,7 +77,7 @@ class Limits(_Model):
     write_bytes_per_second: Annotated[int, Field(ge=0, le=_INT64)] = 0
 
 
-class Format(_Model):
+class Format(Model):
     """The volume was created empty: the kernel that mounts makes the filesystem if the device is blank."""
 
     ext4_bytes_per_inode: Annotated[int, Field(ge=4096, le=2**26)] | None = None
@@ -101,7 +85,7 @@ class Format(_Model):
     ext4_reserved_percent: Annotated[int, Field(ge=0, le=50)] | None = None
 
 
-class Image(_Model):
+class Image(Model):
     """An image of a Ceph cluster (RBD), which the hypervisor opens itself. The key of its user is in no file."""
 
     cluster: Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
@@ -119,8 +103,10 @@ class Image(_Model):
     """Without "client."."""
 
 
-class CrustPart(_Model):
+class CrustPart(Model):
     """The fields that only crust uses."""
+
+    model_config = ConfigDict(extra="allow")
 
     schema_version: Annotated[Literal[1], Field(alias="schema")]
     """A reader refuses an unknown version."""
@@ -183,43 +169,7 @@ def _is_known(model: type[BaseModel], path: str) -> bool:
     return any(issubclass(each, BaseModel) and _is_known(each, below) for each in inner)
 
 
-class MountInfo(_Model):
-    """mountInfo.json."""
-
-    volume_type: Annotated[Literal["block", "network"], Field(alias="volume-type")]
-    """"network": an image that the hypervisor opens itself, `crust.image`."""
-    device: AbsolutePath | None = None
-    """The block device's path on the host; check it against `crust.identity`. An image on the network has none."""
-    fs_type: Annotated[FsType, Field(alias="fstype")]
-    metadata: Metadata = Metadata()
-    options: tuple[Annotated[str, Field(min_length=1, max_length=4096)], ...] = ()
-    """Mount options for the kernel that mounts. "ro" is among them if and only if the volume is read-only."""
-    crust: CrustPart
-
-    @model_validator(mode="after")
-    def _is_consistent(self) -> Self:
-        block = (self.device is not None, self.crust.identity is not None)
-        if self.volume_type == "block" and (not all(block) or self.crust.image is not None):
-            raise ValueError("a block device has device and crust.identity, and no crust.image")
-        if self.volume_type == "network" and (any(block) or self.crust.image is None):
-            raise ValueError("an image has crust.image, and neither device nor crust.identity")
-        if self.crust.image is not None and "image" not in (self.crust.required or ()):
-            raise ValueError("crust.required does not name the image")
-        if ("ro" in self.options) != self.crust.readonly:
-            raise ValueError("options and crust.readonly disagree about 'ro'")
-        options = tuple(option for option in self.options if option != "ro")
-        try:
-            allowed = mount_options.for_guest(options)
-        except errors.InvalidRequest as err:
-            raise ValueError(
-                err.what
-            ) from None  # `what` names the option; its value must not get into a traceback
-        if allowed.options != options:
-            raise ValueError("options holds mount options that are not for a guest's kernel")
-        return self
-
-
-class _ReservingPart(BaseModel):
+class _ReservedPart(BaseModel):
     """The keys whose meaning no version changes (H-41)."""
 
     driver: Id
@@ -230,8 +180,8 @@ class _ReservingPart(BaseModel):
     readonly: bool = False
 
 
-class _ReservingEnvelope(BaseModel):
-    crust: _ReservingPart
+class _ReservedEnvelope(BaseModel):
+    crust: _ReservedPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +199,7 @@ class Reserved:
 def reserved(data: bytes, digest: str) -> Reserved | None:
     """What the entry `digest` reserves whose record cannot be read; None if its bytes do not say that either."""
     try:
-        part = _ReservingEnvelope.model_validate_json(data).crust
+        part = _ReservedEnvelope.model_validate_json(data).crust
     except ValidationError:
         return None
     target = volumes.TargetPath(part.target_path)

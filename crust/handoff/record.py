@@ -1,27 +1,46 @@
-"""A record: one volume that is published to a runtime, as a value, and its bytes in mountInfo.json.
+"""A record: one volume that is published to a runtime, as the strict model of its file, mountInfo.json.
+
+The outer keys are those of KEP-2857 and of Kata's direct volumes, so that both can read a record; the object "crust"
+(`crust.handoff.mount_info`) holds the keys that only crust needs. A later version may add keys without a new schema.
+A reader ignores the keys that it does not know, so that an older runtime works with a newer proxy, and a rewrite
+keeps them; a key that must not be ignored is named in `crust.required`, and a reader that does not know it refuses
+the record.
 
 A record that cannot be read raises an error, and the file stays for a person to look at. It never counts as absent: a
 runtime that treats an unreadable record as absent would share the host's directory instead of mounting the volume.
-Serialising is deterministic, gives one line, and makes the same checks as reading, so every written record is
-readable.
+Every record is made with the checks of reading, so every written record is readable. Only keys of the model are
+written, so that no secret can get into a record: `metadata` has two allowed keys, and `crust.core.mount_options`
+checks the options.
+
+`make proto` generates specs/mountInfo.schema.json from it, so the docstrings of the fields are part of the contract.
 """
 
 import datetime
 import itertools
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
 
-import pydantic
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from crust.core import errors, logs, mount_options, traces, volumes
-from crust.handoff import layout, mount_info
-
-_COMPACT = json.JSONEncoder(separators=(",", ":"))
+from crust.handoff import layout
+from crust.handoff.mount_info import (
+    SCHEMA,
+    TEXT_MAX,
+    AbsolutePath,
+    CrustPart,
+    FsType,
+    Metadata,
+    Model,
+)
 
 LIMIT_BYTES = 64 * 1024
 """The largest record that is read or written."""
+
+_COMPACT = json.JSONEncoder(separators=(",", ":"))
 
 
 class UnreadableHandoffRecord(errors.Corrupt):
@@ -39,7 +58,7 @@ class UnreadableHandoffRecord(errors.Corrupt):
 class UnrecordableMount(errors.InvalidRequest):
     """No valid record can express the deferred mount."""
 
-    def __init__(self, target: volumes.TargetPath, why: str) -> None:
+    def __init__(self, target: str, why: str) -> None:
         super().__init__(
             f"the volume for {target} cannot be published to a runtime",
             why=why,
@@ -47,27 +66,38 @@ class UnrecordableMount(errors.InvalidRequest):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A volume that is published to a runtime.
+class Record(Model):
+    """mountInfo.json: a volume that is published to a runtime."""
 
-    Its `mount` is normalised: options for a guest's kernel, without "ro"; no secrets.
-    """
+    model_config = ConfigDict(extra="allow")
 
-    key: volumes.VolumeKey
-    target: volumes.TargetPath
-    handler: volumes.HandlerName
-    mount: volumes.DeferredMount
-    generation: int
-    published_at: datetime.datetime
-    decided_by: str = ""
-    """What decided that it is deferred, for people."""
-    request_id: str = ""
-    """Of the call that published it."""
-    traceparent: str = ""
-    """The span of that call (W3C)."""
-    pod: str = ""
-    """`namespace/name`, for people; empty where the CO named none."""
+    volume_type: Annotated[Literal["block", "network"], Field(alias="volume-type")]
+    """"network": an image that the hypervisor opens itself, `crust.image`."""
+    device_path: Annotated[AbsolutePath | None, Field(alias="device")] = None
+    """The block device's path on the host; check it against `crust.identity`. An image on the network has none."""
+    fs_type: Annotated[FsType, Field(alias="fstype")]
+    metadata: Metadata = Metadata()
+    options: tuple[Annotated[str, Field(min_length=1, max_length=4096)], ...] = ()
+    """Mount options for the kernel that mounts. "ro" is among them if and only if the volume is read-only."""
+    crust: CrustPart
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        block = (self.device_path is not None, self.crust.identity is not None)
+        if self.volume_type == "block" and (not all(block) or self.crust.image is not None):
+            raise ValueError("a block device has device and crust.identity, and no crust.image")
+        if self.volume_type == "network" and (any(block) or self.crust.image is None):
+            raise ValueError("an image has crust.image, and neither device nor crust.identity")
+        if self.crust.image is not None and "image" not in (self.crust.required or ()):
+            raise ValueError("crust.required does not name the image")
+        if self.metadata.fs_group is None and self.metadata.change_policy is not None:
+            raise ValueError("fsGroupChangePolicy is set without fsGroup")
+        if ("ro" in self.options) != self.crust.readonly:
+            raise ValueError("options and crust.readonly disagree about 'ro'")
+        options = self.mount.mount_options
+        if mount_options.for_guest(options).options != options:
+            raise ValueError("options holds mount options that are not for a guest's kernel")
+        return self
 
     @classmethod
     def of(
@@ -83,29 +113,133 @@ class Record:
         """A new record (generation 1, published now) by the call that is being served.
 
         Options for the host alone (`_netdev`, `nofail`, …) are dropped; the option "ro" makes the volume read-only.
-        Raises `CredentialInOptions`, `MountOptionNotAllowed`.
+        Raises `CredentialInOptions`, `MountOptionNotAllowed`, and `UnrecordableMount` for what `parse` would refuse.
         """
         options = mount_options.for_guest(mount.mount_options)
-        normal = replace(
-            mount,
-            mount_options=options.options,
-            readonly=mount.readonly or options.readonly,
-            secrets={},
+        readonly = mount.readonly or options.readonly
+        mount = replace(mount, mount_options=options.options, readonly=readonly)
+        part = {
+            "schema": SCHEMA,
+            "driver": key.driver,
+            "volume_id": key.volume_id,
+            "target_path": target.text,
+            "handler": handler,
+            "generation": 1,
+            "published_at": datetime.datetime.now(datetime.UTC).replace(microsecond=0),
+            "decided_by": decided_by[:TEXT_MAX] or None,
+            "request_id": (logs.context.get() or {}).get("request_id"),
+            "traceparent": traces.traceparent() or None,
+            "pod": pod[:TEXT_MAX] or None,
+        }
+        return cls._made({}, part, mount)
+
+    @classmethod
+    def parse(cls, data: bytes, *, path: str = layout.RECORD, digest: str | None = None) -> Self:
+        """Parse the bytes of a record. `path` is for messages; `digest` is the name of the entry that holds it.
+
+        Raises `UnreadableHandoffRecord` and `NewerHandoffSchema`.
+        """
+        try:
+            record = cls.model_validate_json(data)
+            target = record.target
+        except ValidationError as err:
+            raise _unreadable(data, path, err) from None  # the cause could carry an option's value
+        except errors.InvalidRequest as err:
+            raise UnreadableHandoffRecord(path, str(err)) from err
+        if digest not in (None, target.digest):
+            why = f"it is for {target}, whose entry is {target.digest}"
+            raise UnreadableHandoffRecord(path, why)
+        return record
+
+    def but(self, mount: volumes.DeferredMount | None = None, **part: Any) -> Self:
+        """This record with another mount, and other values in `crust`. Keys of a later version stay."""
+        old = self.model_dump(by_alias=True, exclude_unset=True)
+        return self._made(old, part, self.mount if mount is None else mount)
+
+    @classmethod
+    def _made(
+        cls, old: Mapping[str, Any], part: Mapping[str, Any], mount: volumes.DeferredMount
+    ) -> Self:
+        """The record `old` with the values of `part` in `crust`, and with another mount."""
+        image, group = mount.image, mount.group
+        block = mount.source if isinstance(mount.source, volumes.BlockSource) else None
+        must_know = {
+            "image": asdict(image) if image else None,
+            "format": _changed({}, asdict(mount.format)) if mount.format else None,
+            "encryption": mount.encryption.value if mount.encryption else None,
+        }
+        part = {
+            **part,
+            **must_know,
+            "readonly": mount.readonly,
+            "identity": asdict(block.identity) if block else None,
+            "capacity_bytes": mount.capacity_bytes,
+            "content_generation": mount.content_generation,
+            "limits": asdict(mount.io_limits) if mount.io_limits != volumes.IoLimits() else None,
+            "required": tuple(_changed({}, must_know)) or None,
+        }
+        crust = _changed(old.get("crust", {}), part)
+        outer = {
+            "volume-type": "block" if block else "network",
+            "device": block.path if block else None,
+            "fstype": mount.fs_type,
+            "metadata": {"fsGroup": str(group.gid), "fsGroupChangePolicy": group.policy.value}
+            if group
+            else {},
+            "options": ("ro", *mount.mount_options) if mount.readonly else mount.mount_options,
+            "crust": crust,
+        }
+        try:
+            return cls.model_validate(_changed(old, outer))
+        except ValidationError as err:
+            raise UnrecordableMount(crust["target_path"], reasons(err)) from None
+
+    @cached_property
+    def key(self) -> volumes.VolumeKey:
+        """The volume."""
+        part = self.crust
+        return volumes.VolumeKey(volumes.DriverName(part.driver), volumes.VolumeId(part.volume_id))
+
+    @cached_property
+    def target(self) -> volumes.TargetPath:
+        """Where the CO has published it. Raises `InvalidPath` only while the record is read."""
+        return volumes.TargetPath.parse(self.crust.target_path)
+
+    @cached_property
+    def mount(self) -> volumes.DeferredMount:
+        """How to mount it: options for a guest's kernel, without "ro"; no secrets."""
+        part, metadata = self.crust, self.metadata
+        source: volumes.BlockSource | volumes.NetworkImage
+        if part.image is not None:
+            source = volumes.NetworkImage(**part.image.model_dump())
+        else:
+            assert self.device_path is not None  # the model has checked it
+            assert part.identity is not None
+            identity = volumes.DeviceIdentity(**part.identity.model_dump())
+            device = volumes.TargetPath.parse(self.device_path, role="device")
+            source = volumes.BlockSource(device.text, identity)
+        policy = volumes.GroupPolicy(metadata.change_policy or "OnRootMismatch")
+        return volumes.DeferredMount(
+            source=source,
+            fs_type=self.fs_type,
+            mount_options=tuple(option for option in self.options if option != "ro"),
+            group=volumes.GroupChange.parse(metadata.fs_group, policy)
+            if metadata.fs_group
+            else None,
+            readonly=part.readonly,
+            capacity_bytes=part.capacity_bytes,
+            content_generation=part.content_generation,
+            io_limits=volumes.IoLimits(**part.limits.model_dump())
+            if part.limits
+            else volumes.IoLimits(),
+            format=volumes.GuestFormat(**part.format.model_dump()) if part.format else None,
+            encryption=volumes.Encryption(part.encryption) if part.encryption else None,
         )
-        now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-        request_id = (logs.context.get() or {}).get("request_id", "")
-        return cls(
-            key,
-            target,
-            handler,
-            normal,
-            1,
-            now,
-            decided_by[: mount_info.TEXT_MAX],
-            request_id,
-            traces.traceparent(),
-            pod[: mount_info.TEXT_MAX],
-        )
+
+    @property
+    def handler(self) -> volumes.HandlerName:
+        """The runtime handler that it is published to."""
+        return volumes.HandlerName(self.crust.handler)
 
     @property
     def digest(self) -> str:
@@ -148,31 +282,26 @@ class Record:
     @property
     def readonly(self) -> bool:
         """Whether the volume is mounted read-only."""
-        return self.mount.readonly
+        return self.crust.readonly
 
     def same_content(self, other: Self) -> bool:
         """Whether both are equal except for generation, time, call, and what decided."""
-        same = replace(
-            other,
-            generation=self.generation,
-            published_at=self.published_at,
-            decided_by=self.decided_by,
-            request_id=self.request_id,
-            traceparent=self.traceparent,
-            pod=self.pod,
-        )
-        return same == self
+        return self._content() == other._content()
 
     def same_request(self, other: Self) -> bool:
         """Whether both publish the same volume in the same way; device, size and limits may differ."""
+        mine = self.mount
         mount = replace(
             other.mount,
-            source=self.mount.source,
-            capacity_bytes=self.mount.capacity_bytes,
-            content_generation=self.mount.content_generation,
-            io_limits=self.mount.io_limits,
+            source=mine.source,
+            capacity_bytes=mine.capacity_bytes,
+            content_generation=mine.content_generation,
+            io_limits=mine.io_limits,
         )
-        return self.same_content(replace(other, mount=mount))
+        return self._content() == (*other._content()[:-1], mount)
+
+    def _content(self) -> tuple[object, ...]:
+        return self.key, self.target, self.handler, self.mount
 
     def same_source(self, other: Self) -> bool:
         """Whether a sandbox that has the one has the other. Monitors and user of an image may have changed since."""
@@ -181,13 +310,17 @@ class Record:
         return self.image is other.image and self.identity == other.identity
 
     def to_bytes(self) -> bytes:
-        """One line of JSON. Raises `UnrecordableMount` for what `parse` would not read back."""
-        try:
-            model = _model_of(self)
-        except pydantic.ValidationError as err:
-            raise UnrecordableMount(self.target, reasons(err)) from None
-        plain = model.model_dump(mode="json", by_alias=True, exclude_none=True)
-        return _encode(plain, self.target)
+        """One line of JSON, always the same. Raises `UnrecordableMount` for what is too large."""
+        plain = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        data = f"{_COMPACT.encode(plain)}\n".encode("ascii")
+        if len(data) > LIMIT_BYTES:
+            raise UnrecordableMount(str(self.target), f"its record would have {len(data)} bytes")
+        return data
+
+
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of both; None in `new` removes one: a file has no null."""
+    return {key: value for key, value in {**old, **new}.items() if new.get(key, ...) is not None}
 
 
 def needs(
@@ -226,171 +359,23 @@ def unsupported(
     )
 
 
-def _encode(plain: dict[str, Any], target: volumes.TargetPath) -> bytes:
-    data = f"{_COMPACT.encode(plain)}\n".encode("ascii")
-    if len(data) > LIMIT_BYTES:
-        raise UnrecordableMount(target, f"its record would have {len(data)} bytes")
-    return data
-
-
-def rewritten(record: Record, before: bytes) -> bytes:
-    """The bytes of `record`, with the keys of a later version that `before` has.
-
-    `before` is readable, so none of them is one that a reader must know.
-    """
-    plain, old = json.loads(record.to_bytes()), json.loads(before)
-    known = _keys_of(mount_info.CrustPart)
-    part = {key: value for key, value in old["crust"].items() if key not in known}
-    kept = {key: value for key, value in old.items() if key not in _keys_of(mount_info.MountInfo)}
-    return _encode({**plain, "crust": {**plain["crust"], **part}, **kept}, record.target)
-
-
-def _keys_of(model: type[pydantic.BaseModel]) -> frozenset[str]:
-    return frozenset(each.alias or name for name, each in model.model_fields.items())
-
-
-def parse(data: bytes, *, path: str = layout.RECORD, digest: str | None = None) -> Record:
-    """Parse the bytes of a record. `path` is for messages; `digest` is the name of the entry that holds it.
-
-    Raises `UnreadableHandoffRecord` and `NewerHandoffSchema`.
-    """
-    try:
-        model = mount_info.MountInfo.model_validate_json(data)
-    except pydantic.ValidationError as err:
-        raise _unreadable(data, path, err) from None  # the cause could carry an option's value
-    try:
-        record = _record_of(model)
-    except errors.InvalidRequest as err:
-        raise UnreadableHandoffRecord(path, str(err)) from err
-    if digest is not None and record.digest != digest:
-        raise UnreadableHandoffRecord(
-            path, f"it is for {record.target}, whose entry is {record.digest}"
-        )
-    return record
-
-
-def reasons(err: pydantic.ValidationError) -> str:
+def reasons(err: ValidationError) -> str:
     """The errors, field by field, without the values."""
     found = err.errors(include_url=False, include_context=False, include_input=False)
     lines = (f"{'.'.join(map(str, each['loc'])) or 'the record'}: {each['msg']}" for each in found)
     return "; ".join(itertools.islice(lines, 5))
 
 
-def _unreadable(data: bytes, path: str, err: pydantic.ValidationError) -> errors.Corrupt:
-    schema = _schema_of(data)
-    if schema <= mount_info.SCHEMA:
+def _unreadable(data: bytes, path: str, err: ValidationError) -> errors.Corrupt:
+    try:
+        schema = json.loads(data)["crust"]["schema"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        schema = 0
+    if not isinstance(schema, int) or schema <= SCHEMA:
         return UnreadableHandoffRecord(path, reasons(err))
     return errors.Corrupt.named(
         "NewerHandoffSchema",
         f"the record {path} cannot be read",
-        why=f"its schema is {schema}, and this version of crust reads up to {mount_info.SCHEMA}",
+        why=f"its schema is {schema}, and this version of crust reads up to {SCHEMA}",
         hint="upgrade the process that reads it; upgrade the proxy and the runtimes of a node together",
     )
-
-
-def _schema_of(data: bytes) -> int:
-    """The schema of a record of any version; 0 where it says none."""
-    try:
-        schema = json.loads(data)["crust"]["schema"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return 0
-    return schema if isinstance(schema, int) else 0
-
-
-def _model_of(record: Record) -> mount_info.MountInfo:
-    """Raises `pydantic.ValidationError`. The model drops no key that has a value, and None is no key in a file."""
-    mount, group = record.mount, record.mount.group
-    image = mount.source if isinstance(mount.source, volumes.NetworkImage) else None
-    block = mount.source if isinstance(mount.source, volumes.BlockSource) else None
-    guest_work = {
-        "format": None if mount.format is None else asdict(mount.format),
-        "encryption": None if mount.encryption is None else mount.encryption.value,
-    }
-    must_know = {"image": image, **guest_work}
-    required = tuple(key for key, value in must_know.items() if value is not None)
-    part = {
-        "schema": mount_info.SCHEMA,
-        "driver": record.key.driver,
-        "volume_id": record.key.volume_id,
-        "target_path": record.target.text,
-        "handler": record.handler,
-        "readonly": mount.readonly,
-        "identity": None if block is None else asdict(block.identity),
-        "image": None if image is None else asdict(image),
-        "capacity_bytes": mount.capacity_bytes,
-        "generation": record.generation,
-        "content_generation": mount.content_generation,
-        "published_at": record.published_at,
-        "limits": None if mount.io_limits == volumes.IoLimits() else asdict(mount.io_limits),
-        "decided_by": record.decided_by or None,
-        "request_id": record.request_id or None,
-        "traceparent": record.traceparent or None,
-        "pod": record.pod or None,
-        **guest_work,
-        "required": required or None,
-    }
-    outer = {
-        "volume-type": "network" if block is None else "block",
-        "device": None if block is None else block.path,
-        "fstype": mount.fs_type,
-        "metadata": {}
-        if group is None
-        else {"fsGroup": str(group.gid), "fsGroupChangePolicy": group.policy.value},
-        "options": ("ro", *mount.mount_options) if mount.readonly else mount.mount_options,
-        "crust": {key: value for key, value in part.items() if value is not None},
-    }
-    return mount_info.MountInfo.model_validate(outer)
-
-
-def _record_of(model: mount_info.MountInfo) -> Record:
-    part = model.crust
-    return Record(
-        key=volumes.VolumeKey(volumes.DriverName(part.driver), volumes.VolumeId(part.volume_id)),
-        target=volumes.TargetPath.parse(part.target_path),
-        handler=volumes.HandlerName(part.handler),
-        mount=_mount_of(model),
-        generation=part.generation,
-        published_at=part.published_at,
-        decided_by=part.decided_by or "",
-        request_id=part.request_id or "",
-        traceparent=part.traceparent or "",
-        pod=part.pod or "",
-    )
-
-
-def _mount_of(model: mount_info.MountInfo) -> volumes.DeferredMount:
-    """The deferred mount of a record."""
-    part = model.crust
-    return volumes.DeferredMount(
-        source=_source_from(model),
-        fs_type=model.fs_type,
-        mount_options=tuple(option for option in model.options if option != "ro"),
-        group=_group_of(model.metadata),
-        readonly=part.readonly,
-        capacity_bytes=part.capacity_bytes,
-        content_generation=part.content_generation,
-        io_limits=volumes.IoLimits(**part.limits.model_dump())
-        if part.limits
-        else volumes.IoLimits(),
-        format=volumes.GuestFormat(**part.format.model_dump()) if part.format else None,
-        encryption=volumes.Encryption(part.encryption) if part.encryption else None,
-    )
-
-
-def _source_from(model: mount_info.MountInfo) -> volumes.BlockSource | volumes.NetworkImage:
-    part = model.crust
-    if part.image is not None:
-        return volumes.NetworkImage(**part.image.model_dump())
-    assert model.device is not None  # the model has checked it
-    assert part.identity is not None
-    device = volumes.TargetPath.parse(model.device, role="device")
-    return volumes.BlockSource(device.text, volumes.DeviceIdentity(**part.identity.model_dump()))
-
-
-def _group_of(metadata: mount_info.Metadata) -> volumes.GroupChange | None:
-    if metadata.fs_group is None:
-        if metadata.change_policy is not None:
-            raise errors.InvalidRequest("fsGroupChangePolicy is set without fsGroup")
-        return None
-    policy = metadata.change_policy or volumes.GroupPolicy.ON_ROOT_MISMATCH.value
-    return volumes.GroupChange.parse(metadata.fs_group, volumes.GroupPolicy(policy))

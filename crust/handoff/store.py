@@ -34,7 +34,7 @@ from crust.handoff.entry import (
     names,
 )
 from crust.handoff.layout import EntryPaths, Layout
-from crust.handoff.record import LIMIT_BYTES, Record, rewritten
+from crust.handoff.record import Record
 from crust.host.files import durable, locks
 from crust.host.process import oserrors
 
@@ -140,14 +140,13 @@ class Store:
         there = entry.require()
         if not there.same_request(record):
             raise EntryDiffers(there)
-        mount = replace(record.mount, io_limits=there.mount.io_limits)
-        record = replace(record, mount=mount)
+        record = record.but(replace(record.mount, io_limits=there.mount.io_limits))
         if there.same_content(record):
             return entry
         if entry.live and there.same_source(record):
-            return self.rewrite(entry, mount)
+            return self.rewrite(entry, record.mount)
         with self.begin_removal(record.target) as alone:
-            return self._replace(record, alone.entry)
+            return self._replace(alone.entry, record)
 
     def create(self, record: Record) -> Entry:
         """`write` for a caller that has just read that the entry is absent; raises `durable.PathAlreadyExists` if it
@@ -173,10 +172,7 @@ class Store:
 
         Returns the entry with the record's new generation. Keys of a later version stay.
         """
-        record = replace(entry.require(), mount=mount)
-        path = self.layout.entry(record.target).record
-        before = durable.read(path, limit_bytes=LIMIT_BYTES)
-        return self._replace(record, entry, before=before)
+        return self._replace(entry, entry.require().but(mount))
 
     def read(self, target: volumes.TargetPath) -> Entry | None:
         """The entry of a target path; None if there is none. A record that cannot be read is in `Entry.error`."""
@@ -235,12 +231,10 @@ class Store:
             return True
         return False
 
-    def _replace(self, record: Record, entry: Entry, *, before: bytes = b"") -> Entry:
-        """`before`: the bytes of a record of which only the mount changes."""
-        new = replace(record, generation=entry.require().generation + 1)
+    def _replace(self, entry: Entry, record: Record) -> Entry:
+        new = record.but(generation=entry.require().crust.generation + 1)
         paths = self.layout.entry(record.target)
-        data = rewritten(new, before) if before else new.to_bytes()
-        durable.publish(paths.record, data, mode=layout.FILE_MODE)
+        durable.publish(paths.record, new.to_bytes(), mode=layout.FILE_MODE)
         claims.touch(paths)
         return replace(entry, record=new)
 

@@ -110,7 +110,7 @@ class Entries:
         # Meanwhile the volume may have been unpublished, or its record changed again.
         if row is None or row.record is None or changed.record is None:
             return
-        if row.record.generation <= changed.record.generation:
+        if row.record.crust.generation <= changed.record.crust.generation:
             self.table.put(replace(row, entry=changed.entry, devices=changed.devices))
 
     async def holder(self, record: Record) -> Holder | None:

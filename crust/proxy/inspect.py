@@ -165,14 +165,14 @@ def _volume(entry: Entry) -> inspect_pb2.DeferredVolume:
         fs_type=record.mount.fs_type,
         readonly=record.readonly,
         capacity_bytes=record.mount.capacity_bytes,
-        decided_by=record.decided_by,
+        decided_by=record.crust.decided_by or "",
         state=entry.state,
         sandbox_id=claim.sandbox_id if claim else "",
-        published_at=_timestamp(record.published_at.timestamp()),
+        published_at=_timestamp(record.crust.published_at.timestamp()),
         claimed_at=_timestamp(claim.claimed_at.timestamp()) if claim and claim.claimed_at else None,
         claimed_by_pid=claim.pid if claim else 0,
-        request_id=record.request_id,
-        pod=record.pod,
+        request_id=record.crust.request_id or "",
+        pod=record.crust.pod or "",
         message=_message(entry),
     )
 

@@ -265,7 +265,7 @@ class Publish:
             mount = replace(mount, format=None)
         # a retry keeps the first choice: a second handler may have registered since
         name = run.decision.handler or known.handler
-        return Record.of(mount, key, target, name, decided_by=known.decided_by, pod=pod)
+        return Record.of(mount, key, target, name, decided_by=known.crust.decided_by or "", pod=pod)
 
     async def _make_filesystem(
         self,

@@ -163,7 +163,7 @@ class Claim:
             pid=self._pid,
             claimed_at=self._claimed_at,
             live=True,
-            request_id=self.record.request_id,
+            request_id=self.record.crust.request_id or "",
         )
 
     def __enter__(self) -> Self:
@@ -220,12 +220,12 @@ def of_publish(record: Record, name: str) -> Iterator[None]:
         "volume_id": record.key.volume_id,
         "target": record.target.text,
     }
-    if record.request_id:
-        fields["request_id"] = record.request_id
+    if record.crust.request_id:
+        fields["request_id"] = record.crust.request_id
     attributes = {f"crust.{key}": credentials.hidden(value) for key, value in fields.items()}
     around = logs.context.set(fields)
     try:
-        with traces.span(name, attributes, parent=record.traceparent):
+        with traces.span(name, attributes, parent=record.crust.traceparent or ""):
             yield
     finally:
         logs.context.reset(around)

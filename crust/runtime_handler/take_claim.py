@@ -178,4 +178,4 @@ def _with_group_of_guard(record: Record) -> Record:
     if gid == 0:  # the group that it was created with
         return record
     group = volumes.GroupChange(gid)  # a kubelet does not report its policy
-    return dataclasses.replace(record, mount=dataclasses.replace(record.mount, group=group))
+    return record.but(dataclasses.replace(record.mount, group=group))

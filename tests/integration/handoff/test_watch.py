@@ -86,7 +86,7 @@ async def test_each_change_of_an_entry_is_a_hint(store: Store, looking: Watch) -
     with claims.ClaimLock.acquire(paths, TARGET):
         state = claims.State.MOUNTED
         claims.write(
-            paths, claims.Claim("s", "kata", state, "", 1, a_record().published_at, live=True)
+            paths, claims.Claim("s", "kata", state, "", 1, a_record().crust.published_at, live=True)
         )
         (claimed,) = await _next(scans)
         assert claimed.live

@@ -66,10 +66,10 @@ class KataNode:
         target = self.target(name)
         os.makedirs(target.text)
         mount_api.mount_guard(target.text)
-        made = replace(a_record(target, readonly=bool(mount.get("readonly"))))
+        made = a_record(target, readonly=bool(mount.get("readonly")))
         source = volumes.BlockSource(device, devices.identify(device))
         fields = {"source": source, "group": None, **mount}
-        record = replace(made, mount=replace(MOUNT, **fields))  # type: ignore[arg-type]
+        record = made.but(replace(MOUNT, **fields))  # type: ignore[arg-type]
         self.store.write(record)
         self.entries.place(entry.name_of(target.text), record)
         return record

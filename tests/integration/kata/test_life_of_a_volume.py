@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -421,7 +420,7 @@ def test_a_path_that_is_too_long_for_kata_has_no_placeholder_and_is_named(
     record = node.publish("a", device("a").path)
     with node.store.begin_removal(record.target) as begun:
         begun.complete()
-    node.store.write(replace(record, target=target))
+    node.store.write(record.but(target_path=target.text))
     Placeholders(node.store, node.entries, [HANDLER], node.problems.__setitem__).look()
     (problem,) = node.problems.values()
     assert problem is not None

@@ -42,7 +42,7 @@ def record_of(
     """A record of a real device."""
     record = a_record(target, readonly=readonly)
     source = volumes.BlockSource(attached.path, attached.identity)
-    return replace(record, mount=replace(MOUNT, source=source, readonly=readonly, group=None))
+    return record.but(replace(MOUNT, source=source, readonly=readonly, group=None))
 
 
 @dataclass

@@ -334,7 +334,7 @@ def test_group_of_the_record_has_priority_over_the_guard_mounts(
     mount_api.mount_guard(target.text)
     plain = record_of(device("a"), target)
     wanted = volumes.GroupChange(7, volumes.GroupPolicy.ON_ROOT_MISMATCH)
-    store.write(replace(plain, mount=replace(plain.mount, group=wanted)))
+    store.write(plain.but(replace(plain.mount, group=wanted)))
     os.chown(target.text, -1, 4059)
     with _claim(store, target=target) as claim:
         assert claim.record.mount.group == wanted
@@ -348,7 +348,7 @@ def test_writable_volume_is_mounted_only_when_it_was_grown(
         target = volumes.TargetPath(f"{TARGET.text}-{readonly}")
         grown: list[volumes.TargetPath] = []
         record = record_of(device(str(readonly)), target)
-        store.write(replace(record, mount=replace(record.mount, readonly=readonly)))
+        store.write(record.but(replace(record.mount, readonly=readonly)))
 
         async def grow() -> None:
             grown.append(target)  # noqa: B023 - called before the next round

@@ -95,7 +95,7 @@ async def test_a_kept_sandbox_is_listed_with_its_volumes_until_it_is_stopped(
     endpoint: Endpoint,
 ) -> None:
     mount = replace(a_record().mount, io_limits=LIMITS)
-    endpoint.world.records[TARGET.text] = replace(a_record(), mount=mount)
+    endpoint.world.records[TARGET.text] = a_record().but(mount)
     await endpoint.client.run(run(keep=True))
     (listed,) = await endpoint.client.list()
     assert (listed["sandbox"], listed["volumes"]) == ("one", [TARGET.text])

@@ -30,7 +30,7 @@ RUN = messages.Run(
 @pytest.fixture
 def world() -> World:
     mount = replace(a_record().mount, io_limits=OLD)
-    return World(records={TARGET.text: replace(a_record(), mount=mount)})
+    return World(records={TARGET.text: a_record().but(mount)})
 
 
 @pytest.fixture

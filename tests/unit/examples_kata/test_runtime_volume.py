@@ -125,7 +125,7 @@ async def test_resume_thaws_a_frozen_volume(world: World) -> None:
 
 def limited(limits: volumes.IoLimits) -> Record:
     record = a_record()
-    return replace(record, mount=replace(record.mount, io_limits=limits))
+    return record.but(replace(record.mount, io_limits=limits))
 
 
 async def test_failed_resume_keeps_the_claim_with_the_vm(world: World) -> None:

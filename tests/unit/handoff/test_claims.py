@@ -31,7 +31,7 @@ def paths(store: Store) -> layout.EntryPaths:
 
 
 def _claim(sandbox_id: str = "sandbox-1", state: State = State.CLAIMED, error: str = "") -> Claim:
-    return Claim(sandbox_id, "kata", state, error, 4711, a_record().published_at, live=True)
+    return Claim(sandbox_id, "kata", state, error, 4711, a_record().crust.published_at, live=True)
 
 
 def test_claim_is_live_while_its_lock_is_held(paths: layout.EntryPaths) -> None:

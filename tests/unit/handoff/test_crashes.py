@@ -14,7 +14,7 @@ from tests.support.records.records import TARGET, a_record
 RECORD = a_record()
 GROWN = a_record(capacity_bytes=2 << 30)
 CLAIM = claims.Claim(
-    "sandbox-1", "kata", claims.State.MOUNTED, "", 1, RECORD.published_at, live=True
+    "sandbox-1", "kata", claims.State.MOUNTED, "", 1, RECORD.crust.published_at, live=True
 )
 
 

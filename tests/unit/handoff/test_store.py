@@ -46,7 +46,7 @@ def _paths(store: Store, target: volumes.TargetPath = TARGET) -> layout.EntryPat
 def _claim(store: Store, sandbox_id: str = "sandbox-1") -> claims.ClaimLock:
     lock = claims.ClaimLock.acquire(_paths(store), TARGET)
     state = claims.Claim(
-        sandbox_id, "kata", claims.State.MOUNTED, "", 1, a_record().published_at, live=True
+        sandbox_id, "kata", claims.State.MOUNTED, "", 1, a_record().crust.published_at, live=True
     )
     claims.write(lock.paths, state)
     return lock
@@ -90,7 +90,7 @@ def test_writer_has_the_lock_that_the_contract_names(store: Store) -> None:
 def test_same_content_again_changes_nothing(store: Store) -> None:
     first = store.write(a_record())
     inode = os.stat(_paths(store).record).st_ino
-    again = store.write(replace(a_record(), generation=7))
+    again = store.write(a_record().but(generation=7))
     assert again == first
     assert os.stat(_paths(store).record).st_ino == inode
 
@@ -99,7 +99,7 @@ def test_other_content_for_target_is_refused_naming_published_volume(store: Stor
     store.write(a_record())
     with pytest.raises(EntryDiffers, match=r"block\.csi\.crust\.dev/vol-1"):
         store.write(a_record(fs_type="xfs"))
-    assert store.write(a_record(capacity_bytes=2 << 30)).require().generation == 2
+    assert store.write(a_record(capacity_bytes=2 << 30)).require().crust.generation == 2
 
 
 @pytest.mark.spec("H-15")
@@ -107,7 +107,7 @@ def test_other_content_never_replaces_the_record_of_a_live_sandbox(store: Store)
     store.write(a_record())
     with _claim(store), pytest.raises(HeldBySandbox, match="sandbox-1"):
         store.write(a_record(source=OTHER_DEVICE))
-    assert store.write(a_record()).require().generation == 1
+    assert store.write(a_record()).require().crust.generation == 1
 
 
 def test_rewrite_keeps_the_claim_and_increments_the_generation(store: Store) -> None:
@@ -116,7 +116,7 @@ def test_rewrite_keeps_the_claim_and_increments_the_generation(store: Store) -> 
         read = store.read(TARGET)
         assert read is not None
         entry = store.rewrite(read, a_record(capacity_bytes=2 << 30).mount)
-        assert entry.require().generation == 2
+        assert entry.require().crust.generation == 2
         assert entry.claim is not None
         assert entry.live
         assert store.read(TARGET) == entry
@@ -136,8 +136,8 @@ def test_keys_of_a_later_version_are_kept_by_a_rewrite(store: Store) -> None:
     now = json.loads(path.read_text())
     assert (now["crust"]["capacity_bytes"], now["crust"]["generation"]) == (7, 2)
     assert now["later"] == now["crust"]["later"] == {"shiny": True}
-    other = replace(a_record(), mount=replace(a_record().mount, content_generation=8))
-    assert store.write(other).require().generation == 3
+    other = a_record().but(replace(a_record().mount, content_generation=8))
+    assert store.write(other).require().crust.generation == 3
     assert "later" not in path.read_text(), "another publish is another record"
 
 

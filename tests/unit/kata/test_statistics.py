@@ -4,7 +4,6 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,7 +75,7 @@ def _published(store: Store, name: str) -> Record:
 
 
 async def test_the_shim_s_numbers_are_the_volume_s(store: Store, short: Path) -> None:
-    record = replace(a_record(), target=TARGET)
+    record = a_record(TARGET)
     store.write(record)
     handler = KataHandler(store, Runtimes([GoRuntime(str(short))]), Uses())
     async with _shim(short, "sandbox-1", lambda _: _always(_ok(BODY))) as asked:

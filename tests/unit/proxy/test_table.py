@@ -194,4 +194,4 @@ def test_row_with_a_new_device_releases_the_old_one() -> None:
 
 
 def _other_volume(record: Record) -> Record:
-    return replace(record, key=replace(record.key, volume_id=volumes.VolumeId("vol-2")))
+    return record.but(volume_id="vol-2")

@@ -31,15 +31,15 @@ from tests.support.faults.choices import Choices
 from tests.support.records import records
 
 RECORD = records.a_record()
-OTHERS = replace(RECORD, key=replace(RECORD.key, volume_id=volumes.VolumeId("vol-other")))
+OTHERS = RECORD.but(volume_id="vol-other")
 WANTED = Wanted(RECORD.key, RECORD.target, volumes.MountAccess(fs_type="ext4"), (), readonly=True)
-ARGS = replace(RECORD, mount=replace(RECORD.mount, readonly=False))
+ARGS = RECORD.but(replace(RECORD.mount, readonly=False))
 HELD = Claim("box", "kata", State.MOUNTED, "", 7, None, live=True)
 EMPTY = replace(RECORD.mount, format=volumes.GuestFormat(), readonly=False)
 FORMATTED = replace(EMPTY, format=None)
 IMAGE = volumes.NetworkImage("c", "pool", "", "image", ("192.0.2.1",), "user")
 ENTRIES = {
-    "same": Entry(RECORD.digest, "/e", replace(RECORD, mount=replace(RECORD.mount, readonly=True))),
+    "same": Entry(RECORD.digest, "/e", RECORD.but(replace(RECORD.mount, readonly=True))),
     "args": Entry(RECORD.digest, "/e", ARGS),
     "vol": Entry(RECORD.digest, "/e", OTHERS),
     "bad": Entry(RECORD.digest, "/e", None, errors.Corrupt("damaged")),

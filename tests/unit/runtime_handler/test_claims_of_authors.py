@@ -62,9 +62,9 @@ Feature = volumes.HandlerFeature
 @pytest.mark.spec("H-36", "H-38")
 def test_missing_feature_refuses_the_volume(mount: dict[str, Any], feature: Feature) -> None:
     plain = a_record()
-    record = replace(plain, mount=replace(plain.mount, group=None, readonly=False))
+    record = plain.but(replace(plain.mount, group=None, readonly=False))
     take_claim.check_offered(record, frozenset())
-    record = replace(record, mount=replace(record.mount, **mount))
+    record = record.but(replace(record.mount, **mount))
     with raised("UnsupportedByHandler", match=f"does not offer {feature.name}"):
         take_claim.check_offered(record, frozenset(Feature) - {feature})
     take_claim.check_offered(record, {feature})
@@ -73,7 +73,7 @@ def test_missing_feature_refuses_the_volume(mount: dict[str, Any], feature: Feat
 def test_group_of_read_only_volume_needs_no_feature_group() -> None:
     plain = a_record()
     mount = replace(plain.mount, group=volumes.GroupChange(7), readonly=True)
-    take_claim.check_offered(replace(plain, mount=mount), {Feature.READ_ONLY})
+    take_claim.check_offered(plain.but(mount), {Feature.READ_ONLY})
 
 
 def test_sub_path_is_refused_by_runtime_that_mounts_whole_volumes() -> None:
@@ -231,7 +231,7 @@ def test_claim_of_another_handlers_sandbox_is_not_reclaimed(store: Store) -> Non
     """Two runtimes may give their sandboxes the same id."""
     record, paths = a_record(), store.layout.entry(TARGET)
     dead = claims.Claim(
-        "sandbox-1", "other", claims.State.MOUNTED, "", 1, record.published_at, live=False
+        "sandbox-1", "other", claims.State.MOUNTED, "", 1, record.crust.published_at, live=False
     )
     claims.write(paths, dead)
     with pytest.raises(ClaimLost, match="sandbox-1"):

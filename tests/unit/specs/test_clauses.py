@@ -17,7 +17,7 @@ import pytest
 
 from crust.core import errors, volumes
 from crust.handoff import claims, layout
-from crust.handoff.record import parse
+from crust.handoff.record import Record
 from tests.support.records.records import TARGET
 from tests.unit.specs import wire_table
 
@@ -128,9 +128,9 @@ def test_record_is_accepted_or_refused_as_the_vector_says(vector: dict[str, Any]
     data = base64.b64decode(vector.get("base64", "")) or vector["text"].encode()
     if not vector["accepted"]:
         with pytest.raises(errors.Corrupt):
-            parse(data, digest=vector["entry"])
+            Record.parse(data, digest=vector["entry"])
         return
-    record = parse(data, digest=vector["entry"])
+    record = Record.parse(data, digest=vector["entry"])
     value = vector["value"]
     if "image" in value:
         image = value["image"]

@@ -333,7 +333,7 @@ async def test_pod_of_microvm_gets_device_and_another_the_mount(
     runtime_class_node.check_published("vol-1", vm)
     entry = runtime_class_node.entry(vm)
     assert entry is not None
-    assert "default/vm has the handler kata" in entry.require().decided_by
+    assert "default/vm has the handler kata" in (entry.require().crust.decided_by or "")
     await runtime_class_node.co.publish("vol-2", plain, defer=False, volume_context=info("plain"))
     assert runtime_class_node.entry(plain) is None
     assert not runtime_class_node.driver.published[plain].deferred

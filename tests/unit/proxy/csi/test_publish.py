@@ -118,7 +118,7 @@ async def test_device_attached_again_replaces_the_record(kata: Node, published: 
     await kata.co.publish("vol-1", published)
     record = kata.record(published)
     assert record.identity == volumes.DeviceIdentity(7, 99, 4711)
-    assert record.generation == 2
+    assert record.crust.generation == 2
 
 
 async def test_device_that_changed_under_a_sandbox_is_refused(kata: Node, published: str) -> None:

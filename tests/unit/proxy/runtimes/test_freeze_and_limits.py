@@ -156,7 +156,7 @@ def recorded(node: Node, target: str) -> volumes.IoLimits:
 
 
 def generation(node: Node, target: str) -> int:
-    return node.record(target).generation
+    return node.record(target).crust.generation
 
 
 @pytest.mark.spec("D-32")
