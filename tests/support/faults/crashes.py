@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from tests.support.faults import syncs
+
 CALLS = (
     "open",
     "write",
@@ -39,26 +41,16 @@ def at_call(
     """Run `act(name)` before the `number`-th of `calls` (from 0); yields a counter of the calls so far."""
     count = 0
 
-    def wrap(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*args: Any, **kwargs: Any) -> Any:
-            nonlocal count
-            if name == "open" and not args[1] & _OPENS_TO_WRITE:
-                return real(*args, **kwargs)
-            count += 1
-            if count - 1 == number:
-                act(name)
-            return real(*args, **kwargs)
+    def before(name: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal count
+        if name == "open" and not arguments[1] & _OPENS_TO_WRITE:
+            return
+        count += 1
+        if count - 1 == number:
+            act(name)
 
-        return called
-
-    saved = {name: getattr(os, name) for name in calls}
-    for name, real in saved.items():
-        setattr(os, name, wrap(name, real))
-    try:
+    with syncs.watched(calls, before=before):
         yield lambda: count
-    finally:
-        for name, real in saved.items():
-            setattr(os, name, real)
 
 
 def crash_points(

@@ -23,6 +23,7 @@ import pytest
 
 from crust.host.mounts import mount_api
 from crust.host.process import commands
+from tests.support.faults import syncs
 
 Tree = dict[str, Path | None]
 """Relative paths: a file's saved content, None for a directory."""
@@ -175,68 +176,26 @@ def _content(node: _File | _Directory) -> Path | None:
 def recorded(root: Path, store: Path, *, names_survive: bool) -> Iterator[Recorder]:
     """Watch what this process does to the directory `root`, which does not exist yet."""
     recorder = Recorder(root, store, names_survive)
-    with pytest.MonkeyPatch.context() as patched:
-        for name, wrap in (
-            ("fsync", _sync), ("fdatasync", _sync), ("open", _open), ("mkdir", _mkdir), ("rename", _rename),
-            ("link", _link), ("unlink", _unlink), ("rmdir", _unlink),
-        ):  # fmt: skip
-            patched.setattr(os, name, wrap(recorder, getattr(os, name)))
+
+    def after(name: str, arguments: tuple[Any, ...]) -> None:
+        match name:
+            case "fsync" | "fdatasync":
+                recorder.synced(os.readlink(f"/proc/self/fd/{arguments[0]}"))
+            case "rename" | "link":
+                source, path = map(os.fspath, arguments)
+                recorder.named(path, source=source, linked=name == "link")
+            case "unlink" | "rmdir":
+                recorder.unnamed(os.fspath(arguments[0]))
+            case "mkdir":
+                recorder.named(os.fspath(arguments[0]))
+            case _ if arguments[1] & os.O_CREAT:
+                recorder.named(os.fspath(arguments[0]))
+
+    calls = ("fsync", "fdatasync", "open", "mkdir", "rename", "link", "unlink", "rmdir")
+    with syncs.watched(calls, after=after), pytest.MonkeyPatch.context() as patched:
         patched.setattr(commands, "run", _program(recorder, commands.run))
         patched.setattr(mount_api, "unmount", _unmount(recorder, mount_api.unmount))
         yield recorder
-
-
-Real = Callable[..., Any]
-
-
-def _sync(recorder: Recorder, real: Real) -> Real:
-    def called(fd: int) -> None:
-        real(fd)
-        recorder.synced(os.readlink(f"/proc/self/fd/{fd}"))
-
-    return called
-
-
-def _open(recorder: Recorder, real: Real) -> Real:
-    def called(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
-        fd: int = real(path, flags, *args, **kwargs)
-        if flags & os.O_CREAT:
-            recorder.named(os.fspath(path))
-        return fd
-
-    return called
-
-
-def _mkdir(recorder: Recorder, real: Real) -> Real:
-    def called(path: Any, *args: Any, **kwargs: Any) -> None:
-        real(path, *args, **kwargs)
-        recorder.named(os.fspath(path))
-
-    return called
-
-
-def _rename(recorder: Recorder, real: Real) -> Real:
-    def called(source: Any, target: Any) -> None:
-        real(source, target)
-        recorder.named(os.fspath(target), source=os.fspath(source))
-
-    return called
-
-
-def _link(recorder: Recorder, real: Real) -> Real:
-    def called(source: Any, target: Any) -> None:
-        real(source, target)
-        recorder.named(os.fspath(target), source=os.fspath(source), linked=True)
-
-    return called
-
-
-def _unlink(recorder: Recorder, real: Real) -> Real:
-    def called(path: Any, *args: Any, **kwargs: Any) -> None:
-        real(path, *args, **kwargs)
-        recorder.unnamed(os.fspath(path))
-
-    return called
 
 
 def _program(
@@ -251,7 +210,7 @@ def _program(
     return called
 
 
-def _unmount(recorder: Recorder, real: Real) -> Real:
+def _unmount(recorder: Recorder, real: Callable[[str], None]) -> Callable[[str], None]:
     def called(target: str) -> None:
         real(target)
         recorder.all_synced()

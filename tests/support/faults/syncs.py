@@ -1,13 +1,42 @@
-"""What a call writes and syncs, in order: for the rule that an answer is durable."""
+"""Calls of `os` that a test watches; what a call writes and syncs, in order: an answer must be durable."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
-
+Seen = Callable[[str, tuple[Any, ...]], None]
+"""Gets the name of a call and its arguments."""
 Steps = list[tuple[str, str]]
+
+
+def _unseen(_name: str, _arguments: tuple[Any, ...]) -> None:
+    """Nobody watches."""
+
+
+@contextmanager
+def watched(
+    calls: Sequence[str], *, before: Seen = _unseen, after: Seen = _unseen
+) -> Iterator[None]:
+    """Call `before` before each of these calls of `os`, and `after` when it has succeeded, while the block runs."""
+
+    def wrap(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            before(name, args)
+            result = real(*args, **kwargs)
+            after(name, args)
+            return result
+
+        return called
+
+    saved = {name: getattr(os, name) for name in calls}
+    for name, real in saved.items():
+        setattr(os, name, wrap(name, real))
+    try:
+        yield
+    finally:
+        for name, real in saved.items():
+            setattr(os, name, real)
 
 
 @contextmanager
@@ -15,28 +44,14 @@ def recorded() -> Iterator[Steps]:
     """("sync", path) of each fsync and fdatasync, ("name", path) of each rename, link and unlink, as they return."""
     steps: Steps = []
 
-    def path_of(file: Any) -> str:
-        return os.readlink(f"/proc/self/fd/{file if isinstance(file, int) else file.fileno()}")
+    def after(name: str, arguments: tuple[Any, ...]) -> None:
+        if name in ("rename", "link", "unlink"):
+            path = os.fspath(arguments[0 if name == "unlink" else 1])
+            steps.append(("name", os.path.realpath(path)))
+        else:
+            file = arguments[0]
+            fd = file if isinstance(file, int) else file.fileno()
+            steps.append(("sync", os.readlink(f"/proc/self/fd/{fd}")))
 
-    def sync(real: Any) -> Any:
-        def called(file: Any) -> None:
-            path = path_of(file)
-            real(file)
-            steps.append(("sync", path))
-
-        return called
-
-    def name(real: Any, which: int) -> Any:
-        def called(*args: Any, **kwargs: Any) -> Any:
-            result = real(*args, **kwargs)
-            steps.append(("name", os.path.realpath(os.fspath(args[which]))))
-            return result
-
-        return called
-
-    with pytest.MonkeyPatch.context() as patched:
-        for each in ("fsync", "fdatasync"):
-            patched.setattr(os, each, sync(getattr(os, each)))
-        for each, which in (("rename", 1), ("link", 1), ("unlink", 0)):
-            patched.setattr(os, each, name(getattr(os, each), which))
+    with watched(("fsync", "fdatasync", "rename", "link", "unlink"), after=after):
         yield steps
