@@ -6,7 +6,6 @@ One node for the file; each test has volumes and sandboxes of its own.
 import asyncio
 import hashlib
 import os
-import signal
 import subprocess
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.kubelet import capability
 from examples.kata.runtime import messages
 from examples.kata.runtime.client import RuntimeRefused
+from tests.support import processes
 from tests.support.faults.refusals import refused
 from tests.support.kubelet import sub_paths
 from tests.support.nodes.whole_node import MIB, WholeNode
@@ -149,10 +149,7 @@ async def test_killed_vm_releases_its_volume_and_keeps_synced_data(node: WholeNo
     volume = await node.volume()
     target = await node.publish(volume)
     await node.output("one", target, "echo synced > /data/f; sync")
-    pid = await node.qemu_pid("one")
-    watched = os.pidfd_open(pid)
-    os.kill(pid, signal.SIGKILL)
-    await _readable(watched)
+    await asyncio.to_thread(processes.end, await node.qemu_pid("one"))
     assert await node.output("two", target, "cat /data/f") == "synced"
     await node.runtime.stop("two")
     await node.unpublish(volume, target)
@@ -170,18 +167,6 @@ def _loops(node: WholeNode, volume: csi_pb2.Volume) -> list[str]:
 def _device_of(node: WholeNode, volume: csi_pb2.Volume) -> str:
     (device,) = _loops(node, volume)
     return device
-
-
-async def _readable(fd: int) -> None:
-    """Wait until a pidfd says that its process has ended."""
-    event = asyncio.Event()
-    running = asyncio.get_running_loop()
-    running.add_reader(fd, event.set)
-    try:
-        await event.wait()
-    finally:
-        running.remove_reader(fd)
-        os.close(fd)
 
 
 GROUP = capability("ext4", "100", "OnRootMismatch")

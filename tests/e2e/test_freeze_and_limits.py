@@ -5,9 +5,6 @@ One node for the file; each test has volumes and sandboxes of its own.
 
 import asyncio
 import hashlib
-import os
-import select
-import signal
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -20,6 +17,7 @@ import pytest_asyncio
 from crust.core import volumes
 from crust.handoff import store
 from crust.wire.csi.v1 import csi_pb2
+from tests.support import processes
 from tests.support.faults.refusals import refused
 from tests.support.nodes.whole_node import MIB, WholeNode
 from tests.support.runtimes import runtime_api
@@ -50,16 +48,6 @@ async def api(node: WholeNode) -> AsyncIterator[runtime_api.RuntimeApi]:
 def image_of(node: WholeNode, volume: csi_pb2.Volume) -> Path:
     (found,) = (node.daemons.paths.base / "pool").rglob(f"{volume.volume_id}.img")
     return found
-
-
-def kill(pid: int) -> None:
-    """Kill a process and wait until it has ended."""
-    pidfd = os.pidfd_open(pid)
-    try:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        select.select([pidfd], [], [])
-    finally:
-        os.close(pidfd)
 
 
 async def answered(call: Callable[[], Awaitable[bool]]) -> bool:
@@ -120,7 +108,7 @@ async def test_frozen_guest_thaws_by_itself_and_thaw_reports_it(
         await writer.next_round()
         assert await api.thaw(target) is False
         assert await api.freeze(target, 60) is True
-        await asyncio.to_thread(kill, await node.qemu_pid("one"))
+        await asyncio.to_thread(processes.end, await node.qemu_pid("one"))
         assert await answered(lambda: api.thaw(target)) is False
         assert await answered(lambda: api.freeze(target, 60)) is False
     assert int(await node.output("two", target, "cat /data/n")) >= writer.rounds

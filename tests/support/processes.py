@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,17 +68,28 @@ def running(*programs: Program) -> Iterator[None]:
 
 def kill(pid_file: Path) -> None:
     """Kill the process, and wait until it is dead; a dead process is a success."""
+    with suppress(ProcessLookupError):
+        end(int(pid_file.read_text()))
+
+
+def end(*pids: int, number: int = signal.SIGKILL) -> None:
+    """Send processes a signal, and wait until all have ended."""
+    with ending(*pids) as descriptors:
+        for each in descriptors:
+            signal.pidfd_send_signal(each, number)
+
+
+@contextmanager
+def ending(*pids: int) -> Iterator[list[int]]:
+    """Wait after the block until these processes have ended; the block gets their descriptors."""
+    descriptors = [os.pidfd_open(pid) for pid in pids]
     try:
-        process = os.pidfd_open(int(pid_file.read_text()))
-    except ProcessLookupError:
-        return
-    try:
-        signal.pidfd_send_signal(process, signal.SIGKILL)
-        dead = select.poll()
-        dead.register(process, select.POLLIN)
-        assert dead.poll(TIMEOUT_S * 1000), f"{pid_file.stem} does not die"
+        yield descriptors
+        for pid, each in zip(pids, descriptors, strict=True):
+            assert select.select([each], [], [], TIMEOUT_S)[0], f"process {pid} does not end"
     finally:
-        os.close(process)
+        for each in descriptors:
+            os.close(each)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """A node with a published volume, a sandbox without Kata, and the bridge between them."""
 
 import os
-import select
 import shutil
 import subprocess
 import tempfile
@@ -28,6 +27,7 @@ from crust.kata.process import FEATURES
 from crust.kata.rust_runtime import RustRuntime
 from crust.runtime_handler import keepers
 from tests.integration.conftest import MakeDevice as MakeDevice
+from tests.support import processes
 from tests.support.kata import sandbox
 from tests.support.records.records import HANDLER, MOUNT, a_record
 
@@ -171,11 +171,8 @@ def keeper_pids(node: KataNode, sandbox_id: str) -> tuple[int, ...]:
 
 def end(node: KataNode, of: sandbox.StandInSandbox) -> None:
     """Kill the machine, and wait until its keeper has ended."""
-    ends = [os.pidfd_open(pid) for pid in keeper_pids(node, of.id)]
-    of.kill()
-    for each in ends:
-        assert select.select([each], [], [], 20)[0], "a keeper outlives its machine"
-        os.close(each)
+    with processes.ending(*keeper_pids(node, of.id)):
+        of.kill()
 
 
 def pod(id_: str = ONE, *, handler: str = HANDLER, pid: int = 0) -> nri.Pod:

@@ -1,7 +1,6 @@
 """A handoff directory, loop devices that records can name, a directory short enough for sockets, and hypervisors."""
 
 import os
-import select
 import shutil
 import subprocess
 import sys
@@ -18,9 +17,13 @@ from crust.handoff import claims
 from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.block import devices, holders, loop
-from crust.runtime_handler import Claim, keepers
+from crust.runtime_handler import Claim, claim_volume, keepers
 from tests.integration.conftest import MakeDevice as MakeDevice
-from tests.support.records.records import MOUNT, TARGET, a_record
+from tests.support import processes
+from tests.support.records.records import HANDLER, MOUNT, TARGET, a_record
+
+ONE = volumes.SandboxId("sandbox-1")
+TWO = volumes.SandboxId("sandbox-2")
 
 
 @pytest.fixture
@@ -59,11 +62,9 @@ class Hypervisor:
 
     def kill(self) -> None:
         """Kill it, and wait until it and what lives with it have ended."""
-        ends = [os.pidfd_open(pid) for pid in self.holders]
-        self.process.kill()
-        self.process.wait()
-        for end in ends:
-            wait_for_end(end)
+        with processes.ending(*self.holders):
+            self.process.kill()
+            self.process.wait()
 
 
 StartHypervisor = Callable[[Claim], AbstractContextManager[Hypervisor]]
@@ -78,23 +79,29 @@ def vm_process(*fds: int) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-@contextmanager
-def kept_process(socket: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A VM's process; the keepers at the socket end with it, before the block is left."""
+@pytest.fixture
+def socket(run_dir: str) -> Path:
+    """The socket of a VM's keeper."""
+    return Path(run_dir) / "keeper.sock"
+
+
+@pytest.fixture
+def process(socket: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A VM's process; the keepers at the socket end with it, before the next test begins."""
     with vm_process() as process:
         yield process
         pids: tuple[int, ...] = ()
         with suppress(keepers.KeeperGone), keepers.connect(socket) as line:
             pids = line.pids
-        ends = [os.pidfd_open(pid) for pid in pids]
-    for end in ends:
-        wait_for_end(end)
+        with processes.ending(*pids):
+            process.kill()
 
 
-def wait_for_end(pidfd: int) -> None:
-    """Wait until the process has ended, and close the descriptor."""
-    assert select.select([pidfd], [], [], 20)[0], "a keeper outlives its VM"
-    os.close(pidfd)
+@pytest.fixture
+def claim(store: Store, device: MakeDevice) -> Claim:
+    """A claim whose descriptors this process has."""
+    store.write(record_of(device("a"), TARGET))
+    return claim_volume(store.root, TARGET, ONE, HANDLER)
 
 
 def is_held(store: Store, device: str) -> bool:

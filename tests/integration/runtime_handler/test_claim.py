@@ -19,15 +19,19 @@ from crust.handoff.store import Store
 from crust.host.block import devices, holders
 from crust.host.mounts import mount_api
 from crust.runtime_handler import Claim, ClaimLost, adopt_volume, claim_volume
-from tests.integration.runtime_handler.conftest import MakeDevice, StartHypervisor, record_of
+from tests.integration.runtime_handler.conftest import (
+    ONE,
+    TWO,
+    MakeDevice,
+    StartHypervisor,
+    record_of,
+)
 from tests.support.faults import crashes
 from tests.support.raised import raised
 from tests.support.records.records import HANDLER, TARGET, nothing_to_grow
 
 pytestmark = pytest.mark.root
 
-ONE = volumes.SandboxId("sandbox-1")
-TWO = volumes.SandboxId("sandbox-2")
 OTHER = volumes.TargetPath.parse("/var/lib/kubelet/pods/other/mount")
 
 

@@ -6,58 +6,26 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from crust.core import errors, volumes
+from crust.core import errors
 from crust.handoff.store import Store
 from crust.runtime_handler import Claim, claim_volume, keeper, keepers
 from tests.integration.runtime_handler.conftest import (
+    TWO,
     MakeDevice,
     is_held,
-    kept_process,
     record_of,
     vm_process,
-    wait_for_end,
 )
+from tests.support import processes
 from tests.support.raised import raised
 from tests.support.records.records import HANDLER, TARGET
 from tests.support.runtimes.keeper_processes import kill_all_keepers
 
 pytestmark = pytest.mark.root
-
-ONE = volumes.SandboxId("sandbox-1")
-TWO = volumes.SandboxId("sandbox-2")
-
-
-@pytest.fixture
-def socket(run_dir: str) -> Path:
-    return Path(run_dir) / "keeper.sock"
-
-
-@pytest.fixture
-def vm(socket: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A VM's process; its keeper ends with it, before the next test begins."""
-    with kept_process(socket) as process:
-        yield process
-
-
-@pytest.fixture
-def claim(store: Store, device: MakeDevice) -> Claim:
-    """A claim whose descriptors this process has."""
-    store.write(record_of(device("a"), TARGET))
-    return claim_volume(store.root, TARGET, ONE, HANDLER)
-
-
-def _kill(*pids: int, number: int = signal.SIGKILL) -> None:
-    """Send a signal to each, and wait until all have ended."""
-    ends = [os.pidfd_open(pid) for pid in pids]
-    for end in ends:
-        signal.pidfd_send_signal(end, number)
-    for end in ends:
-        wait_for_end(end)
 
 
 def _held(socket: Path) -> tuple[dict[str, int], tuple[int, ...]]:
@@ -67,7 +35,7 @@ def _held(socket: Path) -> tuple[dict[str, int], tuple[int, ...]]:
 
 @pytest.mark.spec("H-43")
 def test_claim_outlives_the_daemon_and_ends_with_the_vm(
-    store: Store, device: MakeDevice, vm: subprocess.Popen[bytes], socket: Path
+    store: Store, device: MakeDevice, process: subprocess.Popen[bytes], socket: Path
 ) -> None:
     """The daemon is a process of its own here, which is killed with its group after it gave the claim away."""
     volume = device("a")
@@ -79,17 +47,15 @@ from crust.core import volumes
 from crust.runtime_handler import claim_volume, keepers
 target = volumes.TargetPath.parse({TARGET.text!r})
 claim = claim_volume({store.root!r}, target, volumes.SandboxId("sandbox-1"), volumes.HandlerName({HANDLER!r}))
-keepers.start(Path({str(socket)!r}), {vm.pid}).hold("volume", claim.fds)
+keepers.start(Path({str(socket)!r}), {process.pid}).hold("volume", claim.fds)
 os.killpg(0, signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", daemon], start_new_session=True, check=False, timeout=60)
     assert is_held(store, volume.path)
     held, pids = _held(socket)
     assert held == {"volume": 2}
-    ends = [os.pidfd_open(pid) for pid in pids]
-    vm.kill()
-    for end in ends:
-        wait_for_end(end)
+    with processes.ending(*pids):
+        process.kill()
     assert not is_held(store, volume.path)
     with pytest.raises(keepers.KeeperGone):
         keepers.connect(socket)
@@ -98,9 +64,9 @@ os.killpg(0, signal.SIGKILL)
 
 @pytest.mark.spec("H-45")
 def test_keeper_or_standby_killed_releases_nothing(
-    store: Store, claim: Claim, vm: subprocess.Popen[bytes], socket: Path
+    store: Store, claim: Claim, process: subprocess.Popen[bytes], socket: Path
 ) -> None:
-    with keepers.start(socket, vm.pid) as line:
+    with keepers.start(socket, process.pid) as line:
         line.hold("volume", claim.fds)
     claim.hand_over()
     seen: set[int] = set()
@@ -109,7 +75,7 @@ def test_keeper_or_standby_killed_releases_nothing(
         assert held == {"volume": 2}
         assert len(set(pids)) == 2
         seen |= set(pids)
-        _kill(pids[number % 2])
+        processes.end(pids[number % 2])
         assert is_held(store, claim.record.device)
     assert len(seen) == 13, "the other one succeeded each time"
     with keepers.connect(socket) as line:
@@ -119,21 +85,21 @@ def test_keeper_or_standby_killed_releases_nothing(
 
 @pytest.mark.spec("H-45")
 def test_standby_stays_one_for_as_long_as_its_keeper_lives(
-    store: Store, claim: Claim, vm: subprocess.Popen[bytes], socket: Path
+    store: Store, claim: Claim, process: subprocess.Popen[bytes], socket: Path
 ) -> None:
     """Before the first volume, and after each succession: what must not happen would happen within a second."""
-    keepers.start(socket, vm.pid).close()
+    keepers.start(socket, process.pid).close()
     for killed in (None, 1, 0):
         before = _held(socket)
         if killed is not None:
-            _kill(before[1][killed])
+            processes.end(before[1][killed])
         _, pids = _held(socket)
         assert not _children_within(2.5, pids[1]), "the standby has one of its own"
         assert {_held(socket)[1] for _ in range(4)} == {pids}
     with keepers.connect(socket) as line:
         line.hold("volume", claim.fds)
     claim.hand_over()
-    _kill(line.pids[0])
+    processes.end(line.pids[0])
     assert is_held(store, claim.record.device)
     assert _held(socket)[0] == {"volume": 2}
 
@@ -147,10 +113,10 @@ def _children_within(seconds: float, pid: int) -> str:
 
 @pytest.mark.spec("H-45")
 def test_change_is_not_answered_before_the_standby_has_it(
-    store: Store, claim: Claim, vm: subprocess.Popen[bytes], socket: Path
+    store: Store, claim: Claim, process: subprocess.Popen[bytes], socket: Path
 ) -> None:
     """The keeper has one descriptor left, which the change takes; it needs another to fork a standby."""
-    with keepers.start(socket, vm.pid) as line:
+    with keepers.start(socket, process.pid) as line:
         line.hold("before", claim.fds)
         claim.hand_over()
         used = {int(each) for each in os.listdir(f"/proc/{line.pid}/fd")}
@@ -164,26 +130,24 @@ def test_change_is_not_answered_before_the_standby_has_it(
         line._line.settimeout(20)
         assert _answer(line)
         assert line.held() == {"before": 2, "other": 1}
-        _kill(line.pid)
+        processes.end(line.pid)
     assert _held(socket)[0] == {"before": 2, "other": 1}
     assert is_held(store, claim.record.device)
 
 
 @pytest.mark.spec("H-45")
 def test_keeper_killed_during_a_change_holds_what_it_answered(
-    store: Store, claim: Claim, vm: subprocess.Popen[bytes], socket: Path
+    store: Store, claim: Claim, process: subprocess.Popen[bytes], socket: Path
 ) -> None:
     """A change is answered when keeper and standby have it; without an answer it may have happened or not."""
-    line = keepers.start(socket, vm.pid)
+    line = keepers.start(socket, process.pid)
     line.hold("volume", claim.fds)
     claim.hand_over()
     for number in range(30):
-        killed = os.pidfd_open(line.pid)
         with open(os.devnull, "rb") as other:
             line._line.sendmsg(*_hold(f"other{number}", other.fileno()))
-            signal.pidfd_send_signal(killed, signal.SIGKILL)
+            processes.end(line.pid)
         answered = _answer(line)
-        wait_for_end(killed)
         line.close()
         line = keepers.connect(socket)
         held = line.held()
@@ -211,9 +175,9 @@ def _answer(line: keepers.Keeper) -> bool:
 
 @pytest.mark.spec("H-46")
 def test_connection_breaks_when_both_keepers_are_killed_and_the_claim_is_free(
-    store: Store, claim: Claim, vm: subprocess.Popen[bytes], socket: Path
+    store: Store, claim: Claim, process: subprocess.Popen[bytes], socket: Path
 ) -> None:
-    with keepers.start(socket, vm.pid) as line:
+    with keepers.start(socket, process.pid) as line:
         line.hold("volume", claim.fds)
         claim.hand_over()
         kill_all_keepers(socket)
@@ -225,9 +189,9 @@ def test_connection_breaks_when_both_keepers_are_killed_and_the_claim_is_free(
 
 @pytest.mark.spec("H-44")
 def test_keeper_is_small_ignores_the_daemons_signals_and_imports_no_package(
-    vm: subprocess.Popen[bytes], socket: Path
+    process: subprocess.Popen[bytes], socket: Path
 ) -> None:
-    with keepers.start(socket, vm.pid) as line:
+    with keepers.start(socket, process.pid) as line:
         before = line.pids
         for pid in before:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -247,25 +211,27 @@ def test_keeper_is_small_ignores_the_daemons_signals_and_imports_no_package(
 
 
 def test_start_for_a_vm_that_has_ended_fails(socket: Path) -> None:
-    with vm_process() as process:
+    with vm_process() as ended:
         pass
     with pytest.raises(errors.NotFound):
-        keepers.start(socket, process.pid)
+        keepers.start(socket, ended.pid)
 
 
 def test_keeper_of_another_version_refuses_by_name(
-    vm: subprocess.Popen[bytes], socket: Path
+    process: subprocess.Popen[bytes], socket: Path
 ) -> None:
     with (
-        keepers.start(socket, vm.pid) as line,
+        keepers.start(socket, process.pid) as line,
         raised("KeeperRefused", match="unknown request"),
     ):
         line._ask({"op": "invented"})
 
 
-def test_start_beside_a_running_keeper_finds_it(vm: subprocess.Popen[bytes], socket: Path) -> None:
+def test_start_beside_a_running_keeper_finds_it(
+    process: subprocess.Popen[bytes], socket: Path
+) -> None:
     """Another one's socket would take its place, and what it holds could only be released by the VM's end."""
-    with keepers.start(socket, vm.pid) as line, keepers.start(socket, vm.pid) as again:
+    with keepers.start(socket, process.pid) as line, keepers.start(socket, process.pid) as again:
         assert again.pids == line.pids
         with vm_process() as another, raised("KeeperRuns", match=str(line.pid)):
             keepers.start(socket, another.pid)

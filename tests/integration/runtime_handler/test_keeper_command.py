@@ -4,52 +4,24 @@ import contextlib
 import json
 import os
 import select
-import signal
 import socket as sockets
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from crust.core import volumes
 from crust.handoff.store import Store
-from crust.runtime_handler import Claim, claim_volume
-from tests.integration.runtime_handler.conftest import (
-    MakeDevice,
-    is_held,
-    kept_process,
-    record_of,
-    vm_process,
-    wait_for_end,
-)
-from tests.support.records.records import HANDLER, TARGET
+from crust.runtime_handler import Claim
+from tests.integration.runtime_handler.conftest import is_held, vm_process
+from tests.support import processes
 
 pytestmark = pytest.mark.root
 
 RUNTIME = 'set -e; line=$("$0" -m crust keeper "$@"); echo "$line"'
 """A shell that starts the keeper and reads its line, as a runtime in any language does."""
-
-
-@pytest.fixture
-def socket(run_dir: str) -> Path:
-    return Path(run_dir) / "keeper.sock"
-
-
-@pytest.fixture
-def vm(socket: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A VM's process; its keeper ends with it, before the next test begins."""
-    with kept_process(socket) as process:
-        yield process
-
-
-@pytest.fixture
-def claim(store: Store, device: MakeDevice) -> Claim:
-    store.write(record_of(device("a"), TARGET))
-    return claim_volume(store.root, TARGET, volumes.SandboxId("sandbox-1"), HANDLER)
 
 
 def _run(*arguments: object, fds: tuple[int, ...] = ()) -> subprocess.CompletedProcess[str]:
@@ -66,9 +38,9 @@ def _started(*arguments: object, fds: tuple[int, ...] = ()) -> dict[str, Any]:
     return state
 
 
-def _held_by_keeper(socket: Path, vm: subprocess.Popen[bytes], claim: Claim) -> dict[str, Any]:
+def _held_by_keeper(socket: Path, process: subprocess.Popen[bytes], claim: Claim) -> dict[str, Any]:
     lock, device = claim.fds
-    own = ("--socket", socket, "--pid", vm.pid, "--hold", f"volume={lock},{device}")
+    own = ("--socket", socket, "--pid", process.pid, "--hold", f"volume={lock},{device}")
     state = _started(*own, fds=claim.fds)
     claim.hand_over()
     return state
@@ -87,29 +59,25 @@ def _asked(socket: Path, *pieces: bytes) -> dict[str, Any]:
 @pytest.mark.spec("H-44")
 @pytest.mark.spec("H-45")
 def test_each_process_may_be_killed_and_the_claim_ends_with_the_hypervisor(
-    store: Store, claim: Claim, vm: subprocess.Popen[bytes], socket: Path
+    store: Store, claim: Claim, process: subprocess.Popen[bytes], socket: Path
 ) -> None:
-    state = _held_by_keeper(socket, vm, claim)
-    assert (state["vm"], state["held"]) == (vm.pid, {"volume": 2})
+    state = _held_by_keeper(socket, process, claim)
+    assert (state["vm"], state["held"]) == (process.pid, {"volume": 2})
     for number in (0, 1):
         assert is_held(store, claim.record.device)
-        killed = os.pidfd_open(state["pids"][number])
-        signal.pidfd_send_signal(killed, signal.SIGKILL)
-        wait_for_end(killed)
+        processes.end(state["pids"][number])
         state = _asked(socket, b'{"op": "held"}\n')
         assert state["held"] == {"volume": 2}
-    ends = [os.pidfd_open(pid) for pid in state["pids"]]
-    vm.kill()
-    for end in ends:
-        wait_for_end(end)
+    with processes.ending(*state["pids"]):
+        process.kill()
     assert not is_held(store, claim.record.device)
 
 
 def test_running_keeper_takes_more_and_releases_by_its_socket(
-    store: Store, claim: Claim, vm: subprocess.Popen[bytes], socket: Path
+    store: Store, claim: Claim, process: subprocess.Popen[bytes], socket: Path
 ) -> None:
-    first = _held_by_keeper(socket, vm, claim)
-    own = ("--socket", socket, "--pid", vm.pid)
+    first = _held_by_keeper(socket, process, claim)
+    own = ("--socket", socket, "--pid", process.pid)
     with open(os.devnull, "rb") as other:
         fd = other.fileno()
         state = _started(*own, "--hold", f"other={fd}", fds=(fd,))
@@ -120,10 +88,10 @@ def test_running_keeper_takes_more_and_releases_by_its_socket(
 
 
 def test_keeper_has_no_descriptor_that_it_was_not_given(
-    claim: Claim, vm: subprocess.Popen[bytes], socket: Path, tmp_path: Path
+    claim: Claim, process: subprocess.Popen[bytes], socket: Path, tmp_path: Path
 ) -> None:
     lock, device = claim.fds
-    end = os.pidfd_open(vm.pid)
+    end = os.pidfd_open(process.pid)
     with open(tmp_path / "another", "w") as another:
         state = _started(
             "--socket", socket, "--pidfd", end, "--hold", f"volume={lock},{device}",
@@ -138,9 +106,9 @@ def test_keeper_has_no_descriptor_that_it_was_not_given(
 
 
 def test_client_that_sends_no_line_is_the_only_one_whose_connection_ends(
-    claim: Claim, vm: subprocess.Popen[bytes], socket: Path
+    claim: Claim, process: subprocess.Popen[bytes], socket: Path
 ) -> None:
-    _held_by_keeper(socket, vm, claim)
+    _held_by_keeper(socket, process, claim)
     with sockets.socket(sockets.AF_UNIX) as client, sockets.socket(sockets.AF_UNIX) as other:
         for each in (client, other):
             each.connect(str(socket))
@@ -154,21 +122,21 @@ def test_client_that_sends_no_line_is_the_only_one_whose_connection_ends(
 
 
 def test_another_machine_than_the_keepers_is_refused(
-    vm: subprocess.Popen[bytes], socket: Path
+    process: subprocess.Popen[bytes], socket: Path
 ) -> None:
-    _started("--socket", socket, "--pid", vm.pid)
+    _started("--socket", socket, "--pid", process.pid)
     with vm_process() as another:
         ran = _run("--socket", socket, "--pid", another.pid)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "[KeeperRuns]" in ran.stderr
-    assert f"of process {vm.pid}" in ran.stderr
+    assert f"of process {process.pid}" in ran.stderr
 
 
 def test_hypervisor_that_has_ended_is_refused(socket: Path) -> None:
-    with vm_process() as process:
-        end = os.pidfd_open(process.pid)
+    with vm_process() as ended:
+        end = os.pidfd_open(ended.pid)
     for given, says in (
-        (("--pid", process.pid), "No such process"),
+        (("--pid", ended.pid), "No such process"),
         (("--pidfd", end), "is not a pidfd of a process that runs"),
     ):
         ran = _run("--socket", socket, *given, fds=(end,))
@@ -197,18 +165,18 @@ def test_command_that_cannot_be_understood_starts_nothing(
 
 
 def test_a_file_and_the_socket_of_another_program_are_left(
-    vm: subprocess.Popen[bytes], socket: Path, tmp_path: Path
+    process: subprocess.Popen[bytes], socket: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "file"
     file.write_text("kept")
-    ran = _run("--socket", file, "--pid", vm.pid)
+    ran = _run("--socket", file, "--pid", process.pid)
     assert (ran.returncode, file.read_text()) == (1, "kept")
     assert "[KeeperPathTaken]" in ran.stderr
     with sockets.create_server(str(socket), family=sockets.AF_UNIX) as other:
         for answer, name in ((b"", "[KeeperPathTaken]"), (b"hello\n", "[KeeperRefused]")):
             serving = threading.Thread(target=_answering, args=(other, answer), daemon=True)
             serving.start()
-            ran = _run("--socket", socket, "--pid", vm.pid)
+            ran = _run("--socket", socket, "--pid", process.pid)
             assert ran.returncode == 1
             assert name in ran.stderr
             with sockets.socket(sockets.AF_UNIX) as last:

@@ -1,8 +1,5 @@
 """A file that a keeper puts is there while its claim lives, and never after, whichever process is killed."""
 
-import os
-import select
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,42 +7,21 @@ from pathlib import Path
 import pytest
 
 from crust.runtime_handler import keepers
-from tests.integration.runtime_handler.conftest import vm_process
+from tests.support import processes
 from tests.support.raised import raised
 
 pytestmark = [pytest.mark.root, pytest.mark.spec("H-56")]
 
 
 @pytest.fixture
-def vm() -> Iterator[subprocess.Popen[bytes]]:
-    with vm_process() as process:
-        yield process
-
-
-@pytest.fixture
-def keeper(run_dir: str, vm: subprocess.Popen[bytes]) -> Iterator[keepers.Keeper]:
-    """The VM's keeper, which holds a file as the claim "a"; it ends before the next test begins."""
-    with keepers.start(Path(run_dir) / "keeper.sock", vm.pid) as line:
+def keeper(
+    socket: Path, run_dir: str, process: subprocess.Popen[bytes]
+) -> Iterator[keepers.Keeper]:
+    """The VM's keeper, which holds a file as the claim "a"."""
+    with keepers.start(socket, process.pid) as line:
         with open(f"{run_dir}/held", "wb") as held:
             line.hold("a", [held.fileno()])
         yield line
-        _end(vm, line)
-
-
-def _end(vm: subprocess.Popen[bytes], line: keepers.Keeper) -> None:
-    ends = [os.pidfd_open(pid) for pid in line.pids if Path(f"/proc/{pid}").exists()]
-    vm.kill()
-    vm.wait()
-    for end in ends:
-        assert select.select([end], [], [], 20)[0]
-        os.close(end)
-
-
-def _kill(pid: int) -> None:
-    end = os.pidfd_open(pid)
-    signal.pidfd_send_signal(end, signal.SIGKILL)
-    assert select.select([end], [], [], 20)[0]
-    os.close(end)
 
 
 def _staged(run_dir: str, at: str = "file") -> tuple[str, str, str]:
@@ -67,29 +43,31 @@ def test_it_is_put_and_withdrawn(keeper: keepers.Keeper, run_dir: str) -> None:
     assert keeper.put_files == {}
 
 
-@pytest.mark.parametrize("process", [0, 1], ids=["keeper", "standby"])
+@pytest.mark.parametrize("killed", [0, 1], ids=["keeper", "standby"])
 def test_the_end_of_one_process_changes_nothing(
-    keeper: keepers.Keeper, run_dir: str, vm: subprocess.Popen[bytes], process: int
+    keeper: keepers.Keeper, run_dir: str, process: subprocess.Popen[bytes], killed: int
 ) -> None:
     over, new, back = _staged(run_dir)
     keeper.put("a", over, new=new, back=back)
-    _kill(keeper.pids[process])
+    processes.end(keeper.pids[killed])
     with keepers.connect(keeper.path) as line:
         assert (line.held(), line.put_files) == ({"a": 1}, {over: "a"})
         assert Path(over).read_text() == "put"
-        _end(vm, line)
+        with processes.ending(*line.pids):
+            process.kill()
     assert Path(over).read_text() == "back"
 
 
 @pytest.mark.spec("H-56")
 @pytest.mark.parametrize("how", ["the VM", "the claim"])
 def test_it_goes_with_what_ends_first(
-    keeper: keepers.Keeper, run_dir: str, vm: subprocess.Popen[bytes], how: str
+    keeper: keepers.Keeper, run_dir: str, process: subprocess.Popen[bytes], how: str
 ) -> None:
     over, new, back = _staged(run_dir)
     keeper.put("a", over, new=new, back=back)
     if how == "the VM":
-        _end(vm, keeper)
+        with processes.ending(*keeper.pids):
+            process.kill()
     else:
         keeper.release("a")
     assert Path(over).read_text() == "back"

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,47 +13,30 @@ from crust.handoff import claims
 from crust.handoff.claims import State
 from crust.handoff.record import Record
 from crust.handoff.store import Store
-from crust.runtime_handler import ClaimLost, adopt_volume, claim_volume, keepers, kept_vm
-from tests.integration.runtime_handler.conftest import (
-    MakeDevice,
-    is_held,
-    kept_process,
-    record_of,
-    wait_for_end,
-)
+from crust.runtime_handler import Claim, ClaimLost, adopt_volume, claim_volume, keepers, kept_vm
+from tests.integration.runtime_handler.conftest import ONE, TWO, MakeDevice, is_held, record_of
+from tests.support import processes
 from tests.support.records.records import HANDLER, TARGET, nothing_to_grow
 from tests.support.runtimes.keeper_processes import kill_all_keepers
 
 pytestmark = [pytest.mark.root, pytest.mark.spec("H-46")]
 
-ONE = volumes.SandboxId("sandbox-1")
-TWO = volumes.SandboxId("sandbox-2")
 OTHER = volumes.TargetPath.parse("/var/lib/kubelet/pods/p/volumes/kubernetes.io~csi/other/mount")
 
 
 @pytest.fixture
-def process(run_dir: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The VM's process; what keeps for it ends with it, before the next test begins."""
-    with kept_process(Path(run_dir) / "keeper.sock") as running:
-        yield running
+def vm(store: Store, process: subprocess.Popen[bytes], socket: Path) -> kept_vm.KeptVm:
+    return kept_vm.KeptVm(store.root, HANDLER, ONE, process.pid, socket)
 
 
 @pytest.fixture
-def vm(store: Store, process: subprocess.Popen[bytes], run_dir: str) -> kept_vm.KeptVm:
-    return kept_vm.KeptVm(store.root, HANDLER, ONE, process.pid, Path(run_dir) / "keeper.sock")
-
-
-@pytest.fixture
-def record(store: Store, device: MakeDevice, vm: kept_vm.KeptVm) -> Record:
+def record(claim: Claim, vm: kept_vm.KeptVm) -> Record:
     """A volume that the VM has mounted, and whose claim its keeper holds."""
-    record = record_of(device("a"), TARGET)
-    store.write(record)
-    claim = claim_volume(store.root, TARGET, ONE, HANDLER)
     with keepers.start(vm.socket, vm.pid) as line:
         line.hold("a", claim.fds)
     asyncio.run(claim.mounted(nothing_to_grow))
     claim.hand_over()
-    return record
+    return claim.record
 
 
 def test_claims_are_had_again_by_another_keeper_and_end_with_the_vm(
@@ -66,16 +48,15 @@ def test_claims_are_had_again_by_another_keeper_and_end_with_the_vm(
     with vm.recover({"a": TARGET}) as line:
         assert line.held() == {"a": 2}
         assert set(line.pids).isdisjoint(killed)
-        ends = [os.pidfd_open(pid) for pid in line.pids]
+        pids = line.pids
     assert is_held(store, record.device)
     after = claims.read(store.layout.entry(TARGET))
     assert before is not None
     assert after is not None
     assert (after.sandbox_id, after.state) == (ONE, State.MOUNTED)
     assert after.claimed_at == before.claimed_at, "it is the same claim"
-    process.kill()
-    for end in ends:
-        wait_for_end(end)
+    with processes.ending(*pids):
+        process.kill()
     claim_volume(store.root, TARGET, TWO, HANDLER).release()
 
 
@@ -158,9 +139,7 @@ def test_keeper_killed_before_a_question_of_the_recovery_costs_no_vm(
     def asked(line: keepers.Keeper, *arguments: object) -> object:
         if line.pids and not killed:
             killed.append(line.pid)
-            end = os.pidfd_open(line.pid)
-            os.kill(line.pid, signal.SIGKILL)
-            wait_for_end(end)
+            processes.end(line.pid)
         return really(line, *arguments)
 
     monkeypatch.setattr(keepers.Keeper, question, asked)

@@ -1,11 +1,10 @@
 """Kills the keeper of a VM and its standby, as an operator or the kernel might."""
 
-import os
-import select
 import signal
 from pathlib import Path
 
 from crust.runtime_handler import keepers
+from tests.support import processes
 
 
 def kill_all_keepers(socket: Path) -> set[int]:
@@ -17,13 +16,9 @@ def kill_all_keepers(socket: Path) -> set[int]:
                 pids = line.pids
         except keepers.KeeperGone:
             return killed
-        ends = [os.pidfd_open(pid) for pid in reversed(pids)]
-        signal.pidfd_send_signal(
-            ends[0], signal.SIGSTOP
-        )  # or it succeeds, and forks, before it is killed
-        for end in reversed(ends):
-            signal.pidfd_send_signal(end, signal.SIGKILL)
-        for end in ends:
-            assert select.select([end], [], [], 20)[0]
-            os.close(end)
+        with processes.ending(*pids) as (keeper, standby):
+            # or the standby succeeds, and forks, before it is killed
+            signal.pidfd_send_signal(standby, signal.SIGSTOP)
+            for each in (keeper, standby):
+                signal.pidfd_send_signal(each, signal.SIGKILL)
         killed.update(pids)
