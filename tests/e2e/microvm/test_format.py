@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import os
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -59,58 +59,47 @@ async def test_options_of_mkfs_are_those_of_the_record(
     assert round(100 * reserved / blocks) == 5
 
 
-async def test_blank_disk_of_a_volume_that_was_not_created_empty_is_not_formatted(
-    vm: machine.Machine, blank: Path, disk: str
-) -> None:
-    before = digest(blank)
-    with pytest.raises(errors.CrustError, match="mounting"):
-        await vm.guest.mount(values.VolumeMount(disk, "ext4"))
-    assert digest(blank) == before
-
-
-async def test_blank_disk_that_is_mounted_read_only_is_not_formatted(
-    vm: machine.Machine, blank: Path, disk: str
-) -> None:
-    before = digest(blank)
-    with pytest.raises(errors.CrustError, match="mounting"):
-        await vm.guest.mount(values.VolumeMount(disk, "ext4", read_only=True, format=EMPTY))
-    assert digest(blank) == before
-
-
-async def test_disk_with_a_partition_table_at_its_end_is_not_formatted(
-    vm: machine.Machine, blank: Path, disk: str
-) -> None:
+def partitioned(blank: Path) -> None:
+    """A partition table at its end."""
     with blank.open("r+b") as image:
         image.seek(-512, 2)
         image.write(b"EFI PART")
-    before = digest(blank)
-    with pytest.raises(errors.CrustError, match="mounting"):
-        await vm.guest.mount(values.VolumeMount(disk, "xfs", format=EMPTY))
-    assert digest(blank) == before
 
 
-async def test_another_filesystem_than_the_wanted_one_is_not_replaced(
-    vm: machine.Machine, blank: Path, disk: str
+def made_ext4(blank: Path) -> None:
+    subprocess.run(["mkfs.ext4", "-q", str(blank)], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("fill", "fstype", "format", "read_only"),
+    [
+        pytest.param(None, "ext4", None, False, id="not created empty"),
+        pytest.param(None, "ext4", EMPTY, True, id="read-only"),
+        pytest.param(partitioned, "xfs", EMPTY, False, id="partition table"),
+        pytest.param(made_ext4, "xfs", EMPTY, False, id="another filesystem"),
+    ],
+)
+async def test_disk_is_not_formatted(
+    vm: machine.Machine,
+    blank: Path,
+    disk: str,
+    fill: Callable[[Path], None] | None,
+    fstype: str,
+    format: volumes.GuestFormat | None,
+    *,
+    read_only: bool,
 ) -> None:
-    argv = ["mkfs.ext4", "-q", str(blank)]
-    await asyncio.to_thread(subprocess.run, argv, check=True, capture_output=True)
+    if fill is not None:
+        await asyncio.to_thread(fill, blank)
     before = digest(blank)
     with pytest.raises(errors.CrustError, match="mounting"):
-        await vm.guest.mount(values.VolumeMount(disk, "xfs", format=EMPTY))
+        await vm.guest.mount(values.VolumeMount(disk, fstype, read_only=read_only, format=format))
     assert digest(blank) == before
 
 
 PASSPHRASE = "correct horse battery staple"
 MARKER = "the plaintext of the file"
-BIND = values.Bind("secret", "/data")
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def luks_disk(vm: machine.Machine, blank: Path) -> AsyncIterator[str]:
-    """The serial number of the blank disk, attached."""
-    await vm.attach("secret", blank)
-    yield "secret"
-    await vm.detach("secret")
+BIND = values.Bind("blank", "/data")
 
 
 def encrypted(
@@ -121,17 +110,17 @@ def encrypted(
     read_only: bool = False,
 ) -> values.VolumeMount:
     return values.VolumeMount(
-        "secret", fstype, read_only=read_only, format=format, encrypted=True, passphrase=passphrase
+        "blank", fstype, read_only=read_only, format=format, encrypted=True, passphrase=passphrase
     )
 
 
 @pytest.mark.parametrize("fstype", sorted(SMALLEST))
 async def test_blank_disk_gets_a_container_and_holds_no_plaintext(
-    vm: machine.Machine, blank: Path, luks_disk: str, fstype: str
+    vm: machine.Machine, blank: Path, disk: str, fstype: str
 ) -> None:
     await vm.guest.mount(encrypted(fstype=fstype))
     await shell(vm, f"echo '{MARKER}' > /data/file; sync", BIND)
-    await vm.guest.unmount(luks_disk)
+    await vm.guest.unmount(disk)
     image = blank.read_bytes()
     assert image.startswith(b"LUKS\xba\xbe\x00\x02")
     assert MARKER.encode() not in image
@@ -142,10 +131,10 @@ async def test_blank_disk_gets_a_container_and_holds_no_plaintext(
 
 @pytest.mark.spec("H-49")
 async def test_wrong_passphrase_is_an_error_that_says_so_and_changes_nothing(
-    vm: machine.Machine, blank: Path, luks_disk: str
+    vm: machine.Machine, blank: Path, disk: str
 ) -> None:
     await vm.guest.mount(encrypted())
-    await vm.guest.unmount(luks_disk)
+    await vm.guest.unmount(disk)
     before = digest(blank)
     with pytest.raises(faults.WrongPassphrase, match="the passphrase does not open it"):
         await vm.guest.mount(encrypted("wrong horse"))
@@ -155,7 +144,7 @@ async def test_wrong_passphrase_is_an_error_that_says_so_and_changes_nothing(
 
 
 async def test_disk_that_was_not_created_empty_is_not_made_a_container(
-    vm: machine.Machine, blank: Path, luks_disk: str
+    vm: machine.Machine, blank: Path, disk: str
 ) -> None:
     before = digest(blank)
     for wanted in (encrypted(format=None), encrypted(read_only=True)):
@@ -166,34 +155,34 @@ async def test_disk_that_was_not_created_empty_is_not_made_a_container(
 
 @pytest.mark.parametrize("fstype", ["ext4", "xfs"])
 async def test_container_and_filesystem_grow_while_they_are_in_use(
-    vm: machine.Machine, blank: Path, luks_disk: str, fstype: str
+    vm: machine.Machine, blank: Path, disk: str, fstype: str
 ) -> None:
     mounted = await vm.guest.mount(encrypted(fstype=fstype))
     os.truncate(blank, 1024 * MIB)
-    grown = await vm.grow(luks_disk, 1024 * MIB)
+    grown = await vm.grow(disk, 1024 * MIB)
     assert grown.total_bytes - mounted.usage.total_bytes > 450 * MIB
-    assert (await vm.guest.grow(luks_disk, 1024 * MIB)).usage == await vm.guest.usage(luks_disk)
+    assert (await vm.guest.grow(disk, 1024 * MIB)).usage == await vm.guest.usage(disk)
 
 
 async def test_container_that_grew_while_it_was_closed_is_filled(
-    vm: machine.Machine, blank: Path, luks_disk: str
+    vm: machine.Machine, blank: Path, disk: str
 ) -> None:
     mounted = await vm.guest.mount(encrypted())
-    await vm.detach(luks_disk)
+    await vm.detach(disk)
     os.truncate(blank, 1024 * MIB)
-    await vm.attach(luks_disk, blank)
+    await vm.attach(disk, blank)
     await vm.guest.mount(encrypted())
-    grown = await vm.guest.grow(luks_disk, 1024 * MIB)
+    grown = await vm.guest.grow(disk, 1024 * MIB)
     assert grown.usage.total_bytes - mounted.usage.total_bytes > 450 * MIB
 
 
 async def test_open_container_needs_no_passphrase_and_is_closed_by_the_unmount(
-    vm: machine.Machine, blank: Path, luks_disk: str
+    vm: machine.Machine, blank: Path, disk: str
 ) -> None:
     await vm.guest.mount(encrypted())
     await shell(vm, "echo kept > /data/file", BIND)
     await vm.guest.mount(encrypted(None))
     assert await shell(vm, "cat /data/file", BIND) == "kept\n"
-    assert await vm.guest.unmount(luks_disk)
+    assert await vm.guest.unmount(disk)
     with pytest.raises(faults.GuestNeedsPassphrase):
         await vm.guest.mount(encrypted(None))
