@@ -10,6 +10,8 @@ answers a mistake of crust, so it is no InvalidRequest.
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from crust.core import errors
 
@@ -112,21 +114,10 @@ def translate(err: OSError, what: str, *, hint: str = "") -> errors.CrustError:
     return error
 
 
-class translating:
-    """Raise the translation of any `OSError` of the block.
-
-    A class, because a publish enters about twenty of them, and a generator costs more than most of the blocks.
-    """
-
-    __slots__ = ("_hint", "_what")
-
-    def __init__(self, what: str, *, hint: str = "") -> None:
-        self._what = what
-        self._hint = hint
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, OSError):
-            raise translate(error, self._what, hint=self._hint) from error
+@contextmanager
+def translating(what: str, *, hint: str = "") -> Iterator[None]:
+    """Raise the translation of any `OSError` of the block."""
+    try:
+        yield
+    except OSError as error:
+        raise translate(error, what, hint=hint) from error

@@ -27,7 +27,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from crust.core import errors
 
@@ -66,25 +66,17 @@ class Load:
     refused: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Any]
-    function: Callable[[], Any]
-
-    def make(self) -> Callable[[], None]:
-        """Call the function, unless its caller was cancelled before; returns what gives the loop the outcome."""
-        if self.future.cancelled():
-            return lambda: None
-        try:
-            return partial(_settle, self.future.set_result, self.function(), self.future)
-        except BaseException as error:  # whatever it is, the caller gets it, and the thread goes on
-            return partial(_settle, self.future.set_exception, error, self.future)
+_Call: TypeAlias = "tuple[Callable[[], Any], asyncio.Future[Any]]"
+"""A function, and the future of its caller."""
 
 
-def _settle(settle: Callable[[Any], None], outcome: Any, future: asyncio.Future[Any]) -> None:
-    if not future.done():  # the caller was cancelled
-        settle(outcome)
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.done():  # the caller was cancelled
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
 
 
 class Workers:
@@ -93,7 +85,8 @@ class Workers:
     def __init__(self, name: str, *, limit: int = 128) -> None:
         self.name = name
         self._limit = limit
-        self._long_work = asyncio.Semaphore(max(limit // 4, 1))
+        self.long_work = asyncio.Semaphore(max(limit // 4, 1))
+        """The places for long work."""
         self._refused = 0
         self._begin()
 
@@ -116,9 +109,8 @@ class Workers:
 
         A caller that is cancelled leaves the call as it is: one that runs keeps its thread.
         """
-        loop = asyncio.get_running_loop()
         bound = partial(contextvars.copy_context().run, function, *args, **kwargs)
-        call = _Call(loop, loop.create_future(), bound)
+        call: _Call = (bound, asyncio.get_running_loop().create_future())
         if self._process != os.getpid():
             self._begin()
         with self._guard:
@@ -128,7 +120,7 @@ class Workers:
                 self._start(call)
             else:
                 self._waiting.append(call)
-        result: T = await call.future
+        result: T = await call[1]
         return result
 
     def _start(self, call: _Call) -> None:
@@ -145,8 +137,24 @@ class Workers:
 
     def _work(self, given: "SimpleQueue[_Call]") -> None:
         """Make the calls that are given to this thread, until none comes for a while."""
-        while (call := self._next(given)) is not None:
-            tell = call.make()
+        while True:
+            try:
+                function, future = given.get(timeout=IDLE_S)
+            except Empty:
+                with self._guard:
+                    if given not in self._idle:
+                        continue  # a call came in this moment
+                    self._idle.remove(given)
+                    self._made -= 1
+                return
+            result, error = None, None
+            try:
+                if not future.cancelled():
+                    result = function()
+            except (
+                BaseException
+            ) as raised:  # whatever it is, the caller gets it, and the thread goes on
+                error = raised
             with self._guard:
                 # before the loop is told: what it does next finds this thread, and starts no other
                 if self._waiting:
@@ -154,19 +162,8 @@ class Workers:
                 else:
                     self._idle.append(given)
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits it
-                call.loop.call_soon_threadsafe(tell)
-            del call, tell  # or the result would live until the next call
-
-    def _next(self, given: "SimpleQueue[_Call]") -> _Call | None:
-        try:
-            return given.get(timeout=IDLE_S)
-        except Empty:
-            with self._guard:
-                if given in self._idle:
-                    self._idle.remove(given)
-                    self._made -= 1
-                    return None
-        return given.get()  # a call came in this moment
+                future.get_loop().call_soon_threadsafe(_settle, future, result, error)
+            del function, future, result, error  # or the result would live until the next call
 
     async def check_free(self) -> None:
         """Raise `NoWorkerFree` unless a thread is free, or becomes free soon."""
@@ -192,12 +189,6 @@ class Workers:
         finally:
             _current.reset(token)
 
-    @contextlib.asynccontextmanager
-    async def long_work(self) -> AsyncIterator[None]:
-        """Hold one of the places for long work, a quarter of the threads; waits for one."""
-        async with self._long_work:
-            yield
-
 
 async def run(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `function` on a thread of the pool that is in use; outside of any, on one of the process."""
@@ -209,11 +200,9 @@ async def check_free() -> None:
     await (_current.get() or _of_process).check_free()
 
 
-@contextlib.asynccontextmanager
-async def long_work() -> AsyncIterator[None]:
-    """Hold a place for long work of the pool that is in use. Not inside another such block."""
-    async with (_current.get() or _of_process).long_work():
-        yield
+def long_work() -> contextlib.AbstractAsyncContextManager[None]:
+    """Hold a place for long work of the pool that is in use, once there is one. Not inside another such block."""
+    return (_current.get() or _of_process).long_work
 
 
 @contextlib.asynccontextmanager
