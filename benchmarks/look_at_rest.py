@@ -20,6 +20,7 @@ from crust.handoff.store import Store
 from crust.handoff.watch import RESCAN_S
 from crust.host.block import devices
 from crust.host.files.locks import ToolLocks
+from crust.host.process.workers import Workers
 from crust.proxy.entries import Entries
 from crust.proxy.events import Events
 from crust.proxy.filesystems import Filesystems
@@ -78,7 +79,7 @@ async def measure() -> Result:
             Targets([root]),
             filesystems,
             devices,
-            KeyedOperations(),
+            KeyedOperations(Workers("the look")),
             Events(),
             Health(),
         )

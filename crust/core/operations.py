@@ -21,10 +21,12 @@ often it is asked for.
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 from crust.core import errors
@@ -112,7 +114,7 @@ class _Running:
     name: str
     identity: object
     task: asyncio.Task[Any]
-    limit_s: float | None = None
+    limit_s: float
     waiters: int = 0
     started_s: float = field(default_factory=time.monotonic)
 
@@ -122,9 +124,9 @@ class _Running:
 
 
 class KeyedOperations:
-    """The operations that run in this process, by key, on `threads` if they are given; looks need them."""
+    """The operations that run in this process, by key, on `threads`."""
 
-    def __init__(self, threads: ThreadPool | None = None) -> None:
+    def __init__(self, threads: ThreadPool) -> None:
         self.threads = threads
         self._running: dict[Hashable, _Running] = {}
         """By each of their keys."""
@@ -140,7 +142,7 @@ class KeyedOperations:
         work: Callable[[], Coroutine[Any, Any, T]],
         *,
         also: Iterable[Hashable] = (),
-        limit_s: float | None = None,
+        limit_s: float = math.inf,
         left_s: float | None = None,
     ) -> T:
         """Run `work` under `key`, and the keys of `also`, or join the identical operation that runs already.
@@ -150,23 +152,28 @@ class KeyedOperations:
         `OperationInProgress`, `OperationOverdue`, `ShuttingDown`, what `ThreadPool.check_free` raises, and whatever
         `work` raises.
         """
-        if self.threads is not None and key not in self._running:
+        if key not in self._running:
             await self.threads.check_free()
         if self._draining:
             raise ShuttingDown()
         running = self._running.get(key)
         if running is None:
-            running = self._start((key, *also), name, identity, work)
-            running.limit_s = limit_s
+            keys = {key, *also}
+            if busy := keys & self._running.keys() | keys & self._shared.keys():
+                raise self._busy(busy.pop())
+            with self.threads.used():
+                task = asyncio.create_task(work(), name=f"{name} {key}")
+            running = _Running(key, name, identity, task, limit_s)
+            self._running.update(dict.fromkeys(keys, running))
+            task.add_done_callback(partial(self._finished, keys, running))
         elif (running.key, running.name, running.identity) != (key, name, identity):
-            raise OperationInProgress(key, running.name, running.age_s)
-        limit_s = running.limit_s
-        times = [] if limit_s is None else [max(limit_s - running.age_s, 0)]
+            raise self._busy(key)
+        ends_s = running.started_s + running.limit_s
         if left_s is not None:
-            times.append(left_s * ANSWER_AT)
+            ends_s = min(ends_s, time.monotonic() + left_s * ANSWER_AT)
         running.waiters += 1
         try:
-            await asyncio.wait([running.task], timeout=min(times, default=None))
+            await asyncio.wait([running.task], timeout=max(ends_s - time.monotonic(), 0))
         finally:
             running.waiters -= 1
         if not running.task.done():
@@ -188,24 +195,20 @@ class KeyedOperations:
         before this caller came, and may have missed what it has changed. `shown` is the key in messages. Raises
         `SystemCallTimedOut`, what `ThreadPool.check_free` raises, and whatever `function` raises.
         """
-        look: asyncio.Future[T] | None = self._looks.get(key)
+        earlier = self._looks.get(key) if fresh else None
         try:
             async with asyncio.timeout(timeout_s):
-                if fresh and look is not None:
-                    await asyncio.wait([look])
-                look = self._looks.get(key) or await self._begin_look(key, function)
-                return await asyncio.shield(look)
+                if earlier is not None:
+                    await asyncio.wait([earlier])
+                if key not in self._looks:
+                    await self.threads.check_free()
+                if key not in self._looks:  # another caller may have begun it meanwhile
+                    look = self._looks[key] = asyncio.ensure_future(self.threads.run(function))
+                    look.add_done_callback(partial(self._end_look, key))
+                result: T = await asyncio.shield(self._looks[key])
+                return result
         except TimeoutError as err:
             raise SystemCallTimedOut(shown or str(key), timeout_s) from err
-
-    async def _begin_look(self, key: Hashable, function: Callable[[], T]) -> asyncio.Future[T]:
-        assert self.threads is not None, "looks block"
-        await self.threads.check_free()
-        if key in self._looks:  # begun by another caller meanwhile
-            return self._looks[key]
-        look = self._looks[key] = asyncio.ensure_future(self.threads.run(function))
-        look.add_done_callback(lambda done: self._end_look(key, done))
-        return look
 
     def _end_look(self, key: Hashable, look: asyncio.Future[Any]) -> None:
         del self._looks[key]
@@ -232,7 +235,7 @@ class KeyedOperations:
         return tuple(
             OperationOverdue(operation.key, operation.name, operation.age_s)
             for operation in self._operations()
-            if operation.limit_s is not None and operation.age_s > operation.limit_s
+            if operation.age_s > operation.limit_s
         )
 
     @contextmanager
@@ -242,9 +245,8 @@ class KeyedOperations:
         Any number of such blocks may share the key. Raises `OperationInProgress` while an operation of `key` runs; an
         operation raises the same while such a block runs.
         """
-        running = self._running.get(key)
-        if running is not None:
-            raise OperationInProgress(key, running.name, running.age_s)
+        if key in self._running:
+            raise self._busy(key)
         self._shared.setdefault(key, []).append(name)
         try:
             yield
@@ -263,30 +265,16 @@ class KeyedOperations:
         while self._running:
             await asyncio.wait([running.task for running in self._running.values()])
 
-    def _start(
-        self,
-        keys: tuple[Hashable, ...],
-        name: str,
-        identity: object,
-        work: Callable[[], Coroutine[Any, Any, T]],
-    ) -> _Running:
-        for key in keys:
-            if (holder := self._running.get(key)) is not None:
-                raise OperationInProgress(key, holder.name, holder.age_s)
-            if key in self._shared:
-                raise OperationInProgress(key, self._shared[key][0], 0)
-
-        with nullcontext() if self.threads is None else self.threads.used():
-            task = asyncio.create_task(work(), name=f"{name} {keys[0]}")
-        running = _Running(keys[0], name, identity, task)
-        self._running.update(dict.fromkeys(keys, running))
-        task.add_done_callback(lambda done: self._finished(keys, running, done))
-        return running
+    def _busy(self, key: Hashable) -> OperationInProgress:
+        holder = self._running.get(key)
+        if holder is None:
+            return OperationInProgress(key, self._shared[key][0], 0)
+        return OperationInProgress(key, holder.name, holder.age_s)
 
     def _finished(
-        self, keys: tuple[Hashable, ...], running: _Running, task: asyncio.Task[Any]
+        self, keys: Iterable[Hashable], running: _Running, task: asyncio.Task[Any]
     ) -> None:
-        for key in dict.fromkeys(keys):
+        for key in keys:
             del self._running[key]
         if running.waiters or task.cancelled():
             return

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator
 import grpc.aio
 
 from crust.core import errors, operations, volumes
+from crust.host.process.workers import Workers
 from crust.rpc.call import Call
 from crust.rpc.messages import crust_v1
 from crust.rpc.serving import server
@@ -88,7 +89,7 @@ async def serving(
 
     Raises what `crust.rpc.serving.server.serving` raises: the socket is in use, its path is too long.
     """
-    running = operations.KeyedOperations()
+    running = operations.KeyedOperations(Workers("the runtime handler"))
     servicer = _Servicer(handler, running)
 
     service = Service("runtime-handler", methods_of(servicer, _SERVICE))

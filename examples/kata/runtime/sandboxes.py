@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from crust.core import errors, operations, volumes
+from crust.host.process.workers import Workers
 from crust.runtime_handler import kept_vm
 from examples.kata.runtime import ports, volume
 from examples.kata.runtime.sandbox import Sandbox
@@ -59,7 +60,7 @@ class Sandboxes:
         self.handoff = handoff
         self._sandboxes: dict[volumes.SandboxId, Sandbox] = {}
         self._not_adopted: dict[volumes.SandboxId, errors.CrustError] = {}
-        self._running = operations.KeyedOperations()
+        self._running = operations.KeyedOperations(Workers("the sandboxes"))
         self._watchers: set[asyncio.Task[None]] = set()
 
     async def adopt_all(self) -> None:

@@ -22,6 +22,7 @@ from crust.cli.programs import daemons, monitoring
 from crust.core import errors, operations
 from crust.core.settings.driver import DriverSettings
 from crust.host.process import workers
+from crust.host.process.workers import Workers
 from crust.rpc.serving.daemon import Daemon, starting
 from tests.support.raised import raised
 
@@ -54,7 +55,7 @@ def test_second_sigterm_cancels_no_running_operation() -> None:
         ended.append("the operation")
 
     async def serve() -> None:
-        running = operations.KeyedOperations()
+        running = operations.KeyedOperations(Workers("the test"))
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.get_running_loop().create_future()

@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import logging
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import crust
 from crust.core import errors, metrics, operations, supervised
 from crust.core.supervised import Health
+from crust.host.process.workers import Workers
 
 
 class Work:
@@ -32,7 +34,7 @@ class Work:
 
 
 async def test_identical_request_joins_and_gets_the_same_result() -> None:
-    running, work = operations.KeyedOperations(), Work()
+    running, work = operations.KeyedOperations(Workers("the test")), Work()
     first = asyncio.create_task(running.run("v", "publish", {"a": 1}, work))
     await work.began.wait()
     second = asyncio.create_task(running.run("v", "publish", {"a": 1}, work))
@@ -44,7 +46,7 @@ async def test_identical_request_joins_and_gets_the_same_result() -> None:
 
 @pytest.mark.parametrize(("name", "identity"), [("publish", 2), ("unpublish", 1)])
 async def test_different_request_is_refused_naming_the_first(name: str, identity: int) -> None:
-    running, work = operations.KeyedOperations(), Work()
+    running, work = operations.KeyedOperations(Workers("the test")), Work()
     first = asyncio.create_task(running.run("v", "publish", 1, work))
     await work.began.wait()
     with pytest.raises(
@@ -57,7 +59,7 @@ async def test_different_request_is_refused_naming_the_first(name: str, identity
 
 
 async def test_failure_reaches_all_waiters_and_frees_the_key() -> None:
-    running, work = operations.KeyedOperations(), Work()
+    running, work = operations.KeyedOperations(Workers("the test")), Work()
     work.error = ValueError("no")
     first = asyncio.create_task(running.run("v", "publish", 1, work))
     await work.began.wait()
@@ -70,7 +72,7 @@ async def test_failure_reaches_all_waiters_and_frees_the_key() -> None:
 
 
 async def test_cancelled_caller_does_not_cancel_the_operation() -> None:
-    running, work = operations.KeyedOperations(), Work()
+    running, work = operations.KeyedOperations(Workers("the test")), Work()
     first = asyncio.create_task(running.run("v", "publish", 1, work))
     await work.began.wait()
     first.cancel()
@@ -103,9 +105,9 @@ async def test_outcome_of_an_operation_without_waiters_is_logged(
     is_cancelled: bool,
 ) -> None:
     caplog.set_level(logging.INFO)
-    running, work = operations.KeyedOperations(), Work()
+    running, work = operations.KeyedOperations(Workers("the test")), Work()
     work.error = error
-    limit_s = None if is_cancelled else 0.001
+    limit_s = math.inf if is_cancelled else 0.001
     caller = asyncio.create_task(running.run("v", "publish", 1, work, limit_s=limit_s))
     await work.began.wait()
     if is_cancelled:
@@ -119,7 +121,7 @@ async def test_outcome_of_an_operation_without_waiters_is_logged(
 
 
 async def test_drain_refuses_new_operations_and_waits_for_running_ones() -> None:
-    running, work = operations.KeyedOperations(), Work()
+    running, work = operations.KeyedOperations(Workers("the test")), Work()
     first = asyncio.create_task(running.run("v", "publish", 1, work))
     await work.began.wait()
     draining = asyncio.create_task(running.drain())
@@ -134,7 +136,7 @@ async def test_drain_refuses_new_operations_and_waits_for_running_ones() -> None
 
 
 async def test_shared_blocks_and_operations_of_a_key_exclude_each_other() -> None:
-    running, work = operations.KeyedOperations(), Work()
+    running, work = operations.KeyedOperations(Workers("the test")), Work()
     with running.shared("v"), running.shared("v"):
         with pytest.raises(operations.OperationInProgress, match="v is busy"):
             await running.run("v", "publish", 1, work)
@@ -154,7 +156,7 @@ async def _done() -> str:
 
 
 async def test_operation_takes_all_its_keys_or_none_until_it_ends() -> None:
-    running, work, free = operations.KeyedOperations(), Work(), Work()
+    running, work, free = operations.KeyedOperations(Workers("the test")), Work(), Work()
     free.end.set()
     task = asyncio.create_task(running.run("c", "copy", None, work, also=["a", "b", "a", "c"]))
     await work.began.wait()
@@ -177,7 +179,7 @@ async def test_operation_takes_all_its_keys_or_none_until_it_ends() -> None:
 
 
 async def test_caller_is_answered_before_deadline_while_operation_goes_on() -> None:
-    running, work = operations.KeyedOperations(), Work()
+    running, work = operations.KeyedOperations(Workers("the test")), Work()
     with pytest.raises(
         operations.OperationOverdue, match=r"publish of v has not ended: .* goes on"
     ):
@@ -191,7 +193,7 @@ async def test_caller_is_answered_before_deadline_while_operation_goes_on() -> N
 
 
 async def test_retry_of_an_overdue_operation_is_answered_at_once() -> None:
-    running, work = operations.KeyedOperations(), Work()
+    running, work = operations.KeyedOperations(Workers("the test")), Work()
     for _ in range(3):
         with pytest.raises(operations.OperationOverdue):
             await running.run("v", "publish", 1, work, limit_s=0.01)
@@ -205,7 +207,7 @@ async def test_retry_of_an_overdue_operation_is_answered_at_once() -> None:
 
 
 async def test_operation_within_its_limit_is_not_overdue() -> None:
-    running, work, other = operations.KeyedOperations(), Work(), Work()
+    running, work, other = operations.KeyedOperations(Workers("the test")), Work(), Work()
     first = asyncio.create_task(running.run("v", "publish", 1, work, limit_s=3600, left_s=3600))
     second = asyncio.create_task(running.run("w", "publish", 1, other))
     await other.began.wait()

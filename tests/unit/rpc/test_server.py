@@ -17,6 +17,7 @@ from crust.core import errors
 from crust.core.operations import KeyedOperations
 from crust.core.supervised import Health
 from crust.host.files import locks
+from crust.host.process.workers import Workers
 from crust.rpc import channel
 from crust.rpc.call import Call
 from crust.rpc.serving import daemon, server, sockets
@@ -220,7 +221,7 @@ async def test_successor_serves_after_last_operation_of_its_predecessor(
 ) -> None:
     lock, path = f"{short}/lock", f"{short}/a.sock"
     ends, began, ended = asyncio.Event(), asyncio.Event(), []
-    operations = KeyedOperations()
+    operations = KeyedOperations(Workers("the test"))
 
     async def write() -> None:
         began.set()
