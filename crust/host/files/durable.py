@@ -14,7 +14,6 @@ import logging
 import os
 import secrets
 import stat
-from collections.abc import Callable
 
 from crust.core import errors
 from crust.host.process import oserrors, syscalls
@@ -53,26 +52,32 @@ class UnreadableFile(errors.Corrupt):
 
 
 def publish(
-    path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600, survives_power_cut: bool = True
+    path: str | os.PathLike[str],
+    data: bytes,
+    *,
+    mode: int = 0o600,
+    survives_power_cut: bool = True,
+    replaces: bool = True,
 ) -> None:
     """Make `path` hold exactly `data`, in place of whatever was there, atomically and durably.
 
-    Without `survives_power_cut` nothing is synced: for state that a reboot makes invalid anyway. Every process of
-    this boot still sees the old content or the new.
+    Without `replaces` it must be absent; raises `PathAlreadyExists`. Without `survives_power_cut` nothing is synced:
+    for state that a reboot makes invalid anyway. Every process of this boot still sees the old content or the new.
     """
+    final = os.fspath(path)
+    aside = temporary_name(final)
     with oserrors.translating(f"cannot write {path}"):
-        _place(os.fspath(path), data, mode, os.rename, sync=survives_power_cut)
-
-
-def create(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600) -> None:
-    """Like `publish`, but only if `path` is absent; raises `PathAlreadyExists`."""
-    try:
-        # link(2) and not rename(2): it never replaces.
-        _place(os.fspath(path), data, mode, os.link)
-    except FileExistsError as err:
-        raise PathAlreadyExists(str(path)) from err
-    except OSError as err:
-        raise oserrors.translate(err, f"cannot create {path}") from err
+        try:
+            write_staged(aside, data, mode=mode, sync=survives_power_cut, shown=str(path))
+            # link(2) never replaces
+            (os.rename if replaces else os.link)(aside, final)
+        except FileExistsError as err:
+            raise PathAlreadyExists(str(path)) from err
+        finally:
+            with contextlib.suppress(FileNotFoundError):  # a rename has taken it away
+                os.unlink(aside)
+        if survives_power_cut:
+            _sync(os.path.dirname(final) or ".")
 
 
 def read(path: str | os.PathLike[str], *, limit_bytes: int) -> bytes:
@@ -91,7 +96,9 @@ def read(path: str | os.PathLike[str], *, limit_bytes: int) -> bytes:
             raise
         with syscalls.closing(fd):  # not open(fd): it refuses a directory without our reason
             status = os.fstat(fd)
-            _check_trust(str(path), status)
+            if not stat.S_ISREG(status.st_mode):
+                raise UnreadableFile(str(path), "it is not a regular file")
+            _check_only_ours(str(path), status)
             data = os.read(fd, min(status.st_size, limit_bytes) + 1)
             while len(data) <= limit_bytes and (part := os.read(fd, limit_bytes + 1 - len(data))):
                 data += part
@@ -124,14 +131,14 @@ def make_directory(path: str | os.PathLike[str], mode: int) -> None:
     """
     with oserrors.translating(f"cannot make the directory {path}"):
         try:
-            os.mkdir(path, mode)
-        except FileExistsError:
-            _check_directory(path)
+            make_staging(path, mode)
+        except PathAlreadyExists:
+            status = os.lstat(path)
+            if not stat.S_ISDIR(status.st_mode):
+                raise UntrustedFile(str(path), "it is not a directory") from None
+            _check_only_ours(str(path), status)
             # Names that a killed process gave are not known to be durable, and are about to be relied on.
             _sync(os.fspath(path))
-            _sync(os.path.dirname(path) or ".")
-            return
-        _set_mode(os.fspath(path), mode)
         _sync(os.path.dirname(path) or ".")
 
 
@@ -148,23 +155,39 @@ def make_staging(path: str | os.PathLike[str], mode: int) -> None:
 
     Not durable: nothing depends on it until it is published.
     """
-    path = os.fspath(path)
     with oserrors.translating(f"cannot make the directory {path}"):
         try:
             os.mkdir(path, mode)
         except FileExistsError as err:
-            raise PathAlreadyExists(path) from err
-        _set_mode(path, mode)
+            raise PathAlreadyExists(str(path)) from err
+        # only if the umask changed it: a chmod is an event for those who watch the directory
+        if stat.S_IMODE(os.lstat(path).st_mode) != mode:
+            os.chmod(path, mode)
 
 
-def write_staged(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600) -> None:
-    """Write a new file into a directory of `make_staging`, its content synced.
+def write_staged(
+    path: str | os.PathLike[str],
+    data: bytes,
+    *,
+    mode: int = 0o600,
+    sync: bool = True,
+    shown: str = "",
+) -> None:
+    """Write a new file, its content synced, into a directory of `make_staging`, or aside; `shown` is its name then.
 
     It needs no rename of its own, nor a sync of its name: `publish_directory` makes both visible and durable at once.
     """
-    path = os.fspath(path)
-    with oserrors.translating(f"cannot write {path}"):
-        _write(path, data, mode, sync=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with (
+        oserrors.translating(f"cannot write {shown or path}"),
+        syscalls.closing(os.open(path, flags, 0o600)) as fd,
+    ):
+        os.fchmod(fd, mode)  # the umask must not decide
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+        if sync:
+            os.fsync(fd)
 
 
 def publish_directory(staging: str | os.PathLike[str], final: str | os.PathLike[str]) -> None:
@@ -207,56 +230,9 @@ def remove_temporary_files(directory: str | os.PathLike[str]) -> None:
                 _log.warning("a temporary file of a crash cannot be removed", extra=extra)
 
 
-def _place(
-    path: str, data: bytes, mode: int, place: Callable[[str, str], None], *, sync: bool = True
-) -> None:
-    aside = temporary_name(path)
-    try:
-        _write(aside, data, mode, sync=sync)
-        place(aside, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(aside)
-        raise
-    if place is os.link:  # a rename has taken the name away
-        os.unlink(aside)
-    if sync:
-        _sync(os.path.dirname(path) or ".")
-
-
-def _write(path: str, data: bytes, mode: int, *, sync: bool) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with syscalls.closing(os.open(path, flags, 0o600)) as fd:
-        os.fchmod(fd, mode)  # the umask must not decide
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(fd, rest) :]
-        if sync:
-            os.fsync(fd)
-
-
-def _set_mode(path: str, mode: int) -> None:
-    """Set the mode only if the umask changed it: a chmod is an event for those who watch the directory."""
-    if stat.S_IMODE(os.lstat(path).st_mode) != mode:
-        os.chmod(path, mode)
-
-
 def _sync(directory: str) -> None:
     with syscalls.closing(os.open(directory, os.O_RDONLY | os.O_DIRECTORY)) as fd:
         os.fsync(fd)
-
-
-def _check_trust(path: str, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise UnreadableFile(path, "it is not a regular file")
-    _check_only_ours(path, status)
-
-
-def _check_directory(place: str | os.PathLike[str]) -> None:
-    status, path = os.lstat(place), str(place)
-    if not stat.S_ISDIR(status.st_mode):
-        raise UntrustedFile(path, "it is not a directory")
-    _check_only_ours(path, status)
 
 
 def _check_only_ours(path: str, status: os.stat_result) -> None:

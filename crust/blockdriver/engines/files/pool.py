@@ -223,5 +223,6 @@ class DirectoryPool:
         identity = _Identity.model_validate(
             {"schema": SCHEMA, "pool_id": secrets.token_hex(8), "created": created}
         )
-        durable.create(self._identity, identity.model_dump_json(by_alias=True).encode() + b"\n")
+        data = identity.model_dump_json(by_alias=True).encode() + b"\n"
+        durable.publish(self._identity, data, replaces=False)
         return identity

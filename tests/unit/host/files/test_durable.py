@@ -52,22 +52,22 @@ def test_publish_over_a_directory_fails_without_temporary_files(tmp_path: Path) 
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_create_on_an_existing_file_is_refused(tmp_path: Path) -> None:
-    durable.create(tmp_path / "a", b"first")
+def test_publish_that_replaces_nothing_is_refused_on_an_existing_file(tmp_path: Path) -> None:
+    durable.publish(tmp_path / "a", b"first", replaces=False)
     with pytest.raises(durable.PathAlreadyExists):
-        durable.create(tmp_path / "a", b"second")
+        durable.publish(tmp_path / "a", b"second", replaces=False)
     assert (tmp_path / "a").read_bytes() == b"first"
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_create_in_a_race_succeeds_exactly_once(tmp_path: Path) -> None:
+def test_publish_that_replaces_nothing_succeeds_once_in_a_race(tmp_path: Path) -> None:
     results: list[str] = []
     barrier = threading.Barrier(8)
 
     def compete(number: int) -> None:
         barrier.wait()
         try:
-            durable.create(tmp_path / "a", bytes([number]) * 100)
+            durable.publish(tmp_path / "a", bytes([number]) * 100, replaces=False)
             results.append("won")
         except durable.PathAlreadyExists:
             results.append("lost")
@@ -179,12 +179,12 @@ def test_make_directory_syncs_the_names_in_an_existing_one_and_its_own(tmp_path:
     assert steps == [("sync", str(tmp_path / "d")), ("sync", str(tmp_path))]
 
 
-@pytest.mark.parametrize("write", [durable.publish, durable.create])
+@pytest.mark.parametrize("replaces", [True, False])
 def test_publish_syncs_the_content_before_the_name_and_the_name_after(
-    tmp_path: Path, write: Callable[[Path, bytes], None]
+    tmp_path: Path, *, replaces: bool
 ) -> None:
     with recorded() as steps:
-        write(tmp_path / "a", b"content")
+        durable.publish(tmp_path / "a", b"content", replaces=replaces)
     content, name = ("sync", steps[0][1]), ("name", str(tmp_path / "a"))
     assert content[1].startswith(f"{tmp_path}/.a.")
     assert (steps[:2], steps[-1]) == ([content, name], ("sync", str(tmp_path)))
