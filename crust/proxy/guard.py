@@ -167,7 +167,8 @@ class Targets:
                 "files were written to a target whose guard mount was lost",
                 extra={"target": target.text, "error": str(error)},
             )
-        with target_paths.opened(target, self._roots) as directory:
+        with target_paths.parent_of(target, self._roots) as parent:
+            directory = f"/proc/self/fd/{parent}/{os.path.basename(target.text)}"
             if guard is None:
                 mount_api.mount_guard(directory)
             else:
@@ -176,11 +177,8 @@ class Targets:
     def unmount_guard(self, target: volumes.TargetPath) -> None:
         """Unmount the guard and remove the directory. Idempotent; raises TargetMounted for another mount."""
         while self._guard_on(target):  # never another mount that is stacked on it
-            parent = target_paths.open_parent(target, self._roots)
-            try:
+            with target_paths.parent_of(target, self._roots) as parent:
                 mount_api.unmount_one(target.text, parent=parent)
-            finally:
-                os.close(parent)
         target_paths.remove_empty_below(target, self._roots)
         target_paths.remove(target, self._roots)
 

@@ -69,8 +69,8 @@ class NodeUnpublish:
             return  # the proxy's guard mount, of a deferred publish that the node state has lost
         if mount is not None:
             # Checked before the unmount: /home is a mount as well, and so may be the target of a link.
-            os.close(target_paths.open_parent(target, self.target_roots))
-            self._check_ours(volume_id, target, mount)
+            with target_paths.parent_of(target, self.target_roots):
+                self._check_ours(volume_id, target, mount)
             mount_api.unmount(target.text)
         target_paths.remove(target, self.target_roots)
 

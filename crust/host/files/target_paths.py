@@ -55,10 +55,11 @@ class TargetConflict(errors.Conflict):
         )
 
 
-def open_parent(target: TargetPath, roots: Sequence[str]) -> int:
-    """An O_PATH descriptor of the directory that holds `target`; the caller closes it.
+@contextmanager
+def parent_of(target: TargetPath, roots: Sequence[str]) -> Iterator[int]:
+    """An O_PATH descriptor of the directory that holds `target`. The CO creates that one (CSI NodePublishVolume).
 
-    Raises `PathOutsideRoots`, `SymlinkInPath`, `NotFound`. The CO creates the parent (CSI NodePublishVolume).
+    Raises `PathOutsideRoots`, `SymlinkInPath`, `NotFound`.
     """
     root = next((root for root in roots if target.is_below(root)), None)
     if root is None:
@@ -69,10 +70,12 @@ def open_parent(target: TargetPath, roots: Sequence[str]) -> int:
         syscalls.closing(os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as directory,
     ):
         try:
-            return syscalls.open_beneath(directory, above or ".")
+            parent = syscalls.open_beneath(directory, above or ".")
         except OSError:
             _check_components(target, root, above)
             raise
+    with syscalls.closing(parent):
+        yield parent
 
 
 def _check_components(target: TargetPath, root: str, above: str) -> None:
@@ -86,44 +89,37 @@ def _check_components(target: TargetPath, root: str, above: str) -> None:
             raise TargetConflict(target, f"its component {name!r} is not a directory")
 
 
-def make_directory(target: TargetPath, roots: Sequence[str], *, mode: int = 0o750) -> bool:
-    """Create the target directory; True if it was created, and so cannot be a mount point.
-
-    An existing one is kept if it is empty or a mount point; else raises `TargetConflict`.
-    """
-    with made_directory(target, roots, mode=mode) as (_, made):
+def make_directory(target: TargetPath, roots: Sequence[str]) -> bool:
+    """As `made_directory`; True if the directory was created."""
+    with made_directory(target, roots) as (_, made):
         return made
 
 
 @contextmanager
-def made_directory(
-    target: TargetPath, roots: Sequence[str], *, mode: int = 0o750
-) -> Iterator[tuple[str, bool]]:
-    """`make_directory`, and a path as `opened` gives it, with one walk from the root."""
-    with _parent(target, roots) as (parent, name):
-        made = True
+def made_directory(target: TargetPath, roots: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """Create the target directory: a path of it, and whether it was created, and so cannot be a mount point.
+
+    The path leads through the descriptor of its parent: no link above it can be changed meanwhile. An existing
+    directory is kept if it is empty or a mount point; else raises `TargetConflict`.
+    """
+    with parent_of(target, roots) as parent:
+        made, name = True, os.path.basename(target.text)
         with oserrors.translating(f"cannot create {target}"):
             try:
-                os.mkdir(name, mode, dir_fd=parent)
+                os.mkdir(name, 0o750, dir_fd=parent)
             except FileExistsError:
                 _check_free_directory(target, parent, name)
                 made = False
         yield f"/proc/self/fd/{parent}/{name}", made
 
 
-@contextmanager
-def opened(target: TargetPath, roots: Sequence[str]) -> Iterator[str]:
-    """A path of the target by the descriptor of its parent, so that no link above it can be changed meanwhile."""
-    with _parent(target, roots) as (parent, name):
-        yield f"/proc/self/fd/{parent}/{name}"
-
-
-def make_file(target: TargetPath, roots: Sequence[str], *, mode: int = 0o600) -> None:
+def make_file(target: TargetPath, roots: Sequence[str]) -> None:
     """Create the empty file on which a block device is bound. An empty file, or a device bound there, is kept."""
-    with _parent(target, roots) as (parent, name), oserrors.translating(f"cannot create {target}"):
+    name = os.path.basename(target.text)
+    with parent_of(target, roots) as parent, oserrors.translating(f"cannot create {target}"):
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            os.close(os.open(name, flags, mode, dir_fd=parent))
+            os.close(os.open(name, flags, 0o600, dir_fd=parent))
         except FileExistsError:
             status = _look(target, parent, name)
             empty = stat.S_ISREG(status.st_mode) and not status.st_size
@@ -140,8 +136,12 @@ def remove(target: TargetPath, roots: Sequence[str]) -> None:
     Raises `TargetStillMounted`, `TargetConflict` (not empty, a link, a device); never descends.
     """
     try:
-        with _parent(target, roots) as (parent, name):
-            _remove(target, parent, name)
+        with parent_of(target, roots) as parent, oserrors.translating(f"cannot remove {target}"):
+            # First try: the kernel refuses everything that must not be removed; the reason is looked up afterwards.
+            try:
+                os.rmdir(os.path.basename(target.text), dir_fd=parent)
+            except OSError as err:
+                _remove_other(target, parent, err)
     except errors.NotFound:
         return
 
@@ -153,7 +153,8 @@ def remove_empty_below(target: TargetPath, roots: Sequence[str]) -> None:
     used, so data cannot be lost; whatever else is there stays, and `remove` then names it. No mount is entered.
     """
     try:
-        with _parent(target, roots) as (parent, name):
+        with parent_of(target, roots) as parent:
+            name = os.path.basename(target.text)
             if not _is_mountpoint(parent, name):
                 _remove_children(parent, name, _DEPTH_MAX)
     except (errors.NotFound, FileNotFoundError):
@@ -174,16 +175,8 @@ def _remove_children(parent: int, name: str, depth: int) -> None:
                     os.rmdir(child, dir_fd=directory)
 
 
-def _remove(target: TargetPath, parent: int, name: str) -> None:
-    with oserrors.translating(f"cannot remove {target}"):
-        # First try: the kernel refuses everything that must not be removed; the reason is looked up afterwards.
-        try:
-            os.rmdir(name, dir_fd=parent)
-        except OSError as err:
-            _remove_other(target, parent, name, err)
-
-
-def _remove_other(target: TargetPath, parent: int, name: str, refused: OSError) -> None:
+def _remove_other(target: TargetPath, parent: int, refused: OSError) -> None:
+    name = os.path.basename(target.text)
     status = _look(target, parent, name)
     if _is_mountpoint(parent, name):
         raise errors.NotReady.named(
@@ -201,12 +194,6 @@ def _remove_other(target: TargetPath, parent: int, name: str, refused: OSError) 
             target, "it is neither an empty directory nor an empty file"
         ) from refused
     raise refused
-
-
-@contextmanager
-def _parent(target: TargetPath, roots: Sequence[str]) -> Iterator[tuple[int, str]]:
-    with syscalls.closing(open_parent(target, roots)) as parent:
-        yield parent, target.text.rpartition("/")[2]
 
 
 def _look(target: TargetPath, parent: int, name: str) -> os.stat_result:

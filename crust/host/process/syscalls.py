@@ -83,9 +83,9 @@ class _Statx(ctypes.Structure):
     )
 
 
-_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-_STRICT = _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
-_PARENT = _OpenHow(_DIRECTORY, 0, _STRICT)
+_BENEATH = _OpenHow(
+    os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
+)
 
 
 @contextmanager
@@ -157,11 +157,7 @@ def open_beneath(directory: int, path: str) -> int:
 
     `OSError` does not say which component it was.
     """
-    return _open(directory, path, _PARENT)
-
-
-def _open(directory: int, path: str, how: _OpenHow) -> int:
-    return _openat2(directory, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
+    return _openat2(directory, os.fsencode(path), ctypes.byref(_BENEATH), ctypes.sizeof(_BENEATH))
 
 
 def copy_descriptor(process: int, number: int) -> int:

@@ -101,10 +101,12 @@ class FakeTargets(guard.Targets):
         (self.named.add if names else self.named.discard)(target.text)
         if self.has_guard(target):
             return
-        target_paths.make_directory(target, [self.root])
         self.groups.pop(target.text, None)
-        with oserrors.translating(f"cannot mount on {target}"):
-            os.close(os.open(f"{target}/{GUARD}", os.O_WRONLY | os.O_CREAT, 0o600))
+        with (
+            target_paths.made_directory(target, [self.root]) as (directory, _),
+            oserrors.translating(f"cannot mount on {target}"),
+        ):
+            os.close(os.open(f"{directory}/{GUARD}", os.O_WRONLY | os.O_CREAT, 0o600))
 
     def restore_guard(self, target: volumes.TargetPath, guard: Guard | None) -> None:
         self.mount_guard(target, names=guard is not None and guard.names)

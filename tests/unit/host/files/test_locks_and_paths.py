@@ -192,7 +192,7 @@ def test_make_directory_outside_the_roots_is_refused(root: Path, tmp_path: Path,
     with pytest.raises(target_paths.PathOutsideRoots):
         target_paths.make_directory(target(tmp_path / name), [str(root)])
     with pytest.raises(target_paths.PathOutsideRoots):
-        target_paths.open_parent(target(root / "v"), [])
+        target_paths.make_directory(target(root / "v"), [])
     assert os.listdir(tmp_path / "kubelet-other") == []
 
 
