@@ -90,14 +90,6 @@ class HeldDirectory:
         if not os.path.samestat(held, found):
             raise DirectoryReplaced(self.path)
 
-    def place_of(self, name: str) -> str:
-        """Where a name below it is, for a system call now. Raises `DirectoryNotHeld`."""
-        first, _, rest = name.partition("/")
-        folder = self._folders.get(first)
-        if folder is not None and folder._is_held:
-            return f"/proc/self/fd/{folder.descriptor()}/{rest or '.'}"
-        return f"/proc/self/fd/{self.descriptor()}/{name}"
-
     def descriptor(self) -> int:
         """The descriptor. Raises `DirectoryNotHeld`."""
         if not self._is_held:
@@ -143,7 +135,11 @@ class HeldPath(os.PathLike[str]):
 
     def __fspath__(self) -> str:
         """For a system call now. Raises `DirectoryNotHeld`."""
-        return self.directory.place_of(self.name)
+        first, _, rest = self.name.partition("/")
+        folder = self.directory._folders.get(first)
+        if folder is not None and folder._is_held:
+            return f"/proc/self/fd/{folder._fd}/{rest or '.'}"
+        return f"/proc/self/fd/{self.directory.descriptor()}/{self.name}"
 
     def __str__(self) -> str:
         """For people."""

@@ -123,12 +123,12 @@ class ProcessLock:
         self.close()
 
 
+@dataclass(frozen=True, slots=True)
 class ToolLock:
-    """The lock of one volume. Programs inherit `fd`."""
+    """The lock of one volume, a byte of the file at `offset`. Programs inherit `fd`."""
 
-    def __init__(self, fd: int, offset: int) -> None:
-        self.fd = fd
-        self._offset = offset
+    fd: int
+    offset: int
 
     def __enter__(self) -> Self:
         return self
@@ -138,7 +138,7 @@ class ToolLock:
         try:
             if kind is None:
                 # All programs have ended; a child of another volume that has not executed yet may have a copy.
-                unlock(self.fd, at=self._offset)
+                unlock(self.fd, at=self.offset)
         finally:
             os.close(self.fd)
 

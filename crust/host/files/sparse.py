@@ -59,7 +59,8 @@ def create(path: AnyPath, size_bytes: int) -> None:
     with oserrors.translating(f"cannot create the image {path}"):
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with _opened(path, flags) as fd:
-            _extend(fd, size_bytes)
+            os.ftruncate(fd, size_bytes)
+            os.fsync(fd)
 
 
 def grow(path: AnyPath, size_bytes: int) -> int:
@@ -68,7 +69,11 @@ def grow(path: AnyPath, size_bytes: int) -> int:
         oserrors.translating(f"cannot grow the image {path}"),
         _opened(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC) as fd,
     ):
-        return _extend(fd, size_bytes)
+        size = os.fstat(fd).st_size
+        if size < size_bytes:
+            os.ftruncate(fd, size_bytes)
+        os.fsync(fd)
+        return max(size, size_bytes)
 
 
 def size_bytes(path: AnyPath) -> int:
@@ -142,14 +147,6 @@ def _blocks_bytes(entry: os.DirEntry[str]) -> int:
         return 0
 
 
-def _extend(fd: int, size_bytes: int) -> int:
-    size = os.fstat(fd).st_size
-    if size < size_bytes:
-        os.ftruncate(fd, size_bytes)
-    os.fsync(fd)
-    return max(size, size_bytes)
-
-
 @contextmanager
 def _opened(path: AnyPath, flags: int) -> Iterator[int]:
     with syscalls.closing(open_file(path, flags)) as fd:
@@ -166,7 +163,15 @@ def has_writers(path: AnyPath) -> bool:
         except FileNotFoundError:
             return False
         with syscalls.closing(fd):
-            return not _lease(fd)
+            # When another process opens the file meanwhile, the kernel signals us; the default signal would end this
+            # process.
+            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+            try:
+                fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            except OSError:
+                return True
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False
 
 
 def open_file(path: AnyPath, flags: int, mode: int = 0o600) -> int:
@@ -186,14 +191,3 @@ def _open_regular(path: AnyPath, flags: int) -> int:
         if not stat.S_ISREG(os.fstat(seen).st_mode):
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
         return os.open(f"/proc/self/fd/{seen}", flags & ~(os.O_CREAT | os.O_NOFOLLOW))
-
-
-def _lease(fd: int) -> bool:
-    # When another process opens the file meanwhile, the kernel signals us; the default signal would end this process.
-    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-    except OSError:
-        return False
-    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    return True
