@@ -18,7 +18,6 @@ from crust.host.process.workers import Workers
 from crust.rpc import channel
 from crust.rpc.serving import worker_watch
 from crust.rpc.serving.daemon import Daemon
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.co import Co
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import FakeDriver
@@ -117,11 +116,9 @@ async def test_shim_whose_looks_hang_is_not_ready_until_one_ends(
     hang = Hang()
     monkeypatch.setattr(private_directories, "is_staged", hang)
     async with shim(places, hang) as (daemon, co):
-        node: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(co)
         for name in [f"dead-{number}" for number in range(_THREADS)]:
-            request = csi_pb2.NodeUnstageVolumeRequest(volume_id=name, staging_target_path="/s")
             for _ in range(2):
-                await refused(node.NodeUnstageVolume(request, timeout=60), Code.UNAVAILABLE, name)
+                await refused(Co(co).unstage(name, "/s"), Code.UNAVAILABLE, name)
         assert hang.count == _THREADS, "a retry takes no thread"
         monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
         await until_probe(co, Code.UNAVAILABLE, "[NoWorkerFree] the shim at /s cannot")

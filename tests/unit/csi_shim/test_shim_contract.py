@@ -19,9 +19,9 @@ from crust.core.settings.shim import ShimSettings
 from crust.csi_shim import library, shim_process
 from crust.rpc import channel
 from crust.rpc.messages import extensions
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc, types_pb2
-from tests.support.co import capability, publish_request
+from tests.support.co import Co, capability, publish_request
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import MIB, Failure, FakeDriver
 from tests.support.faults.refusals import refused
@@ -62,35 +62,22 @@ class FakeRuntime(runtime_pb2_grpc.RuntimeServicer):
 
 @dataclass
 class Shim:
-    """A shim that serves, what it wraps, and a caller's view of it."""
+    """A shim that serves, what it wraps, and a caller that knows deferral."""
 
     driver: FakeDriver
     runtime: FakeRuntime
-    caller: grpc.aio.Channel
-
-    @property
-    def node(self) -> "csi_pb2_grpc.NodeAsyncStub":
-        return csi_pb2_grpc.NodeStub(self.caller)
+    co: Co
 
     async def publish(self, **fields: Any) -> csi_pb2.NodePublishVolumeResponse:
-        request = publish_request("vol-1", TARGET, **fields)
-        return await self.node.NodePublishVolume(
-            request, metadata=extensions.METADATA, timeout=CALLERS_S
-        )
+        return await self.co.publish("vol-1", TARGET, **fields)
 
-    async def stats(self, **fields: Any) -> csi_pb2.NodeGetVolumeStatsResponse:
-        fields = {"volume_id": "vol-1", "volume_path": TARGET, "defer_fs_ops": True, **fields}
-        request = csi_pb2.NodeGetVolumeStatsRequest(**fields)
-        return await self.node.NodeGetVolumeStats(request, metadata=extensions.METADATA, timeout=10)
+    async def stats(
+        self, path: str = TARGET, *, flag: bool = True
+    ) -> csi_pb2.NodeGetVolumeStatsResponse:
+        return await self.co.stats("vol-1", path, defer_fs_ops=flag)
 
     async def expand(self, required: int, limit: int = 0) -> csi_pb2.NodeExpandVolumeResponse:
-        request = csi_pb2.NodeExpandVolumeRequest(
-            volume_id="vol-1",
-            volume_path=TARGET,
-            capacity_range=csi_pb2.CapacityRange(required_bytes=required, limit_bytes=limit),
-            defer_fs_ops=True,
-        )
-        return await self.node.NodeExpandVolume(request, metadata=extensions.METADATA, timeout=10)
+        return await self.co.expand("vol-1", TARGET, required, limit, defer_fs_ops=True)
 
 
 @pytest.fixture
@@ -117,7 +104,7 @@ async def _built(stack: AsyncExitStack, *, report_condition: bool) -> Shim:
     )
     await stack.enter_async_context(shim_process.serving(settings))
     caller = await stack.enter_async_context(channel.connect(f"{root}/shim.sock"))
-    return Shim(driver, back, caller)
+    return Shim(driver, back, Co(caller, CALLERS_S, metadata=extensions.METADATA))
 
 
 class TestShim:
@@ -138,9 +125,9 @@ class TestShim:
     @pytest.mark.spec("D-3")
     async def test_capabilities_are_reported_only_to_callers_that_opt_in(self, shim: Shim) -> None:
         asked = csi_pb2.NodeGetCapabilitiesRequest()
-        plain = await shim.node.NodeGetCapabilities(asked, timeout=10)
+        plain = await shim.co.node.NodeGetCapabilities(asked, timeout=10)
         assert all(capability.rpc.type < 20000 for capability in plain.capabilities)
-        knows = await shim.node.NodeGetCapabilities(
+        knows = await shim.co.node.NodeGetCapabilities(
             asked, metadata=(("crust-extensions", "other, deferral"),), timeout=10
         )
         assert 20526 in [capability.rpc.type for capability in knows.capabilities]
@@ -187,7 +174,7 @@ class TestShim:
         assert answer.usage[0].total == 1000
         assert answer.volume_condition.message == "read-only"
         assert shim.driver.called("NodeGetVolumeStats") == []
-        assert (await shim.stats(defer_fs_ops=False)).usage[0].total == 7
+        assert (await shim.stats(flag=False)).usage[0].total == 7
 
     @pytest.mark.parametrize(
         ("code", "details"),
@@ -222,14 +209,14 @@ class TestShim:
 
     @pytest.mark.parametrize("path", ["", "relative", "/a/../b"])
     async def test_volume_path_that_is_no_target_is_refused(self, shim: Shim, path: str) -> None:
-        await refused(shim.stats(volume_path=path), Code.INVALID_ARGUMENT, "volume_path")
+        await refused(shim.stats(path), Code.INVALID_ARGUMENT, "volume_path")
 
     @pytest.mark.spec("D-28")
     async def test_calls_without_the_flag_pass_to_the_driver(self, shim: Shim) -> None:
-        info = await shim.node.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), timeout=10)
+        info = await shim.co.node.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), timeout=10)
         assert info.node_id == "node-1"
         request = csi_pb2.NodeStageVolumeRequest(volume_id="v")
-        await shim.node.NodeStageVolume(request, metadata=(("x-trace", "1"),), timeout=10)
+        await shim.co.node.NodeStageVolume(request, metadata=(("x-trace", "1"),), timeout=10)
         (call,) = shim.driver.called("NodeStageVolume")
         assert ("x-trace", "1") in call.metadata
 
@@ -246,7 +233,7 @@ async def test_unknown_fields_pass_the_process_in_both_kinds_of_calls() -> None:
     async with AsyncExitStack() as stack:
         shim = await _built(stack, report_condition=True)
         raw: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
-        raw = shim.caller.unary_unary("/csi.v1.Node/NodePublishVolume")
+        raw = shim.co.channel.unary_unary("/csi.v1.Node/NodePublishVolume")
         for defer in (True, False):
             data = publish_request("vol-1", f"{TARGET}{defer}", defer=defer).SerializeToString()
             await raw(data + unknown, metadata=extensions.METADATA, timeout=10)

@@ -4,10 +4,8 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import grpc
-import grpc.aio
 import pytest
 
 from crust.blockdriver import serve
@@ -22,41 +20,35 @@ from crust.rpc import channel
 from crust.rpc.call import Call
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from tests.support.co import create_request
+from tests.support.co import Co
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import caller
 from tests.support.drivers.memory_backend import MemoryBackend
+from tests.support.faults.refusals import refused
 from tests.support.raised import raised
 
+UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 _Rpc = csi_pb2.ControllerServiceCapability.RPC
 _Service = csi_pb2.PluginCapability.Service
-Serve = Callable[[Role], AbstractAsyncContextManager[grpc.aio.Channel]]
+Serve = Callable[[Role], AbstractAsyncContextManager[Co]]
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Serve:
     @asynccontextmanager
-    async def serving(role: Role) -> AsyncIterator[grpc.aio.Channel]:
+    async def serving(role: Role) -> AsyncIterator[Co]:
         driver, socket = driver_state.built(tmp_path, role=role), str(tmp_path / "csi.sock")
         async with (
             serve.running(driver, socket=socket, run_dir=str(tmp_path / "run")),
             channel.connect(socket) as connected,
         ):
-            yield connected
+            yield Co(connected)
 
     return serving
 
 
-async def refusal(call: Any) -> str:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    return caught.value.details() or ""
-
-
-async def services(connected: grpc.aio.Channel) -> set[int]:
-    identity = csi_pb2_grpc.IdentityStub(connected)
-    answer = await identity.GetPluginCapabilities(csi_pb2.GetPluginCapabilitiesRequest())
+async def services(co: Co) -> set[int]:
+    answer = await co.identity.GetPluginCapabilities(csi_pb2.GetPluginCapabilitiesRequest())
     return {
         capability.service.type
         for capability in answer.capabilities
@@ -65,40 +57,33 @@ async def services(connected: grpc.aio.Channel) -> set[int]:
 
 
 async def test_node_serves_no_rpc_of_a_controller_and_reports_none(served: Serve) -> None:
-    async with served(Role("node")) as connected:
-        controller = csi_pb2_grpc.ControllerStub(connected)
-        capabilities = controller.ControllerGetCapabilities(
-            csi_pb2.ControllerGetCapabilitiesRequest()
-        )
-        assert "runs in mode node" in await refusal(capabilities)
-        assert "NotServedInMode" in await refusal(controller.CreateVolume(create_request()))
-        group = csi_pb2_grpc.GroupControllerStub(connected)
-        request = csi_pb2.CreateVolumeGroupSnapshotRequest(name="g", source_volume_ids=["v"])
-        await refusal(group.CreateVolumeGroupSnapshot(request))
-        metadata = csi_pb2_grpc.SnapshotMetadataStub(connected)
+    async with served(Role("node")) as co:
+        asked = csi_pb2.ControllerGetCapabilitiesRequest()
+        capabilities = co.controller.ControllerGetCapabilities(asked)
+        await refused(capabilities, UNIMPLEMENTED, "runs in mode node")
+        await refused(co.create(), UNIMPLEMENTED, "NotServedInMode")
+        await refused(co.group("v"), UNIMPLEMENTED)
+        metadata = csi_pb2_grpc.SnapshotMetadataStub(co.channel)
         listed = metadata.GetMetadataAllocated(csi_pb2.GetMetadataAllocatedRequest())
-        await refusal(listed.read())
-        assert await services(connected) == {_Service.VOLUME_ACCESSIBILITY_CONSTRAINTS}
-        node = csi_pb2_grpc.NodeStub(connected)
-        info = await node.NodeGetInfo(csi_pb2.NodeGetInfoRequest())
-        assert info.node_id == "node-1"
+        await refused(listed.read(), UNIMPLEMENTED)
+        assert await services(co) == {_Service.VOLUME_ACCESSIBILITY_CONSTRAINTS}
+        assert (await co.node.NodeGetInfo(csi_pb2.NodeGetInfoRequest())).node_id == "node-1"
 
 
 async def test_controller_serves_no_rpc_of_a_node(served: Serve, tmp_path: Path) -> None:
-    async with served(Role("controller")) as connected:
-        node = csi_pb2_grpc.NodeStub(connected)
-        assert "mode controller" in await refusal(node.NodeGetInfo(csi_pb2.NodeGetInfoRequest()))
-        await refusal(node.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest()))
-        made = await csi_pb2_grpc.ControllerStub(connected).CreateVolume(create_request())
-        assert made.volume.volume_id
-        assert _Service.CONTROLLER_SERVICE in await services(connected)
+    async with served(Role("controller")) as co:
+        info = co.node.NodeGetInfo(csi_pb2.NodeGetInfoRequest())
+        await refused(info, UNIMPLEMENTED, "mode controller")
+        capabilities = co.node.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest())
+        await refused(capabilities, UNIMPLEMENTED)
+        assert (await co.create()).volume_id
+        assert _Service.CONTROLLER_SERVICE in await services(co)
     assert not (tmp_path / "run" / sysfs.boot_id()).exists()
 
 
 async def test_node_deployment_serves_nothing_that_any_node_may_get(served: Serve) -> None:
-    async with served(Role("all", node_deployment=True)) as connected:
-        controller = csi_pb2_grpc.ControllerStub(connected)
-        answer = await controller.ControllerGetCapabilities(
+    async with served(Role("all", node_deployment=True)) as co:
+        answer = await co.controller.ControllerGetCapabilities(
             csi_pb2.ControllerGetCapabilitiesRequest(),
             metadata=(("crust-extensions", "deferral,node-info"),),
         )
@@ -114,28 +99,19 @@ async def test_node_deployment_serves_nothing_that_any_node_may_get(served: Serv
             _Rpc.LIST_VOLUMES_PUBLISHED_NODES,
             _Rpc.GET_NODE_INFO,
         }
-        made = await controller.CreateVolume(create_request())
-        volume_id = made.volume.volume_id
-        publish = csi_pb2.ControllerPublishVolumeRequest(volume_id=volume_id, node_id="node-1")
-        expand = csi_pb2.ControllerExpandVolumeRequest(volume_id=volume_id)
-        modify = csi_pb2.ControllerModifyVolumeRequest(volume_id=volume_id)
+        made = await co.create()
         for call in (
-            controller.ControllerPublishVolume(publish),
-            controller.ControllerExpandVolume(expand),
-            controller.ControllerModifyVolume(modify),
+            co.attach(made.volume_id, "node-1"),
+            co.grow(made.volume_id, 0),
+            co.modify(made.volume_id),
         ):
-            assert "node_deployment" in await refusal(call)
-        capacity = csi_pb2.GetCapacityRequest(
-            accessible_topology=made.volume.accessible_topology[0]
-        )
-        answered = await controller.GetCapacity(capacity)
+            await refused(call, UNIMPLEMENTED, "node_deployment")
+        capacity = csi_pb2.GetCapacityRequest(accessible_topology=made.accessible_topology[0])
+        answered = await co.controller.GetCapacity(capacity)
         assert answered.available_capacity > 0
         assert answered.HasField("maximum_volume_size")
         elsewhere = csi_pb2.Topology(segments={"crust.dev/node": "node-2"})
-        other = await controller.GetCapacity(
-            csi_pb2.GetCapacityRequest(accessible_topology=elsewhere)
-        )
-        assert other.available_capacity == 0
+        assert await co.capacity(accessible_topology=elsewhere) == 0
 
 
 # Probe reports in time whether the driver can serve, whatever its volumes do.
@@ -162,7 +138,7 @@ def identity_of(check: Callable[[], None]) -> Identity:
     return Identity("driver", Checked(check), Role(), KeyedOperations(Workers("the driver")))
 
 
-async def probe(served: Identity) -> bool:
+async def ready(served: Identity) -> bool:
     return (await served.Probe(csi_pb2.ProbeRequest(), caller())).ready.value
 
 
@@ -172,10 +148,10 @@ async def test_probe_of_a_hung_pool_is_not_ready(monkeypatch: pytest.MonkeyPatch
     served = identity_of(lambda: discard(dead.wait()))
     for _ in range(2):
         with raised("PoolNotResponding"):
-            await probe(served)
+            await ready(served)
     dead.set()
     monkeypatch.setattr(identity, "_PROBE_TIMEOUT_S", 30)
-    assert await probe(served)
+    assert await ready(served)
 
 
 async def test_probe_of_a_missing_pool_reports_the_reason() -> None:
@@ -183,7 +159,7 @@ async def test_probe_of_a_missing_pool_reports_the_reason() -> None:
         raise errors.NotReady("no loop driver")
 
     with pytest.raises(errors.NotReady, match="no loop driver"):
-        await probe(identity_of(refuse))
+        await ready(identity_of(refuse))
 
 
 def discard(_: object) -> None:
@@ -199,9 +175,9 @@ async def test_probe_of_a_pool_that_goes_away_is_not_ready(*, stays: bool) -> No
     plugin = identity_of(gone)
     if stays:
         with pytest.raises(errors.PeerUnavailable):
-            await probe(plugin)
+            await ready(plugin)
     else:
-        assert not await probe(plugin)
+        assert not await ready(plugin)
 
 
 @pytest.mark.parametrize("asks", [True, False])
