@@ -26,7 +26,7 @@ RULES = DEPLOY / "prometheus" / "crust-rules.yaml"
 
 
 OF_CONTROLLERS = ("crust_nodes_waiting_for_fencing", "crust_fencing_failures_total")
-"""A node has none: tests/integration/ceph/claims/test_lost_nodes.py."""
+"""A node has none: tests/integration/ceph/claims/test_ended_clients.py."""
 WITHOUT_PANEL = (
     "crust_snapshots", "crust_worker_threads", "crust_worker_calls_waiting", "crust_background_failures_total",
     "crust_pool_open", "crust_build_info",
