@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,18 +22,17 @@ def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
         yield bench
 
 
-@contextmanager
-def without_a_free_block(bench: Bench) -> Iterator[None]:
-    """Fill the pool's filesystem, its reserve for root too."""
-    fill = bench.root / "fill"
-    with fill.open("wb", buffering=0) as file:
-        for size in (MIB, 4096):
+def fill(bench: Bench) -> None:
+    """Every block, the filesystem's reserve for root too."""
+    with (bench.root / "fill").open("wb", buffering=0) as file:
+        for size in (16 * MIB, MIB, 4096):
             with suppress(OSError):
                 while True:
-                    file.write(bytes(size))
+                    os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), size)
+        with suppress(OSError):
+            while True:  # what the filesystem keeps back from an allocation without data
+                file.write(bytes(4096))
         os.fsync(file.fileno())
-    yield
-    fill.unlink()
 
 
 async def test_delete_on_a_full_pool_succeeds(small: Bench) -> None:
@@ -45,13 +44,14 @@ async def test_delete_on_a_full_pool_succeeds(small: Bench) -> None:
         await small.co.group(source.volume_id),
     )
     await down(small, source.volume_id)
-    with without_a_free_block(small):
-        with pytest.raises(OSError, match="No space left"):
-            (small.root / "state" / "more").write_bytes(b"x" * 4096)
-        await small.co.delete_group(members)
-        await small.co.delete_snapshot(taken.snapshot_id)
-        for volume in (source, other):
-            await small.delete(volume.volume_id)
+    fill(small)
+    with pytest.raises(OSError, match="No space left"):
+        (small.root / "state" / "more").write_bytes(b"x" * 4096)
+    await small.co.delete_group(members)
+    await small.co.delete_snapshot(taken.snapshot_id)
+    for volume in (source, other):
+        await small.delete(volume.volume_id)
+    (small.root / "fill").unlink()
     assert pool_layout.files(small.root / "state") == set()
 
 
@@ -69,19 +69,6 @@ async def test_capacity_excludes_other_files_in_the_pool(small: Bench) -> None:
 def reserving(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     with bench_on(request.param, tmp_path, size=320 * MIB) as bench:
         yield bench
-
-
-def fill(bench: Bench) -> None:
-    """Every block, the filesystem's reserve for root too."""
-    with (bench.root / "fill").open("wb", buffering=0) as file:
-        for size in (16 * MIB, MIB, 4096):
-            with suppress(OSError):
-                while True:
-                    os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), size)
-        with suppress(OSError):
-            while True:  # what the filesystem keeps back from an allocation without data
-                file.write(bytes(4096))
-        os.fsync(file.fileno())
 
 
 async def test_unpublish_and_delete_on_a_full_disk_succeed(reserving: Bench) -> None:

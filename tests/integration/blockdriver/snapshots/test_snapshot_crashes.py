@@ -35,18 +35,6 @@ def in_memory() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.fixture
-def copying(in_memory: Path) -> Iterator[Bench]:
-    with bench_on("ext4", in_memory) as bench:
-        yield bench
-
-
-@pytest.fixture
-def cloning(in_memory: Path) -> Iterator[Bench]:
-    with bench_on("xfs", in_memory) as bench:
-        yield bench
-
-
 class Scene:
     """Two volumes with data, mounted or not, and what may be left of copying them."""
 
@@ -138,37 +126,29 @@ def mounted(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_killed_snapshot_leaves_nothing_frozen(copying: Bench, act: str, *, mounted: bool) -> None:
-    scene, points = Scene(copying, mounted=mounted), 0
-    asyncio.run(scene.set())
-    within = scene.points(ACTS[act])
-    for _ in crash_points(
-        lambda _: copying.restart(), lambda _: asyncio.run(ACTS[act](scene)), within=within
-    ):
-        copying.restart()
-        assert not any(is_frozen(target) for target in scene.targets)
-        asyncio.run(ACTS[act](scene))
+@pytest.mark.parametrize(("pool_type", "is_killed"), [("ext4", True), ("xfs", False)])
+def test_copy_killed_or_on_a_full_disk_leaves_nothing_frozen(
+    in_memory: Path, pool_type: str, act: str, *, is_killed: bool, mounted: bool
+) -> None:
+    with bench_on(pool_type, in_memory) as bench:
+        scene, points = Scene(bench, mounted=mounted), 0
+        asyncio.run(scene.set())
+        cuts: Any = crash_points if is_killed else failure_points
+        for cut in cuts(
+            lambda _: bench.restart(),
+            lambda _: asyncio.run(ACTS[act](scene)),
+            within=scene.points(ACTS[act]),
+        ):
+            if is_killed:
+                bench.restart()
+            else:
+                assert isinstance(cut[1], errors.CrustError), cut
+            assert not any(is_frozen(target) for target in scene.targets)
+            asyncio.run(ACTS[act](scene))
+            if is_killed:
+                scene.check()
+            points += 1
+        bench.restart()
         scene.check()
-        points += 1
-    copying.restart()
-    scene.check()
-    assert points > (5 if mounted else 20)
-    asyncio.run(scene.clear())
-
-
-@pytest.mark.parametrize("act", ACTS)
-def test_full_disk_leaves_nothing_frozen(cloning: Bench, act: str, *, mounted: bool) -> None:
-    scene, points = Scene(cloning, mounted=mounted), 0
-    asyncio.run(scene.set())
-    within = scene.points(ACTS[act])
-    for _, error in failure_points(
-        lambda _: cloning.restart(), lambda _: asyncio.run(ACTS[act](scene)), within=within
-    ):
-        assert isinstance(error, errors.CrustError), error
-        assert not any(is_frozen(target) for target in scene.targets)
-        asyncio.run(ACTS[act](scene))
-        points += 1
-    cloning.restart()
-    scene.check()
-    assert points > (5 if mounted else 20)
-    asyncio.run(scene.clear())
+        assert points > (5 if mounted else 20)
+        asyncio.run(scene.clear())
