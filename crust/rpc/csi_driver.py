@@ -8,9 +8,9 @@ downgraded would ignore `defer_fs_ops` and mount on the host. A status of the dr
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 from crust.core import errors, volumes
 from crust.rpc.call import Call, Metadata
@@ -25,8 +25,6 @@ CHANGE_TIMEOUT_S = 110.0
 QUESTION_TIMEOUT_S = 10.0
 """For one question about the driver, which needs no storage."""
 
-Answer = TypeVar("Answer")
-Fact = TypeVar("Fact")
 _RPC = csi_pb2.NodeServiceCapability.RPC
 
 
@@ -54,29 +52,52 @@ class NodeCapabilities:
         )
 
 
+class _Question(NamedTuple):
+    """A method with an empty request, what its answer says, and the metadata that goes with it."""
+
+    method: str
+    read: Callable[[bytes], Any]
+    metadata: Metadata = ()
+
+
+def _name_in(answer: bytes) -> volumes.DriverName:
+    return volumes.DriverName(csi_pb2.GetPluginInfoResponse.FromString(answer).name)
+
+
+def _expands_volumes(answer: bytes) -> bool:
+    capabilities = csi_pb2.GetPluginCapabilitiesResponse.FromString(answer).capabilities
+    kinds = {capability.volume_expansion.type for capability in capabilities}
+    return bool(kinds - {csi_pb2.PluginCapability.VolumeExpansion.UNKNOWN})
+
+
+def _node_capabilities(answer: bytes) -> NodeCapabilities:
+    return NodeCapabilities.of(csi_pb2.NodeGetCapabilitiesResponse.FromString(answer))
+
+
+_NAME = _Question("/csi.v1.Identity/GetPluginInfo", _name_in)
+_EXPANDS = _Question("/csi.v1.Identity/GetPluginCapabilities", _expands_volumes)
+_OF_NODE = _Question("/csi.v1.Node/NodeGetCapabilities", _node_capabilities, extensions.METADATA)
+
+
 class CsiDriver:
     """The driver at the other end of `port`, which the caller closes after this. `node` is its Node service."""
 
     def __init__(self, port: Port) -> None:
         self.port = port
         self.node = stub(csi_pb2_grpc.NodeStub, port)
-        self._identity = stub(csi_pb2_grpc.IdentityStub, port)
-        self._facts: dict[str, tuple[int, Any]] = {}
-        """The connection by which an answer came, and what it said, by RPC."""
-        self._last_name = ""
+        self._facts: dict[_Question, tuple[int, Any]] = {}
+        """The last answers, each with the connection by which it came."""
         self._asks: asyncio.Task[None] | None = None
 
     def known_name(self) -> str:
         """The driver's name for logs and metrics; empty until it has answered once.
 
-        It is asked only over a connection that is there: to look for one that is not would delay the next call. And
-        only by the event loop: a thread's log line wants the name too.
+        It is asked only over a connection that is there: to look for one that is not would delay the next call.
         """
-        if self._last_name or not _in_loop():
-            return self._last_name
-        if self.port.connection and (self._asks is None or self._asks.done()):
+        _, name = self._facts.get(_NAME, (0, ""))
+        if not name and self.port.connection and (self._asks is None or self._asks.done()):
             self._asks = asyncio.create_task(self._ask_name(), name="driver name")
-        return self._last_name
+        return str(name)
 
     async def _ask_name(self) -> None:
         with contextlib.suppress(PeerStatus):  # then it is asked again
@@ -84,44 +105,30 @@ class CsiDriver:
 
     async def name(self, timeout_s: float | None = QUESTION_TIMEOUT_S) -> volumes.DriverName:
         """The driver's own name; raises `PeerStatus`."""
-        known: volumes.DriverName | None = self._known("GetPluginInfo")
-        if known is None:
-            asked = self._identity.GetPluginInfo(csi_pb2.GetPluginInfoRequest(), timeout=timeout_s)
-            known = await self._learn(
-                "GetPluginInfo", asked, lambda answer: volumes.DriverName(answer.name)
-            )
-            self._last_name = known
-        return known
+        name: volumes.DriverName = await self._said(_NAME, timeout_s)
+        return name
 
     async def node_capabilities(
         self, timeout_s: float | None = QUESTION_TIMEOUT_S
     ) -> NodeCapabilities:
         """What it advertised when it was connected; raises `PeerStatus`."""
-        return self._known("NodeGetCapabilities") or await self._ask_capabilities(timeout_s)
-
-    async def _ask_capabilities(self, timeout_s: float | None) -> NodeCapabilities:
-        request, metadata = csi_pb2.NodeGetCapabilitiesRequest(), extensions.METADATA
-        asked = self.node.NodeGetCapabilities(request, metadata=metadata, timeout=timeout_s)
-        return await self._learn("NodeGetCapabilities", asked, NodeCapabilities.of)
+        advertised: NodeCapabilities = await self._said(_OF_NODE, timeout_s)
+        return advertised
 
     async def expands_volumes(self, timeout_s: float | None = QUESTION_TIMEOUT_S) -> bool:
         """Whether its volumes can be expanded at all, as it said when it was connected; raises `PeerStatus`."""
-        known: bool | None = self._known("GetPluginCapabilities")
-        if known is None:
-            request = csi_pb2.GetPluginCapabilitiesRequest()
-            asked = self._identity.GetPluginCapabilities(request, timeout=timeout_s)
-            known = await self._learn("GetPluginCapabilities", asked, _expands_volumes)
-        return known
+        expands: bool = await self._said(_EXPANDS, timeout_s)
+        return expands
 
     async def defers(self, timeout_s: float | None = QUESTION_TIMEOUT_S) -> bool:
         """Whether it advertises DEFER_FS_OPS; raises `PeerStatus`.
 
         A "no" is not kept: behind a shim, the driver may be replaced without a new connection.
         """
-        known: NodeCapabilities | None = self._known("NodeGetCapabilities")
-        if known is None or not known.defers:
-            known = await self._ask_capabilities(timeout_s)
-        return known.defers
+        advertised: NodeCapabilities = await self._said(_OF_NODE, timeout_s)
+        if not advertised.defers:
+            self._facts.pop(_OF_NODE, None)
+        return advertised.defers
 
     async def check_defers(self, timeout_s: float | None = QUESTION_TIMEOUT_S) -> None:
         """Raise `DeferralUnsupported`, or `PeerStatus`, unless the driver defers."""
@@ -138,7 +145,7 @@ class CsiDriver:
 
     async def check_name(self, configured: str) -> None:
         """Raise `DriverNameMismatch`, or `PeerStatus`, unless the driver has the name."""
-        reported = await self.name()
+        reported = await self._said(_NAME, QUESTION_TIMEOUT_S)
         if reported != configured:
             raise errors.NotReady.named(
                 "DriverNameMismatch",
@@ -167,42 +174,30 @@ class CsiDriver:
             self._asks.cancel()
             await asyncio.wait([self._asks])
 
-    def _known(self, rpc: str) -> Any:
-        """What the driver has said over the connection that exists now; None if it was not asked."""
-        connection, fact = self._facts.get(rpc, (0, None))
-        return fact if connection and connection == self.port.connection else None
+    async def _said(self, question: _Question, timeout_s: float | None) -> Any:
+        """What the driver has said over the connection that exists now; it is asked unless it has.
 
-    async def _learn(
-        self, rpc: str, asked: Awaitable[Answer], read: Callable[[Answer], Fact]
-    ) -> Fact:
-        """Keep what the answer says. The caller has sent another call: a driver's status to this one says so."""
+        The caller has sent another call: the driver's status to this one says so.
+        """
         before = self.port.connection
+        connection, fact = self._facts.get(question, (0, None))
+        if before and before == connection:
+            return fact
         try:
-            fact = read(await asked)
+            call = Call(question.method, question.metadata, timeout_s)
+            fact = question.read(await self.port.answer(call, b""))
         except PeerStatus as status:
             if status.text.startswith("["):  # an error of crust names itself first
                 raise
+            rpc = question.method.rpartition("/")[2]
             text = f"the driver was asked {rpc} first, and answered: {status.text}"
             raise PeerStatus(status.code, text, status.trailing) from status
         # a port that was not connected is by now: by the connection that brought the answer
-        self._facts[rpc] = (before or self.port.connection, fact)
+        self._facts[question] = (before or self.port.connection, fact)
         return fact
-
-
-def _expands_volumes(answer: csi_pb2.GetPluginCapabilitiesResponse) -> bool:
-    kinds = {capability.volume_expansion.type for capability in answer.capabilities}
-    return bool(kinds - {csi_pb2.PluginCapability.VolumeExpansion.UNKNOWN})
 
 
 def opted_in(call: Call) -> Metadata:
     """The caller's metadata with the opt-in to deferral."""
     kept = (pair for pair in call.metadata if pair[0] != extensions.KEY)
     return (*kept, *extensions.METADATA)
-
-
-def _in_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
