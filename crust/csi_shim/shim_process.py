@@ -120,7 +120,7 @@ def _probe(driver: Port) -> Methods:
     The driver's answer is passed on unchanged: GetPluginInfo is about the driver.
     """
 
-    async def probe(call: Call, data: bytes) -> bytes:
+    async def probe(_: object, data: bytes, call: Call) -> bytes:
         answer = await driver.forward(call, data)
         if extensions.requested(call.metadata, extensions.VERSIONS):
             call.trailing = (*call.trailing, (extensions.SHIM_VERSION, crust.__version__))

@@ -5,11 +5,10 @@ is made by the first process of crust that the call reaches, and travels to the 
 trace does. Everything else is read from the request when the call begins.
 """
 
-import copy
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from google.protobuf.message import Message
@@ -33,7 +32,6 @@ class Call:
         "initial",
         "metadata",
         "method",
-        "request",
         "trailing",
         "waits",
     )
@@ -53,8 +51,6 @@ class Call:
         self._ends_s = None if left_s is None else time.monotonic() + left_s
         self._begun = begun
         self.waits = waits
-        self.request: Message | None = None
-        """Of a call that is served and not an inner one: its request, decoded; None if that cannot be."""
         self.initial: Metadata = ()
         self.trailing: Metadata = ()
         """What goes after the answer."""
@@ -103,51 +99,33 @@ _FIELDS = {
 """Field of a request to key of a log line; the first one that is set is taken."""
 
 
-class CallFields(dict[str, str]):
-    """The fields of one call, by the keys of a log line. They never change: a thread may be writing a line."""
-
-    def __init__(
-        self,
-        request: Message | None,
-        driver: str = "",
-        metadata: Iterable[tuple[str, str | bytes]] = (),
-    ) -> None:
-        request_id = ""
-        for key, value in metadata:
-            if key == ID_KEY and isinstance(value, str) and _ID.fullmatch(value):
-                request_id = value
-            elif key == VOLUME_KEY and isinstance(value, bytes):
-                name, _, volume_id = value.decode("utf-8", "replace").partition("\0")
-                self.update(driver=name, volume_id=volume_id)
-        if driver:
-            self.setdefault("driver", driver)
-        known = {} if request is None else request.DESCRIPTOR.fields_by_name
-        for field, key in _FIELDS.items():
-            if field in known and key not in self:
-                value = getattr(request, field)
-                if value and isinstance(value, str):
-                    self[key] = value[:_TEXT_MAX]
-        self["request_id"] = request_id or secrets.token_hex(6)
-
-    @property
-    def request_id(self) -> str:
-        """The id of the call."""
-        return self["request_id"]
+def fields_of(request: Message | None, driver: str = "", metadata: Metadata = ()) -> dict[str, str]:
+    """The fields of a call, by the keys of a log line. Nobody changes them: a thread may be writing a line."""
+    fields, request_id = dict[str, str](), ""
+    for key, value in metadata:
+        if key == ID_KEY and isinstance(value, str) and _ID.fullmatch(value):
+            request_id = value
+        elif key == VOLUME_KEY and isinstance(value, bytes):
+            fields["driver"], _, fields["volume_id"] = value.decode("utf-8", "replace").partition(
+                "\0"
+            )
+    if driver:
+        fields.setdefault("driver", driver)
+    known = {} if request is None else request.DESCRIPTOR.fields_by_name
+    for field, key in _FIELDS.items():
+        if field in known and key not in fields:
+            value = getattr(request, field)
+            if value and isinstance(value, str):
+                fields[key] = value[:_TEXT_MAX]
+    fields["request_id"] = request_id or secrets.token_hex(6)
+    return fields
 
 
 def add_fields(**added: str) -> None:
     """Add fields to the call that is being served, which its request does not have: they are in its log line."""
-    fields = current_fields()
-    if fields is not None:
-        extended = copy.copy(fields)
-        extended.update(added)
-        logs.context.set(extended)
-
-
-def current_fields() -> CallFields | None:
-    """The fields of the call that is being served."""
     fields = logs.context.get()
-    return fields if isinstance(fields, CallFields) else None
+    if fields is not None:
+        logs.context.set({**fields, **added})
 
 
 def volume_metadata() -> Metadata:

@@ -12,16 +12,16 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import grpc
 
 import crust
-from crust.core import credentials, errors, traces
+from crust.core import credentials, errors, logs, traces
 from crust.rpc import status
-from crust.rpc.call import Call, current_fields
+from crust.rpc.call import Call
 from crust.rpc.status import PeerStatus
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _parent(call: Call) -> str:
 def _end(span: "Span | None", code: grpc.StatusCode, error_name: str = "") -> None:
     if span is None or not span.is_recording():
         return
-    fields: Mapping[str, str] = current_fields() or {}
+    fields = logs.context.get() or {}
     for field, attribute in _ATTRIBUTES.items():
         if field in fields:
             span.set_attribute(attribute, credentials.shown(fields[field]))

@@ -96,7 +96,9 @@ class Controller(SnapshotCalls):
     ) -> csi_pb2.ControllerUnpublishVolumeResponse:
         """Idempotent; without a node id, from all nodes."""
         volume_id = requests.volume_id(request.volume_id)
-        node_id = requests.optional(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
+        node_id = request.node_id
+        if node_id:
+            requests.required(node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
         await self.calls.change(
             "ControllerUnpublishVolume",
             volume_id,

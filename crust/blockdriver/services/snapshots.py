@@ -104,8 +104,10 @@ class SnapshotCalls:
         A snapshot whose record cannot be read is not listed, because nothing is known about it: the pool's health
         reports it, and a request by its id gets `RecordUnreadable`.
         """
-        source = requests.optional(request.source_volume_id, "source_volume_id")
-        snapshot_id = requests.optional(request.snapshot_id, "snapshot_id")
+        source, snapshot_id = request.source_volume_id, request.snapshot_id
+        for value, field in ((source, "source_volume_id"), (snapshot_id, "snapshot_id")):
+            if value:
+                requests.required(value, field)
         if request.max_entries < 0:
             raise requests.NegativeMaxEntries(request.max_entries)
         token = request.starting_token

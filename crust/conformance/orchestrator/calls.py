@@ -72,7 +72,7 @@ class Refusal(AssertionError):
         self.error: grpc.RpcError = error
         self.code: grpc.StatusCode = error.code()
         self.message: str = error.details() or ""
-        shown = redaction.without_secrets(self.message, "", request)
+        shown = redaction.without_secrets(self.message, request)
         super().__init__(f"{type(request).__name__} was answered {self.code.name}: {shown}")
 
 
@@ -273,7 +273,7 @@ def exchange(request: Message, code: str, answer: Message | str, *, times: int =
     if isinstance(answer, Message):
         got = f"{code} {_shown(answer)}"
     else:
-        got = f"{code}: {redaction.without_secrets(answer, '', request)}"
+        got = f"{code}: {redaction.without_secrets(answer, request)}"
     return Exchange(f"{at_once}{_shown(request)}", _cut(got))
 
 

@@ -100,7 +100,7 @@ class NodeShim:
         answered = await self._driver.port.forward(call, data)
         if (await self._capabilities(call)).defers:
             return answered
-        answer = requests.parse(csi_pb2.NodeGetCapabilitiesResponse, answered)
+        answer = csi_pb2.NodeGetCapabilitiesResponse.FromString(answered)
         known, own = NodeCapabilities.of(answer).numbers, list[_Number]()
         if _RPC.GET_VOLUME_STATS not in known and await self._operations.has_volumes():
             own.append(_RPC.GET_VOLUME_STATS)

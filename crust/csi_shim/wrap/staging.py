@@ -225,10 +225,10 @@ def _hiding_secrets(request: csi_pb2.NodeStageVolumeRequest) -> Iterator[None]:
     try:
         yield
     except PeerStatus as status:
-        hidden = redaction.without_secrets(status.text, "", request)
+        hidden = redaction.without_secrets(status.text, request)
         if hidden == status.text:
             raise
         raise PeerStatus(status.code, hidden) from None
     except errors.CrustError as error:
-        error.what = redaction.without_secrets(error.what, "", request)
+        error.what = redaction.without_secrets(error.what, request)
         raise

@@ -46,7 +46,17 @@ def capability(
     kind = pb.WhichOneof("access_type")
     if kind is None:
         raise requests.MissingField(f"{field}.access_type")
-    access = volumes.BlockAccess() if kind == "block" else _mount_access(pb.mount, field)
+    access: volumes.BlockAccess | volumes.MountAccess = volumes.BlockAccess()
+    if kind == "mount":
+        mount, flags = pb.mount, tuple(pb.mount.mount_flags)
+        flags_bytes = sum(len(flag.encode()) for flag in flags)
+        if flags_bytes > _FLAGS_MAX_BYTES:
+            raise requests.FieldTooLong(f"{field}.mount.mount_flags", flags_bytes, _FLAGS_MAX_BYTES)
+        if mount.fs_type:
+            requests.required(mount.fs_type, f"{field}.mount.fs_type")
+        policy = mount.volume_supplemental_group_change_policy
+        group = _group(mount.volume_mount_group, mount.volume_supplemental_group, policy)
+        access = volumes.MountAccess(mount.fs_type, flags, group)
     number = pb.access_mode.mode
     if not pb.HasField("access_mode") or number == 0:
         raise requests.MissingField(f"{field}.access_mode")
@@ -64,22 +74,6 @@ def capabilities(
     if not decoded:
         raise requests.MissingField(field)
     return decoded
-
-
-def _mount_access(pb: csi_pb2.VolumeCapability.MountVolume, field: str) -> volumes.MountAccess:
-    flags = tuple(pb.mount_flags)
-    flags_bytes = sum(len(flag.encode()) for flag in flags)
-    if flags_bytes > _FLAGS_MAX_BYTES:
-        raise requests.FieldTooLong(f"{field}.mount.mount_flags", flags_bytes, _FLAGS_MAX_BYTES)
-    return volumes.MountAccess(
-        fs_type=requests.optional(pb.fs_type, f"{field}.mount.fs_type"),
-        mount_flags=flags,
-        group=_group(
-            pb.volume_mount_group,
-            pb.volume_supplemental_group,
-            pb.volume_supplemental_group_change_policy,
-        ),
-    )
 
 
 def _group(delegated: str, supplemental: str, policy: str) -> volumes.GroupChange | None:
@@ -119,7 +113,7 @@ def deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
     try:
         return volumes.DeferredMount(
             source=_source(pb),
-            fs_type=requests.optional(pb.fs_type, "deferred_mount.fs_type"),
+            fs_type=requests.required(pb.fs_type, "deferred_mount.fs_type"),
             mount_options=tuple(pb.mount_options),
             group=_group("", pb.supplemental_group, pb.supplemental_group_change_policy),
             readonly=pb.readonly,

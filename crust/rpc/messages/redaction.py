@@ -18,7 +18,6 @@ from google.protobuf import descriptor
 from google.protobuf.message import Message
 
 from crust.core import credentials
-from crust.rpc.messages import requests
 from crust.wire import pool
 from crust.wire.csi.v1 import csi_pb2
 
@@ -78,14 +77,11 @@ def _text(value: Any) -> Any:
     return credentials.shown(value) if isinstance(value, str) else value
 
 
-def without_secrets(text: str, method: str, request: object) -> str:
-    """`text`, an error of `method` (`/csi.v1.Node/…`), cut, without the secrets of its request, a
-    message or its bytes.
-    """
+def without_secrets(text: str, request: object) -> str:
+    """`text`, an error of a call, cut, without the secrets of its request, if that is a message."""
     text = text[: 2 * credentials.SHOWN_MAX_CHARS]
-    message = requests.decoded(method, request) if isinstance(request, bytes) else request
-    if isinstance(message, Message):
-        for value in sorted(_secrets(message), key=len, reverse=True):
+    if isinstance(request, Message):
+        for value in sorted(_secrets(request), key=len, reverse=True):
             pattern = (
                 re.escape(value) if len(value) > _SHORT else rf"(?<!\w){re.escape(value)}(?!\w)"
             )

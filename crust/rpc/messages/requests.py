@@ -6,9 +6,9 @@ own, and these alone may be longer, so they are not counted. Errors name the fie
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
@@ -16,9 +16,8 @@ from google.protobuf.message import DecodeError, Message
 
 from crust.core import errors, volumes
 from crust.wire.csi.v1 import csi_pb2
+from crust.wire.pluginregistration.v1 import api_pb2
 from crust.wire.v1 import handlers_pb2, inspect_pb2, pool_pb2, runtime_pb2
-
-Request = TypeVar("Request", bound=Message)
 
 MAP_MAX_BYTES = 4096
 RECORDED_ID_MAX_BYTES = 512
@@ -28,14 +27,34 @@ _KUBERNETES_PREFIX = "csi.storage.k8s.io/"
 _CONTROL = re.compile("[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]")
 
 
-def parse(kind: type[Request], data: bytes) -> Request:
-    """Parse a message; unknown fields are kept. Raises `MalformedMessage`."""
+@cache
+def methods() -> Mapping[str, MethodDescriptor]:
+    """All that crust serves or passes, by full name (`/csi.v1.Node/NodeStageVolume`): CSI's, its own, a kubelet's."""
+    files = (csi_pb2, runtime_pb2, handlers_pb2, inspect_pb2, pool_pb2, api_pb2)
+    services = [each for file in files for each in file.DESCRIPTOR.services_by_name.values()]
+    return {f"/{of.full_name}/{method.name}": method for of in services for method in of.methods}
+
+
+def is_unary(method: str) -> bool:
+    """Whether a method is known, and has one request and one answer."""
+    known = methods().get(method)
+    return known is not None and not (known.client_streaming or known.server_streaming)
+
+
+def parse(method: str, data: bytes) -> Any:
+    """The request of a call, with its unknown fields; None if its method is not known.
+
+    Raises `MalformedMessage`.
+    """
+    known = methods().get(method)
+    if known is None:
+        return None
     try:
-        return kind.FromString(data)
+        return message_factory.GetMessageClass(known.input_type).FromString(data)
     except DecodeError as err:
         raise errors.InvalidRequest.named(
             "MalformedMessage",
-            f"the request cannot be parsed as {kind.DESCRIPTOR.full_name}",
+            f"the request cannot be parsed as {known.input_type.full_name}",
             why="its bytes are not a valid protobuf message",
             hint="check the caller's CSI version, and any proxy between it and crust",
         ) from err
@@ -54,54 +73,6 @@ def identity(request: Message) -> bytes:
         plain.CopyFrom(request)
         plain.ClearField("secrets")
     return plain.SerializeToString(deterministic=True)
-
-
-def decoded(method: str, request: bytes) -> Message | None:
-    """The request of a call; None if it is not one of CSI or crust."""
-    kind = _kinds().get(method)
-    if kind is None:
-        return None
-    try:
-        message: Message = kind.FromString(request)
-    except DecodeError:
-        return None
-    return message
-
-
-def kind_of(method: str) -> Any:
-    """The class of the requests of a method that is known."""
-    return _kinds()[method]
-
-
-def is_known(method: str) -> bool:
-    """Whether a method is one of CSI, or of crust."""
-    return method in _kinds()
-
-
-def is_unary(method: str) -> bool:
-    """Whether a method is one of CSI, or of crust, that has one request and one answer."""
-    return method in _unary_methods()
-
-
-def _methods() -> Iterator[tuple[str, MethodDescriptor]]:
-    """Each method by its full name (`/csi.v1.Node/NodeStageVolume`)."""
-    for file in (csi_pb2, runtime_pb2, handlers_pb2, inspect_pb2, pool_pb2):
-        for service in file.DESCRIPTOR.services_by_name.values():
-            for method in service.methods:
-                yield f"/{service.full_name}/{method.name}", method
-
-
-@cache
-def _kinds() -> Mapping[str, Any]:
-    """The request of each method."""
-    return {name: message_factory.GetMessageClass(each.input_type) for name, each in _methods()}
-
-
-@cache
-def _unary_methods() -> frozenset[str]:
-    return frozenset(
-        name for name, each in _methods() if not (each.client_streaming or each.server_streaming)
-    )
 
 
 class MissingField(errors.InvalidRequest):
@@ -161,11 +132,6 @@ def required(value: str, field: str, *, limit_bytes: int = volumes.ID_MAX_BYTES)
     """
     if not value:
         raise MissingField(field)
-    return optional(value, field, limit_bytes=limit_bytes)
-
-
-def optional(value: str, field: str, *, limit_bytes: int = volumes.ID_MAX_BYTES) -> str:
-    """`value`, which may be empty. Raises `FieldTooLong`, `InvalidCharacters`."""
     size_bytes = len(value.encode())
     if size_bytes > limit_bytes:
         raise FieldTooLong(field, size_bytes, limit_bytes)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -57,11 +57,12 @@ class _Handlers(grpc.GenericRpcHandler):
 
 def _unary(service: Service, method: str) -> Callable[[bytes, _Context], Awaitable[bytes]]:
     async def answer(data: bytes, context: _Context) -> bytes:
-        call = _call(method, context)
+        metadata = pairs(context.invocation_metadata())
+        call = Call(method, metadata, context.time_remaining(), context.send_initial_metadata)
         try:
             answered = await service.answer(call, data)
         except PeerStatus as status:
-            await _abort(context, status)
+            await context.abort(status.code, status.text, status.trailing)
         if call.trailing:
             context.set_trailing_metadata(call.trailing)
         return answered
@@ -71,26 +72,18 @@ def _unary(service: Service, method: str) -> Callable[[bytes, _Context], Awaitab
 
 def _stream(service: Service, method: str) -> Callable[[bytes, _Context], AsyncIterator[bytes]]:
     async def answers(data: bytes, context: _Context) -> AsyncIterator[bytes]:
-        call = _call(method, context)
+        metadata = pairs(context.invocation_metadata())
+        call = Call(method, metadata, context.time_remaining(), context.send_initial_metadata)
         try:
             async with contextlib.aclosing(service.stream(call, data)) as answered:
-                async for each in answered:
-                    yield each
+                async for answer in answered:
+                    yield answer
         except PeerStatus as status:
-            await _abort(context, status)
+            await context.abort(status.code, status.text, status.trailing)
         if call.trailing:
             context.set_trailing_metadata(call.trailing)
 
     return answers
-
-
-def _call(method: str, context: _Context) -> Call:
-    metadata = pairs(context.invocation_metadata())
-    return Call(method, metadata, context.time_remaining(), context.send_initial_metadata)
-
-
-async def _abort(context: _Context, status: PeerStatus) -> NoReturn:
-    await context.abort(status.code, status.text, status.trailing)
 
 
 @contextlib.asynccontextmanager

@@ -16,31 +16,32 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import grpc
-from google.protobuf import descriptor, message_factory
+from google.protobuf import descriptor
 
 from crust.core import errors, logs, metrics, traces
 from crust.core.supervised import Health
 from crust.rpc import status, tracing
-from crust.rpc.call import Call, CallFields, current_fields
+from crust.rpc.call import Call, fields_of
 from crust.rpc.messages import redaction, requests
 from crust.rpc.port import Port
 from crust.rpc.status import PeerStatus
 
 _log = logging.getLogger(__name__)
 
-Unary = Callable[[Call, bytes], Awaitable[bytes]]
-Stream = Callable[[Call, bytes], AsyncGenerator[bytes, None]]
+Unary = Callable[[Any, bytes, Call], Awaitable[bytes]]
+"""A method of one answer: takes the request, the bytes of it, and the call."""
+Stream = Callable[[Any, bytes, Call], AsyncGenerator[bytes, None]]
 
 
 class Methods(NamedTuple):
-    """The methods of a part, by their full names, from bytes to bytes: of one answer, and with a stream of them."""
+    """The methods of a part, by their full names: of one answer, and with a stream of them."""
 
     unary: Mapping[str, Unary] = {}
     streams: Mapping[str, Stream] = {}
 
 
 _UNKNOWN = "other"
-"""The metric's label for unknown methods that pass."""
+"""The metric's label for unknown methods that pass: callers choose their names, and a metric keeps them."""
 
 QUIET = frozenset({"Probe", "GetPluginInfo", "GetPluginCapabilities", "NodeGetCapabilities"})
 """Called several times per operation by a kubelet: logged at DEBUG."""
@@ -54,7 +55,6 @@ _CODES = {code: code.name.title().replace("_", "") for code in grpc.StatusCode} 
 }
 """The names that a kubelet's metrics have for the codes."""
 
-_FINE = frozenset({grpc.StatusCode.OK})
 _OURS = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNKNOWN})
 """Failures of crust, or of the driver or handler behind it. All other codes but OK are refusals."""
 
@@ -67,8 +67,7 @@ def known_error(rpc: str, server: str, error: Exception) -> errors.CrustError:
     """
     if isinstance(error, errors.CrustError):
         return error
-    fields = current_fields()
-    request_id = fields.request_id if fields else ""
+    request_id = (logs.context.get() or {}).get("request_id", "")
     # in the message, too: a process of an author has the standard logging, which shows no extra fields
     _log.error(
         "unexpected error in %s, request id %s", rpc, request_id, extra={"rpc": rpc}, exc_info=error
@@ -79,71 +78,6 @@ def known_error(rpc: str, server: str, error: Exception) -> errors.CrustError:
         why=f"{server} raised an unexpected error",
         hint=f"the log of {server} has the reason under request id {request_id}",
     )
-
-
-class _Record:
-    """Counts and logs the calls of one method of the part `server`; `driver` has the CSI driver whose calls they are.
-
-    An inner call is made by this process for a call that it got: its line is for DEBUG, and it is not counted.
-    """
-
-    def __init__(
-        self, server: str, driver: Callable[[], str], method: str, *, is_inner: bool
-    ) -> None:
-        self._server = server
-        self._driver = driver
-        self._is_inner = is_inner
-        self.rpc = method.rpartition("/")[2]
-        is_look = method.startswith(_OF_OPERATORS)
-        self.is_quiet = is_look or self.rpc in QUIET
-        self._fine = _FINE | {grpc.StatusCode.CANCELLED} if is_look else _FINE
-        self._method = method
-        self._is_csi = method.startswith("/csi.")
-        # the caller chooses the name of an unknown method that passes, and a metric would keep that name for good
-        self._counted_as = method if requests.is_known(method) else _UNKNOWN
-        self._level = logging.DEBUG if is_inner or self.is_quiet else logging.INFO
-
-    def record(
-        self,
-        request: bytes,
-        started_s: float,
-        code: grpc.StatusCode = grpc.StatusCode.OK,
-        error: Mapping[str, str] | None = None,
-    ) -> None:
-        """Count and log a call that has ended; `error` has the log fields of a failure."""
-        elapsed_s = time.monotonic() - started_s
-        if self._is_csi and not self._is_inner:
-            driver = self._driver() or metrics.UNKNOWN_DRIVER
-            labels = (driver, self._counted_as, _CODES[code], "false")
-            metrics.csi_operations.labels(*labels).observe(elapsed_s)
-        level = self._level
-        # a refusal is a warning; an inner call's failure is the outer one's, too
-        if not (self._is_inner or code in self._fine):
-            level = logging.ERROR if code in _OURS else logging.WARNING
-        if _log.isEnabledFor(level):
-            self._log_served(level, request, elapsed_s, code, error or {})
-
-    def _log_served(
-        self,
-        level: int,
-        request: bytes,
-        elapsed_s: float,
-        code: grpc.StatusCode,
-        error: Mapping[str, str],
-    ) -> None:
-        extra: dict[str, Any] = {
-            "rpc": self.rpc,
-            "server": self._server,
-            "code": code.name,
-            "ms": round(elapsed_s * 1000, 1),
-            **error,
-        }
-        if "error" in extra:
-            extra["error"] = redaction.without_secrets(extra["error"], self._method, request)
-        if _log.isEnabledFor(logging.DEBUG):
-            message = requests.decoded(self._method, request)
-            extra["request"] = None if message is None else redaction.describe(message)
-        _log.log(level, "served", extra=extra)
 
 
 class Service:
@@ -169,7 +103,6 @@ class Service:
         self._streams = {key: each for part in methods for key, each in part.streams.items()}
         self._others = others
         self._admit = admit
-        self._records: dict[tuple[str, bool], _Record] = {}
 
     def is_unary(self, method: str) -> bool:
         """Whether the method is known to have one answer."""
@@ -182,25 +115,27 @@ class Service:
 
     async def answer(self, call: Call, data: bytes, *, is_inner: bool = False) -> bytes:
         """The answer to a request. Raises `PeerStatus`, and `CancelledError` when the caller has gone away."""
-        record = self._record(call.method, is_inner)
-        around, started_s = self._begin(call, data, is_inner=is_inner), time.monotonic()
-        has_span = traces.tracer is not None and not record.is_quiet
+        around = logs.context.get()
+        served = _Served(self, call, data, is_inner=is_inner)
+        has_span = traces.tracer is not None and not served.is_quiet
         try:
             with tracing.served(call, self.name) if has_span else contextlib.nullcontext():
                 try:
-                    if call.method.endswith("/Probe"):
+                    if served.rpc == "Probe":
                         self.health.check_healthy()
                     self._admit(call.method)
                     method = self._unary.get(call.method)
                     if method is not None:
-                        answer = await method(call, data)
+                        answer = await method(
+                            served.request or requests.parse(call.method, data), data, call
+                        )
                     elif self._others is not None:
                         answer = await self._others.forward(call, data)
                     else:
                         raise _no_method()
                 except (Exception, asyncio.CancelledError) as error:
-                    self._refuse(call, data, record, started_s, error)
-                record.record(data, started_s)
+                    served.refuse(error)
+                served.end()
                 return answer
         finally:
             # A caller that serves no call itself, e.g. work in the background, has no fields after it either: its
@@ -211,45 +146,93 @@ class Service:
         self, call: Call, data: bytes, *, is_inner: bool = False
     ) -> AsyncGenerator[bytes, None]:
         """The answers to a request; raises as `answer`. Its reader keeps the fields of the call apart."""
-        record, started_s = self._record(call.method, is_inner), time.monotonic()
-        self._begin(call, data, is_inner=is_inner)
+        served = _Served(self, call, data, is_inner=is_inner)
         try:
             self._admit(call.method)
-            async with contextlib.aclosing(self._answers(call, data)) as answers:
+            method = self._streams.get(call.method)
+            if method is not None:
+                stream = method(served.request or requests.parse(call.method, data), data, call)
+            elif self._others is not None:
+                stream = self._others.stream(call, data)
+            else:
+                raise _no_method()
+            async with contextlib.aclosing(stream) as answers:
                 async for answer in answers:
                     yield answer
         except (Exception, asyncio.CancelledError) as error:
-            self._refuse(call, data, record, started_s, error)
-        record.record(data, started_s)
+            served.refuse(error)
+        served.end()
 
-    def _begin(self, call: Call, data: bytes, *, is_inner: bool) -> Mapping[str, str] | None:
-        around = logs.context.get()
-        call.request = None  # an inner call may be the outer one, with another request
-        if not is_inner or current_fields() is None:
-            call.request = requests.decoded(call.method, data)
-            metadata = call.metadata
-            logs.context.set(CallFields(call.request, self.driver(), metadata))
-        return around
 
-    def _answers(self, call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
-        method = self._streams.get(call.method)
-        if method is not None:
-            return method(call, data)
-        if self._others is None:
-            raise _no_method()
-        return self._others.stream(call, data)
+class _Served:
+    """A call that `service` serves: has its fields from now on, and is counted and logged when it ends.
 
-    def _record(self, method: str, is_inner: bool) -> _Record:  # noqa: FBT001
-        record = self._records.get((method, is_inner))
-        if record is None:
-            record = _Record(self.name, self.driver, method, is_inner=is_inner)
-            if self.is_unary(method):  # callers choose other names, without a bound
-                self._records[method, is_inner] = record
-        return record
+    An inner call is made by this process for a call that it got: its line is for DEBUG, and it is not counted.
+    """
 
-    def _refuse(
-        self, call: Call, data: bytes, record: _Record, started_s: float, error: BaseException
-    ) -> NoReturn:
+    def __init__(self, service: Service, call: Call, data: bytes, *, is_inner: bool) -> None:
+        self._service = service
+        self._call = call
+        self._is_inner = is_inner
+        self._began_s = time.monotonic()
+        self.rpc = call.method.rpartition("/")[2]
+        self._is_look = call.method.startswith(_OF_OPERATORS)
+        self.is_quiet = self._is_look or self.rpc in QUIET
+        self.request: Any = None
+        with contextlib.suppress(
+            errors.InvalidRequest
+        ):  # it may pass, and is the other's to refuse
+            self.request = requests.parse(call.method, data)
+        if not is_inner or logs.context.get() is None:
+            logs.context.set(fields_of(self.request, service.driver(), call.metadata))
+
+    def end(
+        self,
+        code: grpc.StatusCode = grpc.StatusCode.OK,
+        error: errors.CrustError | None = None,
+    ) -> None:
+        """Count and log the call."""
+        elapsed_s = time.monotonic() - self._began_s
+        method = self._call.method
+        if not self._is_inner and method.startswith("/csi."):
+            driver = self._service.driver() or metrics.UNKNOWN_DRIVER
+            labels = (driver, method if method in requests.methods() else _UNKNOWN, _CODES[code])
+            metrics.csi_operations.labels(*labels, "false").observe(elapsed_s)
+        is_fine = code is grpc.StatusCode.OK or (
+            self._is_look and code is grpc.StatusCode.CANCELLED
+        )
+        level = logging.DEBUG if self._is_inner or self.is_quiet else logging.INFO
+        # a refusal is a warning; an inner call's failure is the outer one's, too
+        if not (self._is_inner or is_fine):
+            level = logging.ERROR if code in _OURS else logging.WARNING
+        if _log.isEnabledFor(level):
+            self._log(level, elapsed_s, code, error)
+
+    def _log(
+        self,
+        level: int,
+        elapsed_s: float,
+        code: grpc.StatusCode,
+        error: errors.CrustError | None,
+    ) -> None:
+        extra: dict[str, Any] = {
+            "rpc": self.rpc,
+            "server": self._service.name,
+            "code": code.name,
+            "ms": round(elapsed_s * 1000, 1),
+        }
+        if error is not None:
+            text, name = str(error), error.error_name
+            if isinstance(error, PeerStatus):
+                text, name = error.text, status.name_in(error.trailing)
+            extra["error"] = redaction.without_secrets(text, self.request)
+            if name:
+                extra["error_name"] = name
+        if _log.isEnabledFor(logging.DEBUG):
+            extra["request"] = self.request and redaction.describe(self.request)
+        _log.log(level, "served", extra=extra)
+
+    def refuse(self, error: BaseException) -> NoReturn:
         """Record a call that failed, and raise its status; the cancellation itself if the caller has gone away.
 
         Where only something that the method awaited was cancelled, the caller is answered: gRPC answers nothing when
@@ -258,28 +241,20 @@ class Service:
         if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
             if task is None or task.cancelling():
-                record.record(data, started_s, grpc.StatusCode.CANCELLED)
+                self.end(grpc.StatusCode.CANCELLED)
                 raise error
             error = errors.PeerUnavailable(
-                f"{record.rpc} was interrupted",
+                f"{self.rpc} was interrupted",
                 why="a task that it waited for was cancelled",
                 hint="retry",
             )
         assert isinstance(error, Exception)
-        answered = known_error(record.rpc, self.name, error)
-        refusal = status.of(answered, call)
-        record.record(data, started_s, refusal.code, _logged(answered))
+        answered = known_error(self.rpc, self._service.name, error)
+        refusal = status.of(answered, self._call)
+        self.end(refusal.code, answered)
         if refusal is error:  # an error must not be its own cause
             raise refusal
         raise refusal from error
-
-
-def _logged(error: errors.CrustError) -> dict[str, str]:
-    """The log fields of an error; the status of a peer has a name only if it is an error of crust."""
-    if not isinstance(error, PeerStatus):
-        return {"error": str(error), "error_name": error.error_name}
-    is_named = status.name_in(error.trailing)
-    return {"error": error.text, **({"error_name": error.error_name} if is_named else {})}
 
 
 def _no_method() -> PeerStatus:
@@ -290,43 +265,29 @@ def _no_method() -> PeerStatus:
 def methods_of(servicer: object, service: descriptor.ServiceDescriptor) -> Methods:
     """The methods of a servicer, each of which takes a message and its `Call`, and answers a message, or an iterator.
 
-    A method that the servicer lacks answers `RpcNotServed`. A request is decoded, and its secrets are limited, here.
+    A method that the servicer lacks answers `RpcNotServed`. The secrets of a request are limited here.
     """
     unary: dict[str, Unary] = {}
     streams: dict[str, Stream] = {}
     for method in service.methods:
         name = f"/{service.full_name}/{method.name}"
         served = getattr(servicer, method.name, None)
-        kind = message_factory.GetMessageClass(method.input_type)
         if served is None:
             unary[name] = _not_served
         elif method.server_streaming:
-            streams[name] = _stream(kind, served)
+            streams[name] = _stream(served)
         else:
-            unary[name] = _unary(kind, served)
+            unary[name] = _unary(served)
     return Methods(unary, streams)
 
 
-def looking_at(
-    service: str, methods: Mapping[str, Callable[[Any, bytes, Call], Awaitable[bytes]]]
-) -> Methods:
+def looking_at(service: str, methods: Mapping[str, Unary]) -> Methods:
     """Methods of a service of CSI that look at their request, and may pass on the bytes of it, by their names."""
-
-    def looking(name: str, answer: Callable[[Any, bytes, Call], Awaitable[bytes]]) -> Unary:
-        kind = requests.kind_of(name)
-
-        async def behave(call: Call, data: bytes) -> bytes:
-            return await answer(call.request or requests.parse(kind, data), data, call)
-
-        return behave
-
-    full = {f"/csi.v1.{service}/{name}": answer for name, answer in methods.items()}
-    return Methods({name: looking(name, answer) for name, answer in full.items()})
+    return Methods({f"/csi.v1.{service}/{name}": answer for name, answer in methods.items()})
 
 
-def _unary(kind: Any, served: Callable[[Any, Call], Awaitable[Any]]) -> Unary:
-    async def answer(call: Call, data: bytes) -> bytes:
-        request = call.request or requests.parse(kind, data)
+def _unary(served: Callable[[Any, Call], Awaitable[Any]]) -> Unary:
+    async def answer(request: Any, _: bytes, call: Call) -> bytes:
         requests.check_secrets(request)
         encoded: bytes = (await served(request, call)).SerializeToString()
         return encoded
@@ -334,18 +295,17 @@ def _unary(kind: Any, served: Callable[[Any, Call], Awaitable[Any]]) -> Unary:
     return answer
 
 
-def _stream(kind: Any, served: Callable[[Any, Call], AsyncGenerator[Any, None]]) -> Stream:
-    async def answers(call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
-        request = requests.parse(kind, data)
+def _stream(served: Callable[[Any, Call], AsyncGenerator[Any, None]]) -> Stream:
+    async def answers(request: Any, _: bytes, call: Call) -> AsyncGenerator[bytes, None]:
         requests.check_secrets(request)
-        async with contextlib.aclosing(served(request, call)) as each:
-            async for answer in each:
-                yield answer.SerializeToString()
+        async with contextlib.aclosing(served(request, call)) as messages:
+            async for message in messages:
+                yield message.SerializeToString()
 
     return answers
 
 
-async def _not_served(call: Call, _: bytes) -> bytes:
+async def _not_served(_: Any, __: bytes, call: Call) -> bytes:
     raise errors.Unsupported.named(
         "RpcNotServed",
         f"{call.method.rpartition('/')[2]} is not served here",

@@ -230,7 +230,7 @@ async def test_hanging_peer_is_reported_before_the_callers_deadline(short: str) 
     """The kubelet's event then has the reason, and not a bare "context deadline exceeded"."""
     hangs = asyncio.Event()
 
-    async def hang(_: Call, data: bytes) -> bytes:
+    async def hang(_: object, data: bytes, __: Call) -> bytes:
         await hangs.wait()
         return data
 

@@ -171,6 +171,26 @@ async def test_unknown_method_is_unimplemented(port: Port) -> None:
     await refused(port.answer(Call("/csi.v1.Node/Nothing", (), 20), b""), Code.UNIMPLEMENTED)
 
 
+async def test_request_that_is_no_message_is_refused_and_has_the_id_alone(
+    port: Port, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields: list[dict[str, str]] = []
+
+    def note(_: logging.LogRecord) -> bool:
+        fields.append(dict(logs.context.get() or {}))
+        return True
+
+    logger = logging.getLogger("crust.rpc.serving.service")
+    caplog.set_level(logging.DEBUG, logger.name)
+    logger.addFilter(note)
+    try:
+        refusal = refused(port.answer(Call(STATS, (), 20), b"\xff"), Code.INVALID_ARGUMENT)
+        assert "[MalformedMessage]" in await refusal
+    finally:
+        logger.removeFilter(note)
+    assert [list(each) for each in fields] == [["request_id"]]
+
+
 async def test_deadline_ends_the_method(port: Port, node: Node) -> None:
     async with asyncio.timeout(60):
         while not node.entered.is_set():  # a busy machine may take longer until the call is there

@@ -25,7 +25,7 @@ from crust.rpc.serving.service import Methods, Service
 from tests.support.raised import raised
 
 
-async def _answer(_: Call, data: bytes) -> bytes:
+async def _answer(_: object, data: bytes, __: Call) -> bytes:
     return data
 
 
@@ -200,7 +200,7 @@ async def test_stop_waits_for_running_calls(short: str) -> None:
     path = f"{short}/a.sock"
     began, end = asyncio.Event(), asyncio.Event()
 
-    async def slow(_: Call, data: bytes) -> bytes:
+    async def slow(_: object, data: bytes, __: Call) -> bytes:
         began.set()
         await end.wait()
         return b"done"

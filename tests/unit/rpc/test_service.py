@@ -41,11 +41,11 @@ class Behaviour:
 
         self.behave = behave
 
-    async def _unary(self, call: Call, request: bytes) -> bytes:
+    async def _unary(self, _: object, __: bytes, call: Call) -> bytes:
         await self.behave(call)
         return b"ok"
 
-    async def _stream(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
+    async def _stream(self, _: object, __: bytes, call: Call) -> AsyncGenerator[bytes, None]:
         yield b"first"
         await self.behave(call)
 
@@ -241,7 +241,7 @@ async def test_unknown_pass_through_method_leaves_no_name_in_the_metrics(service
     caller: Any = channel_to
     streamed = caller.unary_stream("/csi.v9.New/Stream")(b"x", timeout=5)
     assert [answer async for answer in streamed]
-    await caller.unary_unary("/csi.v1.Node/NodeGetInfo")(b"x", timeout=5)
+    await caller.unary_unary("/csi.v1.Node/NodeGetInfo")(b"", timeout=5)
     await caller.unary_unary("/x/Unary")(b"x", timeout=5)
     samples = [sample for metric in metrics.csi_operations.collect() for sample in metric.samples]
     names = {sample.labels["method_name"] for sample in samples}
