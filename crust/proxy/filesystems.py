@@ -11,6 +11,7 @@ It is not grown: xfs and btrfs grow only while they are mounted, and an interrup
 mounts (docs/decisions/0038). One that is smaller than its device is refused.
 """
 
+import contextlib
 import logging
 import os
 from dataclasses import dataclass
@@ -60,25 +61,24 @@ class Filesystems:
         The caller has reserved the device. Raises `VolumeInUseByTool`, `DeviceNotAsReported`, `holders.DeviceInUse`,
         `ReadOnlyVolumeNotFormatted`, and the errors of `format_decision.judge` and `mkfs.make`.
         """
-        with await workers.run(self.locks.take, str(key)) as lock:
-            held = await workers.run(devices.open_shared, source.path)
-            try:
-                action = await workers.run(_judge, key, source, mount.fs_type)
-                if mount.readonly:
-                    format_decision.check_readable(str(key), action)
-                if action is not Action.MAKE:
-                    await workers.run(devices.sync, source.path)  # an mkfs that ended alone did not
-                    return
-                await workers.run(in_use.check_unopened, source)
-                await mkfs.make(
-                    source.path,
-                    mount.fs_type,
-                    extra_options=mkfs.arguments(mount.fs_type, deferral_keys.of_format(wanted)),
-                    probe=signatures.probe_untrusted,
-                    inherits=(lock.fd, held),
-                )
-            finally:
-                os.close(held)
+        with contextlib.ExitStack() as held:
+            lock = await workers.run(held.enter_context, self.locks.taking(str(key)))
+            opened = await workers.run(devices.open_shared, source.path)
+            held.callback(os.close, opened)
+            action = await workers.run(_judge, key, source, mount.fs_type)
+            if mount.readonly:
+                format_decision.check_readable(str(key), action)
+            if action is not Action.MAKE:
+                await workers.run(devices.sync, source.path)  # an mkfs that ended alone did not
+                return
+            await workers.run(in_use.check_unopened, source)
+            await mkfs.make(
+                source.path,
+                mount.fs_type,
+                extra_options=mkfs.arguments(mount.fs_type, deferral_keys.of_format(wanted)),
+                probe=signatures.probe_untrusted,
+                inherits=(lock, opened),
+            )
         _log.info("filesystem made", extra={"volume": str(key), "device": source.path})
 
     def check_filled(self, record: Record, size_bytes: int) -> None:

@@ -9,46 +9,36 @@ Each program that runs has the volume's lock (`crust.host.files.locks`) and the 
 
 import os
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 
 from crust.blockdriver.engines.node_access import Attachment
 from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.records.stores import Stores
 from crust.host.block import devices, in_use, signatures
-from crust.host.files.locks import ToolLock, ToolLocks
+from crust.host.files.locks import ToolLocks
 from crust.host.filesystems import format_decision, fsck, mkfs, superblocks
+from crust.host.filesystems.format_decision import Action
 from crust.host.mounts import device_mounts
 from crust.host.process import syscalls, workers
-
-
-def _vouched(content: ContentRecord, fs_type: str, device: str) -> superblocks.Superblock | None:
-    """The superblock of the recorded filesystem, if the device has it: one read."""
-    if (content.state, content.fs_type) != ("formatted", fs_type):
-        return None
-    return superblocks.find(device, fs_type)
-
-
-def _clear_interrupted(content: ContentRecord, device: str) -> None:
-    """Zero what an interrupted mkfs left, but never a complete filesystem, which may have been used."""
-    found = signatures.probe_untrusted(device)
-    action = format_decision.judge_interrupted(
-        content, found, left=lambda fs_type: superblocks.read(device, fs_type)
-    )
-    if action is format_decision.Action.CLEAR_AND_MAKE:
-        devices.zero_device(device)
 
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
     """What a volume's device needs before a mount. The volume is locked for the programs that do it."""
 
-    action: format_decision.Action
     content: ContentRecord
     fs_type: str
     attachment: Attachment
     parameters: Mapping[str, str]
-    lock: ToolLock
+    then: Callable[[], None]
+    """Notes that it is done. Blocks."""
+    inherits: tuple[int, ...]
+    """The descriptors that the programs inherit: the volume's lock, then the open device."""
+    action: Action = Action.KEEP
+    held: ExitStack = field(default_factory=ExitStack)
+    """Closes the descriptors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,44 +48,64 @@ class FilesystemPreparation:
     stores: Stores
     tool_locks: ToolLocks
 
-    def judge(
-        self, content: ContentRecord, fs_type: str, attachment: Attachment
-    ) -> format_decision.Action | None:
+    def begin(
+        self, due: Preparation, held: ExitStack, *, readonly: bool = False
+    ) -> Preparation | None:
+        """Look at the device; None if it can be mounted as it is. Else record what is to be made, for `prepare`, and
+        move there what is `held`. Raises the errors of `format_decision`, `DeviceInUse`, `RecordChanged`.
+        """
+        device = due.attachment.host_device
+        action = self._judge(due)
+        if readonly:
+            format_decision.check_readable(due.content.volume_id, action)
+        if action is None or readonly:
+            return None
+        opened = devices.open_shared(device.path)
+        held.callback(os.close, opened)
+        content = due.content
+        if action in (Action.MAKE, Action.CLEAR_AND_MAKE):
+            if not due.attachment.is_new:
+                in_use.check_unwritten(device)
+            intended = content.but(
+                state="formatting",
+                fs_type=due.fs_type,
+                planned_uuid=str(uuid.uuid4()),
+                filled_bytes=due.attachment.size_bytes,
+            )
+            content = self.stores.content_records.save(intended)
+            if action is Action.CLEAR_AND_MAKE:
+                devices.zero_device(device.path)
+            is_empty = self.stores.access.is_empty(content.volume_id)
+            probe = (lambda _: signatures.Blank()) if is_empty else signatures.probe
+            mkfs.check_formattable(device.path, due.fs_type, probe)
+        inherits = (*due.inherits, opened)
+        return replace(due, action=action, content=content, inherits=inherits, held=held.pop_all())
+
+    def _judge(self, due: Preparation) -> Action | None:
         """The action that the device needs before a mount; none while this host has mounted it: then it was prepared
         before. Anyone else who has it may be a guest, or a tool that a killed driver left running: `DeviceInUse`.
         """
-        device = attachment.host_device.path
-        hold = devices.try_exclusive(device)
+        device = due.attachment.host_device
+        hold = devices.try_exclusive(device.path)
         if hold is None:
-            return self._judge_held(content, fs_type, attachment)
+            is_mounted = device_mounts.filesystem_mounts(device)
+            if is_mounted and self._look(due) in (None, Action.KEEP):
+                return None
+            # raises with the holder, or succeeds if it is free by now
+            hold = devices.open_exclusive(device.path)
         with syscalls.closing(hold):
-            found = _vouched(content, fs_type, device)
-            if found is None:
-                return self._judge_unknown(content, fs_type, device)
-            return None if found.clean else format_decision.Action.KEEP
+            return self._look(due)
 
-    def _judge_held(
-        self, content: ContentRecord, fs_type: str, attachment: Attachment
-    ) -> format_decision.Action | None:
-        device = attachment.host_device.path
-        action = format_decision.Action.KEEP
-        if _vouched(content, fs_type, device) is None:
-            action = self._judge_unknown(content, fs_type, device)
-        if action is format_decision.Action.KEEP and device_mounts.filesystem_mounts(
-            attachment.host_device
-        ):
-            return None
-        # raises with the holder, or succeeds if it is free by now
-        os.close(devices.open_exclusive(device))
-        return action
-
-    def _judge_unknown(
-        self, content: ContentRecord, fs_type: str, device: str
-    ) -> format_decision.Action:
-        """A new volume is not probed while the engine stores no data of it."""
-        new = content.state == "new"
-        zeros = new and self.stores.access.is_empty(content.volume_id)
-        probe = signatures.probe if new and not content.in_guest else signatures.probe_untrusted
+    def _look(self, due: Preparation) -> Action | None:
+        content, fs_type, device = due.content, due.fs_type, due.attachment.host_device.path
+        if (content.state, content.fs_type) == ("formatted", fs_type):
+            recorded = superblocks.find(device, fs_type)  # one read
+            if recorded is not None:
+                return None if recorded.clean else Action.KEEP
+        # A new volume is not probed while the engine stores no data of it.
+        zeros = content.state == "new" and self.stores.access.is_empty(content.volume_id)
+        is_ours = content.state == "new" and not content.in_guest
+        probe = signatures.probe if is_ours else signatures.probe_untrusted
         return format_decision.judge(
             content,
             fs_type,
@@ -115,62 +125,40 @@ class FilesystemPreparation:
         self.stores.content_records.save(content.but(state="raw", fs_type="", planned_uuid=""))
 
     async def prepare(self, due: Preparation) -> None:
-        """Do what `judge` said; raises the errors of the filesystem's tools, each of which has the volume's lock."""
-        device, fs_type, content = due.attachment.host_device.path, due.fs_type, due.content
-        with (
-            due.lock as lock,
-            syscalls.closing(await workers.run(devices.open_shared, device)) as opened,
-        ):
-            held = (lock.fd, opened)
-            if due.action is format_decision.Action.KEEP:
-                await fsck.check(device, fs_type, inherits=held)
-            elif due.action is format_decision.Action.ADOPT:
-                await fsck.check(device, fs_type, completely=True, inherits=held)
-                await workers.run(self._adopt, content, device)
+        """Do what `begin` found; raises the errors of the filesystem's tools, each of which has the volume's lock."""
+        device, fs_type, inherits = due.attachment.host_device.path, due.fs_type, due.inherits
+        with due.held:
+            if due.action in (Action.KEEP, Action.ADOPT):
+                completely = due.action is Action.ADOPT
+                await fsck.check(device, fs_type, completely=completely, inherits=inherits)
             else:
-                intended = await workers.run(self._begin, due)
-                await self._make(intended, device, mkfs.arguments(fs_type, due.parameters), held)
+                await mkfs.make(
+                    device,
+                    fs_type,
+                    uuid=due.content.planned_uuid,
+                    extra_options=mkfs.arguments(fs_type, due.parameters),
+                    probe=None,
+                    inherits=inherits,
+                )
+            await workers.run(self._end, due)
 
-    async def _make(
-        self, intended: ContentRecord, device: str, options: tuple[str, ...], held: tuple[int, ...]
-    ) -> None:
-        """What is on the device is seen without a look at it if the engine stores no data of the volume at all."""
-        is_empty = self.stores.access.is_empty
-        await mkfs.make(
-            device,
-            intended.fs_type,
-            uuid=intended.planned_uuid,
-            extra_options=options,
-            probe=lambda path: (
-                signatures.Blank() if is_empty(intended.volume_id) else signatures.probe(path)
-            ),
-            inherits=held,
-        )
-        await workers.run(self._formatted, intended)
+    def _end(self, due: Preparation) -> None:
+        content = due.content
+        if due.action is Action.ADOPT:
+            # The mkfs may have been killed between its last write and its sync.
+            devices.sync(due.attachment.host_device.path)
+        if due.action is not Action.KEEP:
+            generation = content.generation + 1
+            made = content.but(state="formatted", planned_uuid="", generation=generation)
+            self.stores.content_records.save(made)
+        due.then()
 
-    def _formatted(self, made: ContentRecord) -> None:
-        generation = made.generation + 1
-        self.stores.content_records.save(
-            made.but(state="formatted", planned_uuid="", generation=generation)
-        )
 
-    def _adopt(self, content: ContentRecord, device: str) -> None:
-        # The mkfs may have been killed between its last write and its sync.
-        devices.sync(device)
-        self._formatted(content)
-
-    def _begin(self, due: Preparation) -> ContentRecord:
-        """Record the filesystem that is to be made. Nobody was given the device since it was judged."""
-        device = due.attachment.host_device
-        if not due.attachment.is_new:
-            in_use.check_unwritten(device)
-        intended = due.content.but(
-            state="formatting",
-            fs_type=due.fs_type,
-            planned_uuid=str(uuid.uuid4()),
-            filled_bytes=due.attachment.size_bytes,
-        )
-        written = self.stores.content_records.save(intended)
-        if due.action is format_decision.Action.CLEAR_AND_MAKE:
-            devices.zero_device(device.path)
-        return written
+def _clear_interrupted(content: ContentRecord, device: str) -> None:
+    """Zero what an interrupted mkfs left, but never a complete filesystem, which may have been used."""
+    found = signatures.probe_untrusted(device)
+    action = format_decision.judge_interrupted(
+        content, found, left=lambda fs_type: superblocks.read(device, fs_type)
+    )
+    if action is Action.CLEAR_AND_MAKE:
+        devices.zero_device(device)

@@ -16,6 +16,7 @@ The same volume may be staged at several paths (a PersistentVolume under a secon
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from crust.blockdriver.engines.node_access import Access, NoHostDevice
@@ -26,7 +27,6 @@ from crust.blockdriver.records.models import ContentRecord, VolumeRecord
 from crust.blockdriver.records.node_state import Staged
 from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, volumes
-from crust.host.files.locks import ToolLock
 from crust.host.process import workers
 
 
@@ -54,26 +54,24 @@ class NodeStage:
 
         Raises `models.VolumeNotFound`, `capability_check.CapabilityExceeded`, `StagingPathMissing`,
         `StagedDifferently`, `capability_check.PublishedToOtherNode`, `AttachLimitReached`, the
-        `VolumeInUseByTool`, the errors of `format_decision.judge`, and of the engine and the filesystem's
+        `VolumeInUseByTool`, the errors of `FilesystemPreparation.begin`, and of the engine and the filesystem's
         tools.
         """
-        entry, due = await workers.run(self._begin, request)
+        due = await workers.run(self._begin, request)
         if due is not None:
             await self.preparation.prepare(due)
-            await workers.run(self.stores.node_state.note_staged, entry)
 
-    def _begin(self, request: Stage) -> tuple[Staged, Preparation | None]:
+    def _begin(self, request: Stage) -> Preparation | None:
         """Attach and check; a volume that needs nothing more is staged when this returns. All in one hop."""
         with ExitStack() as held:
-            lock = held.enter_context(self.preparation.tool_locks.take(request.volume_id))
-            entry, due = self._attach(request, lock)
+            lock = held.enter_context(self.preparation.tool_locks.taking(request.volume_id))
+            entry, wanted = self._attach(request, lock)
+            due = wanted and self.preparation.begin(wanted, held)
             if due is None:
                 self.stores.node_state.note_staged(entry)
-            else:
-                held.pop_all()  # the programs that prepare it inherit the lock
-        return entry, due
+            return due
 
-    def _attach(self, request: Stage, lock: ToolLock) -> tuple[Staged, Preparation | None]:
+    def _attach(self, request: Stage, lock: int) -> tuple[Staged, Preparation | None]:
         self.stores.access.use(request.volume_id, request.access.secrets)
         record = self.stores.volume_records.load(request.volume_id)
         content = self.stores.content_records.load(request.volume_id)
@@ -101,11 +99,10 @@ class NodeStage:
             return entry, None
         if deferral_keys.formats_in_guest(record.parameters):
             return entry, None  # the host does not even look
-        action = self.preparation.judge(content, entry.fs_type, attachment)
-        if action is None:
-            return entry, None
-        parameters = record.parameters
-        return entry, Preparation(action, content, entry.fs_type, attachment, parameters, lock)
+        then = partial(self.stores.node_state.note_staged, entry)
+        return entry, Preparation(
+            content, entry.fs_type, attachment, record.parameters, then, inherits=(lock,)
+        )
 
     def _for_hypervisor(self, entry: Staged) -> Staged:
         """A volume without a device here: a guest formats it, and a raw one has no place. Raises `NoHostDevice`."""

@@ -19,7 +19,8 @@ import fcntl
 import hashlib
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -124,26 +125,6 @@ class ProcessLock:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolLock:
-    """The lock of one volume, a byte of the file at `offset`. Programs inherit `fd`."""
-
-    fd: int
-    offset: int
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        """After an error a program may be left: closing ends the lock only with the last copy."""
-        try:
-            if kind is None:
-                # All programs have ended; a child of another volume that has not executed yet may have a copy.
-                unlock(self.fd, at=self.offset)
-        finally:
-            os.close(self.fd)
-
-
-@dataclass(frozen=True, slots=True)
 class ToolLocks:
     """The locks of volumes, in the file `path`. Methods block.
 
@@ -155,20 +136,23 @@ class ToolLocks:
 
     path: Place
 
-    def take(self, volume: str) -> ToolLock:
-        """Lock the volume for the programs that are to run on it. Raises `VolumeInUseByTool`."""
+    @contextmanager
+    def taking(self, volume: str) -> Iterator[int]:
+        """Lock the volume for the programs that run on it in the block; they inherit the descriptor.
+
+        Raises `VolumeInUseByTool`. After an error a program may be left: the lock then ends with its last copy.
+        """
         at = _offset_of(volume)
+        flags = os.O_CREAT | os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         with oserrors.translating(f"cannot open {self.path}"):
-            flags = os.O_CREAT | os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
             fd = os.open(self.path, flags, 0o600)
-        try:
+        with syscalls.closing(fd):
             _check_free(fd, volume)
             with oserrors.translating("cannot lock a file"):
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_RDLCK, at))
-        except BaseException:
-            os.close(fd)
-            raise
-        return ToolLock(fd, at)
+            yield fd
+            # All programs have ended; a child of another volume that has not executed yet may have a copy.
+            unlock(fd, at=at)
 
     def check_free(self, volume: str) -> None:
         """Raise `VolumeInUseByTool` if a program runs on the volume, and take nothing."""

@@ -72,20 +72,20 @@ async def make(
     *,
     uuid: str = "",
     extra_options: Sequence[str] = (),
-    probe: Callable[[str], Signature] = signatures.probe,
+    probe: Callable[[str], Signature] | None = signatures.probe,
     inherits: Sequence[int] = (),
 ) -> None:
     """Make a filesystem on a device without signatures, with a UUID that the caller may choose.
 
-    `probe` says what is on the device, while that is held exclusively: `signatures.probe_untrusted` where somebody
-    else may have written the bytes, or a source that knows that every byte is zero. mkfs has the descriptors
+    `probe` is for `check_formattable`, which comes first; None if the caller has called it. mkfs has the descriptors
     `inherits` open.
 
     Raises `UnknownFilesystem`, `DeviceNotBlank`, `DeviceTooSmallForFilesystem`, `DeviceInUse`, `AmbiguousSignature`,
     `CommandFailed`.
     """
     mkfs = supported.row(_TABLE, fs_type)
-    await workers.run(_check_formattable, path, fs_type, mkfs.minimum_bytes, probe)
+    if probe is not None:
+        await workers.run(check_formattable, path, fs_type, probe)
     chosen = [word.format(uuid) for word in mkfs.uuid] if uuid else []
     argv = [*mkfs.command, *chosen, *extra_options, path]
     busy: commands.CommandFailed | None = None
@@ -107,10 +107,13 @@ def minimum_bytes(fs_type: str) -> int:
     return supported.row(_TABLE, fs_type).minimum_bytes
 
 
-def _check_formattable(
-    path: str, fs_type: str, least_bytes: int, probe: Callable[[str], Signature]
-) -> None:
-    size_bytes = devices.size_bytes(path)
+def check_formattable(path: str, fs_type: str, probe: Callable[[str], Signature]) -> None:
+    """Raise unless `make` may write to the device.
+
+    `probe` says what is on the device, while that is held exclusively: `signatures.probe_untrusted` where somebody
+    else may have written the bytes, or a source that knows that every byte is zero.
+    """
+    size_bytes, least_bytes = devices.size_bytes(path), minimum_bytes(fs_type)
     if size_bytes < least_bytes:
         raise errors.OutOfRange.named(
             "DeviceTooSmallForFilesystem",

@@ -210,7 +210,7 @@ def after(function):
     return call
 
 match step:
-    case "the lock": ToolLocks.take = killed
+    case "the lock": ToolLocks.taking = killed
     case "the open": devices.open_shared = killed
     case "the look": filesystems._judge = killed
     case "the search": in_use.check_unopened = killed

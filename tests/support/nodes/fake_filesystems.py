@@ -1,9 +1,10 @@
 """The filesystems of fake devices: which are blank, and what was made on them. The locks of tools are real ones."""
 
+import contextlib
 from pathlib import Path
 
 from crust.core import volumes
-from crust.host.files.locks import ToolLock, ToolLocks
+from crust.host.files.locks import ToolLocks
 from crust.host.filesystems import format_decision
 from crust.host.filesystems.format_decision import Action
 from crust.proxy.filesystems import Filesystems
@@ -24,7 +25,7 @@ class FakeFilesystems(Filesystems):
         """mkfs fails."""
         self.sizes_bytes: dict[str, int] = {}
         """Of filesystems, by device; others fill theirs."""
-        self.left: list[ToolLock] = []
+        self.left: list[contextlib.ExitStack] = []
         """A tool that fails leaves its lock here, as one that nothing can end."""
 
     async def make_if_blank(
@@ -35,7 +36,8 @@ class FakeFilesystems(Filesystems):
         wanted: volumes.GuestFormat,
     ) -> None:
         self.looks += 1
-        lock = self.locks.take(str(key))
+        lock = contextlib.ExitStack()
+        lock.enter_context(self.locks.taking(str(key)))
         if self.gate is not None:
             await self.gate.stop()
         if self.error is not None:

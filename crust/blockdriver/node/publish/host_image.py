@@ -11,6 +11,7 @@ A reader's device takes no writes, so nothing is made or repaired on it.
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from crust.blockdriver.engines.node_access import Access, NoHostDevice
@@ -19,8 +20,6 @@ from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.publish.publish_rules import Publish, Ready
 from crust.blockdriver.records.stores import Stores
 from crust.core import volumes
-from crust.host.filesystems import format_decision
-from crust.host.process import workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,35 +32,33 @@ class HostImage:
 
     def make_ready(self, ready: Ready) -> Preparation | None:
         """Give a volume that was staged for hypervisors its device. Returns what the filesystem needs before a mount:
-        `prepare` it then, and check the publish again in any case.
+        prepare it then, and check the publish again in any case.
 
-        Raises the engine's `NoHostDevice` and others, `VolumeInUseByTool`, the errors of `format_decision.judge`, and
-        `ReadOnlyVolumeNotFormatted`.
+        Raises the engine's `NoHostDevice` and others, `VolumeInUseByTool`, and the errors of
+        `FilesystemPreparation.begin`.
         """
         request = ready.request
         with ExitStack() as held:
-            lock = held.enter_context(self.preparation.tool_locks.take(request.volume_id))
+            lock = held.enter_context(self.preparation.tool_locks.taking(request.volume_id))
             attachment = self.stores.access.attach(
                 request.volume_id, _access(request, on_host=True)
             )
             if attachment.device is None:
                 raise NoHostDevice()
             self.io_limits.settle(ready.record.limits.value, attachment)
-            action = self.preparation.judge(ready.content, ready.staged.fs_type, attachment)
-            if request.capability.mode.reader_only:
-                format_decision.check_readable(request.volume_id, action)
-                action = None
-            if action is None:
-                self._note(request.volume_id, "prepared")
-                return None
-            held.pop_all()  # the programs that prepare it inherit the lock
-        fs_type, parameters = ready.staged.fs_type, ready.record.parameters
-        return Preparation(action, ready.content, fs_type, attachment, parameters, lock)
-
-    async def prepare(self, due: Preparation) -> None:
-        """Run the filesystem's tools. Raises their errors."""
-        await self.preparation.prepare(due)
-        await workers.run(self._note, due.content.volume_id, "prepared")
+            then = partial(self._note, request.volume_id, "prepared")
+            wanted = Preparation(
+                ready.content,
+                ready.staged.fs_type,
+                attachment,
+                ready.record.parameters,
+                then,
+                inherits=(lock,),
+            )
+            due = self.preparation.begin(wanted, held, readonly=request.capability.mode.reader_only)
+            if due is None:
+                then()
+            return due
 
     def give_back(self, ready: Ready) -> bool:
         """Before a publish to a guest: attach the volume for a hypervisor again, unless this host has it mounted.

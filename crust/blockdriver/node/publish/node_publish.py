@@ -64,7 +64,7 @@ class NodePublish:
         if ready is None:
             return
         if isinstance(ready, Preparation):
-            await self.host_image.prepare(ready)
+            await self.host_image.preparation.prepare(ready)
             await self.publish(request)
             return
         content, attachment = ready.content, ready.attachment

@@ -112,7 +112,7 @@ async def test_failed_mkfs_leaves_nothing(empty: Node, target: str) -> None:
     empty.filesystems.error = errors.RuntimeFailed("mkfs.ext4 failed")
     with_lock = empty.co.publish("vol-1", target)
     await refused(with_lock, Code.UNAVAILABLE, "mkfs.ext4 failed")  # its lock is held
-    empty.filesystems.left.pop().__exit__(None)
+    empty.filesystems.left.pop().close()
     await empty.co.unpublish("vol-1", target)
     empty.check_untouched(target)
 
@@ -152,7 +152,7 @@ async def test_volume_on_which_tool_runs_is_neither_given_nor_returned(
             published = node.driver.published.copy()
             await refused(_calls(node, target)[call](), Code.UNAVAILABLE, "VolumeInUseByTool")
             assert node.driver.published == published
-    lock.__exit__(None)
+    lock.close()
     async with nodes.running(places, driver=node.driver) as node, node.handler(features=features):
         await node.co.publish("vol-1", target)
         await node.co.unpublish("vol-1", target)
