@@ -187,11 +187,6 @@ class Driver:
     workers: Workers
     """The threads of the engine, and of the host calls for its volumes."""
 
-    @property
-    def operations(self) -> KeyedOperations:
-        """What runs now."""
-        return self.stores.running
-
     async def finish_changes(self) -> None:
         """Finish changes of limits in guests that a killed driver had begun."""
         if self.role.has_controller:

@@ -86,7 +86,7 @@ class PoolWatch:
             if self._is_open:
                 _log.error("the pool is closed", extra={"error": problem})
                 await self.stop()
-                await self._driver.operations.idle()
+                await self._driver.stores.running.idle()
                 await self.let_go()
                 self._is_open = False
             return problem

@@ -80,7 +80,7 @@ async def part(
     """Serve as a part of the process `daemon` while the block runs; raises as `running`."""
     async with AsyncExitStack() as stack:
         # dozens of unmounts that write to a slow disk take all threads, and end: no reason for a restart
-        threads = WorkerWatch(driver.workers, driver.operations, daemon.health, is_fatal=False)
+        threads = WorkerWatch(driver.workers, driver.stores.running, daemon.health, is_fatal=False)
         await stack.enter_async_context(threads.running())  # ends when all operations have ended
         with driver.workers.used():  # also by the tasks that are started here
             watch = await _opened(driver, daemon, stack)
@@ -93,7 +93,7 @@ async def part(
         )
         metrics.export_snapshots(driver.name, driver.count_snapshots)
         metrics.export(*metrics.DRIVER)
-        metrics.export_operations(f"driver {driver.name}", driver.operations.running)
+        metrics.export_operations(f"driver {driver.name}", driver.stores.running.running)
         metrics.export_workers(f"driver {driver.name}", lambda: driver.workers.load)
         daemon.readiness.append(lambda: daemon.health.problems.get(watch.part))
         _log.info("driver serves", extra={"driver": driver.name, "socket": socket})
@@ -121,7 +121,7 @@ async def _opened(driver: Driver, daemon: Daemon, owned: AsyncExitStack) -> Pool
     watch = PoolWatch(driver, daemon.health, daemon.end)
     owned.push_async_callback(driver.node.io_limits.guests.close)
     owned.push_async_callback(watch.let_go)
-    owned.push_async_callback(driver.operations.drain)
+    owned.push_async_callback(driver.stores.running.drain)
     owned.push_async_callback(watch.stop)
     problem = await watch.look()
     if problem is not None and isinstance(problem.__cause__, locks.LockHeld):

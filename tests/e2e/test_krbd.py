@@ -198,9 +198,10 @@ async def test_driver_without_a_key_unmaps_with_the_next_key(bench: Bench) -> No
 
 _MAPPED = """\
 import sys
-from crust.host.block.krbd import ImageName, KernelRbd, Login
+from crust.core.volumes import NetworkImage
+from crust.host.block.krbd import KernelRbd, Login
 fsid, monitors, user, key, pool, namespace, volume = sys.argv[1:]
-kernel, image = KernelRbd("a-pod"), ImageName(fsid, pool, namespace, volume)
+kernel, image = KernelRbd("a-pod"), NetworkImage(fsid, pool, namespace, volume, (), "")
 why = kernel.obstacle()
 if not why:
     before = open("/proc/thread-self/net/dev").read()

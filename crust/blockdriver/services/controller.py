@@ -54,7 +54,6 @@ class Controller(SnapshotCalls):
         create = messages.create(request)
         volume_id, source = self.stores.pool.ids.volume_id(create.name), create.source
         record = await self.calls.change(
-            "CreateVolume",
             volume_id,
             create,
             lambda: self.provisioner.create(create),
@@ -69,11 +68,7 @@ class Controller(SnapshotCalls):
         """Idempotent: absent is a success."""
         volume_id = requests.volume_id(request.volume_id)
         await self.calls.change(
-            "DeleteVolume",
-            volume_id,
-            None,
-            lambda: workers.run(self.provisioner.delete, volume_id),
-            call,
+            volume_id, None, lambda: workers.run(self.provisioner.delete, volume_id), call
         )
         return csi_pb2.DeleteVolumeResponse()
 
@@ -83,11 +78,7 @@ class Controller(SnapshotCalls):
         """Idempotent by volume and node."""
         attach = messages.controller_publish(request)
         await self.calls.change(
-            "ControllerPublishVolume",
-            attach.volume_id,
-            attach,
-            lambda: workers.run(self.publisher.publish, attach),
-            call,
+            attach.volume_id, attach, lambda: workers.run(self.publisher.publish, attach), call
         )
         return csi_pb2.ControllerPublishVolumeResponse()
 
@@ -100,7 +91,6 @@ class Controller(SnapshotCalls):
         if node_id:
             requests.required(node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
         await self.calls.change(
-            "ControllerUnpublishVolume",
             volume_id,
             node_id,
             lambda: workers.run(self.publisher.unpublish, volume_id, node_id),
@@ -113,9 +103,7 @@ class Controller(SnapshotCalls):
     ) -> csi_pb2.ListVolumesResponse:
         """Ordered by id, with the nodes that have each volume."""
         wanted = (request.max_entries, request.starting_token)
-        page, token = await self.calls.read(
-            "ListVolumes", wanted, lambda: self.lister.page(*wanted), call
-        )
+        page, token = await self.calls.read(wanted, lambda: self.lister.page(*wanted), call)
         response = csi_pb2.ListVolumesResponse(next_token=token)
         for each in page:
             messages.listed(response.entries.add(), each, self.stores.segment, self.role)
@@ -126,9 +114,7 @@ class Controller(SnapshotCalls):
     ) -> csi_pb2.ControllerGetVolumeResponse:
         """One entry of the list."""
         volume_id = requests.volume_id(request.volume_id)
-        found = await self.calls.read(
-            "ControllerGetVolume", volume_id, lambda: self.lister.get(volume_id), call
-        )
+        found = await self.calls.read(volume_id, lambda: self.lister.get(volume_id), call)
         response = csi_pb2.ControllerGetVolumeResponse()
         return messages.listed(response, found, self.stores.segment, self.role)
 
@@ -138,12 +124,7 @@ class Controller(SnapshotCalls):
         """CSI 1.13. Includes volumes that have only a record or only an image."""
         self.role.require("1.13")
         wanted = (request.max_entries, request.starting_token)
-        page, token = await self.calls.read(
-            "ControllerListVolumeHealth",
-            wanted,
-            lambda: self.lister.health_page(*wanted),
-            call,
-        )
+        page, token = await self.calls.read(wanted, lambda: self.lister.health_page(*wanted), call)
         return csi_pb2.ControllerListVolumeHealthResponse(
             entries=[messages.health(each) for each in page], next_token=token
         )
@@ -154,12 +135,7 @@ class Controller(SnapshotCalls):
         """CSI 1.13."""
         self.role.require("1.13")
         volume_id = requests.volume_id(request.volume_id)
-        found = await self.calls.read(
-            "ControllerGetVolumeHealth",
-            volume_id,
-            lambda: self.health_check.examine(volume_id),
-            call,
-        )
+        found = await self.calls.read(volume_id, lambda: self.health_check.examine(volume_id), call)
         return csi_pb2.ControllerGetVolumeHealthResponse(volume_health=messages.health(found))
 
     async def GetCapacity(
@@ -168,7 +144,7 @@ class Controller(SnapshotCalls):
         """The free capacity for volumes with these capabilities in this topology."""
         asked = messages.capacity_query(request)
         available, largest, smallest = await self.calls.read(
-            "GetCapacity", asked, lambda: self.provisioner.available(asked), call
+            asked, lambda: self.provisioner.available(asked), call
         )
         response = csi_pb2.GetCapacityResponse(available_capacity=available)
         response.maximum_volume_size.value = largest
@@ -185,10 +161,7 @@ class Controller(SnapshotCalls):
             for published_volume_id in request.published_volume_ids
         )
         limit, taken = await self.calls.read(
-            "ControllerGetNodeInfo",
-            (node_id, known),
-            lambda: self.publisher.slots(node_id, known),
-            call,
+            (node_id, known), lambda: self.publisher.slots(node_id, known), call
         )
         response = csi_pb2.ControllerGetNodeInfoResponse(
             max_volumes_per_node=limit, published_volume_ids=taken
@@ -207,7 +180,6 @@ class Controller(SnapshotCalls):
         sent = requests.mapping(request.parameters, "parameters")
         mutable = requests.mapping(request.mutable_parameters, "mutable_parameters")
         why = await self.calls.read(
-            "ValidateVolumeCapabilities",
             request.SerializeToString(deterministic=True),
             lambda: self.lister.why_not(volume_id, capabilities, context_sent, sent, mutable),
             call,
@@ -226,7 +198,6 @@ class Controller(SnapshotCalls):
         """Online and offline; a raw volume needs no NodeExpandVolume."""
         volume_id, expansion = requests.volume_id(request.volume_id), messages.expansion(request)
         size_bytes, needs_node = await self.calls.change(
-            "ControllerExpandVolume",
             volume_id,
             expansion,
             lambda: workers.run(self.modifier.expand, volume_id, *expansion),
@@ -242,11 +213,7 @@ class Controller(SnapshotCalls):
         """Atomic; a parameter that is not named keeps its value."""
         volume_id, changes = requests.volume_id(request.volume_id), messages.modification(request)
         await self.calls.change(
-            "ControllerModifyVolume",
-            volume_id,
-            changes,
-            lambda: self.modifier.modify(volume_id, changes),
-            call,
+            volume_id, changes, lambda: self.modifier.modify(volume_id, changes), call
         )
         return csi_pb2.ControllerModifyVolumeResponse()
 
@@ -254,7 +221,7 @@ class Controller(SnapshotCalls):
         self, request: pool_pb2.GetPoolRequest, call: Call
     ) -> pool_pb2.GetPoolResponse:
         """The pool's space now, in bytes: the capacity that CreateVolume decides by."""
-        measured = await self.calls.read("GetPool", (), self.stores.capacity.measured, call)
+        measured = await self.calls.read((), self.stores.capacity.measured, call)
         return pool_pb2.GetPoolResponse(
             **{f"{kind}_bytes": number for kind, number in measured.items()}
         )
@@ -266,7 +233,7 @@ class Controller(SnapshotCalls):
         token = ""
         while True:
             look = partial(self.lister.page, _PAGE, token)
-            page, token = await self.calls.read("ListPoolVolumes", token, look, call)
+            page, token = await self.calls.read(token, look, call)
             for listed in page:
                 yield self._pool_volume(listed)
             if not token:

@@ -39,7 +39,6 @@ class Calls:
 
     async def change(
         self,
-        rpc: str,
         thing_id: str,
         identity: object,
         work: Callable[[], Coroutine[Any, Any, T]],
@@ -50,16 +49,17 @@ class Calls:
         """Run a change as the operation of a volume, snapshot or group, and of those in `also`, within the time of
         its kind and its caller's.
         """
-        limit_s, left_s = _LONG_S if rpc in _LONG else _CHANGE_S, call.time_remaining()
+        rpc, left_s = call.method.rpartition("/")[2], call.time_remaining()
+        limit_s = _LONG_S if rpc in _LONG else _CHANGE_S
         return await self.running.run(
             thing_id, rpc, identity, work, also=also, limit_s=limit_s, left_s=left_s
         )
 
-    async def read(self, rpc: str, asked: Hashable, function: Callable[[], T], call: Call) -> T:
-        """What `function` returns now; `rpc` and `asked` are the question, for which there is one thread at most,
+    async def read(self, asked: Hashable, function: Callable[[], T], call: Call) -> T:
+        """What `function` returns now; the RPC and `asked` are the question, for which there is one thread at most,
         however often it is asked. Raises as `KeyedOperations.look`.
         """
-        left_s = call.time_remaining()
+        rpc, left_s = call.method.rpartition("/")[2], call.time_remaining()
         timeout_s = _READ_S if left_s is None else min(_READ_S, left_s * operations.ANSWER_AT)
         return await self.running.look(
             (rpc, asked), function, timeout_s=timeout_s, shown=rpc, fresh=True

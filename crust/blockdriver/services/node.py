@@ -112,7 +112,7 @@ class Node:
     ) -> csi_pb2.NodeGetStorageHealthResponse:
         """CSI 1.13. Problems of the pool."""
         self.role.require("1.13")
-        found = await self.calls.read("NodeGetStorageHealth", (), self.health_check.pool, call)
+        found = await self.calls.read((), self.health_check.pool, call)
         return messages.pool_health(found)
 
     async def NodeStageVolume(
@@ -120,13 +120,7 @@ class Node:
     ) -> csi_pb2.NodeStageVolumeResponse:
         """Attach, format if new, check, grow; mounts nothing."""
         stage = messages.stage(request)
-        await self.calls.change(
-            "NodeStageVolume",
-            stage.volume_id,
-            stage,
-            lambda: self.node_stage.stage(stage),
-            call,
-        )
+        await self.calls.change(stage.volume_id, stage, lambda: self.node_stage.stage(stage), call)
         if kept := messages.kept_secrets(request):
             self._secrets[stage.volume_id, stage.path.text] = kept
         return csi_pb2.NodeStageVolumeResponse()
@@ -138,11 +132,7 @@ class Node:
         volume_id = requests.volume_id(request.volume_id)
         path = volumes.TargetPath.parse(request.staging_target_path, role="staging_target_path")
         await self.calls.change(
-            "NodeUnstageVolume",
-            volume_id,
-            path,
-            lambda: workers.run(self.node_unstage.unstage, volume_id, path),
-            call,
+            volume_id, path, lambda: workers.run(self.node_unstage.unstage, volume_id, path), call
         )
         self._secrets.pop((volume_id, path.text), None)
         return csi_pb2.NodeUnstageVolumeResponse()
@@ -153,7 +143,6 @@ class Node:
         """Mount on the host, or return what a guest needs to mount."""
         publish = messages.publish(request, self._secrets)
         deferred = await self.calls.change(
-            "NodePublishVolume",
             publish.volume_id,
             (publish.target, publish.fingerprint),  # a retry with fresh tokens joins
             lambda: (
@@ -176,7 +165,6 @@ class Node:
         volume_id = requests.volume_id(request.volume_id)
         target = volumes.TargetPath.parse(request.target_path)
         await self.calls.change(
-            "NodeUnpublishVolume",
             volume_id,
             target,
             lambda: workers.run(self.node_unpublish.unpublish, volume_id, target),
@@ -209,11 +197,7 @@ class Node:
             dict(request.secrets),
         )
         size_bytes = await self.calls.change(
-            "NodeExpandVolume",
-            expand.volume_id,
-            expand,
-            lambda: self.node_expand.expand(expand),
-            call,
+            expand.volume_id, expand, lambda: self.node_expand.expand(expand), call
         )
         return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size_bytes)
 

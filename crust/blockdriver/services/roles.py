@@ -35,24 +35,15 @@ _OF_CONTROLLER = (
     "/crust.v1.Pool/",
 )
 _OF_NODE = "/csi.v1.Node/"
-_OF_OTHER_NODES = frozenset(
-    f"/csi.v1.Controller/{name}"
-    for name in (
-        "ControllerPublishVolume",
-        "ControllerUnpublishVolume",
-        "ControllerExpandVolume",
-        "ControllerModifyVolume",
-        "ControllerGetNodeInfo",
-    )
+_OF_ATTACH = (
+    "/csi.v1.Controller/ControllerPublishVolume",
+    "/csi.v1.Controller/ControllerUnpublishVolume",
+    "/csi.v1.Controller/ControllerGetNodeInfo",
 )
-
-_OF_ATTACH = frozenset(
-    f"/csi.v1.Controller/{name}"
-    for name in (
-        "ControllerPublishVolume",
-        "ControllerUnpublishVolume",
-        "ControllerGetNodeInfo",
-    )
+_OF_OTHER_NODES = (
+    *_OF_ATTACH,
+    "/csi.v1.Controller/ControllerExpandVolume",
+    "/csi.v1.Controller/ControllerModifyVolume",
 )
 
 

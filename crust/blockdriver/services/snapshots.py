@@ -58,7 +58,6 @@ class SnapshotCalls:
         snapshot_id = self.stores.pool.ids.snapshot_id(name)
 
         taken = await self.calls.change(
-            "CreateSnapshot",
             snapshot_id,
             volume_id,
             lambda: self.snapshots.create(name, volume_id),
@@ -73,11 +72,7 @@ class SnapshotCalls:
         """Idempotent: absent is a success."""
         snapshot_id = requests.required(request.snapshot_id, "snapshot_id")
         await self.calls.change(
-            "DeleteSnapshot",
-            snapshot_id,
-            None,
-            lambda: workers.run(self.snapshots.delete, snapshot_id),
-            call,
+            snapshot_id, None, lambda: workers.run(self.snapshots.delete, snapshot_id), call
         )
         return csi_pb2.DeleteSnapshotResponse()
 
@@ -92,9 +87,7 @@ class SnapshotCalls:
 
     async def _found(self, snapshot_id: str, call: Call) -> tuple[SnapshotSet, Snapshot]:
         """A snapshot and its set; raises SnapshotNotFound."""
-        return await self.calls.read(
-            "GetSnapshot", snapshot_id, lambda: self.snapshots.find(snapshot_id), call
-        )
+        return await self.calls.read(snapshot_id, lambda: self.snapshots.find(snapshot_id), call)
 
     async def ListSnapshots(
         self, request: csi_pb2.ListSnapshotsRequest, call: Call
@@ -114,7 +107,6 @@ class SnapshotCalls:
         if token and not self.stores.pool.ids.is_snapshot_id(token):
             raise requests.InvalidStartingToken(token)
         page, next_token = await self.calls.read(
-            "ListSnapshots",
             (source, snapshot_id, token, request.max_entries),
             lambda: self._page(source, snapshot_id, token, request.max_entries),
             call,
@@ -179,7 +171,6 @@ class SnapshotCalls:
         ids = _volume_ids(request.source_volume_ids)
         check_parameters(requests.mapping(request.parameters, "parameters"))
         found = await self.calls.change(
-            "CreateVolumeGroupSnapshot",
             self.stores.pool.ids.group_id(name),
             ids,
             lambda: self.snapshots.create_group(name, ids),
@@ -194,11 +185,8 @@ class SnapshotCalls:
         """Idempotent: absent is a success."""
         group_id = requests.required(request.group_snapshot_id, "group_snapshot_id")
         named = _snapshot_ids(request.snapshot_ids)
-        group = await self.calls.read(
-            "members of a group", group_id, lambda: self.snapshots.find_group(group_id), call
-        )
+        group = await self.calls.read(group_id, lambda: self.snapshots.find_group(group_id), call)
         await self.calls.change(
-            "DeleteVolumeGroupSnapshot",
             group_id,
             named,
             lambda: workers.run(self.snapshots.delete_group, group_id, named),
@@ -214,10 +202,7 @@ class SnapshotCalls:
         group_id = requests.required(request.group_snapshot_id, "group_snapshot_id")
         named = _snapshot_ids(request.snapshot_ids)
         found = await self.calls.read(
-            "GetVolumeGroupSnapshot",
-            (group_id, named),
-            lambda: self.snapshots.get_group(group_id, named),
-            call,
+            (group_id, named), lambda: self.snapshots.get_group(group_id, named), call
         )
         return csi_pb2.GetVolumeGroupSnapshotResponse(group_snapshot=self._group_to_wire(found))
 
@@ -271,7 +256,7 @@ class SnapshotCalls:
                 held.enter_context(
                     self.calls.running.shared(snapshot_id, "a read of its block list")
                 )
-            return await self.calls.read("GetMetadata", snapshot_ids, work, call)
+            return await self.calls.read(snapshot_ids, work, call)
 
 
 def check_parameters(sent: Iterable[str]) -> None:

@@ -167,14 +167,14 @@ class Freezer:
         wait, and a later step may keep the driver from starting.
         """
         for left in self._intents.open():
-            if not left.target and host_freeze.thaw_mounted(left):
+            if not left.target and host_freeze.thaw(left):
                 self._intents.forget(left.volume_id)
 
     def open(self) -> None:
         """Thaw what only the engine finds; note for `recover` what is frozen in guests. After the engine opened."""
         for left in self._intents.open():
             if not left.target:
-                if host_freeze.thaw_unmounted(left, self._access):
+                if host_freeze.thaw(left, self._access):
                     self._intents.forget(left.volume_id)
                 continue
             try:

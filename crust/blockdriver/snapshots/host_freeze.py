@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -167,22 +166,14 @@ class HostFreezes:
             self._failed[volume_id] = err
 
 
-def thaw_mounted(left: Intent) -> bool:
-    """Thaw what a killed driver may have left frozen, if it is mounted here; whether it was. Needs no engine."""
-    return _told(left, lambda: _thaw_mounted(left))
+def thaw(left: Intent, access: NodeAccess | None = None) -> bool:
+    """Thaw what a killed driver may have left frozen; whether nothing is left. Without the engine's `access` that is
+    what is mounted here; with it also what is unmounted or covered: a frozen filesystem stays alive without a path.
 
-
-def thaw_unmounted(left: Intent, access: NodeAccess) -> bool:
-    """The same for filesystems that are unmounted or covered: frozen ones stay alive without a path. Whether nothing
-    is left frozen.
+    What fails is in the log; the intent stays for the next start.
     """
-    return _told(left, lambda: _thaw_unmounted(left, access))
-
-
-def _told(left: Intent, thaw: Callable[[], bool]) -> bool:
-    """Log what fails; the intent stays for the next start."""
     try:
-        return thaw()
+        return _thaw_mounted(left) if access is None else _thaw_unmounted(left, access)
     except errors.CrustError as err:
         _log.error("a filesystem stays frozen", extra={"volume_id": left.volume_id, "error": err})
         return False

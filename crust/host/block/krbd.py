@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crust.core import errors, volumes
+from crust.core.volumes import NetworkImage
 from crust.host.block import devices, holders
 from crust.host.process import oserrors, syscalls, sysfs
 
@@ -84,19 +85,6 @@ class KernelRefusesImage(errors.RuntimeFailed):
 
 
 @dataclass(frozen=True, slots=True)
-class ImageName:
-    """An image in one cluster; `namespace` is empty for the pool's default one."""
-
-    fsid: str
-    pool: str
-    namespace: str
-    image: str
-
-    def __str__(self) -> str:
-        return "/".join(filter(None, (self.pool, self.namespace, self.image)))
-
-
-@dataclass(frozen=True, slots=True)
 class Login:
     """How the kernel reaches the cluster: addresses without a protocol, all of the same one."""
 
@@ -112,11 +100,10 @@ class Mapping:
     """A mapped image, as the kernel has it. `address` is that of its client in the cluster."""
 
     number: int
-    image: ImageName
+    image: NetworkImage
     address: str
     device: int
     is_readonly: bool
-    is_ours: bool
 
 
 def _modprobe() -> None:
@@ -158,7 +145,7 @@ class KernelRbd:
             if left >> each & 1
         )
 
-    def find(self, image: ImageName) -> Mapping | None:
+    def find(self, image: NetworkImage) -> Mapping | None:
         """crust's mapping of the image itself, if there is one."""
         with oserrors.translating("cannot list the images that the kernel has mapped"):
             try:
@@ -166,12 +153,11 @@ class KernelRbd:
             except FileNotFoundError:
                 return None
         for name in sorted(names, key=int):
-            found = self._read(int(name), image.image)
-            if found is not None and found.is_ours and found.image == image:
+            if found := self._read(int(name), image):
                 return found
         return None
 
-    def map(self, image: ImageName, login: Login, *, readonly: bool) -> Mapping:
+    def map(self, image: NetworkImage, login: Login, *, readonly: bool) -> Mapping:
         """Map the image, which is not mapped. Raises `KernelRefusesImage`."""
         key = self._mark + image.image
         options = [
@@ -225,7 +211,7 @@ class KernelRbd:
     def _mark(self) -> str:
         return f"{_KEY}{hashlib.sha256(self.owner.encode()).hexdigest()[:12]}."
 
-    def _add(self, image: ImageName, line: bytes) -> None:
+    def _add(self, image: NetworkImage, line: bytes) -> None:
         try:
             self.write(self._entry("add"), line)
         except OSError as err:
@@ -236,8 +222,8 @@ class KernelRbd:
         single = f"{self.bus}/{name}_single_major"
         return single if os.path.exists(single) else f"{self.bus}/{name}"
 
-    def _read(self, number: int, image: str) -> Mapping | None:
-        """A mapping of an image with this name; None if it is another's, or is unmapped meanwhile."""
+    def _read(self, number: int, image: NetworkImage) -> Mapping | None:
+        """The mapping of that number; None if it is another image's or another owner's, or is unmapped meanwhile."""
         directory = f"{self.bus}/devices/{number}"
 
         def text(name: str) -> str:
@@ -245,17 +231,15 @@ class KernelRbd:
 
         with oserrors.translating(f"cannot look at the mapping {number}"):
             try:
-                if text("name") != image or text("current_snap") != "-":
+                if text("name") != image.image or text("current_snap") != "-":
                     return None
                 options = text("config_info").split(" ")[1].split(",")
-                return Mapping(
-                    number,
-                    ImageName(text("cluster_fsid"), text("pool"), text("pool_ns"), image),
-                    text("client_addr"),
-                    os.makedev(int(text("major")), int(text("minor"))),
-                    "ro" in options,
-                    any(option.startswith(f"key={self._mark}") for option in options),
-                )
+                is_ours = any(option.startswith(f"key={self._mark}") for option in options)
+                where = text("cluster_fsid"), text("pool"), text("pool_ns")
+                if not is_ours or where != (image.cluster, image.pool, image.namespace):
+                    return None
+                device = os.makedev(int(text("major")), int(text("minor")))
+                return Mapping(number, image, text("client_addr"), device, "ro" in options)
             except FileNotFoundError:
                 return None
             except OSError as err:

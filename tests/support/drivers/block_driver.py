@@ -15,6 +15,7 @@ from crust.core import volumes
 from crust.core.settings.fields import CsiProfile
 from crust.host.cgroups import throttling
 from crust.host.process import sysfs
+from crust.rpc.call import Call
 from crust.rpc.messages import crust_v1
 from crust.wire.csi.v1 import csi_pb2
 from tests.support import volume_capabilities
@@ -26,20 +27,9 @@ from tests.support.drivers.memory_backend import MemoryBackend
 Mode = volumes.AccessMode
 
 
-@dataclass(frozen=True)
-class _Caller:
-    """The part of a call that a servicer sees. `left_s`: until the caller's deadline; None: it has none."""
-
-    left_s: float | None
-    metadata: tuple[()] = ()
-
-    def time_remaining(self) -> float | None:
-        return self.left_s
-
-
-def caller(*, left_s: float | None = None) -> Any:
-    """A context for a servicer's method."""
-    return _Caller(left_s)
+def caller(method: str = "Method", *, left_s: float | None = None) -> Call:
+    """A call for a servicer's method. `left_s`: until the caller's deadline; None: it has none."""
+    return Call(f"/csi.v1.Service/{method}", (), left_s)
 
 
 def is_there(path: str) -> bool:
@@ -71,7 +61,7 @@ class DirectCo(Co):
     async def _call(
         self, method: Callable[..., Awaitable[Answer]], request: Any, timeout_s: float | None = None
     ) -> Answer:
-        return await method(request, caller(left_s=timeout_s))
+        return await method(request, caller(method.__name__, left_s=timeout_s))
 
 
 @dataclass(slots=True)

@@ -130,6 +130,17 @@ class FileTaking:
 class FileProvisioning:
     """Volumes in `directories`, with the loop devices that `access` knows of, and the `sets` of their snapshots."""
 
+    modes = frozenset({
+        volumes.AccessMode.SINGLE_NODE_WRITER, volumes.AccessMode.SINGLE_NODE_READER_ONLY,
+        volumes.AccessMode.SINGLE_NODE_SINGLE_WRITER, volumes.AccessMode.SINGLE_NODE_MULTI_WRITER,
+        volumes.AccessMode.MULTI_NODE_READER_ONLY,
+    })  # fmt: skip
+    """Single-node modes: the file is on this node. MULTI_NODE_READER_ONLY allows many nodes and asks for none: the
+    topology says which node it is. ReadOnlyMany claims arrive so."""
+    raw_modes = modes
+    is_used_elsewhere = False
+    """A pool belongs to one node."""
+
     def __init__(
         self, directories: VolumeDirectories, sets: Directories, access: FileAccess
     ) -> None:
@@ -141,21 +152,6 @@ class FileProvisioning:
         self._blocks: dict[str, int] = {}
         """Of each set, in bytes: they do not change after it was taken."""
         self._clones: bool | None = None
-
-    @property
-    def modes(self) -> frozenset[volumes.AccessMode]:
-        """Single-node modes: the file is on this node. MULTI_NODE_READER_ONLY allows
-        many nodes and asks for none: the topology says which node it is. ReadOnlyMany claims arrive so."""
-        mode = volumes.AccessMode
-        return frozenset({
-            mode.SINGLE_NODE_WRITER, mode.SINGLE_NODE_READER_ONLY,
-            mode.SINGLE_NODE_SINGLE_WRITER, mode.SINGLE_NODE_MULTI_WRITER, mode.MULTI_NODE_READER_ONLY,
-        })  # fmt: skip
-
-    @property
-    def raw_modes(self) -> frozenset[volumes.AccessMode]:
-        """The same."""
-        return self.modes
 
     def open(self) -> None:
         """Settle volumes and snapshots, find the attached ones, and measure other files in the pool's filesystem."""
@@ -289,11 +285,6 @@ class FileProvisioning:
         """By the file's name."""
         if not sparse.exists(self.snapshot(image)):
             raise SnapshotMissing(image.snapshot_id)
-
-    @property
-    def is_used_elsewhere(self) -> bool:
-        """A pool belongs to one node."""
-        return False
 
     def allocated(self, image: Image) -> tuple[Region, ...]:
         """The parts of the snapshot's file that are not holes."""

@@ -168,7 +168,7 @@ async def test_create_from_a_source_with_another_filesystem_is_refused(cloning: 
 
 async def test_snapshot_during_another_operation_of_the_volume_is_aborted(cloning: Bench) -> None:
     source = await cloning.create("source")
-    running = cloning.driver.operations
+    running = cloning.driver.stores.running
     key = cloning.ids.volume_id("source")
     with running.shared(key), pytest.raises(operations.OperationInProgress):
         await cloning.co.snapshot(source.volume_id)

@@ -242,7 +242,7 @@ async def test_modify_killed_anywhere_leaves_record_and_guests_equal_after_start
         assert bench.limits == first.applied
         assert refuses or bench.limits == second.applied
         seen.add(bench.limits)
-    assert number > 10
+    assert number > 5
     assert seen == ({OLD} if refuses else {OLD, AFTER})
 
 
@@ -266,7 +266,7 @@ async def test_modify_killed_anywhere_is_finished_by_a_retry(bench: Bench, tmp_p
         assert grown == (wanted.required_bytes, True)
         await bench.change()
         assert (bench.limits, guest.applied) == (AFTER, AFTER)
-    assert number > 10
+    assert number > 5
 
 
 async def test_modify_on_a_full_disk_is_finished_by_its_retry(bench: Bench, tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ async def test_modify_on_a_full_disk_is_finished_by_its_retry(bench: Bench, tmp_
         assert bench.limits == guest.applied
         await bench.change()
         assert (bench.limits, guest.applied) == (AFTER, AFTER)
-    assert number > 10
+    assert number > 5
 
 
 async def test_unreadable_record_does_not_block_modify_of_other_volumes(bench: Bench) -> None:

@@ -86,7 +86,7 @@ async def create(driver: Driver, name: str) -> volumes.VolumeId:
 
 async def unstage(driver: Driver, volume_id: str, *, left_s: float | None = None) -> None:
     request = csi_pb2.NodeUnstageVolumeRequest(volume_id=volume_id, staging_target_path="/staging")
-    await driver.node.NodeUnstageVolume(request, caller(left_s=left_s))
+    await driver.node.NodeUnstageVolume(request, caller("NodeUnstageVolume", left_s=left_s))
 
 
 async def hang(
@@ -154,9 +154,11 @@ async def test_read_that_hangs_takes_one_thread(driver: Driver, backend: Hanging
     get, listing = csi_pb2.ControllerGetVolumeRequest, csi_pb2.ListVolumesRequest()
     for _ in range(10):
         with pytest.raises(SystemCallTimedOut, match="ControllerGetVolume does not answer"):
-            await driver.controller.ControllerGetVolume(get(volume_id=dead), caller(left_s=_SOON_S))
+            await driver.controller.ControllerGetVolume(
+                get(volume_id=dead), caller("ControllerGetVolume", left_s=_SOON_S)
+            )
         with pytest.raises(SystemCallTimedOut, match="ListVolumes does not answer"):
-            await driver.controller.ListVolumes(listing, caller(left_s=_SOON_S))
+            await driver.controller.ListVolumes(listing, caller("ListVolumes", left_s=_SOON_S))
     await asyncio.to_thread(backend.wait_for, 2)
     assert backend.hung == {dead: 2}
     answer = await driver.controller.ControllerGetVolume(get(volume_id=healthy), caller())

@@ -143,7 +143,7 @@ async def test_collect_leaves_a_snapshot_that_a_call_takes_alone(tmp_path: Path)
         await driver.collect_garbage()
         assert driver.stores.provisioning.unsettled() == (set_id,)
 
-    await driver.operations.run(set_id, "CreateSnapshot", None, during)
+    await driver.stores.running.run(set_id, "CreateSnapshot", None, during)
     await driver.collect_garbage()
     assert driver.stores.provisioning.unsettled() == ()
 

@@ -12,7 +12,7 @@ import pytest
 from crust.core import errors, volumes
 from crust.host.block import devices, holders, krbd
 from crust.host.block.device_sets import DeviceSet, device_set
-from crust.host.block.krbd import ImageName, KernelRbd, Login
+from crust.host.block.krbd import KernelRbd, Login
 from tests.support.ceph.fake_sysfs_rbd import FSID, FakeSysfs
 
 MIB = 1024 * 1024
@@ -228,7 +228,7 @@ def test_holder_of_a_partition_is_found(holders_of: Path) -> None:
     assert holders.stacked_on(NUMBER + 1, by_number=str(holders_of)) == (), "it is gone"
 
 
-IMAGE = ImageName(FSID, "rbd", "space", "volume-1")
+IMAGE = volumes.NetworkImage(FSID, "rbd", "space", "volume-1", (), "")
 KEY = "QVFCa2V5"
 LOGIN = Login(["192.0.2.1:3300", "192.0.2.2:3300"], "prefer-crc", "node", KEY)
 
@@ -275,7 +275,7 @@ def test_image_is_mapped_with_a_client_of_its_own_and_without_the_key_in_the_opt
 ) -> None:
     mapping = kernel.map(IMAGE, LOGIN, readonly=False)
     assert mapping.image == IMAGE
-    assert (mapping.is_ours, mapping.is_readonly) == (True, False)
+    assert not mapping.is_readonly
     [line] = sysfs.lines
     monitors, options, pool, image, snapshot = line.split(" ")
     assert monitors == "192.0.2.1:3300,192.0.2.2:3300"
@@ -302,10 +302,10 @@ def test_readers_mapping_is_read_only_and_is_told_of_a_new_size(kernel: KernelRb
 
 def test_mappings_of_other_images_are_not_found(kernel: KernelRbd, sysfs: FakeSysfs) -> None:
     sysfs.add_foreign(0, IMAGE.image)
-    assert kernel.find(ImageName(FSID, "rbd", "", IMAGE.image)) is None
+    assert kernel.find(replace(IMAGE, namespace="")) is None
     kernel.map(IMAGE, LOGIN, readonly=False)
-    assert kernel.find(ImageName(FSID, "rbd", "elsewhere", IMAGE.image)) is None
-    assert kernel.find(ImageName("another", "rbd", "space", IMAGE.image)) is None
+    assert kernel.find(replace(IMAGE, namespace="elsewhere")) is None
+    assert kernel.find(replace(IMAGE, cluster="another")) is None
     assert replace(kernel, owner="node-b").find(IMAGE) is None, "a container of the same kernel"
     assert kernel.find(IMAGE) is not None
 
@@ -355,8 +355,8 @@ def test_features_are_named(kernel: KernelRbd) -> None:
 @pytest.mark.parametrize("bad", ["a b", "a,b", "a\n", "x=y"])
 def test_no_word_can_become_an_option(kernel: KernelRbd, sysfs: FakeSysfs, bad: str) -> None:
     for image, login in (
-        (ImageName(FSID, bad, "space", "volume-1"), LOGIN),
-        (ImageName(FSID, "rbd", bad, "volume-1"), LOGIN),
+        (replace(IMAGE, pool=bad), LOGIN),
+        (replace(IMAGE, namespace=bad), LOGIN),
         (IMAGE, Login(["192.0.2.1:3300"], "prefer-crc", bad, KEY)),
         (IMAGE, Login([bad], "prefer-crc", "node", KEY)),
     ):

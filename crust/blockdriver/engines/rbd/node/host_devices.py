@@ -23,7 +23,7 @@ from crust.core import errors, volumes
 from crust.core.volumes import NetworkImage
 from crust.host.block import krbd
 from crust.host.block.holders import DeviceInUse
-from crust.host.block.krbd import ImageName, KernelRbd, Login, Mapping
+from crust.host.block.krbd import KernelRbd, Login, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,12 @@ class HostDevices:
 
     def attached(self, image: NetworkImage) -> Attachment | None:
         """The device of the image, if it is mapped."""
-        mapping = self.kernel.find(_named(image))
+        mapping = self.kernel.find(image)
         return None if mapping is None else self._attachment(mapping)
 
     def refresh(self, image: NetworkImage, size_bytes: int) -> Attachment | None:
         """Give the device the image's size."""
-        mapping = self.kernel.find(_named(image))
+        mapping = self.kernel.find(image)
         if mapping is None:
             return None
         found = self._attachment(mapping)
@@ -80,7 +80,7 @@ class HostDevices:
 
     def unmap(self, image: NetworkImage) -> None:
         """Unmap the image; one that is not mapped is a success. Raises `StillAttached`."""
-        mapping = self.kernel.find(_named(image))
+        mapping = self.kernel.find(image)
         if mapping is None:
             return
         try:
@@ -90,7 +90,7 @@ class HostDevices:
 
     def _usable(self, image: NetworkImage, claim: HostClaim, *, readonly: bool) -> Mapping | None:
         """The mapping that there is; one that the claim does not name, or of another kind, is unmapped."""
-        mapping = self.kernel.find(_named(image))
+        mapping = self.kernel.find(image)
         if mapping is None:
             return None
         held = claim.held()
@@ -104,9 +104,9 @@ class HostDevices:
         self, place: Place, image: NetworkImage, claim: HostClaim, *, readonly: bool
     ) -> Mapping:
         try:
-            return self.kernel.map(_named(image), _login(place), readonly=readonly)
+            return self.kernel.map(image, _login(place), readonly=readonly)
         except BaseException:
-            if self.kernel.find(_named(image)) is None:
+            if self.kernel.find(image) is None:
                 with suppress(
                     errors.CrustError
                 ):  # a claim that stays is this host's, for the next attempt
@@ -115,11 +115,6 @@ class HostDevices:
 
     def _attachment(self, mapping: Mapping) -> Attachment:
         return Attachment(self.kernel.device(mapping), self.kernel.size_bytes(mapping))
-
-
-def _named(image: NetworkImage) -> ImageName:
-    """The image, as the kernel names it."""
-    return ImageName(image.cluster, image.pool, image.namespace, image.image)
 
 
 def _login(place: Place) -> Login:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from crust.blockdriver.engines.protocol import (
     ForeignImage,
@@ -47,13 +47,6 @@ _OBJECT_BYTES = 4 * 1024**2
 _MOST_OBJECTS = 256_000_000
 """What librbd keeps an object map for."""
 _FRESH_S = 2.0
-MODES = frozenset({
-    volumes.AccessMode.SINGLE_NODE_WRITER,
-    volumes.AccessMode.SINGLE_NODE_READER_ONLY,
-    volumes.AccessMode.SINGLE_NODE_SINGLE_WRITER,
-    volumes.AccessMode.SINGLE_NODE_MULTI_WRITER,
-    volumes.AccessMode.MULTI_NODE_READER_ONLY,
-})  # fmt: skip
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +55,17 @@ _log = logging.getLogger(__name__)
 class RbdProvisioning(RbdSnapshots):
     """The volumes and snapshot sets of `place`. The caller makes one call per volume or set at a time."""
 
+    modes: ClassVar = frozenset({
+        volumes.AccessMode.SINGLE_NODE_WRITER, volumes.AccessMode.SINGLE_NODE_READER_ONLY,
+        volumes.AccessMode.SINGLE_NODE_SINGLE_WRITER, volumes.AccessMode.SINGLE_NODE_MULTI_WRITER,
+        volumes.AccessMode.MULTI_NODE_READER_ONLY,
+    })  # fmt: skip
+    """One writer in the cluster, or any number of readers."""
+    raw_modes: ClassVar = modes | {volumes.AccessMode.MULTI_NODE_MULTI_WRITER}
+    """Several writers too: each has a claim, and RBD orders what they write."""
+    is_used_elsewhere: ClassVar = True
+    """By the guests and kernels of all nodes."""
+
     background: BackgroundWork = field(init=False)
     freeing: Freeing = field(init=False)
     _space: PoolSpace | None = field(default=None, init=False)
@@ -69,21 +73,6 @@ class RbdProvisioning(RbdSnapshots):
 
     def __post_init__(self) -> None:
         self.background, self.freeing = BackgroundWork(self.place), Freeing(self.place)
-
-    @property
-    def modes(self) -> frozenset[volumes.AccessMode]:
-        """One writer in the cluster, or any number of readers."""
-        return MODES
-
-    @property
-    def raw_modes(self) -> frozenset[volumes.AccessMode]:
-        """The same, and several writers: each has a claim, and RBD orders what they write."""
-        return MODES | {volumes.AccessMode.MULTI_NODE_MULTI_WRITER}
-
-    @property
-    def is_used_elsewhere(self) -> bool:
-        """By the guests and kernels of all nodes."""
-        return True
 
     def copies_at_once(self) -> bool:
         """Always: a snapshot is one operation of the cluster."""
