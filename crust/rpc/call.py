@@ -16,41 +16,32 @@ from google.protobuf.message import Message
 from crust.core import logs, traces
 
 Metadata = tuple[tuple[str, str | bytes], ...]
-Begun = Callable[[Metadata], Awaitable[None]]
 
 
 class Call:
-    """A call of `method` (`/csi.v1.Node/NodeStageVolume`) with the metadata of its caller, who waits `left_s`.
+    """A call of `method` (`/csi.v1.Node/NodeStageVolume`) with the metadata of its caller, who waits `timeout` s.
 
-    `begun` is called with what comes before the answer; without it the caller reads `initial`. `waits`: the caller
-    waits for a peer that is absent.
+    `begun` is called with what comes before the answer; without it the caller reads `initial`. `wait_for_ready`: the
+    caller waits for a peer that is absent.
     """
 
-    __slots__ = (
-        "_begun",
-        "_ends_s",
-        "initial",
-        "metadata",
-        "method",
-        "trailing",
-        "waits",
-    )
+    __slots__ = ("_begun", "_ends_s", "initial", "metadata", "method", "trailing", "wait_for_ready")
 
     def __init__(
         self,
         method: str,
         metadata: Metadata = (),
-        left_s: float | None = None,
-        begun: Begun | None = None,
+        timeout: float | None = None,
+        begun: Callable[[Metadata], Awaitable[None]] | None = None,
         *,
-        waits: bool = False,
+        wait_for_ready: bool = False,
     ) -> None:
         self.method = method
         self.metadata = metadata
         """The caller's, without that of its connection."""
-        self._ends_s = None if left_s is None else time.monotonic() + left_s
+        self._ends_s = None if timeout is None else time.monotonic() + timeout
         self._begun = begun
-        self.waits = waits
+        self.wait_for_ready = wait_for_ready
         self.initial: Metadata = ()
         self.trailing: Metadata = ()
         """What goes after the answer."""

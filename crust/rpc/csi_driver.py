@@ -9,7 +9,6 @@ downgraded would ignore `defer_fs_ops` and mount on the host. A status of the dr
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from crust.core import errors, volumes
@@ -26,30 +25,6 @@ QUESTION_TIMEOUT_S = 10.0
 """For one question about the driver, which needs no storage."""
 
 _RPC = csi_pb2.NodeServiceCapability.RPC
-
-
-@dataclass(frozen=True, slots=True)
-class NodeCapabilities:
-    """What a driver's node advertises to a caller that opts in to deferral.
-
-    Their numbers; and whether it defers by itself, and has NodeStageVolume and NodeExpandVolume.
-    """
-
-    numbers: frozenset[int]
-    defers: bool
-    stages: bool
-    expands: bool
-
-    @classmethod
-    def of(cls, answer: csi_pb2.NodeGetCapabilitiesResponse) -> "NodeCapabilities":
-        """The capabilities of an answer."""
-        numbers = frozenset(capability.rpc.type for capability in answer.capabilities)
-        return cls(
-            numbers,
-            defers=_RPC.DEFER_FS_OPS in numbers,
-            stages=_RPC.STAGE_UNSTAGE_VOLUME in numbers,
-            expands=_RPC.EXPAND_VOLUME in numbers,
-        )
 
 
 class _Question(NamedTuple):
@@ -70,8 +45,13 @@ def _expands_volumes(answer: bytes) -> bool:
     return bool(kinds - {csi_pb2.PluginCapability.VolumeExpansion.UNKNOWN})
 
 
-def _node_capabilities(answer: bytes) -> NodeCapabilities:
-    return NodeCapabilities.of(csi_pb2.NodeGetCapabilitiesResponse.FromString(answer))
+def numbers_in(answer: csi_pb2.NodeGetCapabilitiesResponse) -> frozenset[int]:
+    """The numbers of the capabilities."""
+    return frozenset(capability.rpc.type for capability in answer.capabilities)
+
+
+def _node_capabilities(answer: bytes) -> frozenset[int]:
+    return numbers_in(csi_pb2.NodeGetCapabilitiesResponse.FromString(answer))
 
 
 _NAME = _Question("/csi.v1.Identity/GetPluginInfo", _name_in)
@@ -110,9 +90,9 @@ class CsiDriver:
 
     async def node_capabilities(
         self, timeout_s: float | None = QUESTION_TIMEOUT_S
-    ) -> NodeCapabilities:
-        """What it advertised when it was connected; raises `PeerStatus`."""
-        advertised: NodeCapabilities = await self._said(_OF_NODE, timeout_s)
+    ) -> frozenset[int]:
+        """The numbers of what it advertised when it was connected; raises `PeerStatus`."""
+        advertised: frozenset[int] = await self._said(_OF_NODE, timeout_s)
         return advertised
 
     async def expands_volumes(self, timeout_s: float | None = QUESTION_TIMEOUT_S) -> bool:
@@ -125,10 +105,10 @@ class CsiDriver:
 
         A "no" is not kept: behind a shim, the driver may be replaced without a new connection.
         """
-        advertised: NodeCapabilities = await self._said(_OF_NODE, timeout_s)
-        if not advertised.defers:
+        defers = _RPC.DEFER_FS_OPS in await self._said(_OF_NODE, timeout_s)
+        if not defers:
             self._facts.pop(_OF_NODE, None)
-        return advertised.defers
+        return defers
 
     async def check_defers(self, timeout_s: float | None = QUESTION_TIMEOUT_S) -> None:
         """Raise `DeferralUnsupported`, or `PeerStatus`, unless the driver defers."""

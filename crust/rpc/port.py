@@ -22,7 +22,7 @@ import grpc.aio
 
 from crust.core import errors
 from crust.rpc import channel
-from crust.rpc.call import Begun, Call, Metadata, identified, pairs
+from crust.rpc.call import Call, identified, pairs
 from crust.rpc.status import PeerStatus
 
 Stub = TypeVar("Stub")
@@ -113,7 +113,7 @@ class SocketPort(Port):
             data,
             metadata=identified(call.metadata),
             timeout=call.time_remaining(),
-            wait_for_ready=call.waits or None,
+            wait_for_ready=call.wait_for_ready or None,
         )
         try:
             answer: bytes = await running
@@ -136,7 +136,9 @@ class SocketPort(Port):
             answer = await self.answer(onward, data)
         except PeerStatus as status:
             elapsed_s = time.monotonic() - began_s
-            if timeout_s is not None and _ran_out(status, elapsed_s, timeout_s):
+            is_late = timeout_s is not None and elapsed_s >= timeout_s - 0.01
+            # a peer's own DEADLINE_EXCEEDED, which came earlier, is its status
+            if is_late and status.code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise _not_responding(call.method, elapsed_s) from status
             raise
         call.trailing = onward.trailing
@@ -151,7 +153,7 @@ class SocketPort(Port):
             data,
             metadata=identified(call.metadata),
             timeout=call.time_remaining(),
-            wait_for_ready=call.waits or None,
+            wait_for_ready=call.wait_for_ready or None,
         )
         try:
             await call.begin(pairs(await running.initial_metadata()))
@@ -190,11 +192,6 @@ _RESERVE_S = 1.0
 """Of the caller's time, a tenth of it at most: so that the caller hears the reason before its own deadline."""
 
 
-def _ran_out(status: PeerStatus, elapsed_s: float, timeout_s: float) -> bool:
-    """Whether our own deadline ended the call; a peer's DEADLINE_EXCEEDED that came earlier is its status."""
-    return status.code is grpc.StatusCode.DEADLINE_EXCEEDED and elapsed_s >= timeout_s - 0.01
-
-
 def _not_responding(method: str, elapsed_s: float) -> errors.PeerUnavailable:
     return errors.PeerUnavailable.named(
         "PeerNotResponding",
@@ -223,8 +220,8 @@ def _answer_too_large(path: str) -> errors.Exhausted:
 
 
 def stub(kind: Callable[[grpc.aio.Channel], Stub], port: Port) -> Stub:
-    """A generated stub whose calls go through the port: its methods take `metadata`, `timeout` in s and
-    `wait_for_ready`, those with a stream `begun` too, and have an answer to await, or a generator of answers.
+    """A generated stub whose calls go through the port: its methods take what a `Call` takes beside its method, and
+    have an answer to await, or a generator of answers.
     """
     return kind(cast("grpc.aio.Channel", _Codec(port)))
 
@@ -242,15 +239,9 @@ class _Codec:
         response_deserializer: Callable[[bytes], Any],
         **_: object,
     ) -> Any:
-        async def ask(
-            request: Any,
-            *,
-            metadata: Metadata = (),
-            timeout: float | None = None,
-            wait_for_ready: bool = False,
-        ) -> Any:
-            call = Call(method, metadata, timeout, waits=wait_for_ready)
-            return response_deserializer(await self._port.answer(call, request_serializer(request)))
+        async def ask(request: Any, **how: Any) -> Any:
+            answer = await self._port.answer(Call(method, **how), request_serializer(request))
+            return response_deserializer(answer)
 
         return ask
 
@@ -261,16 +252,8 @@ class _Codec:
         response_deserializer: Callable[[bytes], Any],
         **_: object,
     ) -> Any:
-        async def ask(
-            request: Any,
-            *,
-            metadata: Metadata = (),
-            timeout: float | None = None,
-            wait_for_ready: bool = False,
-            begun: Begun | None = None,
-        ) -> AsyncGenerator[Any, None]:
-            call = Call(method, metadata, timeout, begun, waits=wait_for_ready)
-            stream = self._port.stream(call, request_serializer(request))
+        async def ask(request: Any, **how: Any) -> AsyncGenerator[Any, None]:
+            stream = self._port.stream(Call(method, **how), request_serializer(request))
             async with contextlib.aclosing(stream) as answers:
                 async for answer in answers:
                     yield response_deserializer(answer)

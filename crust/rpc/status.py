@@ -82,7 +82,9 @@ class PeerStatus(errors.CrustError):
 
     def __init__(self, code: grpc.StatusCode, text: str, trailing: Metadata = ()) -> None:
         self.code = code
-        self.text = _cut(text)
+        self.text = text
+        if len(text) > PEER_TEXT_MAX_BYTES // 4:  # else it has as many bytes at most
+            self.text = text.encode()[:PEER_TEXT_MAX_BYTES].decode("utf-8", "ignore")
         self.trailing = trailing
         is_timeout = code is grpc.StatusCode.DEADLINE_EXCEEDED
         name = name_in(trailing)
@@ -107,20 +109,9 @@ class PeerStatus(errors.CrustError):
         return status
 
 
-def _cut(text: str) -> str:
-    if len(text) <= PEER_TEXT_MAX_BYTES // 4:  # as many bytes at most
-        return text
-    return text.encode()[:PEER_TEXT_MAX_BYTES].decode("utf-8", "ignore")
-
-
 def code_of(error: errors.CrustError) -> grpc.StatusCode:
     """The gRPC status code of `error`."""
-    return error.code if isinstance(error, PeerStatus) else code_of_class(type(error))
-
-
-def code_of_class(kind: type[errors.CrustError]) -> grpc.StatusCode:
-    """The gRPC status code of errors of the class `kind`."""
-    return CODES[branch_of(kind)]
+    return error.code if isinstance(error, PeerStatus) else CODES[branch_of(type(error))]
 
 
 def branch_of(kind: type[errors.CrustError]) -> type[errors.CrustError]:
@@ -140,25 +131,21 @@ def of(error: errors.CrustError, call: Call) -> PeerStatus:
     message = error.shown()
     if len(message) > _MESSAGE_MAX_CHARS:
         message = f"{message[: _MESSAGE_MAX_CHARS - 1]}…"
-    if call.method.startswith("/csi.") and not extensions.requested(
+    is_plain = call.method.startswith("/csi.") and not extensions.requested(
         call.metadata, extensions.ERROR_INFO
-    ):
-        return PeerStatus(code_of(error), message)
-    return PeerStatus(code_of(error), message, ((DETAILS_KEY, details_of(error, message)),))
-
-
-def details_of(error: errors.CrustError, message: str) -> bytes:
-    """The details of the status for `error` (google.rpc.Status), in which its name is ErrorInfo."""
-    details = status_pb2.Status(code=code_of(error).value[0], message=message)
-    details.details.add().Pack(
-        error_details_pb2.ErrorInfo(reason=error.error_name, domain=DOMAIN, metadata=_request_id())
     )
-    return details.SerializeToString()
+    trailing = () if is_plain else ((DETAILS_KEY, _details(error, message)),)
+    return PeerStatus(code_of(error), message, trailing)
 
 
-def _request_id() -> dict[str, str]:
+def _details(error: errors.CrustError, message: str) -> bytes:
+    """The details of the status for `error` (google.rpc.Status), in which its name is ErrorInfo."""
     fields = logs.context.get() or {}
-    return {"request_id": fields["request_id"]} if "request_id" in fields else {}
+    request_id = {"request_id": fields["request_id"]} if "request_id" in fields else {}
+    details = status_pb2.Status(code=code_of(error).value[0], message=message)
+    info = error_details_pb2.ErrorInfo(reason=error.error_name, domain=DOMAIN, metadata=request_id)
+    details.details.add().Pack(info)
+    return details.SerializeToString()
 
 
 def name_in(trailing_metadata: Any) -> str:

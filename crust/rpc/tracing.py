@@ -124,7 +124,10 @@ def served(call: Call, server: str) -> Iterator[None]:
         "rpc.method": name,
         "crust.server": server,
     }
-    with traces.span(name, fixed, parent=_parent(call), is_served=True) as span:
+    parents = [
+        value for key, value in call.metadata if key == traces.KEY and isinstance(value, str)
+    ]
+    with traces.span(name, fixed, parent=next(iter(parents), ""), is_served=True) as span:
         try:
             yield
         except PeerStatus as refusal:
@@ -134,11 +137,6 @@ def served(call: Call, server: str) -> Iterator[None]:
             _end(span, grpc.StatusCode.CANCELLED)
             raise
         _end(span, grpc.StatusCode.OK)
-
-
-def _parent(call: Call) -> str:
-    found = (value for key, value in call.metadata if key == traces.KEY)
-    return next((value for value in found if isinstance(value, str)), "")
 
 
 def _end(span: "Span | None", code: grpc.StatusCode, error_name: str = "") -> None:

@@ -18,7 +18,7 @@ from crust.blockdriver.records.models import VolumeRecord
 from crust.blockdriver.records.records import UNREADABLE
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
-from crust.rpc.messages.requests import InvalidStartingToken, NegativeMaxEntries
+from crust.rpc.messages import requests
 
 PAGE_MAX = 5000
 """The largest page, also without a limit in the request: the answer must fit a gRPC message."""
@@ -57,26 +57,18 @@ class VolumeLister:
         return Listed(volume_id, record, tuple(sorted(nodes)), self.health_check.of(record))
 
     def page(self, count: int, token: str) -> tuple[tuple[Listed, ...], str]:
-        """The volumes after `token`, and the next token. Raises `InvalidStartingToken`, `NegativeMaxEntries`."""
-        self._check(count, token)
+        """The volumes after `token`, and the next token. Raises as `requests.check_page`."""
+        requests.check_page(count, token, self.stores.pool.ids.is_volume_id)
         ids = (each for each in self.stores.volume_records.index.page(token))
         return cut(self._existing(ids, self.get), count, lambda each: each.volume_id)
 
     def health_page(self, count: int, token: str) -> tuple[tuple[Health, ...], str]:
-        """The health of volumes after `token`, and the next token. Raises `InvalidStartingToken`,
-        `NegativeMaxEntries`.
-        """
-        self._check(count, token)
+        """The health of volumes after `token`, and the next token. Raises as `requests.check_page`."""
+        requests.check_page(count, token, self.stores.pool.ids.is_volume_id)
         ids = (each for each in self.health_check.ids() if each > token)
         return cut(
             self._existing(ids, self.health_check.examine), count, lambda each: each.volume_id
         )
-
-    def _check(self, count: int, token: str) -> None:
-        if count < 0:
-            raise NegativeMaxEntries(count)
-        if token and not self.stores.pool.ids.is_volume_id(token):
-            raise InvalidStartingToken(token)
 
     def _existing(
         self, ids: Iterator[volumes.VolumeId], look: Callable[[volumes.VolumeId], T]

@@ -101,11 +101,8 @@ class SnapshotCalls:
         for value, field in ((source, "source_volume_id"), (snapshot_id, "snapshot_id")):
             if value:
                 requests.required(value, field)
-        if request.max_entries < 0:
-            raise requests.NegativeMaxEntries(request.max_entries)
         token = request.starting_token
-        if token and not self.stores.pool.ids.is_snapshot_id(token):
-            raise requests.InvalidStartingToken(token)
+        requests.check_page(request.max_entries, token, self.stores.pool.ids.is_snapshot_id)
         page, next_token = await self.calls.read(
             (source, snapshot_id, token, request.max_entries),
             lambda: self._page(source, snapshot_id, token, request.max_entries),

@@ -35,7 +35,7 @@ from crust.csi_shim.wrap.staging import StagedForMount, Volume
 from crust.csi_shim.wrap.wrapped import WrappedVolumes
 from crust.host.process import workers
 from crust.rpc.call import Call
-from crust.rpc.csi_driver import CsiDriver, NodeCapabilities
+from crust.rpc.csi_driver import CsiDriver, numbers_in
 from crust.rpc.messages import extensions, requests
 from crust.rpc.serving.service import Methods, looking_at
 from crust.wire.csi.v1 import csi_pb2
@@ -98,10 +98,10 @@ class NodeShim:
         self, _: csi_pb2.NodeGetCapabilitiesRequest, data: bytes, call: Call
     ) -> bytes:
         answered = await self._driver.port.forward(call, data)
-        if (await self._capabilities(call)).defers:
+        if _RPC.DEFER_FS_OPS in await self._capabilities(call):
             return answered
         answer = csi_pb2.NodeGetCapabilitiesResponse.FromString(answered)
-        known, own = NodeCapabilities.of(answer).numbers, list[_Number]()
+        known, own = numbers_in(answer), list[_Number]()
         if _RPC.GET_VOLUME_STATS not in known and await self._operations.has_volumes():
             own.append(_RPC.GET_VOLUME_STATS)
         if _RPC.EXPAND_VOLUME not in known and await self._advertises_expansion(call):
@@ -114,7 +114,9 @@ class NodeShim:
 
     async def _advertises_expansion(self, call: Call) -> bool:
         """Whether the driver or the shim advertises EXPAND_VOLUME."""
-        if (await self._capabilities(call)).expands or await self._operations.has_volumes():
+        if _RPC.EXPAND_VOLUME in await self._capabilities(call):
+            return True
+        if await self._operations.has_volumes():
             return True
         return await self._driver.expands_volumes(call.time_remaining())
 
@@ -166,7 +168,7 @@ class NodeShim:
         in_guest = deferral_keys.formats_in_guest(request.volume_context)
         if (said or self._wrapping.default) is deferral_keys.Defer.NEVER and not in_guest:
             return False
-        if (await self._capabilities(call)).defers:
+        if _RPC.DEFER_FS_OPS in await self._capabilities(call):
             return False
         try:
             admission.check_stage(await self._name(call), request)
@@ -238,7 +240,7 @@ class NodeShim:
                 volume, request, call, lambda: self._wrapped.unpublish(volume, target)
             )
             return csi_pb2.NodeUnpublishVolumeResponse().SerializeToString()
-        if request.defer_fs_ops and not (await self._capabilities(call)).defers:
+        if request.defer_fs_ops and _RPC.DEFER_FS_OPS not in await self._capabilities(call):
             request.ClearField(
                 "defer_fs_ops"
             )  # of a volume that the driver's older version deferred
@@ -266,7 +268,7 @@ class NodeShim:
         if request.defer_fs_ops and await self._defers_itself(volume, call):
             return await self._deferral.expand(request, call)
         is_staged = await self._is_staged(volume)
-        expands = (await self._capabilities(call)).expands
+        expands = _RPC.EXPAND_VOLUME in await self._capabilities(call)
         if not (request.defer_fs_ops or is_staged):
             if expands or not await self._advertises_expansion(call):
                 return await self._pass(request.volume_id, data, call)
@@ -313,14 +315,14 @@ class NodeShim:
 
     async def _defers_itself(self, volume: Volume, call: Call) -> bool:
         """Whether a flagged call goes to the driver's own deferral, and not to what an older version left wrapped."""
-        if not (await self._capabilities(call)).defers:
+        if _RPC.DEFER_FS_OPS not in await self._capabilities(call):
             return False
         return not await self._operations.look(volume, volume_operations.is_wrapped, volume.paths)
 
     async def _volume(self, volume_id: str, call: Call) -> Volume:
         key = volumes.VolumeKey(await self._name(call), volumes.VolumeId(volume_id))
         paths = PrivatePaths.of(self._wrapping.kubelet_root, key)
-        stages = (await self._capabilities(call)).stages
+        stages = _RPC.STAGE_UNSTAGE_VOLUME in await self._capabilities(call)
         return Volume(paths, stages, as_block.onward(call.metadata))
 
     async def _name(self, call: Call) -> volumes.DriverName:
@@ -332,7 +334,8 @@ class NodeShim:
             self._driver_name = await self._driver.name(call.time_remaining())
         return volumes.DriverName(self._driver_name)
 
-    async def _capabilities(self, call: Call) -> NodeCapabilities:
+    async def _capabilities(self, call: Call) -> frozenset[int]:
+        """The numbers of what the driver advertises."""
         return await self._driver.node_capabilities(call.time_remaining())
 
     async def _pass(self, volume_id: str | None, data: bytes, call: Call) -> bytes:

@@ -21,7 +21,6 @@ class UnsupportedValue(errors.InvalidRequest):
 
     def __init__(self, field: str, value: object) -> None:
         super().__init__(f"{field} is invalid", why=f"CSI does not define the value {value} for it")
-        self.field = field
 
 
 class InvalidDeferredMount(errors.RuntimeFailed):

@@ -20,8 +20,6 @@ NOT_READY = "crust-not-ready-bin"
 """The trailing metadata of a Probe that is answered `ready = false`, for a caller that wants errors' names: why."""
 METADATA: tuple[tuple[str, str], ...] = ((KEY, DEFERRAL),)
 """The metadata of a caller that knows deferral."""
-NODE_INFO_METADATA: tuple[tuple[str, str], ...] = ((KEY, NODE_INFO),)
-"""The metadata of a caller that knows specs/node-identity.md."""
 
 
 def requested(metadata: Any, extension: str) -> bool:

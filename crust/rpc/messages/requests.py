@@ -6,7 +6,7 @@ own, and these alone may be longer, so they are not counted. Errors name the fie
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -80,7 +80,6 @@ class MissingField(errors.InvalidRequest):
 
     def __init__(self, field: str) -> None:
         super().__init__(f"{field} is missing", why="CSI requires it", hint=f"set {field}")
-        self.field = field
 
 
 class StagingPathNotGiven(errors.NotReady):
@@ -102,27 +101,24 @@ class FieldTooLong(errors.InvalidRequest):
             f"{field} is too long",
             why=f"it has {size_bytes} bytes, CSI allows {limit_bytes}",
         )
-        self.field = field
-        self.size_bytes = size_bytes
-        self.limit_bytes = limit_bytes
 
 
-class InvalidStartingToken(errors.OperationPending):
-    """An invalid starting_token (CSI ListVolumes: ABORTED, and the CO starts over)."""
+def check_page(max_entries: int, token: str, is_token: Callable[[str], bool]) -> None:
+    """Check what is asked of a list. Raises `NegativeMaxEntries`, and `InvalidStartingToken` for any other token.
 
-    def __init__(self, token: str) -> None:
-        super().__init__(
+    CSI ListVolumes: ABORTED for the token, and the CO starts over.
+    """
+    if max_entries < 0:
+        raise errors.InvalidRequest.named(
+            "NegativeMaxEntries", "max_entries is invalid", why=f"{max_entries} is negative"
+        )
+    if token and not is_token(token):
+        raise errors.OperationPending.named(
+            "InvalidStartingToken",
             f"the starting_token {token[:64]!r} is invalid",
             why="this driver did not issue it",
             hint="start from the beginning, without a token",
         )
-
-
-class NegativeMaxEntries(errors.InvalidRequest):
-    """max_entries below zero."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__("max_entries is invalid", why=f"{count} is negative")
 
 
 def required(value: str, field: str, *, limit_bytes: int = volumes.ID_MAX_BYTES) -> str:

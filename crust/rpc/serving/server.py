@@ -41,18 +41,13 @@ class _Handlers(grpc.GenericRpcHandler):
         """The handler of a method; None for one that nobody has."""
         method = handler_call_details.method
         handler = self._known.get(method)
-        if handler is None:
-            handler = self._handler(method)
-            if self._service.is_unary(method):  # callers choose other names, without a bound
-                self._known[method] = handler
-        return handler
-
-    def _handler(self, method: str) -> Any:
-        if self._service.is_unary(method):
-            return grpc.unary_unary_rpc_method_handler(_unary(self._service, method))
-        if self._service.streams(method):
+        if handler is None and self._service.is_unary(method):
+            handler = grpc.unary_unary_rpc_method_handler(_unary(self._service, method))
+            self._known[method] = handler
+        elif handler is None and self._service.streams(method):
+            # not kept: callers choose other names, without a bound
             return grpc.unary_stream_rpc_method_handler(_stream(self._service, method))
-        return None
+        return handler
 
 
 def _unary(service: Service, method: str) -> Callable[[bytes, _Context], Awaitable[bytes]]:

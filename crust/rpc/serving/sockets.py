@@ -68,10 +68,6 @@ class OwnSocket:
         with oserrors.translating(f"cannot remove {self.path}"):
             if identity_at(self.path) == self.identity:
                 os.unlink(self.path)
-        self.close()
-
-    def close(self) -> None:
-        """Close the file, and leave the path as it is."""
         os.close(self.descriptor)
 
 

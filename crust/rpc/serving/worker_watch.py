@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from crust.core import errors
-from crust.core.operations import KeyedOperations, OperationInProgress
+from crust.core.operations import KeyedOperations
 from crust.core.supervised import Health, supervised
 from crust.host.process.workers import NoWorkerFree, Workers
 
@@ -56,23 +56,17 @@ class WorkerWatch:
 
     async def check_threads(self) -> None:
         """Ask for a thread, and report as the health of "threads of …" and "operations of …"."""
-        part, problem = self._workers.name, await self._no_thread()
+        part, problem, hang = self._workers.name, await self._no_thread(), None
         self._health.report(f"threads of {part}", problem, is_fatal=self._is_fatal)
-        hang = self._operations.overdue()
-        problem_of_operations = (
-            errors.PeerUnavailable.named(
+        overdue = self._operations.overdue()
+        if overdue:
+            hang = errors.PeerUnavailable.named(
                 "OperationsHang",
-                f"{len(hang)} operations of {part} do not end",
-                why=_shown([f"{each.name} of {each.key}" for each in hang]),
-                hint=(
-                    "check the disks and mounts of these volumes, and the kernel log for calls "
-                    "that hang"
-                ),
+                f"{len(overdue)} operations of {part} do not end",
+                why=_shown([f"{operation.name} of {operation.key}" for operation in overdue]),
+                hint="check the disks and mounts of these volumes, and the kernel log for calls that hang",
             )
-            if hang
-            else None
-        )
-        self._health.report(f"operations of {part}", problem_of_operations, is_fatal=False)
+        self._health.report(f"operations of {part}", hang, is_fatal=False)
         if problem is None:
             self._ping()
 
@@ -80,18 +74,13 @@ class WorkerWatch:
         try:
             await self._workers.probe()
         except NoWorkerFree as error:
-            oldest = sorted(self._operations.in_progress(), key=_age_s)
-            names = [f"{each.holder} of {each.key}" for each in reversed(oldest)]
-            if not names:
+            running = self._operations.in_progress()
+            oldest = sorted(running, key=lambda operation: operation.age_s, reverse=True)
+            if not oldest:
                 return error
-            return NoWorkerFree(
-                error.name, f"{error.why}; the oldest operations are {_shown(names)}"
-            )
+            names = _shown([f"{operation.holder} of {operation.key}" for operation in oldest])
+            return NoWorkerFree(error.name, f"{error.why}; the oldest operations are {names}")
         return None
-
-
-def _age_s(operation: OperationInProgress) -> float:
-    return operation.age_s
 
 
 def _shown(names: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import Co
 from tests.support.faults.refusals import refused
+from tests.support.kubelet.attaching_co import KNOWS_NODE_INFO
 from tests.support.records import pool_layout
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("strict_event_loop")]
@@ -70,14 +71,14 @@ async def test_node_info_capabilities_need_the_opt_in(co: Co) -> None:
     )
     for call, request, added in calls:
         known = {capability.rpc.type for capability in (await call(request)).capabilities}
-        opted = (await call(request, metadata=extensions.NODE_INFO_METADATA)).capabilities
+        opted = (await call(request, metadata=KNOWS_NODE_INFO)).capabilities
         assert {each.rpc.type for each in opted} - known == added
         assert max(known) < 20
 
 
 @pytest.mark.spec("N-3", "N-4")
 async def test_node_info_with_the_flag_is_the_id_alone(co: Co) -> None:
-    request, opt_in = csi_pb2.NodeGetInfoRequest, extensions.NODE_INFO_METADATA
+    request, opt_in = csi_pb2.NodeGetInfoRequest, KNOWS_NODE_INFO
     flagged, ask = request(controller_get_node_info=True), co.node.NodeGetInfo
     assert await ask(flagged, metadata=opt_in) == csi_pb2.NodeGetInfoResponse(node_id="n")
     assert (await co.node.NodeGetID(csi_pb2.NodeGetIDRequest())).node_id == "n"

@@ -18,6 +18,7 @@ from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.co import Co
 
+KNOWS_NODE_INFO = ((extensions.KEY, extensions.NODE_INFO),)
 _TIMEOUT_S = 60.0
 _TRIES = 600
 _BACK_OFF_S = 0.1
@@ -61,7 +62,7 @@ class AttachingCo:
 
     async def register(self) -> None:
         """The kubelet's part: the id, by the RPC of the shape; topology and limit of that answer are not used."""
-        stub, opt_in = csi_pb2_grpc.NodeStub(self.node), extensions.NODE_INFO_METADATA
+        stub, opt_in = csi_pb2_grpc.NodeStub(self.node), KNOWS_NODE_INFO
         answer = await self._capabilities(stub)
         known = {capability.rpc.type for capability in answer.capabilities}
         if self.shape is Shape.FLAG:
@@ -83,7 +84,7 @@ class AttachingCo:
             try:
                 return await stub.NodeGetCapabilities(
                     csi_pb2.NodeGetCapabilitiesRequest(),
-                    metadata=extensions.NODE_INFO_METADATA,
+                    metadata=KNOWS_NODE_INFO,
                     wait_for_ready=True,
                     timeout=_TIMEOUT_S,
                 )
@@ -102,7 +103,7 @@ class AttachingCo:
             request.published_volume_ids.extend(sorted(own))
         stub = csi_pb2_grpc.ControllerStub(self.controller)
         answer = await stub.ControllerGetNodeInfo(
-            request, metadata=extensions.NODE_INFO_METADATA, timeout=_TIMEOUT_S
+            request, metadata=KNOWS_NODE_INFO, timeout=_TIMEOUT_S
         )
         foreign = frozenset(answer.published_volume_ids) - own - self.attachments
         counted = len(foreign) if self.shape is not Shape.IDS_IN_REQUEST else 0
