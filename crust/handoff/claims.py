@@ -226,15 +226,11 @@ def is_held(paths: layout.EntryPaths) -> bool:
 def read(paths: layout.EntryPaths) -> Claim | None:
     """The entry's claim, live or dead; None if there is no claim.
 
-    Raises `UnreadableHandoffRecord` for an invalid claim.json, and what `durable.read` raises.
+    Raises `UnreadableHandoffRecord` for an invalid claim.json, and what `durable.find` raises.
     """
     live = is_held(paths)
-    try:
-        data = durable.read(paths.claim, limit_bytes=LIMIT_BYTES)
-    except errors.NotFound as err:
-        # open(2) fails with ENXIO for a socket, which is not absent.
-        if os.path.lexists(paths.claim):
-            raise UnreadableHandoffRecord(paths.claim, "it is not a regular file") from err
+    data = durable.find(paths.claim, limit_bytes=LIMIT_BYTES)
+    if data is None:
         return Claim("", "", State.CLAIMED, "", 0, None, live) if live else None
     try:
         model = _ClaimModel.model_validate_json(data)

@@ -164,13 +164,7 @@ def check_directory(path: str) -> None:
 
 
 def _read_record(paths: EntryPaths) -> Record:
-    try:
-        data = durable.read(paths.record, limit_bytes=records.LIMIT_BYTES)
-    except errors.NotFound as err:
-        # open(2) fails with ENXIO for a socket, which is not absent.
-        if os.path.lexists(paths.record):
-            raise records.UnreadableHandoffRecord(paths.record, "it is not a regular file") from err
-        raise
+    data = durable.read(paths.record, limit_bytes=records.LIMIT_BYTES)
     return Record.parse(data, path=paths.record, digest=paths.digest)
 
 

@@ -81,15 +81,27 @@ def publish(
 
 
 def read(path: str | os.PathLike[str], *, limit_bytes: int) -> bytes:
+    """`find` for a file that must be there; raises `NotFound`."""
+    data = find(path, limit_bytes=limit_bytes)
+    if data is None:
+        raise oserrors.translate(
+            OSError(errno.ENOENT, os.strerror(errno.ENOENT)), f"cannot read {path}"
+        )
+    return data
+
+
+def find(path: str | os.PathLike[str], *, limit_bytes: int) -> bytes | None:
     """The content of a regular file of at most `limit_bytes` that only root or this user can have written.
 
-    Raises `NotFound`, `UntrustedFile`, `UnreadableFile`. A file that is there is never `NotFound`: a disk that is
-    offline gives ENODEV, a socket ENXIO.
+    None if it is absent; never if it is there: a disk that is offline gives ENODEV, a socket ENXIO. Raises
+    `UntrustedFile`, `UnreadableFile`.
     """
     with oserrors.translating(f"cannot read {path}"):
         try:
             # O_NONBLOCK: opening a pipe that another user put there must not hang.
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
         except OSError as err:
             if err.errno in (errno.ENODEV, errno.ENXIO):
                 raise UnreadableFile(str(path), oserrors.reason(err)) from err

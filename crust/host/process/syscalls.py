@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 AT_FDCWD = -100
@@ -97,9 +98,17 @@ def closing(descriptor: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _raise_errno(path: str | None = None) -> None:
-    number = ctypes.get_errno()
-    raise OSError(number, os.strerror(number), path)
+def _raising(function: Callable[..., int]) -> Callable[..., int]:
+    """A function of the C library that raises `OSError`."""
+
+    def call(*arguments: object) -> int:
+        result = function(*arguments)
+        if result < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return result
+
+    return call
 
 
 def _declared(number: int, *types: type[Any]) -> Callable[..., int]:
@@ -109,15 +118,11 @@ def _declared(number: int, *types: type[Any]) -> Callable[..., int]:
     less than a look at each argument of each call, of which a mount makes a dozen.
     """
     function = ctypes.CFUNCTYPE(_LONG, _LONG, *types, use_errno=True)(("syscall", _libc))
+    return _raising(partial(function, number))
 
-    def call(*arguments: object) -> int:
-        result: int = function(number, *arguments)
-        if result < 0:
-            _raise_errno()
-        return result
 
-    return call
-
+_statx = _raising(_libc.statx)
+_umount2 = _raising(_libc.umount2)
 
 _open_tree = _declared(428, _LONG, _TEXT, _LONG)
 _move_mount = _declared(429, _LONG, _TEXT, _LONG, _TEXT, _LONG)
@@ -195,7 +200,9 @@ def mount_at(path: str, *, directory: int = AT_FDCWD) -> MountAt:
 
     A link at the end is not followed, and no file server is asked. With an empty path, of the descriptor `directory`.
     """
-    found = _statx(directory, path, _AS_IT_IS if path else AT_EMPTY_PATH, _STATX_MNT_ID)
+    flags = (_AS_IT_IS if path else AT_EMPTY_PATH) | _AT_STATX_DONT_SYNC
+    found = _Statx()
+    _statx(directory, os.fsencode(path), flags, _STATX_MNT_ID, ctypes.byref(found))
     return MountAt(found.mount_id, bool(found.attributes & _STATX_ATTR_MOUNT_ROOT))
 
 
@@ -204,19 +211,11 @@ def block_device_at(path: str) -> int | None:
 
     Where stat(2) would wait for a file server that hangs, this does not.
     """
-    found = _statx(AT_FDCWD, path, 0, _STATX_TYPE)
-    return os.makedev(found.rdev_major, found.rdev_minor) if stat.S_ISBLK(found.mode) else None
-
-
-def _statx(directory: int, path: str, flags: int, mask: int) -> _Statx:
     found = _Statx()
-    flags |= _AT_STATX_DONT_SYNC
-    if _libc.statx(directory, os.fsencode(path), flags, mask, ctypes.byref(found)) < 0:
-        _raise_errno(path)
-    return found
+    _statx(AT_FDCWD, os.fsencode(path), _AT_STATX_DONT_SYNC, _STATX_TYPE, ctypes.byref(found))
+    return os.makedev(found.rdev_major, found.rdev_minor) if stat.S_ISBLK(found.mode) else None
 
 
 def umount(path: str) -> None:
     """umount2(2) of the topmost mount at `path`, never through a symbolic link at its end."""
-    if _libc.umount2(os.fsencode(path), UMOUNT_NOFOLLOW) < 0:
-        _raise_errno(path)
+    _umount2(os.fsencode(path), UMOUNT_NOFOLLOW)

@@ -254,10 +254,8 @@ class FileRecords:
         with self._locks[
             hash(key) % _LOCKS
         ]:  # a read beside a write in place could see a part of each
-            try:
-                return durable.read(self._path(key), limit_bytes=self._limit_bytes).rstrip(b" ")
-            except errors.NotFound:
-                return None
+            data = durable.find(self._path(key), limit_bytes=self._limit_bytes)
+        return None if data is None else data.rstrip(b" ")
 
     def save(self, key: str, data: bytes, *, previous: bytes) -> None:
         """Replace the record."""

@@ -180,9 +180,8 @@ class DirectoryPool:
 
     def _remembered(self) -> str:
         """The id of the pool that this node serves; empty if it never served one."""
-        try:
-            data = durable.read(self._memory, limit_bytes=_LIMIT_BYTES)
-        except errors.NotFound:
+        data = durable.find(self._memory, limit_bytes=_LIMIT_BYTES)
+        if data is None:
             return ""
         remembered = data.decode("ascii", "replace").strip()
         if not re.fullmatch(POOL_ID, remembered):
@@ -191,9 +190,8 @@ class DirectoryPool:
 
     def _read(self) -> _Identity | None:
         path = str(self._identity)
-        try:
-            data = durable.read(self._identity, limit_bytes=_LIMIT_BYTES)
-        except errors.NotFound:
+        data = durable.find(self._identity, limit_bytes=_LIMIT_BYTES)
+        if data is None:
             return None
         try:
             identity = _Identity.model_validate_json(data)

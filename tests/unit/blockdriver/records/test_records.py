@@ -64,7 +64,7 @@ def test_load_of_an_invalid_id_never_becomes_a_path(
     records: IndexedRecords[VolumeRecord], volume_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[object] = []
-    monkeypatch.setattr(durable, "read", lambda path, **_: read.append(path))
+    monkeypatch.setattr(durable, "find", lambda path, **_: read.append(path))
     assert records.find(volumes.VolumeId(volume_id)) is None
     assert read == []
 
