@@ -48,7 +48,7 @@ from crust.core.settings.driver import (
 )
 from crust.host.cgroups import throttling
 from crust.host.files.locks import ToolLocks
-from crust.host.filesystems import supported
+from crust.host.filesystems import mkfs
 from crust.host.process import sysfs, workers
 from crust.host.process.workers import Workers
 from crust.rpc.messages import requests
@@ -109,9 +109,7 @@ def build(  # noqa: PLR0913 - one per setting
             records(RecordKind.SNAPSHOTS), SnapshotSet, lambda text: pool.ids.is_set_id(text)
         ),
         node_state=NodeState(run_dir, engine.access),
-        supported=SupportedCapabilities(
-            provisioning.modes, provisioning.raw_modes, supported.SUPPORTED
-        ),
+        supported=SupportedCapabilities(provisioning.modes, provisioning.raw_modes, mkfs.SUPPORTED),
         capacity=PoolCapacity(index, provisioning, overcommit, pool_low_percent),
         attach_slots=AttachSlots(node_id, index, engine.access, max_volumes),
     )

@@ -16,7 +16,7 @@ from crust.handoff.entry import Entry, UnknownHandoffFile
 from crust.handoff.record import Record
 from crust.host.block import device_sets
 from crust.host.block.device_sets import DeviceSet
-from crust.host.filesystems import supported
+from crust.host.filesystems import mkfs
 from crust.host.mounts import mountinfo
 from crust.kubernetes_api.pod_runtimes import POD_INFO
 from crust.rpc.messages import csi
@@ -280,7 +280,7 @@ def must_be_filled(
     """
     if began.entry is not None or mount.readonly or mount.format is not None:
         return False
-    is_known = mount.fs_type in supported.SUPPORTED
+    is_known = mount.fs_type in mkfs.SUPPORTED
     return Feature.GROW not in features and is_known and not mount.needs_secrets
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from crust.cli.doctor.finding import Finding, doctor_check, error, ok, warning
 from crust.cli.doctor.node import Node
 from crust.cli.install import shipped
-from crust.host.filesystems import supported
+from crust.host.filesystems.mkfs import SUPPORTED
 
 _LEAST = (5, 15)
 
@@ -77,7 +77,7 @@ def rbd(node: Node) -> Iterator[Finding]:
 @doctor_check("filesystems")
 def filesystems(node: Node) -> Iterator[Finding]:
     """What the host can mount; a guest mounts with its own kernel."""
-    for name in supported.SUPPORTED:
+    for name in SUPPORTED:
         if _has_module(node, name):
             yield ok(f"the kernel has {name}")
         else:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from crust.core import deferral_keys, errors, mount_options, volumes
 from crust.csi_shim.wrap import vendors
-from crust.host.filesystems import supported
+from crust.host.filesystems import mkfs
 from crust.host.mounts import mount_parameters
 from crust.rpc.messages import csi, requests
 from crust.wire.csi.v1 import csi_pb2
@@ -74,7 +74,7 @@ def admit(driver: str, request: csi_pb2.NodePublishVolumeRequest) -> Admitted:
     if why:
         raise CannotBeDeferred(request.volume_id, why)
     options = mount_options.for_guest(access.mount_flags)
-    if fs_type in supported.SUPPORTED:
+    if fs_type in mkfs.SUPPORTED:
         mount_parameters.parse(fs_type, options.options)
     extra = ("nouuid",) if fs_type == "xfs" and "nouuid" not in options.options else ()
     return Admitted(

@@ -15,12 +15,17 @@ and mkfs uses the last of two.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from crust.core import deferral_keys, errors
 from crust.host.block import devices, holders, signatures
 from crust.host.block.signatures import Blank, Filesystem, Signature
-from crust.host.filesystems import supported
 from crust.host.process import commands, syscalls, workers
+
+Row = TypeVar("Row")
+
+SUPPORTED = ("ext4", "xfs", "btrfs")
+"""The filesystems that crust makes, checks and grows. `superblocks` and `growth` know each of them too."""
 
 _MIB = 1024 * 1024
 _MAKE_TIMEOUT_S = 600.0
@@ -66,6 +71,19 @@ _TABLE = {
 }
 
 
+def row(table: Mapping[str, Row], fs_type: str) -> Row:
+    """The row of a filesystem in a table that has one for each; raises `UnknownFilesystem`."""
+    try:
+        return table[fs_type]
+    except KeyError:
+        raise errors.InvalidRequest.named(
+            "UnknownFilesystem",
+            f"the filesystem {fs_type!r} is not supported",
+            why=f"only {', '.join(SUPPORTED)} are",
+            hint="correct fsType of the StorageClass",
+        ) from None
+
+
 async def make(
     path: str,
     fs_type: str,
@@ -83,7 +101,7 @@ async def make(
     Raises `UnknownFilesystem`, `DeviceNotBlank`, `DeviceTooSmallForFilesystem`, `DeviceInUse`, `AmbiguousSignature`,
     `CommandFailed`.
     """
-    mkfs = supported.row(_TABLE, fs_type)
+    mkfs = row(_TABLE, fs_type)
     if probe is not None:
         await workers.run(check_formattable, path, fs_type, probe)
     chosen = [word.format(uuid) for word in mkfs.uuid] if uuid else []
@@ -104,7 +122,7 @@ async def make(
 
 def minimum_bytes(fs_type: str) -> int:
     """The size of the smallest device that `make` accepts for this filesystem."""
-    return supported.row(_TABLE, fs_type).minimum_bytes
+    return row(_TABLE, fs_type).minimum_bytes
 
 
 def check_formattable(path: str, fs_type: str, probe: Callable[[str], Signature]) -> None:

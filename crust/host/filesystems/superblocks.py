@@ -13,7 +13,7 @@ import uuid
 from dataclasses import dataclass
 
 from crust.core import errors
-from crust.host.filesystems import supported
+from crust.host.filesystems import mkfs
 from crust.host.process import oserrors, syscalls
 
 _EXT_OFFSET = 1024
@@ -111,7 +111,7 @@ _READERS = {"ext4": read_ext4, "xfs": read_xfs, "btrfs": read_btrfs}
 
 def read(path: str, fs_type: str) -> Superblock:
     """The superblock on a device or in a file; raises `InvalidSuperblock`, `UnknownFilesystem`."""
-    return supported.row(_READERS, fs_type)(path)
+    return mkfs.row(_READERS, fs_type)(path)
 
 
 def find(path: str, fs_type: str) -> Superblock | None:

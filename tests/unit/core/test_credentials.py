@@ -12,7 +12,7 @@ from crust.blockdriver import serve
 from crust.core import credentials, deferral_keys, errors, logs, mount_options, volumes
 from crust.core.deferral_keys import Defer
 from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
-from crust.host.filesystems import mkfs, superblocks, supported
+from crust.host.filesystems import mkfs, superblocks
 from crust.host.mounts import mount_parameters
 from crust.proxy.events import Event, Events
 from examples.kata.guest import kernel
@@ -286,7 +286,7 @@ def test_every_engine_that_can_be_set_is_made() -> None:
 
 
 def test_every_filesystem_is_made_read_mounted_and_known_to_guest() -> None:
-    known = set(supported.SUPPORTED)
+    known = set(mkfs.SUPPORTED)
     assert mkfs._TABLE.keys() == known
     assert superblocks._READERS.keys() == superblocks._BLOCK_SIZES.keys() == known
     assert mount_parameters._ALLOWED.keys() >= known

@@ -26,7 +26,7 @@ from crust.core.settings.kata import KataSettings
 from crust.core.settings.program import ProgramSettings
 from crust.core.settings.proxy import ProxySettings
 from crust.core.settings.shim import ShimSettings
-from crust.host.filesystems import supported
+from crust.host.filesystems import mkfs
 from crust.node.settings import NodeSettings
 from crust.proxy import runtime_api
 from tests.support.pages import cli_output, error_table
@@ -219,7 +219,7 @@ def test_storage_classes_ask_for_what_the_driver_knows() -> None:
     assert len(classes) == 2
     for text in classes:
         sent = dict(line.strip().split(": ") for line in text.splitlines())
-        assert class_parameters.parse(sent, supported.SUPPORTED).kept == sent
+        assert class_parameters.parse(sent, mkfs.SUPPORTED).kept == sent
     for key in (deferral_keys.DEFER, deferral_keys.RUNTIME_HANDLER, class_parameters.FS_TYPE):
         assert f"| `{key}` |" in PAGE
 

@@ -21,7 +21,6 @@ from crust.host.filesystems import (
     growth,
     mkfs,
     superblocks,
-    supported,
     usage,
 )
 from crust.host.mounts import mount_api
@@ -34,7 +33,7 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 SIZES = {"ext4": 64 * MIB, "xfs": 300 * MIB, "btrfs": 128 * MIB}
 
 
-@pytest.mark.parametrize("fs_type", supported.SUPPORTED)
+@pytest.mark.parametrize("fs_type", mkfs.SUPPORTED)
 async def test_make_on_blank_device_makes_a_clean_mountable_filesystem(
     attach: Attach, mountpoint: str, fs_type: str
 ) -> None:
@@ -70,7 +69,7 @@ async def test_make_ext4_has_the_features_that_old_kernels_mount(attach: Attach)
     }
 
 
-@pytest.mark.parametrize("fs_type", supported.SUPPORTED)
+@pytest.mark.parametrize("fs_type", mkfs.SUPPORTED)
 @pytest.mark.parametrize("there", ["ext4", "xfs", "btrfs"])
 async def test_make_on_existing_filesystem_is_refused(
     attach: Attach, fs_type: str, there: str
@@ -127,7 +126,7 @@ async def test_make_that_is_refused_leaves_the_device_blank(attach: Attach) -> N
     assert devices.is_blank(device.path)
 
 
-@pytest.mark.parametrize("fs_type", supported.SUPPORTED)
+@pytest.mark.parametrize("fs_type", mkfs.SUPPORTED)
 @pytest.mark.parametrize("tries_held", [1, 1000])
 async def test_make_on_a_device_held_for_a_moment_is_tried_again(
     attach: Attach, monkeypatch: pytest.MonkeyPatch, fs_type: str, tries_held: int
@@ -167,7 +166,7 @@ _MOMENTS = 24
 _UUID = "11111111-0000-4000-8000-000000000000"
 
 
-@pytest.mark.parametrize("fs_type", supported.SUPPORTED)
+@pytest.mark.parametrize("fs_type", mkfs.SUPPORTED)
 def test_mkfs_killed_at_a_write_leaves_nothing_complete_or_a_whole_filesystem(
     attach: Attach, tmp_path: Path, fs_type: str
 ) -> None:
@@ -303,6 +302,6 @@ async def test_check_of_ext4_that_is_not_repaired_unasked_is_corrupt(
 
 async def test_check_of_another_content_is_corrupt(attach: Attach) -> None:
     device = attach()
-    for fs_type in supported.SUPPORTED:
+    for fs_type in mkfs.SUPPORTED:
         with pytest.raises(errors.Corrupt):
             await fsck.check(device.path, fs_type)

@@ -5,14 +5,14 @@ import pytest
 from crust.blockdriver.controller import class_parameters
 from crust.core import volumes
 from crust.core.deferral_keys import DEFER, Defer
-from crust.host.filesystems import mkfs, supported
+from crust.host.filesystems import mkfs
 from tests.support.raised import raised
 
 
 @pytest.mark.parametrize("value", Defer)
 def test_every_value_of_defer_is_accepted_and_reaches_later_calls(value: Defer) -> None:
     """`runtime-class` was refused, though it is the proxy that decides, for every driver alike."""
-    read = class_parameters.parse({DEFER: value.value}, supported.SUPPORTED)
+    read = class_parameters.parse({DEFER: value.value}, mkfs.SUPPORTED)
     assert class_parameters.volume_context(read.kept) == {DEFER: value.value}
 
 
