@@ -140,11 +140,8 @@ class Result:
             ),
             goals=tuple(self._goal(what, depth) for what in (WRITE, READ) for depth in DEPTHS),
             meaning=(
-                "librbd runs in QEMU's own process, so what a guest adds is its own processor's time and more hops "
-                "between threads. The local file shows it without Ceph, on a faster disk: there the guest adds "
-                f"{self._added(WRITE, LOCAL)} to a synced write and {self._added(READ, LOCAL)} "
-                f"to a read; on Ceph {self._added(WRITE, CEPH)} and {self._added(READ, CEPH)} (one at a time). Each "
-                "hop waits for a processor: on a machine with other load it costs more than the request."
+                "librbd runs in QEMU's own process: a guest adds its processor's time and hops between threads, each of "
+                "which waits for a processor. The local file shows that without Ceph."
             ),
         )
 
@@ -155,10 +152,6 @@ class Result:
             f"{found:.0%} (a local file in this guest: {self.rate(what, depth, LOCAL):.0%})",
             found >= _GOAL,
         )
-
-    def _added(self, what: str, disk: str) -> str:
-        host, guest = (self.samples[what, 1, disk, way].median for way in (HOST, GUEST))
-        return f"{guest - host:.2f} ms"
 
 
 def _named(what: str, depth: int) -> str:

@@ -43,8 +43,8 @@ class Result:
             name=NAME,
             title="The first stage of a new volume, which makes its filesystem",
             method=(
-                f"ext4, {SIZE_BYTES >> 20} MiB, a volume that was just created; {ROUNDS} rounds of each. mkfs.ext4 "
-                "with the driver's options, started in a thread, on a loop device of a new sparse file."
+                f"ext4, {SIZE_BYTES >> 20} MiB, {ROUNDS} rounds of each; mkfs.ext4 with the driver's options, on a loop "
+                "device of a new sparse file."
             ),
             rows=(
                 figures.Row(MKFS, self.samples[MKFS], is_other=True),
@@ -56,9 +56,8 @@ class Result:
                 ),
             ),
             meaning=(
-                "Beside mkfs a first stage attaches the device, looks at it for anything that must not be "
-                "overwritten, and writes the content record twice, each time with the two syncs that make it survive "
-                "a power cut: before mkfs, and after it."
+                "Beside mkfs a first stage attaches the device, looks for data on it, and writes the content record "
+                "durably before mkfs and after it."
             ),
         )
 

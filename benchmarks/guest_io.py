@@ -62,19 +62,15 @@ class Result:
                 for (what, way), each in self.samples.items()
             ),
             meaning=(
-                "A filesystem in the guest answers names and attributes from the guest's caches; a share asks the "
-                "host for each. The host alone executes fsync(2) on a share, without a second journal in the guest, "
-                "so it can be faster."
+                "A filesystem in the guest answers names from the guest's caches; a share asks the host for each. "
+                "fsync(2) on a share has one journal, the host's."
             ),
         )
 
     def _accelerator(self) -> str:
         if self.accelerator == "kvm":
             return "The accelerator is KVM."
-        return (
-            "The accelerator is software emulation (TCG), where the guest's processor is slow: the times do not "
-            "apply to KVM, and the ratios only roughly."
-        )
+        return "The accelerator is software emulation (TCG): the times do not apply to KVM, the ratios only roughly."
 
 
 async def measure() -> Result:

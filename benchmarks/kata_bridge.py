@@ -62,7 +62,7 @@ class Result:
             name=NAME,
             title=f"`crust kata` with {VOLUMES} volumes",
             method=f"{PLAIN_ROUNDS} calls without a volume, which has four mounts, in turn with calls that ask "
-            f"nothing; {CREATES} sandboxes with one, each with its keeper; {REST_S:g} s at rest.",
+            f"nothing; {CREATES} sandboxes with one, each with its keeper; {RESTORES} restores; {REST_S:g} s at rest.",
             rows=tuple(
                 figures.Row(what, each, CALL if what == PLAIN else "")
                 for what, each in self.samples.items()
@@ -74,7 +74,7 @@ class Result:
                 figures.at_most("`crust kata` at rest: 0.2 % of a core", of[REST], 0.2, "%"),
                 figures.at_most("`crust kata`: 40 MiB beside the keepers", own, 40, "MiB"),
             ),
-            meaning="Every container of the node waits for a call: it adds the difference of the first two rows.",
+            meaning="Every container of the node waits for a call without a deferred volume.",
         )
 
 

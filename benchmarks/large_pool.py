@@ -71,8 +71,7 @@ class Result:
             ),
             goals=(*flat, start),
             meaning=(
-                "The driver keeps lists and capacity in memory, and updates them only for volumes that may have "
-                "changed. A start reads every record once."
+                "The driver keeps lists and capacity in memory. A start reads every record once."
             ),
         )
 

@@ -61,8 +61,7 @@ class Result:
             title="One process or three",
             method=(
                 f"{ROUNDS} rounds of every call and way, each after a pause of 50 to 200 ms; ext4, "
-                f"{SIZE_BYTES >> 20} MiB; {STARTS} starts of a crust that is compiled to byte code, as pip "
-                f"installs it; {POLLS} polls for statistics."
+                f"{SIZE_BYTES >> 20} MiB; {STARTS} starts, compiled to byte code; {POLLS} polls for statistics."
             ),
             rows=(
                 *(
@@ -102,18 +101,11 @@ class Result:
                     "%",
                 ),
             ),
-            meaning=self._meaning(added),
+            meaning="",
         )
 
     def _median(self, rpc: str, way: str) -> float:
         return self.calls[rpc, way].median
-
-    def _meaning(self, added: dict[str, float]) -> str:
-        parts = {rpc: self._median(rpc, PARTS) - self._median(rpc, DRIVER) for rpc in added}
-        shown = "; ".join(
-            f"{rpc} {added[rpc]:+.2f} ms (three processes {parts[rpc]:+.2f})" for rpc in added
-        )
-        return f"Added to the driver alone, medians: {shown}."
 
 
 @dataclass(frozen=True, slots=True)

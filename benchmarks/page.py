@@ -1,14 +1,14 @@
 """The page: Markdown with a table per benchmark, the goals and whether they are met, and the measured machine."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from benchmarks import figures, machine
 
 _INTRO = """# Benchmarks
 
-Written by `make bench`; do not edit. Alternatives were measured together, in rounds (A, B, A, B …), so read the
-ratios first: absolute times depend on the machine below, and 99th percentiles also on its other load. A ratio is the
-median divided by the median of the row that it is compared with.
+Written by `make bench`; do not edit. Alternatives were measured in turn, so read the ratios first: times depend on the
+machine, 99th percentiles also on its other load. A ratio is the median over that of the row without one.
 """
 
 
@@ -26,8 +26,8 @@ def render(described: machine.Description, reports: Sequence[figures.Report]) ->
 
 def section(report: figures.Report) -> str:
     """One benchmark."""
-    lines = [f"## {report.title}", "", report.method, "", *_table(report), "", report.meaning, ""]
-    return "\n".join(lines)
+    paragraphs = (report.method, "\n".join(_table(report)), report.meaning)
+    return "\n\n".join((f"## {report.title}", *filter(None, paragraphs))) + "\n"
 
 
 def _machine(described: machine.Description) -> str:
@@ -48,12 +48,11 @@ def _goals(reports: Sequence[figures.Report]) -> str:
 
 
 def _table(report: figures.Report) -> list[str]:
-    lines = ["| | count | median | 99th percentile | ratio |", "|---|--:|--:|--:|--:|"]
+    """The head has the unit of most rows; a value in another one has its own."""
+    unit, _ = Counter(row.samples.unit for row in report.rows).most_common(1)[0]
+    lines = [f"| | median, {unit} | 99th percentile | ratio |", "|---|--:|--:|--:|"]
     for row in report.rows:
-        each, ratio = row.samples, report.ratio(row)
-        shown = "" if ratio is None else f"{ratio:.2f}"
-        lines.append(
-            f"| {row.label} | {each.count} | {figures.shown(each.median)} {each.unit} "
-            f"| {figures.shown(each.p99)} {each.unit} | {shown} |"
-        )
+        ratio, own = report.ratio(row), "" if row.samples.unit == unit else f" {row.samples.unit}"
+        values = f"{figures.shown(row.samples.median)}{own} | {figures.shown(row.samples.p99)}{own}"
+        lines.append(f"| {row.label} | {values} | {'' if ratio is None else f'{ratio:.2f}'} |")
     return lines

@@ -65,10 +65,7 @@ class Result:
                 for fs_type in FILESYSTEMS
                 for what in (SNAPSHOT, CLONE)
             ),
-            meaning=(
-                "No block is copied; only the number of extents grows, which is small for data written in one go. On "
-                "ext4 pools the time of a copy grows with its data."
-            ),
+            meaning=("No block is copied; on ext4 pools the time of a copy grows with its data."),
         )
 
 

@@ -55,8 +55,7 @@ class Result:
             title="Stage and publish a volume, unpublish and unstage it",
             method=(
                 f"ext4, {SIZE_BYTES >> 20} MiB, formatted before; {ROUNDS} rounds of each. The programs: losetup, "
-                "blkid and mount, then umount and losetup; each call runs them in a thread, where the driver makes "
-                "its system calls."
+                "blkid and mount, then umount and losetup, each started in a thread."
             ),
             rows=tuple(
                 figures.Row(
@@ -77,9 +76,9 @@ class Result:
                 for what in (UP, DOWN)
             ),
             meaning=(
-                "The driver starts no program for a volume that is formatted and clean: it asks the kernel itself, "
-                "reads the superblock itself, and also writes its node state, which the programs do not have. A call "
-                "over a socket costs about as much as the start of a program, so a kubelet sees less of it."
+                "For a volume that is formatted and clean the driver starts no program: it calls the kernel and reads "
+                "the superblock itself. It also writes its node state. A call over a socket costs about as much as "
+                "the start of a program."
             ),
         )
 

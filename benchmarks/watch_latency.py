@@ -50,8 +50,7 @@ class Result:
                 for label, each in self.samples.items()
             ),
             meaning=(
-                "The hint needs a thread beside the event loop; the record needs a scan, which reads and checks "
-                f"every entry. At {self.samples[CHANGE].median:.1f} ms it is little beside the start of a sandbox."
+                "The hint needs a thread beside the event loop; the record needs a scan of every entry."
             ),
         )
 

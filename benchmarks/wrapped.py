@@ -35,10 +35,6 @@ class Result:
         rpcs = [rpc for rpc, way in self.calls if way == NODE]
         compared = [rpc for rpc in dict.fromkeys(rpcs) if (rpc, DRIVER) in self.calls]
         added = {way: [self._added(rpc, way) for rpc in compared] for way in (PARTS, NODE)}
-        shown = "; ".join(
-            f"{rpc} {by_node:+.2f} ms (proxy and shim {by_parts:+.2f})"
-            for rpc, by_node, by_parts in zip(compared, added[NODE], added[PARTS], strict=True)
-        )
         return figures.Report(
             name=NAME,
             title="Around a driver that is wrapped",
@@ -65,7 +61,7 @@ class Result:
                     "times",
                 ),
             ),
-            meaning=f"Added to the driver alone, medians: {shown}.",
+            meaning="",
         )
 
     def _added(self, rpc: str, way: str) -> float:
