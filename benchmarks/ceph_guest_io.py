@@ -140,8 +140,8 @@ class Result:
             ),
             goals=tuple(self._goal(what, depth) for what in (WRITE, READ) for depth in DEPTHS),
             meaning=(
-                "librbd runs in QEMU's own process: a guest adds its processor's time and hops between threads, each of "
-                "which waits for a processor. The local file shows that without Ceph."
+                "librbd runs in QEMU's own process: a guest adds its processor's time and hops between threads, "
+                "each of which waits for a processor. The local file shows that without Ceph."
             ),
         )
 

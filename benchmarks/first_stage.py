@@ -43,8 +43,8 @@ class Result:
             name=NAME,
             title="The first stage of a new volume, which makes its filesystem",
             method=(
-                f"ext4, {SIZE_BYTES >> 20} MiB, {ROUNDS} rounds of each; mkfs.ext4 with the driver's options, on a loop "
-                "device of a new sparse file."
+                f"ext4, {SIZE_BYTES >> 20} MiB, {ROUNDS} rounds of each; mkfs.ext4 with the driver's options, on "
+                "a loop device of a new sparse file."
             ),
             rows=(
                 figures.Row(MKFS, self.samples[MKFS], is_other=True),

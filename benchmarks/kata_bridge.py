@@ -62,7 +62,8 @@ class Result:
             name=NAME,
             title=f"`crust kata` with {VOLUMES} volumes",
             method=f"{PLAIN_ROUNDS} calls without a volume, which has four mounts, in turn with calls that ask "
-            f"nothing; {CREATES} sandboxes with one, each with its keeper; {RESTORES} restores; {REST_S:g} s at rest.",
+            f"nothing; {CREATES} sandboxes with one, each with its keeper; "
+            f"{RESTORES} restores; {REST_S:g} s at rest.",
             rows=tuple(
                 figures.Row(what, each, CALL if what == PLAIN else "")
                 for what, each in self.samples.items()

@@ -7,8 +7,8 @@ from benchmarks import figures, machine
 
 _INTRO = """# Benchmarks
 
-Written by `make bench`; do not edit. Alternatives were measured in turn, so read the ratios first: times depend on the
-machine, 99th percentiles also on its other load. A ratio is the median over that of the row without one.
+Written by `make bench`; do not edit. Alternatives were measured in turn, so read the ratios first: times depend on
+the machine, 99th percentiles also on its other load. A ratio is the median over that of the row without one.
 """
 
 

@@ -80,8 +80,8 @@ class Result:
             each[0][DEFERRED].median / each[0][HOST].median for each in (self.idle, self.busy)
         )
         return (
-            "A deferred publish saves the mount of an empty volume, and adds the checks, the guard mount and the durable "
-            f"entry: {idle:.2f} times an ordinary publish on an idle machine, {busy:.2f} times on a busy one."
+            "A deferred publish saves the mount of an empty volume, and adds the checks, the guard mount and the "
+            f"durable entry: {idle:.2f} times an ordinary publish on an idle machine, {busy:.2f} times on a busy one."
         )
 
 

@@ -76,9 +76,9 @@ class Result:
                 for what in (UP, DOWN)
             ),
             meaning=(
-                "For a volume that is formatted and clean the driver starts no program: it calls the kernel and reads "
-                "the superblock itself. It also writes its node state. A call over a socket costs about as much as "
-                "the start of a program."
+                "For a volume that is formatted and clean the driver starts no program: it calls the kernel and "
+                "reads the superblock itself. It also writes its node state. A call over a socket costs about as "
+                "much as the start of a program."
             ),
         )
 
