@@ -11,8 +11,8 @@ import pytest
 from crust.cli.gc import collect, kernel
 from crust.host.block import loop
 from crust.host.mounts import mountinfo
-from tests.integration.chain.conftest import Chain
 from tests.support.co import MIB, capability
+from tests.support.nodes.served_node import BlockNode
 
 pytestmark = pytest.mark.root
 PV, POD = "pv-raw", "0a1b2c3d-gone"
@@ -25,7 +25,7 @@ class Host(kernel.Kernel):
         return ""
 
 
-async def _forgotten(chain: Chain) -> tuple[str, str]:
+async def _forgotten(chain: BlockNode) -> tuple[str, str]:
     """Publish a raw volume as a kubelet does, and lose the pod; volume id and the kubelet's bind."""
     base = f"{chain.places.kubelet}/plugins/kubernetes.io/csi/volumeDevices"
     target, mapped = f"{base}/publish/{PV}/{POD}", f"{base}/{PV}/dev/{POD}"
@@ -47,7 +47,7 @@ async def _forgotten(chain: Chain) -> tuple[str, str]:
     return volume_id, mapped
 
 
-async def test_forgotten_raw_volume_is_settled_when_nobody_has_it_open(chain: Chain) -> None:
+async def test_forgotten_raw_volume_is_settled_when_nobody_has_it_open(chain: BlockNode) -> None:
     volume_id, mapped = await _forgotten(chain)
     options = collect.Options(chain.places.run, chain.places.kubelet, 600, dry_run=False)
     host = Host()

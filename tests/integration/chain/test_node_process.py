@@ -8,13 +8,13 @@ import pytest
 from crust.host.files import locks
 from crust.node import node_process
 from crust.rpc.serving import daemon
-from tests.integration.chain.conftest import Chain
+from tests.support.nodes.served_node import BlockNode
 
 pytestmark = [pytest.mark.root, pytest.mark.parametrize("chain", ["node"], indirect=True)]
 
 
 async def test_another_process_of_the_pool_or_the_run_directory_is_refused(
-    chain: Chain, monkeypatch: pytest.MonkeyPatch
+    chain: BlockNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon, "LOCK_WAIT_S", 0)
     settings = chain.node_settings()
@@ -26,13 +26,13 @@ async def test_another_process_of_the_pool_or_the_run_directory_is_refused(
         locks.ProcessLock.acquire(f"{driver.run_dir}/driver.lock")
 
 
-async def test_parts_have_no_socket_of_their_own(chain: Chain) -> None:
+async def test_parts_have_no_socket_of_their_own(chain: BlockNode) -> None:
     assert not Path(chain.places.shim).exists()
     assert not Path(chain.places.driver).exists()
     assert await chain.co.is_ready()
 
 
-async def test_a_stopped_node_has_ended_its_operations_and_leaves_no_lock(chain: Chain) -> None:
+async def test_a_stopped_node_has_ended_its_operations_and_leaves_no_lock(chain: BlockNode) -> None:
     await chain.volume()
     await chain.restart()
     with pytest.raises(grpc.aio.AioRpcError):

@@ -16,8 +16,8 @@ import grpc
 import pytest
 
 from crust.cli.programs import monitoring
-from tests.integration.chain.conftest import Chain
 from tests.support.faults.refusals import refused
+from tests.support.nodes.served_node import BlockNode
 
 pytestmark = [pytest.mark.root, pytest.mark.parametrize("chain", ["node"], indirect=True)]
 
@@ -117,7 +117,7 @@ def of_dashboard() -> list[str]:
 
 
 async def test_expressions_of_rules_and_dashboard_find_series(
-    chain: Chain, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    chain: BlockNode, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     await chain.published_volume()

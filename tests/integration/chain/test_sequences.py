@@ -20,18 +20,18 @@ from crust.handoff import layout
 from crust.host.block import loop
 from crust.host.mounts import mount_api
 from crust.wire.csi.v1 import csi_pb2
-from tests.integration.chain.conftest import Chain
 from tests.support.co import capability, publish_request
 from tests.support.faults.refusals import refused
 from tests.support.memory_csi.node import Mounts
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Node, Places
+from tests.support.nodes.served_node import BlockNode
 
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode
 
 
-async def test_deferral_is_switched_between_pods_and_the_data_stays(chain: Chain) -> None:
+async def test_deferral_is_switched_between_pods_and_the_data_stays(chain: BlockNode) -> None:
     volume = await chain.volume()
     guest, host = chain.places.target("guest"), chain.places.target("host")
     for round_ in ("first", "second"):
@@ -54,7 +54,7 @@ async def test_deferral_is_switched_between_pods_and_the_data_stays(chain: Chain
     assert {"first", "second"} <= set(os.listdir(host))
 
 
-async def test_every_daemon_restarts_with_a_live_sandbox(chain: Chain) -> None:
+async def test_every_daemon_restarts_with_a_live_sandbox(chain: BlockNode) -> None:
     volume = await chain.volume()
     target, other = chain.places.target("one"), chain.places.target("two")
     await chain.publish(volume, target)
@@ -68,7 +68,7 @@ async def test_every_daemon_restarts_with_a_live_sandbox(chain: Chain) -> None:
 
 
 @pytest.mark.parametrize("guarded", [True, False])
-async def test_handoff_directory_lost_under_a_sandbox(chain: Chain, *, guarded: bool) -> None:
+async def test_handoff_directory_lost_under_a_sandbox(chain: BlockNode, *, guarded: bool) -> None:
     """Only the kernel still has the claim: the exclusive hold of the device lasts, and nothing is detached."""
     volume, target = await chain.published_volume()
     with chain.sandbox(target):
@@ -84,7 +84,7 @@ async def test_handoff_directory_lost_under_a_sandbox(chain: Chain, *, guarded: 
         await refused(chain.publish(volume, target, defer=False), Code.FAILED_PRECONDITION)
 
 
-async def test_run_and_devices_are_lost_as_in_a_reboot(chain: Chain) -> None:
+async def test_run_and_devices_are_lost_as_in_a_reboot(chain: BlockNode) -> None:
     volume, target = await chain.published_volume()
     await chain.stop()
     mount_api.unmount(target)
@@ -103,7 +103,7 @@ async def test_run_and_devices_are_lost_as_in_a_reboot(chain: Chain) -> None:
         await refused(chain.unpublish(volume, target), Code.FAILED_PRECONDITION, "box-1")
 
 
-async def test_second_staging_path_comes_and_goes_while_deferred(chain: Chain) -> None:
+async def test_second_staging_path_comes_and_goes_while_deferred(chain: BlockNode) -> None:
     volume, target = await chain.published_volume()
     await chain.stage(volume, "second")
     await refused(chain.unstage(volume, "second"), Code.FAILED_PRECONDITION, target)
@@ -114,7 +114,7 @@ async def test_second_staging_path_comes_and_goes_while_deferred(chain: Chain) -
     await chain.publish(volume, target)
 
 
-async def test_full_run_directory_stops_no_unpublish(chain: Chain) -> None:
+async def test_full_run_directory_stops_no_unpublish(chain: BlockNode) -> None:
     await chain.stop()
     await asyncio.to_thread(
         subprocess.run,
@@ -149,7 +149,9 @@ async def _fill(path: Path) -> None:
     await asyncio.to_thread(fill)
 
 
-async def test_unreadable_record_blocks_its_volume_until_its_hint_is_followed(chain: Chain) -> None:
+async def test_unreadable_record_blocks_its_volume_until_its_hint_is_followed(
+    chain: BlockNode,
+) -> None:
     volume = await chain.volume()
     target, other = chain.places.target("one"), chain.places.target("two")
     await chain.publish(volume, target)
@@ -167,7 +169,7 @@ async def test_unreadable_record_blocks_its_volume_until_its_hint_is_followed(ch
     shutil.rmtree(path.parent, ignore_errors=True)
 
 
-async def test_a_hypervisor_that_is_killed_frees_the_volume_at_once(chain: Chain) -> None:
+async def test_a_hypervisor_that_is_killed_frees_the_volume_at_once(chain: BlockNode) -> None:
     volume, target = await chain.published_volume()
     with chain.sandbox(target):
         pass

@@ -19,15 +19,17 @@ from crust.cli.checking import trial
 from crust.cli.gc import collect, kernel
 from crust.core import errors, volumes
 from crust.runtime_handler import Claim, claim_volume
-from tests.integration.chain.conftest import Chain
 from tests.support.co import MIB, capability
+from tests.support.nodes.served_node import BlockNode
 from tests.support.raised import raised
 from tests.support.records import pool_layout
 
 pytestmark = [pytest.mark.root, pytest.mark.parametrize("chain", ["node"], indirect=True)]
 
 
-def trial_request(chain: Chain, *, handler: str = "kata", wait_s: float = 0) -> trial.TrialRequest:
+def trial_request(
+    chain: BlockNode, *, handler: str = "kata", wait_s: float = 0
+) -> trial.TrialRequest:
     return trial.TrialRequest(
         driver="",
         handler=handler,
@@ -39,7 +41,7 @@ def trial_request(chain: Chain, *, handler: str = "kata", wait_s: float = 0) -> 
     )
 
 
-def assert_nothing_left(chain: Chain) -> None:
+def assert_nothing_left(chain: BlockNode) -> None:
     assert chain.places.entries() == []
     assert pool_layout.volume_records(Path(chain.places.root, "state")) == set()
     assert [path for path in Path(chain.places.kubelet).rglob("*") if not path.is_dir()] == []
@@ -47,7 +49,7 @@ def assert_nothing_left(chain: Chain) -> None:
 
 
 async def test_try_publishes_deferred_and_leaves_nothing(
-    chain: Chain, capsys: pytest.CaptureFixture[str]
+    chain: BlockNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await trial.try_publish(chain.places.run, trial_request(chain)) == 0
     said = capsys.readouterr().out.splitlines()
@@ -61,7 +63,7 @@ async def test_try_publishes_deferred_and_leaves_nothing(
 
 
 async def test_try_says_why_no_handler_takes_it_and_leaves_nothing(
-    chain: Chain, capsys: pytest.CaptureFixture[str]
+    chain: BlockNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chain.grace_s = 0
     await chain.restart()
@@ -71,7 +73,7 @@ async def test_try_says_why_no_handler_takes_it_and_leaves_nothing(
 
 
 async def test_try_reports_what_a_sandbox_does_even_if_it_is_over_at_once(
-    chain: Chain, capsys: pytest.CaptureFixture[str]
+    chain: BlockNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A guest that ended soon after its mount was never reported: no look met it in the state that was waited for."""
     trying = asyncio.create_task(
@@ -87,7 +89,7 @@ async def test_try_reports_what_a_sandbox_does_even_if_it_is_over_at_once(
 
 
 async def test_try_shows_the_mount_and_why_the_sandbox_failed(
-    chain: Chain, capsys: pytest.CaptureFixture[str]
+    chain: BlockNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trying = asyncio.create_task(
         trial.try_publish(chain.places.run, trial_request(chain, wait_s=60))
@@ -104,14 +106,14 @@ async def test_try_shows_the_mount_and_why_the_sandbox_failed(
 
 
 async def test_try_without_a_sandbox_in_time_fails_and_leaves_nothing(
-    chain: Chain, capsys: pytest.CaptureFixture[str]
+    chain: BlockNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await trial.try_publish(chain.places.run, trial_request(chain, wait_s=0.5)) == 1
     assert "[NotClaimed]" in capsys.readouterr().err
     assert_nothing_left(chain)
 
 
-async def test_unknown_driver_is_refused_before_anything_is_made(chain: Chain) -> None:
+async def test_unknown_driver_is_refused_before_anything_is_made(chain: BlockNode) -> None:
     other = trial_request(chain).model_copy(update={"driver": "other"})
     with raised("NoDriverToTry", match=r"block\.csi\.crust\.dev"):
         await trial.try_publish(chain.places.run, other)
@@ -120,7 +122,7 @@ async def test_unknown_driver_is_refused_before_anything_is_made(chain: Chain) -
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 async def test_try_that_is_ended_by_a_signal_undoes_its_steps(
-    chain: Chain, capsys: pytest.CaptureFixture[str], number: signal.Signals
+    chain: BlockNode, capsys: pytest.CaptureFixture[str], number: signal.Signals
 ) -> None:
     trying = asyncio.create_task(
         trial.try_publish(chain.places.run, trial_request(chain, wait_s=600))
@@ -133,7 +135,7 @@ async def test_try_that_is_ended_by_a_signal_undoes_its_steps(
 
 
 @pytest.mark.parametrize("step", ["CreateVolume", "NodeStageVolume", "NodePublishVolume"])
-async def test_gc_undoes_a_try_that_was_killed_after_a_step(chain: Chain, step: str) -> None:
+async def test_gc_undoes_a_try_that_was_killed_after_a_step(chain: BlockNode, step: str) -> None:
     killed = _KilledTrial(chain, step)
     options = collect.Options(chain.places.run, chain.places.kubelet, 0, dry_run=False)
     with killed:
@@ -147,7 +149,7 @@ async def test_gc_undoes_a_try_that_was_killed_after_a_step(chain: Chain, step: 
 class _KilledTrial:
     """`crust try` in a process of its own, which is killed when it has printed that a step was made."""
 
-    def __init__(self, chain: Chain, step: str) -> None:
+    def __init__(self, chain: BlockNode, step: str) -> None:
         self._step = step
         arguments = ("try", "--handler=kata", "--wait-s=600", f"--run-dir={chain.places.run}")
         root = f"--target-root={chain.places.kubelet}"
@@ -196,17 +198,17 @@ async def _nothing() -> None:
     """The filesystem fills its device."""
 
 
-async def crust(chain: Chain, *words: str, said: str = "") -> Result:
+async def crust(chain: BlockNode, *words: str, said: str = "") -> Result:
     command, *rest = words
     arguments = [command, "--run-dir", chain.places.run, *rest]
     return await asyncio.to_thread(CliRunner().invoke, main.main, arguments, said)
 
 
-async def shown(chain: Chain) -> Any:
+async def shown(chain: BlockNode) -> Any:
     return json.loads((await crust(chain, "pool", "-o", "json")).output)
 
 
-async def test_pool_shows_space_and_who_has_each_volume(chain: Chain) -> None:
+async def test_pool_shows_space_and_who_has_each_volume(chain: BlockNode) -> None:
     deferred = await chain.volume()
     target = chain.places.target("pod-1")
     await chain.publish(deferred, target)
@@ -231,7 +233,7 @@ async def test_pool_shows_space_and_who_has_each_volume(chain: Chain) -> None:
     assert unused not in table, "ids are wide"
 
 
-async def test_forgotten_volume_is_deleted_once_the_operator_agrees(chain: Chain) -> None:
+async def test_forgotten_volume_is_deleted_once_the_operator_agrees(chain: BlockNode) -> None:
     used, idle = [
         (await chain.co.create(name, capability(), size=32 * MIB)).volume_id
         for name in ("used", "idle")
@@ -251,7 +253,7 @@ async def test_forgotten_volume_is_deleted_once_the_operator_agrees(chain: Chain
 
 
 async def test_pool_that_is_low_is_a_warning_everywhere(
-    chain: Chain, monkeypatch: pytest.MonkeyPatch
+    chain: BlockNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = capacity.PoolCapacity.measured
     monkeypatch.setattr(

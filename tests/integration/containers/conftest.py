@@ -5,16 +5,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import grpc.aio
 import pytest
 
-from crust.core import volumes
-from crust.handoff import store
 from crust.host.mounts import mountinfo
 from crust.rpc import channel
 from tests.support import capabilities, containers
@@ -22,41 +18,59 @@ from tests.support.co import Co, capability
 from tests.support.containers import BIDIRECTIONAL, Bind, Container, Containerd
 from tests.support.drivers import remnants
 from tests.support.faults.refusals import until_probe
-from tests.support.nodes.node import NAMED, Sockets
-from tests.support.runtimes import fake_handler
+from tests.support.nodes.node import Places
+from tests.support.nodes.served_node import BlockNode
 
 ANSWER_S = 120.0
 """The deadline of a call, on a machine that does other work too."""
-DRIVER = "block.csi.crust.dev"
 CAPABILITY = capability(mode="SINGLE_NODE_MULTI_WRITER")
 
 
-@dataclass
-class Pods:
-    """A node, as its host sees it."""
+class PodPlaces(Places):
+    """Of a node whose pods have the kubelet's root and the run directory in common with it."""
 
-    containerd: Containerd
-    root: Path
+    @property
+    def csi(self) -> str:
+        return f"{self.kubelet}/plugins/{BlockNode.served}/csi.sock"
+
+    @property
+    def shim(self) -> str:
+        return f"{self.run}/shim.sock"
+
+    @property
+    def driver(self) -> str:
+        return f"{self.run}/driver.sock"
+
+    @property
+    def handler(self) -> str:
+        return f"{self.run}/handler.sock"
+
+
+@dataclass
+class Pods(BlockNode):
+    """A node whose daemons are pods, as its host sees it."""
+
+    containerd: Containerd = field(kw_only=True)
     image: Path | None = None
     running: dict[str, Container] = field(default_factory=dict)
 
     @property
+    def root(self) -> Path:
+        return Path(self.places.root)
+
+    @property
     def run(self) -> Path:
-        return self.root / "run"
+        return Path(self.places.run)
 
     @property
     def kubelet(self) -> Path:
-        return self.root / "kubelet"
+        return Path(self.places.kubelet)
 
     @property
-    def csi(self) -> str:
-        return str(self.kubelet / "plugins" / DRIVER / "csi.sock")
+    def co(self) -> Co:
+        return Co(self.connected, ANSWER_S, waits=True)
 
-    @property
-    def sockets(self) -> Sockets:
-        return Sockets.below(str(self.run))
-
-    def start(
+    def start_pod(
         self, program: str, *flags: str, name: str = "", kubelet: str = BIDIRECTIONAL
     ) -> Container:
         binds = [Bind(self.run), Bind(self.root / "pool"), Bind(self.kubelet, kubelet)]
@@ -66,86 +80,33 @@ class Pods:
         self.running[name or program] = started
         return started
 
-    async def start_all(self) -> None:
+    async def start(self) -> None:
         """Driver, shim and proxy; returns when a call reaches the driver through both."""
         for program in ("driver", "shim", "proxy"):
-            await asyncio.to_thread(self.start, program)
+            await asyncio.to_thread(self.start_pod, program)
         for program in ("driver", "proxy"):
             await asyncio.to_thread(self.running[program].wait_for, f"{program} serves")
-        async with channel.connect(self.csi) as connected:
-            await until_probe(connected, grpc.StatusCode.OK, within_s=ANSWER_S)
-
-    def target(self, pod: str) -> str:
-        """A target path, whose parent is the kubelet's to make."""
-        (self.kubelet / "pods" / pod).mkdir(parents=True)
-        return str(self.kubelet / "pods" / pod / "mount")
-
-    def entry(self, target: str) -> store.Entry | None:
-        return store.Store(f"{self.run}/volumes").read(volumes.TargetPath(target))
-
-    def handler(self) -> Any:
-        """A runtime handler on the host, whose socket the proxy's container can reach."""
-        return fake_handler.running(
-            fake_handler.FakeHandler(),
-            proxy_socket=self.sockets.handlers,
-            endpoint=f"{self.run}/handler.sock",
-        )
+        connected = channel.connect(self.places.csi)
+        self.connected = await self.daemons.enter_async_context(connected)
+        await until_probe(self.connected, grpc.StatusCode.OK, within_s=ANSWER_S)
 
     def _arguments(self, program: str) -> list[str]:
-        run, roots = self.run, f"--target-root={self.kubelet}"
-        shim, driver = f"{run}/shim.sock", f"{run}/driver.sock"
-        runtime = f"--runtime-socket={run}/runtime.sock"
-        kubelet_root = f"--kubelet-root={self.kubelet}"
+        at, roots = self.places, f"--target-root={self.kubelet}"
+        runtime = f"--runtime-socket={at.sockets.runtime}"
         return {
             "driver": [
-                "driver", f"--socket={driver}", f"--state-dir={self.root}/pool/state",
-                "--create-pool", f"--run-dir={run}/driver", "--node-id=node-1", runtime, roots,
+                "driver", f"--socket={at.driver}", f"--state-dir={at.root}/pool/state",
+                "--create-pool", f"--run-dir={at.run}/driver", "--node-id=node-1", runtime, roots,
             ],
-            "shim": ["shim", f"--socket={shim}", f"--driver-socket={driver}", runtime, kubelet_root],
+            "shim": [
+                "shim", f"--socket={at.shim}", f"--driver-socket={at.driver}", runtime,
+                f"--kubelet-root={self.kubelet}",
+            ],
             "proxy": [
-                "proxy", f"--run-dir={run}", f"--volumes-root={run}/volumes",
-                f"--driver={DRIVER},{self.csi},{shim}", "--handler-grace-s=20", roots,
+                "proxy", f"--run-dir={at.run}", f"--volumes-root={at.volumes}",
+                f"--driver={self.served},{at.csi},{at.shim}", "--handler-grace-s=20", roots,
             ],
         }[program]  # fmt: skip
-
-
-class Kubelet:
-    """Calls the CSI socket of the node."""
-
-    def __init__(self, pods: Pods, connected: grpc.aio.Channel) -> None:
-        self.pods = pods
-        self.co = Co(connected, ANSWER_S, waits=True)
-
-    def staging(self, volume_id: str) -> str:
-        path = self.pods.kubelet / "staging" / volume_id
-        path.mkdir(parents=True, exist_ok=True)
-        return str(path)
-
-    async def volume(self, name: str) -> str:
-        """Create and stage; returns the volume's id."""
-        volume_id = (await self.co.create(name, CAPABILITY)).volume_id
-        await self.co.stage(volume_id, self.staging(volume_id), CAPABILITY)
-        return volume_id
-
-    async def publish(self, volume_id: str, target: str, *, defer: bool) -> None:
-        await self.co.publish(
-            volume_id,
-            target,
-            CAPABILITY,
-            defer=defer,
-            staging=self.staging(volume_id),
-            volume_context=NAMED,
-        )
-
-    async def delete(self, volume_id: str) -> None:
-        await self.co.unstage(volume_id, self.staging(volume_id))
-        await self.co.delete(volume_id)
-
-
-@asynccontextmanager
-async def kubelet_of(pods: Pods) -> AsyncIterator[Kubelet]:
-    async with channel.connect(pods.csi) as connected:
-        yield Kubelet(pods, connected)
 
 
 @pytest.fixture(scope="session")
@@ -157,20 +118,22 @@ def containerd() -> Iterator[Containerd]:
 
 
 @pytest.fixture
-def pods(containerd: Containerd) -> Iterator[Pods]:
+async def pods(containerd: Containerd) -> AsyncIterator[Pods]:
     """A node without its daemons; afterwards nothing of it may be left."""
-    root = Path(tempfile.mkdtemp(prefix="crust-"))
-    node = Pods(containerd, root)
-    for path in (node.run, node.kubelet, root / "pool"):
+    places = PodPlaces.make(tempfile.mkdtemp(prefix="crust-"))
+    node = Pods(places, containerd=containerd)
+    for path in (node.run, node.root / "pool"):
         path.mkdir()
-    mount = ("mount", "-t", "tmpfs", "tmpfs", str(node.kubelet))
-    subprocess.run(mount, check=True)
-    subprocess.run(["mount", "--make-shared", str(node.kubelet)], check=True)
+    for options in (("-t", "tmpfs", "tmpfs"), ("--make-shared",)):
+        await asyncio.to_thread(subprocess.run, ["mount", *options, places.kubelet], check=True)
     try:
         yield node
-        left = [each.target for each in mountinfo.below(str(node.kubelet))]
-        assert (left, remnants.devices(root)) == ([], [])
+        if hasattr(node, "connected"):
+            await node.take_down()
+        left = [each.target for each in mountinfo.below(places.kubelet)]
+        assert (left, remnants.devices(places.root)) == ([], [])
     finally:
+        await node.stop()
         containerd.remove_all()
-        remnants.remove(root)
-        shutil.rmtree(root)
+        remnants.remove(places.root)
+        shutil.rmtree(places.root)

@@ -22,7 +22,7 @@ from crust.host.mounts import mount_api, mountinfo
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
-from tests.integration.containers.conftest import ANSWER_S, CAPABILITY, Pods, kubelet_of
+from tests.integration.containers.conftest import ANSWER_S, CAPABILITY, Pods
 from tests.support.co import Co, stage_request
 from tests.support.containers import (
     BIDIRECTIONAL,
@@ -33,7 +33,6 @@ from tests.support.containers import (
     Containerd,
 )
 from tests.support.faults.refusals import refused
-from tests.support.runtimes import fake_handler
 
 # The first test waits for the build, which installs a small Debian: five minutes beside other work.
 pytestmark = [pytest.mark.root, pytest.mark.timeout(3600)]
@@ -62,36 +61,30 @@ def image(containerd: Containerd, tmp_path_factory: pytest.TempPathFactory) -> P
 
 async def test_volume_lives_in_containers_of_the_image(pods: Pods, image: Path) -> None:
     pods.image = image
-    await pods.start_all()
-    target = pods.target("pod-1")
-    async with kubelet_of(pods) as kubelet, pods.handler():
-        volume_id = await kubelet.volume("v-1")
-        await kubelet.publish(volume_id, target, defer=False)
+    await pods.start()
+    target = pods.places.target("pod-1")
+    async with pods.handler():
+        volume_id = await pods.volume()
+        await pods.publish(volume_id, target, defer=False)
         mounted = mountinfo.at(target)
         assert mounted is not None, "on the host"
         assert mounted.fs_type == "ext4"
-        await kubelet.co.unpublish(volume_id, target)
-        await kubelet.publish(volume_id, target, defer=True)
+        await pods.unpublish(volume_id, target)
+        await pods.publish(volume_id, target)
         assert pods.entry(target) is not None
-        await kubelet.co.unpublish(volume_id, target)
-        await kubelet.delete(volume_id)
 
 
 @pytest.mark.vm
 async def test_guest_mounts_what_containers_publish(pods: Pods, image: Path) -> None:
     """The runtime is a daemon of the host, as Kata is."""
     pods.image = image
-    await pods.start_all()
-    target = pods.target("pod-1")
-    async with kubelet_of(pods) as kubelet, guests(pods) as runtime:
-        volume_id = await kubelet.volume("v-1")
-        await kubelet.publish(volume_id, target, defer=True)
+    await pods.start()
+    async with guests(pods) as runtime:
+        _, target = await pods.published_volume()
         for command in ("echo written >/data/file && df /data", "cat /data/file"):
             mount = f"--mount=source={target},destination=/data"
             shown = await runtime("run", mount, "sh", "-c", command)
         assert shown == "written\n"
-        await kubelet.co.unpublish(volume_id, target)
-        await kubelet.delete(volume_id)
 
 
 @asynccontextmanager
@@ -99,7 +92,7 @@ async def guests(pods: Pods) -> AsyncIterator[Callable[..., Awaitable[str]]]:
     """The example runtime on the host, registered; the result runs one of its commands."""
     program = (sys.executable, "-m", "examples.kata")
     here = f"--run-dir={pods.root}/kata"
-    sockets = f"--handlers-socket={pods.sockets.handlers}"
+    sockets = f"--handlers-socket={pods.places.sockets.handlers}"
     process = await asyncio.create_subprocess_exec(
         *program, "serve", here, sockets, "--name=kata", cwd=CHECKOUT
     )
@@ -113,7 +106,7 @@ async def guests(pods: Pods) -> AsyncIterator[Callable[..., Awaitable[str]]]:
         return answered.decode()
 
     try:
-        async with asyncio.timeout(ANSWER_S), channel.connect(pods.sockets.inspect) as proxy:
+        async with asyncio.timeout(ANSWER_S), channel.connect(pods.places.sockets.inspect) as proxy:
             inspect: inspect_pb2_grpc.InspectAsyncStub = inspect_pb2_grpc.InspectStub(proxy)
             events = inspect.Watch(inspect_pb2.WatchRequest())
             await events.initial_metadata()
@@ -267,63 +260,50 @@ async def test_nodes_of_local_and_ceph_volumes_run_side_by_side(
 
 
 async def test_volume_is_deferred_guarded_on_the_host_and_deleted(pods: Pods) -> None:
-    await pods.start_all()
-    async with kubelet_of(pods) as kubelet, pods.handler():
-        volume_id, target = await kubelet.volume("deferred"), pods.target("one")
-        await kubelet.publish(volume_id, target, defer=True)
+    await pods.start()
+    async with pods.handler():
+        volume_id, target = await pods.published_volume()
         guard = mountinfo.at(target)
         assert guard is not None
         assert mount_api.is_guard(guard)
-        entry = pods.entry(target)
-        assert entry is not None
-        assert entry.require().key.volume_id == volume_id
-        with fake_handler.sandbox(f"{pods.run}/volumes", target):
-            assert (await kubelet.co.stats(volume_id, target)).usage
-            unpublish = kubelet.co.unpublish(volume_id, target)
-            await refused(unpublish, grpc.StatusCode.FAILED_PRECONDITION, "sandbox-1")
-        await kubelet.co.unpublish(volume_id, target)
-        await kubelet.delete(volume_id)
-        assert pods.entry(target) is None
+        assert pods.record(target).key.volume_id == volume_id
+        with pods.sandbox(target):
+            assert (await pods.co.stats(volume_id, target)).usage
+            unpublish = pods.unpublish(volume_id, target)
+            await refused(unpublish, grpc.StatusCode.FAILED_PRECONDITION, "box-1")
 
 
 async def test_proxy_that_was_killed_finds_what_is_deferred_and_its_claim(pods: Pods) -> None:
-    await pods.start_all()
-    async with kubelet_of(pods) as kubelet, pods.handler():
-        volume_id, target = await kubelet.volume("deferred"), pods.target("one")
-        await kubelet.publish(volume_id, target, defer=True)
-        with fake_handler.sandbox(f"{pods.run}/volumes", target):
+    await pods.start()
+    async with pods.handler():
+        volume_id, target = await pods.published_volume()
+        with pods.sandbox(target):
             await asyncio.to_thread(pods.running["proxy"].kill)
             guard = mountinfo.at(target)  # it was made in a namespace that is gone
             assert guard is not None
             assert mount_api.is_guard(guard)
-            again = await asyncio.to_thread(pods.start, "proxy")
+            again = await asyncio.to_thread(pods.start_pod, "proxy")
             await asyncio.to_thread(again.wait_for, "proxy serves")
-            async with kubelet_of(pods) as second:
-                assert (await second.co.stats(volume_id, target)).usage
-                unpublish = second.co.unpublish(volume_id, target)
-                await refused(unpublish, grpc.StatusCode.FAILED_PRECONDITION, "sandbox-1")
-        async with kubelet_of(pods) as second:
-            await second.co.unpublish(volume_id, target)
-            await second.delete(volume_id)
+            assert (await pods.co.stats(volume_id, target)).usage
+            unpublish = pods.unpublish(volume_id, target)
+            await refused(unpublish, grpc.StatusCode.FAILED_PRECONDITION, "box-1")
 
 
 async def test_second_proxy_is_refused_whatever_its_run_directory(pods: Pods) -> None:
     """Their processes do not see each other: both are process 1."""
-    await pods.start_all()
-    same = await asyncio.to_thread(pods.start, "proxy", name="same")
+    await pods.start()
+    same = await asyncio.to_thread(pods.start_pod, "proxy", name="same")
     await asyncio.to_thread(same.wait_for, "waits for another process to end")
     assert "LockHeld" in same.text()
     flags = (f"--run-dir={pods.run}/other", f"--volumes-root={pods.run}/other/volumes")
-    other = await asyncio.to_thread(pods.start, "proxy", *flags, name="other")
+    other = await asyncio.to_thread(pods.start_pod, "proxy", *flags, name="other")
     refusal = "a process of another PID namespace (another container) already listens"
     await asyncio.to_thread(other.wait_for, refusal)
     await asyncio.to_thread(other.wait_ended)
-    async with kubelet_of(pods) as kubelet:
-        await kubelet.delete(await kubelet.volume("still-served"))
+    await pods.volume("still-served")
     await asyncio.to_thread(pods.running["proxy"].kill, "TERM")
     await asyncio.to_thread(same.wait_for, "proxy serves")
-    async with kubelet_of(pods) as kubelet:
-        await kubelet.delete(await kubelet.volume("served-by-the-successor"))
+    await pods.volume("served-by-the-successor")
 
 
 @pytest.mark.parametrize("program", ["proxy", "driver"])
@@ -331,7 +311,7 @@ async def test_second_proxy_is_refused_whatever_its_run_directory(pods: Pods) ->
 async def test_start_is_refused_where_mounts_would_not_reach_the_host(
     pods: Pods, program: str, propagation: str
 ) -> None:
-    started = await asyncio.to_thread(pods.start, program, kubelet=propagation)
+    started = await asyncio.to_thread(pods.start_pod, program, kubelet=propagation)
     await asyncio.to_thread(started.wait_for, "mountPropagation Bidirectional")
     await asyncio.to_thread(started.wait_ended)
     assert "MountsNotPropagated" in started.text()
@@ -340,10 +320,10 @@ async def test_start_is_refused_where_mounts_would_not_reach_the_host(
 async def test_registration_socket_names_the_hosts_path(pods: Pods) -> None:
     registry = pods.kubelet / "plugins_registry"
     registry.mkdir()
-    started = await asyncio.to_thread(pods.start, "proxy", f"--plugins-registry={registry}")
+    started = await asyncio.to_thread(pods.start_pod, "proxy", f"--plugins-registry={registry}")
     await asyncio.to_thread(started.wait_for, "proxy serves")
     async with channel.connect(f"{registry}/block.csi.crust.dev-reg.sock") as connected:
         get_info: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(
             "/pluginregistration.Registration/GetInfo"
         )
-        assert pods.csi.encode() in await get_info(b"", timeout=ANSWER_S)
+        assert pods.places.csi.encode() in await get_info(b"", timeout=ANSWER_S)

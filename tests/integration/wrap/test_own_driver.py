@@ -12,14 +12,13 @@ import pytest
 from crust.csi_shim.wrap.node_shim import Wrapping
 from crust.host.block import devices
 from crust.host.mounts import mount_api, mountinfo
-from tests.integration.chain.conftest import Chain
 from tests.integration.wrap.conftest import DEFERRED, Volume, Wrapped
 from tests.support.co import MIB, MODE, capability
 from tests.support.drivers import without_deferral
 from tests.support.drivers.vendor_driver import NAMES
 from tests.support.faults.refusals import refused
 from tests.support.nodes.node import Places
-from tests.support.nodes.served_node import started
+from tests.support.nodes.served_node import BlockNode, started
 
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode
@@ -27,7 +26,7 @@ NEVER = {"crust.dev/defer": "never"}
 
 
 @dataclass
-class OwnNode(Chain):
+class OwnNode(BlockNode):
     """A node with our driver, of which a CO sees either version."""
 
     wraps: bool = True

@@ -5,7 +5,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import grpc.aio
 
@@ -57,7 +57,7 @@ class Places:
     root: str
 
     @classmethod
-    def make(cls, root: str) -> "Places":
+    def make(cls, root: str) -> Self:
         places = cls(root)
         os.mkdir(places.kubelet)
         return places

@@ -18,7 +18,9 @@ from typing import Any, ClassVar, TypeVar
 
 import grpc.aio
 
+from crust.blockdriver import serve
 from crust.core import volumes
+from crust.core.settings.driver import DriverSettings
 from crust.core.settings.program import ProgramSettings
 from crust.core.settings.proxy import KubernetesSettings
 from crust.csi_shim.wrap.node_shim import Wrapping
@@ -32,7 +34,7 @@ from crust.rpc import channel, status
 from crust.rpc.status import PeerStatus
 from crust.runtime_handler import claim_volume
 from crust.wire.csi.v1 import csi_pb2_grpc
-from tests.support.co import Co
+from tests.support.co import MODE, Co, capability
 from tests.support.drivers import remnants
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Places
@@ -79,6 +81,11 @@ class ServedNode:
     async def start_driver(self) -> None:
         """Start what serves the driver's socket, where it is no part of `crust node`."""
 
+    def handler(self) -> Any:
+        """A runtime handler, registered while the block runs."""
+        handlers = self.places.sockets.handlers
+        return running(FakeHandler(), proxy_socket=handlers, endpoint=self.places.handler)
+
     async def start(self) -> None:
         """Start everything, bottom up, as after the start of the node."""
         enter = self.daemons.enter_async_context
@@ -88,8 +95,7 @@ class ServedNode:
             await self.start_driver()
             await enter(proxy_process.running(self._proxy()))
             await self.start_shim()
-        handlers = self.places.sockets.handlers
-        await enter(running(FakeHandler(), proxy_socket=handlers, endpoint=self.places.handler))
+        await enter(self.handler())
         self.connected = await enter(channel.connect(self.places.csi))
 
     def _proxy(self) -> Any:
@@ -191,6 +197,88 @@ class ServedNode:
     def sandbox(self, target: str, name: str = "box-1") -> AbstractContextManager[str]:
         """A sandbox that has the volume; yields the device."""
         return sandbox(self.places, target, name)
+
+
+@dataclass
+class BlockNode(ServedNode):
+    """A node with our driver, and a CO that calls it."""
+
+    def tables(self) -> dict[str, Any]:
+        root = self.places.root
+        driver = {
+            "socket": self.places.driver,
+            "run_dir": f"{root}/driver-run",
+            "state_dir": f"{root}/state",
+            "create_pool": True,
+            "node_id": "node-1",
+            "target_roots": [self.places.kubelet],
+        }
+        shim = {"socket": self.places.shim, "kubelet_root": self.places.kubelet}
+        return {"shim": shim, "driver": driver}
+
+    async def start_driver(self, socket: str = "") -> None:
+        """Serve the driver, at its own socket if none is given."""
+        proxy = {"runtime_socket": self.places.sockets.runtime}
+        settings = DriverSettings.model_validate(self.tables()["driver"] | proxy)
+        serving = serve.running(
+            serve.driver_of(settings), socket=socket or settings.socket, run_dir=settings.run_dir
+        )
+        await self.daemons.enter_async_context(serving)
+
+    async def volume(self, name: str = "pvc", *, mode: int = MODE.SINGLE_NODE_MULTI_WRITER) -> str:
+        """A new ext4 volume, staged at its first staging path; its id."""
+        volume_id = (await self.co.create(name, capability(mode=mode))).volume_id
+        self.created[volume_id] = None
+        await self.stage(volume_id, mode=mode)
+        return volume_id
+
+    def staging(self, name: str = "global") -> str:
+        path = f"{self.places.kubelet}/{name}"
+        os.makedirs(path, exist_ok=True)
+        return path
+
+    async def stage(
+        self,
+        volume_id: str,
+        name: str = "global",
+        *,
+        mode: int = MODE.SINGLE_NODE_MULTI_WRITER,
+        **fields: Any,
+    ) -> None:
+        call = self.co.stage(volume_id, self.staging(name), capability(mode=mode), **fields)
+        await self.note_stage(volume_id, self.staging(name), call)
+
+    async def unstage(self, volume_id: str, name: str = "global") -> None:
+        await self.end_stage(volume_id, self.staging(name))
+
+    async def publish(
+        self,
+        volume_id: str,
+        target: str,
+        *,
+        mode: int = MODE.SINGLE_NODE_MULTI_WRITER,
+        context: dict[str, str] = nodes.NAMED,
+        **fields: Any,
+    ) -> None:
+        """NodePublishVolume, deferred by the CO's flag."""
+        call = self.co.publish(
+            volume_id,
+            target,
+            capability(mode=mode),
+            staging=self.staging(),
+            volume_context=context,
+            **fields,
+        )
+        await self.note_publish(volume_id, target, call)
+
+    async def unpublish(self, volume_id: str, target: str, **fields: Any) -> None:
+        await self.end_publish(volume_id, target, **fields)
+
+    async def published_volume(self) -> tuple[str, str]:
+        """A new volume, staged and deferred: its id, and its target."""
+        volume_id, target = await self.volume(), self.places.target("one")
+        await self.publish(volume_id, target)
+        return volume_id, target
 
 
 @contextmanager
