@@ -1,6 +1,7 @@
 """What holds for every test: needed capabilities are probed, and a test with root leaves nothing behind."""
 
 import gc
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import hypothesis
 import pytest
 
 from tests.support import capabilities, leaks
+from tests.support.nodes.node import Places
 
 # Else an example that takes longer than 200 ms fails, as on a busy machine any may.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -30,6 +32,19 @@ def strict_event_loop() -> Iterator[None]:
             yield
     finally:
         gc.enable()
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """A directory for sockets: unix(7) allows paths of 107 bytes, and pytest's own directories are long."""
+    with tempfile.TemporaryDirectory(prefix="crust-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def places(short_dir: Path) -> Places:
+    """The paths of a new node."""
+    return Places.make(str(short_dir))
 
 
 @pytest.fixture(autouse=True)

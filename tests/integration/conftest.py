@@ -1,7 +1,6 @@
-"""What tests of several parts have: directories short enough for sockets, and loop devices on sparse files."""
+"""What tests of several parts have: loop devices on sparse files."""
 
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,23 +9,15 @@ import pytest
 from crust.host.block import loop
 from tests.support.co import MIB
 from tests.support.drivers import remnants
-from tests.support.nodes.node import Places
 
 MakeDevice = Callable[..., loop.LoopDevice]
 
 
 @pytest.fixture
-def short_dir() -> Iterator[Path]:
-    """unix(7) allows 107 bytes, and pytest's own directories are long. What a failed test left in it is removed."""
-    with tempfile.TemporaryDirectory(prefix="crust-") as name:
-        yield Path(name)
-        remnants.remove(name)
-
-
-@pytest.fixture
-def places(short_dir: Path) -> Places:
-    """The paths of a new node."""
-    return Places.make(str(short_dir))
+def short_dir(short_dir: Path) -> Iterator[Path]:
+    """What a failed test left in it is removed."""
+    yield short_dir
+    remnants.remove(short_dir)
 
 
 @pytest.fixture

@@ -1,28 +1,19 @@
-"""A short directory, a node in it, and the command against the node."""
+"""The command against a node."""
 
 import asyncio
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from crust.cli import main
-from tests.support.nodes.node import Node, Places
+from tests.support.nodes.node import Node
 
 
 @pytest.fixture
-def root() -> Iterator[Path]:
-    """A directory whose name is short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="crust-") as path:
-        yield Path(path)
-
-
-@pytest.fixture
-def places(root: Path) -> Places:
-    """Where a node has its things."""
-    return Places.make(str(root))
+def root(short_dir: Path) -> Path:
+    """Where the files of a node are."""
+    return short_dir
 
 
 async def invoked(*words: str, answer: str = "") -> Result:

@@ -311,12 +311,6 @@ class Hang:
         assert await asyncio.to_thread(self._begun.acquire, timeout=50)
 
 
-@pytest.fixture
-def places() -> Any:
-    with tempfile.TemporaryDirectory(prefix="crust-") as root:
-        yield Places.make(root)
-
-
 @asynccontextmanager
 async def small_shim(places: Places, hang: Hang) -> AsyncIterator[tuple[Daemon, grpc.aio.Channel]]:
     """A shim with few threads around a driver that knows nothing of deferral, and a caller."""

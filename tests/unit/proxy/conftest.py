@@ -1,20 +1,13 @@
-"""Nodes in short directories: a socket's path may have 107 bytes, and pytest's own directories use most of them."""
+"""Nodes without a kernel."""
 
 import os
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.nodes import node as nodes
 from tests.support.nodes.fake_targets import GUARD
-
-
-@pytest.fixture
-def places() -> Iterator[nodes.Places]:
-    with tempfile.TemporaryDirectory(prefix="crust-") as root:
-        yield nodes.Places.make(root)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -149,9 +149,8 @@ async def test_handler_that_overrides_nothing_offers_nothing() -> None:
 
 
 @pytest.fixture
-def run_dir() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="crust-") as path:
-        yield path
+def run_dir(short_dir: Path) -> str:
+    return str(short_dir)
 
 
 class RefusingRegistry(handlers_pb2_grpc.HandlerRegistryServicer):

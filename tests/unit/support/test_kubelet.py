@@ -2,8 +2,7 @@
 
 import itertools
 import os
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,24 +45,18 @@ class Simulated:
 
 
 @pytest.fixture
-def root() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="crust-") as path:
-        yield path
-
-
-@pytest.fixture
-async def simulated(root: str) -> AsyncIterator[Simulated]:
+async def simulated(short_dir: Path) -> AsyncIterator[Simulated]:
     """A kubelet whose driver serves; a published target is a mount point."""
     driver, runtime = FakeDriver(mounts=MarkedMounts()), PlainContainers()
     mount_points = FakeMountPoints(lambda path: path in driver.published)
     kubelet = Kubelet(
-        root=f"{root}/kubelet",
+        root=f"{short_dir}/kubelet",
         driver=DRIVER,
-        socket=f"{root}/csi.sock",
+        socket=f"{short_dir}/csi.sock",
         mount_points=mount_points,
         runtime=runtime,
     )
-    async with fake_driver.serving(driver, f"{root}/csi.sock"):
+    async with fake_driver.serving(driver, f"{short_dir}/csi.sock"):
         yield Simulated(kubelet, driver, runtime, mount_points)
 
 
@@ -82,15 +75,15 @@ async def _fail_always(simulated: Simulated, method: str, code: grpc.StatusCode)
     await simulated.kubelet.turn()
 
 
-async def test_pod_passes_the_four_calls_in_order(simulated: Simulated, root: str) -> None:
+async def test_pod_passes_the_four_calls_in_order(simulated: Simulated, short_dir: Path) -> None:
     await _run(simulated)
     assert simulated.runtime.containers == {"pod-1"}
     await simulated.kubelet.delete("pod-1")
     await simulated.kubelet.until(lambda: simulated.kubelet.empty, within_s=5)
     assert simulated.methods() == LIFE
     assert simulated.kubelet.actual.volumes == {}
-    assert os.listdir(f"{root}/kubelet/pods") == []
-    assert os.listdir(f"{root}/kubelet/plugins/kubernetes.io/csi/csi.example.com") == []
+    assert os.listdir(f"{short_dir}/kubelet/pods") == []
+    assert os.listdir(f"{short_dir}/kubelet/plugins/kubernetes.io/csi/csi.example.com") == []
 
 
 @pytest.mark.parametrize(
@@ -250,39 +243,41 @@ RAW_POD = Pod("pod-1", (RAW,))
 BASE = "plugins/kubernetes.io/csi/volumeDevices"
 
 
-async def test_raw_volume_is_staged_mapped_and_removed(simulated: Simulated, root: str) -> None:
+async def test_raw_volume_is_staged_mapped_and_removed(
+    simulated: Simulated, short_dir: Path
+) -> None:
     await _run(simulated, RAW_POD)
-    target = f"{root}/kubelet/{BASE}/publish/pv-raw/pod-1"
-    mapped = f"{root}/kubelet/{BASE}/pv-raw/dev/pod-1"
+    target = f"{short_dir}/kubelet/{BASE}/publish/pv-raw/pod-1"
+    mapped = f"{short_dir}/kubelet/{BASE}/pv-raw/dev/pod-1"
     stage, publish = (simulated.driver.called(method)[0].request for method in LIFE[:2])
-    assert stage.staging_target_path == f"{root}/kubelet/{BASE}/staging/pv-raw"
+    assert stage.staging_target_path == f"{short_dir}/kubelet/{BASE}/staging/pv-raw"
     assert publish.staging_target_path == stage.staging_target_path
     assert publish.target_path == target
     assert stage.volume_capability.HasField("block")
     assert publish.volume_capability.HasField("block")
     assert simulated.mount_points.binds == {mapped: target}
     assert simulated.kubelet.disk.block.loops == {mapped}
-    link = f"{root}/kubelet/pods/pod-1/volumeDevices/kubernetes.io~csi/pv-raw"
+    link = f"{short_dir}/kubelet/pods/pod-1/volumeDevices/kubernetes.io~csi/pv-raw"
     assert os.readlink(link) == target
     await simulated.kubelet.delete("pod-1")
     await simulated.kubelet.until(lambda: simulated.kubelet.empty, within_s=5)
     assert simulated.methods() == LIFE
     assert simulated.mount_points.binds == {}
     assert simulated.kubelet.disk.block.loops == set()
-    assert sorted(os.listdir(f"{root}/kubelet/{BASE}")) == ["publish", "staging"]
+    assert sorted(os.listdir(f"{short_dir}/kubelet/{BASE}")) == ["publish", "staging"]
 
 
-async def test_raw_expansion_names_the_target_alone(simulated: Simulated, root: str) -> None:
+async def test_raw_expansion_names_the_target_alone(simulated: Simulated, short_dir: Path) -> None:
     await _run(simulated, RAW_POD)
     simulated.kubelet.resize("pv-raw", 1 << 30)
     await simulated.kubelet.until(lambda: simulated.kubelet.settled, within_s=5)
     (expand,) = simulated.driver.called("NodeExpandVolume")
-    assert expand.request.volume_path == f"{root}/kubelet/{BASE}/publish/pv-raw/pod-1"
+    assert expand.request.volume_path == f"{short_dir}/kubelet/{BASE}/publish/pv-raw/pod-1"
     assert expand.request.staging_target_path == ""
     assert expand.request.volume_capability.HasField("block")
 
 
-async def test_raw_volume_without_a_link_is_lost(simulated: Simulated, root: str) -> None:
+async def test_raw_volume_without_a_link_is_lost(simulated: Simulated, short_dir: Path) -> None:
     """The publish was lost, so the kubelet has mapped nothing: no directory of the pod names the volume."""
     simulated.driver.failures_after["NodePublishVolume"] = Failure(Code.UNAVAILABLE, "lost")
     simulated.kubelet.add(RAW_POD)
@@ -292,5 +287,5 @@ async def test_raw_volume_without_a_link_is_lost(simulated: Simulated, root: str
     for _ in range(20):
         await simulated.kubelet.turn()
     assert simulated.methods() == LIFE[:2]
-    target = f"{root}/kubelet/{BASE}/publish/pv-raw/pod-1"
+    target = f"{short_dir}/kubelet/{BASE}/publish/pv-raw/pod-1"
     assert simulated.kubelet.disk.block.lost == {target}
