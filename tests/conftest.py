@@ -1,6 +1,7 @@
 """What holds for every test: needed capabilities are probed, and a test with root leaves nothing behind."""
 
 import gc
+import logging
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,16 @@ def short_dir() -> Iterator[Path]:
 def places(short_dir: Path) -> Places:
     """The paths of a new node."""
     return Places.make(str(short_dir))
+
+
+@pytest.fixture
+def logging_restored() -> Iterator[None]:
+    """The root logger has its handlers and its level again."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

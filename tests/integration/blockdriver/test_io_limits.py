@@ -34,14 +34,8 @@ def limited(bench: Bench, kernel: FakeThrottle) -> Bench:
     return bench
 
 
-def device_of(bench: Bench, volume_id: str) -> Attachment:
-    attachment = bench.driver.stores.access.attached(volumes.VolumeId(volume_id))
-    assert attachment is not None
-    return attachment
-
-
 def in_force(bench: Bench, kernel: FakeThrottle, volume_id: str) -> volumes.IoLimits:
-    return kernel.limits_of(device_of(bench, volume_id).host_device.identity)
+    return kernel.limits_of(bench.host_device(volume_id).identity)
 
 
 @pytest.mark.parametrize("capability", [mount(), block()], ids=["mount", "block"])
@@ -51,7 +45,7 @@ async def test_io_limits_hold_from_publish_to_unstage(
     made = await limited.staged(capability=capability, mutable=SENT)
     target = limited.target("pod-a")
     assert in_force(limited, kernel, made) == NONE  # mkfs and fsck are not its user's
-    identity = device_of(limited, made).host_device.identity
+    identity = limited.host_device(made).identity
     await limited.publish(made, target, capability)
     assert in_force(limited, kernel, made) == LIMITS
     await limited.down(made, target)
@@ -93,7 +87,7 @@ async def test_publish_on_a_node_without_io_limits_is_refused(bench: Bench) -> N
 
 async def test_refused_unstage_keeps_the_limits(limited: Bench, kernel: FakeThrottle) -> None:
     made, target = await limited.published(capability=block(), mutable=SENT)
-    holder = os.open(device_of(limited, made).host_device.path, os.O_RDONLY)
+    holder = os.open(limited.host_device(made).path, os.O_RDONLY)
     await limited.unpublish(made, target)
     try:
         with pytest.raises(errors.NotReady):
@@ -131,8 +125,8 @@ async def test_start_restores_the_limits_on_record(limited: Bench, kernel: FakeT
         await limited.stage(each.volume_id)
     await limited.publish(used.volume_id, target)
     throttle = limited.driver.node.io_limits.throttle
-    throttle.set(device_of(limited, used.volume_id).host_device.identity, NONE)
-    throttle.set(device_of(limited, idle.volume_id).host_device.identity, LIMITS)
+    throttle.set(limited.host_device(used.volume_id).identity, NONE)
+    throttle.set(limited.host_device(idle.volume_id).identity, LIMITS)
     limited.restart()
     assert in_force(limited, kernel, used.volume_id) == LIMITS
     assert in_force(limited, kernel, idle.volume_id) == NONE

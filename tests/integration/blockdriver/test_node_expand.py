@@ -17,6 +17,7 @@ from crust.host.filesystems import growth
 from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
+from tests.support.faults.crashes import Killed
 from tests.support.raised import raised
 
 pytestmark = pytest.mark.root
@@ -166,10 +167,6 @@ async def test_node_expand_of_a_read_only_mount_is_refused(bench: Bench) -> None
     assert (await bench.stats(volume_id, target)).usage[0].total > 1.5 * size
 
 
-class Killed(BaseException):
-    """Like kill -9: nothing is undone."""
-
-
 @pytest.mark.parametrize("fs_type", ["xfs", "btrfs"])
 async def test_publish_killed_between_mount_and_growth_grows_on_retry(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, fs_type: str
@@ -246,9 +243,7 @@ async def test_node_expand_grows_a_raw_volume_and_the_device_of_a_deferred_one(
         grown = await deployed.expand(volume.volume_id, target, 128 * MIB, deferred=deferred)
         assert grown == 128 * MIB
         assert sizes(deployed, volume.volume_id) == (128 * MIB, 128 * MIB)
-        attached = deployed.driver.stores.access.attached(volumes.VolumeId(volume.volume_id))
-        assert attached is not None
-        assert devices.size_bytes(attached.host_device.path) == 128 * MIB
+        assert devices.size_bytes(deployed.host_device(volume.volume_id).path) == 128 * MIB
 
 
 async def test_node_expand_that_cannot_be_changes_no_size(deployed: Bench) -> None:

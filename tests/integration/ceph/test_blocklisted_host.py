@@ -27,6 +27,7 @@ from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph.rbd_driver import RbdDriver
 from tests.support.ceph.rbd_images import create
 from tests.support.ceph.rbd_node import RbdNode
+from tests.support.faults import refusals
 from tests.support.faults.refusals import refused
 
 pytestmark = pytest.mark.timeout(240)
@@ -89,16 +90,6 @@ async def until_refused(call: Callable[[], Awaitable[Any]]) -> str:
             return err.details() or ""
 
 
-async def until_served(call: Callable[[], Awaitable[Any]]) -> Any:
-    """Until the OSD has the map without the entry, and the driver has looked again: UNAVAILABLE before."""
-    while True:
-        try:
-            return await call()
-        except grpc.aio.AioRpcError as err:
-            if err.code() is not grpc.StatusCode.UNAVAILABLE:
-                raise
-
-
 @pytest.mark.parametrize("kind", ENTRIES)
 async def test_controller_on_a_blocklisted_host_goes_on(cluster: RbdNode, kind: str) -> None:
     pid, volume_id = pid_of(cluster.controller_driver), cluster.volume
@@ -110,7 +101,8 @@ async def test_controller_on_a_blocklisted_host_goes_on(cluster: RbdNode, kind: 
             await refused(cluster.create("two"), grpc.StatusCode.UNAVAILABLE, *WORDS)
             await refused(cluster.delete(volume_id), grpc.StatusCode.UNAVAILABLE, *WORDS)
         assert threads(pid) < before + THREADS_OF_A_CONNECTION
-    await until_served(lambda: cluster.delete(absent))
+    # the OSD gets the map without the entry, and the driver looks again
+    await refusals.repeated(lambda: cluster.delete(absent), grpc.StatusCode.UNAVAILABLE)
     assert cluster.images() == [volume_id], "nothing was made or deleted"
     made = await cluster.create("two")
     assert sorted(cluster.images()) == sorted((volume_id, made))
@@ -138,9 +130,9 @@ async def test_node_on_a_blocklisted_host_goes_on_later(cluster: RbdNode, kind: 
         # what this host itself has is known without the cluster
         await refused(cluster.unstage(), grpc.StatusCode.FAILED_PRECONDITION, "[StillPublished]")
         assert threads(pid) < before + THREADS_OF_A_CONNECTION
-    await until_served(cluster.stage)
+    await refusals.repeated(cluster.stage, grpc.StatusCode.UNAVAILABLE)
     assert (await cluster.publish()).network_image.image == cluster.volume
-    await until_served(cluster.leave)
+    await refusals.repeated(cluster.leave, grpc.StatusCode.UNAVAILABLE)
     assert cluster.images() == []
     assert pid_of(cluster.driver) == pid
 

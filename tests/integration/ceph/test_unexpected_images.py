@@ -17,7 +17,7 @@ from crust.blockdriver.engines.rbd.records import object_name
 from crust.ceph import omap
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.ceph.rbd_node import SIZE, RbdNode
-from tests.support.faults.refusals import refused
+from tests.support.faults.refusals import refused, repeated
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -122,7 +122,9 @@ async def test_controller_that_is_blocklisted_while_it_creates_makes_each_volume
     (user,) = (each for each in cluster.ceph.connected_users() if each.startswith("controller-"))
     while not await refused_while_blocklisted(cluster, user, names):
         pass  # the controller's own look at the pool was the first to meet it, and connected again
-    made = [await created(cluster, name) for name in names]
+    made = [
+        await repeated(partial(cluster.create, name), grpc.StatusCode.UNAVAILABLE) for name in names
+    ]
     assert sorted(cluster.images()) == sorted([*made, cluster.volume])
     for each in made:
         await cluster.delete(each)
@@ -149,16 +151,6 @@ async def refused_while_blocklisted(cluster: RbdNode, user: str, names: list[str
                 assert not isinstance(each, BaseException), each
     await blocklisting
     return was_refused
-
-
-async def created(cluster: RbdNode, name: str) -> str:
-    """The volume's id, when the controller has connected again."""
-    while True:
-        try:
-            return str(await cluster.create(name))
-        except grpc.aio.AioRpcError as err:
-            if err.code() is not grpc.StatusCode.UNAVAILABLE:
-                raise
 
 
 LOSS = grpc.StatusCode.DATA_LOSS

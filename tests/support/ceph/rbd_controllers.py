@@ -1,7 +1,10 @@
 """Controllers of one Ceph pool in this process, each with a connection of its own."""
 
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from crust.blockdriver.controller.create_volume import Create
 from crust.blockdriver.driver import Driver, build
@@ -65,6 +68,17 @@ class Controllers:
         )
         self._made.append(driver)
         return driver
+
+    @contextmanager
+    def image(self, name: str) -> Iterator[Any]:
+        """An image of the pool, opened by an administrator."""
+        import rbd as librbd
+
+        with (
+            self._ceph.ioctx(self._pool, self.namespace) as ioctx,
+            librbd.Image(ioctx, name) as image,
+        ):
+            yield image
 
     def end(self) -> None:
         for each in self._made:

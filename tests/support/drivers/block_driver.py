@@ -123,6 +123,12 @@ class Bench:
         """The ids of the driver's pool."""
         return self.driver.stores.pool.ids
 
+    def host_device(self, volume_id: str) -> volumes.BlockSource:
+        """The device of a volume that is attached."""
+        attachment = self.driver.stores.access.attached(volumes.VolumeId(volume_id))
+        assert attachment is not None
+        return attachment.host_device
+
     def target(self, name: str) -> str:
         """A target path, below a parent that exists."""
         parent = self.root / "pods" / name

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -10,6 +10,8 @@ import pytest
 
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+
+Answer = TypeVar("Answer")
 
 
 async def refused(call: Awaitable[Any], code: grpc.StatusCode, *words: str) -> str:
@@ -36,6 +38,16 @@ async def refused_in_time(
             await call()
         if caught.value.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
             return _checked(caught.value, code, words)
+
+
+async def repeated(call: Callable[[], Awaitable[Answer]], code: grpc.StatusCode) -> Answer:
+    """Repeat a call, as a CO does, while it is refused with `code`."""
+    while True:
+        try:
+            return await call()
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not code:
+                raise
 
 
 def _checked(error: grpc.aio.AioRpcError, code: grpc.StatusCode, words: Sequence[str]) -> str:

@@ -3,11 +3,14 @@
 import hashlib
 import os
 import subprocess
+from pathlib import Path
 from typing import Any
 
 from crust.core import volumes
 from crust.host.mounts import mountinfo
+from crust.host.process import sysfs
 from crust.wire.csi.v1 import csi_pb2
+from tests.support import frozen
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
 from tests.support.records import pool_layout
 
@@ -46,6 +49,15 @@ async def in_use(
 
 async def down(bench: Bench, volume_id: str) -> None:
     await bench.down(volume_id, bench.target(volume_id))
+
+
+def left_frozen(bench: Bench, volume_id: str, target: str) -> Path:
+    """Freeze as a driver does that is killed then; the file with its note."""
+    entry = bench.root / "run" / "freezes" / volume_id
+    entry.write_text(f"{sysfs.boot_id()} {bench.host_device(volume_id).identity}\n")
+    entry.chmod(0o600)
+    frozen.freeze(target)
+    return entry
 
 
 async def raw_pair(bench: Bench) -> tuple[list[str], list[str]]:

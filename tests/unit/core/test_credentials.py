@@ -3,7 +3,6 @@
 import io
 import logging
 import time
-from collections.abc import Iterator
 from typing import get_args
 
 import pytest
@@ -94,17 +93,10 @@ def test_value_in_a_quote_that_is_not_closed_is_hidden() -> None:
     assert SECRET not in credentials.hidden(f'mount failed: password="a {SECRET}')
 
 
-@pytest.fixture
-def stream() -> Iterator[io.StringIO]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield io.StringIO()
-    root.handlers[:] = handlers
-    root.setLevel(level)
-
-
 @pytest.mark.parametrize("fmt", ["json", "console"])
-def test_log_line_hides_credentials_everywhere(fmt: logs.Format, stream: io.StringIO) -> None:
+@pytest.mark.usefixtures("logging_restored")
+def test_log_line_hides_credentials_everywhere(fmt: logs.Format) -> None:
+    stream = io.StringIO()
     logs.configure(fmt=fmt, stream=stream)
     logger = logging.getLogger("crust.x")
     text = f"-o password={SECRET}"

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,14 +18,7 @@ from crust.core import errors, logs
 Lines = Callable[[], list[dict[str, object]]]
 
 
-@pytest.fixture(autouse=True)
-def _root_logger() -> Iterator[None]:
-    """Leave the root logger as it was."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
+pytestmark = pytest.mark.usefixtures("logging_restored")
 
 
 @pytest.fixture

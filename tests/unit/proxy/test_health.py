@@ -3,10 +3,8 @@
 import asyncio
 import io
 import json
-import logging
 import os
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -176,14 +174,10 @@ Lines = list[dict[str, Any]]
 
 
 @pytest.fixture
-def stream() -> Iterator[io.StringIO]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+def stream(logging_restored: None) -> io.StringIO:
     written = io.StringIO()
     logs.configure(fmt="json", stream=written)
-    yield written
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    return written
 
 
 async def served(stream: io.StringIO, rpc: str) -> Lines:

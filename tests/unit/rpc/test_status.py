@@ -2,8 +2,6 @@
 
 import io
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -219,14 +217,10 @@ def test_every_field_that_csi_marks_in_every_message_is_replaced() -> None:
 
 
 @pytest.fixture
-def everything_logged() -> Iterator[io.StringIO]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+def everything_logged(logging_restored: None) -> io.StringIO:
     stream = io.StringIO()
     logs.configure(level="debug", fmt="json", stream=stream)
-    yield stream
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    return stream
 
 
 async def test_planted_secret_is_in_no_log_file_or_error(

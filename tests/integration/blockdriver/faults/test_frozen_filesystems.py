@@ -5,7 +5,6 @@ import fcntl
 import os
 import struct
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -15,31 +14,18 @@ from crust.host.block import devices, holders
 from crust.host.mounts import mountinfo
 from crust.host.process import sysfs
 from crust.wire.csi.v1 import csi_pb2
-from tests.support import frozen
 from tests.support.drivers.block_driver import MIB, Bench, Mode, caller, is_there, mount
 from tests.support.frozen import is_frozen
 from tests.support.raised import raised
 from tests.support.records import pool_layout
-from tests.support.records.copies import in_use, unmount_lazily, up, write
+from tests.support.records.copies import in_use, left_frozen, unmount_lazily, up, write
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
 
-def _left_frozen(copying: Bench, target: str) -> tuple[str, Path]:
-    """Freeze the volume "source" as a driver that is killed then leaves it, with the note of it."""
-    volume_id = copying.ids.volume_id("source")
-    attachment = copying.driver.stores.access.attached(volume_id)
-    assert attachment is not None
-    entry = copying.root / "run" / "freezes" / volume_id
-    entry.write_text(f"{sysfs.boot_id()} {attachment.host_device.identity}\n")
-    entry.chmod(0o600)
-    frozen.freeze(target)
-    return attachment.host_device.path, entry
-
-
 async def test_start_thaws_a_filesystem_left_frozen(copying: Bench) -> None:
-    _source, target = await in_use(copying, "source")
-    _, entry = _left_frozen(copying, target)
+    source, target = await in_use(copying, "source")
+    entry = left_frozen(copying, source, target)
     await asyncio.to_thread(copying.restart)
     assert not is_frozen(target)
     assert not entry.exists()
@@ -53,7 +39,7 @@ async def test_start_thaws_a_frozen_filesystem_that_was_unmounted(
 ) -> None:
     """It was unmounted lazily: it still has the device, and no path leads to it."""
     source, target = await in_use(copying, "source", mount(fs_type), size=size)
-    device, entry = _left_frozen(copying, target)
+    device, entry = copying.host_device(source).path, left_frozen(copying, source, target)
     unmount_lazily(target)
     with pytest.raises(holders.DeviceInUse):
         os.close(devices.open_exclusive(device))
@@ -67,11 +53,10 @@ async def test_start_thaws_a_frozen_filesystem_that_was_unmounted(
 async def test_start_drops_a_freeze_of_a_removed_volume(copying: Bench) -> None:
     source = await copying.create("source")
     await up(copying, source.volume_id)
-    attachment = copying.driver.stores.access.attached(copying.ids.volume_id("source"))
-    assert attachment is not None
+    device = copying.host_device(source.volume_id)
     entry = copying.root / "run" / "freezes" / source.volume_id
     await copying.unpublish(source.volume_id, copying.target(source.volume_id))
-    for absent in (attachment.host_device.identity, "7:1000000@1", "nonsense"):
+    for absent in (device.identity, "7:1000000@1", "nonsense"):
         entry.write_text(f"{sysfs.boot_id()} {absent}\n")
         entry.chmod(0o600)
         await asyncio.to_thread(copying.restart)

@@ -192,9 +192,7 @@ async def test_start_and_gc_open_no_device_of_another_program(
     try:
         bench.restart()
         await collect(bench)
-        ours = bench.driver.stores.access.attached(volume_id)
-        assert ours is not None
-        assert opened == {ours.host_device.identity.minor}
+        assert opened == {bench.host_device(volume_id).identity.minor}
     finally:
         loop.detach(stranger)
 

@@ -208,7 +208,7 @@ async def test_copy_of_a_guests_filesystem_mounts_beside_it_with_the_returned_op
         answer = await bench.publish(clone.volume_id, target, mount(fs_type), deferred=True)
     inside = str(bench.root / "beside")
     options = tuple(answer.deferred_mount.mount_options)
-    scene.guests.start(target, scene.device(clone.volume_id), inside, fs_type, options)
+    scene.guests.start(target, bench.host_device(clone.volume_id).path, inside, fs_type, options)
     assert Path(inside, "file").read_bytes() == b"kept"
     for volume in (clone, source):
         await scene.down(volume.volume_id)

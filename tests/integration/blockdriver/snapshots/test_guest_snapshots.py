@@ -50,12 +50,9 @@ class Scene:
     def start(self, volume_id: str, fs_type: str = "ext4") -> None:
         """A sandbox takes what was handed over."""
         inside = str(self.bench.root / f"guest-{volume_id}")
-        self.guests.start(self.bench.target(volume_id), self.device(volume_id), inside, fs_type)
-
-    def device(self, volume_id: str) -> str:
-        attachment = self.bench.driver.stores.access.attached(volumes.VolumeId(volume_id))
-        assert attachment is not None
-        return attachment.host_device.path
+        self.guests.start(
+            self.bench.target(volume_id), self.bench.host_device(volume_id).path, inside, fs_type
+        )
 
     async def down(self, volume_id: str) -> None:
         target = self.bench.target(volume_id)
@@ -198,7 +195,7 @@ async def test_exclusive_open_of_a_device_during_its_copy_is_refused(
     bench = on_xfs.bench
     source = await bench.create("source")
     await on_xfs.hand_over(source.volume_id)
-    device, seen = on_xfs.device(source.volume_id), []
+    device, seen = on_xfs.bench.host_device(source.volume_id).path, []
 
     def begin() -> None:
         try:
@@ -218,7 +215,7 @@ async def test_copy_of_a_device_held_by_another_process_is_refused(on_xfs: Scene
     bench = on_xfs.bench
     source = await bench.create("source")
     await on_xfs.hand_over(source.volume_id)
-    hold = devices.open_exclusive(on_xfs.device(source.volume_id))
+    hold = devices.open_exclusive(on_xfs.bench.host_device(source.volume_id).path)
     with raised("SandboxStarting"):
         await bench.co.snapshot(source.volume_id)
     assert on_xfs.left() == []

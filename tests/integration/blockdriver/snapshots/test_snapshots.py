@@ -134,10 +134,8 @@ async def test_copy_on_ext4_keeps_the_holes(copying: Bench) -> None:
 
 async def test_attach_on_btrfs_is_buffered_so_that_clones_have_few_extents(pool: Bench) -> None:
     """With direct I/O every request left an extent there, and a clone of 2 GiB took four times that of 100 MiB."""
-    _volume_id, _ = await in_use(pool, "one", block())
-    attachment = pool.driver.stores.access.attached(pool.ids.volume_id("one"))
-    assert attachment is not None
-    name = os.path.basename(attachment.host_device.path)
+    volume_id, _ = await in_use(pool, "one", block())
+    name = os.path.basename(pool.host_device(volume_id).path)
     on_btrfs = pool_type(pool) == "btrfs"
     assert Path(f"/sys/block/{name}/loop/dio").read_text().strip() == ("0" if on_btrfs else "1")
 

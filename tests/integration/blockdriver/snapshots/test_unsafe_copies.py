@@ -17,8 +17,6 @@ from crust.core import errors, operations
 from crust.host.block import devices
 from crust.host.files import file_copy
 from crust.host.mounts import mount_api
-from crust.host.process import sysfs
-from tests.support import frozen
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.drivers.pools import bench_on
 from tests.support.frozen import is_frozen
@@ -27,6 +25,7 @@ from tests.support.records import pool_layout
 from tests.support.records.copies import (
     down,
     in_use,
+    left_frozen,
     made_of,
     unmount_lazily,
     up,
@@ -50,22 +49,6 @@ def on_btrfs(tmp_path: Path) -> Iterator[Bench]:
 
 def image(bench: Bench, volume_id: str) -> Path:
     return pool_layout.image(bench.root / "state", volume_id)
-
-
-def device(bench: Bench, name: str) -> str:
-    attachment = bench.driver.stores.access.attached(bench.ids.volume_id(name))
-    assert attachment is not None
-    return attachment.host_device.path
-
-
-def left_frozen(bench: Bench, volume_id: str, target: str) -> Path:
-    """Freeze as a driver does that dies then; answers what it noted."""
-    identity = devices.identify(device(bench, "source"))
-    entry = bench.root / "run" / "freezes" / volume_id
-    entry.write_text(f"{sysfs.boot_id()} {identity}\n")
-    entry.chmod(0o600)
-    frozen.freeze(target)
-    return entry
 
 
 def cover(target: str) -> None:
@@ -153,7 +136,7 @@ async def test_copy_of_a_volume_published_read_only_succeeds(pool: Bench) -> Non
     await pool.co.snapshot(source.volume_id)
     await pool.unpublish(source.volume_id, target)
     await pool.publish(source.volume_id, target, readonly=True, deferred=True)
-    hold = devices.open_exclusive(device(pool, "source"))
+    hold = devices.open_exclusive(pool.host_device(source.volume_id).path)
     await pool.co.snapshot(source.volume_id, "second")
     os.close(hold)
     await down(pool, source.volume_id)

@@ -23,6 +23,7 @@ from tests.support.ceph.image_claims import (
     check_cut_off,
     take,
 )
+from tests.support.faults.crashes import Killed
 from tests.support.raised import raised
 
 
@@ -249,10 +250,6 @@ def test_fencing_that_another_has_overtaken_does_not_cut_off_the_next_holder(
     assert second.address not in bench.blocklist()
     [holder] = claim_object.read(late.ioctx, IMAGE).claims.holders
     assert (holder.sandbox, holder.address) == ("sandbox-2", second.address)
-
-
-class Killed(BaseException):
-    """The process ended here."""
 
 
 @dataclass(frozen=True)

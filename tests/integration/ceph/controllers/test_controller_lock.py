@@ -19,6 +19,7 @@ from crust.core import errors
 from crust.core.supervised import Health
 from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import CephCluster
+from tests.support.ceph.intercepted import Intercepted
 from tests.support.ceph.rbd_controllers import Controllers, connection_of, created
 from tests.support.raised import raised
 
@@ -71,18 +72,6 @@ async def test_pool_of_a_silent_controller_is_taken_over_after_the_patience_and_
     assert await created(second, "a") in second.stores.provisioning.image_ids()
 
 
-class _Noted:
-    """A connection of librados, whose calls to cut off a client, and to wait for the map, are noted."""
-
-    def __init__(self, inner: Any, calls: list[str]) -> None:
-        self._inner, self._calls = inner, calls
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("blocklist_add", "wait_for_latest_osdmap"):
-            self._calls.append(name)
-        return getattr(self._inner, name)
-
-
 async def test_lock_changes_hands_after_the_map_with_the_blocklisted_address_is_known(
     controllers: Controllers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,8 +84,12 @@ async def test_lock_changes_hands_after_the_map_with_the_blocklisted_address_is_
         calls.append("swap")
         return replace(*arguments)
 
+    def note(called: str) -> None:
+        if called in ("blocklist_add", "wait_for_latest_osdmap"):
+            calls.append(called)
+
     monkeypatch.setattr(
-        binding.Binding, "connection", lambda *asked: _Noted(connect(*asked), calls)
+        binding.Binding, "connection", lambda *asked: Intercepted(connect(*asked), note)
     )
     monkeypatch.setattr(controller_lock, "_replaced", replaced)
     controllers.start()

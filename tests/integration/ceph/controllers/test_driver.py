@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,17 @@ import pytest
 from crust.blockdriver.controller.create_volume import Create
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.protocol import StillAttached
-from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.images import DELETED, user_snapshots
 from crust.blockdriver.snapshots.content_source import Wanted
+from crust.ceph import omap
 from crust.ceph.failures import CephMonitorsUnreachable
 from crust.ceph.user import Timeouts
 from crust.core import errors, volumes
 from examples.cluster import ceph_cluster
-from examples.cluster.ceph_cluster import POOL, CephCluster
+from examples.cluster.ceph_cluster import CephCluster
+from tests.support.ceph.intercepted import before_calls
 from tests.support.ceph.rbd_controllers import RAW, SIZE, Controllers, created
+from tests.support.faults.crashes import Killed
 
 MIB = 1024**2
 TWICE = volumes.CapacityRange(2 * SIZE.required_bytes, 0)
@@ -28,66 +30,22 @@ PATIENT = Timeouts(connect_s=30, monitors_s=30, data_s=30)
 """On a busy machine a cluster that answers may take longer than `rbd_controllers.QUICK`."""
 
 
-class _Killed(BaseException):
-    """The process dies here."""
-
-
-@dataclass
-class Killing:
-    """Ends the work before the nth call to the cluster; none comes after it."""
-
-    at: int
-    calls: int = 0
-
-    def step(self) -> None:
-        """Count one."""
-        self.calls += 1
-        if self.calls >= self.at:
-            raise _Killed
-
-
 @contextlib.contextmanager
-def killed_at(number: int, patch: pytest.MonkeyPatch) -> Iterator[Killing]:
-    """Die before the nth call of librados or librbd inside the block."""
-    from crust.blockdriver.engines.rbd import place
-    from crust.ceph import binding, omap
+def killed_at(number: int, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Die before the nth call of librados or librbd inside the block; no call comes after it."""
+    calls, operate = itertools.count(1), omap._operate
 
-    killing = Killing(number)
-    operate, opened, images = omap._operate, place.Place.image, vars(binding.Binding)["images"].fget
-    assert images is not None
+    def step(_name: str) -> None:
+        if next(calls) >= number:
+            raise Killed
 
-    def counted_operate(*arguments: Any) -> None:
-        killing.step()
+    def counted(*arguments: Any) -> None:
+        step("operate")
         operate(*arguments)
 
-    @contextlib.contextmanager
-    def counted_image(self: Place, ioctx: Any, name: str, *, read_only: bool = True) -> Any:
-        killing.step()
-        with opened(self, ioctx, name, read_only=read_only) as image:
-            yield _Counted(image, killing)
-
-    with patch.context() as patching:
-        patching.setattr(omap, "_operate", counted_operate)
-        patching.setattr(place.Place, "image", counted_image)
-        patching.setattr(
-            binding.Binding, "images", property(lambda self: _Counted(images(self), killing))
-        )
-        yield killing
-
-
-class _Counted:
-    def __init__(self, real: Any, killing: Killing) -> None:
-        self._real = real
-        self._killing = killing
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._real, name)
-
-        def call(*arguments: Any, **named: Any) -> Any:
-            self._killing.step()
-            return found(*arguments, **named)
-
-        return call
+    with before_calls(patch, step), patch.context() as patching:
+        patching.setattr(omap, "_operate", counted)
+        yield
 
 
 async def _prepared(driver: Driver) -> tuple[volumes.VolumeId, str]:
@@ -146,7 +104,7 @@ async def test_killed_before_any_call_the_next_controller_finishes_it(
             driver = controllers.start()
             driver.stores.engine.provisioning.stop()  # type: ignore[attr-defined]
             source, snapshot = await _prepared(driver)
-            with killed_at(number, monkeypatch), contextlib.suppress(_Killed):
+            with killed_at(number, monkeypatch), contextlib.suppress(Killed):
                 await _WORKS[name](driver, source, snapshot)
                 is_done = True
             again = controllers.start()
@@ -189,18 +147,10 @@ async def test_successor_knows_what_its_predecessor_has_done_and_discards_what_i
     assert second.stores.provisioning.unsettled() == ()
 
 
-async def test_refused_delete_leaves_the_volume_ready(
-    controllers: Controllers, ceph: CephCluster
-) -> None:
-    import rbd as librbd
-
+async def test_refused_delete_leaves_the_volume_ready(controllers: Controllers) -> None:
     driver = controllers.start()
     volume_id = await created(driver, "a")
-    with (
-        ceph.ioctx(POOL, controllers.namespace) as ioctx,
-        librbd.Image(ioctx, volume_id),
-        pytest.raises(StillAttached),
-    ):
+    with controllers.image(volume_id), pytest.raises(StillAttached):
         driver.controller.provisioner.delete(volume_id)
     assert driver.stores.volume_records.load(volume_id).volume_id == volume_id
     driver.controller.provisioner.delete(volume_id)
@@ -214,24 +164,20 @@ async def test_64_creates_at_once_make_64_volumes(controllers: Controllers) -> N
     assert driver.stores.provisioning.image_ids() == frozenset(made)
 
 
-async def test_limits_are_the_images_and_a_copy_has_its_own(
-    controllers: Controllers, ceph: CephCluster
-) -> None:
+async def test_limits_are_the_images_and_a_copy_has_its_own(controllers: Controllers) -> None:
     driver = controllers.start()
     request = Create("a", SIZE, RAW, limits=(("write_iops", 100),))
     source = (await driver.controller.provisioner.create(request)).volume_id
     copy = await created(driver, "b", Wanted("volume", source))
-    assert _configured(ceph, controllers.namespace, source) == {"rbd_qos_write_iops_limit": "100"}
-    assert _configured(ceph, controllers.namespace, copy) == {}
+    assert _configured(controllers, source) == {"rbd_qos_write_iops_limit": "100"}
+    assert _configured(controllers, copy) == {}
     changes = (("write_iops", 0), ("read_bytes_per_second", 4096))
     await driver.controller.modifier.modify(source, changes)
-    assert _configured(ceph, controllers.namespace, source) == {"rbd_qos_read_bps_limit": "4096"}
+    assert _configured(controllers, source) == {"rbd_qos_read_bps_limit": "4096"}
 
 
-def _configured(ceph: CephCluster, namespace: str, name: str) -> dict[str, str]:
-    import rbd as librbd
-
-    with ceph.ioctx(POOL, namespace) as ioctx, librbd.Image(ioctx, name, read_only=True) as image:
+def _configured(controllers: Controllers, name: str) -> dict[str, str]:
+    with controllers.image(name) as image:
         found = dict(image.metadata_list())
     return {key[5:]: value for key, value in found.items() if key.startswith("conf_")}
 

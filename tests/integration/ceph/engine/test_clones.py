@@ -49,6 +49,7 @@ from tests.support.ceph.rbd_images import (
     volume,
     write,
 )
+from tests.support.faults.crashes import Killed
 from tests.support.raised import raised
 
 SET = volumes.VolumeId("0123456789abcdef-group-" + "0" * 40)
@@ -379,18 +380,14 @@ def test_copy_that_was_begun_is_flattened_only_when_it_is_complete(
         assert copies.depth(engine.place, ioctx, B) == 0
 
 
-class _Killed(BaseException):
-    """The process dies here."""
-
-
 @contextmanager
 def _killed_before(patch: pytest.MonkeyPatch, owner: object, step: str) -> Iterator[None]:
     """What the block does ends before `step` of `owner`."""
 
     def die(*_: object) -> None:
-        raise _Killed
+        raise Killed
 
     with patch.context() as until_then:
         until_then.setattr(owner, step, die)
-        with pytest.raises(_Killed):
+        with pytest.raises(Killed):
             yield

@@ -1,7 +1,6 @@
 """Images, snapshots and clones of the engine on a real cluster."""
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,10 +18,11 @@ from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.provisioning.images import MARK
 from crust.blockdriver.engines.rbd.provisioning.librbd_objects import Header, read_header
 from crust.blockdriver.engines.rbd.records import RbdContentRecords, State
-from crust.ceph import binding, claim_object, claims, omap
+from crust.ceph import claim_object, claims, omap
 from crust.ceph.claim_object import Mode
 from crust.ceph.cluster_image import ClusterImage
 from crust.core import errors
+from tests.support.ceph.intercepted import before_calls
 from tests.support.ceph.rbd_images import (
     RECORDS,
     SIZE,
@@ -40,7 +40,10 @@ from tests.support.ceph.rbd_images import (
     trash,
     write,
 )
+from tests.support.faults.crashes import Killed
 from tests.support.raised import raised
+
+REMOVALS = ("trash_move", "rename")
 
 
 def test_volume_is_made_where_none_is_and_what_is_there_is_kept(
@@ -297,24 +300,6 @@ def test_image_that_the_controller_flattens_is_attached_and_deleted(
     assert A not in engine.image_ids()
 
 
-class _Before:
-    """What is done to images by name; `act` is called before the image is removed or renamed."""
-
-    def __init__(self, images: Any, act: Callable[[], None]) -> None:
-        self._images, self._act = images, act
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._images, name)
-        if name not in ("trash_move", "rename"):
-            return found
-
-        def call(*arguments: Any) -> Any:
-            self._act()
-            return found(*arguments)
-
-        return call
-
-
 @pytest.mark.parametrize("has_snapshot", [False, True], ids=["trash_move", "rename"])
 def test_image_that_is_being_deleted_is_taken_by_nobody(
     engine: RbdProvisioning, guest: Any, monkeypatch: pytest.MonkeyPatch, *, has_snapshot: bool
@@ -323,17 +308,18 @@ def test_image_that_is_being_deleted_is_taken_by_nobody(
     create(engine, A, SIZE)
     if has_snapshot:
         take(engine, snapshot_of(A, "s"))
-    images, refused = engine.place.images, list[str]()
+    refused = list[str]()
     image = ClusterImage(engine.place.connection, guest, A)
     host = claims.Host("node-a", "machine-a")
 
-    def claim() -> None:
+    def claim(called: str) -> None:
+        if called not in REMOVALS:
+            return
         with pytest.raises(claims.ImageClaimed, match="which deletes the volume") as caught:
             claims.take(image, Mode.WRITER, host, "sandbox", "vm")
         refused.append(str(caught.value))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(binding.Binding, "images", property(lambda _: _Before(images, claim)))
+    with before_calls(monkeypatch, claim):
         engine.remove(A)
     assert len(refused) == 1
     create(engine, A, SIZE)
@@ -367,14 +353,12 @@ def test_deletion_that_is_refused_leaves_the_image_to_be_taken(
     create(engine, A, SIZE)
     image = ClusterImage(engine.place.connection, guest, A)
 
-    def killed() -> None:
-        raise KeyboardInterrupt
+    def killed(called: str) -> None:
+        if called in REMOVALS:
+            raise Killed
 
-    images = engine.place.images
-    with monkeypatch.context() as patch:
-        patch.setattr(binding.Binding, "images", property(lambda _: _Before(images, killed)))
-        with pytest.raises(KeyboardInterrupt):
-            engine.remove(A)
+    with before_calls(monkeypatch, killed), pytest.raises(Killed):
+        engine.remove(A)
     with pytest.raises(claims.ImageClaimed):
         claims.take(image, Mode.WRITER, claims.Host("node-a", "machine-a"), "sandbox", "vm")
     import rbd

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -17,7 +17,7 @@ from crust.host.process.workers import Workers
 from crust.proxy import look as proxy_look
 from crust.proxy import service as csi_service
 from crust.proxy.target import Seen
-from tests.support.faults.refusals import refused, until_probe
+from tests.support.faults.refusals import refused, repeated, until_probe
 from tests.support.nodes import node as nodes
 from tests.support.nodes.fake_targets import FakeTargets
 from tests.support.nodes.node import Node, Places
@@ -94,18 +94,6 @@ async def running(places: Places, targets: HangingTargets) -> AsyncIterator[Node
             targets.released.set()
 
 
-async def until_answered(call: Callable[[], Awaitable[object]]) -> None:
-    """Repeat it, as a CO does, while it is ABORTED."""
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                await call()
-                return
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not Code.ABORTED:
-                    raise
-
-
 @pytest.mark.parametrize("call", ["publish", "unpublish"])
 async def test_hanging_call_is_aborted_and_retries_take_no_thread(
     places: Places, targets: HangingTargets, monkeypatch: pytest.MonkeyPatch, call: str
@@ -124,7 +112,7 @@ async def test_hanging_call_is_aborted_and_retries_take_no_thread(
         assert targets.calls == {target: 1}
         await node.co.publish("vol-2", places.target("two"), timeout_s=60)
         targets.released.set()
-        await until_answered(ask)
+        await repeated(ask, Code.ABORTED)
         assert (node.entry(target) is not None) is (call == "publish")
 
 
