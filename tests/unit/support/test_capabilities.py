@@ -1,5 +1,6 @@
-"""What tests need of the machine: skipped or required, and installed without a service that starts."""
+"""What tests need of the machine: skipped or required; and a child that is to die is undisturbed until then."""
 
+import gc
 import os
 import subprocess
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import capabilities
+from tests.support.faults.crashes import crash_points
 
 
 @pytest.fixture(autouse=True)
@@ -120,3 +122,25 @@ def test_policy_is_removed_when_the_installation_fails(machine: Machine) -> None
     done = machine.install("prometheus")
     assert (done.returncode, machine.policy.exists()) == (1, False)
     assert "cannot be installed" in done.stderr
+
+
+def test_forked_child_ends_no_garbage_of_its_parent() -> None:
+    parent = os.getpid()
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            if os.getpid() != parent:
+                os._exit(1)
+
+    def collect(_: int) -> None:
+        gc.collect()
+
+    gc.disable()
+    try:
+        Garbage()
+        assert list(crash_points(lambda _: None, collect)) == []
+    finally:
+        gc.enable()

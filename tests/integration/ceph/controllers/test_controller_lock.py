@@ -1,5 +1,9 @@
-"""The lock of a pool: who takes it, after what, and who gives it back, on a real cluster."""
+"""The lock of a pool: who takes it and gives it back; a controller paused while its successor takes the pool over."""
 
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +11,7 @@ import pytest
 
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.pool_watch import PoolWatch
+from crust.blockdriver.snapshots.snapshot_sets import ContentChanged
 from crust.ceph import binding, controller_lock
 from crust.ceph.connection import Connection
 from crust.ceph.controller_lock import (
@@ -15,11 +20,12 @@ from crust.ceph.controller_lock import (
     ControllerReplaced,
     ControllerStandsBy,
 )
+from crust.ceph.failures import CephClientBlocklisted
 from crust.core import errors
 from crust.core.supervised import Health
 from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import CephCluster
-from tests.support.ceph.intercepted import Intercepted
+from tests.support.ceph.intercepted import Intercepted, before_calls
 from tests.support.ceph.rbd_controllers import Controllers, connection_of, created
 from tests.support.raised import raised
 
@@ -197,3 +203,173 @@ async def test_lock_of_an_existing_pool_that_was_removed_is_not_made_again(
         ioctx.remove_object(controller_lock.OBJECT)
     with pytest.raises(errors.PeerUnavailable, match=controller_lock.OBJECT):
         _take(second)
+
+
+DATA = b"of the second volume"
+LIMITED = (("read_iops", 100),)
+
+
+REFUSED = (CephClientBlocklisted, ControllerReplaced)
+
+
+class Pause:
+    """A call that waits until it is told to go on; the calls after the first do not."""
+
+    def __init__(self) -> None:
+        self._is_first = True
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+
+    def wait(self) -> None:
+        if self._is_first:
+            self._is_first = False
+            self.reached.set()
+            assert self.go_on.wait(60)
+
+    @contextlib.asynccontextmanager
+    async def of(
+        self, work: Coroutine[Any, Any, Any], *refusals: type[Exception], match: str | None = None
+    ) -> AsyncIterator[None]:
+        """`work` waits while the block runs; then it goes on, and is refused."""
+        late = asyncio.create_task(work)
+        assert await asyncio.to_thread(self.reached.wait, 60)
+        yield
+        self.go_on.set()
+        with pytest.raises(refusals, match=match):
+            await late
+
+
+@contextlib.contextmanager
+def paused(patch: pytest.MonkeyPatch, name: str) -> Iterator[Pause]:
+    """The first caller of a method of rbd.RBD or rbd.Image sleeps before it."""
+    pause = Pause()
+    with before_calls(patch, lambda called: pause.wait() if called == name else None):
+        yield pause
+
+
+def _check_ends(driver: Driver) -> None:
+    """No call is made by a new connection any more: the process ends."""
+    with contextlib.suppress(*REFUSED):  # the one that finds it out
+        driver.stores.provisioning.image_ids()
+    with pytest.raises(ControllerReplaced):
+        driver.stores.provisioning.image_ids()
+    with pytest.raises(ControllerReplaced):
+        driver.stores.pool.renew()
+
+
+@pytest.mark.parametrize("has_snapshot", [False, True], ids=["trash_move", "rename"])
+async def test_delete_paused_before_its_removal_keeps_the_volume_that_replaced_it(
+    controllers: Controllers, monkeypatch: pytest.MonkeyPatch, *, has_snapshot: bool
+) -> None:
+    first = controllers.start()
+    volume_id = await created(first, "a")
+    if has_snapshot:
+        await first.controller.snapshots.create("s", volume_id)
+    removal = "rename" if has_snapshot else "trash_move"
+    delete = asyncio.to_thread(first.controller.provisioner.delete, volume_id)
+    with paused(monkeypatch, removal) as pause:
+        async with pause.of(delete, CephClientBlocklisted):
+            second = controllers.start()
+            second.controller.provisioner.delete(volume_id)
+            assert await created(second, "a") == volume_id
+            with controllers.image(volume_id) as image:
+                image.write(DATA, 0)
+    with controllers.image(volume_id) as image:
+        assert image.read(0, len(DATA)) == DATA
+    assert second.stores.volume_records.load(volume_id).volume_id == volume_id
+    _check_ends(first)
+
+
+async def test_no_call_of_a_change_is_made_by_a_connection_after_the_one_that_was_cut_off(
+    controllers: Controllers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the calls of one change another thread may have found out, and may try to connect again."""
+    from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
+
+    first = controllers.start()
+    volume_id = await created(first, "a")
+    pause, delete_image = Pause(), VolumeImages.delete_image
+
+    def delete_late(*arguments: Any) -> Any:
+        pause.wait()
+        return delete_image(*arguments)
+
+    delete = asyncio.to_thread(first.controller.provisioner.delete, volume_id)
+    with monkeypatch.context() as patch:
+        patch.setattr(VolumeImages, "delete_image", delete_late)
+        async with pause.of(delete, *REFUSED):
+            second = controllers.start()
+            second.controller.provisioner.delete(volume_id)
+            await created(second, "a")
+            _check_ends(first)
+    assert second.stores.provisioning.image_ids() == {volume_id}
+
+
+async def test_paused_removal_of_a_snapshot_keeps_the_snapshot_that_replaced_it(
+    controllers: Controllers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = controllers.start()
+    volume_id = await created(first, "a")
+    deleting = first.controller.snapshots
+    taken = await deleting.create("s", volume_id)
+    delete = asyncio.to_thread(deleting.delete, taken.set_id)
+    with paused(monkeypatch, "remove_snap") as pause:
+        async with pause.of(delete, CephClientBlocklisted):
+            second = controllers.start()
+            taking = second.controller.snapshots
+            await asyncio.to_thread(taking.delete, taken.set_id)
+            again = await taking.create("s", volume_id)
+    assert second.stores.provisioning.snapshot_ids() == {again.set_id}
+    assert taking.find(again.set_id) == (again, again.snapshots[0])
+
+
+async def test_create_paused_before_its_image_leaves_none_without_a_record(
+    controllers: Controllers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = controllers.start()
+    with paused(monkeypatch, "create") as pause:
+        async with pause.of(created(first, "a"), CephClientBlocklisted):
+            second = controllers.start()
+            volume_id = second.stores.pool.ids.volume_id("a")
+            second.controller.provisioner.delete(volume_id)
+    assert second.stores.provisioning.image_ids() == frozenset()
+    assert await created(second, "a") == volume_id
+
+
+async def test_snapshot_of_a_volume_that_a_node_was_given_meanwhile_is_not_answered(
+    controllers: Controllers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would say that the volume was never written, and a volume made from it would be formatted."""
+    driver = controllers.start()
+    volume_id = await created(driver, "a")
+    content, taking = driver.stores.content_records, driver.controller.snapshots
+    with paused(monkeypatch, "create_snap") as pause:
+        late = taking.create("s", volume_id)
+        async with pause.of(late, ContentChanged, match="given to a node"):
+            content.save(content.load(volume_id).but(in_guest=True))
+    assert driver.stores.provisioning.snapshot_ids() == frozenset()
+    assert (await taking.create("s", volume_id)).snapshots[0].in_guest
+
+
+async def test_calls_of_one_controller_wait_for_each_other(controllers: Controllers) -> None:
+    driver = controllers.start()
+    volume_id = await created(driver, "a")
+    taking = driver.controller.snapshots
+    taken = [await taking.create(f"s{each}", volume_id) for each in range(8)]
+    with driver.workers.used():
+        await asyncio.gather(*(asyncio.to_thread(taking.delete, each.set_id) for each in taken))
+    assert driver.stores.provisioning.snapshot_ids() == frozenset()
+
+
+async def test_limits_of_a_paused_controller_do_not_replace_newer_ones(
+    controllers: Controllers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = controllers.start()
+    volume_id = await created(first, "a")
+    with paused(monkeypatch, "config_set") as pause:
+        async with pause.of(first.controller.modifier.modify(volume_id, LIMITED), *REFUSED):
+            second = controllers.start()
+            await second.controller.modifier.modify(volume_id, (("read_iops", 300),))
+    with controllers.image(volume_id) as image:
+        assert str(image.config_get("rbd_qos_read_iops_limit")) == "300"
+    assert second.stores.volume_records.load(volume_id).limits.value.read_iops == 300
