@@ -1,6 +1,6 @@
 """Errors. The branch says what the caller should do; the name says what happened.
 
-Branches are the direct subclasses of `CrustError` below; each has one gRPC code, says who retries and what to do.
+Branches are the direct subclasses of `CrustError` below; each has one gRPC code, and says what to do.
 An error is named where it is raised: `errors.NotReady.named("StillDeferred", what, why=…, hint=…)`. A class of its
 own, a leaf, exists only where code catches it by its name, reads its fields, or raises it at several places; it is
 defined in the package that raises it. Only `crust.rpc.status` knows gRPC codes. Errors do not log: the server that
@@ -19,9 +19,6 @@ class CrustError(Exception):
     `what` failed, `why`, and what to do about it (`hint`). All three are for people; `why` and `hint`
     may be empty.
     """
-
-    retried_by: ClassVar[str] = ""
-    """Who sends the call again. Set by the branch."""
 
     advice: ClassVar[str] = ""
     """What to do about any error of the branch; a leaf's `hint` is more precise."""
@@ -56,82 +53,70 @@ class CrustError(Exception):
 class InvalidRequest(CrustError):
     """A field of the request is missing, malformed or not supported."""
 
-    retried_by = "nobody with success: the same request never works"
     advice = "correct the request, or the object that the CO made it from"
 
 
 class NotFound(CrustError):
     """The named object does not exist."""
 
-    retried_by = "nobody with success, until the object exists"
     advice = "treat the object as absent"
 
 
 class Conflict(CrustError):
     """The object exists already and differs from the request."""
 
-    retried_by = "nobody with success, as long as the other one exists"
     advice = "compare the two; ask for what exists, use another name, or remove the other one"
 
 
 class OperationPending(CrustError):
     """Another operation on the same object is running."""
 
-    retried_by = "the CO, until that operation has ended; an identical retry joins it"
     advice = "wait"
 
 
 class NotReady(CrustError):
     """The state of the system does not allow the operation now."""
 
-    retried_by = "the CO; a retry succeeds once the state has changed"
     advice = "change the state: unmount, stop the sandbox, start a handler"
 
 
 class Unsupported(CrustError):
     """This process does not serve the call, in this mode or at all."""
 
-    retried_by = "nobody with success"
     advice = "do not ask for it here"
 
 
 class OutOfRange(CrustError):
     """A size or an offset is outside of the possible range."""
 
-    retried_by = "nobody with success: the same size never works"
     advice = "ask for another size"
 
 
 class Exhausted(CrustError):
     """No space, slot or memory is left."""
 
-    retried_by = "the CO; a retry succeeds once something was freed"
     advice = "free space or slots"
 
 
 class Refused(CrustError):
     """The caller may not do this, or the path is not allowed."""
 
-    retried_by = "nobody with success"
     advice = "use a path or a caller that is allowed, or change the settings"
 
 
 class PeerUnavailable(CrustError):
     """The process that must answer does not run, or did not answer in time."""
 
-    retried_by = "the CO, with backoff"
     advice = "start the process that is away, and read its log"
 
 
 class Corrupt(CrustError):
     """The data on disk is damaged or unknown; crust keeps it for a person to look at."""
 
-    retried_by = "the CO, without success until a person has repaired it"
     advice = "look at it by hand; crust deletes nothing that it cannot read"
 
 
 class RuntimeFailed(CrustError):
     """A program, the kernel or a runtime failed."""
 
-    retried_by = "the CO, with backoff"
     advice = "if the retries fail too, read the message and the log"

@@ -20,7 +20,6 @@ class FileMissing(errors.NotFound):
     """A file, directory or device that crust needs does not exist."""
 
     answered_as = errors.RuntimeFailed
-    retried_by = errors.RuntimeFailed.retried_by
     advice = "the message names the path: find out who removed it, or what did not create it"
 
 
@@ -28,7 +27,6 @@ class FileInTheWay(errors.Conflict):
     """A file or directory exists where crust creates its own, or is not of the expected kind."""
 
     answered_as = errors.RuntimeFailed
-    retried_by = errors.RuntimeFailed.retried_by
     advice = "look at the path in the message; crust removed nothing"
 
 
@@ -36,7 +34,6 @@ class DeniedByKernel(errors.Refused):
     """The kernel refuses crust an operation: missing privilege, or a read-only filesystem."""
 
     answered_as = errors.RuntimeFailed
-    retried_by = errors.RuntimeFailed.retried_by
     advice = "give the process the privilege, or mount the filesystem writable"
 
 
@@ -44,7 +41,6 @@ class UnsupportedByKernel(errors.Unsupported):
     """The kernel or the filesystem does not offer an operation."""
 
     answered_as = errors.RuntimeFailed
-    retried_by = errors.RuntimeFailed.retried_by
     advice = "`crust doctor` checks what crust needs of the kernel and of filesystems"
 
 
@@ -52,7 +48,6 @@ class NameTooLongForKernel(errors.InvalidRequest):
     """A path is longer than the kernel allows."""
 
     answered_as = errors.RuntimeFailed
-    retried_by = errors.RuntimeFailed.retried_by
     advice = "configure a shorter directory"
 
 
@@ -60,7 +55,6 @@ class ProcessOutOfResources(errors.Exhausted):
     """This process has no memory or no file descriptors left."""
 
     answered_as = errors.PeerUnavailable
-    retried_by = errors.PeerUnavailable.retried_by
     advice = "look at the limits of the service (LimitNOFILE, MemoryMax) and at what uses them up"
 
 
