@@ -9,8 +9,7 @@ them. Dashboards depend on the names: docs/monitoring.md lists them.
 """
 
 import platform
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -23,26 +22,6 @@ UNKNOWN_DRIVER = "unknown-driver"
 """The label of a driver that has not said its name yet, as the CSI sidecars have it."""
 
 Sample = tuple[Sequence[str], float]
-
-
-class Load(Protocol):
-    """Of a pool of threads."""
-
-    @property
-    def limit(self) -> int:
-        """How many threads there may be."""
-
-    @property
-    def busy(self) -> int:
-        """How many make a call."""
-
-    @property
-    def waiting(self) -> int:
-        """How many calls wait for one."""
-
-    @property
-    def refused(self) -> int:
-        """How many were refused since the start."""
 
 
 class Sampled(Collector):
@@ -211,12 +190,12 @@ def export_operations(part: str, running: Callable[[], int]) -> None:
     operations.show(part, lambda: [((part,), running())])
 
 
-def export_workers(part: str, load: Callable[[], Load]) -> None:
-    """Show how busy the threads of a part are."""
+def export_workers(part: str, load: Callable[[], Mapping[str, int]]) -> None:
+    """Show how busy the threads of a part are, by `limit`, `busy`, `waiting` and `refused`."""
     kinds = ("limit", "busy")
-    worker_threads.show(part, lambda: [((part, kind), getattr(load(), kind)) for kind in kinds])
-    worker_calls_waiting.show(part, lambda: [((part,), load().waiting)])
-    worker_refusals.show(part, lambda: [((part,), load().refused)])
+    worker_threads.show(part, lambda: [((part, kind), load()[kind]) for kind in kinds])
+    worker_calls_waiting.show(part, lambda: [((part,), load()["waiting"])])
+    worker_refusals.show(part, lambda: [((part,), load()["refused"])])
 
 
 def export_log_queue(waiting_bytes: Callable[[], int]) -> None:

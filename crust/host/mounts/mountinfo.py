@@ -250,8 +250,4 @@ def _device_of_btrfs(source: str, major: int, minor: int) -> tuple[int, int]:
 
 def _decode(field: bytes) -> str:
     plain = _ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), field) if b"\\" in field else field
-    return _text_of(plain)
-
-
-def _text_of(name: bytes) -> str:
-    return name.decode("utf-8", "surrogateescape")
+    return os.fsdecode(plain)

@@ -23,8 +23,7 @@ import contextvars
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeAlias, TypeVar
@@ -54,16 +53,6 @@ class NoWorkerFree(errors.PeerUnavailable):
             hint="check the disks and mounts of its volumes, and the kernel log for calls that hang; retry",
         )
         self.name = name
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Of a pool: its limit, the threads that make a call, the calls that wait, those refused since the start."""
-
-    limit: int
-    busy: int
-    waiting: int
-    refused: int
 
 
 _Call: TypeAlias = "tuple[Callable[[], Any], asyncio.Future[Any]]"
@@ -100,9 +89,17 @@ class Workers:
         self._waiting: deque[_Call] = deque()
 
     @property
-    def load(self) -> Load:
-        """How busy the pool is. Safe to read on any thread."""
-        return Load(self._limit, self._made - len(self._idle), len(self._waiting), self._refused)
+    def load(self) -> Mapping[str, int]:
+        """The limit, the threads that make a call, the calls that wait, those refused since the start.
+
+        Safe to read on any thread.
+        """
+        return {
+            "limit": self._limit,
+            "busy": self._made - len(self._idle),
+            "waiting": len(self._waiting),
+            "refused": self._refused,
+        }
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `function` on a thread, when one is free. Raises what it raises; `NoWorkerFree` if none can be made.

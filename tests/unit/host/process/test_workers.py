@@ -13,7 +13,7 @@ import crust
 from crust.core import errors, operations
 from crust.core.operations import KeyedOperations, SystemCallTimedOut
 from crust.host.process import workers
-from crust.host.process.workers import Load, NoWorkerFree, Workers
+from crust.host.process.workers import NoWorkerFree, Workers
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ async def test_thread_without_a_call_ends_and_the_next_call_has_another(
     pool = Workers("pool")
     thread = await pool.run(threading.current_thread)
     await workers.run(thread.join)
-    assert pool.load.busy == 0
+    assert pool.load["busy"] == 0
     assert await pool.run(threading.current_thread) is not thread
 
 
@@ -181,11 +181,11 @@ async def test_pool_never_has_more_threads_than_its_limit_and_counts_what_waits(
     pool, hold = Workers("a pool", limit=2), threading.Event()
     calls = [asyncio.ensure_future(pool.run(_held, hold)) for _ in range(30)]
     await asyncio.sleep(0)
-    assert pool.load == Load(limit=2, busy=2, waiting=28, refused=0)
+    assert pool.load == {"limit": 2, "busy": 2, "waiting": 28, "refused": 0}
     for ask in (pool.check_free, pool.probe):
         with pytest.raises(NoWorkerFree, match=r"a pool .* none of its 2 threads"):
             await ask()
-    assert pool.load.refused == 2
+    assert pool.load["refused"] == 2
     monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
     waiting = asyncio.create_task(pool.check_free())
     await asyncio.sleep(0)
@@ -193,7 +193,7 @@ async def test_pool_never_has_more_threads_than_its_limit_and_counts_what_waits(
     await waiting
     assert len(set(await asyncio.gather(*calls))) == 2
     await pool.probe()
-    assert (pool.load.busy, pool.load.waiting) == (0, 0)
+    assert (pool.load["busy"], pool.load["waiting"]) == (0, 0)
 
 
 def _held(hold: threading.Event) -> int:
