@@ -309,14 +309,13 @@ class Publish:
         self._table.reserve(replace(reserved, secrets=secrets or None, raw=False, busy=True))
         if isinstance(record.mount.source, volumes.NetworkImage):
             return devices
-        for row in self._table.rows() if run.writers is not None else ():
-            if row.raw:
+        claims = []
+        for row in self._table.rows():
+            if row.raw and run.writers is not None:
                 self._entries.check_not_raw(row, record, devices)
-        claims = [
-            self._entries.store.layout.entry(row.name).claim_lock
-            for row in self._table.sharing(reserved)
-            if row.entry is not None and (row.path == reserved.path or (row.readonly and readonly))
-        ]
+            is_shared = row.name == reserved.name or (row.readonly and readonly)
+            if row.entry is not None and is_shared and row.shares_with(reserved):
+                claims.append(self._entries.store.layout.entry(row.name).claim_lock)
         self._targets.check_unused(
             record.mount.source, readonly=readonly, claims=claims, writers=run.writers
         )

@@ -5,12 +5,12 @@ holds the directory's lock), so the table is exact for both while the proxy runs
 change. A row reserves its volume from the moment its publish begins, and its device from the moment the device is
 verified, until nothing stands at the target any more.
 
-One lock guards rows and indexes, for microseconds: threads reserve devices. It is never held over I/O. A method that
-holds it may call another one.
+A question about a volume or a device goes through all rows: a node has hundreds, and no second fact can be wrong. One
+lock guards the rows: threads reserve devices. It is never held over I/O. A method that holds it may call another one.
 """
 
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
@@ -19,17 +19,14 @@ from crust.handoff import claims
 from crust.handoff.entry import Entry
 from crust.handoff.record import Record
 from crust.proxy import target as targets
-from crust.proxy.target import Key, Stack, Target
+from crust.proxy.target import Stack, Target
 
 
 class Table:
-    """The rows, by name, and by what they reserve."""
+    """The rows, by name."""
 
     def __init__(self) -> None:
         self._rows: dict[str, Target] = {}
-        self._sharing: dict[Key, dict[str, Target]] = defaultdict(dict)
-        self._unknown: set[str] = set()
-        """Rows that may be anybody's."""
         self._clock = 0
         self._changed: dict[str, int] = {}
         """When the proxy changed a row last, since the last look began."""
@@ -77,15 +74,16 @@ class Table:
 
     def of(self, key: volumes.VolumeKey) -> tuple[Target, ...]:
         """The deferred targets of a volume, those at which something may stand included."""
-        return tuple(self._sharing[key].values()) if key in self._sharing else ()
+        return tuple(row for row in self.rows() if row.key == key and not row.raw)
 
     def concerns(self, key: volumes.VolumeKey) -> bool:
         """Whether a target without a row may be another spelling of a deferred target of the volume.
 
         A guard whose volume nobody knows may be anybody's.
         """
-        return key in self._sharing or any(
-            row.entry is None and row.key is None and not row.raw for row in self._rows.values()
+        return any(
+            not row.raw and (row.key == key or (row.key is None and row.entry is None))
+            for row in self.rows()
         )
 
     def states(self) -> Mapping[tuple[str, str], int]:
@@ -99,31 +97,15 @@ class Table:
 
     def check_readable(self, key: volumes.VolumeKey) -> None:
         """Raise ReservedByUnreadableEntry if an entry that cannot be read has the volume, or may have it."""
-        with self._lock:
-            for row in self._sharing.get(key, {}).values():
-                if row.is_unreadable:
-                    raise targets.unreadable(key, row, f"has this volume, at {row.path}")
-            for name in self._unknown:
-                raise targets.unreadable(key, self._rows[name], "does not say whose it is")
-
-    def check_reservation(self, wanted: Target, *, deferred: bool = True) -> None:
-        """Raise what refuses the target its volume or device, as `reserve`, and change nothing."""
-        assert wanted.key is not None
-        with self._lock:
-            there = self._rows.get(wanted.name)
-            is_retry = there is not None and there.record is not None and there.key == wanted.key
-            if not is_retry:
-                self.check_readable(wanted.key)
-            refused = targets.conflict(wanted, self.sharing(wanted), deferred=deferred)
+        refused = targets.unreadable_entry(key, self.rows())
         if refused is not None:
             raise refused
 
-    def sharing(self, wanted: Target) -> tuple[Target, ...]:
-        """The rows that have the target's volume or device, its own too."""
-        related = wanted.devices.related if wanted.devices is not None else frozenset()
-        with self._lock:
-            known = [key for key in (wanted.key, *related) if key in self._sharing]
-            return tuple(row for key in known for row in self._sharing[key].values())
+    def check_reservation(self, wanted: Target, *, deferred: bool = True) -> None:
+        """Raise what refuses the target its volume or device, as `reserve`, and change nothing."""
+        refused = targets.conflict(wanted, self.rows(), deferred=deferred)
+        if refused is not None:
+            raise refused
 
     def reserve(self, wanted: Target) -> None:
         """Put the row, unless another target has its volume or device: raises DeviceReserved,
@@ -138,7 +120,7 @@ class Table:
         with self._lock:
             self._clock += 1
             self._changed[row.name] = self._clock
-            self._set(row)
+            self._rows[row.name] = row
 
     def drop(self, name: str) -> None:
         """Remove the row: nothing stands at the target."""
@@ -151,7 +133,7 @@ class Table:
         """Replace the row after a look that has changed only what the proxy remembers."""
         with self._lock:
             if row.name in self._rows:
-                self._set(row)
+                self._rows[row.name] = row
 
     def now(self) -> int:
         """The time by the proxy's own changes; give it to `merge` after a look that begins now."""
@@ -176,7 +158,7 @@ class Table:
             for name in self._rows.keys() - names - newer:
                 self._set_without_entry(self._rows[name])
             for name in read.keys() - newer:
-                self._set(_observed(self._rows.get(name), read[name]))
+                self._rows[name] = _observed(self._rows.get(name), read[name])
             if stacks is not None:
                 self._set_stacks(stacks, newer)
             for name in self._rows.keys() - newer:
@@ -193,29 +175,20 @@ class Table:
         if row.entry is None:
             return
         self._note_ended(row)
-        self._set(replace(row, entry=None, reported=None, problems=frozenset()))
+        self._rows[row.name] = replace(row, entry=None, reported=None, problems=frozenset())
 
     def _set_stacks(self, stacks: Mapping[str, Stack], newer: Set[str]) -> None:
         for name in self._rows.keys() - newer:
             row = self._rows[name]
             stack = stacks.get(row.path, Stack.CLEAR)
             if stack is not row.stack and not row.raw:
-                self._set(replace(row, stack=stack))
+                self._rows[name] = replace(row, stack=stack)
         for path, stack in stacks.items():
             row = replace(Target.of(volumes.TargetPath(path)), stack=stack)
             if _stands(row) and row.name not in self._rows and row.name not in newer:
-                self._set(row)
-
-    def _set(self, row: Target) -> None:
-        self._unindex(row.name)
-        self._rows[row.name] = row
-        for key in row.keys:
-            self._sharing[key][row.name] = row
-        if row.may_be_anybodys:
-            self._unknown.add(row.name)
+                self._rows[row.name] = row
 
     def _remove(self, name: str) -> None:
-        self._unindex(name)
         row = self._rows.pop(name, None)
         if row is not None:
             self._note_ended(row)
@@ -223,16 +196,6 @@ class Table:
     def _note_ended(self, row: Target) -> None:
         if row.reported is not None or row.problems:
             self._ended.append(row)
-
-    def _unindex(self, name: str) -> None:
-        row = self._rows.get(name)
-        if row is None:
-            return
-        self._unknown.discard(name)
-        for key in row.keys:
-            del self._sharing[key][name]
-            if not self._sharing[key]:
-                del self._sharing[key]
 
 
 def _observed(known: Target | None, read: Target) -> Target:

@@ -14,7 +14,6 @@ from crust.core import deferral_keys, errors, mount_options, volumes
 from crust.handoff.claims import Claim
 from crust.handoff.entry import Entry, UnknownHandoffFile
 from crust.handoff.record import Record
-from crust.host.block import device_sets
 from crust.host.block.device_sets import DeviceSet
 from crust.host.filesystems import mkfs
 from crust.host.mounts import mountinfo
@@ -24,9 +23,6 @@ from crust.rpc.status import Asked, Residue
 from crust.wire.csi.v1 import csi_pb2
 
 Feature = volumes.HandlerFeature
-
-Key = volumes.VolumeKey | device_sets.Key
-"""What two targets may have in common; then they are compared."""
 
 
 class Stack(enum.Enum):
@@ -122,21 +118,6 @@ class Target:
         """Whether it has an entry that cannot be read."""
         return self.entry is not None and self.entry.record is None
 
-    @property
-    def may_be_anybodys(self) -> bool:
-        """Whether it has an entry of which nobody can say what it reserves."""
-        if self.entry is None or self.entry.record is not None or self.key is not None:
-            return False
-        return not isinstance(self.entry.error, UnknownHandoffFile)
-
-    @property
-    def keys(self) -> frozenset[Key]:
-        """What another target must have in common with this one to be compared with it."""
-        if self.raw or self.key is None:
-            return frozenset()
-        related = self.devices.related if self.devices is not None else frozenset()
-        return frozenset({self.key, *related})
-
     def shares_with(self, other: Self) -> bool:
         """Whether both have one volume, or devices that share bytes."""
         if self.key == other.key:
@@ -147,18 +128,24 @@ class Target:
 
 
 def conflict(
-    wanted: Target, holders: Iterable[Target], *, deferred: bool = True
+    wanted: Target, rows: Collection[Target], *, deferred: bool = True
 ) -> errors.CrustError | None:
-    """Why `wanted` cannot have its volume or device, `deferred` or on the host; None if nobody refuses it.
+    """Why `wanted` cannot have its volume or device, `deferred` or on the host, beside all `rows`; None if it can.
 
     Two kernels that mount one filesystem read-write destroy it, and no lower layer prevents this. Several readers
-    may share a device.
+    may share a device. A raw publish reserves nothing; its device is checked when a deferred publish knows its own.
     """
-    for holder in holders:
-        if holder.name == wanted.name or not holder.shares_with(wanted):
+    is_retry = any(
+        row.name == wanted.name and row.record is not None and row.key == wanted.key for row in rows
+    )
+    refused = None if is_retry else unreadable_entry(wanted.key, rows)
+    if refused is not None:
+        return refused
+    for holder in rows:
+        if holder.name == wanted.name or holder.raw or not holder.shares_with(wanted):
             continue
         if holder.is_unreadable:
-            return unreadable(wanted.key, holder, f"reserves its device, at {holder.path}")
+            return _unreadable(wanted.key, holder, f"reserves its device, at {holder.path}")
         if not (wanted.readonly and holder.readonly):
             way = "published to a runtime" if deferred else "mounted on the host"
             only = " for writing" if not holder.readonly else ", and only readers may share it"
@@ -171,7 +158,21 @@ def conflict(
     return None
 
 
-def unreadable(key: volumes.VolumeKey | None, holder: Target, why: str) -> errors.CrustError:
+def unreadable_entry(
+    key: volumes.VolumeKey | None, rows: Iterable[Target]
+) -> errors.CrustError | None:
+    """The error if an entry that cannot be read has the volume, or if nobody can say what it reserves."""
+    for row in rows:
+        if row.entry is None or row.entry.record is not None:
+            continue
+        if row.key == key:
+            return _unreadable(key, row, f"has this volume, at {row.path}")
+        if row.key is None and not isinstance(row.entry.error, UnknownHandoffFile):
+            return _unreadable(key, row, "does not say whose it is")
+    return None
+
+
+def _unreadable(key: volumes.VolumeKey | None, holder: Target, why: str) -> errors.CrustError:
     """The error about an entry that cannot be read, and that reserves the volume or its device, or may do so."""
     directory = holder.entry.directory if holder.entry is not None else holder.path
     return errors.NotReady.named(
