@@ -186,14 +186,12 @@ class _ReservedEnvelope(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """What a record of any version reserves. `identity` is None for an image, and if only the volume is known."""
+    """What a record of any version reserves. `device` is None if only the volume is known."""
 
     key: volumes.VolumeKey
     target: volumes.TargetPath
-    identity: volumes.DeviceIdentity | None
+    device: volumes.DeviceIdentity | volumes.NetworkImage | None
     readonly: bool
-    image: str = ""
-    """`NetworkImage.identity`, if it is an image."""
 
 
 def reserved(data: bytes, digest: str) -> Reserved | None:
@@ -205,10 +203,10 @@ def reserved(data: bytes, digest: str) -> Reserved | None:
     target = volumes.TargetPath(part.target_path)
     if target.digest != digest:
         return None
-    return Reserved(
-        volumes.VolumeKey(volumes.DriverName(part.driver), volumes.VolumeId(part.volume_id)),
-        target,
-        volumes.DeviceIdentity(**part.identity.model_dump()) if part.identity else None,
-        part.readonly,
-        volumes.NetworkImage(**part.image.model_dump()).identity if part.image else "",
-    )
+    device: volumes.DeviceIdentity | volumes.NetworkImage | None = None
+    if part.image is not None:
+        device = volumes.NetworkImage(**part.image.model_dump())
+    elif part.identity is not None:
+        device = volumes.DeviceIdentity(**part.identity.model_dump())
+    key = volumes.VolumeKey(volumes.DriverName(part.driver), volumes.VolumeId(part.volume_id))
+    return Reserved(key, target, device, part.readonly)

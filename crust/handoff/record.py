@@ -35,6 +35,7 @@ from crust.handoff.mount_info import (
     FsType,
     Metadata,
     Model,
+    Reserved,
 )
 
 LIMIT_BYTES = 64 * 1024
@@ -283,6 +284,11 @@ class Record(Model):
     def readonly(self) -> bool:
         """Whether the volume is mounted read-only."""
         return self.crust.readonly
+
+    @property
+    def reserved(self) -> Reserved:
+        """The volume and the device that are not free while it is published."""
+        return Reserved(self.key, self.target, self.image or self.identity, self.readonly)
 
     def same_content(self, other: Self) -> bool:
         """Whether both are equal except for generation, time, call, and what decided."""

@@ -1,15 +1,18 @@
-"""What the proxy writes into entries of the handoff directory, and reads from them.
+"""What all parts of the proxy have in common: the entries of the handoff directory with their rows, and the events.
 
 Code that changes the directory reads the directory first, not the table. Functions without `async` block.
 """
 
+import asyncio
 import datetime
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from crust.core import errors, volumes
+from crust.core import credentials, errors, volumes
 from crust.core.operations import KeyedOperations
 from crust.core.supervised import Health
 from crust.handoff import claims
@@ -18,7 +21,6 @@ from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.block.device_sets import DeviceSet
 from crust.host.process import workers
-from crust.proxy.events import Events
 from crust.proxy.filesystems import Filesystems
 from crust.proxy.guard import Devices, Targets, devices_at, set_of
 from crust.proxy.table import Table
@@ -29,14 +31,76 @@ T = TypeVar("T")
 _LOOK_S = 10.0
 """For a look at one entry, which takes microseconds."""
 
+QUEUE_LENGTH = 256
+"""Events that wait for a watcher."""
+
 Holder = tuple[str, datetime.datetime | None]
 """A sandbox and the time of its claim; the name is empty until the sandbox has written claim.json."""
 
 
 @dataclass(frozen=True, slots=True)
+class Event:
+    """An event. `kind` is a value of crust.v1.Event.kind; `time_s` is Unix time."""
+
+    kind: str
+    target_path: str = ""
+    handler: str = ""
+    message: str = ""
+    time_s: float = field(default_factory=time.time)
+
+
+class Events:
+    """Distributes events to watchers, and never waits for one.
+
+    Each watcher has a bounded queue. If the queue is full, events for that watcher are dropped and counted, and the
+    watcher gets the count. A message may be another program's text: what looks like a credential in it is hidden from
+    watchers. Nothing depends on events: the handoff directory is the truth.
+    """
+
+    def __init__(self) -> None:
+        self._watchers: dict[asyncio.Queue[Event | None], int] = {}
+        self._ended = False
+
+    def emit(self, event: Event) -> None:
+        """Put `event` into the queue of every watcher, unless the queue is full."""
+        for queue in self._watchers:
+            try:
+                queue.put_nowait(event)
+            except asyncio.QueueFull:
+                self._watchers[queue] += 1
+
+    def end(self) -> None:
+        """End every watch, and those that begin from now on."""
+        self._ended = True
+        for queue in self._watchers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(None)
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[AsyncIterator[Event]]:
+        """The events while the block runs."""
+        queue: asyncio.Queue[Event | None] = asyncio.Queue(QUEUE_LENGTH)
+        self._watchers[queue] = 0
+        try:
+            yield self._events(queue)
+        finally:
+            del self._watchers[queue]
+
+    async def _events(self, queue: asyncio.Queue[Event | None]) -> AsyncIterator[Event]:
+        while not self._ended and (event := await queue.get()) is not None:
+            yield replace(event, message=credentials.shown(event.message))
+            if queue.empty() and self._watchers[queue]:
+                missed, self._watchers[queue] = self._watchers[queue], 0
+                yield Event(
+                    "missed", message=f"{missed} events were dropped: the reader is too slow"
+                )
+
+
+@dataclass(frozen=True, slots=True)
 class Entries:
     """The entries of this node with the rows that belong to them, the host that they are about, the operations that
-    change them, and those who are told: what all parts of the proxy have in common.
+    change them, and those who are told.
     """
 
     store: Store
@@ -63,30 +127,17 @@ class Entries:
 
     def row_of(self, entry: Entry) -> Target:
         """The row of an entry as it was read, without what only the proxy remembers."""
-        record = entry.record
-        if record is not None:
-            return Target(
-                record.digest,
-                record.target.text,
-                entry,
-                key=record.key,
-                devices=set_of(self.devices, record.mount.source),
-                readonly=record.readonly,
-                handler=record.handler,
-            )
-        held = entry.reserved
+        held = entry.reserved if entry.record is None else entry.record.reserved
         if held is None:
             return Target(entry.digest, entry=entry)
-        devices = self.devices.device_set(held.identity) if held.identity else None
-        if held.image:
-            devices = DeviceSet.alone(held.image)
         return Target(
             entry.digest,
             held.target.text,
             entry,
             key=held.key,
-            devices=devices,
+            devices=set_of(self.devices, held.device) if held.device else None,
             readonly=held.readonly,
+            handler=entry.record.handler if entry.record else None,
         )
 
     def check_not_raw(self, row: Target, record: Record, devices: DeviceSet) -> None:

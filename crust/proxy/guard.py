@@ -46,11 +46,11 @@ class Devices(Protocol):
         """The devices that share bytes with this one."""
 
 
-def set_of(devices: Devices, source: volumes.BlockSource | volumes.NetworkImage) -> DeviceSet:
+def set_of(devices: Devices, device: volumes.DeviceIdentity | volumes.NetworkImage) -> DeviceSet:
     """The set of a published device or image. An image is itself alone: this host has no device of it. Blocks."""
-    if isinstance(source, volumes.NetworkImage):
-        return DeviceSet.alone(source.identity)
-    return devices.device_set(source.identity)
+    if isinstance(device, volumes.NetworkImage):
+        return DeviceSet.alone(device.identity)
+    return devices.device_set(device)
 
 
 def verify(devices: Devices, source: volumes.BlockSource | volumes.NetworkImage) -> DeviceSet:

@@ -19,8 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 import crust
 from crust.core import deferral_keys, errors, metrics, volumes
 from crust.handoff.record import needs, unsupported
-from crust.proxy.entries import Entries
-from crust.proxy.events import Event
+from crust.proxy.entries import Entries, Event
 from crust.proxy.table import Table
 from crust.proxy.target import Wanted
 from crust.rpc import channel

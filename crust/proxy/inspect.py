@@ -10,8 +10,7 @@ import crust
 from crust.core import errors
 from crust.handoff.store import Entry
 from crust.host.process import workers
-from crust.proxy.entries import Entries
-from crust.proxy.events import Event
+from crust.proxy.entries import Entries, Event
 from crust.proxy.handler_calls import HandlerNotResponding
 from crust.proxy.handlers import Handler, Handlers
 from crust.proxy.look import Looks

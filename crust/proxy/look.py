@@ -23,8 +23,7 @@ from crust.handoff import watch
 from crust.handoff.claims import Claim, State
 from crust.handoff.entry import Entry
 from crust.host.process import workers
-from crust.proxy.entries import Entries
-from crust.proxy.events import Event
+from crust.proxy.entries import Entries, Event
 from crust.proxy.target import Guard, Stack, Target, group_unknown, lost_its_group, needs_guard
 
 _PAUSE_FACTOR = 10

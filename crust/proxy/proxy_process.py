@@ -25,8 +25,7 @@ from crust.host.mounts import propagation
 from crust.host.process import systemd, workers
 from crust.host.process.workers import Workers
 from crust.kubernetes_api import api, pod_runtimes
-from crust.proxy.entries import Entries
-from crust.proxy.events import Events
+from crust.proxy.entries import Entries, Events
 from crust.proxy.filesystems import Filesystems
 from crust.proxy.guard import Devices, Targets
 from crust.proxy.handlers import HandlerRegistry, Handlers

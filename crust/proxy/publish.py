@@ -9,8 +9,9 @@ writes the entry, which appears atomically.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from crust.core import errors, metrics, volumes
 from crust.handoff.entry import Entry
@@ -19,8 +20,7 @@ from crust.handoff.store import EntryDiffers
 from crust.host.block.device_sets import DeviceSet
 from crust.host.block.holders import Openers
 from crust.host.process import workers
-from crust.proxy.entries import Entries
-from crust.proxy.events import Event
+from crust.proxy.entries import Entries, Event
 from crust.proxy.guard import verify
 from crust.proxy.handlers import (
     Feature,
@@ -56,6 +56,7 @@ from crust.rpc.status import Asked, PeerStatus, Residue
 from crust.wire.csi.v1 import csi_pb2
 
 _PUBLISH = "NodePublishVolume"
+NOT_LOOKED = Seen(stack=Stack.UNSEEN)
 _log = logging.getLogger(__name__)
 
 
@@ -68,7 +69,7 @@ class _Run:
     wanted: Wanted
     decision: Decision
     row: Target
-    began: Seen | None = None
+    began: Seen = NOT_LOOKED
     asked: Asked = Asked.NOT_CALLED
     writers: Openers | None = None
     """The processes of this host that write to devices; not looked for if the entry existed before."""
@@ -129,7 +130,6 @@ class Publish:
             await run.backend.check_defers()
         await run.backend.check_name(wanted.key.driver)
         await self._begin(run, handler)
-        assert run.began is not None
         if run.began.entry is None and handler is None:  # a person has moved the entry away
             handler = await self._admit(run)
             await self._begin(run, handler)
@@ -138,32 +138,31 @@ class Publish:
         if handler is not None and mount.format is not None:
             await self._make_filesystem(run, handler, mount.format, mount, record)
         entry, devices = await workers.run(self._place, run, handler, record, mount.secrets)
-        published = entry.require()
         self._table.put(
             replace(
                 run.row,
                 entry=entry,
                 stack=Stack.GUARD,
-                key=published.key,
+                key=wanted.key,
                 devices=devices,
-                readonly=published.mount.readonly,
-                handler=published.handler,
+                readonly=record.mount.readonly,
+                handler=record.handler,
                 secrets=mount.secrets or None,
                 raw=False,
                 busy=False,
             )
         )
         if run.began.entry is None:
-            metrics.deferred_publishes.labels(published.key.driver, published.handler).inc()
+            metrics.deferred_publishes.labels(wanted.key.driver, record.handler).inc()
             extra = {
-                "volume": str(published.key),
-                "target": published.target.text,
-                "handler": published.handler,
-                "device": published.shown_source,
+                "volume": str(wanted.key),
+                "target": wanted.target.text,
+                "handler": record.handler,
+                "device": record.shown_source,
                 "decider": run.decision.decider,
             }
             _log.info("deferred", extra=extra)
-            self._entries.events.emit(Event("published", published.target.text, published.handler))
+            self._entries.events.emit(Event("published", wanted.target.text, record.handler))
 
     async def _admit(self, run: _Run) -> Handler:
         """All checks before any change; then, without a wait, reserve the volume and a place in the sandbox."""
@@ -215,7 +214,10 @@ class Publish:
     async def _call_driver(
         self, run: _Run, request: csi_pb2.NodePublishVolumeRequest
     ) -> csi_pb2.NodePublishVolumeResponse:
-        """The driver's publish; meanwhile a thread looks for processes that write to devices."""
+        """The driver's publish; meanwhile a thread looks for processes that write to devices.
+
+        Not if the entry was there: its sandbox may have the device.
+        """
         request.defer_fs_ops = True
         mount = request.volume_capability.mount
         if mount.volume_mount_group and not mount.volume_supplemental_group:
@@ -223,25 +225,23 @@ class Publish:
         await run.backend.check_defers()
         run.asked = Asked.SILENT
         publish = run.backend.node.NodePublishVolume
-        answer, looked = await asyncio.gather(
-            publish(request, metadata=run.metadata, timeout=CHANGE_TIMEOUT_S),
-            self._writers(run),
-            return_exceptions=True,
-        )
+        calls: list[Awaitable[Any]] = [
+            publish(request, metadata=run.metadata, timeout=CHANGE_TIMEOUT_S)
+        ]
+        if run.began.entry is None:
+            calls.append(workers.run(self._targets.writers))
+        answer, *looked = await asyncio.gather(*calls, return_exceptions=True)
         if isinstance(answer, PeerStatus) and status.is_final(answer):
             run.asked = Asked.REFUSED
         if isinstance(answer, BaseException):
             raise answer
         run.asked = Asked.ANSWERED
-        if isinstance(looked, BaseException):
-            raise looked
-        run.writers = looked
-        return answer
-
-    async def _writers(self, run: _Run) -> Openers | None:
-        """None if the entry was there: its sandbox may have the device."""
-        assert run.began is not None
-        return await workers.run(self._targets.writers) if run.began.entry is None else None
+        for writers in looked:
+            if isinstance(writers, BaseException):
+                raise writers
+            run.writers = writers
+        response: csi_pb2.NodePublishVolumeResponse = answer
+        return response
 
     def _record(self, run: _Run, handler: Handler | None, mount: volumes.DeferredMount) -> Record:
         """The record, checked with the driver's answer."""
@@ -258,7 +258,6 @@ class Publish:
             if Feature.FORMAT not in handler.features:
                 mount = replace(mount, format=None)
             return Record.of(mount, key, target, handler.name, decided_by=decider, pod=pod)
-        assert run.began is not None
         assert run.began.entry is not None
         known = run.began.entry.require()
         if known.mount.format is None:  # the proxy has made the filesystem, if it was missing
@@ -276,12 +275,11 @@ class Publish:
         record: Record,
     ) -> None:
         """Make the filesystem that the handler's guests do not make, on the reserved device."""
-        assert run.began is not None
         if not must_be_made(run.began, mount, handler.features):
             return
         await workers.run(self._reserve_device, run, record, mount.secrets)
         await self._filesystems.make_if_blank(record.key, record.block, record.mount, wanted)
-        run.writers = await self._writers(run)  # mkfs may have taken long
+        run.writers = await workers.run(self._targets.writers)  # mkfs may have taken long
 
     def _place(
         self,
@@ -292,7 +290,6 @@ class Publish:
     ) -> tuple[Entry, DeviceSet]:
         """Reserve the device, which is known now, and write the entry of the guarded target. Blocks."""
         devices = self._reserve_device(run, record, secrets)
-        assert run.began is not None
         if handler is not None and must_be_filled(run.began, record.mount, handler.features):
             size_bytes = self._entries.devices.size_bytes(record.device)
             self._filesystems.check_filled(record, size_bytes)
@@ -323,9 +320,7 @@ class Publish:
 
     async def _failed(self, run: _Run, error: Exception) -> errors.CrustError:
         """Undo what the decisions say, observe, and answer. The publish's own error is the one to report."""
-        decided = Undo.KEEP
-        if run.began is not None:
-            decided = undo(run.began, run.asked, is_inline=run.wanted.is_inline)
+        decided = undo(run.began, run.asked, is_inline=run.wanted.is_inline)
         try:
             if decided is Undo.UNGUARD:
                 await workers.run(self._targets.unmount_guard, run.wanted.target)

@@ -23,8 +23,7 @@ from crust.core import errors, volumes
 from crust.handoff.record import Record
 from crust.host.process import workers
 from crust.proxy import handler_calls
-from crust.proxy.entries import Entries
-from crust.proxy.events import Event
+from crust.proxy.entries import Entries, Event
 from crust.proxy.handlers import Feature, Handler, Handlers, check_limits
 from crust.rpc import status
 from crust.rpc.call import Call, add_fields

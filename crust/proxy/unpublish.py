@@ -17,8 +17,7 @@ from crust.handoff import store as stores
 from crust.handoff.entry import UnknownHandoffFile
 from crust.handoff.record import Record
 from crust.host.process import workers
-from crust.proxy.entries import Entries
-from crust.proxy.events import Event, Events
+from crust.proxy.entries import Entries, Event, Events
 from crust.proxy.target import Seen, Stack, Target, UnpublishPlan, begin_unpublish, other_volume
 from crust.rpc.call import Metadata
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver

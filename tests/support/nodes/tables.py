@@ -7,8 +7,7 @@ from crust.core.operations import KeyedOperations
 from crust.core.supervised import Health
 from crust.handoff.store import Store
 from crust.host.process.workers import Workers
-from crust.proxy.entries import Entries
-from crust.proxy.events import Events
+from crust.proxy.entries import Entries, Events
 from crust.proxy.look import Looks
 from crust.proxy.table import Table
 from tests.support.nodes.fake_filesystems import FakeFilesystems

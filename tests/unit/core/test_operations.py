@@ -229,7 +229,6 @@ TASKS_THAT_ARE_AWAITED = {
     "host/process/commands.py",
     "kata/statistics.py",  # one request, shielded
     "core/operations.py",
-    "proxy/events.py",
     "rpc/csi_driver.py",  # one question
     "rpc/port.py",  # a connection's state
     "conformance/runtimes/subject.py",  # a command, which waits for the first of two

@@ -307,7 +307,7 @@ def test_record_with_two_kinds_of_source_or_none_is_refused(
 def test_unreadable_record_of_an_image_reserves_the_image() -> None:
     reserved = mount_info.reserved(a_record(source=IMAGE).to_bytes(), TARGET.digest)
     assert reserved is not None
-    assert (reserved.identity, reserved.image) == (None, IMAGE.identity)
+    assert reserved.device == IMAGE
 
 
 def test_record_of_an_image_has_no_block_device() -> None:
