@@ -12,8 +12,8 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 
 import crust
@@ -54,24 +54,23 @@ class Handlers:
         self._changed = asyncio.Condition()
         self._grace_until_s = time.monotonic() + grace_s
 
-    @contextmanager
-    def session(self, handler: Handler) -> Iterator[None]:
-        """Keep the handler registered while the block runs; raises `HandlerNameTaken`."""
+    @asynccontextmanager
+    async def session(self, handler: Handler) -> AsyncIterator[None]:
+        """Keep the handler registered while the block runs, and wake the calls that wait for it; raises
+        `HandlerNameTaken`.
+        """
         holder = self._live.get(handler.name)
         if holder is not None:
             raise HandlerNameTaken(handler.name, holder.endpoint)
         self._live[handler.name] = handler
         metrics.handlers.set(len(self._live))
         try:
+            async with self._changed:
+                self._changed.notify_all()
             yield
         finally:
             del self._live[handler.name]
             metrics.handlers.set(len(self._live))
-
-    async def announce(self) -> None:
-        """Wake the calls that wait for a handler."""
-        async with self._changed:
-            self._changed.notify_all()
 
     def all(self) -> tuple[Handler, ...]:
         """The registered handlers, by name."""
@@ -130,18 +129,6 @@ class Handlers:
         return next(iter(self._live.values())) if len(self._live) == 1 else None
 
 
-class DeferredMountMismatch(errors.RuntimeFailed):
-    """The driver's deferred_mount differs from the request."""
-
-    def __init__(self, field: str, asked: object, answered: object) -> None:
-        super().__init__(
-            "the driver's deferred_mount differs from the request",
-            why=f"{field} is {answered}, and {asked} was requested",
-            hint="this is a bug in the driver or the shim in front of it",
-        )
-        self.field = field
-
-
 def check_features(
     handler: Handler,
     *,
@@ -186,10 +173,18 @@ def mount_of(
         )
     answer = csi.deferred_mount(response.deferred_mount)
     access = wanted.access
-    if access.fs_type and access.fs_type != answer.fs_type:
-        raise DeferredMountMismatch("fs_type", repr(access.fs_type), repr(answer.fs_type))
-    if access.group is not None and access.group != answer.group:
-        raise DeferredMountMismatch("the group", _text(access.group), _text(answer.group))
+    asked_and_answered = {
+        "fs_type": (access.fs_type and repr(access.fs_type), repr(answer.fs_type)),
+        "the group": (_text(access.group), _text(answer.group)),
+    }
+    for part, (wish, fact) in asked_and_answered.items():
+        if wish and wish != fact:
+            raise errors.RuntimeFailed.named(
+                "DeferredMountMismatch",
+                "the driver's deferred_mount differs from the request",
+                why=f"{part} is {fact or 'none'}, and {wish} was requested",
+                hint="this is a bug in the driver or the shim in front of it",
+            )
     asked = deferral_keys.encryption(request.volume_context)
     if asked is not None and answer.encryption is not asked:
         raise errors.RuntimeFailed.named(
@@ -208,7 +203,7 @@ def mount_of(
 
 
 def _text(group: volumes.GroupChange | None) -> str:
-    return f"{group.gid} ({group.policy.value})" if group is not None else "none"
+    return f"{group.gid} ({group.policy.value})" if group is not None else ""
 
 
 _POD = re.compile(r"(.*/pods/[^/]+/)")
@@ -261,19 +256,24 @@ class HandlerRegistry:
     async def Register(
         self, request: handlers_pb2.RegisterRequest, call: Call
     ) -> AsyncIterator[handlers_pb2.RegisterResponse]:
-        """Register the handler, respond, and keep the session until one side ends it."""
-        handler = handler_of(request)
-        async with handler.port:
-            with self._handlers.session(handler):
-                await self._handlers.announce()
-                self._report("handler-registered", handler)
-                try:
-                    yield handlers_pb2.RegisterResponse(
-                        volumes_directory=self._entries.store.root, proxy_version=crust.__version__
-                    )
-                    await self._stopping.wait()
-                finally:
-                    self._report("handler-lost", handler)
+        """Register the handler, respond, and keep the session until one side ends it; raises
+        `InvalidRegistration`.
+        """
+        offered = crust_v1.registration(request)
+        try:
+            port = SocketPort(offered.endpoint, answer_max_bytes=channel.HANDLER_ANSWER_MAX_BYTES)
+        except errors.InvalidRequest as err:
+            raise InvalidRegistration(str(err)) from err
+        handler = Handler(**asdict(offered), port=port)
+        async with port, self._handlers.session(handler):
+            self._report("handler-registered", handler)
+            try:
+                yield handlers_pb2.RegisterResponse(
+                    volumes_directory=self._entries.store.root, proxy_version=crust.__version__
+                )
+                await self._stopping.wait()
+            finally:
+                self._report("handler-lost", handler)
 
     async def GetVolumeSecrets(
         self,
@@ -290,13 +290,3 @@ class HandlerRegistry:
     def _report(self, kind: str, handler: Handler) -> None:
         _log.info(kind, extra={"handler": handler.name, "endpoint": handler.endpoint})
         self._entries.events.emit(Event(kind, handler=handler.name))
-
-
-def handler_of(request: handlers_pb2.RegisterRequest) -> Handler:
-    """Decode and check a request; raises `InvalidRegistration`."""
-    offered = crust_v1.registration(request)
-    try:
-        port = SocketPort(offered.endpoint, answer_max_bytes=channel.HANDLER_ANSWER_MAX_BYTES)
-    except errors.InvalidRequest as err:
-        raise InvalidRegistration(str(err)) from err
-    return Handler(**asdict(offered), port=port)

@@ -10,7 +10,7 @@ import crust
 from crust.core import errors
 from crust.handoff.store import Entry
 from crust.host.process import workers
-from crust.proxy.entries import Entries, Event
+from crust.proxy.entries import Entries
 from crust.proxy.handler_calls import HandlerNotResponding
 from crust.proxy.handlers import Handler, Handlers
 from crust.proxy.look import Looks
@@ -38,7 +38,7 @@ class Inspect:
         self, request: inspect_pb2.ListDriversRequest, call: Call
     ) -> inspect_pb2.ListDriversResponse:
         """The drivers that are served, and whether their backends answer."""
-        records = self._entries.table.records()
+        states = self._entries.table.states()
         return inspect_pb2.ListDriversResponse(
             drivers=[
                 inspect_pb2.ListDriversResponse.Driver(
@@ -47,7 +47,7 @@ class Inspect:
                     backend=each.served.backend,
                     connected=each.backend.port.is_connected(),
                     deferred_volumes=sum(
-                        record.key.driver == each.served.name for record in records
+                        number for (name, _), number in states.items() if name == each.served.name
                     ),
                     registration=each.registration.state if each.registration else "",
                 )
@@ -66,7 +66,16 @@ class Inspect:
             messages = await workers.run(
                 lambda: [_why_unreachable(handler) for handler in handlers]
             )
-        return inspect_pb2.ListHandlersResponse(handlers=map(_handler, handlers, messages))
+        return inspect_pb2.ListHandlersResponse(
+            handlers=[
+                inspect_pb2.ListHandlersResponse.Handler(
+                    registration=crust_v1.registration_to_wire(handler),
+                    registered_at=_timestamp(handler.registered_at_s),
+                    message=message,
+                )
+                for handler, message in zip(handlers, messages, strict=True)
+            ]
+        )
 
     async def ListDeferredVolumes(
         self, request: inspect_pb2.ListDeferredVolumesRequest, call: Call
@@ -122,7 +131,13 @@ class Inspect:
         async with self._entries.events.watch() as events:
             await call.begin()  # so that the client knows that the watch has begun
             async for event in events:
-                yield _event(event)
+                yield inspect_pb2.Event(
+                    time=_timestamp(event.time_s),
+                    kind=event.kind,
+                    target_path=event.target_path,
+                    handler=event.handler,
+                    message=event.message,
+                )
 
 
 def _why_unreachable(handler: Handler) -> str:
@@ -137,14 +152,6 @@ def _why_unreachable(handler: Handler) -> str:
         "sockets below /run/crust alone"
     )
     return HandlerNotResponding(handler.name, why).shown()
-
-
-def _handler(handler: Handler, message: str) -> inspect_pb2.ListHandlersResponse.Handler:
-    return inspect_pb2.ListHandlersResponse.Handler(
-        registration=crust_v1.registration_to_wire(handler),
-        registered_at=_timestamp(handler.registered_at_s),
-        message=message,
-    )
 
 
 def _volume(entry: Entry) -> inspect_pb2.DeferredVolume:
@@ -184,16 +191,6 @@ def _message(entry: Entry) -> str:
         return entry.claim.error
     return (
         f"sandbox {entry.claim.sandbox_id} ended and left its claim, which holds nothing any more"
-    )
-
-
-def _event(event: Event) -> inspect_pb2.Event:
-    return inspect_pb2.Event(
-        time=_timestamp(event.time_s),
-        kind=event.kind,
-        target_path=event.target_path,
-        handler=event.handler,
-        message=event.message,
     )
 
 

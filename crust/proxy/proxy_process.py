@@ -158,7 +158,7 @@ async def part(
                 await drivers.add(served)
             _export_metrics(table, drivers, running, pool)
             daemon.readiness.append(drivers.missing)
-        extra = {"drivers": len(drivers.all()), "entries": len(table.records())}
+        extra = {"drivers": len(drivers.all()), "entries": len(table.entries())}
         _log.info("proxy serves", extra=extra)
         yield
 

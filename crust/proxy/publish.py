@@ -46,8 +46,9 @@ from crust.proxy.target import (
     other_volume,
     stands,
     undo,
+    unfinished,
 )
-from crust.proxy.unpublish import Unpublish, unfinished
+from crust.proxy.unpublish import Unpublish
 from crust.rpc import status
 from crust.rpc.call import Metadata
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver

@@ -63,10 +63,6 @@ class Table:
         """Every row. Any thread may ask."""
         return tuple(self._rows.values())
 
-    def records(self) -> tuple[Record, ...]:
-        """Every readable record."""
-        return tuple(row.record for row in self.rows() if row.record is not None)
-
     def entries(self) -> tuple[Entry, ...]:
         """Every entry by name, unreadable ones included."""
         rows = sorted(self.rows(), key=lambda row: row.name)

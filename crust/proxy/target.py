@@ -7,7 +7,7 @@ unmounts it after the driver's unpublish; so a guard or an entry means that the 
 
 import enum
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from crust.core import deferral_keys, errors, mount_options, volumes
@@ -319,6 +319,15 @@ def stands(seen: Seen, wanted: Wanted) -> Residue:
     if record.key != wanted.key:
         return Residue.NONE
     return Residue.OTHER if wanted.contradicts(record) else Residue.EXISTS
+
+
+def unfinished(row: Target, seen: Seen) -> Target | None:
+    """The row after an operation that did not end in a deferred publish, from what was observed then; None: FREE."""
+    if seen.stack is Stack.UNSEEN:
+        return replace(row, stack=Stack.UNSEEN, busy=False)
+    if seen.entry is None and seen.stack in (Stack.CLEAR, Stack.FOREIGN) and not row.raw:
+        return None
+    return replace(row, entry=seen.entry, stack=seen.stack, busy=False)
 
 
 class UnpublishPlan(enum.Enum):

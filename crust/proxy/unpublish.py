@@ -9,30 +9,19 @@ restarts then may find no mount point, and would never ask again.
 """
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from crust.core import volumes
 from crust.handoff import claims
-from crust.handoff import store as stores
-from crust.handoff.entry import UnknownHandoffFile
-from crust.handoff.record import Record
+from crust.handoff.store import Removal
 from crust.host.process import workers
-from crust.proxy.entries import Entries, Event, Events
-from crust.proxy.target import Seen, Stack, Target, UnpublishPlan, begin_unpublish, other_volume
+from crust.proxy.entries import Entries, Event
+from crust.proxy.target import Seen, UnpublishPlan, begin_unpublish, other_volume
 from crust.rpc.call import Metadata
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver
 from crust.wire.csi.v1 import csi_pb2
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """A removal with its locks: what was seen, and the entry, whose claim lock is held."""
-
-    plan: UnpublishPlan
-    seen: Seen
-    entry: stores.Removal | None
 
 
 class Unpublish:
@@ -62,9 +51,9 @@ class Unpublish:
             self._table.put(row)
             raise
         self._table.drop(row.name)
-        record = row.record
-        if record is not None:
-            _report(self._entries.events, record)
+        if row.record is not None:
+            _log.info("unpublished", extra={"volume": str(row.key), "target": row.path})
+            self._entries.events.emit(Event("unpublished", row.path, row.record.handler))
         return response
 
     async def remove(
@@ -76,69 +65,50 @@ class Unpublish:
         metadata: Metadata,
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
         """Have the driver unpublish, and remove entry, guard and directory; the table stays as it is."""
-        begun = await workers.run(self._begin, target, key)
+        seen, removal = await workers.run(self._begin, target, key)
         try:
             request.defer_fs_ops = await backend.defers()
             response = await backend.node.NodeUnpublishVolume(
                 request, metadata=metadata, timeout=CHANGE_TIMEOUT_S
             )
-            await workers.run(self._finish, target, begun)
+            if begin_unpublish(seen, key) is not UnpublishPlan.DRIVER:
+                await workers.run(self._finish, target, seen, removal)
         finally:
-            if begun.entry is not None:
-                begun.entry.close()
+            if removal is not None:
+                removal.close()
         return response
 
-    def _begin(self, target: volumes.TargetPath, key: volumes.VolumeKey) -> _Begun:
+    def _begin(
+        self, target: volumes.TargetPath, key: volumes.VolumeKey
+    ) -> tuple[Seen, Removal | None]:
         """Lock out sandboxes and check everything that could fail, before the driver is called. Blocks.
 
         There may be no entry: it was lost with /run, removed by an interrupted unpublish, or moved by a person. One
         without a record counts as absent (H-11), and is removed all the same.
         """
         try:
-            entry = self._entries.store.begin_removal(target)
+            removal = self._entries.store.begin_removal(target)
         except claims.NotPublished:
-            entry = None
+            removal = None
         try:
             self._entries.filesystems.locks.check_free(str(key))
             seen = self._targets.look(target)
-            if entry is not None and (entry.entry.record or entry.entry.error):
-                seen = replace(seen, entry=entry.entry)
-            plan = begin_unpublish(seen, key)
-            if plan is UnpublishPlan.REFUSE:
-                self._refuse(seen, target, key)
+            if removal is not None and (removal.entry.record or removal.entry.error):
+                seen = replace(seen, entry=removal.entry)
+            if begin_unpublish(seen, key) is UnpublishPlan.REFUSE and seen.entry is not None:
+                raise other_volume(target.text, key, seen.entry.require().key)
         except BaseException:
-            if entry is not None:
-                entry.close()
+            if removal is not None:
+                removal.close()
             raise
-        return _Begun(plan, seen, entry)
+        return seen, removal
 
-    def _refuse(self, seen: Seen, target: volumes.TargetPath, key: volumes.VolumeKey) -> None:
-        if seen.entry is None:
-            raise seen.problem or UnknownHandoffFile(target.text)
-        raise other_volume(target.text, key, seen.entry.require().key)
-
-    def _finish(self, target: volumes.TargetPath, begun: _Begun) -> None:
-        if begun.plan is UnpublishPlan.DRIVER:
-            return
-        if begun.seen.is_covered:  # the driver's own mount too, perhaps: then it has removed it
+    def _finish(self, target: volumes.TargetPath, began: Seen, removal: Removal | None) -> None:
+        if began.is_covered:  # the driver's own mount too, perhaps: then it has removed it
             seen = self._targets.look(target)
             if seen.is_covered:
                 raise seen.mounted(target)
-        if begun.entry is None:
+        if removal is None:
             self._targets.unmount_guard(target)
         else:
-            begun.entry.complete(lambda: self._targets.unmount_guard(target))
-
-
-def unfinished(row: Target, seen: Seen) -> Target | None:
-    """The row after an operation that did not end in a deferred publish, from what was observed then; None: FREE."""
-    if seen.stack is Stack.UNSEEN:
-        return replace(row, stack=Stack.UNSEEN, busy=False)
-    if seen.entry is None and seen.stack in (Stack.CLEAR, Stack.FOREIGN) and not row.raw:
-        return None
-    return replace(row, entry=seen.entry, stack=seen.stack, busy=False)
-
-
-def _report(events: Events, record: Record) -> None:
-    _log.info("unpublished", extra={"volume": str(record.key), "target": record.target.text})
-    events.emit(Event("unpublished", record.target.text, record.handler))
+            removal.complete(lambda: self._targets.unmount_guard(target))

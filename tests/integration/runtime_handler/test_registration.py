@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,11 +45,11 @@ class WatchedHandlers(Handlers):
         super().__init__(grace_s=0)
         self.session_ended = asyncio.Event()
 
-    @contextmanager
-    def session(self, handler: Handler) -> Iterator[None]:
+    @asynccontextmanager
+    async def session(self, handler: Handler) -> AsyncIterator[None]:
         """Keep the session, and signal its end."""
         try:
-            with super().session(handler):
+            async with super().session(handler):
                 yield
         finally:
             self.session_ended.set()

@@ -110,11 +110,11 @@ async def test_look_reads_what_the_last_one_skipped(slow: type[SlowLooks], bench
         await asyncio.to_thread(_publish, bench, other)
         slow.go_on.set()
         await looking
-    assert len(bench.table.records()) == 4
+    assert len(bench.table.entries()) == 4
     os.rename(bench.store.layout.entry(RECORD.target).directory, f"{bench.store.root}/../moved")
     await looks.look()
     assert bench.table.find(RECORD.target.text) is None
-    assert len(bench.table.records()) == 3
+    assert len(bench.table.entries()) == 3
 
 
 async def test_look_at_rest_reads_only_a_few_entries_in_turn(
