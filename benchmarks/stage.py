@@ -29,6 +29,8 @@ LIMIT = 0.5
 class _Caller:
     """What these calls use of their gRPC context: a caller without a deadline."""
 
+    method = "/benchmarks/call"
+
     def time_remaining(self) -> None:
         """None: as long as it takes."""
 
@@ -119,14 +121,14 @@ class InProcess:
     volume_id: str
 
     @classmethod
-    async def on(cls, root: Path) -> Self:
-        """A driver with a pool, and a kubelet's directories, below `root`, and no volume yet."""
-        for name in ("pool", "run", "staging", "pod"):
+    async def on(cls, root: Path, run: Path) -> Self:
+        """A driver with a pool, and a kubelet's directories, below `root`, and no volume yet; `run` is in memory."""
+        for name in ("pool", "staging", "pod"):
             (root / name).mkdir(mode=0o700)
         driver = build(
             create_pool=True,
             state_dir=str(root / "pool"),
-            run_dir=str(root / "run"),
+            run_dir=str(run / "inside"),
             node_id="bench",
             target_roots=(str(root),),
         )
@@ -237,7 +239,9 @@ async def measure() -> Result:
             served = _Served(co, await co.create("bench", SIZE_BYTES))
             inside = paths.base / "inside"
             inside.mkdir()
-            driver = await (await InProcess.on(inside)).created("bench", SIZE_BYTES)
+            driver = await (await InProcess.on(inside, paths.crust_run)).created(
+                "bench", SIZE_BYTES
+            )
             ways: dict[str, _Way] = {DRIVER: driver, SERVED: served}
             await _rounds(ways, WARM_UP)  # formats both volumes
             ways[PROGRAMS] = _Programs(driver.image, paths.base / "by-programs")

@@ -54,47 +54,53 @@ class FilesystemPreparation:
         """Look at the device; None if it can be mounted as it is. Else record what is to be made, for `prepare`, and
         move there what is `held`. Raises the errors of `format_decision`, `DeviceInUse`, `RecordChanged`.
         """
-        device = due.attachment.host_device
-        action = self._judge(due)
-        if readonly:
-            format_decision.check_readable(due.content.volume_id, action)
-        if action is None or readonly:
+        device, content = due.attachment.host_device.path, due.content
+        hold = self._hold(due)
+        if hold is None:
             return None
-        opened = devices.open_shared(device.path)
+        with syscalls.closing(hold):
+            action = self._look(due)
+            if readonly:
+                format_decision.check_readable(content.volume_id, action)
+            if action is None or readonly:
+                return None
+            if action in (Action.MAKE, Action.CLEAR_AND_MAKE):
+                content = self._intend(due)
+            if action is Action.MAKE and not self.stores.access.is_empty(content.volume_id):
+                mkfs.check_blank(device, signatures.probe(device))  # written while it was recorded
+        if action is Action.CLEAR_AND_MAKE:
+            devices.zero_device(device)
+        opened = devices.open_shared(device)
         held.callback(os.close, opened)
-        content = due.content
-        if action in (Action.MAKE, Action.CLEAR_AND_MAKE):
-            if not due.attachment.is_new:
-                in_use.check_unwritten(device)
-            intended = content.but(
-                state="formatting",
-                fs_type=due.fs_type,
-                planned_uuid=str(uuid.uuid4()),
-                filled_bytes=due.attachment.size_bytes,
-            )
-            content = self.stores.content_records.save(intended)
-            if action is Action.CLEAR_AND_MAKE:
-                devices.zero_device(device.path)
-            is_empty = self.stores.access.is_empty(content.volume_id)
-            probe = (lambda _: signatures.Blank()) if is_empty else signatures.probe
-            mkfs.check_formattable(device.path, due.fs_type, probe)
         inherits = (*due.inherits, opened)
         return replace(due, action=action, content=content, inherits=inherits, held=held.pop_all())
 
-    def _judge(self, due: Preparation) -> Action | None:
-        """The action that the device needs before a mount; none while this host has mounted it: then it was prepared
-        before. Anyone else who has it may be a guest, or a tool that a killed driver left running: `DeviceInUse`.
+    def _hold(self, due: Preparation) -> int | None:
+        """The device, opened exclusively; none while this host has mounted it: then it was prepared before. Anyone
+        else who has it may be a guest, or a tool that a killed driver left running: `DeviceInUse`.
         """
         device = due.attachment.host_device
         hold = devices.try_exclusive(device.path)
         if hold is None:
             is_mounted = device_mounts.filesystem_mounts(device)
-            if is_mounted and self._look(due) in (None, Action.KEEP):
-                return None
-            # raises with the holder, or succeeds if it is free by now
-            hold = devices.open_exclusive(device.path)
-        with syscalls.closing(hold):
-            return self._look(due)
+            if not is_mounted or self._look(due) not in (None, Action.KEEP):
+                # raises with the holder, or succeeds if it is free by now
+                hold = devices.open_exclusive(device.path)
+        return hold
+
+    def _intend(self, due: Preparation) -> ContentRecord:
+        """Record the filesystem that is to be made. Nobody was given the device since it was judged."""
+        device, size_bytes = due.attachment.host_device, due.attachment.size_bytes
+        mkfs.check_size(device.path, due.fs_type, size_bytes)
+        if not due.attachment.is_new:
+            in_use.check_unwritten(device)
+        intended = due.content.but(
+            state="formatting",
+            fs_type=due.fs_type,
+            planned_uuid=str(uuid.uuid4()),
+            filled_bytes=size_bytes,
+        )
+        return self.stores.content_records.save(intended)
 
     def _look(self, due: Preparation) -> Action | None:
         content, fs_type, device = due.content, due.fs_type, due.attachment.host_device.path
@@ -137,7 +143,7 @@ class FilesystemPreparation:
                     fs_type,
                     uuid=due.content.planned_uuid,
                     extra_options=mkfs.arguments(fs_type, due.parameters),
-                    probe=None,
+                    probe=signatures.probe if due.action is Action.CLEAR_AND_MAKE else None,
                     inherits=inherits,
                 )
             await workers.run(self._end, due)

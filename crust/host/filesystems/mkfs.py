@@ -1,9 +1,9 @@
 """Making a filesystem on a device, by its mkfs program.
 
 `make` never overwrites: it looks first, because mkfs.ext4 asks "proceed?" of a terminal only, and without one it
-formats over whatever is there. It probes, unless the caller has a better source: an engine that knows that it stores
-no data for the device at all. Whether a blank device may be formatted is the caller's decision, from its own record
-and `devices.is_blank`.
+formats over whatever is there. A caller that has a better source may look in its place: an engine that knows that it
+stores no data for the device at all. Whether a blank device may be formatted is the caller's decision, from its own
+record and `devices.is_blank`.
 
 The options of mkfs that a StorageClass may set: two of ext4, each with its values.
 
@@ -95,15 +95,16 @@ async def make(
 ) -> None:
     """Make a filesystem on a device without signatures, with a UUID that the caller may choose.
 
-    `probe` is for `check_formattable`, which comes first; None if the caller has called it. mkfs has the descriptors
-    `inherits` open.
+    `probe` says what is on the device, while that is held exclusively: `signatures.probe_untrusted` where somebody
+    else may have written the bytes. None if the caller has called `check_size` and `check_blank`. mkfs has the
+    descriptors `inherits` open.
 
     Raises `UnknownFilesystem`, `DeviceNotBlank`, `DeviceTooSmallForFilesystem`, `DeviceInUse`, `AmbiguousSignature`,
     `CommandFailed`.
     """
     mkfs = row(_TABLE, fs_type)
     if probe is not None:
-        await workers.run(check_formattable, path, fs_type, probe)
+        await workers.run(_check, path, fs_type, probe)
     chosen = [word.format(uuid) for word in mkfs.uuid] if uuid else []
     argv = [*mkfs.command, *chosen, *extra_options, path]
     busy: commands.CommandFailed | None = None
@@ -125,13 +126,16 @@ def minimum_bytes(fs_type: str) -> int:
     return row(_TABLE, fs_type).minimum_bytes
 
 
-def check_formattable(path: str, fs_type: str, probe: Callable[[str], Signature]) -> None:
-    """Raise unless `make` may write to the device.
+def _check(path: str, fs_type: str, probe: Callable[[str], Signature]) -> None:
+    check_size(path, fs_type, devices.size_bytes(path))
+    # Held exclusively meanwhile, so that no other mkfs is running on it.
+    with syscalls.closing(devices.open_exclusive(path)):
+        check_blank(path, probe(path))
 
-    `probe` says what is on the device, while that is held exclusively: `signatures.probe_untrusted` where somebody
-    else may have written the bytes, or a source that knows that every byte is zero.
-    """
-    size_bytes, least_bytes = devices.size_bytes(path), minimum_bytes(fs_type)
+
+def check_size(path: str, fs_type: str, size_bytes: int) -> None:
+    """Raise `DeviceTooSmallForFilesystem` unless the filesystem can be made on a device of this size."""
+    least_bytes = minimum_bytes(fs_type)
     if size_bytes < least_bytes:
         raise errors.OutOfRange.named(
             "DeviceTooSmallForFilesystem",
@@ -139,9 +143,10 @@ def check_formattable(path: str, fs_type: str, probe: Callable[[str], Signature]
             why=f"it has {size_bytes} bytes and {fs_type} needs {least_bytes}",
             hint="request a larger volume or another filesystem",
         )
-    # Held exclusively meanwhile, so that no other mkfs is running on it.
-    with syscalls.closing(devices.open_exclusive(path)):
-        found = probe(path)
+
+
+def check_blank(path: str, found: Signature) -> None:
+    """Raise `DeviceNotBlank` for a device on which something was found."""
     if not isinstance(found, Blank):
         what = found.type if isinstance(found, Filesystem) else getattr(found, "what", "something")
         raise errors.Conflict.named(

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from crust.blockdriver.engines.node_access import Access
 from crust.blockdriver.engines.protocol import ImageMissing, SnapshotMissing
 from crust.blockdriver.records import models
 from crust.core import errors, volumes
-from crust.host.filesystems import mkfs
+from crust.host.filesystems import format_decision, mkfs
 from crust.host.process import sysfs
+from tests.integration.host.conftest import partition_table
 from tests.support import volume_capabilities
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
+from tests.support.raised import raised
 from tests.support.records import copies, pool_layout
 from tests.support.records.copies import made_of
 
@@ -270,6 +273,31 @@ async def test_stage_on_a_stale_content_record_clears_nothing(
         await bench.stage(volume_id, capability)
     assert image_path(bench, volume_id).read_bytes().startswith(b"somebody's data")
     assert records.load(volume_id).state == "formatted"
+
+
+async def test_device_that_is_written_while_its_format_is_recorded_stays(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that opens it exclusively cannot; one that writes plainly is seen by a second look."""
+    volume_id = volumes.VolumeId((await bench.create()).volume_id)
+    records, exits = bench.driver.stores.content_records, list[int]()
+    real_save = records.save
+
+    def save(record: models.ContentRecord) -> models.ContentRecord:
+        attached = bench.driver.stores.access.attached(volume_id)
+        assert attached is not None
+        device = attached.host_device.path
+        exits.append(subprocess.run(["mkfs.ext4", "-q", device], check=False).returncode)
+        Path(device).write_bytes(partition_table(sectors=1000))
+        return real_save(record)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(records, "save", save)
+        with raised("DeviceNotBlank", match="partition table dos"):
+            await bench.stage(volume_id)
+    assert exits == [1]
+    with pytest.raises(format_decision.ContentInDoubt):
+        await bench.stage(volume_id)
 
 
 async def test_stage_is_not_finished_when_another_writer_came_during_mkfs(
