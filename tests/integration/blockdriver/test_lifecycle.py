@@ -100,10 +100,7 @@ async def test_publish_with_group_0_is_refused_only_if_deferred(bench: Bench) ->
     assert (Path(target) / "file").stat().st_mode & 0o660 == 0o660
     await bench.unpublish(volume_id, target)
     request = publish_request(
-        volume_id,
-        target,
-        volume_capabilities.encoded(root),
-        staging=bench.staging(volume_id),
+        volume_id, target, volume_capabilities.encoded(root), staging=bench.staging(volume_id)
     )
     with raised("RootGroupNotDeferrable"):
         await bench.driver.node.NodePublishVolume(request, caller())

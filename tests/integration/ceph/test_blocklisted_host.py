@@ -35,10 +35,7 @@ pytestmark = pytest.mark.timeout(240)
 DAEMONS = "127.0.0.2"
 CLIENTS = "127.0.0.1"
 """What Linux gives a connection to any address of the loopback network."""
-ENTRIES = {
-    "host": {"addr": f"{CLIENTS}:0/0"},
-    "range": {"range": "range", "addr": f"{CLIENTS}/32"},
-}
+ENTRIES = {"host": {"addr": f"{CLIENTS}:0/0"}, "range": {"range": "range", "addr": f"{CLIENTS}/32"}}
 WORDS = ("has blocklisted", f", {CLIENTS}:0/", "`ceph osd blocklist rm ADDRESS:0/0`")
 THREADS_OF_A_CONNECTION = 30
 """More than librados starts for one."""

@@ -10,11 +10,7 @@ import pytest
 from crust.ceph import binding
 from crust.ceph import connection as connection_module
 from crust.ceph.connection import Connection
-from crust.ceph.failures import (
-    CephConnectionClosed,
-    CephKeyRefused,
-    CephMonitorsUnreachable,
-)
+from crust.ceph.failures import CephConnectionClosed, CephKeyRefused, CephMonitorsUnreachable
 from crust.ceph.user import CephUser
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.integration.ceph.conftest import QUICK

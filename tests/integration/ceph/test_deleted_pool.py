@@ -307,11 +307,7 @@ async def test_controller_with_wrong_settings_serves_and_says_what_to_correct(
             Code.FAILED_PRECONDITION,
             ("[CephPoolMissing]", "no pool 'nope'", "ceph osd pool create"),
         ),
-        (
-            {"namespace": "nope"},
-            Code.PERMISSION_DENIED,
-            ("[CephNotPermitted]", "ceph auth get"),
-        ),
+        ({"namespace": "nope"}, Code.PERMISSION_DENIED, ("[CephNotPermitted]", "ceph auth get")),
         (
             {"monitors": "v2:127.0.0.1:1"},
             Code.UNAVAILABLE,

@@ -37,10 +37,7 @@ def put_foreign(cluster: RbdNode, name: str) -> str:
 
 
 def check_untouched(cluster: RbdNode, name: str, image_id: str) -> None:
-    with (
-        cluster.ioctx() as ioctx,
-        rbd.Image(ioctx, name, read_only=True) as image,
-    ):
+    with cluster.ioctx() as ioctx, rbd.Image(ioctx, name, read_only=True) as image:
         assert (image.id(), image.size(), image.read(0, len(DATA))) == (image_id, SIZE, DATA)
         assert dict(image.metadata_list()) == {}
 
@@ -105,10 +102,7 @@ async def test_image_in_place_of_a_volumes_own_is_deleted_only_if_it_was_made_th
         )
         check_untouched(cluster, volume_id, image_id)
     await refused(cluster.create("one"), loss, "[ForeignImage]", "is not used")
-    with (
-        cluster.ioctx() as ioctx,
-        rbd.Image(ioctx, volume_id) as image,
-    ):
+    with cluster.ioctx() as ioctx, rbd.Image(ioctx, volume_id) as image:
         image.metadata_set("crust.volume", volume_id)
     assert await cluster.create("one") == volume_id, "it is ready as before"
     await cluster.delete(volume_id)
@@ -163,10 +157,7 @@ def remove_image(cluster: RbdNode, name: str) -> None:
 
 
 def remove_snapshot(cluster: RbdNode, volume_id: str, snapshot_id: str) -> None:
-    with (
-        cluster.ioctx() as ioctx,
-        rbd.Image(ioctx, volume_id) as image,
-    ):
+    with cluster.ioctx() as ioctx, rbd.Image(ioctx, volume_id) as image:
         image.remove_snap(snapshot_id)
 
 

@@ -228,10 +228,7 @@ async def test_watch_on_a_terminal_restores_it(node: Node) -> None:
     leader, follower = pty.openpty()
     text = b""
     try:
-        async with (
-            asyncio.timeout(60),
-            _started(node, "volumes", stdout=follower) as process,
-        ):
+        async with asyncio.timeout(60), _started(node, "volumes", stdout=follower) as process:
             os.close(follower)
             while b"SANDBOX" not in text:
                 text += await asyncio.to_thread(os.read, leader, 4096)

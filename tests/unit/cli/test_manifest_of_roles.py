@@ -21,10 +21,7 @@ from tests.unit.cli.test_manifest import (
     run,
 )
 
-SETTINGS = {
-    "ceph-node": "node.toml",
-    "ceph-controller": "controller.toml",
-}
+SETTINGS = {"ceph-node": "node.toml", "ceph-controller": "controller.toml"}
 OWN, CEPH = "block.csi.crust.dev", "rbd.csi.crust.dev"
 
 
@@ -104,12 +101,7 @@ def test_name_of_the_driver_is_in_every_object_and_path(tmp_path: Path, overlay:
     [
         ("ceph-controller", "/csi/crust/csi.sock", "/run/crust/csi.sock", "the sidecars call"),
         ("ceph-controller", "0.0.0.0:9810", "127.0.0.1:9810", "metrics_address"),
-        (
-            "ceph-controller",
-            'mode = "controller"',
-            'mode = "controller"\nrun_dir = "/srv"',
-            "/srv",
-        ),
+        ("ceph-controller", 'mode = "controller"', 'mode = "controller"\nrun_dir = "/srv"', "/srv"),
         ("ceph-controller", "/etc/crust-ceph/key", "/root/key", "/root/key"),
         (
             "ceph-node",
@@ -159,13 +151,7 @@ def test_roles_that_fit_no_cluster_are_refused(
 
 OF_THE_NODE = {"/var/lib/kubelet", "/dev", "/sys/fs/cgroup", "/etc/machine-id"}
 """Of the kubelet and the kernel, where each driver has names of its own, and what is only read."""
-LOCAL = (
-    "block-driver",
-    "distributed",
-    "snapshots",
-    "single-node",
-    "wrapped-driver",
-)
+LOCAL = ("block-driver", "distributed", "snapshots", "single-node", "wrapped-driver")
 OTHER = "disks.example.com"
 
 

@@ -58,11 +58,7 @@ def of_driver(directory: Path, *flags: object) -> Result:
 
 
 def run(
-    driver: FakeDriver,
-    directory: Path,
-    *only: str,
-    served: ExitStack | None = None,
-    **options: Any,
+    driver: FakeDriver, directory: Path, *only: str, served: ExitStack | None = None, **options: Any
 ) -> Results:
     """The cases against a driver, as the command runs them; the end of `served` is that of the driver."""
     socket = directory / "plugin" / "csi.sock"
@@ -274,8 +270,7 @@ def test_terminated_run_removes_what_its_case_created(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["--endpoint", "unix:///a/csi.sock", "--target-root", "/"], ["--runtime", "box"]],
+    "words", [["--endpoint", "unix:///a/csi.sock", "--target-root", "/"], ["--runtime", "box"]]
 )
 def test_conformance_that_cannot_run_here_is_no_broken_must(
     words: list[str], monkeypatch: pytest.MonkeyPatch

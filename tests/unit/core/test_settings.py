@@ -186,8 +186,7 @@ RBD = {"monitors": "v2:192.0.2.1:3300", "pool": "p", "user": "u", "key_file": "/
 
 
 @pytest.mark.parametrize(
-    "given",
-    [{}, {"engine": "rbd", "rbd": RBD}, {"engine": "rbd", "rbd": RBD, "mode": "node"}],
+    "given", [{}, {"engine": "rbd", "rbd": RBD}, {"engine": "rbd", "rbd": RBD, "mode": "node"}]
 )
 def test_only_a_controller_of_ceph_volumes_fences(given: dict[str, Any]) -> None:
     with pytest.raises(loading.InvalidSettings, match="only a controller of the engine rbd fences"):

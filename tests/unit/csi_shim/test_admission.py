@@ -102,9 +102,7 @@ def test_volume_that_no_guest_mounts_from_a_device_is_refused(
         *({key: "4096"} for key in vendors.MKFS_OPTIONS),
     ],
 )
-def test_volume_not_created_empty_is_admitted_and_never_formatted(
-    context: dict[str, str],
-) -> None:
+def test_volume_not_created_empty_is_admitted_and_never_formatted(context: dict[str, str]) -> None:
     admitted = admission.admit(DRIVER, publish(context=context))
     assert (admitted.fs_type, admitted.format) == ("ext4", None)
 
@@ -123,10 +121,7 @@ def test_undeferrable_publish_is_refused_by_its_key(row: vendors.NotDeferrable, 
 
 @pytest.mark.parametrize(
     ("driver", "volume_id"),
-    [
-        ("csi.vsphere.vmware.com", "file:0f3c"),
-        ("csi-powerstore.dellemc.com", "0f3c/PS1/nfs"),
-    ],
+    [("csi.vsphere.vmware.com", "file:0f3c"), ("csi-powerstore.dellemc.com", "0f3c/PS1/nfs")],
 )
 def test_file_share_is_refused_by_its_id(driver: str, volume_id: str) -> None:
     request = publish()

@@ -62,9 +62,7 @@ def _unpublish(store: Store) -> None:
 
 
 @pytest.mark.spec("H-14")
-def test_publish_killed_anywhere_leaves_complete_entry_or_none(
-    stores: Stores,
-) -> None:
+def test_publish_killed_anywhere_leaves_complete_entry_or_none(stores: Stores) -> None:
     points = 0
     for number in crashes.crash_points(stores.empty, stores.publish):
         points += 1
@@ -95,9 +93,7 @@ def test_rewrite_killed_anywhere_leaves_old_or_new_record(stores: Stores) -> Non
 
 
 @pytest.mark.spec("H-18")
-def test_unpublish_killed_anywhere_leaves_the_entry_or_none(
-    stores: Stores,
-) -> None:
+def test_unpublish_killed_anywhere_leaves_the_entry_or_none(stores: Stores) -> None:
     def claimed(number: int) -> None:
         stores.published(number)
         claims.write(stores(number).layout.entry(TARGET), CLAIM)
@@ -180,9 +176,7 @@ def _leave_uncleared(store: Store) -> None:
     os.rename(directory, store.layout.new_gone(TARGET.digest, is_target_clear=False))
 
 
-def test_claim_write_killed_anywhere_leaves_no_live_claim(
-    stores: Stores,
-) -> None:
+def test_claim_write_killed_anywhere_leaves_no_live_claim(stores: Stores) -> None:
     def claim(number: int) -> None:
         paths = stores(number).layout.entry(TARGET)
         with claims.ClaimLock.acquire(paths, TARGET):
@@ -198,9 +192,7 @@ def test_claim_write_killed_anywhere_leaves_no_live_claim(
         assert _names(store) == []
 
 
-def test_publish_without_space_leaves_no_partial_entry(
-    stores: Stores,
-) -> None:
+def test_publish_without_space_leaves_no_partial_entry(stores: Stores) -> None:
     points = 0
     for number, error in crashes.failure_points(stores.empty, stores.publish):
         points += 1
@@ -214,9 +206,7 @@ def test_publish_without_space_leaves_no_partial_entry(
     assert points > 8
 
 
-def test_unpublish_failing_at_any_call_can_be_repeated(
-    stores: Stores,
-) -> None:
+def test_unpublish_failing_at_any_call_can_be_repeated(stores: Stores) -> None:
     for number, error in crashes.failure_points(stores.published, lambda n: _unpublish(stores(n))):
         store = stores(number)
         assert isinstance(error, errors.Exhausted)

@@ -24,9 +24,7 @@ NAMES = st.text(
 
 
 FORMATS = st.builds(
-    volumes.GuestFormat,
-    st.none() | st.integers(4096, 2**26),
-    st.none() | st.integers(0, 50),
+    volumes.GuestFormat, st.none() | st.integers(4096, 2**26), st.none() | st.integers(0, 50)
 )
 
 

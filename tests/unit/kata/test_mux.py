@@ -75,9 +75,7 @@ def test_hostile_bytes_end_the_connection_and_nothing_else(parts: list[bytes]) -
 
 
 @pytest.mark.parametrize("decoder", [mux.decoder(), ttrpc.decoder()], ids=["mux", "ttrpc"])
-def test_a_length_is_refused_before_anything_is_kept_for_it(
-    decoder: mux.Splitter[object],
-) -> None:
+def test_a_length_is_refused_before_anything_is_kept_for_it(decoder: mux.Splitter[object]) -> None:
     with pytest.raises(mux.ProtocolViolated):
         decoder.feed(b"\xff" * 10)
 

@@ -152,9 +152,7 @@ async def test_slow_watcher_gets_the_number_of_dropped_events() -> None:
 
 
 @pytest.mark.parametrize("waiting", [0, QUEUE_LENGTH])
-async def test_end_of_events_ends_every_watch(
-    waiting: int,
-) -> None:
+async def test_end_of_events_ends_every_watch(waiting: int) -> None:
     events = Events()
     async with events.watch() as watch, events.watch() as later:
         heard = asyncio.create_task(_all(watch))

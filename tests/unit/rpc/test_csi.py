@@ -43,11 +43,7 @@ def mount(mode: int = 1, **fields: object) -> csi_pb2.VolumeCapability:
             errors.InvalidRequest,
             "differ",
         ),
-        (
-            mount(volume_supplemental_group_change_policy="Always"),
-            errors.InvalidRequest,
-            "without",
-        ),
+        (mount(volume_supplemental_group_change_policy="Always"), errors.InvalidRequest, "without"),
         (
             mount(
                 volume_supplemental_group="5", volume_supplemental_group_change_policy="Sometimes"
@@ -146,9 +142,7 @@ deferred_mounts = st.builds(
     content_generation=st.integers(0, 2**31),
     format=st.none()
     | st.builds(
-        volumes.GuestFormat,
-        st.none() | st.integers(4096, 2**26),
-        st.none() | st.integers(0, 50),
+        volumes.GuestFormat, st.none() | st.integers(4096, 2**26), st.none() | st.integers(0, 50)
     ),
 )
 

@@ -168,9 +168,7 @@ def test_full_disk_at_any_call_is_an_error_that_a_retry_overcomes(bench: Bench) 
     check_nothing_left(bench)
 
 
-def test_raw_stage_after_an_interrupted_format_reads_as_zeros(
-    bench: Bench,
-) -> None:
+def test_raw_stage_after_an_interrupted_format_reads_as_zeros(bench: Bench) -> None:
     """The record says "formatting", and what half a mkfs left must not reach the raw device's user."""
 
     async def stage_raw(volume_id: str) -> None:

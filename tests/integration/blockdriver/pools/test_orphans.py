@@ -113,9 +113,7 @@ async def test_gc_keeps_devices_that_are_staged_or_in_use(bench: Bench) -> None:
     assert len(devices(bench)) == 1
 
 
-async def test_gc_keeps_images_without_record_and_records_without_image(
-    bench: Bench,
-) -> None:
+async def test_gc_keeps_images_without_record_and_records_without_image(bench: Bench) -> None:
     lost = (await bench.create("lost", mount())).volume_id
     pool = bench.root / "state"
     pool_layout.image(pool, lost).unlink()
@@ -128,9 +126,7 @@ async def test_gc_keeps_images_without_record_and_records_without_image(
     assert bench.driver.stores.volume_records.ids() == (lost,)
 
 
-async def test_gc_detaches_a_device_of_a_removed_image_by_its_tag_when_unused(
-    bench: Bench,
-) -> None:
+async def test_gc_detaches_a_device_of_a_removed_image_by_its_tag_when_unused(bench: Bench) -> None:
     volume_id = await bench.staged()
     image = pool_layout.image(bench.root / "state", volume_id)
     [device] = devices(bench)

@@ -118,9 +118,7 @@ async def test_snapshot_required_in_another_topology_is_refused(bench: Bench) ->
     assert (await create(request, caller())).snapshot.ready_to_use
 
 
-async def test_snapshot_or_image_without_the_other_is_reported_and_kept(
-    tmp_path: Path,
-) -> None:
+async def test_snapshot_or_image_without_the_other_is_reported_and_kept(tmp_path: Path) -> None:
     bench = Bench(tmp_path, profile="1.13")
     source = await bench.create("source")
     kept, lost = (

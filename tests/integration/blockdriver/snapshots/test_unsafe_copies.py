@@ -142,9 +142,7 @@ async def test_copy_of_a_volume_published_read_only_succeeds(pool: Bench) -> Non
     await down(pool, source.volume_id)
 
 
-async def test_recovery_thaws_a_filesystem_covered_by_another_mount(
-    pool: Bench,
-) -> None:
+async def test_recovery_thaws_a_filesystem_covered_by_another_mount(pool: Bench) -> None:
     source, target = await in_use(pool, "source")
     entry = left_frozen(pool, source, target)
     cover(target)

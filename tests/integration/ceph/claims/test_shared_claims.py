@@ -10,16 +10,7 @@ from crust.ceph.claims import Host, HostClaim
 from crust.ceph.fencing import ImageNotCutOff, cut_off
 from crust.core import errors
 from crust.host.process import sysfs
-from tests.support.ceph.image_claims import (
-    IMAGE,
-    A,
-    B,
-    Bench,
-    Client,
-    at_once,
-    check_cut_off,
-    take,
-)
+from tests.support.ceph.image_claims import IMAGE, A, B, Bench, Client, at_once, check_cut_off, take
 from tests.support.raised import raised
 
 C = Host("node-c", "machine-c")
@@ -215,11 +206,7 @@ def test_virtual_machines_claim_is_never_taken_over(bench: Bench, host: Host) ->
 
 @pytest.mark.parametrize(
     ("later", "is_taken"),
-    [
-        (A, True),
-        (Host("node-a", "another-machine"), False),
-        (Host("node-a", ""), False),
-    ],
+    [(A, True), (Host("node-a", "another-machine"), False), (Host("node-a", ""), False)],
 )
 def test_claim_of_an_earlier_boot_is_this_hosts_only_by_its_machine_id(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, later: Host, *, is_taken: bool

@@ -6,11 +6,7 @@ from typing import Any
 import pytest
 
 from crust.blockdriver.engines.pool_store import RecordChanged
-from crust.blockdriver.engines.protocol import (
-    ForeignImage,
-    ImageMissing,
-    StillAttached,
-)
+from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing, StillAttached
 from crust.blockdriver.engines.rbd.provisioning import images
 from crust.blockdriver.engines.rbd.provisioning.background import BackgroundWork
 from crust.blockdriver.engines.rbd.provisioning.copies import RbdMaking

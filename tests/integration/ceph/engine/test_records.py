@@ -154,8 +154,7 @@ def test_pool_that_lost_its_identity_is_absent(pool: RbdPool, place: Place) -> N
 
 
 @pytest.mark.parametrize(
-    "text",
-    [b"", b"{}", b'{"schema": 2, "pool_id": "0123456789abcdef", "created": "", "fsid": ""}'],
+    "text", [b"", b"{}", b'{"schema": 2, "pool_id": "0123456789abcdef", "created": "", "fsid": ""}']
 )
 def test_identity_that_cannot_be_read_is_named(pool: RbdPool, place: Place, text: bytes) -> None:
     with place.ioctx("cannot write") as ioctx:

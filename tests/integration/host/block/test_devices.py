@@ -264,9 +264,7 @@ def test_udev_does_not_probe_a_volume_and_hands_it_to_nobody(
     )
 
 
-def test_udev_still_probes_a_device_that_is_not_crusts(
-    other_device: loop.LoopDevice,
-) -> None:
+def test_udev_still_probes_a_device_that_is_not_crusts(other_device: loop.LoopDevice) -> None:
     found = properties(other_device)
     assert found["ID_FS_TYPE"] == "LVM2_member"
     assert found["pvscan"] == "ran"
@@ -315,9 +313,7 @@ def test_lvm_sees_no_volume_with_the_shipped_settings(
     assert volume.path in alone(PVS.format("use_devicesfile=0"), volume), "and without them it does"
 
 
-def test_lvm_sees_a_volume_by_another_name_if_the_rest_is_accepted(
-    volume: loop.LoopDevice,
-) -> None:
+def test_lvm_sees_a_volume_by_another_name_if_the_rest_is_accepted(volume: loop.LoopDevice) -> None:
     """Why the shipped settings name what is the node's, and refuse the rest."""
     common = 'use_devicesfile=0 global_filter=["r|^/dev/loop|", "a|.*|"]'
     assert f"/dev/block/7:{volume.number}" in alone(PVS.format(common), volume)

@@ -224,9 +224,7 @@ def test_network_block_server_is_no_writer(disk: str, monkeypatch: pytest.Monkey
     """rbd-nbd and qemu-nbd have the device open for as long as it is there; sysfs names them."""
     read = sysfs.read
     monkeypatch.setattr(
-        sysfs,
-        "read",
-        lambda path: str(os.getpid()) if path.endswith("/pid") else read(path),
+        sysfs, "read", lambda path: str(os.getpid()) if path.endswith("/pid") else read(path)
     )
     held = os.open(disk, os.O_RDWR)
     in_use.check_unwritten(source(disk))

@@ -14,15 +14,7 @@ from crust.blockdriver.records.models import ContentRecord
 from crust.core import errors
 from crust.core.volumes import UsageUnit
 from crust.host.block import devices, holders, loop, signatures
-from crust.host.filesystems import (
-    format_decision,
-    fsck,
-    fsfreeze,
-    growth,
-    mkfs,
-    superblocks,
-    usage,
-)
+from crust.host.filesystems import format_decision, fsck, fsfreeze, growth, mkfs, superblocks, usage
 from crust.host.mounts import mount_api
 from crust.host.process import commands
 from tests.integration.host.conftest import MIB, Attach, partition_table, run, write

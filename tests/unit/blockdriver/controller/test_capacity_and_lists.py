@@ -343,8 +343,6 @@ async def test_interrupted_change_is_finished_later(
     assert made == [VOLUME, OTHER] * tries
 
 
-async def test_interrupted_change_is_finished_once_the_guest_is_reachable(
-    state: Driver,
-) -> None:
+async def test_interrupted_change_is_finished_once_the_guest_is_reachable(state: Driver) -> None:
     absent = errors.PeerUnavailable("the handler is absent")
     assert await finish(state, [absent, None, None]) == [VOLUME, OTHER, VOLUME]

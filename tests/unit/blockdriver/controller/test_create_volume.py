@@ -237,10 +237,7 @@ async def test_volume_of_a_deleted_ones_name_is_new(
 
 @pytest.mark.parametrize("lost", [pool_layout.volume_record, pool_layout.content_record])
 async def test_volume_whose_record_was_lost_is_kept_and_reported(
-    tmp_path: Path,
-    state: Driver,
-    provisioner: Provisioner,
-    lost: Callable[[Path, str], Path],
+    tmp_path: Path, state: Driver, provisioner: Provisioner, lost: Callable[[Path, str], Path]
 ) -> None:
     volume_id = (await provisioner.create(create())).volume_id
     lost(tmp_path / "state", volume_id).unlink()
@@ -309,9 +306,7 @@ async def test_clone_whose_source_content_changed_during_copy_is_not_used(
     assert backend.image_ids() == {source.volume_id}
 
 
-async def test_create_writes_the_content_record_and_delete_removes_it(
-    state: Driver,
-) -> None:
+async def test_create_writes_the_content_record_and_delete_removes_it(state: Driver) -> None:
     provisioner, known = state.controller.provisioner, state.stores.content_records
     made = await provisioner.create(create())
     written = known.load(made.volume_id)

@@ -230,10 +230,7 @@ async def test_modify_killed_anywhere_leaves_record_and_guests_equal_after_start
         second.error = None
         await bench.change(tuple(asdict(OLD).items()))
         second.error = errors.NotReady("the handler cannot limit") if refuses else None
-        with (
-            crashes.at_call(number, killed) as count,
-            contextlib.suppress(Killed, errors.NotReady),
-        ):
+        with crashes.at_call(number, killed) as count, contextlib.suppress(Killed, errors.NotReady):
             await bench.change()
         if count() <= number:
             break

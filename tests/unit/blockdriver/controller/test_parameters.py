@@ -95,10 +95,7 @@ ALL_FS_TYPES = ("ext4", "xfs", "btrfs")
 
 
 def test_mkfs_options_apply_to_their_filesystem_only() -> None:
-    sent = {
-        "crust.dev/ext4-bytes-per-inode": "65536",
-        "crust.dev/ext4-reserved-percent": "1",
-    }
+    sent = {"crust.dev/ext4-bytes-per-inode": "65536", "crust.dev/ext4-reserved-percent": "1"}
     kept = class_parameters.parse(sent, ALL_FS_TYPES).kept
     assert kept == sent
     assert mkfs.arguments("ext4", kept) == ("-i", "65536", "-m", "1")

@@ -74,8 +74,7 @@ def test_pool_identity_is_made_once_and_read_after_that(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["volumes/a", "volumes/.new-a", "snapshots/a.json", "snapshots/.new-a"],
+    "name", ["volumes/a", "volumes/.new-a", "snapshots/a.json", "snapshots/.new-a"]
 )
 def test_pool_that_holds_anything_gets_no_new_identity(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
@@ -108,9 +107,7 @@ def test_pool_identity_with_field_of_later_version_is_read(tmp_path: Path) -> No
     assert opened(tmp_path) == first
 
 
-def test_pool_identity_killed_anywhere_is_one_after_the_next_start(
-    tmp_path: Path,
-) -> None:
+def test_pool_identity_killed_anywhere_is_one_after_the_next_start(tmp_path: Path) -> None:
     points = 0
     for number in crashes.crash_points(
         lambda number: (tmp_path / str(number)).mkdir(),

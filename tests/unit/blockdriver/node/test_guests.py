@@ -39,11 +39,7 @@ class Way:
 
 def calls(reached: guests.Guests) -> tuple[Coroutine[Any, Any, object], ...]:
     """Each call of a guest."""
-    return (
-        reached.freeze(TARGET, 30),
-        reached.thaw(TARGET),
-        reached.set_limits(TARGET, LIMITS),
-    )
+    return (reached.freeze(TARGET, 30), reached.thaw(TARGET), reached.set_limits(TARGET, LIMITS))
 
 
 @pytest.fixture(params=["fake", "socket"])

@@ -60,12 +60,7 @@ def test_publish_another_target_depends_on_the_access_mode(mode: Mode) -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [
-        block(),
-        mount("xfs"),
-        mount("ext4", "noatime"),
-        mount(mode=Mode.MULTI_NODE_MULTI_WRITER),
-    ],
+    [block(), mount("xfs"), mount("ext4", "noatime"), mount(mode=Mode.MULTI_NODE_MULTI_WRITER)],
     ids=["access type", "filesystem", "options", "mode"],
 )
 def test_second_target_with_another_capability_is_refused(other: volumes.VolumeCapability) -> None:

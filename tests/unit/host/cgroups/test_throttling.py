@@ -19,10 +19,7 @@ def test_io_max_line_names_every_limit() -> None:
     assert io_max.line(DEVICE, LIMITS) == wanted
     assert io_max.line(DEVICE, NONE) == "7:3 rbps=max wbps=max riops=max wiops=max\n"
     many = volumes.IoLimits(read_iops=2**40, read_bytes_per_second=2**40)
-    assert io_max.line(DEVICE, many).split()[1:4:2] == [
-        f"rbps={2**40}",
-        f"riops={2**32 - 1}",
-    ]
+    assert io_max.line(DEVICE, many).split()[1:4:2] == [f"rbps={2**40}", f"riops={2**32 - 1}"]
 
 
 def test_io_max_parse_finds_the_device_among_others() -> None:

@@ -242,10 +242,7 @@ async def test_unpublished_volume_has_no_secrets_any_more(node: Node) -> None:
         record = store.create(a_record(target=target, encryption=volumes.Encryption.LUKS)).require()
         assert record.key.volume_id == "vol-1"
         await node.inspect.ListDeferredVolumes(inspect_pb2.ListDeferredVolumesRequest(), timeout=10)
-        with (
-            node.sandbox(target.text),
-            pytest.raises(errors.NotReady, match="not known any more"),
-        ):
+        with node.sandbox(target.text), pytest.raises(errors.NotReady, match="not known any more"):
             await session.secrets_of(target)
 
 

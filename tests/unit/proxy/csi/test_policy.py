@@ -145,8 +145,7 @@ async def test_publish_whose_pods_class_is_unknown_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("context", "default"),
-    [({DEFER: "runtime-class", **POD}, None), (POD, Defer.RUNTIME_CLASS)],
+    ("context", "default"), [({DEFER: "runtime-class", **POD}, None), (POD, Defer.RUNTIME_CLASS)]
 )
 async def test_pod_of_a_deferred_volume_is_not_asked_for_again(
     context: dict[str, str], default: Defer | None
@@ -325,9 +324,7 @@ def info(pod: str) -> dict[str, str]:
     return {f"csi.storage.k8s.io/pod.{key}": value for key, value in keys.items()}
 
 
-async def test_pod_of_microvm_gets_device_and_another_the_mount(
-    runtime_class_node: Node,
-) -> None:
+async def test_pod_of_microvm_gets_device_and_another_the_mount(runtime_class_node: Node) -> None:
     vm, plain = runtime_class_node.places.target("vm"), runtime_class_node.places.target("plain")
     await runtime_class_node.co.publish("vol-1", vm, defer=False, volume_context=info("vm"))
     runtime_class_node.check_published("vol-1", vm)

@@ -63,9 +63,7 @@ async def test_capability_is_asked_once_per_connection(kata: Node) -> None:
     assert len(kata.driver.called("NodeGetCapabilities")) == 2
 
 
-async def test_driver_downgraded_behind_its_socket_is_not_sent_flag(
-    places: Places,
-) -> None:
+async def test_driver_downgraded_behind_its_socket_is_not_sent_flag(places: Places) -> None:
     """With a volume that a guest has written, the host's kernel would have parsed a hostile filesystem."""
     old, new = fake_driver.FakeDriver(), fake_driver.FakeDriver(defers=False)
     async with (
@@ -377,9 +375,6 @@ async def _next(watch: Any, kind: str) -> inspect_pb2.Event:
 async def test_staging_of_the_kep_is_unimplemented(kata: Node, published: str, method: str) -> None:
     request = getattr(runtime_pb2, f"{method}Request")(volume_target_path=published)
     await refused(
-        getattr(kata.runtime, method)(request, timeout=10),
-        Code.UNIMPLEMENTED,
-        method,
-        "not served",
+        getattr(kata.runtime, method)(request, timeout=10), Code.UNIMPLEMENTED, method, "not served"
     )
     kata.check_published("vol-1", published)
