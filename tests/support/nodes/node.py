@@ -196,6 +196,15 @@ class Node:
             yield fake
 
     @asynccontextmanager
+    async def in_sandbox(
+        self, target: str, fake: fake_handler.FakeHandler | None = None, **options: Any
+    ) -> AsyncIterator[fake_handler.FakeHandler]:
+        """As `deferred`, and a sandbox of the handler has the volume."""
+        async with self.deferred(target, fake, **options) as handler:
+            with self.sandbox(target):
+                yield handler
+
+    @asynccontextmanager
     async def gated_handler(
         self, target: str
     ) -> AsyncIterator[tuple[fake_handler.FakeHandler, fake_driver.Gate]]:

@@ -24,9 +24,10 @@ Code = grpc.StatusCode
 @pytest.mark.spec("D-25")
 async def test_statistics_come_from_the_handler_with_the_condition(node: Node, target: str) -> None:
     condition = volumes.VolumeCondition(abnormal=True, message="read-only")
-    async with node.deferred(target, fake=FakeHandler(stats=volumes.VolumeStats(USAGE, condition))):
-        with node.sandbox(target):
-            answer = await node.co.stats("vol-1", target)
+    async with node.in_sandbox(
+        target, fake=FakeHandler(stats=volumes.VolumeStats(USAGE, condition))
+    ):
+        answer = await node.co.stats("vol-1", target)
     first = answer.usage[0]
     assert (first.unit, first.total, first.used, first.available) == (1, 1000, 400, 500)
     assert answer.volume_condition.message == "read-only"
@@ -55,14 +56,11 @@ async def test_statistics_of_silent_guest_are_unavailable_in_time(
 
 
 async def test_error_of_the_handler_arrives_unchanged(node: Node, target: str) -> None:
-    async with node.deferred(
+    async with node.in_sandbox(
         target,
         fake=FakeHandler(error=errors.RuntimeFailed("the guest", why="it hangs", hint="look")),
     ):
-        with node.sandbox(target):
-            await refused(
-                node.co.stats("vol-1", target), Code.INTERNAL, "the guest: it hangs; look"
-            )
+        await refused(node.co.stats("vol-1", target), Code.INTERNAL, "the guest: it hangs; look")
 
 
 @pytest.mark.parametrize(
@@ -74,9 +72,8 @@ async def test_impossible_statistics_are_refused(
     node: Node, target: str, line: tuple[int, int, int]
 ) -> None:
     usage = volumes.VolumeUsage(volumes.UsageUnit.BYTES, *line)
-    async with node.deferred(target, FakeHandler(stats=volumes.VolumeStats((usage,)))):
-        with node.sandbox(target):
-            await refused(node.co.stats("vol-1", target), Code.INTERNAL, "impossible", "hostile")
+    async with node.in_sandbox(target, FakeHandler(stats=volumes.VolumeStats((usage,)))):
+        await refused(node.co.stats("vol-1", target), Code.INTERNAL, "impossible", "hostile")
 
 
 @pytest.mark.spec("D-30")
@@ -153,27 +150,25 @@ async def test_expand_without_a_sandbox_is_kept_for_the_next(node: Node, target:
 
 
 async def test_expand_by_the_staging_path_reaches_the_sandbox_too(node: Node, target: str) -> None:
-    async with node.deferred(target) as fake:
-        with node.sandbox(target):
-            await node.co.expand("vol-1", f"{node.places.kubelet}/staging", 64 * MIB)
+    async with node.in_sandbox(target) as fake:
+        await node.co.expand("vol-1", f"{node.places.kubelet}/staging", 64 * MIB)
     assert [expansion[0] for expansion in fake.expansions] == [target]
 
 
 @pytest.mark.spec("D-27")
 async def test_expand_beyond_the_limit_is_out_of_range(node: Node, target: str) -> None:
-    async with node.deferred(target) as fake:
-        with node.sandbox(target):
-            await refused(
-                node.co.expand("vol-1", target, 20 * MIB, limit=10 * MIB),
-                Code.OUT_OF_RANGE,
-                "above limit_bytes",
-                "raise the limit",
-            )
-            assert node.driver.called("NodeExpandVolume") == []
-            await refused(
-                node.co.expand("vol-1", target, 1, limit=10 * MIB), Code.OUT_OF_RANGE, "raise"
-            )
-            await refused(node.co.expand("vol-1", target, -1), Code.INVALID_ARGUMENT, "negative")
+    async with node.in_sandbox(target) as fake:
+        await refused(
+            node.co.expand("vol-1", target, 20 * MIB, limit=10 * MIB),
+            Code.OUT_OF_RANGE,
+            "above limit_bytes",
+            "raise the limit",
+        )
+        assert node.driver.called("NodeExpandVolume") == []
+        await refused(
+            node.co.expand("vol-1", target, 1, limit=10 * MIB), Code.OUT_OF_RANGE, "raise"
+        )
+        await refused(node.co.expand("vol-1", target, -1), Code.INVALID_ARGUMENT, "negative")
     assert fake.expansions == []
 
 
@@ -189,12 +184,11 @@ async def test_expand_of_a_device_that_did_not_grow_is_refused(kata: Node, publi
 @pytest.mark.spec("D-37")
 async def test_expand_under_a_sandbox_that_boots_is_not_final(node: Node, target: str) -> None:
     """FAILED_PRECONDITION would be final: a kubelet would not try again before the pod is restarted."""
-    async with node.deferred(
+    async with node.in_sandbox(
         target,
         fake=FakeHandler(error=errors.NotReady("it is not mounted yet", why="the sandbox boots")),
     ):
-        with node.sandbox(target):
-            await refused(node.co.expand("vol-1", target, 1), Code.UNAVAILABLE, "boots")
+        await refused(node.co.expand("vol-1", target, 1), Code.UNAVAILABLE, "boots")
 
 
 @pytest.mark.spec("D-37")
@@ -234,11 +228,8 @@ async def test_expansion_outlives_its_caller_and_is_recorded(node: Node, target:
 @pytest.mark.parametrize("reported", [0, -5, 65 * MIB])
 @pytest.mark.spec("D-27")
 async def test_size_beyond_the_device_is_refused(node: Node, target: str, reported: int) -> None:
-    async with node.deferred(target, FakeHandler(filled_bytes=reported)):
-        with node.sandbox(target):
-            await refused(
-                node.co.expand("vol-1", target, 1), Code.INTERNAL, str(reported), "hostile"
-            )
+    async with node.in_sandbox(target, FakeHandler(filled_bytes=reported)):
+        await refused(node.co.expand("vol-1", target, 1), Code.INTERNAL, str(reported), "hostile")
 
 
 async def test_statistics_of_wrong_or_no_volume_are_refused(kata: Node, published: str) -> None:

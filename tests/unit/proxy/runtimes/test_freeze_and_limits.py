@@ -38,12 +38,11 @@ def thaw(node: Node, target: str) -> Any:
 
 @pytest.mark.spec("D-29", "D-31")
 async def test_freeze_keeps_the_filesystem_frozen_until_thaw(node: Node, target: str) -> None:
-    async with node.deferred(target) as fake:
-        with node.sandbox(target):
-            assert (await freeze(node, target, 17)).frozen
-            assert fake.frozen == {target: 17}
-            assert (await thaw(node, target)).was_frozen
-            assert not (await thaw(node, target)).was_frozen
+    async with node.in_sandbox(target) as fake:
+        assert (await freeze(node, target, 17)).frozen
+        assert fake.frozen == {target: 17}
+        assert (await thaw(node, target)).was_frozen
+        assert not (await thaw(node, target)).was_frozen
 
 
 @pytest.mark.spec("D-30")
@@ -71,10 +70,9 @@ async def test_held_claim_that_cannot_be_read_is_a_claim(node: Node, target: str
 @pytest.mark.spec("D-30")
 async def test_freeze_of_a_volume_unknown_to_its_handler_fails(node: Node, target: str) -> None:
     """NOT_FOUND of the handler must not arrive as the NOT_FOUND of a target that is not deferred."""
-    async with node.deferred(target, FakeHandler(error=errors.NotFound("no such volume"))):
-        with node.sandbox(target):
-            for call in (freeze(node, target), thaw(node, target)):
-                await refused(call, Code.FAILED_PRECONDITION, "no such volume", "'kata'")
+    async with node.in_sandbox(target, FakeHandler(error=errors.NotFound("no such volume"))):
+        for call in (freeze(node, target), thaw(node, target)):
+            await refused(call, Code.FAILED_PRECONDITION, "no such volume", "'kata'")
 
 
 @pytest.mark.spec("D-30", "D-31")
@@ -96,21 +94,19 @@ async def test_freeze_of_sandbox_ending_during_call_is_not_frozen(
 
 @pytest.mark.spec("D-30")
 async def test_freeze_is_refused_if_the_handler_cannot_freeze(node: Node, target: str) -> None:
-    async with node.deferred(target, features=ALL_FEATURES - {Feature.FREEZE}) as fake:
-        with node.sandbox(target):
-            await refused(
-                freeze(node, target), Code.FAILED_PRECONDITION, "'kata'", "FREEZE", "stop the pod"
-            )
-            assert not (await thaw(node, target)).was_frozen
+    async with node.in_sandbox(target, features=ALL_FEATURES - {Feature.FREEZE}) as fake:
+        await refused(
+            freeze(node, target), Code.FAILED_PRECONDITION, "'kata'", "FREEZE", "stop the pod"
+        )
+        assert not (await thaw(node, target)).was_frozen
     assert fake.frozen == {}
 
 
 @pytest.mark.parametrize("seconds", [-1, 0, 61, 2**62])
 @pytest.mark.spec("D-29")
 async def test_invalid_freeze_time_is_refused(node: Node, target: str, seconds: int) -> None:
-    async with node.deferred(target) as fake:
-        with node.sandbox(target):
-            await refused(freeze(node, target, seconds), Code.INVALID_ARGUMENT, "from 1 to 60")
+    async with node.in_sandbox(target) as fake:
+        await refused(freeze(node, target, seconds), Code.INVALID_ARGUMENT, "from 1 to 60")
     assert fake.frozen == {}
 
 
@@ -194,15 +190,14 @@ async def test_sandbox_that_refuses_leaves_the_record(node: Node, target: str) -
 async def test_limits_are_restored_if_the_record_cannot_be_written(
     node: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with node.deferred(target) as fake:
-        with node.sandbox(target):
-            await limit(node, target)
+    async with node.in_sandbox(target) as fake:
+        await limit(node, target)
 
-            def full(*_: object) -> None:
-                raise errors.Exhausted("no space left")
+        def full(*_: object) -> None:
+            raise errors.Exhausted("no space left")
 
-            monkeypatch.setattr(Store, "rewrite", full)
-            await refused(limit(node, target, OTHER), Code.RESOURCE_EXHAUSTED, "no space left")
+        monkeypatch.setattr(Store, "rewrite", full)
+        await refused(limit(node, target, OTHER), Code.RESOURCE_EXHAUSTED, "no space left")
     assert fake.limits == {target: LIMITS}
 
 

@@ -145,23 +145,21 @@ async def reported(node: Node, volume_id: str, target: str) -> dict[str, str]:
 
 @pytest.mark.spec("D-40")
 async def test_health_is_the_drivers_and_the_guests(node: Node, target: str) -> None:
-    async with node.deferred(target) as fake:
-        with node.sandbox(target):
-            assert await reported(node, "vol-1", target) == {}
-            fake.condition = READ_ONLY
-            assert await reported(node, "vol-1", target) == {REASON: "remounted read-only"}
-            node.driver.node.findings = [LOST]
-            assert set(await reported(node, "vol-1", target)) == {REASON, "ImageMissing"}
-            assert set(await reported(node, "vol-1", "")) == {REASON, "ImageMissing"}
+    async with node.in_sandbox(target) as fake:
+        assert await reported(node, "vol-1", target) == {}
+        fake.condition = READ_ONLY
+        assert await reported(node, "vol-1", target) == {REASON: "remounted read-only"}
+        node.driver.node.findings = [LOST]
+        assert set(await reported(node, "vol-1", target)) == {REASON, "ImageMissing"}
+        assert set(await reported(node, "vol-1", "")) == {REASON, "ImageMissing"}
 
 
 @pytest.mark.spec("D-40")
 async def test_health_without_an_answer_of_the_guest_is_an_error(node: Node, target: str) -> None:
-    async with node.deferred(target, FakeHandler(error=AWAY)):
-        with node.sandbox(target):
-            await refused(reported(node, "vol-1", target), Code.UNAVAILABLE, "it hangs")
-            node.driver.node.findings = [LOST]
-            assert set(await reported(node, "vol-1", target)) == {"ImageMissing"}
+    async with node.in_sandbox(target, FakeHandler(error=AWAY)):
+        await refused(reported(node, "vol-1", target), Code.UNAVAILABLE, "it hangs")
+        node.driver.node.findings = [LOST]
+        assert set(await reported(node, "vol-1", target)) == {"ImageMissing"}
 
 
 async def test_health_without_a_sandbox_is_the_drivers(node: Node, target: str) -> None:
@@ -172,9 +170,8 @@ async def test_health_without_a_sandbox_is_the_drivers(node: Node, target: str) 
 
 async def test_handler_without_the_feature_is_not_asked(node: Node, target: str) -> None:
     features = ALL_FEATURES - {Feature.HEALTH, Feature.STATS}
-    async with node.deferred(target, FakeHandler(error=AWAY), features=features):
-        with node.sandbox(target):
-            assert await reported(node, "vol-1", target) == {}
-            await refused(
-                node.co.stats("vol-1", target), Code.FAILED_PRECONDITION, "does not offer STATS"
-            )
+    async with node.in_sandbox(target, FakeHandler(error=AWAY), features=features):
+        assert await reported(node, "vol-1", target) == {}
+        await refused(
+            node.co.stats("vol-1", target), Code.FAILED_PRECONDITION, "does not offer STATS"
+        )
