@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 
 import crust
 from crust.core import deferral_keys, metrics
+from crust.core.operations import KeyedOperations
 from crust.core.settings.shim import ShimSettings
 from crust.csi_shim.deferral import Deferral, RuntimeClient
 from crust.csi_shim.wrap import private_directories
 from crust.csi_shim.wrap.node_shim import NodeShim, Wrapping
 from crust.csi_shim.wrap.staging import Staging
-from crust.csi_shim.wrap.volume_operations import VolumeOperations
 from crust.csi_shim.wrap.wrapped import WrappedVolumes
 from crust.host.mounts import propagation
 from crust.host.process import oserrors, workers
@@ -89,14 +89,14 @@ async def part(
         methods = deferral.methods()
         pool = threads or Workers(f"the shim at {settings.socket}", limit=64)
         if settings.wrap:
-            work = VolumeOperations(settings.kubelet_root, pool)
-            watch = WorkerWatch(pool, work.operations, daemon.health)
+            operations = KeyedOperations(pool)
+            watch = WorkerWatch(pool, operations, daemon.health)
             await stack.enter_async_context(watch.running())  # ends when all operations have ended
-            stack.push_async_callback(work.operations.drain)
+            stack.push_async_callback(operations.drain)
             wrapped = WrappedVolumes(driver.node, Staging(driver.node), runtime)
             default = deferral_keys.Defer(settings.defer)
             wrapping = Wrapping(settings.kubelet_root, default, settings.driver_name)
-            methods = NodeShim(driver, deferral, wrapped, wrapping, work).methods()
+            methods = NodeShim(driver, deferral, wrapped, wrapping, operations).methods()
             metrics.export_workers(f"shim {settings.socket}", lambda: pool.load)
         service = Service(
             "shim",

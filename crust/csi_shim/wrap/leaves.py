@@ -16,7 +16,7 @@ import stat
 from dataclasses import dataclass
 
 from crust.core import errors, volumes
-from crust.csi_shim.wrap import vendors
+from crust.csi_shim.wrap import private_directories, vendors
 from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp, PrivatePaths
 from crust.host.block import devices, in_use
 from crust.host.mounts import mountinfo
@@ -153,6 +153,15 @@ def remove(path: str) -> None:
             os.unlink(path)
     with contextlib.suppress(OSError):  # another target's leaf is there, or it is gone
         os.rmdir(os.path.dirname(path))
+
+
+def make_room(paths: PrivatePaths, path: str) -> None:
+    """Before a driver's publish: no leaf, and the directory above. A device node of an earlier boot has another
+    device's number now. Raises `DriverDidNotCleanUp`.
+    """
+    remove(path)
+    with oserrors.translating(f"cannot make {paths.published}"):
+        os.makedirs(paths.published, private_directories.MODE, exist_ok=True)
 
 
 def device(

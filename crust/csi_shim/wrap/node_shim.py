@@ -18,18 +18,17 @@ Nothing else: VOLUME_MOUNT_GROUP would end the kubelet's own fsGroup for all vol
 """
 
 import os
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+from google.protobuf.message import Message
 
 from crust.core import deferral_keys, errors, volumes
+from crust.core.operations import KeyedOperations
 from crust.csi_shim.deferral import Deferral
-from crust.csi_shim.wrap import (
-    admission,
-    as_block,
-    leaves,
-    private_directories,
-    volume_operations,
-)
+from crust.csi_shim.wrap import admission, as_block, leaves, private_directories
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.csi_shim.wrap.staging import StagedForMount, Volume
 from crust.csi_shim.wrap.wrapped import WrappedVolumes
@@ -39,6 +38,14 @@ from crust.rpc.csi_driver import CsiDriver, numbers_in
 from crust.rpc.messages import extensions, requests
 from crust.rpc.serving.service import Methods, looking_at
 from crust.wire.csi.v1 import csi_pb2
+
+T = TypeVar("T")
+
+_LOOK_S = 10.0
+"""For a look at a volume's directories, which takes microseconds unless a mount there hangs."""
+
+_OPERATION_S = 120.0
+"""After this, callers are told that an operation is overdue: as long as a kubelet waits."""
 
 _RPC = csi_pb2.NodeServiceCapability.RPC
 _Number: TypeAlias = "csi_pb2.NodeServiceCapability.RPC.Type.ValueType"
@@ -60,7 +67,11 @@ class Wrapping:
 
 
 class NodeShim:
-    """Answers the Node service's calls on one driver's socket."""
+    """Answers the Node service's calls on one driver's socket.
+
+    A change of a volume is an operation, one at a time per volume, which outlives its caller. A look at its
+    directories is no part of one: it has one thread per question, so that its retries add none where a mount hangs.
+    """
 
     def __init__(
         self,
@@ -68,14 +79,15 @@ class NodeShim:
         deferral: Deferral,
         wrapped: WrappedVolumes,
         wrapping: Wrapping,
-        work: volume_operations.VolumeOperations,
+        operations: KeyedOperations,
     ) -> None:
         self._driver = driver
         self._deferral = deferral
         self._wrapped = wrapped
         self._staging = wrapped.staging
         self._wrapping = wrapping
-        self._operations = work
+        self._operations = operations
+        """By volume id."""
         self._driver_name = wrapping.driver_name
 
     def methods(self) -> Methods:
@@ -102,7 +114,7 @@ class NodeShim:
             return answered
         answer = csi_pb2.NodeGetCapabilitiesResponse.FromString(answered)
         known, own = numbers_in(answer), list[_Number]()
-        if _RPC.GET_VOLUME_STATS not in known and await self._operations.has_volumes():
+        if _RPC.GET_VOLUME_STATS not in known and await self._has_volumes():
             own.append(_RPC.GET_VOLUME_STATS)
         if _RPC.EXPAND_VOLUME not in known and await self._advertises_expansion(call):
             own.append(_RPC.EXPAND_VOLUME)
@@ -116,7 +128,7 @@ class NodeShim:
         """Whether the driver or the shim advertises EXPAND_VOLUME."""
         if _RPC.EXPAND_VOLUME in await self._capabilities(call):
             return True
-        if await self._operations.has_volumes():
+        if await self._has_volumes():
             return True
         return await self._driver.expands_volumes(call.time_remaining())
 
@@ -130,12 +142,10 @@ class NodeShim:
         is_staged = await self._is_staged(volume)
         if not is_staged and wants_block:
             path = request.staging_target_path
-            wants_block = not await self._operations.look(
-                volume, private_directories.is_mounted, path
-            )
+            wants_block = not await self._look(volume, private_directories.is_mounted, path)
         if not (is_staged or wants_block):
             answered = await self._pass(request.volume_id, data, call)
-            self._staging.remember(volume.paths.key, request)
+            self._staging.requests[volume.paths.key] = request
             return answered
 
         async def work() -> None:
@@ -145,7 +155,7 @@ class NodeShim:
             else:
                 await self._staging.stage_as_asked(volume, request)
 
-        await self._operations.run(volume, request, call, work)
+        await self._run(volume, request, call, work)
         return csi_pb2.NodeStageVolumeResponse().SerializeToString()
 
     async def _stage_raw(
@@ -157,9 +167,7 @@ class NodeShim:
         is_raw = wanted.HasField("block") and path
         if not (is_raw and await self._is_staged(volume)):
             return await self._pass(request.volume_id, data, call)
-        await self._operations.run(
-            volume, request, call, lambda: self._staging.stage_raw(volume, request)
-        )
+        await self._run(volume, request, call, lambda: self._staging.stage_raw(volume, request))
         return csi_pb2.NodeStageVolumeResponse().SerializeToString()
 
     async def _wants_block(self, request: csi_pb2.NodeStageVolumeRequest, call: Call) -> bool:
@@ -187,9 +195,7 @@ class NodeShim:
             self._staging.forget(volume.paths.key)
             return answered
         path = request.staging_target_path
-        await self._operations.run(
-            volume, request, call, lambda: self._staging.unstage(volume, path)
-        )
+        await self._run(volume, request, call, lambda: self._staging.unstage(volume, path))
         return csi_pb2.NodeUnstageVolumeResponse().SerializeToString()
 
     async def _publish(
@@ -200,7 +206,7 @@ class NodeShim:
         volume = await self._volume(request.volume_id, call)
         if await self._defers_itself(volume, call):
             return await self._driver.port.forward(call, data)
-        response = await self._operations.run(
+        response = await self._run(
             volume, request, call, lambda: self._wrapped.publish(volume, request)
         )
         return response.SerializeToString()
@@ -214,12 +220,12 @@ class NodeShim:
             is_block=request.volume_capability.HasField("block"),
         )
         volume = await self._volume(request.volume_id, call)
-        self._staging.published_on_host(volume.paths.key, request.target_path)
+        self._staging.on_host.add((volume.paths.key, request.target_path))
         if not await self._is_staged(volume):
             return await self._pass(request.volume_id, data, call)
         if not request.volume_capability.HasField("mount"):
             raise StagedForMount(volume.paths.key)
-        response = await self._operations.run(
+        response = await self._run(
             volume, request, call, lambda: self._wrapped.publish_on_host(volume, request)
         )
         return response.SerializeToString()
@@ -228,17 +234,15 @@ class NodeShim:
         self, request: csi_pb2.NodeUnpublishVolumeRequest, data: bytes, call: Call
     ) -> bytes:
         volume = await self._volume(request.volume_id, call)
-        if await self._operations.look(
+        if await self._look(
             volume,
-            volume_operations.is_private,
+            private_directories.is_private,
             volume.paths,
             request.target_path,
             request.defer_fs_ops,
         ):
             target = request.target_path
-            await self._operations.run(
-                volume, request, call, lambda: self._wrapped.unpublish(volume, target)
-            )
+            await self._run(volume, request, call, lambda: self._wrapped.unpublish(volume, target))
             return csi_pb2.NodeUnpublishVolumeResponse().SerializeToString()
         if request.defer_fs_ops and _RPC.DEFER_FS_OPS not in await self._capabilities(call):
             request.ClearField(
@@ -246,7 +250,7 @@ class NodeShim:
             )  # of a volume that the driver's older version deferred
             data = request.SerializeToString()
         answered = await self._pass(request.volume_id, data, call)
-        self._staging.unpublished_on_host(volume.paths.key, request.target_path)
+        self._staging.on_host.discard((volume.paths.key, request.target_path))
         return answered
 
     async def _stats(
@@ -255,9 +259,7 @@ class NodeShim:
         if not request.defer_fs_ops:
             volume = await self._volume(request.volume_id, call)
             path = request.volume_path
-            if not await self._operations.look(
-                volume, private_directories.has_leaf, volume.paths, path
-            ):
+            if not await self._look(volume, private_directories.has_leaf, volume.paths, path):
                 return await self._pass(None, data, call)
         return await self._deferral.stats(request)
 
@@ -273,7 +275,7 @@ class NodeShim:
             if expands or not await self._advertises_expansion(call):
                 return await self._pass(request.volume_id, data, call)
             path = _checked_path(request)
-            if not await self._operations.look(volume, os.path.lexists, path):
+            if not await self._look(volume, os.path.lexists, path):
                 raise errors.NotFound.named(
                     "NoVolumeAt",
                     f"volume {request.volume_id[:128]} is not at {path}",
@@ -293,7 +295,7 @@ class NodeShim:
                 return request.capacity_range.required_bytes
             return await self._wrapped.expand_staged(volume, request)
 
-        size = await self._operations.run(volume, request, call, work)
+        size = await self._run(volume, request, call, work)
         return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size).SerializeToString()
 
     async def _health(
@@ -302,22 +304,55 @@ class NodeShim:
         """The driver is asked, with the paths that it knows; the proxy adds what the guest reports."""
         volume = await self._volume(request.volume_id, call)
         target = request.volume_publish_path
-        if await self._operations.look(volume, private_directories.has_leaf, volume.paths, target):
+        if await self._look(volume, private_directories.has_leaf, volume.paths, target):
             request.volume_publish_path = volume.paths.leaf(target)
             if volume.stages:
                 request.staging_target_path = volume.paths.staging
             data = request.SerializeToString()
         return await self._pass(None, data, call)
 
+    async def _run(
+        self,
+        volume: Volume,
+        request: Message,
+        call: Call,
+        work: Callable[[], Coroutine[Any, Any, T]],
+    ) -> T:
+        """Do the work of a request as the volume's operation."""
+        return await self._operations.run(
+            volume.paths.key.volume_id,
+            type(request).__name__.removesuffix("Request"),
+            requests.identity(request),
+            work,
+            limit_s=_OPERATION_S,
+            left_s=call.time_remaining(),
+        )
+
+    async def _look(self, volume: Volume, function: Callable[..., bool], *args: object) -> bool:
+        """What `function` says of paths of the volume."""
+        return await self._operations.look(
+            (function, args),
+            partial(function, *args),
+            timeout_s=_LOOK_S,
+            shown=f"volume {volume.paths.key}",
+            fresh=True,
+        )
+
+    async def _has_volumes(self) -> bool:
+        """Whether there are deferred volumes: then the shim advertises what it answers for them."""
+        root = self._wrapping.kubelet_root
+        look = partial(private_directories.has_volumes, root)
+        return await self._operations.look(root, look, timeout_s=_LOOK_S, fresh=True)
+
     async def _is_staged(self, volume: Volume) -> bool:
         """Whether the volume is staged as block."""
-        return await self._operations.look(volume, private_directories.is_staged, volume.paths)
+        return await self._look(volume, private_directories.is_staged, volume.paths)
 
     async def _defers_itself(self, volume: Volume, call: Call) -> bool:
         """Whether a flagged call goes to the driver's own deferral, and not to what an older version left wrapped."""
         if _RPC.DEFER_FS_OPS not in await self._capabilities(call):
             return False
-        return not await self._operations.look(volume, volume_operations.is_wrapped, volume.paths)
+        return not await self._look(volume, private_directories.is_wrapped, volume.paths)
 
     async def _volume(self, volume_id: str, call: Call) -> Volume:
         key = volumes.VolumeKey(await self._name(call), volumes.VolumeId(volume_id))

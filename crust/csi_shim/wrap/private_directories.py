@@ -24,7 +24,7 @@ from crust.core import errors, volumes
 from crust.host.mounts import mountinfo
 from crust.host.process import oserrors
 
-_MODE = 0o750
+MODE = 0o750
 _DEPTH_MAX = 16
 _BELOW = "plugins/kubernetes.io/csi/volumeDevices"
 _DIGITS = 40
@@ -106,6 +106,16 @@ def has_leaf(paths: PrivatePaths, target: str) -> bool:
     return _exists(paths.leaf(target))
 
 
+def is_private(paths: PrivatePaths, target: str, is_deferred: bool) -> bool:  # noqa: FBT001 - by position
+    """Whether the target is published at a leaf, or may be."""
+    return has_leaf(paths, target) or is_staged(paths) or (is_deferred and has_publishes(paths))
+
+
+def is_wrapped(paths: PrivatePaths) -> bool:
+    """Whether the volume is staged as block, or published so."""
+    return is_staged(paths) or has_publishes(paths)
+
+
 def had_secrets(paths: PrivatePaths) -> bool:
     """Whether the stage as block had secrets."""
     with oserrors.translating(f"cannot look at {paths.staging}"):
@@ -114,9 +124,9 @@ def had_secrets(paths: PrivatePaths) -> bool:
 
 def make_staging(paths: PrivatePaths, *, secrets: bool) -> bool:
     """Make the record; whether it is new."""
-    mode = _MODE | (stat.S_ISVTX if secrets else 0)
+    mode = MODE | (stat.S_ISVTX if secrets else 0)
     with oserrors.translating(f"cannot make {paths.staging}"):
-        os.makedirs(os.path.dirname(paths.staging), _MODE, exist_ok=True)
+        os.makedirs(os.path.dirname(paths.staging), MODE, exist_ok=True)
         try:
             os.mkdir(paths.staging, mode)
             is_new = True
@@ -124,12 +134,6 @@ def make_staging(paths: PrivatePaths, *, secrets: bool) -> bool:
             is_new = False
         os.chmod(paths.staging, mode)  # the umask, or an earlier stage of other secrets
     return is_new
-
-
-def make_published(paths: PrivatePaths) -> None:
-    """Make the directory that the leaves are in; the driver makes the leaf."""
-    with oserrors.translating(f"cannot make {paths.published}"):
-        os.makedirs(paths.published, _MODE, exist_ok=True)
 
 
 def is_mounted(path: str) -> bool:

@@ -63,32 +63,15 @@ class Staging:
 
     def __init__(self, node: "csi_pb2_grpc.NodeAsyncStub") -> None:
         self._node = node
-        self._requests: dict[volumes.VolumeKey, csi_pb2.NodeStageVolumeRequest] = {}
-        self._on_host: dict[volumes.VolumeKey, set[str]] = {}
-
-    def remember(self, key: volumes.VolumeKey, request: csi_pb2.NodeStageVolumeRequest) -> None:
-        """Keep a request of the CO that succeeded, in memory."""
-        self._requests[key] = request
-
-    def request_of(self, key: volumes.VolumeKey) -> csi_pb2.NodeStageVolumeRequest | None:
-        """The CO's request; None since a restart."""
-        return self._requests.get(key)
+        self.requests: dict[volumes.VolumeKey, csi_pb2.NodeStageVolumeRequest] = {}
+        """The CO's, which succeeded; none since a restart."""
+        self.on_host: set[tuple[volumes.VolumeKey, str]] = set()
+        """Volume and target of ordinary publishes that have begun: while one is there, the stage must stay."""
 
     def forget(self, key: volumes.VolumeKey) -> None:
         """The volume is not staged any more."""
-        self._requests.pop(key, None)
-        self._on_host.pop(key, None)
-
-    def published_on_host(self, key: volumes.VolumeKey, target: str) -> None:
-        """An ordinary publish has begun: while it is there, the volume must not be unstaged."""
-        self._on_host.setdefault(key, set()).add(target)
-
-    def unpublished_on_host(self, key: volumes.VolumeKey, target: str) -> None:
-        """An ordinary unpublish has succeeded."""
-        targets = self._on_host.get(key, set())
-        targets.discard(target)
-        if not targets:
-            self._on_host.pop(key, None)
+        self.requests.pop(key, None)
+        self.on_host = {pair for pair in self.on_host if pair[0] != key}
 
     async def stage_as_block(self, volume: Volume, request: csi_pb2.NodeStageVolumeRequest) -> None:
         """NodeStageVolume as block, also if there is a record already: a reboot leaves it, and nothing else."""
@@ -106,7 +89,7 @@ class Staging:
             left = not (is_first and (is_refused or not is_called)) or await self._is_left(volume)
             residue = Residue.EXISTS if left else Residue.NONE
             raise status.answer("NodeStageVolume", known, residue) from error
-        self.remember(paths.key, request)
+        self.requests[paths.key] = request
 
     async def _is_left(self, volume: Volume) -> bool:
         """The driver refused the first stage: nothing of it may be left, or the record stays and the CO unstages."""
@@ -129,7 +112,7 @@ class Staging:
             raise requests.StagingPathNotGiven()
         if await workers.run(private_directories.is_staged, volume.paths):
             return
-        known = self._requests.get(volume.paths.key)
+        known = self.requests.get(volume.paths.key)
         if known is None:
             raise StageForgotten(volume.paths.key, "as a block device for a deferred mount")
         await workers.run(self._check_not_on_host, volume.paths.key)
@@ -140,7 +123,7 @@ class Staging:
 
     def _check_not_on_host(self, key: volumes.VolumeKey) -> None:
         """Complete where it matters: whoever knows the stage has seen all publishes since."""
-        for target in sorted(self._on_host.get(key, ())):
+        for target in sorted(target for of, target in self.on_host.copy() if of == key):
             if private_directories.is_mounted(target):
                 raise errors.NotReady.named(
                     "PublishedOnHost",
@@ -154,7 +137,7 @@ class Staging:
         paths = volume.paths
         if not await workers.run(private_directories.is_staged, paths):
             return
-        known = self._requests.get(paths.key)
+        known = self.requests.get(paths.key)
         if known is None:
             if await workers.run(private_directories.had_secrets, paths):
                 raise StageForgotten(paths.key, "as a filesystem for a mount on the host")
@@ -167,7 +150,7 @@ class Staging:
 
         Raises `StagedForMount`, unless that stage is not known and nothing is published: it is of before a reboot.
         """
-        if volume.paths.key in self._requests or await workers.run(leaves.is_in_use, volume.paths):
+        if volume.paths.key in self.requests or await workers.run(leaves.is_in_use, volume.paths):
             raise StagedForMount(volume.paths.key)
         await self.stage_as_asked(volume, request)
 
@@ -180,7 +163,7 @@ class Staging:
         _log.info("staged again as asked", extra={"volume": str(volume.paths.key)})
         await self._node.NodeStageVolume(request, **volume.onward)
         await workers.run(private_directories.remove_staging, volume.paths)
-        self.remember(volume.paths.key, request)
+        self.requests[volume.paths.key] = request
 
     async def unstage(self, volume: Volume, co_path: str) -> None:
         """NodeUnstageVolume of a volume that is staged as block. Raises `PublishedAsBlock`, `DriverDidNotCleanUp`."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from crust.core import deferral_keys, errors, volumes
 from crust.csi_shim.deferral import RuntimeClient
-from crust.csi_shim.wrap import admission, as_block, leaves, private_directories, vendors
+from crust.csi_shim.wrap import admission, as_block, leaves, vendors
 from crust.csi_shim.wrap.leaves import State, Undo
 from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp
 from crust.csi_shim.wrap.staging import Staging, Volume
@@ -82,7 +82,7 @@ class WrappedVolumes:
         if attempt.found is State.OTHER:
             await self._take_down(volume, attempt.leaf)
             attempt.found = State.NEW
-        await self._make_room(volume, attempt.leaf)
+        await workers.run(leaves.make_room, volume.paths, attempt.leaf)
         attempt.asked = Asked.SILENT
         try:
             own = as_block.publish(request, volume.paths, staged=volume.stages)
@@ -92,11 +92,6 @@ class WrappedVolumes:
                 attempt.asked = Asked.REFUSED
             raise
         attempt.asked = Asked.ANSWERED
-
-    async def _make_room(self, volume: Volume, leaf: str) -> None:
-        """Before the driver's publish. A device node of an earlier boot has another device's number now."""
-        await workers.run(leaves.remove, leaf)
-        await workers.run(private_directories.make_published, volume.paths)
 
     async def _stands(self, attempt: "_Attempt") -> bool:
         """Undo a failed publish; returns whether something of it is left. Its own error is the one to report."""
@@ -124,7 +119,7 @@ class WrappedVolumes:
         """What the guest needs to open the volume: of this publish, else of the stage. Raises `PassphraseMissing`."""
         if wanted.encryption is None:
             return {}
-        staged = self.staging.request_of(key)
+        staged = self.staging.requests.get(key)
         known = (request.secrets, staged.secrets if staged is not None else {})
         return {deferral_keys.PASSPHRASE: deferral_keys.passphrase(key.volume_id, *known)}
 
@@ -180,7 +175,7 @@ class WrappedVolumes:
         Drivers look for a published device, and some try to mount any other path. So it is published for the call.
         The filesystem grows at the guest's mount.
         """
-        known = self.staging.request_of(volume.paths.key)
+        known = self.staging.requests.get(volume.paths.key)
         if (
             known is None
         ):  # since a restart: the leaf's path says at least that it is a block volume
@@ -201,18 +196,15 @@ class WrappedVolumes:
                 ) from error
         leaf = volume.paths.leaf(known.staging_target_path)
         try:
-            await self._take_down_left(volume, leaf)
+            # an expansion that was interrupted may have left it, and no guest has that
+            if (await workers.run(leaves.look, leaf)).mounts:
+                await self._take_down(volume, leaf)
+            await workers.run(leaves.make_room, volume.paths, leaf)
             own = as_block.publish(as_block.publish_of(known), volume.paths, staged=volume.stages)
             await self._node.NodePublishVolume(own, **volume.onward)
             return (await self.expand_device(volume, request, leaf)).capacity_bytes
         finally:
             await self._take_down(volume, leaf)
-
-    async def _take_down_left(self, volume: Volume, leaf: str) -> None:
-        """What an expansion that was interrupted has left: no guest has it."""
-        if (await workers.run(leaves.look, leaf)).mounts:
-            await self._take_down(volume, leaf)
-        await self._make_room(volume, leaf)
 
     async def expand_device(
         self, volume: Volume, request: csi_pb2.NodeExpandVolumeRequest, path: str

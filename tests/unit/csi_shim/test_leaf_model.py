@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from crust.core import errors, volumes
-from crust.csi_shim.wrap import leaves, private_directories
+from crust.csi_shim.wrap import leaves
 from crust.csi_shim.wrap.leaves import Kind, Seen, State, Undo
 from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp, PrivatePaths
 from crust.csi_shim.wrap.staging import Staging, Volume
@@ -102,7 +102,8 @@ class Model:
             raise DriverDidNotCleanUp("NodeUnpublishVolume", "leaf", "a mount")
         self.world.has_directory = False
 
-    def make_published(self, _: PrivatePaths) -> None:
+    def make_room(self, _: PrivatePaths, path: str) -> None:
+        self.remove(path)
         self.world.has_directory = True
 
     def device(self, *_: object) -> tuple[volumes.BlockSource, int]:
@@ -121,9 +122,8 @@ class Shim:
 
     async def call(self, name: str, world: World, choices: Choices) -> str:
         model = Model(world, choices)
-        for step in ("look", "remove", "device"):
+        for step in ("look", "remove", "make_room", "device"):
             self._patch.setattr(leaves, step, getattr(model, step))
-        self._patch.setattr(private_directories, "make_published", model.make_published)
         shim = WrappedVolumes(cast("Any", model), cast("Staging", model), cast("Any", None))
         volume = Volume(PATHS, stages=True, onward={})
         self.runs += 1

@@ -19,7 +19,7 @@ import pytest
 
 from crust.core.settings.shim import ShimSettings
 from crust.csi_shim import library, shim_process
-from crust.csi_shim.wrap import leaves, private_directories, volume_operations
+from crust.csi_shim.wrap import leaves, node_shim, private_directories
 from crust.csi_shim.wrap.node_shim import Wrapping
 from crust.host.process import systemd, workers
 from crust.host.process.workers import Workers
@@ -369,7 +369,7 @@ async def test_shim_whose_looks_hang_is_not_ready_until_one_ends(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_watch, "CHECK_S", 0.01)
-    monkeypatch.setattr(volume_operations, "_LOOK_S", 0.01)
+    monkeypatch.setattr(node_shim, "_LOOK_S", 0.01)
     hang = Hang()
     monkeypatch.setattr(private_directories, "is_staged", hang)
     async with small_shim(places, hang) as (daemon, co):
