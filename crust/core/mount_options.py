@@ -7,7 +7,7 @@ refuses such an option where it reads it; the error has the option's name, never
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from crust.core import errors
@@ -35,57 +35,36 @@ class MountOptions:
     readonly: bool
 
 
-def for_guest(flags: Iterable[str]) -> MountOptions:
-    """The options for a guest's kernel: no instructions to the host, no security labels of the host.
+def parse(flags: Iterable[str], *, for_guest: bool) -> MountOptions:
+    """The options for the kernel that mounts, without instructions to the host.
 
-    Raises `CredentialInOptions` and `MountOptionNotAllowed`.
+    For a guest's kernel without security labels of the host too. Raises `CredentialInOptions` and
+    `MountOptionNotAllowed`.
     """
-    host = for_host(flags)
-    options = tuple(
-        option
-        for option in host.options
-        if _name(option) not in _SECURITY_LABELS and not _TUNES_THE_HOST.fullmatch(_name(option))
-    )
-    return MountOptions(options, host.readonly)
-
-
-def for_host(flags: Iterable[str]) -> MountOptions:
-    """The options for the host's kernel. Raises `CredentialInOptions` and `MountOptionNotAllowed`."""
     options: dict[str, None] = {}
     readonly = False
-    for option in _split(flags):
-        name = _name(option)
-        _check(option, name)
-        if option in _READONLY:
-            readonly = _READONLY[option]
-        elif name not in _HOST_ONLY and not name.startswith(("x-", "X-")):
-            options[option] = None
+    for flag in flags:  # one flag may hold several options; a quoted SELinux label holds commas
+        for option in map(str.strip, _OPTION.findall(flag)):
+            name = option.partition("=")[0]
+            _check(option, name)
+            is_left_out = name in _HOST_ONLY or name.startswith(("x-", "X-"))
+            if for_guest and (name in _SECURITY_LABELS or _TUNES_THE_HOST.fullmatch(name)):
+                is_left_out = True
+            if option in _READONLY:
+                readonly = _READONLY[option]
+            elif option and not is_left_out:
+                options[option] = None
     return MountOptions(tuple(options), readonly)
 
 
-def check_no_credential(flags: Iterable[str]) -> None:
-    """Raise `CredentialInOptions` if one of `flags` looks like a credential."""
-    for option in _split(flags):
-        if _CREDENTIAL.search(_name(option).lower()) or _LOGIN_IN_URL.search(option):
-            raise errors.InvalidRequest.named(
-                "CredentialInOptions",
-                f"the mount option {_name(option)[:64]!r} is not accepted",
-                why="it looks like a credential, and the options are written to disk for the runtime",
-                hint="publish this volume without deferral, or pass the credential as a CSI secret",
-            )
-
-
-def _split(flags: Iterable[str]) -> Iterator[str]:
-    for flag in flags:  # one flag may hold several options; a quoted SELinux label holds commas
-        yield from (option.strip() for option in _OPTION.findall(flag) if option.strip())
-
-
-def _name(option: str) -> str:
-    return option.partition("=")[0]
-
-
 def _check(option: str, name: str) -> None:
-    check_no_credential([option])
+    if _CREDENTIAL.search(name.lower()) or _LOGIN_IN_URL.search(option):
+        raise errors.InvalidRequest.named(
+            "CredentialInOptions",
+            f"the mount option {name[:64]!r} is not accepted",
+            why="it looks like a credential, and the options are written to disk for the runtime",
+            hint="publish this volume without deferral, or pass the credential as a CSI secret",
+        )
     if name in _CHANGES_MOUNTS | _NAMES_DEVICES or "\0" in option or "\n" in option:
         raise errors.InvalidRequest.named(
             "MountOptionNotAllowed",

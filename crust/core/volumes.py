@@ -7,12 +7,10 @@ messages into these types, and all other packages use only these. A value that e
 """
 
 import enum
-import functools
 import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import NewType, Self
 
 from crust.core import errors
@@ -40,12 +38,6 @@ class InvalidPath(errors.InvalidRequest):
         )
         self.role = role
         self.path = path
-
-
-@functools.lru_cache(maxsize=64)
-def _below(root: str) -> str:
-    """What every path below `root` begins with."""
-    return f"{str(PurePosixPath(root)).rstrip('/')}/"
 
 
 def is_number(text: str) -> bool:
@@ -90,7 +82,7 @@ class TargetPath:
 
     def is_below(self, root: str) -> bool:
         """Whether the path lies below `root`, component by component and not by prefix."""
-        return self.text.startswith(_below(root))
+        return self.text.startswith(f"{root.rstrip('/')}/")
 
     def __str__(self) -> str:
         return self.text

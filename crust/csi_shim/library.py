@@ -77,7 +77,7 @@ def deferred_mount(
     access = capability.access
     if not isinstance(access, volumes.MountAccess):
         raise deferral_keys.raw_block_volume()
-    options = mount_options.for_guest(access.mount_flags)
+    options = mount_options.parse(access.mount_flags, for_guest=True)
     deferred = volumes.DeferredMount(
         source=volumes.BlockSource(path, identify_device(path)),
         fs_type=fs_type,

@@ -96,7 +96,7 @@ class Record(Model):
         if ("ro" in self.options) != self.crust.readonly:
             raise ValueError("options and crust.readonly disagree about 'ro'")
         options = self.mount.mount_options
-        if mount_options.for_guest(options).options != options:
+        if mount_options.parse(options, for_guest=True).options != options:
             raise ValueError("options holds mount options that are not for a guest's kernel")
         return self
 
@@ -116,7 +116,7 @@ class Record(Model):
         Options for the host alone (`_netdev`, `nofail`, …) are dropped; the option "ro" makes the volume read-only.
         Raises `CredentialInOptions`, `MountOptionNotAllowed`, and `UnrecordableMount` for what `parse` would refuse.
         """
-        options = mount_options.for_guest(mount.mount_options)
+        options = mount_options.parse(mount.mount_options, for_guest=True)
         readonly = mount.readonly or options.readonly
         mount = replace(mount, mount_options=options.options, readonly=readonly)
         part = {

@@ -216,7 +216,7 @@ class Wanted:
         capability = csi.capability(request.volume_capability)
         if not isinstance(capability.access, volumes.MountAccess):
             raise deferral_keys.raw_block_volume()
-        options = mount_options.for_guest(capability.access.mount_flags)
+        options = mount_options.parse(capability.access.mount_flags, for_guest=True)
         readonly = request.readonly or capability.mode.reader_only or options.readonly
         is_inline = deferral_keys.is_inline(request.volume_context, key.volume_id)
         found = [

@@ -70,7 +70,7 @@ class SupportedCapabilities:
         if fs_type and fs_type not in self.fs_types:
             return f"the filesystem {fs_type[:32]!r} is not one of {', '.join(self.fs_types)}"
         try:
-            mount_options.for_host(capability.access.mount_flags)
+            mount_options.parse(capability.access.mount_flags, for_guest=False)
         except errors.InvalidRequest as err:
             return str(err)
         return ""

@@ -73,7 +73,7 @@ def admit(driver: str, request: csi_pb2.NodePublishVolumeRequest) -> Admitted:
     why = vendors.why_not_with_secrets(driver, request.secrets)
     if why:
         raise CannotBeDeferred(request.volume_id, why)
-    options = mount_options.for_guest(access.mount_flags)
+    options = mount_options.parse(access.mount_flags, for_guest=True)
     if fs_type in mkfs.SUPPORTED:
         mount_parameters.parse(fs_type, options.options)
     extra = ("nouuid",) if fs_type == "xfs" and "nouuid" not in options.options else ()

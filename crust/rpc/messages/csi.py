@@ -8,7 +8,7 @@ error's text.
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from crust.core import deferral_keys, errors, mount_options, volumes
+from crust.core import deferral_keys, errors, volumes
 from crust.rpc.messages import crust_v1, requests
 from crust.rpc.messages.crust_v1 import capacity_range as capacity_range
 from crust.wire.csi.v1 import csi_pb2
@@ -175,8 +175,7 @@ def _network_image(pb: csi_pb2.DeferredMount) -> volumes.NetworkImage:
 
 
 def deferred_mount_to_wire(value: volumes.DeferredMount) -> csi_pb2.DeferredMount:
-    """Encode a deferred mount; raises `CredentialInOptions`."""
-    mount_options.check_no_credential(value.mount_options)
+    """Encode a deferred mount, whose options `mount_options.parse` gave."""
     pb = csi_pb2.DeferredMount(
         fs_type=value.fs_type,
         mount_options=value.mount_options,

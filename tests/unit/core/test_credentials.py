@@ -118,19 +118,24 @@ async def test_event_hides_credentials() -> None:
 
 
 def test_host_options_do_not_reach_guest_and_ro_becomes_field() -> None:
-    options = mount_options.for_guest(["noatime,_netdev", "ro", "x-systemd.automount", "rshared"])
+    options = mount_options.parse(
+        ["noatime,_netdev", "ro", "x-systemd.automount", "rshared"], for_guest=True
+    )
     assert options == mount_options.MountOptions(("noatime",), readonly=True)
 
 
 def test_last_of_ro_and_rw_wins() -> None:
-    assert mount_options.for_host(["ro", "rw"]).readonly is False
-    assert mount_options.for_host(["rw,ro"]).readonly is True
+    assert mount_options.parse(["ro", "rw"], for_guest=False).readonly is False
+    assert mount_options.parse(["rw,ro"], for_guest=False).readonly is True
 
 
 def test_quoted_label_with_commas_is_one_option_of_the_host() -> None:
     flag = 'context="system_u:object_r:container_file_t:s0:c1,c2",noatime'
-    assert mount_options.for_host([flag]).options == (flag.rpartition(",")[0], "noatime")
-    assert mount_options.for_guest([flag]).options == ("noatime",)
+    assert mount_options.parse([flag], for_guest=False).options == (
+        flag.rpartition(",")[0],
+        "noatime",
+    )
+    assert mount_options.parse([flag], for_guest=True).options == ("noatime",)
 
 
 @pytest.mark.parametrize(
@@ -138,14 +143,14 @@ def test_quoted_label_with_commas_is_one_option_of_the_host() -> None:
 )
 def test_credential_option_is_refused_without_its_value(word: str) -> None:
     with raised("CredentialInOptions") as caught:
-        mount_options.for_guest(["noatime", word])
+        mount_options.parse(["noatime", word], for_guest=True)
     assert "x1y2" not in str(caught.value)
 
 
 @pytest.mark.parametrize("word", ["bind", "remount,ro", "move", "rbind"])
 def test_options_that_change_other_mounts_are_refused(word: str) -> None:
     with raised("MountOptionNotAllowed"):
-        mount_options.for_host([word])
+        mount_options.parse([word], for_guest=False)
 
 
 # The keys of a volume context that say how a volume is deferred.

@@ -30,7 +30,7 @@ FORMATS = st.builds(
 
 def _is_fit(word: str) -> bool:
     try:
-        return mount_options.for_guest([word]).options == (word,)
+        return mount_options.parse([word], for_guest=True).options == (word,)
     except errors.InvalidRequest:
         return False
 

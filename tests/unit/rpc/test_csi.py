@@ -18,7 +18,7 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support import volume_capabilities
 from tests.support.faults.refusals import refused
 from tests.support.raised import raised
-from tests.support.records.records import IMAGE, MOUNT
+from tests.support.records.records import IMAGE
 
 Mode = csi_pb2.VolumeCapability.AccessMode
 
@@ -222,11 +222,6 @@ def test_deferred_mount_that_is_incomplete_or_impossible_is_refused(
     with pytest.raises(csi.InvalidDeferredMount, match=words) as caught:
         csi.deferred_mount(answer)
     assert "horse" not in str(caught.value)
-
-
-def test_deferred_mount_with_a_credential_is_not_answered() -> None:
-    with raised("CredentialInOptions"):
-        csi.deferred_mount_to_wire(replace(MOUNT, mount_options=("password=x1y2",)))
 
 
 @pytest.mark.parametrize("text", ["x" * 200, "é" * 100, "a" + "é" * 64])

@@ -94,8 +94,7 @@ def entry_of(request: Publish, fs_type: str, *, readonly: bool = False) -> Publi
     options = mount_options.MountOptions((), readonly=False)
     if isinstance(access, volumes.MountAccess):
         kind = "mount"
-        sort = mount_options.for_guest if request.deferred else mount_options.for_host
-        options = sort(access.mount_flags)
+        options = mount_options.parse(access.mount_flags, for_guest=request.deferred)
     mode = request.capability.mode
     return Published(
         volume_id=request.volume_id,
