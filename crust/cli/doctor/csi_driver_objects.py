@@ -8,12 +8,11 @@ changed: an object can be corrected while nodes serve (attachRequired only by re
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import replace
 
 import grpc
 
 from crust.cli.doctor.finding import Finding, doctor_check, error, ok, warning
-from crust.cli.doctor.node import Mismatch, Mismatches, Node
+from crust.cli.doctor.node import Mismatches, Node
 from crust.core import deferral_keys
 from crust.core.deferral_keys import Defer
 from crust.core.settings.proxy import KubernetesSettings, ProxySettings, ServedDriver
@@ -37,12 +36,7 @@ def fits_the_settings(node: Node) -> Iterator[Finding]:
     if found is None or found.kubernetes is None or node.csi_driver_mismatches is None:
         return
     for name, mismatches in node.csi_driver_mismatches(found).items():
-        for mismatch in mismatches:
-            yield (error if mismatch.is_fatal else warning)(
-                mismatch.what, mismatch.why, mismatch.todo
-            )
-        if not mismatches:
-            yield ok(f"CSIDriver {name} goes with the settings")
+        yield from mismatches or [ok(f"CSIDriver {name} goes with the settings")]
 
 
 def mismatches(settings: ProxySettings) -> Mismatches:
@@ -63,7 +57,7 @@ async def _mismatches(settings: ProxySettings, kubernetes: KubernetesSettings) -
         await api.close()
 
 
-async def of_driver(api: KubernetesApi, served: ServedDriver, driver: Port) -> tuple[Mismatch, ...]:
+async def of_driver(api: KubernetesApi, served: ServedDriver, driver: Port) -> list[Finding]:
     """What of a driver's CSIDriver object does not go with it. Raises `KubernetesApiUnavailable`."""
     found = await api.get(CSIDriver, served.name)
     default = Defer(served.defer) if served.defer else None
@@ -72,46 +66,40 @@ async def of_driver(api: KubernetesApi, served: ServedDriver, driver: Port) -> t
 
 def compare(
     name: str, found: CSIDriver | None, *, default: Defer | None, attaches: bool | None
-) -> tuple[Mismatch, ...]:
+) -> list[Finding]:
     """What of a driver's object does not go with the settings; without one Kubernetes has its defaults.
 
-    `default` decides about volumes that say nothing. `attaches`: whether the driver's controller publishes volumes to
-    nodes; None: it is not known here.
+    An error: volumes do not get to their pods. `default` decides about volumes that say nothing. `attaches`: whether
+    the driver's controller publishes volumes to nodes; None: it is not known here.
     """
     spec = CSIDriver().spec if found is None else found.spec
-    mismatches: list[Mismatch] = []
+    cause = f"{_WITHOUT_OBJECT}; " if found is None else ""
+    mismatches: list[Finding] = []
     if not spec.pod_info_on_mount:
         by_default = default is Defer.RUNTIME_CLASS
         which = "every publish" if by_default else "a publish with crust.dev/defer: runtime-class"
-        pod_info = Mismatch(
+        pod_info = (error if by_default else warning)(
             f"podInfoOnMount of CSIDriver {name} is false",
-            f"a pod's RuntimeClass decides, and {which} is refused without its name",
+            f"{cause}a pod's RuntimeClass decides, and {which} is refused without its name",
             "set spec.podInfoOnMount: true",
-            is_fatal=by_default,
         )
         mismatches.append(pod_info)
     if attaches is False and spec.attach_required is not False:
-        attaches_in_vain = Mismatch(
+        attaches_in_vain = warning(
             f"attachRequired of CSIDriver {name} is true",
-            "the driver attaches nothing, and pods wait for an external-attacher",
+            f"{cause}the driver attaches nothing, and pods wait for an external-attacher",
             "make the object again with spec.attachRequired: false, or run external-attacher",
-            is_fatal=False,
         )
         mismatches.append(attaches_in_vain)
-    if found is None:
-        return tuple(
-            replace(mismatch, why=f"{_WITHOUT_OBJECT}; {mismatch.why}") for mismatch in mismatches
-        )
     # volumes of crust's own driver need no attach, and are not refused without
-    if attaches and spec.attach_required is False and name != _OWN_DRIVER:
-        never_attaches = Mismatch(
+    if found and attaches and spec.attach_required is False and name != _OWN_DRIVER:
+        never_attaches = warning(
             f"attachRequired of CSIDriver {name} is false",
             "the driver's controller attaches volumes, and is never asked to (crust's own needs no attach)",
             "unless it is crust's, make the object again with spec.attachRequired: true, for external-attacher",
-            is_fatal=False,
         )
         mismatches.append(never_attaches)
-    return tuple(mismatches)
+    return mismatches
 
 
 async def _attaches(driver: Port) -> bool | None:

@@ -3,9 +3,12 @@
 import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from crust.cli.doctor.node import Node
 from crust.core import errors
+
+if TYPE_CHECKING:  # a node's look at the cluster gives findings
+    from crust.cli.doctor.node import Node
 
 
 class Level(enum.Enum):
@@ -27,7 +30,7 @@ class Finding:
     check: str = ""
 
 
-Check = Callable[[Node], Iterator[Finding]]
+Check = Callable[["Node"], Iterator[Finding]]
 
 CHECKS: dict[str, Check] = {}
 """By name, in the order in which they run."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from crust.cli.doctor.finding import Finding
 from crust.cli.inspecting import views
 from crust.cli.programs import PROGRAMS, daemons
 from crust.core import errors
@@ -22,18 +23,8 @@ _KATA_UNIT = "/etc/systemd/system/multi-user.target.wants/crust-kata.service"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """What does not go together, what follows, and what to do. `is_fatal`: volumes do not get to their pods."""
-
-    what: str
-    why: str
-    todo: str
-    is_fatal: bool
-
-
-Mismatches = Mapping[str, Sequence[Mismatch]]
-"""By the driver's name."""
+Mismatches = Mapping[str, Sequence[Finding]]
+"""What does not go together, by the driver's name."""
 
 
 def _version_of(command: str) -> str:

@@ -22,6 +22,7 @@ from crust.conformance.orchestrator.volume_capabilities import block, mount
 from crust.conformance.results import Finding, explained
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2
+from crust.wire.csi.v1.csi_pb2 import Volume, VolumeCapability
 
 R = TypeVar("R", bound=Message)
 _numbers = itertools.count(1)
@@ -38,12 +39,7 @@ class Co(Calls):
     """One case's CO. Clean it in the end; `findings` are the weaker clauses that were broken."""
 
     def __init__(
-        self,
-        channels: Channels,
-        options: Options,
-        has: frozenset[str],
-        host: HostView,
-        case: Case,
+        self, channels: Channels, options: Options, has: frozenset[str], host: HostView, case: Case
     ) -> None:
         self.options = options
         self.has = has
@@ -74,26 +70,22 @@ class Co(Calls):
         return f"{stem}-{tokens.token_hex(4)}-{next(_numbers)}"
 
     @property
-    def mount(self) -> csi_pb2.VolumeCapability:
+    def mount(self) -> VolumeCapability:
         """The filesystem that is used where the filesystem does not matter."""
         return mount(self.options.parameters.fs_types[0])
 
     @property
-    def kinds(self) -> list[csi_pb2.VolumeCapability]:
+    def kinds(self) -> list[VolumeCapability]:
         """Every access type that the driver takes."""
         return [self.mount, block()] if BLOCK in self.has else [self.mount]
 
     @property
-    def filesystems(self) -> list[csi_pb2.VolumeCapability]:
+    def filesystems(self) -> list[VolumeCapability]:
         """Every filesystem that the driver makes."""
         return [mount(fs_type) for fs_type in self.options.parameters.fs_types]
 
     def request(
-        self,
-        kind: type[R],
-        volume: csi_pb2.Volume,
-        capability: csi_pb2.VolumeCapability | None = None,
-        **more: Any,
+        self, kind: type[R], volume: Volume, capability: VolumeCapability | None = None, **more: Any
     ) -> R:
         """A request of this kind that a driver must accept: what a CO knows of the volume, and `more` fields."""
         known = {
@@ -108,7 +100,7 @@ class Co(Calls):
 
     def create_request(
         self,
-        capability: csi_pb2.VolumeCapability | None = None,
+        capability: VolumeCapability | None = None,
         *,
         name: str = "",
         size_bytes: int = 0,
@@ -126,22 +118,22 @@ class Co(Calls):
             volume_content_source=source,
         )
 
-    def create(self, request: csi_pb2.CreateVolumeRequest) -> csi_pb2.Volume:
+    def create(self, request: csi_pb2.CreateVolumeRequest) -> Volume:
         """CreateVolume that must be OK."""
-        made: csi_pb2.Volume = self.ask(request).volume
+        made: Volume = self.ask(request).volume
         return made
 
     def volume(
         self,
-        capability: csi_pb2.VolumeCapability | None = None,
+        capability: VolumeCapability | None = None,
         *,
         size_bytes: int = 0,
         source: csi_pb2.VolumeContentSource | None = None,
-    ) -> csi_pb2.Volume:
+    ) -> Volume:
         """A new volume."""
         return self.create(self.create_request(capability, size_bytes=size_bytes, source=source))
 
-    def volume_for(self, *capabilities: csi_pb2.VolumeCapability) -> csi_pb2.Volume:
+    def volume_for(self, *capabilities: VolumeCapability) -> Volume:
         """A new volume that is to be used in each of these ways, one after the other.
 
         A driver may refuse to make one for all of them; then the case is skipped.
@@ -156,7 +148,7 @@ class Co(Calls):
                 pytest.skip("a volume that is made for several capabilities")
             raise
 
-    def staged(self) -> tuple[csi_pb2.Volume, Path]:
+    def staged(self) -> tuple[Volume, Path]:
         """A new volume, staged, and a target where nothing is published yet."""
         volume = self.volume()
         self.stage(volume)
@@ -164,11 +156,11 @@ class Co(Calls):
 
     def used(
         self,
-        capability: csi_pb2.VolumeCapability | None = None,
+        capability: VolumeCapability | None = None,
         *,
         source: csi_pb2.VolumeContentSource | None = None,
         file: bytes = b"",
-    ) -> tuple[csi_pb2.Volume, Path]:
+    ) -> tuple[Volume, Path]:
         """A new volume, and where it is published; with `file` in it, if that is given."""
         volume = self.volume(capability, source=source)
         target = self.use(volume, capability)
@@ -181,7 +173,7 @@ class Co(Calls):
         return self.host.read(target / "file", _FILE_MAX_BYTES)
 
     def validate_request(
-        self, volume: csi_pb2.Volume, *capabilities: csi_pb2.VolumeCapability
+        self, volume: Volume, *capabilities: VolumeCapability
     ) -> csi_pb2.ValidateVolumeCapabilitiesRequest:
         """A ValidateVolumeCapabilities."""
         return csi_pb2.ValidateVolumeCapabilitiesRequest(
@@ -197,22 +189,14 @@ class Co(Calls):
         self.ask(self.delete_request(volume_id))
 
     def attach_request(
-        self,
-        volume: csi_pb2.Volume,
-        capability: csi_pb2.VolumeCapability | None = None,
-        *,
-        readonly: bool = False,
+        self, volume: Volume, capability: VolumeCapability | None = None, *, readonly: bool = False
     ) -> csi_pb2.ControllerPublishVolumeRequest:
         """A ControllerPublishVolume to this node."""
         kind = csi_pb2.ControllerPublishVolumeRequest
         return self.request(kind, volume, capability, node_id=self.node_id(), readonly=readonly)
 
     def attach(
-        self,
-        volume: csi_pb2.Volume,
-        capability: csi_pb2.VolumeCapability | None = None,
-        *,
-        readonly: bool = False,
+        self, volume: Volume, capability: VolumeCapability | None = None, *, readonly: bool = False
     ) -> None:
         """ControllerPublishVolume where the driver attaches."""
         if PUBLISH not in self.has:
@@ -236,7 +220,7 @@ class Co(Calls):
         """This node."""
         return str(self.ask(csi_pb2.NodeGetInfoRequest()).node_id)
 
-    def staging(self, volume: csi_pb2.Volume, name: str = "globalmount") -> Path:
+    def staging(self, volume: Volume, name: str = "globalmount") -> Path:
         """A staging path; the CO makes it."""
         path = self.root / "plugins" / f"{volume.volume_id[-40:].replace('/', '_')}" / name
         path.mkdir(parents=True, exist_ok=True)
@@ -249,33 +233,31 @@ class Co(Calls):
         return parent / "mount"
 
     def stage_request(
-        self, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability | None = None
+        self, volume: Volume, capability: VolumeCapability | None = None
     ) -> csi_pb2.NodeStageVolumeRequest:
         """A NodeStageVolume that a driver must accept."""
         return self.request(csi_pb2.NodeStageVolumeRequest, volume, capability)
 
-    def stage(
-        self, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability | None = None
-    ) -> None:
+    def stage(self, volume: Volume, capability: VolumeCapability | None = None) -> None:
         """Attach and stage, where the driver does that."""
         self.attach(volume, capability)
         if STAGE in self.has:
             self.until_final(self.stage_request(volume, capability))
 
-    def unstage_request(self, volume: csi_pb2.Volume) -> csi_pb2.NodeUnstageVolumeRequest:
+    def unstage_request(self, volume: Volume) -> csi_pb2.NodeUnstageVolumeRequest:
         """A NodeUnstageVolume."""
         return self.request(csi_pb2.NodeUnstageVolumeRequest, volume)
 
-    def unstage(self, volume: csi_pb2.Volume) -> None:
+    def unstage(self, volume: Volume) -> None:
         """NodeUnstageVolume where the driver stages."""
         if STAGE in self.has:
             self.until_final(self.unstage_request(volume))
 
     def publish_request(
         self,
-        volume: csi_pb2.Volume,
+        volume: Volume,
         target: Path,
-        capability: csi_pb2.VolumeCapability | None = None,
+        capability: VolumeCapability | None = None,
         *,
         readonly: bool = False,
     ) -> csi_pb2.NodePublishVolumeRequest:
@@ -295,8 +277,8 @@ class Co(Calls):
 
     def publish(
         self,
-        volume: csi_pb2.Volume,
-        capability: csi_pb2.VolumeCapability | None = None,
+        volume: Volume,
+        capability: VolumeCapability | None = None,
         *,
         target: Path | None = None,
         readonly: bool = False,
@@ -308,11 +290,7 @@ class Co(Calls):
         return target
 
     def published_again(
-        self,
-        volume: csi_pb2.Volume,
-        capability: csi_pb2.VolumeCapability,
-        *,
-        readonly: bool = False,
+        self, volume: Volume, capability: VolumeCapability, *, readonly: bool = False
     ) -> Path | None:
         """A second target of a published volume; None where the driver refuses it, which breaks a SHOULD."""
         target = self.target()
@@ -335,14 +313,12 @@ class Co(Calls):
             self._with_secrets(request), timeout=self.timeout_s, metadata=extensions.METADATA
         )
 
-    def use(
-        self, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability | None = None
-    ) -> Path:
+    def use(self, volume: Volume, capability: VolumeCapability | None = None) -> Path:
         """Attach, stage and publish; returns the target."""
         self.stage(volume, capability)
         return self.publish(volume, capability)
 
-    def release(self, volume: csi_pb2.Volume, target: Path) -> None:
+    def release(self, volume: Volume, target: Path) -> None:
         """Unpublish, unstage and detach."""
         self.unpublish(volume.volume_id, target)
         self.unstage(volume)

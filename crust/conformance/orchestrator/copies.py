@@ -12,6 +12,7 @@ from crust.conformance.orchestrator.calls import Code, Refusal
 from crust.conformance.orchestrator.co import Co
 from crust.conformance.orchestrator.volume_capabilities import block
 from crust.wire.csi.v1 import csi_pb2
+from crust.wire.csi.v1.csi_pb2 import Volume
 
 CHUNK = 64 * 1024
 _PIECE = 4 * 1024 * 1024
@@ -45,23 +46,21 @@ def _ready(co: Co, request: Message, answer: Any) -> Any:
     raise AssertionError(f"{type(request).__name__}: what it creates never becomes ready to use")
 
 
-def of_device(co: Co, volume: csi_pb2.Volume, target: Path) -> tuple[csi_pb2.Snapshot, Path]:
+def of_device(co: Co, volume: Volume, target: Path) -> tuple[csi_pb2.Snapshot, Path]:
     """A snapshot of a published raw device, and where the device is published after it."""
     request = snapshot_request(co, volume.volume_id)
     answer, target = _of_published(co, request, volume, target)
     return answer.snapshot, target
 
 
-def clone_device(co: Co, volume: csi_pb2.Volume, target: Path) -> tuple[csi_pb2.Volume, Path]:
+def clone_device(co: Co, volume: Volume, target: Path) -> tuple[Volume, Path]:
     """A clone of a published raw device, as `of_device`."""
     request = co.create_request(block(), source=of_volume(volume.volume_id))
     answer, target = _of_published(co, request, volume, target)
     return answer.volume, target
 
 
-def _of_published(
-    co: Co, request: Message, volume: csi_pb2.Volume, target: Path
-) -> tuple[Any, Path]:
+def _of_published(co: Co, request: Message, volume: Volume, target: Path) -> tuple[Any, Path]:
     """The final answer. Nobody can quiesce the writers of a raw device, so a driver may refuse to copy a used one."""
     reply = co.reply(request)
     is_refused = isinstance(reply, Refusal)

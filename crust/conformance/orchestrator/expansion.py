@@ -4,14 +4,15 @@ from pathlib import Path
 
 from crust.conformance.orchestrator.co import Co
 from crust.wire.csi.v1 import csi_pb2
+from crust.wire.csi.v1.csi_pb2 import Volume, VolumeCapability
 
 
-def doubled(co: Co, volume: csi_pb2.Volume) -> int:
+def doubled(co: Co, volume: Volume) -> int:
     """Twice the bytes that the volume was created with."""
     return 2 * (volume.capacity_bytes or co.options.parameters.size_bytes)
 
 
-def has_its_own_size(co: Co, volume: csi_pb2.Volume, target: Path) -> bool:
+def has_its_own_size(co: Co, volume: Volume, target: Path) -> bool:
     """Whether the filesystem at `target` is the volume's alone.
 
     A volume may be a directory of a filesystem that it shares, whose size tells nothing about the volume. No
@@ -21,10 +22,7 @@ def has_its_own_size(co: Co, volume: csi_pb2.Volume, target: Path) -> bool:
 
 
 def controller_request(
-    co: Co,
-    volume: csi_pb2.Volume,
-    size_bytes: int = 0,
-    capability: csi_pb2.VolumeCapability | None = None,
+    co: Co, volume: Volume, size_bytes: int = 0, capability: VolumeCapability | None = None
 ) -> csi_pb2.ControllerExpandVolumeRequest:
     """The controller's half."""
     size = csi_pb2.CapacityRange(required_bytes=size_bytes or doubled(co, volume))
@@ -34,10 +32,10 @@ def controller_request(
 
 def node_request(
     co: Co,
-    volume: csi_pb2.Volume,
+    volume: Volume,
     target: Path,
     size_bytes: int = 0,
-    capability: csi_pb2.VolumeCapability | None = None,
+    capability: VolumeCapability | None = None,
 ) -> csi_pb2.NodeExpandVolumeRequest:
     """The node's half, where the volume is published at `target`."""
     size = csi_pb2.CapacityRange(required_bytes=size_bytes or doubled(co, volume))

@@ -55,8 +55,7 @@ async def test_r301_registration(s: Subject) -> None:
 
 
 async def test_r302_stats(s: Subject) -> None:
-    target = await s.volume()
-    await s.started("box-1", target)
+    target = await s.running()
     total = await _total(s, target)
     assert SIZE // 2 < total <= SIZE, f"total is {total}, and the device has {SIZE}"
 
@@ -88,8 +87,7 @@ async def test_r305_expand(s: Subject) -> None:
 
 
 async def test_r306_freeze(s: Subject) -> None:
-    target = await s.volume()
-    await s.started("box-1", target)
+    target = await s.running()
     await _answer(s, _freeze(target))
     assert (await _answer(s, _thaw(target))).was_frozen, "was_frozen is false"
     assert not (await _answer(s, _thaw(target))).was_frozen, "was_frozen is true"

@@ -1,8 +1,9 @@
-"""Claiming, holding and releasing."""
+"""Claiming, holding and releasing; by keepers, too, which hold a claim for a hypervisor that takes no descriptors."""
 
 import errno
 import json
 import os
+import signal
 
 from crust.conformance.runtimes.subject import Subject
 
@@ -27,8 +28,7 @@ async def test_r101_held(s: Subject) -> None:
 
 
 async def test_r102_second(s: Subject) -> None:
-    target = await s.volume()
-    await s.started("box-1", target)
+    target = await s.running()
     if await s.start("box-2", target) == "ok":
         raise AssertionError(
             "a second sandbox was started: a lock of F_OFD_SETLK belongs to a descriptor that was opened for this "
@@ -54,8 +54,7 @@ async def test_r103_exclusive(s: Subject) -> None:
 
 
 async def test_r104_released(s: Subject) -> None:
-    target = await s.volume()
-    await s.started("box-1", target)
+    target = await s.running()
     await s.stop("box-1")
     assert not s.is_held(target), f"claim.lock is still locked; {s.who(target)}"
     assert not os.path.exists(s.proxy.paths(target).claim), "claim.json is left"
@@ -63,8 +62,7 @@ async def test_r104_released(s: Subject) -> None:
 
 
 async def test_r105_killed_machine(s: Subject) -> None:
-    target = await s.volume()
-    await s.started("box-1", target)
+    target = await s.running()
     await s.kill_machine(target)
     assert not s.is_held(target), (
         f"the lock is held although the virtual machine was killed; {s.who(target)}: "
@@ -73,8 +71,7 @@ async def test_r105_killed_machine(s: Subject) -> None:
 
 
 async def test_r106_killed_runtime(s: Subject) -> None:
-    target = await s.volume()
-    await s.started("box-1", target)
+    target = await s.running()
     await s.kill()
     is_held, who = s.is_held(target), s.who(target)
     await s.kill_machine(target)
@@ -86,8 +83,7 @@ async def test_r106_killed_runtime(s: Subject) -> None:
 
 
 async def test_r107_dead_claim(s: Subject) -> None:
-    target = await s.volume()
-    await s.started("box-1", target)
+    target = await s.running()
     await s.kill_machine(target)
     await s.started("box-2", target)
     claim = s.proxy.claim(target)
@@ -107,3 +103,44 @@ async def test_r109_failed_start(s: Subject) -> None:
     target = s.publish(s.device())  # blank: no kernel can mount it
     await s.refused("box-1", target)
     assert not s.is_held(target), "the lock is still held"
+
+
+async def test_r110_one_killed(s: Subject) -> None:
+    target = await s.running()
+    for pid in (await s.keepers(target))[:2]:
+        s.transcript.append(f"(SIGKILL to process {pid} of the keeper)")
+        await s.kill_processes([pid])
+        assert s.is_held(target), f"the lock is free after the end of process {pid} alone"
+        again = await s.keepers(target)
+        assert pid not in again, "the other process of the keeper has not replaced it"
+
+
+async def test_r111_signals(s: Subject) -> None:
+    target = await s.running()
+    found = await s.keepers(target)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        s.transcript.append(f"({number.name} to the keeper)")
+        for pid in found:
+            os.kill(pid, number)
+    assert not await s.ended(found, within_s=1.0), "a process of the keeper has ended"
+    assert s.is_held(target), "the lock is free"
+
+
+async def test_r112_session(s: Subject) -> None:
+    target = await s.running()
+    for pid in await s.keepers(target):
+        assert os.getsid(pid) != s.session, f"process {pid} is in the session of the runtime"
+
+
+async def test_r113_all_killed(s: Subject) -> None:
+    target = await s.running()
+    found = await s.keepers(target)
+    for pid in found:
+        os.kill(pid, signal.SIGSTOP)  # none of them replaces another before it is killed
+    s.transcript.append(f"(SIGKILL to all processes of the keeper: {found})")
+    await s.kill_processes(found)
+    if not await s.claimed_again_or_ended(target):
+        raise AssertionError("the lock is free, and the hypervisor lives")
+    claim = s.proxy.claim(target)
+    if claim is not None and claim.live:
+        assert claim.sandbox_id == "box-1", "claim.json names another sandbox"

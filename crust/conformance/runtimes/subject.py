@@ -228,6 +228,12 @@ class Subject:
         """Publish an ext4 volume to the runtime; returns its target path."""
         return self.publish(await self.formatted(), name, **mount)
 
+    async def running(self) -> str:
+        """Sandbox box-1 has a new ext4 volume; returns its target path."""
+        target = await self.volume()
+        await self.started("box-1", target)
+        return target
+
     def publish(self, device: str, name: str = "one", *, guard: bool = False, **fields: Any) -> str:
         """Publish the device; `fields` are those of `FakeProxy.publish`."""
         target = f"{self.directory}/targets/{name}"

@@ -5,6 +5,7 @@ from crust.conformance.orchestrator.calls import UNKNOWN, Code, Refusal
 from crust.conformance.orchestrator.co import SIDECAR_KEYS, Co
 from crust.conformance.orchestrator.volume_capabilities import NO_FILESYSTEM, Mode, block, mount
 from crust.wire.csi.v1 import csi_pb2
+from crust.wire.csi.v1.csi_pb2 import Volume, VolumeCapability
 
 _ODD_NAMES = (
     "a/b",
@@ -25,8 +26,8 @@ _ODD_NAMES = (
 
 def test_c101_create_needs_a_name_and_capabilities(co: Co) -> None:
     co.refused_without(co.create_request(), "name", "volume_capabilities")
-    typeless = co.create_request(csi_pb2.VolumeCapability(access_mode=co.mount.access_mode))
-    modeless = co.create_request(csi_pb2.VolumeCapability(mount=co.mount.mount))
+    typeless = co.create_request(VolumeCapability(access_mode=co.mount.access_mode))
+    modeless = co.create_request(VolumeCapability(mount=co.mount.mount))
     modeless.volume_capabilities[0].access_mode.mode = Mode.UNKNOWN
     for request in (typeless, modeless):
         _refused(co, request)
@@ -166,7 +167,7 @@ def _refused(co: Co, request: csi_pb2.CreateVolumeRequest, *codes: Code) -> None
     co.answered(request, *(codes or (Code.INVALID_ARGUMENT,)))
 
 
-def _is_confirmed(co: Co, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability) -> bool:
+def _is_confirmed(co: Co, volume: Volume, capability: VolumeCapability) -> bool:
     request = co.validate_request(volume, capability)
     return co.ask(request).HasField("confirmed")
 

@@ -10,7 +10,7 @@ from crust.conformance.capabilities import STAGE
 from crust.conformance.orchestrator.calls import Code
 from crust.conformance.orchestrator.co import Co
 from crust.conformance.orchestrator.volume_capabilities import NO_FILESYSTEM, Mode, block, mount
-from crust.wire.csi.v1 import csi_pb2
+from crust.wire.csi.v1.csi_pb2 import Volume, VolumeCapability
 
 _DATA = b"what a database has written"
 _EXCEEDED = (Code.FAILED_PRECONDITION, Code.INVALID_ARGUMENT)
@@ -57,7 +57,7 @@ def test_c168_attached_read_only_is_read_only(co: Co) -> None:
         _check_reader(co, co.publish(volume, capability))
 
 
-def _written(co: Co, *capabilities: csi_pb2.VolumeCapability) -> csi_pb2.Volume:
+def _written(co: Co, *capabilities: VolumeCapability) -> Volume:
     """A volume for all of `capabilities`, written under the first, and not in use."""
     volume = co.volume_for(*capabilities)
     target = co.use(volume, capabilities[0])
@@ -192,14 +192,12 @@ def test_c235_multi_node_modes_at_second_target_are_ok(co: Co) -> None:
         co.answered(request, Code.ALREADY_EXISTS)
 
 
-def _check_second_refused(
-    co: Co, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability
-) -> None:
+def _check_second_refused(co: Co, volume: Volume, capability: VolumeCapability) -> None:
     second = co.target()
     request = co.publish_request(volume, second, capability)
     co.answered(request, Code.FAILED_PRECONDITION)
     assert not co.host.mounts_at(second)
 
 
-def _of_mode(co: Co, mode: Mode.Mode.ValueType) -> csi_pb2.VolumeCapability:
+def _of_mode(co: Co, mode: Mode.Mode.ValueType) -> VolumeCapability:
     return mount(co.mount.mount.fs_type, mode)

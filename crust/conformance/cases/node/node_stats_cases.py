@@ -8,6 +8,7 @@ from crust.conformance.orchestrator.calls import Code
 from crust.conformance.orchestrator.co import Co
 from crust.conformance.orchestrator.volume_capabilities import NO_FILESYSTEM, block, mount
 from crust.wire.csi.v1 import csi_pb2
+from crust.wire.csi.v1.csi_pb2 import Volume, VolumeCapability
 
 _Unit = csi_pb2.VolumeUsage
 
@@ -102,17 +103,15 @@ def test_c255_node_expand_with_impossible_arguments_is_refused(co: Co) -> None:
     co.answered(request, Code.OUT_OF_RANGE)
 
 
-def _stats_request(volume: csi_pb2.Volume, target: Path) -> csi_pb2.NodeGetVolumeStatsRequest:
+def _stats_request(volume: Volume, target: Path) -> csi_pb2.NodeGetVolumeStatsRequest:
     return csi_pb2.NodeGetVolumeStatsRequest(volume_id=volume.volume_id, volume_path=str(target))
 
 
-def _stats(co: Co, volume: csi_pb2.Volume, target: Path) -> dict[int, csi_pb2.VolumeUsage]:
+def _stats(co: Co, volume: Volume, target: Path) -> dict[int, csi_pb2.VolumeUsage]:
     return {usage.unit: usage for usage in co.ask(_stats_request(volume, target)).usage}
 
 
-def _expand(
-    co: Co, volume: csi_pb2.Volume, target: Path, size: int, capability: csi_pb2.VolumeCapability
-) -> int:
+def _expand(co: Co, volume: Volume, target: Path, size: int, capability: VolumeCapability) -> int:
     answer = co.until_final(expansion.controller_request(co, volume, size, capability))
     if answer.node_expansion_required:
         answer = co.until_final(expansion.node_request(co, volume, target, size, capability))

@@ -7,6 +7,7 @@ from crust.conformance.orchestrator.calls import Code, Refusal
 from crust.conformance.orchestrator.co import Co
 from crust.conformance.orchestrator.volume_capabilities import block
 from crust.wire.csi.v1 import csi_pb2
+from crust.wire.csi.v1.csi_pb2 import Volume, VolumeCapability
 
 
 def test_c305_restored_filesystem_has_content_of_snapshot(co: Co) -> None:
@@ -107,8 +108,8 @@ def test_c316_clone_of_restored_volume_survives_deletion_of_its_sources(co: Co) 
 
 def _check_grows(
     co: Co,
-    volume: csi_pb2.Volume,
-    capability: csi_pb2.VolumeCapability,
+    volume: Volume,
+    capability: VolumeCapability,
     before: int,
     source: csi_pb2.VolumeContentSource,
 ) -> None:
@@ -123,7 +124,7 @@ def _check_grows(
 
 def _check_larger(
     co: Co,
-    capability: csi_pb2.VolumeCapability,
+    capability: VolumeCapability,
     before: int,
     source: csi_pb2.VolumeContentSource,
     size: int,

@@ -16,6 +16,7 @@ import pytest_asyncio
 from crust.blockdriver import serve
 from crust.blockdriver.services.roles import Role
 from crust.cli.doctor import csi_driver_objects
+from crust.cli.doctor.finding import Level
 from crust.core import volumes
 from crust.core.deferral_keys import Defer
 from crust.core.settings.proxy import ProxySettings, ServedDriver
@@ -137,7 +138,7 @@ async def differing_fields(client: KubernetesApi, socket: str) -> set[str]:
     served = ServedDriver(name=NAME, socket=socket, backend=socket)
     async with SocketPort(socket) as driver:
         findings = await csi_driver_objects.of_driver(client, served, driver)
-    assert not any(finding.is_fatal for finding in findings)
+    assert not any(finding.level is Level.ERROR for finding in findings)
     return {finding.what.partition(" ")[0] for finding in findings}
 
 
@@ -208,12 +209,13 @@ def test_object_that_does_not_go_with_the_settings_is_told(
     """The value says whether volumes do not get to their pods. Without an object Kubernetes has its defaults."""
     found = None if spec is None else CSIDriver.model_validate({"spec": spec})
     mismatches = csi_driver_objects.compare(name, found, default=default, attaches=attaches)
-    assert {each.what.partition(" ")[0]: each.is_fatal for each in mismatches} == expected
+    errors = {each.what.partition(" ")[0]: each.level is Level.ERROR for each in mismatches}
+    assert errors == expected
     for mismatch in mismatches:
         assert name in mismatch.what
         assert "spec." in mismatch.todo
         assert ("no CSIDriver object" in mismatch.why) == (spec is None)
-        assert ("every publish" in mismatch.why) == mismatch.is_fatal
+        assert ("every publish" in mismatch.why) == (mismatch.level is Level.ERROR)
 
 
 REGISTERED = "one.example.com"
