@@ -8,19 +8,8 @@ from crust.wire.csi.v1 import csi_pb2
 from crust.wire.csi.v1.csi_pb2 import Volume, VolumeCapability
 
 _ODD_NAMES = (
-    "a/b",
-    "a_b",
-    "..",
-    "../../etc",
-    "ä ö ü",
-    "名前",
-    "🦀",
-    "A",
-    "a",
-    "%2e",
-    "a\tb",
-    "-rf",
-    "*",
+    *("a/b", "a_b", "..", "../../etc", "ä ö ü", "名前", "🦀"),
+    *("A", "a", "%2e", "a\tb", "-rf", "*"),
 )
 
 

@@ -113,36 +113,21 @@ def _check_grows(
     before: int,
     source: csi_pb2.VolumeContentSource,
 ) -> None:
+    """A copy of half the size is refused; one of twice the size is refused, or its filesystem grows."""
     size = volume.capacity_bytes or co.options.parameters.size_bytes
-    _check_larger(co, capability, before, source, size)
-    if not volume.capacity_bytes:  # unknown, so that nothing is smaller
-        return
-    smaller = co.create_request(capability, size_bytes=size // 2, source=source)
-    smaller.capacity_range.limit_bytes = size // 2
-    co.answered(smaller, Code.OUT_OF_RANGE)
-
-
-def _check_larger(
-    co: Co,
-    capability: VolumeCapability,
-    before: int,
-    source: csi_pb2.VolumeContentSource,
-    size: int,
-) -> None:
-    wanted = co.create_request(capability, size_bytes=2 * size, source=source)
-    reply = co.reply(wanted)
+    if volume.capacity_bytes:  # else it is unknown, so that nothing is smaller
+        smaller = co.create_request(capability, size_bytes=size // 2, source=source)
+        smaller.capacity_range.limit_bytes = size // 2
+        co.answered(smaller, Code.OUT_OF_RANGE)
+    reply = co.reply(co.create_request(capability, size_bytes=2 * size, source=source))
     if isinstance(reply, Refusal):
         assert reply.code is Code.OUT_OF_RANGE, str(reply)
         return
-    larger = reply.volume
-    target = co.use(larger, capability)
+    target = co.use(reply.volume, capability)
     shared = before >= 2 * size
-    if shared or co.host.size_bytes(target) >= 1.6 * before:
-        return
-    request = expansion.node_request(co, larger, target)
-    request.capacity_range.required_bytes = 2 * size
-    request.volume_capability.CopyFrom(capability)
-    co.answered(request, Code.FAILED_PRECONDITION)
+    if not shared and co.host.size_bytes(target) < 1.6 * before:
+        request = expansion.node_request(co, reply.volume, target, 2 * size, capability)
+        co.answered(request, Code.FAILED_PRECONDITION)
 
 
 def _file(co: Co, target: Path) -> str:
