@@ -83,7 +83,7 @@ class NodeExpand:
         if due is None:
             return attachment.size_bytes
         try:
-            await self._grow(content, attachment, *due)
+            await workers.run(self._grow, content, attachment, *due)
         except growth.MissingCapability as err:
             raise OnlineGrowthRefused(request.volume_id, err.why) from err
         return attachment.size_bytes
@@ -93,7 +93,7 @@ class NodeExpand:
     ) -> None:
         """Grow what was mounted just now. A failure leaves it as large as it was, and is logged and recorded."""
         with contextlib.suppress(errors.CrustError):
-            await self._grow(content, attachment, fs_type, mountpoint)
+            await workers.run(self._grow, content, attachment, fs_type, mountpoint)
 
     def _begin(self, request: Expand) -> tuple[ContentRecord, Attachment, tuple[str, str] | None]:
         """Give the device its size; returns also which filesystem is to be grown, and where it is mounted."""
@@ -152,19 +152,19 @@ class NodeExpand:
             return None
         return file.stage.fs_type, _writable_mountpoint(attachment.host_device)
 
-    async def _grow(
+    def _grow(
         self, content: ContentRecord, attachment: Attachment, fs_type: str, mountpoint: str
     ) -> None:
         save, size_bytes = self.stores.content_records.save, attachment.size_bytes
         try:
-            await growth.grow_mounted(mountpoint, fs_type)
+            growth.grow_mounted(mountpoint, fs_type)
         except errors.CrustError as err:
             extra = {"volume_id": content.volume_id, "error": str(err)}
             _log.warning("not grown", extra=extra)
             refused = f"the filesystem keeps its old size: {err.why or err}"
-            await workers.run(save, content.but(growth_refused=refused))
+            save(content.but(growth_refused=refused))
             raise
-        await workers.run(save, content.but(filled_bytes=size_bytes, growth_refused=""))
+        save(content.but(filled_bytes=size_bytes, growth_refused=""))
 
 
 def _check_size(request: Expand, size_bytes: int) -> None:

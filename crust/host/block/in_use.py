@@ -14,7 +14,7 @@ device for a moment (udev, smartd, multipathd, the probe of another publish) are
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from crust.core import errors, volumes
 from crust.host.block import devices, holders
@@ -73,15 +73,9 @@ def check_unwritten(
     `opened` is the result of a first look (`holders.openers`), if the caller has one. Raises `holders.DeviceInUse`
     with the processes. Those of other PID namespaces are not seen.
     """
-    for pause_s in _PAUSES_S:
-        if pause_s:
-            time.sleep(pause_s)
-            opened = None
-        writers = (each for each in holders.of_devices(_related(device), opened) if each.writes)
-        others = tuple(holder for holder in writers if not _has_claim(holder, claims))
-        if not others:
-            return
-    raise holders.DeviceInUse(device.path, holders=others)
+    _check_none(
+        device, lambda holder: holder.writes and not _has_claim(holder, claims), opened=opened
+    )
 
 
 def check_unopened(device: volumes.BlockSource) -> None:
@@ -89,10 +83,19 @@ def check_unopened(device: volumes.BlockSource) -> None:
 
     Raises `holders.DeviceInUse` with the processes. Those of other PID namespaces are not seen.
     """
+    _check_none(device, lambda holder: holder.pid != os.getpid())
+
+
+def _check_none(
+    device: volumes.BlockSource,
+    counts: Callable[[Holder], bool],
+    opened: holders.Openers | None = None,
+) -> None:
     for pause_s in _PAUSES_S:
-        time.sleep(pause_s)
-        opened = holders.of_devices(_related(device))
-        others = tuple(holder for holder in opened if holder.pid != os.getpid())
+        if pause_s:
+            time.sleep(pause_s)
+            opened = None
+        others = tuple(filter(counts, holders.of_devices(_related(device), opened)))
         if not others:
             return
     raise holders.DeviceInUse(device.path, holders=others)

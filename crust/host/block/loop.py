@@ -1,9 +1,9 @@
 """Loop devices are attached and detached by ioctl: attach takes 0.1 ms, where losetup(8) takes 2.
 
-The kernel leaves three races to its callers. One file can be attached twice without an error: `attach_once` looks and
-attaches under a lock on the file. Clearing a device that is open reports success and happens later: `detach` refuses
-a device in use, and afterwards verifies that it is detached. A loop number is reused at once: everything that acts on
-a device compares its disk sequence first.
+The kernel leaves three races to its callers. One file can be attached twice without an error: `attach`, asked for one
+device, looks and attaches under a lock on the file. Clearing a device that is open reports success and happens later:
+`detach` refuses a device in use, and afterwards verifies that it is detached. A loop number is reused at once:
+everything that acts on a device compares its disk sequence first.
 
 Devices are matched with files by (device, inode), never by name: names are cut at 63 bytes and go stale. The name
 that the kernel keeps is the attacher's own mark, a `tag`: it is still there when the file is not. But both are known
@@ -13,6 +13,7 @@ sysfs tells without the file, and opens only devices whose file has the name. A 
 another name is not found; of a file with several names any device may be, and each is opened.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -61,15 +62,45 @@ class LoopAttachedDifferently(errors.Conflict):
         )
 
 
-def attach(backing: AnyPath, *, direct_io: bool = True, tag: str = "") -> LoopDevice:
-    """Attach the file to a free loop device, even if it is attached already; see `attach_once`.
+def attach(
+    backing: AnyPath, *, direct_io: bool = True, tag: str = "", once: bool = False
+) -> LoopDevice:
+    """Attach the file to a free loop device, with up to 63 bytes of `tag`, even if it is attached already.
 
-    A size that is no multiple of the sector is rounded down by the kernel. Without direct I/O on the backing
-    filesystem the device is buffered, and `direct_io` of the result is false. Raises `NotFound`, `Refused`,
-    `NoFreeLoopDevice`.
+    With `once` it has one device: the existing one, unchanged, or the new one. Two processes that ask for that never
+    attach twice. A size that is no multiple of the sector is rounded down by the kernel. Without direct I/O on the
+    backing filesystem the device is buffered, and `direct_io` of the result is false.
+
+    Raises `NotFound`, `Refused`, `NoFreeLoopDevice`; with `once` also `LoopAttachPending` and
+    `LoopAttachedDifferently` (read-only, a part of the file, more than one device).
     """
-    with _open_backing(backing) as fd:
-        return _attach(fd, backing, direct_io=direct_io, tag=tag)
+    with oserrors.translating(f"cannot open {backing}"):
+        file = sparse.open_file(backing, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with syscalls.closing(file), _locked(file, backing) if once else contextlib.nullcontext():
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise errors.InvalidRequest(
+                f"{backing} cannot back a loop device", why="it is not a regular file"
+            )
+        if once and (found := of_open_file(file)):
+            return _the_one(backing, found)
+        with oserrors.translating(f"cannot attach {backing} to a loop device"):
+            number, fd = _configure(file, loopctl.DIRECT_IO * direct_io, tag or str(backing))
+            with syscalls.closing(fd):
+                return _describe(number, loopctl.status(fd))
+
+
+@contextmanager
+def _locked(file: int, backing: AnyPath) -> Iterator[None]:
+    if not locks.try_lock(file):
+        raise errors.OperationPending.named(
+            "LoopAttachPending",
+            f"{backing} is being attached by another process",
+            hint="retry",
+        )
+    try:
+        yield
+    finally:
+        locks.unlock(file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,27 +132,6 @@ def scratch(size_bytes: int) -> Iterator[Scratch]:
         number, fd = _configure(memory, loopctl.AUTOCLEAR, "crust-scratch")
         with syscalls.closing(fd):
             yield Scratch(loopctl.node(number), memory, fd)
-
-
-def attach_once(backing: AnyPath, *, direct_io: bool = True, tag: str = "") -> LoopDevice:
-    """The only loop device of the file: the existing one, unchanged, or a new one with up to 63 bytes of `tag`.
-
-    Raises `LoopAttachPending`, `LoopAttachedDifferently` (read-only, a part of the file, more than one device), and
-    what `attach` raises. Two processes that call this never attach twice.
-    """
-    with _open_backing(backing) as fd:
-        if not locks.try_lock(fd):
-            raise errors.OperationPending.named(
-                "LoopAttachPending",
-                f"{backing} is being attached by another process",
-                hint="retry",
-            )
-        try:
-            if found := of_open_file(fd):
-                return _the_one(backing, found)
-            return _attach(fd, backing, direct_io=direct_io, tag=tag)
-        finally:
-            locks.unlock(fd)
 
 
 def refresh_size(device: LoopDevice) -> None:
@@ -212,19 +222,13 @@ def is_attached(device: LoopDevice) -> bool:
         return False  # the number itself was removed
 
 
-def _attach(backing_fd: int, backing: AnyPath, *, direct_io: bool, tag: str) -> LoopDevice:
-    with oserrors.translating(f"cannot attach {backing} to a loop device"):
-        flags = loopctl.DIRECT_IO * direct_io
-        number, fd = _configure(backing_fd, flags, tag or str(backing))
-        with syscalls.closing(fd):
-            return _describe(number, loopctl.status(fd))
-
-
 def _configure(backing_fd: int, flags: int, name: str) -> tuple[int, int]:
     """Attach to a free number; returns it and an open descriptor of the device."""
     config = loopctl.configuration(backing_fd, flags, name)
     for _ in range(_ATTEMPTS):
-        number, fd = loopctl.free_number(), -1
+        with syscalls.closing(os.open("/dev/loop-control", os.O_RDWR)) as control:
+            # a number that is free; the kernel makes one when all are taken
+            number, fd = fcntl.ioctl(control, loopctl.CTL_GET_FREE), -1
         try:
             fd = os.open(loopctl.node(number), os.O_RDWR | os.O_CLOEXEC)
             fcntl.ioctl(fd, loopctl.CONFIGURE, config)
@@ -283,18 +287,6 @@ def _the_one(backing: AnyPath, found: tuple[LoopDevice, ...]) -> LoopDevice:
     if why:
         raise LoopAttachedDifferently(str(backing), found, why)
     return found[0]
-
-
-@contextmanager
-def _open_backing(backing: AnyPath) -> Iterator[int]:
-    with oserrors.translating(f"cannot open {backing}"):
-        fd = sparse.open_file(backing, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with syscalls.closing(fd):
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise errors.InvalidRequest(
-                f"{backing} cannot back a loop device", why="it is not a regular file"
-            )
-        yield fd
 
 
 def _is_same(device: LoopDevice, fd: int) -> bool:

@@ -4,7 +4,6 @@ It raises `OSError`: its callers, `loop` and `holders`, know what each errno mea
 """
 
 import fcntl
-import functools
 import os
 import select
 import socket
@@ -16,21 +15,20 @@ from dataclasses import dataclass
 from typing import Self
 
 from crust.core import volumes
-from crust.host.process import syscalls, sysfs
+from crust.host.process import sysfs
 
 CONFIGURE = 0x4C0A
 CLEAR = 0x4C01
 SET_CAPACITY = 0x4C07
 _SET_STATUS64 = 0x4C04
 _GET_STATUS64 = 0x4C05
-_CTL_GET_FREE = 0x4C82
+CTL_GET_FREE = 0x4C82
 _BLKROSET = 0x125D
 
 READ_ONLY = 1
 AUTOCLEAR = 4
 DIRECT_IO = 16
 
-_MAJOR = 7
 _NAME_BYTES = 64
 TAG_MAX_BYTES = _NAME_BYTES - 1
 
@@ -73,18 +71,13 @@ def configuration(backing_fd: int, flags: int, name: str) -> bytes:
     return _CONFIG.pack(backing_fd, _SECTOR_BYTES, info, b"")
 
 
-def free_number() -> int:
-    """The number of a device that was free a moment ago; the kernel makes one when all are taken."""
-    with syscalls.closing(os.open("/dev/loop-control", os.O_RDWR)) as control:
-        return fcntl.ioctl(control, _CTL_GET_FREE)
-
-
 def node(number: int) -> str:
     """The path of a device's node, created if absent: a container's /dev does not follow the kernel."""
     path = f"/dev/loop{number}"
     if not os.path.exists(path) and os.path.exists(f"/sys/block/loop{number}"):
         try:
-            os.mknod(path, 0o660 | stat.S_IFBLK, os.makedev(_MAJOR, _minor(number)))
+            found = identity(number)
+            os.mknod(path, 0o660 | stat.S_IFBLK, os.makedev(found.major, found.minor))
         except FileExistsError:
             return path
     return path
@@ -134,20 +127,17 @@ def backing_file(number: int) -> str:
 
 
 def identity(number: int) -> volumes.DeviceIdentity:
-    """Major, minor and disk sequence of a device."""
-    sequence = int(sysfs.read(f"/sys/block/loop{number}/diskseq"))
-    return volumes.DeviceIdentity(_MAJOR, _minor(number), sequence)
+    """Major, minor and disk sequence of a device. The minor is not always the number itself: with max_part set, every
+    device reserves minors for partitions.
+    """
+    lines = sysfs.read(f"/sys/block/loop{number}/uevent").splitlines()
+    found = dict(line.split("=", 1) for line in lines)
+    return volumes.DeviceIdentity(int(found["MAJOR"]), int(found["MINOR"]), int(found["DISKSEQ"]))
 
 
 def size_bytes(number: int) -> int:
     """The size of a device, 0 when it is not attached."""
     return int(sysfs.read(f"/sys/block/loop{number}/size")) * _SECTOR_BYTES
-
-
-@functools.cache
-def _minor(number: int) -> int:
-    # Not always the number itself: with max_part set, every device reserves minors for partitions. It never changes.
-    return int(sysfs.read(f"/sys/block/loop{number}/dev").partition(":")[2])
 
 
 class Changes:

@@ -12,7 +12,7 @@ import struct
 from crust.core import errors
 from crust.host.filesystems import superblocks
 from crust.host.mounts import mountinfo
-from crust.host.process import oserrors, syscalls, sysfs, workers
+from crust.host.process import oserrors, syscalls, sysfs
 
 _EXT4_RESIZE_FS = 0x40086610  # _IOW('f', 16, __u64)
 _XFS_FSGEOMETRY_V1 = 0x80705864  # _IOR('X', 100, struct xfs_fsop_geom_v1), 112 bytes
@@ -39,15 +39,6 @@ class MissingCapability(errors.Refused):
         )
 
 
-async def grow_mounted(mountpoint: str, fs_type: str) -> None:
-    """Grow the filesystem mounted at `mountpoint` to its device's size; one that fills it already is a success.
-
-    Raises `FilesystemNotMounted`, `MissingCapability` (ext4 without CAP_SYS_RESOURCE), `Unsupported`,
-    `RuntimeFailed`.
-    """
-    await workers.run(_grow, mountpoint, fs_type)
-
-
 def has_cap_sys_resource() -> bool:
     """Whether growing a mounted ext4 is allowed: EXT4_IOC_RESIZE_FS asks for it, xfs and btrfs do not.
 
@@ -66,7 +57,12 @@ def obstacle(fs_type: str) -> str:
     return ""
 
 
-def _grow(mountpoint: str, fs_type: str) -> None:
+def grow_mounted(mountpoint: str, fs_type: str) -> None:
+    """Grow the filesystem mounted at `mountpoint` to its device's size; one that fills it is a success. Blocks.
+
+    Raises `FilesystemNotMounted`, `MissingCapability` (ext4 without CAP_SYS_RESOURCE), `Unsupported`,
+    `RuntimeFailed`.
+    """
     mount = mountinfo.at(mountpoint)
     if mount is None or mount.fs_type != fs_type:
         raise errors.NotReady.named(

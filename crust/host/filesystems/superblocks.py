@@ -61,7 +61,7 @@ class Superblock:
 
 def read_ext4(path: str) -> Superblock:
     """The superblock of an ext2, ext3 or ext4; raises `InvalidSuperblock`."""
-    data = _read(path, _EXT_OFFSET)
+    data, device_bytes = _read(path, _EXT_OFFSET)
     if _field("<H", data, 0x38) != _EXT_MAGIC:
         raise InvalidSuperblock(path, "ext4")
     incompat = _field("<I", data, 0x60)
@@ -75,12 +75,12 @@ def read_ext4(path: str) -> Superblock:
         clean=_is_clean(data, incompat),
         uuid=_uuid(data, 0x68),
     )
-    return _checked(found, path, "ext4")
+    return _checked(found, path, "ext4", device_bytes)
 
 
 def read_xfs(path: str) -> Superblock:
     """The first superblock of an xfs; raises `InvalidSuperblock`. A mount replays its log, so it is "clean"."""
-    data = _read(path, 0)
+    data, device_bytes = _read(path, 0)
     if data[:4] != _XFS_MAGIC:
         raise InvalidSuperblock(path, "xfs")
     found = Superblock(
@@ -90,12 +90,12 @@ def read_xfs(path: str) -> Superblock:
         uuid=_uuid(data, 32),
         complete=not data[_XFS_IN_PROGRESS],
     )
-    return _checked(found, path, "xfs")
+    return _checked(found, path, "xfs", device_bytes)
 
 
 def read_btrfs(path: str) -> Superblock:
     """The first superblock of a btrfs on one device; raises `InvalidSuperblock`. Mounts replay its log."""
-    data = _read(path, _BTRFS_OFFSET)
+    data, device_bytes = _read(path, _BTRFS_OFFSET)
     if data[0x40:0x48] != _BTRFS_MAGIC:
         raise InvalidSuperblock(path, "btrfs")
     sector_bytes = _field("<I", data, 0x90)
@@ -103,7 +103,7 @@ def read_btrfs(path: str) -> Superblock:
         raise InvalidSuperblock(path, "btrfs", "its sectors have 0 bytes")
     blocks = _field("<Q", data, 0x70) // sector_bytes
     found = Superblock(sector_bytes, blocks, clean=True, uuid=_uuid(data, 0x20))
-    return _checked(found, path, "btrfs")
+    return _checked(found, path, "btrfs", device_bytes)
 
 
 _READERS = {"ext4": read_ext4, "xfs": read_xfs, "btrfs": read_btrfs}
@@ -128,15 +128,15 @@ def find(path: str, fs_type: str) -> Superblock | None:
 
 def fsid_of_btrfs(path: str) -> str:
     """The UUID by which the kernel identifies a btrfs."""
-    return _uuid(_read(path, _BTRFS_OFFSET), 0x20)
+    return _uuid(_read(path, _BTRFS_OFFSET)[0], 0x20)
 
 
-def _checked(found: Superblock, path: str, fs_type: str) -> Superblock:
+def _checked(found: Superblock, path: str, fs_type: str, device_bytes: int) -> Superblock:
     size, bounds = found.block_size_bytes, _BLOCK_SIZES[fs_type]
     if size & (size - 1) or not bounds[0] <= size <= bounds[1]:
         raise InvalidSuperblock(path, fs_type, f"its blocks have {size} bytes")
-    if not 0 < found.size_bytes <= _device_bytes(path):
-        why = f"it says {found.size_bytes} bytes, and its device has {_device_bytes(path)}"
+    if not 0 < found.size_bytes <= device_bytes:
+        why = f"it says {found.size_bytes} bytes, and its device has {device_bytes}"
         raise InvalidSuperblock(path, fs_type, why)
     return found
 
@@ -162,17 +162,10 @@ def _field(code: str, data: bytes, offset: int) -> int:
     return value
 
 
-def _device_bytes(path: str) -> int:
-    with (
-        oserrors.translating(f"cannot read the size of {path}"),
-        syscalls.closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd,
-    ):
-        return os.lseek(fd, 0, os.SEEK_END)
-
-
-def _read(path: str, offset: int) -> bytes:
+def _read(path: str, offset: int) -> tuple[bytes, int]:
+    """What is at the offset, and the size of the device."""
     with (
         oserrors.translating(f"cannot read the superblock of {path}"),
         syscalls.closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd,
     ):
-        return os.pread(fd, 1024, offset).ljust(1024, b"\0")
+        return os.pread(fd, 1024, offset).ljust(1024, b"\0"), os.lseek(fd, 0, os.SEEK_END)

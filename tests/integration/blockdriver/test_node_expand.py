@@ -177,7 +177,7 @@ async def test_publish_killed_between_mount_and_growth_grows_on_retry(
     await bench.grow(volume_id, 640 * MIB)
     await bench.stage(volume_id, mount(fs_type))
 
-    async def die(*_: object) -> None:
+    def die(*_: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patched:

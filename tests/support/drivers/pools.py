@@ -25,7 +25,7 @@ def mounted(fs_type: str, base: Path, home: Path, *, size: int) -> Iterator[None
     with backing.open("wb") as file:
         file.truncate(size)
     subprocess.run([*_MKFS[fs_type], str(backing)], check=True, capture_output=True)
-    device = loop.attach_once(str(backing))
+    device = loop.attach(str(backing), once=True)
     home.mkdir()
     try:
         mount_api.mount_device(device.path, str(home), fs_type)

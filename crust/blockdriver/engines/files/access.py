@@ -62,8 +62,9 @@ class FileAccess:
             raise ImageMissing(volume_id)
         # Only this process attaches files of the pool: a file without a writer has no device.
         is_new = not sparse.has_writers(path)
-        attach = loop.attach if is_new else loop.attach_once
-        device = attach(path, direct_io=self._direct_io, tag=self._tag_of(volume_id))
+        device = loop.attach(
+            path, direct_io=self._direct_io, tag=self._tag_of(volume_id), once=not is_new
+        )
         self._known[volume_id] = device
         return replace(_attachment(device), is_new=is_new)
 

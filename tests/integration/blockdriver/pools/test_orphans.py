@@ -159,7 +159,7 @@ async def test_gc_never_touches_a_device_attached_by_others(bench: Bench, tmp_pa
     stranger.write_bytes(bytes(MIB))
     other_pool = f"crust:{'0' * 12}:{volume_id}"
     ours = loop.attach(str(image))
-    theirs = loop.attach_once(str(stranger), tag=other_pool)
+    theirs = loop.attach(str(stranger), tag=other_pool, once=True)
     stranger.unlink()
     bench.restart()
     await collect(bench)

@@ -70,9 +70,9 @@ def test_attach_once_refuses_an_offset_a_limit_and_read_only(
     run("losetup", "--find", option, backing)
     [device] = loop.find(backing)
     with pytest.raises(loop.LoopAttachedDifferently, match=why):
-        loop.attach_once(backing)
+        loop.attach(backing, once=True)
     loop.detach(device)
-    loop.detach(loop.attach_once(backing))
+    loop.detach(loop.attach(backing, once=True))
 
 
 def test_detach_makes_a_read_only_number_writable_again(attach: Attach) -> None:
@@ -91,7 +91,7 @@ def test_attach_once_with_two_devices_on_the_file_is_refused(attach: Attach) -> 
     second = loop.attach(first.backing)
     paths = ", ".join(each.path for each in sorted((first, second), key=lambda each: each.number))
     with pytest.raises(loop.LoopAttachedDifferently, match=f"attached at {paths}"):
-        loop.attach_once(first.backing)
+        loop.attach(first.backing, once=True)
 
 
 def test_detach_twice_succeeds(attach: Attach) -> None:
@@ -221,7 +221,7 @@ def _attach_once(path: str, count: int) -> list[str]:
     paths: list[str] = []
     while len(paths) < count:
         try:
-            paths.append(loop.attach_once(path).path)
+            paths.append(loop.attach(path, once=True).path)
         except errors.OperationPending:
             continue
     return paths
@@ -331,7 +331,7 @@ def test_find_and_attach_once_open_only_devices_whose_file_has_the_name(
     assert loop.find(device.backing) == (device,)
     assert opened == [device.path]
     opened.clear()
-    assert loop.attach_once(device.backing) == device
+    assert loop.attach(device.backing, once=True) == device
     assert opened == [device.path]
     opened.clear()
     assert loop.find(absent) == ()
@@ -358,7 +358,7 @@ def test_device_whose_attacher_had_a_mount_that_is_gone_is_found(
     found = loop.find(f"{directory}/{name}")
     try:
         assert [each.backing for each in found] == [f"/{name}"]
-        assert loop.attach_once(f"{directory}/{name}") == found[0]
+        assert loop.attach(f"{directory}/{name}", once=True) == found[0]
         assert sparse.has_writers(f"{directory}/{name}")
         named = loop.list_named(lambda each: each == name)
         assert [each.identity for each in named if each.tag == "mark"] == [found[0].identity]
@@ -379,7 +379,7 @@ def test_list_named_opens_only_devices_it_wants(attach: Attach, opened: list[str
 
 def test_tag_of_63_bytes_is_kept_after_the_file_is_removed(sparse_file: MakeFile) -> None:
     backing, tag = sparse_file(), "t" * loopctl.TAG_MAX_BYTES
-    device = loop.attach_once(backing, tag=tag)
+    device = loop.attach(backing, tag=tag, once=True)
     try:
         os.unlink(backing)
         [found] = [

@@ -215,21 +215,21 @@ async def test_grow_mounted_ext4_needs_cap_sys_resource(attach: Attach, mountpoi
     device = attach(64 * MIB)
     await mkfs.make(device.path, "ext4")
     mount_api.mount_device(device.path, mountpoint, "ext4")
-    await growth.grow_mounted(mountpoint, "ext4")  # it fills its device: needs no capability
+    growth.grow_mounted(mountpoint, "ext4")  # it fills its device: needs no capability
     os.truncate(device.backing, 128 * MIB)
     loop.refresh_size(device)
     assert bool(growth.obstacle("ext4")) != growth.has_cap_sys_resource()
     if not growth.obstacle("ext4"):
-        await growth.grow_mounted(mountpoint, "ext4")
+        growth.grow_mounted(mountpoint, "ext4")
         assert usage.measure(mountpoint).usage[0].total > 100 * MIB
         return
     with pytest.raises(growth.MissingCapability, match="CAP_SYS_RESOURCE"):
-        await growth.grow_mounted(mountpoint, "ext4")
+        growth.grow_mounted(mountpoint, "ext4")
 
 
 async def test_grow_mounted_without_mount_is_refused(mountpoint: str) -> None:
     with pytest.raises(errors.NotReady, match="no ext4 is mounted"):
-        await growth.grow_mounted(mountpoint, "ext4")
+        growth.grow_mounted(mountpoint, "ext4")
 
 
 async def test_measure_counts_bytes_and_inodes(attach: Attach, mountpoint: str) -> None:
