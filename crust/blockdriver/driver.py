@@ -30,8 +30,8 @@ from crust.blockdriver.records.models import ContentRecord, SnapshotSet, VolumeR
 from crust.blockdriver.records.node_state import NodeState
 from crust.blockdriver.records.records import IndexedRecords, Records
 from crust.blockdriver.records.stores import Stores
+from crust.blockdriver.services.calls import Calls
 from crust.blockdriver.services.controller import Controller
-from crust.blockdriver.services.deadlines import Calls
 from crust.blockdriver.services.identity import Identity
 from crust.blockdriver.services.node import Node
 from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES, Role

@@ -6,14 +6,18 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 
-from crust.blockdriver.controller.controller_publish import ControllerPublish
-from crust.blockdriver.controller.create_volume import Provisioner
+from crust.blockdriver.controller import class_parameters, topology
+from crust.blockdriver.controller.controller_publish import ControllerPublish, PublishRequest
+from crust.blockdriver.controller.create_volume import CapacityQuery, Create, Provisioner
 from crust.blockdriver.controller.list_volumes import Listed, VolumeLister
 from crust.blockdriver.controller.modify_volume import VolumeModifier
 from crust.blockdriver.records.health import HealthCheck
-from crust.blockdriver.services import messages, roles
+from crust.blockdriver.records.models import VolumeRecord
+from crust.blockdriver.services import roles
+from crust.blockdriver.services.calls import health, places
 from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES
-from crust.blockdriver.services.snapshots import SnapshotCalls
+from crust.blockdriver.services.snapshots import SnapshotCalls, requirement, segments_of
+from crust.blockdriver.snapshots import content_source
 from crust.core import errors
 from crust.host.process import workers
 from crust.rpc.call import Call
@@ -51,8 +55,23 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.CreateVolumeRequest, call: Call
     ) -> csi_pb2.CreateVolumeResponse:
         """Idempotent by name."""
-        create = messages.create(request)
-        volume_id, source = self.stores.pool.ids.volume_id(create.name), create.source
+        place, source = topology.ANYWHERE, None
+        if request.HasField("volume_content_source"):
+            source = _source(request.volume_content_source)
+        if request.HasField("accessibility_requirements"):
+            place = requirement(request.accessibility_requirements)
+        create = Create(
+            requests.required(request.name, "name"),
+            csi.capacity_range(request.capacity_range),
+            csi.capabilities(request.volume_capabilities),
+            tuple(sorted(requests.mapping(request.parameters, "parameters").items())),
+            place,
+            source,
+            class_parameters.parse_mutable(
+                requests.mapping(request.mutable_parameters, "mutable_parameters")
+            ),
+        )
+        volume_id = self.stores.pool.ids.volume_id(create.name)
         record = await self.calls.change(
             volume_id,
             create,
@@ -60,7 +79,7 @@ class Controller(SnapshotCalls):
             call,
             also=[source.id] if source and source.kind == "volume" else (),
         )
-        return csi_pb2.CreateVolumeResponse(volume=messages.volume(record, self.stores.segment))
+        return csi_pb2.CreateVolumeResponse(volume=self._volume(record))
 
     async def DeleteVolume(
         self, request: csi_pb2.DeleteVolumeRequest, call: Call
@@ -76,7 +95,13 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.ControllerPublishVolumeRequest, call: Call
     ) -> csi_pb2.ControllerPublishVolumeResponse:
         """Idempotent by volume and node."""
-        attach = messages.controller_publish(request)
+        volume_id = requests.volume_id(request.volume_id)
+        node_id = requests.required(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
+        if not request.HasField("volume_capability"):
+            raise requests.MissingField("volume_capability")
+        capability = csi.capability(request.volume_capability)
+        requests.mapping(request.volume_context, "volume_context")
+        attach = PublishRequest(volume_id, node_id, capability, request.readonly)
         await self.calls.change(
             attach.volume_id, attach, lambda: workers.run(self.publisher.publish, attach), call
         )
@@ -106,7 +131,7 @@ class Controller(SnapshotCalls):
         page, token = await self.calls.read(wanted, lambda: self.lister.page(*wanted), call)
         response = csi_pb2.ListVolumesResponse(next_token=token)
         for each in page:
-            messages.listed(response.entries.add(), each, self.stores.segment, self.role)
+            self._fill(response.entries.add(), each)
         return response
 
     async def ControllerGetVolume(
@@ -116,7 +141,8 @@ class Controller(SnapshotCalls):
         volume_id = requests.volume_id(request.volume_id)
         found = await self.calls.read(volume_id, lambda: self.lister.get(volume_id), call)
         response = csi_pb2.ControllerGetVolumeResponse()
-        return messages.listed(response, found, self.stores.segment, self.role)
+        self._fill(response, found)
+        return response
 
     async def ControllerListVolumeHealth(
         self, request: csi_pb2.ControllerListVolumeHealthRequest, call: Call
@@ -126,7 +152,7 @@ class Controller(SnapshotCalls):
         wanted = (request.max_entries, request.starting_token)
         page, token = await self.calls.read(wanted, lambda: self.lister.health_page(*wanted), call)
         return csi_pb2.ControllerListVolumeHealthResponse(
-            entries=[messages.health(each) for each in page], next_token=token
+            entries=[health(each) for each in page], next_token=token
         )
 
     async def ControllerGetVolumeHealth(
@@ -136,13 +162,19 @@ class Controller(SnapshotCalls):
         self.role.require("1.13")
         volume_id = requests.volume_id(request.volume_id)
         found = await self.calls.read(volume_id, lambda: self.health_check.examine(volume_id), call)
-        return csi_pb2.ControllerGetVolumeHealthResponse(volume_health=messages.health(found))
+        return csi_pb2.ControllerGetVolumeHealthResponse(volume_health=health(found))
 
     async def GetCapacity(
         self, request: csi_pb2.GetCapacityRequest, call: Call
     ) -> csi_pb2.GetCapacityResponse:
         """The free capacity for volumes with these capabilities in this topology."""
-        asked = messages.capacity_query(request)
+        asked = CapacityQuery(
+            tuple(csi.capability(capability) for capability in request.volume_capabilities),
+            tuple(sorted(requests.mapping(request.parameters, "parameters").items())),
+            segments_of(request.accessible_topology)
+            if request.accessible_topology.segments
+            else (),
+        )
         available, largest, smallest = await self.calls.read(
             asked, lambda: self.provisioner.available(asked), call
         )
@@ -166,7 +198,7 @@ class Controller(SnapshotCalls):
         response = csi_pb2.ControllerGetNodeInfoResponse(
             max_volumes_per_node=limit, published_volume_ids=taken
         )
-        for place in messages.places(self.stores.segment):
+        for place in places(self.stores.segment):
             response.accessible_topology.CopyFrom(place)
         return response
 
@@ -196,7 +228,15 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.ControllerExpandVolumeRequest, call: Call
     ) -> csi_pb2.ControllerExpandVolumeResponse:
         """Online and offline; a raw volume needs no NodeExpandVolume."""
-        volume_id, expansion = requests.volume_id(request.volume_id), messages.expansion(request)
+        volume_id = requests.volume_id(request.volume_id)
+        if not request.HasField("capacity_range"):
+            raise requests.MissingField("capacity_range")
+        expansion = (
+            csi.capacity_range(request.capacity_range),
+            csi.capability(request.volume_capability)
+            if request.HasField("volume_capability")
+            else None,
+        )
         size_bytes, needs_node = await self.calls.change(
             volume_id,
             expansion,
@@ -211,7 +251,11 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.ControllerModifyVolumeRequest, call: Call
     ) -> csi_pb2.ControllerModifyVolumeResponse:
         """Atomic; a parameter that is not named keeps its value."""
-        volume_id, changes = requests.volume_id(request.volume_id), messages.modification(request)
+        volume_id = requests.volume_id(request.volume_id)
+        if not request.mutable_parameters:
+            raise requests.MissingField("mutable_parameters")
+        sent = requests.mapping(request.mutable_parameters, "mutable_parameters")
+        changes = class_parameters.parse_mutable(sent)
         await self.calls.change(
             volume_id, changes, lambda: self.modifier.modify(volume_id, changes), call
         )
@@ -239,6 +283,37 @@ class Controller(SnapshotCalls):
             if not token:
                 return
 
+    def _volume(self, record: VolumeRecord) -> csi_pb2.Volume:
+        """A volume, and its topology."""
+        pb = csi_pb2.Volume(
+            volume_id=record.volume_id,
+            capacity_bytes=record.capacity_bytes,
+            volume_context=class_parameters.volume_context(record.parameters),
+            accessible_topology=places(self.stores.segment),
+        )
+        source = record.content_source
+        if source is not None and source.kind == "snapshot":
+            pb.content_source.snapshot.snapshot_id = source.id
+        elif source is not None:
+            pb.content_source.volume.volume_id = source.id
+        return pb
+
+    def _fill(
+        self,
+        pb: csi_pb2.ListVolumesResponse.Entry | csi_pb2.ControllerGetVolumeResponse,
+        listed: Listed,
+    ) -> None:
+        """Fill an entry of ListVolumes, or ControllerGetVolume's answer; without a readable record its size is 0."""
+        if listed.record is None:
+            pb.volume.volume_id = listed.volume_id
+            pb.volume.accessible_topology.extend(places(self.stores.segment))
+        else:
+            pb.volume.CopyFrom(self._volume(listed.record))
+        pb.status.published_node_ids.extend(listed.nodes)
+        if self.role.tells_condition:
+            condition = csi.condition_to_wire(listed.health.condition)
+            pb.status.volume_condition.CopyFrom(condition)
+
     def _pool_volume(self, listed: Listed) -> pool_pb2.PoolVolume:
         condition = listed.health.condition
         problems = [condition.message] if condition.abnormal else []
@@ -256,3 +331,14 @@ class Controller(SnapshotCalls):
             targets=targets,
             problem="; ".join(problems),
         )
+
+
+def _source(pb: csi_pb2.VolumeContentSource) -> content_source.Wanted:
+    """CreateVolume's volume_content_source. Raises `requests.MissingField`."""
+    kind = pb.WhichOneof("type")
+    if kind == "snapshot":
+        snapshot_id = requests.required(pb.snapshot.snapshot_id, "snapshot_id")
+        return content_source.Wanted("snapshot", snapshot_id)
+    if kind == "volume":
+        return content_source.Wanted("volume", requests.required(pb.volume.volume_id, "volume_id"))
+    raise requests.MissingField("volume_content_source.type")

@@ -2,19 +2,20 @@
 
 from dataclasses import dataclass, field
 
+from crust.blockdriver.engines.node_access import Access
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_expand import Expand, NodeExpand, NotPublishedAtPath
-from crust.blockdriver.node.node_stage import NodeStage
+from crust.blockdriver.node.node_stage import NodeStage, Stage
 from crust.blockdriver.node.node_stats import Look, NodeStats
 from crust.blockdriver.node.node_unpublish import NodeUnpublish, NodeUnstage
 from crust.blockdriver.node.publish.deferred_publish import DeferredNodePublish
 from crust.blockdriver.node.publish.node_publish import NodePublish
+from crust.blockdriver.node.publish.publish_rules import Publish
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.records.stores import Stores
-from crust.blockdriver.services import messages
-from crust.blockdriver.services.deadlines import Calls
+from crust.blockdriver.services.calls import Calls, health, places
 from crust.blockdriver.services.roles import Role
-from crust.core import volumes
+from crust.core import deferral_keys, volumes
 from crust.host.process import workers
 from crust.rpc.call import Call
 from crust.rpc.messages import csi, extensions, requests
@@ -39,6 +40,10 @@ _DEFERRAL = (
 )
 
 
+_KEPT = (deferral_keys.PASSPHRASE, deferral_keys.USER_ID, deferral_keys.USER_KEY)
+"""The secrets of a stage that a publish needs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """The Node service."""
@@ -55,8 +60,10 @@ class Node:
     node_stats: NodeStats
     health_check: HealthCheck
     calls: Calls
-    _secrets: messages.Secrets = field(default_factory=dict, repr=False)
-    """In memory only."""
+    _secrets: dict[tuple[volumes.VolumeId, str], dict[str, str]] = field(
+        default_factory=dict, repr=False
+    )
+    """What opens staged volumes, by volume and staging path. In memory only."""
 
     async def NodeGetCapabilities(
         self, request: csi_pb2.NodeGetCapabilitiesRequest, call: Call
@@ -84,7 +91,7 @@ class Node:
             and extensions.requested(call.metadata, extensions.NODE_INFO)
         ):
             response.max_volumes_per_node = self.stores.attach_slots.limit
-            for place in messages.places(self.stores.segment):
+            for place in places(self.stores.segment):
                 response.accessible_topology.CopyFrom(place)
         if extensions.requested(call.metadata, extensions.DEFERRAL):
             response.supported_file_systems.extend(self.stores.supported.fs_types)
@@ -102,27 +109,47 @@ class Node:
         """CSI 1.13. Problems of the volume's mount and of its image."""
         self.role.require("1.13")
         volume_id = requests.volume_id(request.volume_id)
-        path = messages.optional_path(request.volume_publish_path, "volume_publish_path")
-        messages.optional_path(request.staging_target_path, "staging_target_path")
+        path = None
+        if text := request.volume_publish_path:
+            path = volumes.TargetPath.parse(text, role="volume_publish_path")
+        if text := request.staging_target_path:
+            volumes.TargetPath.parse(text, role="staging_target_path")
         found = await self.node_stats.examine(volume_id, path)
-        return csi_pb2.NodeGetVolumeHealthResponse(volume_health=messages.health(found))
+        return csi_pb2.NodeGetVolumeHealthResponse(volume_health=health(found))
 
     async def NodeGetStorageHealth(
         self, request: csi_pb2.NodeGetStorageHealthRequest, call: Call
     ) -> csi_pb2.NodeGetStorageHealthResponse:
         """CSI 1.13. Problems of the pool."""
         self.role.require("1.13")
-        found = await self.calls.read((), self.health_check.pool, call)
-        return messages.pool_health(found)
+        pb = csi_pb2.NodeGetStorageHealthResponse()
+        for finding in await self.calls.read((), self.health_check.pool, call):
+            pb.backend_health.add(
+                status=csi_pb2.STORAGE_DEGRADED
+                if finding.reachable
+                else csi_pb2.STORAGE_UNREACHABLE,
+                reason=finding.reason,
+                message=requests.shortened(finding.message),
+            )
+        return pb
 
     async def NodeStageVolume(
         self, request: csi_pb2.NodeStageVolumeRequest, call: Call
     ) -> csi_pb2.NodeStageVolumeResponse:
         """Attach, format if new, check, grow; mounts nothing."""
-        stage = messages.stage(request)
+        volume_id = requests.volume_id(request.volume_id)
+        path = volumes.TargetPath.parse(request.staging_target_path, role="staging_target_path")
+        capability = _capability(request)
+        access = Access(
+            capability.mode,
+            readonly=capability.mode.reader_only,
+            on_host=isinstance(capability.access, volumes.BlockAccess),
+            secrets=dict(request.secrets),
+        )
+        stage = Stage(volume_id, path, capability, access)
         await self.calls.change(stage.volume_id, stage, lambda: self.node_stage.stage(stage), call)
-        if kept := messages.kept_secrets(request):
-            self._secrets[stage.volume_id, stage.path.text] = kept
+        if kept := _kept_secrets(request):
+            self._secrets[volume_id, path.text] = kept
         return csi_pb2.NodeStageVolumeResponse()
 
     async def NodeUnstageVolume(
@@ -141,7 +168,22 @@ class Node:
         self, request: csi_pb2.NodePublishVolumeRequest, call: Call
     ) -> csi_pb2.NodePublishVolumeResponse:
         """Mount on the host, or return what a guest needs to mount."""
-        publish = messages.publish(request, self._secrets)
+        volume_id = requests.volume_id(request.volume_id)
+        target = volumes.TargetPath.parse(request.target_path)
+        capability, staging = _capability(request), request.staging_target_path
+        if not staging:
+            raise requests.StagingPathNotGiven()
+        publish = Publish(
+            volume_id=volume_id,
+            target=target,
+            staging=volumes.TargetPath.parse(staging, role="staging_target_path"),
+            capability=capability,
+            readonly=request.readonly,
+            deferred=request.defer_fs_ops,
+            volume_context=tuple(sorted(request.volume_context.items())),
+            publish_context=tuple(sorted(request.publish_context.items())),
+            secrets=self._secrets.get((volume_id, staging), {}) | _kept_secrets(request),
+        )
         deferred = await self.calls.change(
             publish.volume_id,
             (publish.target, publish.fingerprint),  # a retry with fresh tokens joins
@@ -215,3 +257,22 @@ class Node:
             return volumes.TargetPath.parse(text, role="volume_path")
         except volumes.InvalidPath as err:
             raise NotPublishedAtPath(volume_id, text[:200]) from err
+
+
+def _kept_secrets(
+    request: csi_pb2.NodeStageVolumeRequest | csi_pb2.NodePublishVolumeRequest,
+) -> dict[str, str]:
+    """Those of a request's secrets that a publish needs."""
+    return {key: request.secrets[key] for key in _KEPT if request.secrets.get(key)}
+
+
+def _capability(
+    request: csi_pb2.NodeStageVolumeRequest | csi_pb2.NodePublishVolumeRequest,
+) -> volumes.VolumeCapability:
+    """The capability of a request whose contexts are not too long."""
+    if not request.HasField("volume_capability"):
+        raise requests.MissingField("volume_capability")
+    capability = csi.capability(request.volume_capability)
+    requests.check_context(request.volume_context, "volume_context")
+    requests.check_context(request.publish_context, "publish_context")
+    return capability

@@ -17,8 +17,7 @@ from crust.blockdriver.controller import list_volumes, topology
 from crust.blockdriver.engines.protocol import Region
 from crust.blockdriver.records.models import Snapshot, SnapshotSet
 from crust.blockdriver.records.stores import Stores
-from crust.blockdriver.services import messages
-from crust.blockdriver.services.deadlines import Calls
+from crust.blockdriver.services.calls import Calls, places
 from crust.blockdriver.services.roles import Role
 from crust.blockdriver.snapshots import snapshot_sets
 from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
@@ -52,7 +51,7 @@ class SnapshotCalls:
         )
         name = requests.required(request.name, "name")
         check_parameters(requests.mapping(request.parameters, "parameters"))
-        wanted = messages.requirement(request.accessibility_requirements)
+        wanted = requirement(request.accessibility_requirements)
         if not topology.is_met(wanted, self.stores.segment):
             raise topology.TopologyNotAccessible(self.stores.segment, "snapshot")
         snapshot_id = self.stores.pool.ids.snapshot_id(name)
@@ -137,7 +136,7 @@ class SnapshotCalls:
         )
         pb.creation_time.seconds, pb.creation_time.nanos = divmod(kept.created_ns, _NS)
         if self.role.csi_profile == "1.13":
-            pb.accessible_topology.extend(messages.places(self.stores.segment))
+            pb.accessible_topology.extend(places(self.stores.segment))
         return pb
 
     def _group_to_wire(self, group: SnapshotSet) -> csi_pb2.VolumeGroupSnapshot:
@@ -254,6 +253,19 @@ class SnapshotCalls:
                     self.calls.running.shared(snapshot_id, "a read of its block list")
                 )
             return await self.calls.read(snapshot_ids, work, call)
+
+
+def requirement(pb: csi_pb2.TopologyRequirement) -> topology.Requirement:
+    """Read CreateVolume's accessibility_requirements; raises `topology.InvalidTopology`."""
+    return topology.requirement(
+        tuple(map(segments_of, pb.requisite)),
+        tuple(map(segments_of, pb.preferred)),
+    )
+
+
+def segments_of(pb: csi_pb2.Topology) -> topology.Segments:
+    """One topology. Raises `topology.InvalidTopology`."""
+    return topology.segments(requests.mapping(pb.segments, "segments"))
 
 
 def check_parameters(sent: Iterable[str]) -> None:

@@ -1,4 +1,5 @@
-"""How long a caller of the driver waits, by the kind of its call; and calls that only read.
+"""What the services have in common: how long a caller waits, by the kind of its call; calls that only read; and what
+several of them answer.
 
 A deadline ends the wait, never the work (docs/decisions/0016): what a change has begun goes on under its volume's
 key, and its callers get ABORTED until it has ended. So the times are those after which a person should look, and
@@ -10,8 +11,12 @@ from collections.abc import Callable, Coroutine, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from crust.blockdriver.controller import topology
+from crust.blockdriver.records.health import Health
 from crust.core import operations
 from crust.rpc.call import Call
+from crust.rpc.messages import requests
+from crust.wire.csi.v1 import csi_pb2
 
 T = TypeVar("T")
 
@@ -64,3 +69,20 @@ class Calls:
         return await self.running.look(
             (rpc, asked), function, timeout_s=timeout_s, shown=rpc, fresh=True
         )
+
+
+def places(segment: str) -> tuple[csi_pb2.Topology, ...]:
+    """The topology of this node; none where every node reaches the pool."""
+    return (csi_pb2.Topology(segments={topology.KEY: segment}),) if segment else ()
+
+
+def health(value: Health) -> csi_pb2.VolumeHealth:
+    """A volume's health (CSI 1.13): healthy without entries."""
+    pb = csi_pb2.VolumeHealth(volume_id=value.volume_id)
+    for finding in value.findings:
+        pb.health_statuses.add(
+            status=csi_pb2.VolumeHealthErrorType.ValueType(finding.kind.value),
+            reason=finding.reason,
+            message=requests.shortened(finding.message),
+        )
+    return pb
