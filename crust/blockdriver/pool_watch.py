@@ -117,7 +117,14 @@ class PoolWatch:
             raise
         _log.info("pool opened", extra={"pool_id": pool.ids.pool_id})
         self._is_open = True
-        await self._start_tasks()
+        for name, work in (
+            ("garbage collection", driver.keep_collecting_garbage),
+            ("thaw of guests", driver.controller.snapshots.freezer.keep_recovering),
+            ("limits of guests", driver.finish_changes),
+            ("pool capacity", driver.keep_measuring),
+        ):
+            task = supervised(name, work, self._health, of=driver.name)
+            await self._tasks.enter_async_context(task)
 
     async def _renew(self) -> None:
         """Until `let_go`: also while the last operations end."""
@@ -127,16 +134,6 @@ class PoolWatch:
                 await workers.run(self._pool.renew)
             except ControllerReplaced as error:
                 self._end(error)
-
-    async def _start_tasks(self) -> None:
-        driver, enter = self._driver, self._tasks.enter_async_context
-        for name, work in (
-            ("garbage collection", driver.keep_collecting_garbage),
-            ("thaw of guests", driver.controller.snapshots.freezer.keep_recovering),
-            ("limits of guests", driver.finish_changes),
-            ("pool capacity", driver.keep_measuring),
-        ):
-            await enter(supervised(name, work, self._health, of=driver.name))
 
     def _named(self, error: errors.CrustError) -> errors.CrustError:
         if isinstance(error, PoolAbsent | ControllerStandsBy | ControllerReplaced):

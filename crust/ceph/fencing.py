@@ -73,7 +73,12 @@ def cut_off(image: ClusterImage) -> tuple[str, ...]:
         _wait_unwatched(image, addresses)
         if image.not_closed(addresses):
             image.break_locks(addresses)
-    claim_object.changed(image.ioctx, image.name, lambda now: _freed(now, ended))
+
+    def freed(now: Claims) -> Claims:
+        """Without those that are cut off. One that has ended since stays."""
+        return replace(now, ended=tuple(each for each in now.ended if each not in ended))
+
+    claim_object.changed(image.ioctx, image.name, freed)
     return tuple(sorted(addresses))
 
 
@@ -138,11 +143,6 @@ def _clients(image: ClusterImage) -> frozenset[str]:
             return cluster_image.watchers(there) | cluster_image.lockers(there)
     except load().rbd.ImageNotFound:
         return frozenset()
-
-
-def _freed(now: Claims, ended: tuple[Holder, ...]) -> Claims:
-    """Without those that are cut off. One that has ended since stays."""
-    return replace(now, ended=tuple(each for each in now.ended if each not in ended))
 
 
 def _wait_unwatched(image: ClusterImage, addresses: frozenset[str]) -> None:

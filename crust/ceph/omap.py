@@ -6,6 +6,7 @@ of text that the binding counts in characters, so only ASCII is compared (digest
 
 import errno
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from crust.ceph import binding, failures
 from crust.ceph.binding import Ioctx, WriteOp
@@ -17,7 +18,7 @@ def read(ioctx: Ioctx, name: str, prefix: str) -> Iterator[tuple[str, bytes]]:
     """All keys that begin with `prefix`, without it, and their values, in order. Raises ENOENT without the object."""
     after = ""
     while True:
-        page = _page(ioctx, name, prefix, after)
+        page = _found(ioctx, name, ioctx.get_omap_vals, after, prefix, _PAGE)
         for key, value in page:
             yield key.removeprefix(prefix), value
         if len(page) < _PAGE:
@@ -25,23 +26,19 @@ def read(ioctx: Ioctx, name: str, prefix: str) -> Iterator[tuple[str, bytes]]:
         after = page[-1][0]
 
 
-def _page(ioctx: Ioctx, name: str, prefix: str, after: str) -> list[tuple[str, bytes]]:
-    op = ioctx.create_read_op()
-    try:
-        found, _ = ioctx.get_omap_vals(op, after, prefix, _PAGE)
-        ioctx.operate_read_op(op, name)
-        return [(key, bytes(value or b"")) for key, value in found]
-    finally:
-        ioctx.release_read_op(op)
-
-
 def read_keys(ioctx: Ioctx, name: str, keys: tuple[str, ...]) -> dict[str, bytes]:
     """Those of `keys` that there are. Raises ENOENT without the object."""
+    return dict(_found(ioctx, name, ioctx.get_omap_vals_by_keys, keys))
+
+
+def _found(
+    ioctx: Ioctx, name: str, get: Callable[..., tuple[Iterator[tuple[str, bytes]], int]], *what: Any
+) -> list[tuple[str, bytes]]:
     op = ioctx.create_read_op()
     try:
-        found, _ = ioctx.get_omap_vals_by_keys(op, keys)
+        found, _ = get(op, *what)
         ioctx.operate_read_op(op, name)
-        return {key: bytes(value or b"") for key, value in found}
+        return [(key, bytes(value or b"")) for key, value in found]
     finally:
         ioctx.release_read_op(op)
 

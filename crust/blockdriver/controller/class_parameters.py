@@ -29,21 +29,15 @@ _UNITS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Range:
-    name: str
-    least: int
-    most: int
-
-
 _IOPS = (10, 10**9)
 _BYTES = (64 * 1024, 10**15)
 _RANGES = {
-    "readIOPS": _Range("read_iops", *_IOPS),
-    "writeIOPS": _Range("write_iops", *_IOPS),
-    "readBytesPerSecond": _Range("read_bytes_per_second", *_BYTES),
-    "writeBytesPerSecond": _Range("write_bytes_per_second", *_BYTES),
+    "readIOPS": ("read_iops", *_IOPS),
+    "writeIOPS": ("write_iops", *_IOPS),
+    "readBytesPerSecond": ("read_bytes_per_second", *_BYTES),
+    "writeBytesPerSecond": ("write_bytes_per_second", *_BYTES),
 }
+"""The field of `IoLimits`, the least and the most."""
 LIMIT_KEYS = tuple(_RANGES)
 
 Changes = tuple[tuple[str, int], ...]
@@ -61,7 +55,7 @@ def parse_mutable(mutable_parameters: Mapping[str, str]) -> Changes:
                 hint="correct the VolumeAttributesClass; nothing was changed",
             )
     found = {key: mutable_parameters[key] for key in LIMIT_KEYS if key in mutable_parameters}
-    return tuple(sorted((_RANGES[key].name, _number(key, text)) for key, text in found.items()))
+    return tuple(sorted(_limit(key, text) for key, text in found.items()))
 
 
 def changed(limits: volumes.IoLimits, changes: Changes) -> volumes.IoLimits:
@@ -75,18 +69,15 @@ def quantity(text: str) -> int | None:
     return int(found[1]) * _UNITS[found[2] or ""] if found else None
 
 
-def _number(key: str, text: str) -> int:
-    range_ = _RANGES[key]
+def _limit(key: str, text: str) -> tuple[str, int]:
+    name, least, most = _RANGES[key]
     number = quantity(text)
-    if number == 0 or (number is not None and range_.least <= number <= range_.most):
-        return number
+    if number == 0 or (number is not None and least <= number <= most):
+        return name, number
     raise errors.InvalidRequest.named(
         "InvalidIoLimit",
         f"the parameter {key} cannot be {text[:64]!r}",
-        why=(
-            f"it must be 0 (no limit) or from {range_.least} to {range_.most} per second, "
-            "such as 3000 or 64Mi"
-        ),
+        why=f"it must be 0 (no limit) or from {least} to {most} per second, such as 3000 or 64Mi",
         hint="correct the class; nothing was changed",
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.records import capability_check
-from crust.blockdriver.records.models import Attached, Usage
+from crust.blockdriver.records.models import Attached
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
 
@@ -56,7 +56,8 @@ class ControllerPublish:
             raise NodeNotFound(request.node_id)
         if why := self.stores.supported.obstacle(request.capability):
             raise capability_check.CapabilityNotSupported(why)
-        wanted = _attached(request)
+        usage = capability_check.usage_of(request.capability)
+        wanted = Attached(node_id=request.node_id, usage=usage, readonly=request.readonly)
         self.stores.provisioning.check_image(request.volume_id)
         present = next((node for node in record.nodes if node.node_id == request.node_id), None)
         if present is not None and not _is_same(present, wanted):
@@ -96,15 +97,6 @@ class ControllerPublish:
         if node_id != self.stores.node_id:
             raise NodeNotFound(node_id)
         return self.stores.attach_slots.now(known)
-
-
-def _attached(request: PublishRequest) -> Attached:
-    access, mode = request.capability.access, request.capability.mode.value
-    if isinstance(access, volumes.MountAccess):
-        usage = Usage(kind="mount", fs_type=access.fs_type, mode=mode)
-    else:
-        usage = Usage(kind="block", fs_type="", mode=mode)
-    return Attached(node_id=request.node_id, usage=usage, readonly=request.readonly)
 
 
 def _is_same(present: Attached, wanted: Attached) -> bool:

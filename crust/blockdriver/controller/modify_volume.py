@@ -73,7 +73,8 @@ class VolumeModifier:
         except errors.CrustError:
             await workers.run(self._restore_limits, intended)
             raise
-        await workers.run(self._finish, intended)
+        if intended.limits_before is not None:
+            await workers.run(self.stores.volume_records.save, intended.but(limits_before=None))
 
     def grow_image(self, volume_id: volumes.VolumeId, wanted: volumes.CapacityRange) -> None:
         """Grow the image alone, to a size of the range, for a CO that calls no ControllerExpandVolume. Blocks.
@@ -169,7 +170,9 @@ class VolumeModifier:
             raise capability_check.AboveLimit(volume_id, record.capacity_bytes, wanted.limit_bytes)
         # Now, also for filesystems: a raw volume needs no NodeExpandVolume.
         self.stores.access.refresh(volume_id)
-        return record.capacity_bytes, _has_filesystem(record, capability)
+        if capability is not None:
+            return record.capacity_bytes, isinstance(capability.access, volumes.MountAccess)
+        return record.capacity_bytes, any(usage.kind == "mount" for usage in record.usages)
 
     def _grow(self, record: VolumeRecord, wanted: volumes.CapacityRange) -> VolumeRecord:
         maximum = self.stores.provisioning.maximum_bytes()
@@ -180,10 +183,6 @@ class VolumeModifier:
             self.stores.provisioning.grow(volume_id, size_bytes)
             return self.stores.volume_records.save(record.but(capacity_bytes=size_bytes))
 
-    def _finish(self, intended: VolumeRecord) -> None:
-        if intended.limits_before is not None:
-            self.stores.volume_records.save(intended.but(limits_before=None))
-
     def _restore_limits(self, intended: VolumeRecord) -> None:
         before = intended.limits_before or intended.limits
         record = self.stores.volume_records.save(intended.but(limits=before, limits_before=None))
@@ -193,12 +192,6 @@ class VolumeModifier:
         except errors.CrustError as err:
             extra = {"volume_id": volume_id, "error": err}
             _log.error("the previous I/O limits could not be restored", extra=extra)
-
-
-def _has_filesystem(record: VolumeRecord, capability: volumes.VolumeCapability | None) -> bool:
-    if capability is not None:
-        return isinstance(capability.access, volumes.MountAccess)
-    return any(usage.kind == "mount" for usage in record.usages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,12 @@ def set_of(snapshot_id: str) -> str:
     return f"{pool_id}-group-{group}" if member else snapshot_id
 
 
+def check_file_name(text: str) -> None:
+    """Raise `errors.InvalidRequest` for what may be no id, and could lead elsewhere as the name of a file."""
+    if not text.replace("-", "").isalnum() or not text.isascii():
+        raise errors.InvalidRequest(f"{text!r} cannot be the name of an image")
+
+
 @dataclass(frozen=True, slots=True)
 class PoolIds:
     """The ids of one pool."""

@@ -10,7 +10,6 @@ published read-only is mounted read-only, and one that another node has is not s
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from crust.blockdriver.records.models import Usage, VolumeRecord
 from crust.core import errors, mount_options, volumes
@@ -90,14 +89,16 @@ def usages_of(
     """The usages of a request, sorted and unique, so that two requests can be compared. `fs_type` is the
     StorageClass's, for a capability without one.
     """
-    usages = set()
-    for capability in capabilities:
-        kind: Literal["mount", "block"] = "block"
-        wanted = ""
-        if isinstance(capability.access, volumes.MountAccess):
-            kind, wanted = "mount", capability.access.fs_type or fs_type or DEFAULT_FS_TYPE
-        usages.add(Usage(kind=kind, fs_type=wanted, mode=capability.mode.value))
+    usages = {usage_of(capability, fs_type or DEFAULT_FS_TYPE) for capability in capabilities}
     return tuple(sorted(usages, key=lambda usage: (usage.kind, usage.fs_type, usage.mode)))
+
+
+def usage_of(capability: volumes.VolumeCapability, fs_type: str = "") -> Usage:
+    """The usage of one capability; `fs_type` for one that names no filesystem."""
+    access, mode = capability.access, capability.mode.value
+    if isinstance(access, volumes.BlockAccess):
+        return Usage(kind="block", fs_type="", mode=mode)
+    return Usage(kind="mount", fs_type=access.fs_type or fs_type, mode=mode)
 
 
 def wanted_fs_type(access: volumes.MountAccess, record: VolumeRecord, present: str) -> str:

@@ -30,7 +30,8 @@ setting (`max_volumes`).
 
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 
 from crust.blockdriver.engines.node_access import NodeAccess
 from crust.blockdriver.engines.protocol import PoolSpace, Provisioning
@@ -41,59 +42,56 @@ from crust.core.settings.driver import DEFAULT_POOL_LOW_PERCENT
 from crust.host.filesystems import mkfs
 
 
+@dataclass(slots=True)
 class PoolCapacity:
     """Reserves a pool's capacity. With an `overcommit` of 1.5 volumes may reserve 150 % of the pool.
 
     Operators are warned when less than `low_percent` of the pool is free.
     """
 
-    def __init__(
-        self,
-        index: Index,
-        provisioning: Provisioning,
-        overcommit: float,
-        low_percent: int = DEFAULT_POOL_LOW_PERCENT,
-    ) -> None:
-        self._index = index
-        self._provisioning = provisioning
-        self._overcommit = overcommit
-        self._low_percent = low_percent
-        self._guard = threading.Lock()
-        self._pending: dict[volumes.VolumeId, int] = {}
-        self._aside: dict[str, int] = {}
-        self._unrecorded: tuple[volumes.VolumeId, ...] = ()
+    _index: Index
+    _provisioning: Provisioning
+    _overcommit: float
+    _low_percent: int = DEFAULT_POOL_LOW_PERCENT
+    _guard: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _pending: dict[str, int] = field(default_factory=dict, init=False)
+    _aside: dict[str, int] = field(default_factory=dict, init=False)
+    _unrecorded: tuple[volumes.VolumeId, ...] = field(default=(), init=False)
 
     def open(self, images: Iterable[volumes.VolumeId]) -> None:
         """Find those of the pool's `images` that have no record. After the records were read."""
         self._unrecorded = tuple(image for image in images if not self._index.has(image))
 
-    @contextmanager
     def reserved(
-        self, volume_id: volumes.VolumeId, size_bytes: int, *, present_bytes: int = 0
-    ) -> Iterator[None]:
+        self, volume_id: str, size_bytes: int, *, present_bytes: int = 0
+    ) -> AbstractContextManager[None]:
         """Reserve `size_bytes` for a volume of `present_bytes` until its record has them. Raises `OutOfCapacity`."""
-        space = self._space()
-        with self._guard:
-            self._check(*space, size_bytes - present_bytes)
-            self._pending[volume_id] = size_bytes
-        try:
-            yield
-        finally:
-            with self._guard:
-                del self._pending[volume_id]
+        return self._held(self._pending, volume_id, size_bytes, size_bytes - present_bytes)
+
+    def set_aside(self, what: str, size_bytes: int) -> AbstractContextManager[None]:
+        """Reserve what a copy is about to allocate, until it is written or given up. Raises `OutOfCapacity`."""
+        return self._held(self._aside, what, size_bytes, size_bytes)
 
     @contextmanager
-    def set_aside(self, what: str, size_bytes: int) -> Iterator[None]:
-        """Reserve what a copy is about to allocate, until it is written or given up. Raises `OutOfCapacity`."""
+    def _held(
+        self, held: dict[str, int], key: str, size_bytes: int, wanted_bytes: int
+    ) -> Iterator[None]:
         space = self._space()
         with self._guard:
-            self._check(*space, size_bytes)
-            self._aside[what] = size_bytes
+            free_bytes = self._free_bytes(*space)
+            if wanted_bytes > free_bytes:
+                raise errors.Exhausted.named(
+                    "OutOfCapacity",
+                    f"no capacity for {wanted_bytes} bytes",
+                    why=f"{free_bytes} bytes of the pool are free; the rest is reserved or allocated",
+                    hint="delete a volume or a snapshot, enlarge the pool, or request a smaller volume",
+                )
+            held[key] = size_bytes
         try:
             yield
         finally:
             with self._guard:
-                del self._aside[what]
+                del held[key]
 
     def available_bytes(self) -> int:
         """The free capacity now, rounded down to mebibytes."""
@@ -119,16 +117,6 @@ class PoolCapacity:
         unknown = (*self._index.unreadable(), *gone)
         return self._provisioning.space(), sum(map(self._provisioning.image_bytes, unknown))
 
-    def _check(self, space: PoolSpace, unknown_bytes: int, wanted_bytes: int) -> None:
-        free_bytes = self._free_bytes(space, unknown_bytes)
-        if wanted_bytes > free_bytes:
-            raise errors.Exhausted.named(
-                "OutOfCapacity",
-                f"no capacity for {wanted_bytes} bytes",
-                why=f"{free_bytes} bytes of the pool are free; the rest is reserved or allocated",
-                hint="delete a volume or a snapshot, enlarge the pool, or request a smaller volume",
-            )
-
     def _free_bytes(self, space: PoolSpace, unknown_bytes: int) -> int:
         spare, aside = space.spare_bytes, sum(self._aside.values())
         reserved = self._index.reserved_bytes(self._pending) + unknown_bytes
@@ -137,16 +125,16 @@ class PoolCapacity:
         return max(min(space.free_bytes - spare, unreserved) - aside, 0)
 
 
+@dataclass(slots=True)
 class AttachSlots:
     """Gives slots to one caller at a time, so that two volumes cannot both take the last one."""
 
-    def __init__(self, node_id: str, index: Index, access: NodeAccess, limit: int) -> None:
-        self._node_id = node_id
-        self._index = index
-        self._access = access
-        self.limit = limit
-        self._guard = threading.Lock()
-        self._coming: set[volumes.VolumeId] = set()
+    _node_id: str
+    _index: Index
+    _access: NodeAccess
+    limit: int
+    _guard: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _coming: set[volumes.VolumeId] = field(default_factory=set, init=False)
 
     def now(self, known: Collection[str] = ()) -> tuple[int, tuple[volumes.VolumeId, ...]]:
         """The node's limit, and the volumes that have a slot now: from the first moment of a publish or attach.

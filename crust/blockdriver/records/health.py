@@ -61,9 +61,9 @@ class Health:
 class PoolFinding:
     """A problem of the pool; `reachable` when volumes can still be used."""
 
-    reachable: bool
     reason: str
     message: str
+    reachable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +139,17 @@ class HealthCheck:
             free_bytes = self.stores.capacity.available_bytes()
             found = list(itertools.islice(self._of_snapshots(), _SHOWN))
         except errors.CrustError as err:
-            return (PoolFinding(reachable=False, reason="PoolNotUsable", message=str(err)),)
+            return (PoolFinding("PoolNotUsable", str(err), reachable=False),)
         if free_bytes == 0:
             text = "the pool has no free capacity: no volume can be created or expanded"
-            found.append(PoolFinding(reachable=True, reason="PoolFull", message=text))
+            found.append(PoolFinding("PoolFull", text))
         return tuple(found)
 
     def _of_snapshots(self) -> Iterator[PoolFinding]:
         """A finding for each. Raises what `Provisioning.snapshot_ids` does."""
         sets = self.stores.snapshot_sets
         for error in sets.unreadable():
-            yield _finding("SnapshotRecordUnreadable", str(error))
+            yield PoolFinding("SnapshotRecordUnreadable", str(error))
         # before the images: a set that is taken meanwhile is not lost
         known = {each: sets.index.get(each) for each in sets.ids()}
         images = self.stores.provisioning.snapshot_ids()
@@ -159,13 +159,13 @@ class HealthCheck:
                     text = (
                         f"the image of {snapshot_id} does not exist; the driver did not remove it"
                     )
-                    yield _finding("SnapshotImageMissing", text)
+                    yield PoolFinding("SnapshotImageMissing", text)
         unknown = self._unrecorded(images)
         if unknown:  # look again: a set gets its record after its images
             unknown = self._unrecorded(self.stores.provisioning.snapshot_ids() & unknown)
         for snapshot_id in sorted(unknown):
             text = f"the image of {snapshot_id} has no record; it is kept"
-            yield _finding("SnapshotRecordMissing", text)
+            yield PoolFinding("SnapshotRecordMissing", text)
 
     def _unrecorded(self, images: frozenset[str]) -> frozenset[str]:
         sets = self.stores.snapshot_sets
@@ -173,7 +173,3 @@ class HealthCheck:
         return frozenset(
             each for each, set_id in found if sets.is_id(set_id) and not sets.index.has(set_id)
         )
-
-
-def _finding(reason: str, text: str) -> PoolFinding:
-    return PoolFinding(reachable=True, reason=reason, message=text)

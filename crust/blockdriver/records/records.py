@@ -98,7 +98,7 @@ class Index:
         with self._guard:
             return tuple(each for each in self._ids if self._summaries[each] is None)
 
-    def reserved_bytes(self, pending: Mapping[volumes.VolumeId, int] | None = None) -> int:
+    def reserved_bytes(self, pending: Mapping[str, int] | None = None) -> int:
         """The sum of all sizes that are known; a volume in `pending` counts with the larger of its two sizes."""
         with self._guard:
             reserved_bytes = self._reserved_bytes

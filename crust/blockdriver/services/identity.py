@@ -1,5 +1,7 @@
 """CSI Identity: the driver's name, its capabilities, and whether it can serve now."""
 
+from dataclasses import dataclass
+
 import crust
 from crust.blockdriver.engines.protocol import Provisioning
 from crust.blockdriver.services.roles import Role
@@ -15,22 +17,16 @@ _PROBE_TIMEOUT_S = 1.5
 """With the wait for a thread less than the 3 s of Kubernetes' livenessprobe."""
 
 
+@dataclass(slots=True)
 class Identity:
     """The Identity service."""
 
-    def __init__(
-        self,
-        name: str,
-        provisioning: Provisioning,
-        role: Role,
-        running: operations.KeyedOperations,
-    ) -> None:
-        self._role = role
-        self._name = name
-        self._provisioning = provisioning
-        self._running = running
-        self.is_ready = True
-        """Whether the pool is there, as who watches it says."""
+    _name: str
+    _provisioning: Provisioning
+    _role: Role
+    _running: operations.KeyedOperations
+    is_ready: bool = True
+    """Whether the pool is there, as `PoolWatch` says."""
 
     async def GetPluginInfo(
         self, request: csi_pb2.GetPluginInfoRequest, call: Call

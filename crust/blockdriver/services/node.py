@@ -70,9 +70,7 @@ class Node:
     ) -> csi_pb2.NodeGetCapabilitiesResponse:
         """The capabilities; deferral only for callers that opt in."""
         types = [*_CAPABILITIES, *_HEALTH[self.role.csi_profile]]
-        role = self.role
-        has_controller = not (role.node_deployment or role.is_shared)
-        if extensions.requested(call.metadata, extensions.NODE_INFO) and has_controller:
+        if extensions.requested(call.metadata, extensions.NODE_INFO) and self.role.attaches:
             types.extend((_Rpc.GET_ID, _Rpc.NODE_INFO_FROM_CONTROLLER))
         if extensions.requested(call.metadata, extensions.DEFERRAL):
             types.extend(_DEFERRAL)

@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from crust.blockdriver.engines.pool_ids import check_file_name
 from crust.blockdriver.engines.pool_store import RecordChanged, RecordKind
 from crust.blockdriver.engines.protocol import ImageMissing, orphan_image
 from crust.core import errors, volumes
@@ -208,8 +209,7 @@ class VolumeDirectories(Directories):
 
     def image(self, volume_id: volumes.VolumeId) -> Place:
         """The image of a volume, whether it exists or not."""
-        if not volume_id.replace("-", "").isalnum() or not volume_id.isascii():
-            raise errors.InvalidRequest(f"{volume_id!r} cannot be the name of an image")
+        check_file_name(volume_id)
         return image_in(self.directory / volume_id, volume_id)
 
     def is_image(self, name: str) -> bool:

@@ -21,7 +21,7 @@ from crust.blockdriver.engines.files.directories import (
     VolumeDirectories,
     image_in,
 )
-from crust.blockdriver.engines.pool_ids import set_of
+from crust.blockdriver.engines.pool_ids import check_file_name, set_of
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import (
     Image,
@@ -329,8 +329,7 @@ class FileProvisioning:
 
 def copy_in(directory: Place, snapshot_id: str) -> Place:
     """The file of a snapshot in the directory of its set, or of one that is being taken."""
-    if not snapshot_id.replace("-", "").isalnum() or not snapshot_id.isascii():
-        raise errors.InvalidRequest(f"{snapshot_id!r} cannot be the name of an image")
+    check_file_name(snapshot_id)
     return directory / (snapshot_id + _SNAPSHOT)
 
 

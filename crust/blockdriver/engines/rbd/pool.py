@@ -149,7 +149,11 @@ class RbdPool:
         if identity is None:
             self._check_makeable()
             identity = self._make()
-        self._check_cluster(identity)
+        fsid = self._place.connection.fsid()
+        if identity.fsid != fsid:
+            raise RbdPoolUnreadable(
+                self.shown, f"it was made in the cluster {identity.fsid}, and this one is {fsid}"
+            )
         self._ids = PoolIds(identity.pool_id)
 
     def check_in_place(self) -> None:
@@ -190,13 +194,6 @@ class RbdPool:
             omap.make(ioctx, "rbd_trash")
             omap.swap(ioctx, OBJECT, None, {_KEY: _STORED.dump_json(identity)})
             return self._read(ioctx) or identity
-
-    def _check_cluster(self, identity: _Identity) -> None:
-        fsid = self._place.connection.fsid()
-        if identity.fsid != fsid:
-            raise RbdPoolUnreadable(
-                self.shown, f"it was made in the cluster {identity.fsid}, and this one is {fsid}"
-            )
 
     def _identity(self) -> _Identity | None:
         with self._place.ioctx(f"cannot read the identity of {self.shown}") as ioctx:

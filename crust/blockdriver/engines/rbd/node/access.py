@@ -19,6 +19,7 @@ from dataclasses import replace
 import pydantic
 
 from crust.blockdriver.engines.node_access import READ_WRITE, Access, Attachment, NoHostDevice
+from crust.blockdriver.engines.pool_ids import check_file_name
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.node.host_devices import HostDevices
 from crust.blockdriver.engines.rbd.node.volume_users import CephKeyNotGiven, Users
@@ -290,8 +291,7 @@ class RbdAccess:
                 raise StillAttached(volume_id, f"an image of {each.shown}")
 
     def _note(self, volume_id: str) -> str:
-        if not volume_id.replace("-", "").isalnum() or not volume_id.isascii():
-            raise errors.InvalidRequest(f"{volume_id!r} cannot be the name of an image")
+        check_file_name(volume_id)
         return os.path.join(self._directory, volume_id)
 
     def _seen(self, place: Place, volume_id: volumes.VolumeId) -> _Note:
