@@ -31,8 +31,8 @@ from crust.host.process import workers
 from crust.kubernetes_api import api
 from crust.kubernetes_api.volumes_in_use import OutOfServiceNodes
 from crust.rpc.port import Port, SocketPort
-from crust.rpc.ports import SOCKETS, Ports
 from crust.rpc.serving.daemon import Daemon, starting
+from crust.rpc.serving.server import SOCKETS, Ports
 from crust.rpc.serving.service import Service, methods_of
 from crust.rpc.serving.worker_watch import WorkerWatch
 from crust.wire.csi.v1 import csi_pb2

@@ -24,8 +24,8 @@ from crust.rpc.call import Call
 from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.messages import extensions
 from crust.rpc.port import Port
-from crust.rpc.ports import SOCKETS, Ports
 from crust.rpc.serving.daemon import Daemon, starting
+from crust.rpc.serving.server import SOCKETS, Ports
 from crust.rpc.serving.service import Methods, Service
 from crust.rpc.serving.worker_watch import WorkerWatch
 

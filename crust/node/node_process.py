@@ -17,8 +17,8 @@ from crust.host.files import durable, locks
 from crust.host.process import workers
 from crust.node.settings import NodeSettings
 from crust.proxy import proxy_process
-from crust.rpc.ports import Ports
 from crust.rpc.serving.daemon import Daemon
+from crust.rpc.serving.server import Ports
 
 
 async def run(settings: NodeSettings) -> None:

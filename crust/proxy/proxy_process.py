@@ -40,8 +40,8 @@ from crust.proxy.sockets import DriverSockets
 from crust.proxy.table import Table
 from crust.proxy.target import Target
 from crust.proxy.unpublish import Unpublish
-from crust.rpc.ports import SOCKETS, Ports
 from crust.rpc.serving.daemon import Daemon, starting
+from crust.rpc.serving.server import SOCKETS, Ports
 from crust.rpc.serving.service import Methods, Service, methods_of
 from crust.rpc.serving.worker_watch import WorkerWatch
 from crust.wire.v1 import handlers_pb2, inspect_pb2, runtime_pb2

@@ -4,11 +4,15 @@ The server takes a lock, checks that nobody listens on the socket, binds a name 
 socket's path (`sockets`). The caller chooses the path of the lock, because CSI allows no other file beside a plugin's
 socket. After a kill -9 the lock is free, and the next process replaces the stale socket. A running server checks
 regularly whether the path is still its own socket. If not, nobody can reach it, and it reports itself as unhealthy.
+
+A part serves at a path and calls a path (`Ports`). Between processes both are sockets. Where several parts run in one
+process, the paths that they have in common lead from one part to the other without a socket, whichever part starts
+first.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from crust.host.files import locks
 from crust.host.process import oserrors, workers
 from crust.rpc import channel
 from crust.rpc.call import Call, pairs
+from crust.rpc.port import LocalPort, Port, SocketPort
 from crust.rpc.serving import sockets
 from crust.rpc.serving.service import Service
 from crust.rpc.status import PeerStatus
@@ -165,3 +170,41 @@ async def _watch(own: sockets.OwnSocket, health: Health) -> None:
         except errors.CrustError as error:
             problem = error
         health.report(f"socket {own.path}", problem)
+
+
+class Ports:
+    """Gives out ports by path. Parts reach the paths `inner`, which have no socket, and `shared`, which other
+    processes call too, within the process.
+    """
+
+    def __init__(self, inner: Iterable[str] = (), shared: Iterable[str] = ()) -> None:
+        self._inner = frozenset(inner)
+        self._services: dict[str, Service | None] = dict.fromkeys((*self._inner, *shared))
+
+    def connect(self, path: str) -> Port:
+        """A port to the part that serves at `path`, now or later. The caller closes it. Raises as `SocketPort`."""
+        if path not in self._services:
+            return SocketPort(path)
+        return LocalPort(lambda: self._services[path])
+
+    @contextlib.asynccontextmanager
+    async def serving(
+        self, path: str, service: Service, *, lock_path: str | None = ""
+    ) -> AsyncIterator[None]:
+        """Serve at `path` while the block runs, as `serving` does where other processes call it."""
+        is_local = path in self._services
+        if is_local:
+            self._services[path] = service
+        try:
+            if path in self._inner:
+                yield
+                return
+            async with serving(path, service, lock_path=lock_path):
+                yield
+        finally:
+            if is_local:
+                self._services[path] = None
+
+
+SOCKETS = Ports()
+"""For a part that has its process for itself."""

@@ -16,9 +16,9 @@ import pytest_asyncio
 from crust.core import errors, logs
 from crust.rpc import channel
 from crust.rpc.call import Call
-from crust.rpc.port import Port, SocketPort, stub
-from crust.rpc.ports import LocalPort, Ports
+from crust.rpc.port import LocalPort, Port, SocketPort, stub
 from crust.rpc.serving import server
+from crust.rpc.serving.server import Ports
 from crust.rpc.serving.service import Service, methods_of
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
