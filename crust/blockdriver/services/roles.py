@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from crust.core import errors
-from crust.core.settings.fields import CsiProfile
+from crust.core.settings.program import CsiProfile
 from crust.wire.csi.v1 import csi_pb2
 
 Mode = Literal["all", "controller", "node"]

@@ -1,7 +1,6 @@
 """Settings: one frozen model per program; defaults < TOML file < CRUST_* environment < flags.
 
-    fields             the kinds of values, and how a refusal words them
-    program            what every daemon has
+    program            what every daemon has, the kinds of values, and how a refusal words them
     proxy, shim,
     driver, kata       one program each; a model refuses what its program could not run with
     loading            merges the sources and checks the result

@@ -9,8 +9,15 @@ import pydantic
 from pydantic import Field
 
 from crust.core.settings import OWN_DRIVER
-from crust.core.settings.fields import AbsolutePath, CsiName, CsiProfile, SocketPath
-from crust.core.settings.program import KubernetesAccess, ProgramSettings, Table
+from crust.core.settings.program import (
+    AbsolutePath,
+    CsiName,
+    CsiProfile,
+    KubernetesAccess,
+    ProgramSettings,
+    SocketPath,
+    Table,
+)
 
 DEFAULT_MAX_VOLUMES = 128
 DEFAULT_POOL_LOW_PERCENT = 10

@@ -5,8 +5,7 @@ from typing import Annotated, Literal, Self
 import pydantic
 from pydantic import Field
 
-from crust.core.settings.fields import AbsolutePath, SocketPath
-from crust.core.settings.program import ProgramSettings, Table
+from crust.core.settings.program import AbsolutePath, ProgramSettings, SocketPath, Table
 
 _FILESYSTEM = r"^[a-z0-9]{1,32}$"
 

@@ -14,8 +14,7 @@ import pydantic
 from pydantic import BaseModel
 
 from crust.core import errors
-from crust.core.settings.fields import MEANT
-from crust.core.settings.program import ProgramSettings
+from crust.core.settings.program import MEANT, ProgramSettings
 
 ENVIRONMENT_PREFIX = "CRUST_"
 _SERVICE_LINK = re.compile(

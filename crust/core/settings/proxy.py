@@ -7,8 +7,14 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from pydantic import Field
 
-from crust.core.settings.fields import AbsolutePath, CsiName, SocketPath
-from crust.core.settings.program import KubernetesAccess, ProgramSettings, Table
+from crust.core.settings.program import (
+    AbsolutePath,
+    CsiName,
+    KubernetesAccess,
+    ProgramSettings,
+    SocketPath,
+    Table,
+)
 
 
 class ServedDriver(Table):

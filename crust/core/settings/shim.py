@@ -5,8 +5,14 @@ from typing import Annotated, Literal, Self
 import pydantic
 from pydantic import Field
 
-from crust.core.settings.fields import AbsolutePath, CsiName, CsiProfile, SocketPath
-from crust.core.settings.program import KubernetesAccess, ProgramSettings
+from crust.core.settings.program import (
+    AbsolutePath,
+    CsiName,
+    CsiProfile,
+    KubernetesAccess,
+    ProgramSettings,
+    SocketPath,
+)
 
 
 class DetachAccess(KubernetesAccess):

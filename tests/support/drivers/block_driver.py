@@ -12,7 +12,7 @@ from crust.blockdriver.driver import Driver, build
 from crust.blockdriver.engines.pool_ids import PoolIds
 from crust.blockdriver.services.roles import Role
 from crust.core import volumes
-from crust.core.settings.fields import CsiProfile
+from crust.core.settings.program import CsiProfile
 from crust.host.cgroups import throttling
 from crust.host.process import sysfs
 from crust.rpc.call import Call
