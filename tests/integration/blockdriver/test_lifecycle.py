@@ -12,7 +12,7 @@ from crust.blockdriver.engines import protocol
 from crust.blockdriver.node import node_unpublish
 from crust.blockdriver.records.capability_check import PublishedToOtherNode
 from crust.blockdriver.records.models import Attached, Usage
-from crust.core import deferral_keys, volumes
+from crust.core import volumes
 from crust.host.block import devices, loop
 from crust.host.filesystems import superblocks
 from crust.host.mounts import mount_api, mountinfo
@@ -295,21 +295,6 @@ async def test_volume_context_says_who_formats_and_what_is_encrypted(bench: Benc
     volume = await bench.create(parameters={**GUEST, **LUKS})
     kept = {key: GUEST.get(key) or LUKS[key] for key in ("crust.dev/format-in", *LUKS)}
     assert dict(volume.volume_context) == kept
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"crust.dev/format-in": "host"},
-        {"crust.dev/encryption": "aes"},
-        {**LUKS, "crust.dev/defer": "never"},
-    ],
-)
-async def test_parameters_that_contradict_themselves_are_refused(
-    bench: Bench, parameters: dict[str, str]
-) -> None:
-    with pytest.raises(deferral_keys.InvalidDeferKey):
-        await bench.create(parameters=parameters)
 
 
 async def test_host_neither_makes_nor_reads_the_filesystem(bench: Bench) -> None:

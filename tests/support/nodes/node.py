@@ -23,7 +23,8 @@ from crust.proxy.filesystems import Filesystems
 from crust.proxy.guard import Devices, Targets
 from crust.proxy.target import Stack
 from crust.rpc import channel
-from crust.wire.v1 import inspect_pb2_grpc, runtime_pb2_grpc
+from crust.rpc.messages import crust_v1
+from crust.wire.v1 import inspect_pb2_grpc, runtime_pb2, runtime_pb2_grpc
 from tests.support.co import Co
 from tests.support.drivers import fake_driver
 from tests.support.memory_csi.node import Mounts
@@ -212,6 +213,25 @@ class Node:
         gate = fake_driver.Gate()
         async with self.deferred(target, fake_handler.FakeHandler(gate=gate)) as fake:
             yield fake, gate
+
+    def freeze(self, target: str, thaw_after_s: int = 10) -> Any:
+        """RuntimeFreezeVolume."""
+        request = runtime_pb2.RuntimeFreezeVolumeRequest(
+            volume_target_path=target, thaw_after_seconds=thaw_after_s
+        )
+        return self.runtime.RuntimeFreezeVolume(request, timeout=10)
+
+    def thaw(self, target: str) -> Any:
+        """RuntimeThawVolume."""
+        request = runtime_pb2.RuntimeThawVolumeRequest(volume_target_path=target)
+        return self.runtime.RuntimeThawVolume(request, timeout=10)
+
+    def limit(self, target: str, limits: volumes.IoLimits) -> Any:
+        """RuntimeSetVolumeLimits."""
+        request = runtime_pb2.RuntimeSetVolumeLimitsRequest(
+            volume_target_path=target, limits=crust_v1.io_limits_to_wire(limits)
+        )
+        return self.runtime.RuntimeSetVolumeLimits(request, timeout=10)
 
     def sandbox(self, target: str, **options: Any) -> Any:
         """A sandbox that has the volume, as a context manager."""

@@ -1,7 +1,6 @@
 """What may be deferred, judged by the original request; and what the driver is asked in its place."""
 
 import os
-import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from crust.csi_shim.wrap.node_shim import Wrapping
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.host.mounts.mount_parameters import InvalidMountOption
 from crust.rpc import channel
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import Co, capability, publish_request
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import MIB, FakeDriver
@@ -291,34 +290,29 @@ class Kubelet:
 
     driver: FakeDriver
     places: Places
-    shim: grpc.aio.Channel
-
-    @property
-    def node(self) -> "csi_pb2_grpc.NodeAsyncStub":
-        return csi_pb2_grpc.NodeStub(self.shim)
+    co: Co
 
     async def advertised(self) -> set[int]:
         request = csi_pb2.NodeGetCapabilitiesRequest()
-        answer = await self.node.NodeGetCapabilities(request, timeout=10)
+        answer = await self.co.node.NodeGetCapabilities(request, timeout=10)
         types = [capability.rpc.type for capability in answer.capabilities]
         assert len(types) == len(set(types)), "advertised twice"
         return set(types)
 
     async def expand(self, volume_id: str, path: str) -> int:
-        return (await Co(self.shim).expand(volume_id, path, 96 * MIB)).capacity_bytes
+        return (await self.co.expand(volume_id, path, 96 * MIB)).capacity_bytes
 
 
 @pytest.fixture
-async def kubelet() -> AsyncIterator[Kubelet]:
-    with tempfile.TemporaryDirectory(prefix="crust-") as root:
-        places, driver = Places.make(root), FakeDriver(defers=False)
-        driver.node_rpcs = [RPC.STAGE_UNSTAGE_VOLUME]
-        async with (
-            fake_driver.serving(driver, places.driver),
-            nodes.shim(places, wrapping=Wrapping(places.kubelet)),
-            channel.connect(places.shim) as shim,
-        ):
-            yield Kubelet(driver, places, shim)
+async def kubelet(places: Places) -> AsyncIterator[Kubelet]:
+    driver = FakeDriver(defers=False)
+    driver.node_rpcs = [RPC.STAGE_UNSTAGE_VOLUME]
+    async with (
+        fake_driver.serving(driver, places.driver),
+        nodes.shim(places, wrapping=Wrapping(places.kubelet)),
+        channel.connect(places.shim) as shim,
+    ):
+        yield Kubelet(driver, places, Co(shim))
 
 
 @pytest.mark.parametrize(
@@ -366,8 +360,7 @@ async def test_statistics_are_advertised_while_a_volume_is_staged_as_block(
     before = await kubelet.advertised()
     assert RPC.GET_VOLUME_STATS not in before
     path = f"{kubelet.places.kubelet}/staging"
-    await Co(kubelet.shim).stage("vol-1", path, volume_context={deferral_keys.DEFER: "always"})
+    await kubelet.co.stage("vol-1", path, volume_context={deferral_keys.DEFER: "always"})
     assert RPC.GET_VOLUME_STATS in await kubelet.advertised()
-    unstage = csi_pb2.NodeUnstageVolumeRequest(volume_id="vol-1", staging_target_path=path)
-    await kubelet.node.NodeUnstageVolume(unstage, timeout=10)
+    await kubelet.co.unstage("vol-1", path)
     assert await kubelet.advertised() == before

@@ -1,11 +1,9 @@
 """The runtime handler of a pod, from an API server that is there, away, slow, or behind."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from crust.core.supervised import Health
 from crust.kubernetes_api import api as kubernetes_api
@@ -24,11 +22,9 @@ def api() -> FakeKubernetes:
     return api
 
 
-@pytest_asyncio.fixture
-async def runtimes(kubeconfig: str) -> AsyncIterator[PodRuntimes]:
-    client = kubernetes_api.client(kubeconfig)
-    yield PodRuntimes(client, NODE)
-    await client.close()
+@pytest.fixture
+def runtimes(client: kubernetes_api.KubernetesApi) -> PodRuntimes:
+    return PodRuntimes(client, NODE)
 
 
 async def watched(api: FakeKubernetes) -> None:

@@ -213,13 +213,6 @@ def api() -> FakeKubernetes:
     return made
 
 
-@pytest_asyncio.fixture
-async def client(kubeconfig: str) -> AsyncIterator[KubernetesApi]:
-    made = kubernetes_api.client(kubeconfig)
-    yield made
-    await made.close()
-
-
 async def test_volume_is_in_use_beside_a_node_without_a_csi_driver(client: KubernetesApi) -> None:
     """A control plane, a fresh node and a node whose driver is stopped have null for a list of drivers."""
     users = VolumesInUse(client, Defer.NEVER)

@@ -105,11 +105,9 @@ class Controllers:
         return [path for path in self.api.requests if not path.endswith(FOLLOWED)]
 
 
-@pytest_asyncio.fixture
-async def controller(kubeconfig: str, api: FakeKubernetes) -> AsyncIterator[Controllers]:
-    client = kubernetes_api.client(kubeconfig)
-    yield Controllers(client, api)
-    await client.close()
+@pytest.fixture
+def controller(client: kubernetes_api.KubernetesApi, api: FakeKubernetes) -> Controllers:
+    return Controllers(client, api)
 
 
 def used() -> Any:

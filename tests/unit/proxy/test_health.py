@@ -18,8 +18,8 @@ from crust.host.process.workers import Workers
 from crust.proxy.entries import QUEUE_LENGTH, Event, Events
 from crust.rpc import channel
 from crust.rpc.serving import server, worker_watch
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2
+from tests.support.co import Co
 from tests.support.faults.refusals import refused, until_probe
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Node, Places
@@ -40,8 +40,7 @@ async def test_removed_socket_is_shown_and_fails_the_probe(
 ) -> None:
     monkeypatch.setattr(server, "CHECK_S", 0.01)
     async with nodes.running(places) as node:
-        identity: csi_pb2_grpc.IdentityAsyncStub = csi_pb2_grpc.IdentityStub(node.co.channel)
-        await identity.Probe(csi_pb2.ProbeRequest(), timeout=10)
+        await node.co.is_ready()
         assert (await show.answer(places.run, show.status)).names == ("handlers",)
         os.unlink(places.sockets.runtime)
         condition = await _condition(node)
@@ -51,7 +50,7 @@ async def test_removed_socket_is_shown_and_fails_the_probe(
         assert f"socket {places.sockets.runtime}" in shown.names
         assert "SocketLost" in shown.rendered("table").plain
         await refused(
-            identity.Probe(csi_pb2.ProbeRequest(), timeout=10),
+            node.co.is_ready(),
             grpc.StatusCode.FAILED_PRECONDITION,
             places.sockets.runtime,
             "restart this process",
@@ -91,17 +90,12 @@ async def test_proxy_whose_looks_at_claims_hang_is_unhealthy(
         reads.is_hanging = True
         try:
             for number, target in enumerate(targets):
-                stats = csi_pb2.NodeGetVolumeStatsRequest(
-                    volume_id=f"vol-{number}", volume_path=target
-                )
                 for _ in range(5):
                     with pytest.raises(grpc.aio.AioRpcError):
-                        await node.co.node.NodeGetVolumeStats(stats, timeout=0.3)
+                        await Co(node.co.channel, 0.3).stats(f"vol-{number}", target)
                 assert reads.hung == number + 1
                 if not number:  # a thread is left
-                    await csi_pb2_grpc.IdentityStub(node.co.channel).Probe(
-                        csi_pb2.ProbeRequest(), timeout=60
-                    )
+                    await Co(node.co.channel).is_ready()
             monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
             await until_probe(node.co.channel, Code.UNAVAILABLE, "[NoWorkerFree] the proxy ")
             health = await node.inspect.GetHealth(inspect_pb2.GetHealthRequest(), timeout=60)
@@ -226,9 +220,8 @@ async def test_refusal_is_a_warning_and_names_its_volume(
 
 async def test_driver_that_is_away_is_named(places: nodes.Places, stream: io.StringIO) -> None:
     async with nodes.shim(places), channel.connect(places.shim) as to_shim:
-        request = csi_pb2.NodeUnpublishVolumeRequest(volume_id="vol-1", target_path="/t")
         await refused(
-            csi_pb2_grpc.NodeStub(to_shim).NodeUnpublishVolume(request, timeout=20),
+            Co(to_shim).unpublish("vol-1", "/t"),
             grpc.StatusCode.UNAVAILABLE,
             f"[PeerNotReachable] the process that serves {places.driver} cannot be reached",
             "there is no such socket; start it",

@@ -4,7 +4,7 @@ import pytest
 
 from crust.blockdriver.controller import class_parameters
 from crust.core import volumes
-from crust.core.deferral_keys import DEFER, Defer
+from crust.core.deferral_keys import DEFER, ENCRYPTION, FORMAT_IN, Defer, InvalidDeferKey
 from crust.host.filesystems import mkfs
 from tests.support.raised import raised
 
@@ -14,6 +14,15 @@ def test_every_value_of_defer_is_accepted_and_reaches_later_calls(value: Defer) 
     """`runtime-class` was refused, though it is the proxy that decides, for every driver alike."""
     read = class_parameters.parse({DEFER: value.value}, mkfs.SUPPORTED)
     assert class_parameters.volume_context(read.kept) == {DEFER: value.value}
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [{FORMAT_IN: "host"}, {ENCRYPTION: "aes"}, {ENCRYPTION: "luks", DEFER: Defer.NEVER.value}],
+)
+def test_deferral_keys_that_contradict_themselves_are_refused(sent: dict[str, str]) -> None:
+    with pytest.raises(InvalidDeferKey):
+        class_parameters.parse(sent, mkfs.SUPPORTED)
 
 
 FS_TYPES = ("ext4",)

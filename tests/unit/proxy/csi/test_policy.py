@@ -3,16 +3,14 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import pytest_asyncio
-from click.testing import CliRunner, Result
 
-from crust.cli import main
 from crust.core import errors, logs, volumes
 from crust.core.deferral_keys import Defer
 from crust.core.settings.proxy import KubernetesSettings
@@ -24,6 +22,7 @@ from tests.support.nodes import node as nodes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes
 from tests.support.nodes.node import DRIVER, Node, Places
 from tests.support.raised import raised
+from tests.unit.cli.conftest import crust, invoked
 
 DEFER, HANDLER = "crust.dev/defer", "crust.dev/runtime-handler"
 KATA = volumes.HandlerName("kata")
@@ -171,12 +170,6 @@ async def node(places: Places) -> AsyncIterator[Node]:
         yield running
 
 
-async def crust(node: Node, *words: str) -> Result:
-    """Run the command in a thread: it has an event loop of its own."""
-    arguments: Sequence[Any] = [*words, "--run-dir", node.places.run]
-    return await asyncio.to_thread(CliRunner().invoke, main.main, arguments)
-
-
 async def test_volume_and_target_are_explained_by_what_decided(node: Node, target: str) -> None:
     context = {"crust.dev/defer": "always"}
     await node.co.publish("vol-1", target, defer=False, volume_context=context)
@@ -286,9 +279,7 @@ async def test_policy_of_an_unknown_driver_names_the_known_ones(node: Node) -> N
 
 
 async def test_proxy_that_is_not_there_exits_3() -> None:
-    result = await asyncio.to_thread(
-        CliRunner().invoke, main.main, ["explain", "--volume", "v", "--run-dir", "/nonexistent"]
-    )
+    result = await invoked("explain", "--volume", "v", "--run-dir", "/nonexistent")
     assert result.exit_code == 3
     assert "/nonexistent/inspect.sock" in result.output
 
@@ -311,7 +302,7 @@ def settings(api: FakeKubernetes, tmp_path: Path) -> Iterator[KubernetesSettings
 
 
 @pytest_asyncio.fixture
-async def runtime_class_node(places: Places, settings: KubernetesSettings) -> AsyncIterator[Node]:
+async def asking(places: Places, settings: KubernetesSettings) -> AsyncIterator[Node]:
     async with (
         nodes.running(places, defer="runtime-class", kubernetes=settings) as running,
         running.handler(),
@@ -324,42 +315,38 @@ def info(pod: str) -> dict[str, str]:
     return {f"csi.storage.k8s.io/pod.{key}": value for key, value in keys.items()}
 
 
-async def test_pod_of_microvm_gets_device_and_another_the_mount(runtime_class_node: Node) -> None:
-    vm, plain = runtime_class_node.places.target("vm"), runtime_class_node.places.target("plain")
-    await runtime_class_node.co.publish("vol-1", vm, defer=False, volume_context=info("vm"))
-    runtime_class_node.check_published("vol-1", vm)
-    entry = runtime_class_node.entry(vm)
+async def test_pod_of_microvm_gets_device_and_another_the_mount(asking: Node) -> None:
+    vm, plain = asking.places.target("vm"), asking.places.target("plain")
+    await asking.co.publish("vol-1", vm, defer=False, volume_context=info("vm"))
+    asking.check_published("vol-1", vm)
+    entry = asking.entry(vm)
     assert entry is not None
     assert "default/vm has the handler kata" in (entry.require().crust.decided_by or "")
-    await runtime_class_node.co.publish("vol-2", plain, defer=False, volume_context=info("plain"))
-    assert runtime_class_node.entry(plain) is None
-    assert not runtime_class_node.driver.published[plain].deferred
+    await asking.co.publish("vol-2", plain, defer=False, volume_context=info("plain"))
+    assert asking.entry(plain) is None
+    assert not asking.driver.published[plain].deferred
 
 
-async def test_publish_while_api_is_away_changes_nothing(
-    runtime_class_node: Node, api: FakeKubernetes
-) -> None:
-    target = runtime_class_node.places.target("new")
+async def test_publish_while_api_is_away_changes_nothing(asking: Node, api: FakeKubernetes) -> None:
+    target = asking.places.target("new")
     api.faults.status = 503
-    publish = runtime_class_node.co.publish(
-        "vol-1", target, defer=False, volume_context=info("new")
-    )
+    publish = asking.co.publish("vol-1", target, defer=False, volume_context=info("new"))
     await refused(publish, Code.UNAVAILABLE, "default/new", "KubernetesApiUnavailable")
-    runtime_class_node.check_untouched(target)
+    asking.check_untouched(target)
     api.faults.status = 0
     api.add_pod("new", "uid-new", "microvm")
-    await runtime_class_node.co.publish("vol-1", target, defer=False, volume_context=info("new"))
-    runtime_class_node.check_published("vol-1", target)
+    await asking.co.publish("vol-1", target, defer=False, volume_context=info("new"))
+    asking.check_published("vol-1", target)
 
 
 async def test_repeated_publish_of_a_deferred_volume_asks_nobody(
-    runtime_class_node: Node, api: FakeKubernetes
+    asking: Node, api: FakeKubernetes
 ) -> None:
-    target = runtime_class_node.places.target("vm")
-    await runtime_class_node.co.publish("vol-1", target, defer=False, volume_context=info("vm"))
+    target = asking.places.target("vm")
+    await asking.co.publish("vol-1", target, defer=False, volume_context=info("vm"))
     api.faults.status = 503
-    await runtime_class_node.co.publish("vol-1", target, defer=False, volume_context=info("vm"))
-    runtime_class_node.check_published("vol-1", target)
+    await asking.co.publish("vol-1", target, defer=False, volume_context=info("vm"))
+    asking.check_published("vol-1", target)
 
 
 async def test_proxy_starts_while_the_api_is_away(
@@ -367,10 +354,10 @@ async def test_proxy_starts_while_the_api_is_away(
 ) -> None:
     api.faults.status = 503
     async with (
-        nodes.running(places, kubernetes=settings) as runtime_class_node,
-        runtime_class_node.handler(),
+        nodes.running(places, kubernetes=settings) as asking,
+        asking.handler(),
     ):
         await asyncio.to_thread(api.arrivals.acquire)
         target = places.target("one")
-        await runtime_class_node.co.publish("vol-1", target)
-        runtime_class_node.check_published("vol-1", target)
+        await asking.co.publish("vol-1", target)
+        asking.check_published("vol-1", target)

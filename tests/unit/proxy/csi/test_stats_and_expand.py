@@ -9,7 +9,6 @@ import pytest
 from crust.core import errors, volumes
 from crust.proxy import handler_calls
 from crust.runtime_handler.registration import Feature
-from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import runtime_pb2, types_pb2
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import MIB
@@ -78,9 +77,6 @@ async def test_impossible_statistics_are_refused(
 
 @pytest.mark.spec("D-30")
 async def test_call_without_registered_handler_is_unavailable(node: Node, target: str) -> None:
-    path = {"volume_target_path": target}
-    freeze = runtime_pb2.RuntimeFreezeVolumeRequest(thaw_after_seconds=10, **path)
-    limits = runtime_pb2.RuntimeSetVolumeLimitsRequest(limits=types_pb2.IoLimits(), **path)
     async with node.handler() as session:
         await node.co.publish("vol-1", target)
     await until(session.lost)
@@ -88,11 +84,9 @@ async def test_call_without_registered_handler_is_unavailable(node: Node, target
         await refused(node.co.stats("vol-1", target), Code.UNAVAILABLE, "'kata'", "not affected")
         for call in (
             node.co.expand("vol-1", target, 1),
-            node.runtime.RuntimeFreezeVolume(freeze, timeout=10),
-            node.runtime.RuntimeThawVolume(
-                runtime_pb2.RuntimeThawVolumeRequest(**path), timeout=10
-            ),
-            node.runtime.RuntimeSetVolumeLimits(limits, timeout=10),
+            node.freeze(target),
+            node.thaw(target),
+            node.limit(target, volumes.IoLimits()),
         ):
             await refused(call, Code.UNAVAILABLE, "'kata'")
 
@@ -235,15 +229,8 @@ async def test_size_beyond_the_device_is_refused(node: Node, target: str, report
 async def test_statistics_of_wrong_or_no_volume_are_refused(kata: Node, published: str) -> None:
     for call in (kata.co.stats("vol-2", published), kata.co.expand("vol-2", published, 1)):
         await refused(call, Code.INVALID_ARGUMENT, "vol-2", "vol-1")
-    flagged = csi_pb2.NodeGetVolumeStatsRequest(
-        volume_id="vol-3", volume_path="/nowhere", defer_fs_ops=True
-    )
-    await refused(
-        kata.co.node.NodeGetVolumeStats(flagged, timeout=10),
-        Code.NOT_FOUND,
-        "no deferred volume",
-        "/nowhere",
-    )
+    flagged = kata.co.stats("vol-3", "/nowhere", defer_fs_ops=True)
+    await refused(flagged, Code.NOT_FOUND, "no deferred volume", "/nowhere")
 
 
 async def test_calls_of_ordinary_volume_are_the_drivers(kata: Node, target: str) -> None:

@@ -28,7 +28,7 @@ from crust.proxy import proxy_process as proxy
 from crust.rpc import channel
 from crust.rpc.port import SocketPort
 from crust.wire.pluginregistration.v1 import api_pb2, api_pb2_grpc
-from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc, runtime_pb2, types_pb2
+from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc, runtime_pb2
 from tests.support.co import Co, capability
 from tests.support.drivers import driver_state, fake_driver
 from tests.support.drivers.fake_driver import FakeDriver
@@ -341,19 +341,14 @@ async def test_watch_reports_the_events_of_a_volume(kata: Node, target: str) -> 
     await watch.initial_metadata()  # the watch has begun
     await kata.co.publish("vol-1", target)
     assert (await _next(watch, "published")).target_path == target
-    path = {"volume_target_path": target}
-    freeze = runtime_pb2.RuntimeFreezeVolumeRequest(thaw_after_seconds=5, **path)
-    thaw = runtime_pb2.RuntimeThawVolumeRequest(**path)
-    limits = types_pb2.IoLimits(read_iops=1)
-    limit = runtime_pb2.RuntimeSetVolumeLimitsRequest(limits=limits, **path)
     with kata.sandbox(target, name="box-7"):
         assert "box-7" in (await _next(watch, "claimed")).message
-        await kata.runtime.RuntimeFreezeVolume(freeze, timeout=10)
+        await kata.freeze(target, 5)
         frozen = await _next(watch, "frozen")
         assert (frozen.target_path, frozen.message) == (target, "for 5 s at most")
-        await kata.runtime.RuntimeThawVolume(thaw, timeout=10)
+        await kata.thaw(target)
         assert (await _next(watch, "thawed")).target_path == target
-        await kata.runtime.RuntimeSetVolumeLimits(limit, timeout=10)
+        await kata.limit(target, volumes.IoLimits(read_iops=1))
         assert "read_iops=1" in (await _next(watch, "limits-set")).message
     await _next(watch, "released")
     await kata.co.unpublish("vol-1", target)

@@ -12,7 +12,6 @@ import pytest
 from crust.core import errors, volumes
 from crust.handoff.store import Store
 from crust.proxy import handler_calls
-from crust.rpc.messages import crust_v1
 from crust.wire.v1 import runtime_pb2, types_pb2
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Gate
@@ -24,35 +23,23 @@ Code = grpc.StatusCode
 Feature = volumes.HandlerFeature
 
 
-def freeze(node: Node, target: str, thaw_after_s: int = 10, timeout_s: float = 10) -> Any:
-    request = runtime_pb2.RuntimeFreezeVolumeRequest(
-        volume_target_path=target, thaw_after_seconds=thaw_after_s
-    )
-    return node.runtime.RuntimeFreezeVolume(request, timeout=timeout_s)
-
-
-def thaw(node: Node, target: str) -> Any:
-    request = runtime_pb2.RuntimeThawVolumeRequest(volume_target_path=target)
-    return node.runtime.RuntimeThawVolume(request, timeout=10)
-
-
 @pytest.mark.spec("D-29", "D-31")
 async def test_freeze_keeps_the_filesystem_frozen_until_thaw(node: Node, target: str) -> None:
     async with node.in_sandbox(target) as fake:
-        assert (await freeze(node, target, 17)).frozen
+        assert (await node.freeze(target, 17)).frozen
         assert fake.frozen == {target: 17}
-        assert (await thaw(node, target)).was_frozen
-        assert not (await thaw(node, target)).was_frozen
+        assert (await node.thaw(target)).was_frozen
+        assert not (await node.thaw(target)).was_frozen
 
 
 @pytest.mark.spec("D-30")
 async def test_freeze_without_sandbox_is_not_frozen(node: Node, target: str) -> None:
     async with node.handler() as session:
         await node.co.publish("vol-1", target)
-        assert not (await freeze(node, target)).frozen
-        assert not (await thaw(node, target)).was_frozen
+        assert not (await node.freeze(target)).frozen
+        assert not (await node.thaw(target)).was_frozen
     await until(session.lost)
-    assert not (await freeze(node, target)).frozen
+    assert not (await node.freeze(target)).frozen
 
 
 @pytest.mark.spec("D-30")
@@ -62,21 +49,21 @@ async def test_held_claim_that_cannot_be_read_is_a_claim(node: Node, target: str
         with node.sandbox(target):
             paths = Store(node.places.volumes).layout.entry(volumes.TargetPath.parse(target))
             Path(paths.claim).write_text('{"schema": 2}')
-            for call in (freeze(node, target), thaw(node, target)):
+            for call in (node.freeze(target), node.thaw(target)):
                 await refused(call, Code.DATA_LOSS, "claim.json")
-        assert not (await freeze(node, target)).frozen, "the lock is free"
+        assert not (await node.freeze(target)).frozen, "the lock is free"
 
 
 @pytest.mark.spec("D-30")
 async def test_freeze_of_a_volume_unknown_to_its_handler_fails(node: Node, target: str) -> None:
     """NOT_FOUND of the handler must not arrive as the NOT_FOUND of a target that is not deferred."""
     async with node.in_sandbox(target, FakeHandler(error=errors.NotFound("no such volume"))):
-        for call in (freeze(node, target), thaw(node, target)):
+        for call in (node.freeze(target), node.thaw(target)):
             await refused(call, Code.FAILED_PRECONDITION, "no such volume", "'kata'")
 
 
 @pytest.mark.spec("D-30", "D-31")
-@pytest.mark.parametrize(("call", "answer"), [(freeze, "frozen"), (thaw, "was_frozen")])
+@pytest.mark.parametrize(("call", "answer"), [(Node.freeze, "frozen"), (Node.thaw, "was_frozen")])
 async def test_freeze_of_sandbox_ending_during_call_is_not_frozen(
     node: Node, target: str, call: Any, answer: str
 ) -> None:
@@ -96,9 +83,9 @@ async def test_freeze_of_sandbox_ending_during_call_is_not_frozen(
 async def test_freeze_is_refused_if_the_handler_cannot_freeze(node: Node, target: str) -> None:
     async with node.in_sandbox(target, features=ALL_FEATURES - {Feature.FREEZE}) as fake:
         await refused(
-            freeze(node, target), Code.FAILED_PRECONDITION, "'kata'", "FREEZE", "stop the pod"
+            node.freeze(target), Code.FAILED_PRECONDITION, "'kata'", "FREEZE", "stop the pod"
         )
-        assert not (await thaw(node, target)).was_frozen
+        assert not (await node.thaw(target)).was_frozen
     assert fake.frozen == {}
 
 
@@ -106,14 +93,14 @@ async def test_freeze_is_refused_if_the_handler_cannot_freeze(node: Node, target
 @pytest.mark.spec("D-29")
 async def test_invalid_freeze_time_is_refused(node: Node, target: str, seconds: int) -> None:
     async with node.in_sandbox(target) as fake:
-        await refused(freeze(node, target, seconds), Code.INVALID_ARGUMENT, "from 1 to 60")
+        await refused(node.freeze(target, seconds), Code.INVALID_ARGUMENT, "from 1 to 60")
     assert fake.frozen == {}
 
 
 async def test_freeze_of_target_not_deferred_is_not_found(kata: Node) -> None:
-    for call in (freeze(kata, "/nowhere"), thaw(kata, "/nowhere")):
+    for call in (kata.freeze("/nowhere"), kata.thaw("/nowhere")):
         await refused(call, Code.NOT_FOUND, "/nowhere")
-    await refused(freeze(kata, "relative"), Code.INVALID_ARGUMENT, "relative")
+    await refused(kata.freeze("relative"), Code.INVALID_ARGUMENT, "relative")
 
 
 async def test_thaw_waits_for_freeze_of_a_silent_guest(
@@ -124,8 +111,8 @@ async def test_thaw_waits_for_freeze_of_a_silent_guest(
     async with node.gated_handler(target) as (fake, gate):
         with node.sandbox(target):
             while not gate.entered.is_set():  # the deadline may come before the handler is reached
-                await refused(freeze(node, target), Code.UNAVAILABLE, "'kata'", "did not answer")
-            thawing = asyncio.ensure_future(thaw(node, target))
+                await refused(node.freeze(target), Code.UNAVAILABLE, "'kata'", "did not answer")
+            thawing = asyncio.ensure_future(node.thaw(target))
             stats = asyncio.ensure_future(node.co.stats("vol-1", target))
             gate.opened.set()
             assert (await thawing).was_frozen
@@ -137,13 +124,6 @@ LIMITS = volumes.IoLimits(1, 2, 3, 4)
 OTHER = volumes.IoLimits(write_iops=9)
 NONE = volumes.IoLimits()
 CANNOT = ALL_FEATURES - {Feature.IO_LIMITS}
-
-
-def limit(node: Node, target: str, limits: volumes.IoLimits = LIMITS) -> Any:
-    request = runtime_pb2.RuntimeSetVolumeLimitsRequest(
-        volume_target_path=target, limits=crust_v1.io_limits_to_wire(limits)
-    )
-    return node.runtime.RuntimeSetVolumeLimits(request, timeout=10)
 
 
 def recorded(node: Node, target: str) -> volumes.IoLimits:
@@ -167,11 +147,11 @@ async def test_limits_reach_the_sandbox_and_the_record(node: Node, target: str) 
     async with node.deferred(target) as fake:
         before = generation(node, target)
         with node.sandbox(target):
-            assert (await limit(node, target)).applied
+            assert (await node.limit(target, LIMITS)).applied
             assert fake.limits == {target: LIMITS}
-            assert (await limit(node, target)).applied
+            assert (await node.limit(target, LIMITS)).applied
         assert (recorded(node, target), generation(node, target)) == (LIMITS, before + 1)
-        assert not (await limit(node, target, NONE)).applied
+        assert not (await node.limit(target, NONE)).applied
         assert fake.limits == {target: LIMITS}, "no sandbox: no call of the handler"
         assert recorded(node, target) == NONE
 
@@ -179,10 +159,10 @@ async def test_limits_reach_the_sandbox_and_the_record(node: Node, target: str) 
 @pytest.mark.spec("D-33")
 async def test_sandbox_that_refuses_leaves_the_record(node: Node, target: str) -> None:
     async with node.deferred(target) as fake:
-        await limit(node, target)
+        await node.limit(target, LIMITS)
         fake.error = errors.RuntimeFailed("QEMU refused it", hint="look")
         with node.sandbox(target):
-            await refused(limit(node, target, OTHER), Code.INTERNAL, "QEMU refused it; look")
+            await refused(node.limit(target, OTHER), Code.INTERNAL, "QEMU refused it; look")
     assert recorded(node, target) == LIMITS
 
 
@@ -191,13 +171,13 @@ async def test_limits_are_restored_if_the_record_cannot_be_written(
     node: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with node.in_sandbox(target) as fake:
-        await limit(node, target)
+        await node.limit(target, LIMITS)
 
         def full(*_: object) -> None:
             raise errors.Exhausted("no space left")
 
         monkeypatch.setattr(Store, "rewrite", full)
-        await refused(limit(node, target, OTHER), Code.RESOURCE_EXHAUSTED, "no space left")
+        await refused(node.limit(target, OTHER), Code.RESOURCE_EXHAUSTED, "no space left")
     assert fake.limits == {target: LIMITS}
 
 
@@ -214,7 +194,7 @@ async def test_sandbox_that_claims_during_the_write_gets_the_limits(
         begun = _sandbox_begins_with_the_next_rewrite(
             node, target, monkeypatch, before=before.close, name="sandbox-2"
         )
-        assert (await limit(node, target)).applied
+        assert (await node.limit(target, LIMITS)).applied
         begun.close()
     assert fake.limits == {target: LIMITS}
     assert recorded(node, target) == LIMITS
@@ -235,10 +215,10 @@ async def test_unpublish_is_refused_while_limits_are_written_and_succeeds_afterw
 
     async with node.deferred(target):
         monkeypatch.setattr(Store, "rewrite", rewrite_then_unpublish)
-        await limit(node, target)
+        await node.limit(target, LIMITS)
         monkeypatch.undo()
         await node.co.unpublish("vol-1", target)
-        await refused(limit(node, target), Code.NOT_FOUND, target)
+        await refused(node.limit(target, LIMITS), Code.NOT_FOUND, target)
         assert node.entry(target) is None
 
 
@@ -255,7 +235,7 @@ async def test_sandbox_ending_after_it_got_limits_is_not_applied(
     async with node.deferred(target):
         sandbox.enter_context(node.sandbox(target))
         monkeypatch.setattr(Store, "rewrite", end_and_rewrite)
-        assert not (await limit(node, target)).applied
+        assert not (await node.limit(target, LIMITS)).applied
     assert recorded(node, target) == LIMITS
 
 
@@ -267,7 +247,7 @@ async def test_refusal_by_a_sandbox_that_claimed_meanwhile_changes_nothing(
         target, fake=FakeHandler(error=errors.NotReady("it could not be mounted"))
     ):
         begun = _sandbox_begins_with_the_next_rewrite(node, target, monkeypatch)
-        await refused(limit(node, target), Code.FAILED_PRECONDITION, "could not be mounted")
+        await refused(node.limit(target, LIMITS), Code.FAILED_PRECONDITION, "could not be mounted")
         begun.close()
     assert recorded(node, target) == NONE
 
@@ -280,8 +260,8 @@ async def test_limits_for_a_handler_that_cannot_enforce_them_are_refused(
     async with node.deferred(target, features=CANNOT) as fake:
         with node.sandbox(target) if in_sandbox else nullcontext():
             words = ("'kata'", "does not offer IO_LIMITS")
-            await refused(limit(node, target), Code.FAILED_PRECONDITION, *words)
-            assert (await limit(node, target, NONE)).applied is in_sandbox
+            await refused(node.limit(target, LIMITS), Code.FAILED_PRECONDITION, *words)
+            assert (await node.limit(target, NONE)).applied is in_sandbox
     assert (fake.limits, recorded(node, target)) == ({}, NONE)
 
 
@@ -292,7 +272,7 @@ async def test_invalid_limits_are_refused_and_nothing_changes(kata: Node, publis
     await refused(
         kata.runtime.RuntimeSetVolumeLimits(request, timeout=10), Code.INVALID_ARGUMENT, "read_iops"
     )
-    await refused(limit(kata, "/nowhere"), Code.NOT_FOUND, "/nowhere")
+    await refused(kata.limit("/nowhere", LIMITS), Code.NOT_FOUND, "/nowhere")
     assert recorded(kata, published) == NONE
 
 
@@ -300,7 +280,7 @@ async def test_invalid_limits_are_refused_and_nothing_changes(kata: Node, publis
 async def test_retried_publish_restores_no_older_limits(kata: Node, target: str) -> None:
     kata.driver.io_limits = OTHER
     await kata.co.publish("vol-1", target)
-    await limit(kata, target)
+    await kata.limit(target, LIMITS)
     await kata.co.publish("vol-1", target)
     with kata.sandbox(target):
         await kata.co.publish("vol-1", target)
@@ -313,10 +293,10 @@ async def test_limits_are_refused_while_an_expansion_runs(node: Node, target: st
         with node.sandbox(target):
             growing = asyncio.create_task(node.co.expand("vol-1", target, 128 * fake_driver.MIB))
             await until(gate.entered)
-            await refused(limit(node, target), Code.ABORTED, "RuntimeExpandVolume", "retry")
+            await refused(node.limit(target, LIMITS), Code.ABORTED, "RuntimeExpandVolume", "retry")
         gate.opened.set()
         await growing
-        await limit(node, target)
+        await node.limit(target, LIMITS)
     assert node.record(target).mount.capacity_bytes == 128 * fake_driver.MIB
     assert recorded(node, target) == LIMITS
 
@@ -324,13 +304,13 @@ async def test_limits_are_refused_while_an_expansion_runs(node: Node, target: st
 async def test_identical_limits_join_and_others_are_refused(node: Node, target: str) -> None:
     async with node.gated_handler(target) as (fake, gate):
         with node.sandbox(target):
-            first = asyncio.ensure_future(limit(node, target))
+            first = asyncio.ensure_future(node.limit(target, LIMITS))
             await until(gate.entered)
             await refused(
-                limit(node, target, OTHER), Code.ABORTED, "RuntimeSetVolumeLimits", "retry"
+                node.limit(target, OTHER), Code.ABORTED, "RuntimeSetVolumeLimits", "retry"
             )
             first.cancel()
-            joined = asyncio.ensure_future(limit(node, target))
+            joined = asyncio.ensure_future(node.limit(target, LIMITS))
             gate.opened.set()
             assert (await joined).applied
     assert (fake.limits, recorded(node, target)) == ({target: LIMITS}, LIMITS)
