@@ -62,30 +62,18 @@ async def _node(driver: str, *argv: str, tmp_path: Path) -> AsyncIterator[_Node]
             os.mkdir(f"{root}/{name}", 0o700)
         own = [each.replace("ROOT", root) for each in argv]
         await stack.enter_async_context(_running(*own))
-        await stack.enter_async_context(
-            _running(
-                *(sys.executable, "-m", "crust", "shim", "--driver-socket", f"{root}/driver.sock"),
-                *("--socket", f"{root}/shim.sock", "--runtime-socket", f"{root}/run/runtime.sock"),
-                *("--kubelet-root", f"{root}/kubelet", "--no-check-propagation"),
-            )
+        shim = (
+            *("--driver-socket", f"{root}/driver.sock", "--socket", f"{root}/shim.sock"),
+            *("--runtime-socket", f"{root}/run/runtime.sock", "--kubelet-root", f"{root}/kubelet"),
         )
-        served = f"{driver},{root}/csi.sock,{root}/shim.sock"
-        await stack.enter_async_context(
-            _running(
-                *(
-                    sys.executable,
-                    "-m",
-                    "crust",
-                    "proxy",
-                    "--driver",
-                    served,
-                    "--run-dir",
-                    f"{root}/run",
-                ),
-                *("--volumes-root", f"{root}/volumes", "--target-root", f"{root}/kubelet"),
-                *("--no-check-propagation", "--handler-grace-s", "20"),
-            )
+        proxy = (
+            *("--driver", f"{driver},{root}/csi.sock,{root}/shim.sock", "--run-dir", f"{root}/run"),
+            *("--volumes-root", f"{root}/volumes", "--target-root", f"{root}/kubelet"),
+            *("--handler-grace-s", "20"),
         )
+        for name, flags in (("shim", shim), ("proxy", proxy)):
+            crust = (sys.executable, "-m", "crust", name, "--no-check-propagation", *flags)
+            await stack.enter_async_context(_running(*crust))
         places = (f"{root}/run/handlers.sock", f"{root}/box.sock", f"{root}/mnt")
         runtime = await stack.enter_async_context(
             _running(sys.executable, str(tmp_path / "runtime.py"), *places)
