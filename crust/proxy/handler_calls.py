@@ -11,11 +11,11 @@ import grpc
 
 from crust.core import errors, volumes
 from crust.proxy.handlers import Handler
-from crust.rpc import port, status
+from crust.rpc import status
 from crust.rpc.call import volume_metadata
 from crust.rpc.messages import crust_v1
 from crust.rpc.status import PeerStatus
-from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
+from crust.wire.v1 import handlers_pb2
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -49,7 +49,7 @@ async def stats(
 ) -> volumes.VolumeStats:
     """Statistics; raises `crust_v1.ImplausibleStats` too."""
     request = handlers_pb2.GetVolumeStatsRequest(target_path=target.text)
-    answer = await _call(handler, _stub(handler).GetVolumeStats, request, STATS_TIMEOUT_S, left_s)
+    answer = await _call(handler, handler.stub.GetVolumeStats, request, STATS_TIMEOUT_S, left_s)
     condition = answer.volume_condition if answer.HasField("volume_condition") else None
     return crust_v1.stats(answer.usage, condition)
 
@@ -59,7 +59,7 @@ async def health(
 ) -> volumes.VolumeCondition:
     """The volume's health in the guest."""
     request = handlers_pb2.GetVolumeHealthRequest(target_path=target.text)
-    answer = await _call(handler, _stub(handler).GetVolumeHealth, request, STATS_TIMEOUT_S, left_s)
+    answer = await _call(handler, handler.stub.GetVolumeHealth, request, STATS_TIMEOUT_S, left_s)
     return crust_v1.condition(answer.volume_condition)
 
 
@@ -73,7 +73,7 @@ async def expand(
     request = handlers_pb2.ExpandVolumeRequest(
         target_path=target.text, capacity_range=crust_v1.capacity_range_to_wire(capacity)
     )
-    answer = await _call(handler, _stub(handler).ExpandVolume, request, EXPAND_TIMEOUT_S, left_s)
+    answer = await _call(handler, handler.stub.ExpandVolume, request, EXPAND_TIMEOUT_S, left_s)
     return answer.capacity_bytes
 
 
@@ -84,13 +84,13 @@ async def freeze(
     request = handlers_pb2.FreezeVolumeRequest(
         target_path=target.text, thaw_after_seconds=thaw_after_s
     )
-    await _call(handler, _stub(handler).FreezeVolume, request, FREEZE_TIMEOUT_S, left_s)
+    await _call(handler, handler.stub.FreezeVolume, request, FREEZE_TIMEOUT_S, left_s)
 
 
 async def thaw(handler: Handler, target: volumes.TargetPath, left_s: float | None) -> bool:
     """Thaw; return whether the filesystem was frozen all the time."""
     request = handlers_pb2.ThawVolumeRequest(target_path=target.text)
-    answer = await _call(handler, _stub(handler).ThawVolume, request, THAW_TIMEOUT_S, left_s)
+    answer = await _call(handler, handler.stub.ThawVolume, request, THAW_TIMEOUT_S, left_s)
     return answer.was_frozen
 
 
@@ -101,11 +101,7 @@ async def set_limits(
     request = handlers_pb2.SetVolumeLimitsRequest(
         target_path=target.text, limits=crust_v1.io_limits_to_wire(limits)
     )
-    await _call(handler, _stub(handler).SetVolumeLimits, request, LIMITS_TIMEOUT_S, None)
-
-
-def _stub(handler: Handler) -> "handlers_pb2_grpc.RuntimeHandlerAsyncStub":
-    return port.stub(handlers_pb2_grpc.RuntimeHandlerStub, handler.port)
+    await _call(handler, handler.stub.SetVolumeLimits, request, LIMITS_TIMEOUT_S, None)
 
 
 async def _call(

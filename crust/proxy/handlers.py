@@ -26,9 +26,9 @@ from crust.rpc import channel
 from crust.rpc.call import Call
 from crust.rpc.messages import crust_v1, csi
 from crust.rpc.messages.crust_v1 import HandlerNameTaken, InvalidRegistration
-from crust.rpc.port import Port, SocketPort
+from crust.rpc.port import Port, SocketPort, stub
 from crust.wire.csi.v1 import csi_pb2
-from crust.wire.v1 import handlers_pb2
+from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +41,11 @@ class Handler(crust_v1.RegisterRequest):
 
     port: Port = field(repr=False, compare=False)
     registered_at_s: float = field(default_factory=time.time, compare=False)
+
+    @property
+    def stub(self) -> "handlers_pb2_grpc.RuntimeHandlerAsyncStub":
+        """Calls its service."""
+        return stub(handlers_pb2_grpc.RuntimeHandlerStub, self.port)
 
 
 class Handlers:

@@ -5,11 +5,12 @@ Its device is verified after the driver's answer: a deferred publish may have it
 a device's node holds nothing, so a raw publish is a row of the table.
 """
 
+import glob
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from crust.core import deferral_keys, errors, volumes
 from crust.host.block.device_sets import DeviceSet
@@ -34,23 +35,21 @@ _READER_MODES = frozenset(mode.value for mode in volumes.AccessMode if mode.read
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class HostPublish:
     """Checks publishes on the host; `publish` words their refusals."""
 
-    def __init__(self, entries: Entries, publish: Publish) -> None:
-        self._entries = entries
-        self._table = entries.table
-        self._targets = entries.targets
-        self._publish = publish
+    entries: Entries
+    publish: Publish
 
     def admit(self, key: volumes.VolumeKey, request: csi_pb2.NodePublishVolumeRequest) -> Target:
         """The row of a publish on the host; raises what refuses it beside a deferred one."""
         path = request.target_path  # unchecked: the driver checks it
         is_block = request.volume_capability.HasField("block")
-        there = self._table.at(path)
+        there = self.entries.table.at(path)
         if there is not None and not there.raw:
             if there.is_unreadable and there.entry is not None:
-                raise self._publish.refusal(path, there.entry.error or errors.Corrupt("unreadable"))
+                raise self.publish.refusal(path, there.entry.error or errors.Corrupt("unreadable"))
             raise errors.Conflict.named(
                 "AlreadyDeferred",
                 f"the volume cannot be mounted at {path}",
@@ -59,8 +58,8 @@ class HostPublish:
             )
         mode = request.volume_capability.access_mode.mode
         readonly = request.readonly or mode in _READER_MODES
-        row = replace(Target.of(volumes.TargetPath(path), key), readonly=readonly, raw=is_block)
-        self._table.check_reservation(row, deferred=False)
+        row = Target.of(path, key=key, readonly=readonly, raw=is_block)
+        self.entries.table.check_reservation(row, deferred=False)
         deferral_keys.check_host_publish(
             request.volume_id, request.volume_context, is_block=is_block
         )
@@ -72,18 +71,18 @@ class HostPublish:
         The target of a raw publish is looked at from now on.
         """
         if row.raw:
-            is_new = self._table.at(row.path) is None
-            self._table.put(row)
+            is_new = self.entries.table.at(row.path) is None
+            self.entries.table.put(row)
             return is_new
-        if not self._table.reservations():
+        if not self.entries.table.reservations():
             return False
-        return await workers.run(self._targets.mounted_device, row.path) is None
+        return await workers.run(self.entries.targets.mounted_device, row.path) is None
 
     def ended(self, path: str) -> None:
         """The driver has unpublished whatever was at the target."""
-        row = self._table.at(path)
+        row = self.entries.table.at(path)
         if row is not None and row.raw:
-            self._table.drop(row.name)
+            self.entries.table.drop(row.name)
 
     async def check_device(
         self, row: Target, backend: CsiDriver, metadata: Metadata, *, is_new: bool
@@ -96,17 +95,17 @@ class HostPublish:
             devices = await workers.run(self._devices, row)
             if devices is not None:
                 row = replace(row, devices=devices)
-                self._table.check_reservation(row, deferred=False)
+                self.entries.table.check_reservation(row, deferred=False)
                 if row.raw:  # a mount holds its device: a deferred publish finds it
-                    self._table.put(row)
+                    self.entries.table.put(row)
         except Exception as error:
             undone = is_new and await self._undo(row, backend, metadata)
             residue = Residue.NONE if undone else Residue.EXISTS
-            raise self._publish.answer(row.path, error, residue, None) from error
+            raise self.publish.answer(row.path, error, residue, None) from error
 
     def _devices(self, row: Target) -> DeviceSet | None:
-        path = row.path if row.raw else self._targets.mounted_device(row.path)
-        return None if path is None else devices_at(self._entries.devices, path)
+        path = row.path if row.raw else self.entries.targets.mounted_device(row.path)
+        return None if path is None else devices_at(self.entries.devices, path)
 
     async def _undo(self, row: Target, backend: CsiDriver, metadata: Metadata) -> bool:
         assert row.key is not None
@@ -127,18 +126,7 @@ class HostPublish:
 
 def raw_targets(roots: Iterable[str]) -> list[str]:
     """The targets of the raw publishes of an earlier process, below the roots of kubelets. Blocks."""
-    return [path for root in roots for path in _raw_below(f"{root}/{_KUBELETS_RAW}")]
-
-
-def _raw_below(directory: str) -> Iterator[str]:
-    try:
-        volume_names = os.listdir(directory)
-    except OSError:  # no raw volume was ever published here
-        return
-    for name in volume_names:
-        if not _SHIMS.fullmatch(name):
-            try:
-                pods = os.listdir(f"{directory}/{name}")
-            except OSError:  # another file, or removed meanwhile
-                continue
-            yield from (f"{directory}/{name}/{pod}" for pod in pods)
+    found = (
+        path for root in roots for path in glob.glob(f"{glob.escape(root)}/{_KUBELETS_RAW}/*/*")
+    )
+    return [path for path in found if not _SHIMS.fullmatch(os.path.basename(os.path.dirname(path)))]

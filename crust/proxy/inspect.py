@@ -3,12 +3,13 @@
 import contextlib
 import os
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from google.protobuf import timestamp_pb2
 
 import crust
 from crust.core import errors
-from crust.handoff.store import Entry
+from crust.handoff.entry import Entry
 from crust.host.process import workers
 from crust.proxy.entries import Entries
 from crust.proxy.handler_calls import HandlerNotResponding
@@ -23,22 +24,20 @@ from crust.wire.v1 import inspect_pb2
 _Timestamp = pool.class_of(timestamp_pb2.Timestamp)
 
 
+@dataclass(frozen=True, slots=True)
 class Inspect:
     """The service Inspect: handlers, the handoff directory, drivers, health."""
 
-    def __init__(
-        self, entries: Entries, drivers: DriverSockets, handlers: Handlers, looks: Looks
-    ) -> None:
-        self._entries = entries
-        self._drivers = drivers
-        self._handlers = handlers
-        self._looks = looks
+    entries: Entries
+    drivers: DriverSockets
+    handlers: Handlers
+    looks: Looks
 
     async def ListDrivers(
         self, request: inspect_pb2.ListDriversRequest, call: Call
     ) -> inspect_pb2.ListDriversResponse:
         """The drivers that are served, and whether their backends answer."""
-        states = self._entries.table.states()
+        states = self.entries.table.states()
         return inspect_pb2.ListDriversResponse(
             drivers=[
                 inspect_pb2.ListDriversResponse.Driver(
@@ -51,7 +50,7 @@ class Inspect:
                     ),
                     registration=each.registration.state if each.registration else "",
                 )
-                for each in self._drivers.all()
+                for each in self.drivers.all()
             ]
         )
 
@@ -59,7 +58,7 @@ class Inspect:
         self, request: inspect_pb2.ListHandlersRequest, call: Call
     ) -> inspect_pb2.ListHandlersResponse:
         """The registered handlers. Without a thread nobody looks for their sockets: an operator asks what hangs."""
-        handlers = self._handlers.all()
+        handlers = self.handlers.all()
         messages = [""] * len(handlers)
         with contextlib.suppress(workers.NoWorkerFree):
             await workers.check_free()
@@ -85,15 +84,15 @@ class Inspect:
         """
         with contextlib.suppress(workers.NoWorkerFree):
             await workers.check_free()
-            await self._looks.look()
-        entries = self._entries.table.entries()
+            await self.looks.look()
+        entries = self.entries.table.entries()
         return inspect_pb2.ListDeferredVolumesResponse(volumes=map(_volume, entries))
 
     async def ExplainPolicy(
         self, request: inspect_pb2.ExplainPolicyRequest, call: Call
     ) -> inspect_pb2.ExplainPolicyResponse:
         """What would be decided for a publish. Raises `NoSuchDriver` and what the policy raises."""
-        served = {each.served.name: each.frontend for each in self._drivers.all()}
+        served = {each.served.name: each.frontend for each in self.drivers.all()}
         if request.driver not in served:
             raise errors.NotFound.named(
                 "NoSuchDriver",
@@ -120,7 +119,7 @@ class Inspect:
                 inspect_pb2.GetHealthResponse.Condition(
                     part=part, error_name=problem.error_name, message=str(problem)
                 )
-                for part, problem in self._entries.health.problems.items()
+                for part, problem in self.entries.health.problems.items()
             ],
         )
 
@@ -128,7 +127,7 @@ class Inspect:
         self, request: inspect_pb2.WatchRequest, call: Call
     ) -> AsyncIterator[inspect_pb2.Event]:
         """Events from now on."""
-        async with self._entries.events.watch() as events:
+        async with self.entries.events.watch() as events:
             await call.begin()  # so that the client knows that the watch has begun
             async for event in events:
                 yield inspect_pb2.Event(

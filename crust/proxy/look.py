@@ -21,7 +21,6 @@ from crust.core.supervised import supervised
 from crust.handoff import entry as handoff_entries
 from crust.handoff import watch
 from crust.handoff.claims import Claim, State
-from crust.handoff.entry import Entry
 from crust.host.process import workers
 from crust.proxy.entries import Entries, Event
 from crust.proxy.target import Guard, Stack, Target, group_unknown, lost_its_group, needs_guard
@@ -67,7 +66,7 @@ class Looks:
         """Look once; returns the names of the entries that were read."""
         async with self._looking:
             must_list = self._targets.mounts_changed() or self._must_list
-            began = self._table.now()
+            began = self._table.clock
             known = {row.name for row in self._table.rows()}
             found = await workers.run(self._read, known, must_list=must_list)
             newer = self._table.merge(began, found.names, found.read, found.stacks)
@@ -109,16 +108,13 @@ class Looks:
 
     def _read(self, known: Set[str], *, must_list: bool) -> _Found:
         found = self._reader.look()
-        read = {name: self._row_of(entry) for name, entry in found.read.items()}
+        read = {name: self._entries.row_of(entry) for name, entry in found.read.items()}
+        for name, row in read.items():
+            if row.record is not None:
+                read[name] = replace(row, guard=self._targets.guard_at(row.record.target))
         lists = must_list or not read.keys() <= known
         problems = {name: self._device_problem(row) for name, row in read.items()}
         return _Found(found.names, read, problems, self._targets.stacks() if lists else None)
-
-    def _row_of(self, entry: Entry) -> Target:
-        row = self._entries.row_of(entry)
-        if entry.record is None:
-            return row
-        return replace(row, guard=self._targets.guard_at(entry.record.target))
 
     def _device_problem(self, row: Target) -> errors.CrustError | None:
         record = row.record

@@ -31,6 +31,7 @@ class Decision:
     decider: str
 
 
+@dataclass(frozen=True, slots=True)
 class Policy:
     """Decides for one driver.
 
@@ -38,15 +39,9 @@ class Policy:
     handlers of microVM runtimes.
     """
 
-    def __init__(
-        self,
-        default: Defer | None = None,
-        runtimes: PodRuntimes | None = None,
-        deferring: frozenset[str] = frozenset(),
-    ) -> None:
-        self._default = default
-        self._runtimes = runtimes
-        self._deferring = deferring
+    default: Defer | None = None
+    runtimes: PodRuntimes | None = None
+    deferring: frozenset[str] = frozenset()
 
     async def decide(
         self,
@@ -68,8 +63,8 @@ class Policy:
             return Decision(defer=True, handler=named, decider="the CO's flag defer_fs_ops")
         wanted = deferral_keys.defer(context)
         decider = f"the volume context, {deferral_keys.DEFER}={wanted.value}" if wanted else ""
-        if wanted is None and self._default is not None:
-            wanted = self._default
+        if wanted is None and self.default is not None:
+            wanted = self.default
             decider = f"the driver's default in the settings, defer={wanted.value}"
         if block or wanted in (None, Defer.NEVER):
             decider = decider or "nothing asks for deferral"
@@ -87,7 +82,7 @@ class Policy:
     async def _by_runtime_class(
         self, context: Mapping[str, str], named: volumes.HandlerName | None, decider: str
     ) -> Decision:
-        if self._runtimes is None:
+        if self.runtimes is None:
             raise errors.NotReady.named(
                 "RuntimeClassNotAsked",
                 "whether to defer the mount cannot be decided",
@@ -96,9 +91,9 @@ class Policy:
                 "crust.dev/defer to always or never in the StorageClass",
             )
         pod = PodName.of(context)
-        handler = await self._runtimes.handler_of(pod)
+        handler = await self.runtimes.handler_of(pod)
         decider = f"{decider}; the RuntimeClass of pod {pod} has the handler {handler or '(none)'}"
-        if handler not in self._deferring:
+        if handler not in self.deferring:
             return Decision(defer=False, handler=named, decider=decider)
         if named is not None and named != handler:
             raise errors.InvalidRequest.named(

@@ -9,11 +9,11 @@ order and waits for every running operation.
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from crust.core import metrics, operations, volumes
+from crust.core import metrics, operations
 from crust.core.deferral_keys import Defer
 from crust.core.settings.proxy import ProxySettings, ServedDriver
 from crust.core.supervised import Health
@@ -35,7 +35,7 @@ from crust.proxy.look import Looks
 from crust.proxy.policy import Policy
 from crust.proxy.publish import Publish
 from crust.proxy.runtime_api import RuntimeApi
-from crust.proxy.service import CsiService, Deferrals
+from crust.proxy.service import CsiService
 from crust.proxy.sockets import DriverSockets
 from crust.proxy.table import Table
 from crust.proxy.target import Target
@@ -128,16 +128,17 @@ async def part(
             await _load(entries, looks, settings.target_roots, stack)
             handlers = Handlers(grace_s=settings.handler_grace_s)
             stack.push_async_callback(running.drain)
-            deferrals = _deferrals(entries, handlers)
+            on_host = HostPublish(entries, Publish(entries, handlers, Unpublish(entries)))
+            runtime = RuntimeApi(entries, handlers)
             policy_of = await _policies(settings, stack, daemon.health)
             drivers = DriverSockets(
                 lambda served, backend: CsiService(
-                    backend, deferrals, policy_of(served), served.name
+                    backend, on_host, runtime, policy_of(served), served.name
                 ),
                 daemon,
-                run_dir=settings.run_dir,
-                plugins_registry=settings.plugins_registry,
-                connect=ports.connect,
+                settings.run_dir,
+                settings.plugins_registry,
+                ports.connect,
             )
             await stack.enter_async_context(looks.following(end=daemon.end))
             registry = HandlerRegistry(handlers, entries)
@@ -147,7 +148,7 @@ async def part(
                 {
                     "handlers": (methods_of(registry, _HANDLERS), registry.stop),
                     "inspect": (methods_of(inspect, _INSPECT), events.end),
-                    "runtime": (methods_of(deferrals.runtime, _RUNTIME), None),
+                    "runtime": (methods_of(runtime, _RUNTIME), None),
                 },
                 daemon.health,
                 ports,
@@ -161,13 +162,6 @@ async def part(
         extra = {"drivers": len(drivers.all()), "entries": len(table.entries())}
         _log.info("proxy serves", extra=extra)
         yield
-
-
-def _deferrals(entries: Entries, handlers: Handlers) -> Deferrals:
-    unpublish = Unpublish(entries)
-    publish = Publish(entries, handlers, unpublish)
-    on_host = HostPublish(entries, publish)
-    return Deferrals(entries, publish, on_host, unpublish, RuntimeApi(entries, handlers))
 
 
 async def _serve(
@@ -216,7 +210,7 @@ async def _load(
         return raw_targets(roots)
 
     for path in await workers.run(prepare):
-        entries.table.put(replace(Target.of(volumes.TargetPath(path)), raw=True))
+        entries.table.put(Target.of(path, raw=True))
     await looks.look()
     for entry in entries.table.entries():
         if entry.error is not None:

@@ -76,16 +76,13 @@ class _Run:
     """The processes of this host that write to devices; not looked for if the entry existed before."""
 
 
+@dataclass(frozen=True, slots=True)
 class Publish:
     """Carries out publishes."""
 
-    def __init__(self, entries: Entries, handlers: Handlers, unpublish: Unpublish) -> None:
-        self._entries = entries
-        self._table = entries.table
-        self._targets = entries.targets
-        self._filesystems = entries.filesystems
-        self._handlers = handlers
-        self._unpublish = unpublish
+    entries: Entries
+    handlers: Handlers
+    unpublish: Unpublish
 
     async def defer(
         self,
@@ -98,10 +95,10 @@ class Publish:
         """Publish to a runtime; raises an error or the driver's status, with a code that fits what stands."""
         try:
             wanted = Wanted.of(key, request)
-            self._targets.check_allowed(wanted.target)
+            self.entries.targets.check_allowed(wanted.target)
         except Exception as error:
             raise self.refusal(request.target_path, error, decision) from error
-        row = self._table.at(wanted.target.text) or Target.of(wanted.target, key)
+        row = self.entries.table.at(wanted.target.text) or Target.of(wanted.target.text, key=key)
         run = _Run(backend, metadata, wanted, decision, row)
         try:
             await self._defer(run, request)
@@ -115,18 +112,18 @@ class Publish:
         self, target: str, error: Exception, decision: Decision | None = None
     ) -> errors.CrustError:
         """The error of a publish that has looked at nothing yet: the table knows what stands."""
-        residue = Residue.NONE if self._table.at(target) is None else Residue.EXISTS
+        residue = Residue.NONE if self.entries.table.at(target) is None else Residue.EXISTS
         return self.answer(target, error, residue, decision)
 
     async def _defer(self, run: _Run, request: csi_pb2.NodePublishVolumeRequest) -> None:
-        wanted, is_free = run.wanted, self._table.at(run.wanted.target.text) is None
+        wanted, is_free = run.wanted, self.entries.table.at(run.wanted.target.text) is None
         if run.row.entry is not None:
             run.row.entry.require()
         handler = None  # an existing entry has passed the checks: its retry needs no handler
         if run.row.record is None:
             handler = await self._admit(run)
         else:
-            self._table.put(replace(run.row, busy=True))
+            self.entries.table.put(replace(run.row, busy=True))
         if is_free:  # else what stands is undone if the driver does not defer any more
             await run.backend.check_defers()
         await run.backend.check_name(wanted.key.driver)
@@ -139,7 +136,7 @@ class Publish:
         if handler is not None and mount.format is not None:
             await self._make_filesystem(run, handler, mount.format, mount, record)
         entry, devices = await workers.run(self._place, run, handler, record, mount.secrets)
-        self._table.put(
+        self.entries.table.put(
             replace(
                 run.row,
                 entry=entry,
@@ -163,14 +160,14 @@ class Publish:
                 "decider": run.decision.decider,
             }
             _log.info("deferred", extra=extra)
-            self._entries.events.emit(Event("published", wanted.target.text, record.handler))
+            self.entries.events.emit(Event("published", wanted.target.text, record.handler))
 
     async def _admit(self, run: _Run) -> Handler:
         """All checks before any change; then, without a wait, reserve the volume and a place in the sandbox."""
-        handler = await self._handlers.choose(run.decision.handler)
+        handler = await self.handlers.choose(run.decision.handler)
         access, readonly = run.wanted.access, run.wanted.readonly
         check_features(handler, fs_type=access.fs_type, group=access.group, readonly=readonly)
-        check_place(handler, run.wanted.target, self._table)
+        check_place(handler, run.wanted.target, self.entries.table)
         row = replace(
             run.row,
             key=run.wanted.key,
@@ -179,7 +176,7 @@ class Publish:
             raw=False,
             busy=True,
         )
-        self._table.reserve(row)
+        self.entries.table.reserve(row)
         # else the raw publish stays what is at the target, if this one is refused
         if not run.row.raw:
             run.row = row
@@ -198,10 +195,12 @@ class Publish:
 
     def _look_and_guard(self, run: _Run, handler: Handler | None) -> Seen:
         """Blocks. In one hop: each one takes as long as all of this."""
-        seen = self._entries.observe(run.wanted.key, run.wanted.target)
+        seen = self.entries.observe(run.wanted.key, run.wanted.target)
         plan = begin_publish(seen, run.wanted)
         if plan is PublishPlan.DEFER and handler is not None:
-            self._targets.mount_guard(run.wanted.target, names=Feature.SUB_PATH in handler.features)
+            self.entries.targets.mount_guard(
+                run.wanted.target, names=Feature.SUB_PATH in handler.features
+            )
         if plan is PublishPlan.RENEW:
             is_lost = seen.stack is Stack.CLEAR and lost_its_group(
                 replace(run.row, entry=seen.entry)
@@ -209,7 +208,7 @@ class Publish:
             if is_lost or "group" in run.row.problems:
                 raise group_unknown(run.wanted.target.text)
             if seen.stack is Stack.CLEAR:
-                self._targets.restore_guard(run.wanted.target, run.row.guard)
+                self.entries.targets.restore_guard(run.wanted.target, run.row.guard)
         return seen
 
     async def _call_driver(
@@ -230,7 +229,7 @@ class Publish:
             publish(request, metadata=run.metadata, timeout=CHANGE_TIMEOUT_S)
         ]
         if run.began.entry is None:
-            calls.append(workers.run(self._targets.writers))
+            calls.append(workers.run(self.entries.targets.writers))
         answer, *looked = await asyncio.gather(*calls, return_exceptions=True)
         if isinstance(answer, PeerStatus) and status.is_final(answer):
             run.asked = Asked.REFUSED
@@ -279,8 +278,8 @@ class Publish:
         if not must_be_made(run.began, mount, handler.features):
             return
         await workers.run(self._reserve_device, run, record, mount.secrets)
-        await self._filesystems.make_if_blank(record.key, record.block, record.mount, wanted)
-        run.writers = await workers.run(self._targets.writers)  # mkfs may have taken long
+        await self.entries.filesystems.make_if_blank(record.key, record.block, record.mount, wanted)
+        run.writers = await workers.run(self.entries.targets.writers)  # mkfs may have taken long
 
     def _place(
         self,
@@ -292,29 +291,29 @@ class Publish:
         """Reserve the device, which is known now, and write the entry of the guarded target. Blocks."""
         devices = self._reserve_device(run, record, secrets)
         if handler is not None and must_be_filled(run.began, record.mount, handler.features):
-            size_bytes = self._entries.devices.size_bytes(record.device)
-            self._filesystems.check_filled(record, size_bytes)
-        return self._entries.store.write(record), devices
+            size_bytes = self.entries.devices.size_bytes(record.device)
+            self.entries.filesystems.check_filled(record, size_bytes)
+        return self.entries.store.write(record), devices
 
     def _reserve_device(self, run: _Run, record: Record, secrets: Mapping[str, str]) -> DeviceSet:
         """Reserve the device and check that nothing uses it. Blocks.
 
         The secrets are in the table before the entry is there: a handler may claim at once.
         """
-        devices = verify(self._entries.devices, record.mount.source)
+        devices = verify(self.entries.devices, record.mount.source)
         readonly = record.mount.readonly
         reserved = replace(run.row, key=record.key, devices=devices, readonly=readonly)
-        self._table.reserve(replace(reserved, secrets=secrets or None, raw=False, busy=True))
+        self.entries.table.reserve(replace(reserved, secrets=secrets or None, raw=False, busy=True))
         if isinstance(record.mount.source, volumes.NetworkImage):
             return devices
         claims = []
-        for row in self._table.rows():
+        for row in self.entries.table.rows():
             if row.raw and run.writers is not None:
-                self._entries.check_not_raw(row, record, devices)
+                self.entries.check_not_raw(row, record, devices)
             is_shared = row.name == reserved.name or (row.readonly and readonly)
             if row.entry is not None and is_shared and row.shares_with(reserved):
-                claims.append(self._entries.store.layout.entry(row.name).claim_lock)
-        self._targets.check_unused(
+                claims.append(self.entries.store.layout.entry(row.name).claim_lock)
+        self.entries.targets.check_unused(
             record.mount.source, readonly=readonly, claims=claims, writers=run.writers
         )
         return devices
@@ -324,21 +323,21 @@ class Publish:
         decided = undo(run.began, run.asked, is_inline=run.wanted.is_inline)
         try:
             if decided is Undo.UNGUARD:
-                await workers.run(self._targets.unmount_guard, run.wanted.target)
+                await workers.run(self.entries.targets.unmount_guard, run.wanted.target)
             elif decided is Undo.TAKE_BACK:
                 await self._take_back(run)
         except Exception as failure:
             extra = {"target": run.wanted.target.text, "error": failure}
             _log.warning("failed publish not undone completely", extra=extra)
         try:
-            seen = await workers.run(self._entries.observe, run.wanted.key, run.wanted.target)
+            seen = await workers.run(self.entries.observe, run.wanted.key, run.wanted.target)
         except Exception as failure:  # no thread can be had
             seen = Seen(stack=Stack.UNSEEN, problem=failure)
         row = unfinished(run.row, seen)
         if row is None:
-            self._table.drop(run.row.name)
+            self.entries.table.drop(run.row.name)
         else:
-            self._table.put(row)
+            self.entries.table.put(row)
         residue = stands(seen, run.wanted)
         if isinstance(error, EntryDiffers) and residue is not Residue.NONE:
             residue = Residue.OTHER
@@ -351,7 +350,7 @@ class Publish:
             target_path=run.wanted.target.text,
             defer_fs_ops=True,
         )
-        await self._unpublish.remove(
+        await self.unpublish.remove(
             run.backend, run.wanted.key, run.wanted.target, request, run.metadata
         )
 
@@ -361,7 +360,7 @@ class Publish:
         """The error to answer a publish with, from what stands; told to watchers if it was to be deferred."""
         known = known_error(_PUBLISH, "the proxy", error)
         if decision is not None:
-            self._entries.events.emit(
+            self.entries.events.emit(
                 Event("refused", target, decision.handler or "", known.shown())
             )
         return status.answer(_PUBLISH, known, residue)

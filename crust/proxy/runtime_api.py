@@ -18,6 +18,7 @@ from a guest, so they are checked. What a call remembers is in the record alone.
 
 import contextlib
 import logging
+from dataclasses import dataclass
 
 from crust.core import errors, volumes
 from crust.handoff.record import Record
@@ -37,12 +38,12 @@ REASON = "ReportedByRuntime"
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class RuntimeApi:
     """The service Runtime. A method that it lacks is answered as not served."""
 
-    def __init__(self, entries: Entries, handlers: Handlers) -> None:
-        self._entries = entries
-        self._handlers = handlers
+    entries: Entries
+    handlers: Handlers
 
     async def RuntimeGetVolumeStats(
         self, request: runtime_pb2.RuntimeGetVolumeStatsRequest, call: Call
@@ -78,7 +79,7 @@ class RuntimeApi:
         target = self._expect(request.volume_target_path).target
         wanted = crust_v1.capacity_range(request.capacity_range)
         try:
-            size_bytes = await self._entries.operations.run(
+            size_bytes = await self.entries.operations.run(
                 target,
                 "RuntimeExpandVolume",
                 wanted,
@@ -109,7 +110,7 @@ class RuntimeApi:
         try:
             await handler_calls.freeze(handler, record.target, thaw_after_s, left_s)
         except errors.CrustError:
-            if await self._has_ended(record):
+            if await self.entries.holder(record) is None:  # ended since; a release takes a moment
                 return runtime_pb2.RuntimeFreezeVolumeResponse(frozen=False)
             raise
         self._emit("frozen", record, f"for {thaw_after_s} s at most")
@@ -129,7 +130,7 @@ class RuntimeApi:
                 left_s = call.time_remaining()
                 was_frozen = await handler_calls.thaw(handler, record.target, left_s)
         except errors.CrustError:
-            if await self._has_ended(record):
+            if await self.entries.holder(record) is None:  # ended since; a release takes a moment
                 return runtime_pb2.RuntimeThawVolumeResponse(was_frozen=False)
             raise
         self._emit("thawed", record, "" if was_frozen else "it was no longer frozen")
@@ -141,7 +142,7 @@ class RuntimeApi:
         """Replace the I/O limits; answers whether a sandbox has the volume, so that they are in force already."""
         target = self._expect(request.volume_target_path).target
         wanted = crust_v1.io_limits(request.limits)
-        applied = await self._entries.operations.run(
+        applied = await self.entries.operations.run(
             target, "RuntimeSetVolumeLimits", wanted, lambda: self._set_limits(target, wanted)
         )
         return runtime_pb2.RuntimeSetVolumeLimitsResponse(applied=applied)
@@ -175,21 +176,15 @@ class RuntimeApi:
 
     def _expect(self, text: str) -> Record:
         target = volumes.TargetPath.parse(text, role="volume_target_path")
-        record = self._entries.table.expect(target.text)
+        record = self.entries.table.expect(target.text)
         add_fields(driver=record.key.driver, volume_id=record.key.volume_id)
         return record
 
     async def _in_sandbox(self, record: Record) -> Handler | None:
         """The handler whose sandbox has the volume or is claiming it; None if no sandbox has it."""
-        if await self._entries.holder(record) is None:
+        if await self.entries.holder(record) is None:
             return None
-        return await self._handlers.owner(record.handler)
-
-    async def _has_ended(self, record: Record) -> bool:
-        """Whether the sandbox has ended since it was seen: while a claim is released, its lock is held for a
-        moment.
-        """
-        return await self._entries.holder(record) is None
+        return await self.handlers.owner(record.handler)
 
     async def _check_fits(self, record: Record, stats: volumes.VolumeStats) -> None:
         """Raise `ImplausibleStats` if a number of the statistics is greater than the device has bytes.
@@ -200,14 +195,14 @@ class RuntimeApi:
         greatest = max((usage.total for usage in stats.usage), default=0)
         size_bytes = record.mount.capacity_bytes
         if greatest > size_bytes and record.image is None:
-            size_bytes = await workers.run(self._entries.devices.size_bytes, record.device)
+            size_bytes = await workers.run(self.entries.devices.size_bytes, record.device)
         if greatest > size_bytes:
             raise crust_v1.ImplausibleStats(
                 f"a total of {greatest} on {record.shown_source}, which has {size_bytes} bytes"
             )
 
     async def _expand(self, target: volumes.TargetPath, wanted: volumes.CapacityRange) -> int:
-        record = self._entries.table.expect(target.text)
+        record = self.entries.table.expect(target.text)
         size_bytes = await self._device_size(record, wanted)
         if wanted.limit_bytes and size_bytes > wanted.limit_bytes:
             raise errors.OutOfRange.named(
@@ -223,14 +218,14 @@ class RuntimeApi:
                 why=f"the device has {size_bytes} bytes",
                 hint="expand the device first (ControllerExpandVolume, NodeExpandVolume of the driver)",
             )
-        handler = await self._handlers.owner(record.handler)
+        handler = await self.handlers.owner(record.handler)
         if Feature.GROW not in handler.features:
-            await self._entries.change(target, capacity_bytes=size_bytes)
-            await workers.run(self._entries.filesystems.check_filled, record, size_bytes)
+            await self.entries.change(target, capacity_bytes=size_bytes)
+            await workers.run(self.entries.filesystems.check_filled, record, size_bytes)
             return size_bytes
-        if await self._entries.holder(record) is not None:
+        if await self.entries.holder(record) is not None:
             await self._expand_in_sandbox(handler, record, size_bytes, wanted.limit_bytes)
-        await self._entries.change(target, capacity_bytes=size_bytes)
+        await self.entries.change(target, capacity_bytes=size_bytes)
         return size_bytes
 
     async def _device_size(self, record: Record, wanted: volumes.CapacityRange) -> int:
@@ -239,17 +234,17 @@ class RuntimeApi:
         This host cannot see an image's size: the runtime refuses a size that the image does not have.
         """
         if record.image is None:
-            return await workers.run(self._entries.devices.size_bytes, record.device)
+            return await workers.run(self.entries.devices.size_bytes, record.device)
         size_bytes = max(wanted.required_bytes, record.mount.capacity_bytes)
         if size_bytes > record.mount.capacity_bytes:
-            await self._entries.change(record.target, capacity_bytes=size_bytes)
+            await self.entries.change(record.target, capacity_bytes=size_bytes)
         return size_bytes
 
     async def _expand_in_sandbox(
         self, handler: Handler, record: Record, size_bytes: int, limit_bytes: int
     ) -> None:
         if Feature.ONLINE_EXPAND not in handler.features:
-            await self._entries.change(record.target, capacity_bytes=size_bytes)
+            await self.entries.change(record.target, capacity_bytes=size_bytes)
             raise errors.NotReady.named(
                 "OfflineExpansionOnly",
                 f"the filesystem of the volume at {record.target.text} was not grown",
@@ -264,30 +259,30 @@ class RuntimeApi:
             )
 
     async def _set_limits(self, target: volumes.TargetPath, wanted: volumes.IoLimits) -> bool:
-        record = self._entries.table.expect(target.text)
-        handler = await self._handlers.owner(record.handler)
+        record = self.entries.table.expect(target.text)
+        handler = await self.handlers.owner(record.handler)
         check_limits(handler, wanted)
 
         async def limit_sandbox(to: volumes.IoLimits) -> None:
             if Feature.IO_LIMITS in handler.features:  # otherwise there are no limits to remove
                 await handler_calls.set_limits(handler, target, to)
 
-        holder = await self._entries.holder(record)
+        holder = await self.entries.holder(record)
         if holder is not None:
             await limit_sandbox(wanted)
         try:
-            await self._entries.change(target, io_limits=wanted)
+            await self.entries.change(target, io_limits=wanted)
         except errors.CrustError:
             if holder is not None:
                 with contextlib.suppress(errors.CrustError):  # the caller gets the record's error
                     await limit_sandbox(record.mount.io_limits)
             raise
-        current = await self._entries.holder(record)
+        current = await self.entries.holder(record)
         if current not in (None, holder):  # a sandbox has claimed the volume meanwhile
             try:
                 await limit_sandbox(wanted)
             except errors.CrustError:
-                await self._entries.change(target, io_limits=record.mount.io_limits)
+                await self.entries.change(target, io_limits=record.mount.io_limits)
                 raise
         is_applied = current is not None
         extra = {"volume": str(record.key), "limits": str(wanted), "applied": is_applied}
@@ -296,4 +291,4 @@ class RuntimeApi:
         return is_applied
 
     def _emit(self, kind: str, record: Record, message: str) -> None:
-        self._entries.events.emit(Event(kind, record.target.text, record.handler, message))
+        self.entries.events.emit(Event(kind, record.target.text, record.handler, message))

@@ -4,19 +4,14 @@ A call for a volume that is not deferred passes through too, byte for byte. Work
 operation that has the volume and the target, and outlives the caller's deadline.
 """
 
-from dataclasses import dataclass
-
 from crust.core import errors, operations, volumes
 from crust.handoff import claims
 from crust.handoff.record import Record
 from crust.host.process import workers
-from crust.proxy import policy
-from crust.proxy.entries import Entries
 from crust.proxy.host_publish import HostPublish
-from crust.proxy.publish import Publish
+from crust.proxy.policy import Policy
 from crust.proxy.runtime_api import RuntimeApi
 from crust.proxy.target import Stack, other_volume
-from crust.proxy.unpublish import Unpublish
 from crust.rpc.call import Call, Metadata, add_fields
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver, opted_in
 from crust.rpc.messages import csi, requests
@@ -28,27 +23,23 @@ _LIMIT_S = 240.0
 """For an operation: the driver's 110 s (`CHANGE_TIMEOUT_S`), and as much to undo what it did."""
 
 
-@dataclass(frozen=True, slots=True)
-class Deferrals:
-    """The parts that answer calls for deferred volumes, of all drivers."""
-
-    entries: Entries
-    publish: Publish
-    on_host: HostPublish
-    unpublish: Unpublish
-    runtime: RuntimeApi
-
-
 class CsiService:
-    """The CSI service of one driver's socket."""
+    """The CSI service of one driver's socket. The publishes and the Runtime API are those of all drivers."""
 
     def __init__(
-        self, backend: CsiDriver, deferrals: Deferrals, decisions: policy.Policy, driver: str
+        self,
+        backend: CsiDriver,
+        on_host: HostPublish,
+        runtime: RuntimeApi,
+        decisions: Policy,
+        driver: str,
     ) -> None:
         self._driver = volumes.DriverName(driver)
         self._backend = backend
-        self._calls = deferrals
-        self._entries = deferrals.entries
+        self._on_host = on_host
+        self._publish = on_host.publish
+        self._runtime = runtime
+        self._entries = on_host.entries
         self._table = self._entries.table
         self._operations = self._entries.operations
         self.policy = decisions
@@ -82,7 +73,7 @@ class CsiService:
                 known=known.handler if known is not None else None,
             )
         except Exception as error:
-            raise self._calls.publish.refusal(request.target_path, error) from error
+            raise self._publish.refusal(request.target_path, error) from error
         add_fields(decided_by=decision.decider)
         if not decision.defer:
             return await self._publish_on_host(request, data, call)
@@ -92,7 +83,7 @@ class CsiService:
             key,
             "NodePublishVolume",
             requests.identity(request),
-            lambda: self._calls.publish.defer(self._backend, key, request, decision, metadata),
+            lambda: self._publish.defer(self._backend, key, request, decision, metadata),
             also=[volumes.TargetPath(request.target_path)],
             limit_s=_LIMIT_S,
             left_s=call.time_remaining(),
@@ -110,12 +101,12 @@ class CsiService:
             self._operations.shared(target, "NodePublishVolume"),
         ):
             await workers.run(self._entries.filesystems.locks.check_free, str(key))
-            row = self._calls.on_host.admit(key, request)
-            is_new = await self._calls.on_host.begins(row)
+            row = self._on_host.admit(key, request)
+            is_new = await self._on_host.begins(row)
             response = await self._backend.port.forward(call, data)
             if row.raw or self._table.reservations():
                 metadata = call.metadata
-                await self._calls.on_host.check_device(row, self._backend, metadata, is_new=is_new)
+                await self._on_host.check_device(row, self._backend, metadata, is_new=is_new)
             return response
 
     async def _node_unpublish(
@@ -127,7 +118,7 @@ class CsiService:
             with self._operations.shared(self._unchecked_key(request.volume_id)):
                 await self._check_no_link(request, call.time_remaining())
                 response = await self._backend.port.forward(call, data)
-                self._calls.on_host.ended(request.target_path)
+                self._on_host.ended(request.target_path)
                 return response
         key = self._key(request.volume_id)
         target = volumes.TargetPath.parse(request.target_path)
@@ -136,7 +127,9 @@ class CsiService:
             key,
             "NodeUnpublishVolume",
             requests.identity(request),
-            lambda: self._calls.unpublish.unpublish(self._backend, key, target, request, metadata),
+            lambda: self._publish.unpublish.unpublish(
+                self._backend, key, target, request, metadata
+            ),
             also=[target],
             limit_s=_LIMIT_S,
             left_s=call.time_remaining(),
@@ -217,9 +210,7 @@ class CsiService:
             return by_driver
         _check_key(record, key)
         response = csi_pb2.NodeGetVolumeHealthResponse.FromString(by_driver)
-        completed = await self._calls.runtime.complete_health(
-            record, response, call.time_remaining()
-        )
+        completed = await self._runtime.complete_health(record, response, call.time_remaining())
         return completed.SerializeToString()
 
     async def _node_expand(

@@ -11,7 +11,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from crust.core import errors
 from crust.core.settings.proxy import ServedDriver
@@ -19,7 +19,7 @@ from crust.core.supervised import Health
 from crust.proxy.service import CsiService
 from crust.rpc.call import Call
 from crust.rpc.csi_driver import CsiDriver
-from crust.rpc.port import Port, SocketPort
+from crust.rpc.port import Port
 from crust.rpc.serving import server
 from crust.rpc.serving.daemon import Daemon
 from crust.rpc.serving.service import Service, methods_of
@@ -73,27 +73,16 @@ class ProxiedDriver:
     parts: AsyncExitStack
 
 
-Frontend = Callable[[ServedDriver, CsiDriver], CsiService]
-
-
+@dataclass(slots=True)
 class DriverSockets:
     """Serves drivers. `run_dir` has their sockets' locks: CSI allows no other file beside a plugin's socket."""
 
-    def __init__(
-        self,
-        frontend: Frontend,
-        daemon: Daemon,
-        *,
-        run_dir: str,
-        plugins_registry: str,
-        connect: Callable[[str], Port] = SocketPort,
-    ) -> None:
-        self._frontend = frontend
-        self._daemon = daemon
-        self._run_dir = run_dir
-        self._registry = plugins_registry
-        self._connect = connect
-        self._drivers: dict[str, ProxiedDriver] = {}
+    frontend: Callable[[ServedDriver, CsiDriver], CsiService]
+    daemon: Daemon
+    run_dir: str
+    plugins_registry: str
+    connect: Callable[[str], Port]
+    _drivers: dict[str, ProxiedDriver] = field(default_factory=dict)
 
     def all(self) -> Sequence[ProxiedDriver]:
         """The drivers, by name."""
@@ -102,15 +91,15 @@ class DriverSockets:
     async def add(self, served: ServedDriver) -> None:
         """Serve one more. Raises what keeps its socket from being served, and then nothing is changed."""
         async with AsyncExitStack() as parts:
-            port = await parts.enter_async_context(self._connect(served.backend))
+            port = await parts.enter_async_context(self.connect(served.backend))
             backend = CsiDriver(port)
             parts.push_async_callback(backend.aclose)
-            frontend = self._frontend(served, backend)
+            frontend = self.frontend(served, backend)
             service = Service(
                 "csi",
                 frontend.methods(),
                 others=port,
-                health=self._daemon.health,
+                health=self.daemon.health,
                 driver=lambda: served.name,
             )
             lock_path = self._lock_path(served.socket)
@@ -136,19 +125,19 @@ class DriverSockets:
         await asyncio.gather(*(driver.parts.aclose() for driver in drivers))
 
     async def _register(self, served: ServedDriver, parts: AsyncExitStack) -> Registration | None:
-        if not (self._registry and served.register_plugin):
+        if not (self.plugins_registry and served.register_plugin):
             return None
-        registration = Registration(served.name, served.socket, self._daemon.health)
+        registration = Registration(served.name, served.socket, self.daemon.health)
         service = Service(
             f"registration {served.name}",
             methods_of(registration, _REGISTRATION),
-            health=self._daemon.health,
+            health=self.daemon.health,
         )
-        path = f"{self._registry}/{served.name}-reg.sock"
-        lock_path = self._lock_path(f"{self._registry}/{served.name}")
-        parts.callback(self._daemon.health.report, f"registration of {served.name}", None)
+        path = f"{self.plugins_registry}/{served.name}-reg.sock"
+        lock_path = self._lock_path(f"{self.plugins_registry}/{served.name}")
+        parts.callback(self.daemon.health.report, f"registration of {served.name}", None)
         await parts.enter_async_context(server.serving(path, service, lock_path=lock_path))
         return registration
 
     def _lock_path(self, socket: str) -> str:
-        return f"{self._run_dir}/{hashlib.sha256(socket.encode()).hexdigest()[:16]}.lock"
+        return f"{self.run_dir}/{hashlib.sha256(socket.encode()).hexdigest()[:16]}.lock"

@@ -27,7 +27,8 @@ class Table:
 
     def __init__(self) -> None:
         self._rows: dict[str, Target] = {}
-        self._clock = 0
+        self.clock = 0
+        """The time by the proxy's own changes; `merge` gets it from the beginning of a look."""
         self._changed: dict[str, int] = {}
         """When the proxy changed a row last, since the last look began."""
         self._ended: list[Target] = []
@@ -114,15 +115,15 @@ class Table:
     def put(self, row: Target) -> None:
         """Replace the row of a target. Any thread may do so."""
         with self._lock:
-            self._clock += 1
-            self._changed[row.name] = self._clock
+            self.clock += 1
+            self._changed[row.name] = self.clock
             self._rows[row.name] = row
 
     def drop(self, name: str) -> None:
         """Remove the row: nothing stands at the target."""
         with self._lock:
-            self._clock += 1
-            self._changed[name] = self._clock
+            self.clock += 1
+            self._changed[name] = self.clock
             self._remove(name)
 
     def note(self, row: Target) -> None:
@@ -130,10 +131,6 @@ class Table:
         with self._lock:
             if row.name in self._rows:
                 self._rows[row.name] = row
-
-    def now(self) -> int:
-        """The time by the proxy's own changes; give it to `merge` after a look that begins now."""
-        return self._clock
 
     def merge(
         self,
@@ -152,7 +149,10 @@ class Table:
             self._changed = {name: self._changed[name] for name in newer}
             newer |= {name for name, row in self._rows.items() if row.busy}
             for name in self._rows.keys() - names - newer:
-                self._set_without_entry(self._rows[name])
+                row = self._rows[name]
+                if row.entry is not None:
+                    self._note_ended(row)
+                    self._rows[name] = replace(row, entry=None, reported=None, problems=frozenset())
             for name in read.keys() - newer:
                 self._rows[name] = _observed(self._rows.get(name), read[name])
             if stacks is not None:
@@ -167,12 +167,6 @@ class Table:
         ended, self._ended = self._ended, []
         return ended
 
-    def _set_without_entry(self, row: Target) -> None:
-        if row.entry is None:
-            return
-        self._note_ended(row)
-        self._rows[row.name] = replace(row, entry=None, reported=None, problems=frozenset())
-
     def _set_stacks(self, stacks: Mapping[str, Stack], newer: Set[str]) -> None:
         for name in self._rows.keys() - newer:
             row = self._rows[name]
@@ -180,7 +174,7 @@ class Table:
             if stack is not row.stack and not row.raw:
                 self._rows[name] = replace(row, stack=stack)
         for path, stack in stacks.items():
-            row = replace(Target.of(volumes.TargetPath(path)), stack=stack)
+            row = Target.of(path, stack=stack)
             if _stands(row) and row.name not in self._rows and row.name not in newer:
                 self._rows[row.name] = row
 

@@ -8,7 +8,7 @@ unmounts it after the driver's unpublish; so a guard or an entry means that the 
 import enum
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 from crust.core import deferral_keys, errors, mount_options, volumes
 from crust.handoff.claims import Claim
@@ -104,9 +104,9 @@ class Target:
     """The parts that are reported as unhealthy."""
 
     @classmethod
-    def of(cls, target: volumes.TargetPath, key: volumes.VolumeKey | None = None) -> Self:
-        """A target of which nothing is known but its path, and perhaps its volume."""
-        return cls(target.digest, target.text, key=key)
+    def of(cls, path: str, **known: Any) -> Self:
+        """A target of which only the path and the fields `known` are known."""
+        return cls(volumes.TargetPath(path).digest, path, **known)
 
     @property
     def record(self) -> Record | None:

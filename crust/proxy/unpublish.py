@@ -9,7 +9,7 @@ restarts then may find no mount point, and would never ask again.
 """
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from crust.core import volumes
 from crust.handoff import claims
@@ -24,13 +24,11 @@ from crust.wire.csi.v1 import csi_pb2
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class Unpublish:
     """Carries out deferred unpublishes, and the undo of deferred publishes."""
 
-    def __init__(self, entries: Entries) -> None:
-        self._entries = entries
-        self._table = entries.table
-        self._targets = entries.targets
+    entries: Entries
 
     async def unpublish(
         self,
@@ -41,19 +39,19 @@ class Unpublish:
         metadata: Metadata,
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
         """Unpublish; raises `HeldBySandbox`, and `PeerStatus` with the driver's own status."""
-        row = self._table.at(target.text)
+        row = self.entries.table.at(target.text)
         if row is None:
             return await self.remove(backend, key, target, request, metadata)
-        self._table.put(replace(row, busy=True))
+        self.entries.table.put(replace(row, busy=True))
         try:
             response = await self.remove(backend, key, target, request, metadata)
         except BaseException:
-            self._table.put(row)
+            self.entries.table.put(row)
             raise
-        self._table.drop(row.name)
+        self.entries.table.drop(row.name)
         if row.record is not None:
             _log.info("unpublished", extra={"volume": str(row.key), "target": row.path})
-            self._entries.events.emit(Event("unpublished", row.path, row.record.handler))
+            self.entries.events.emit(Event("unpublished", row.path, row.record.handler))
         return response
 
     async def remove(
@@ -87,12 +85,12 @@ class Unpublish:
         without a record counts as absent (H-11), and is removed all the same.
         """
         try:
-            removal = self._entries.store.begin_removal(target)
+            removal = self.entries.store.begin_removal(target)
         except claims.NotPublished:
             removal = None
         try:
-            self._entries.filesystems.locks.check_free(str(key))
-            seen = self._targets.look(target)
+            self.entries.filesystems.locks.check_free(str(key))
+            seen = self.entries.targets.look(target)
             if removal is not None and (removal.entry.record or removal.entry.error):
                 seen = replace(seen, entry=removal.entry)
             if begin_unpublish(seen, key) is UnpublishPlan.REFUSE and seen.entry is not None:
@@ -105,10 +103,10 @@ class Unpublish:
 
     def _finish(self, target: volumes.TargetPath, began: Seen, removal: Removal | None) -> None:
         if began.is_covered:  # the driver's own mount too, perhaps: then it has removed it
-            seen = self._targets.look(target)
+            seen = self.entries.targets.look(target)
             if seen.is_covered:
                 raise seen.mounted(target)
         if removal is None:
-            self._targets.unmount_guard(target)
+            self.entries.targets.unmount_guard(target)
         else:
-            removal.complete(lambda: self._targets.unmount_guard(target))
+            removal.complete(lambda: self.entries.targets.unmount_guard(target))

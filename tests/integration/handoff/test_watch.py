@@ -19,9 +19,9 @@ from watchdog.observers import inotify_c
 from crust.core import errors
 from crust.handoff import claims, entry, layout
 from crust.handoff.claims import ClaimLock, UntrustedLock
-from crust.handoff.entry import Entry
+from crust.handoff.entry import Entry, UntrustedDirectory
 from crust.handoff.layout import Layout
-from crust.handoff.store import Store, UntrustedDirectory
+from crust.handoff.store import Store
 from crust.handoff.watch import Watch
 from crust.runtime_handler import resolve_source
 from tests.support.records.records import TARGET, a_record

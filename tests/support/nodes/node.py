@@ -15,6 +15,7 @@ from crust.core.settings.shim import ShimSettings
 from crust.csi_shim import shim_process
 from crust.csi_shim.wrap import node_shim
 from crust.handoff import store
+from crust.handoff.entry import Entry
 from crust.handoff.record import Record
 from crust.host.block import devices
 from crust.host.process.workers import Workers
@@ -156,7 +157,7 @@ class Node:
     def inspect(self) -> "inspect_pb2_grpc.InspectAsyncStub":
         return inspect_pb2_grpc.InspectStub(self.proxy_channels["inspect"])
 
-    def entry(self, target: str) -> store.Entry | None:
+    def entry(self, target: str) -> Entry | None:
         return store.Store(self.places.volumes).read(volumes.TargetPath(target))
 
     def record(self, target: str) -> Record:

@@ -25,6 +25,7 @@ from crust.core.settings.program import ProgramSettings
 from crust.core.settings.proxy import KubernetesSettings
 from crust.csi_shim.wrap.node_shim import Wrapping
 from crust.handoff import store
+from crust.handoff.entry import Entry
 from crust.handoff.record import Record
 from crust.host.mounts import mountinfo
 from crust.node import node_process
@@ -185,7 +186,7 @@ class ServedNode:
         assert mountinfo.below(self.places.kubelet) == ()
         assert remnants.devices(self.places.root) == []
 
-    def entry(self, target: str) -> store.Entry | None:
+    def entry(self, target: str) -> Entry | None:
         return store.Store(self.places.volumes).read(volumes.TargetPath(target))
 
     def record(self, target: str) -> Record:

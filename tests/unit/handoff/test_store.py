@@ -17,10 +17,10 @@ import pytest
 from crust.core import errors, volumes
 from crust.handoff import claims, layout
 from crust.handoff.claims import HeldBySandbox, NotPublished
-from crust.handoff.entry import IN_TURN, Looks
+from crust.handoff.entry import IN_TURN, Looks, UnknownHandoffFile, UntrustedDirectory
 from crust.handoff.mount_info import Reserved
 from crust.handoff.record import UnreadableHandoffRecord
-from crust.handoff.store import EntryDiffers, Store, UnknownHandoffFile, UntrustedDirectory
+from crust.handoff.store import EntryDiffers, Store
 from crust.host.files import durable
 from tests.support.faults import syncs
 from tests.support.raised import raised
