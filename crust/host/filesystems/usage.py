@@ -62,13 +62,6 @@ _BTRFS = "/sys/fs/btrfs"
 _TEMPORARY_FSIDS = "/sys/fs/btrfs/features/temp_fsid"
 
 
-def mount_options(fs_type: str, options: tuple[str, ...]) -> tuple[str, ...]:
-    """`options` with which a filesystem mounts while another of the same UUID is mounted."""
-    if fs_type == "xfs" and "nouuid" not in options:
-        return (*options, "nouuid")
-    return options
-
-
 def check(path: str, fs_type: str) -> None:
     """Raise `DuplicateFilesystemUuid` if the kernel would treat the device as one that is mounted."""
     if fs_type != "btrfs" or os.path.exists(_TEMPORARY_FSIDS):

@@ -20,7 +20,6 @@ from crust.blockdriver.node.node_expand import NodeExpand
 from crust.blockdriver.node.publish import host_image, publish_rules
 from crust.blockdriver.node.publish.host_image import HostImage
 from crust.blockdriver.node.publish.publish_rules import Publish, Ready
-from crust.blockdriver.records.node_state import Published
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
 from crust.host.block import devices
@@ -40,6 +39,7 @@ class TargetOccupied(errors.Conflict):
         self.target = target
 
 
+_DONE = {"done": True}
 _log = logging.getLogger(__name__)
 
 
@@ -69,14 +69,16 @@ class NodePublish:
             return
         content, attachment = ready.content, ready.attachment
         await self.node_expand.fill(content, attachment, ready.entry.fs_type, request.target.text)
-        await workers.run(self.stores.node_state.note_published, _done(ready))
+        await workers.run(
+            self.stores.node_state.note_published, ready.entry.model_copy(update=_DONE)
+        )
 
     def _publish(self, request: Publish) -> Ready | Preparation | None:
         """Do all steps but growth in one hop; returns what must grow, or what needs a filesystem first."""
         ready = publish_rules.check(self.stores, request)
         if ready.staged.host and host_image.is_due(ready):
             return self.host_image.make_ready(ready) or self._publish(request)
-        device = ready.attachment.host_device  # raises NoHostDevice
+        entry, device = ready.entry, ready.attachment.host_device  # raises NoHostDevice
         self.io_limits.check_host(ready.record.limits.value)
         if ready.present is not None and ready.present.done:
             self.io_limits.hold(ready.record.limits.value, device)
@@ -84,16 +86,18 @@ class NodePublish:
         mounted = self._look(ready)
         # A mount without an entry may have been answered long ago: a pod may be using it.
         unanswered = not mounted or ready.present is not None
-        grows = unanswered and _growth_is_due(ready)
-        group = _group(request, readonly=ready.entry.readonly)
+        is_larger = ready.attachment.size_bytes > ready.content.filled_bytes
+        may_grow = entry.kind == "mount" and not entry.readonly and not ready.others
+        grows = unanswered and is_larger and may_grow
+        group = _group(request, readonly=entry.readonly)
         # Where no step follows the mount, the mount itself shows that the publish is done.
-        last = group is None and not grows
-        self.stores.node_state.note_published(_done(ready) if last else ready.entry)
+        last, done = group is None and not grows, entry.model_copy(update=_DONE)
+        self.stores.node_state.note_published(done if last else entry)
         try:
             if not mounted:
                 self._mount(ready)
             if group is not None:
-                fs_group.apply(ready.entry.target, group)
+                fs_group.apply(entry.target, group)
             self.io_limits.hold(ready.record.limits.value, device)
         except errors.CrustError:
             self._undo_or_log(ready, unmounts=unanswered)
@@ -101,7 +105,7 @@ class NodePublish:
         if grows:
             return ready
         if not last:
-            self.stores.node_state.note_published(_done(ready))
+            self.stores.node_state.note_published(done)
         return None
 
     def _look(self, ready: Ready) -> bool:
@@ -167,16 +171,6 @@ class NodePublish:
         self.stores.node_state.forget_published(ready.request.volume_id, ready.request.target)
         if mountinfo.at(ready.entry.target) is None:
             target_paths.remove(ready.request.target, self.target_roots)
-
-
-def _growth_is_due(ready: Ready) -> bool:
-    entry, content = ready.entry, ready.content
-    larger = ready.attachment.size_bytes > content.filled_bytes
-    return larger and entry.kind == "mount" and not entry.readonly and not ready.others
-
-
-def _done(ready: Ready) -> Published:
-    return ready.entry.model_copy(update={"done": True})
 
 
 def _group(request: Publish, *, readonly: bool = False) -> volumes.GroupChange | None:

@@ -23,7 +23,6 @@ from crust.blockdriver.records.models import ContentRecord, VolumeRecord
 from crust.blockdriver.records.node_state import NotStaged, Published, Staged
 from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, mount_options, volumes
-from crust.host.filesystems import usage
 
 _SIDECARS = "csi.storage.k8s.io/"
 _SHARED_MODES = frozenset({
@@ -91,10 +90,13 @@ def entry_of(request: Publish, fs_type: str, *, readonly: bool = False) -> Publi
     """
     access = request.capability.access
     kind: Literal["mount", "block"] = "block"
-    options = mount_options.MountOptions((), readonly=False)
+    parsed = mount_options.MountOptions((), readonly=False)
     if isinstance(access, volumes.MountAccess):
         kind = "mount"
-        options = mount_options.parse(access.mount_flags, for_guest=request.deferred)
+        parsed = mount_options.parse(access.mount_flags, for_guest=request.deferred)
+    options = parsed.options
+    if fs_type == "xfs" and "nouuid" not in options:  # see `crust.host.filesystems.usage`
+        options = (*options, "nouuid")
     mode = request.capability.mode
     return Published(
         volume_id=request.volume_id,
@@ -102,8 +104,8 @@ def entry_of(request: Publish, fs_type: str, *, readonly: bool = False) -> Publi
         kind=kind,
         fs_type=fs_type if kind == "mount" else "",
         mode=mode.value,
-        options=usage.mount_options(fs_type, options.options),
-        readonly=readonly or request.readonly or mode.reader_only or options.readonly,
+        options=options,
+        readonly=readonly or request.readonly or mode.reader_only or parsed.readonly,
         deferred=request.deferred,
         fingerprint=request.fingerprint,
         done=request.deferred,  # nothing follows its entry
@@ -174,8 +176,11 @@ def check(stores: Stores, request: Publish) -> Ready:
     if entry.kind != staged.kind:
         raise capability_check.CapabilityExceeded(volume_id, f"it is staged as {staged.kind}")
     live = stores.node_state.live_publishes(volume_id)
-    present = stores.node_state.published(request.target)  # of this volume, or of another one
-    if present is not None and present not in stores.node_state.live_publishes(present.volume_id):
+    present = stores.node_state.published(request.target)
+    live_of_its_volume = live
+    if present is not None and present.volume_id != volume_id:
+        live_of_its_volume = stores.node_state.live_publishes(present.volume_id)
+    if present not in live_of_its_volume:
         present = None
     if present is not None and present.fingerprint != entry.fingerprint:
         raise TargetPublishedDifferently(present.target, present.volume_id)
