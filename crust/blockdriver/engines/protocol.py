@@ -18,7 +18,7 @@ from typing import Protocol
 from crust.blockdriver.engines.node_access import NodeAccess
 from crust.blockdriver.engines.pool_store import PoolHome, RecordKind, RecordStore
 from crust.core import errors, volumes
-from crust.host.files.held_directory import Place
+from crust.host.files.durable import Place
 
 
 class ImageMissing(errors.Corrupt):

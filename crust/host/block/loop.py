@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from crust.core import errors, volumes
 from crust.host.block import holders, loopctl
 from crust.host.files import locks, sparse
-from crust.host.files.held_directory import AnyPath
+from crust.host.files.durable import AnyPath
 from crust.host.process import oserrors, syscalls
 
 _ATTEMPTS = 1000

@@ -1,24 +1,37 @@
-"""Atomic, durable file writes: a crash leaves the old content or the new, never a part.
+"""Files of crust's own: written whole or not at all, and on the disk that was opened.
 
 Each write creates a temporary file under a dot name in the same directory, fsyncs it, renames it over the target and
-fsyncs the directory. A crash leaves at worst a temporary file, which `remove_temporary_files` removes. Every function
-is one thread hop for its caller: spread over awaits, a cancellation could fall between write and rename.
+fsyncs the directory. A crash leaves the old content or the new, and at worst a temporary file, which
+`remove_temporary_files` removes. Every function is one thread hop for its caller: spread over awaits, a cancellation
+could fall between write and rename.
 
 A read refuses what another user could have written: a symbolic link, a pipe or device, a file that another user owns
 or may write.
+
+A path is looked up again by each system call: when a disk is unmounted, or another one is mounted over a directory,
+the next call writes to another filesystem. So a `HeldDirectory` has a descriptor, which stays with the directory that
+was opened. A `HeldPath` below it is used as a path in any system call, by way of /proc/self/fd, and is shown as the
+path that people know; it is of use in this process only. From the descriptor on a path is looked up as any other one,
+so a mount over a folder would be entered: a folder that holds what matters is held too (`hold_folder`).
 """
 
 import contextlib
 import errno
 import logging
 import os
+import pathlib
 import secrets
 import stat
+import weakref
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from crust.core import errors
 from crust.host.process import oserrors, syscalls
 
 _log = logging.getLogger(__name__)
+
+AnyPath: TypeAlias = str | os.PathLike[str]
 
 _TEMPORARY_SUFFIX = ".crust-tmp"
 
@@ -52,7 +65,7 @@ class UnreadableFile(errors.Corrupt):
 
 
 def publish(
-    path: str | os.PathLike[str],
+    path: AnyPath,
     data: bytes,
     *,
     mode: int = 0o600,
@@ -80,7 +93,7 @@ def publish(
             _sync(os.path.dirname(final) or ".")
 
 
-def read(path: str | os.PathLike[str], *, limit_bytes: int) -> bytes:
+def read(path: AnyPath, *, limit_bytes: int) -> bytes:
     """`find` for a file that must be there; raises `NotFound`."""
     data = find(path, limit_bytes=limit_bytes)
     if data is None:
@@ -90,7 +103,7 @@ def read(path: str | os.PathLike[str], *, limit_bytes: int) -> bytes:
     return data
 
 
-def find(path: str | os.PathLike[str], *, limit_bytes: int) -> bytes | None:
+def find(path: AnyPath, *, limit_bytes: int) -> bytes | None:
     """The content of a regular file of at most `limit_bytes` that only root or this user can have written.
 
     None if it is absent; never if it is there: a disk that is offline gives ENODEV, a socket ENXIO. Raises
@@ -119,7 +132,7 @@ def find(path: str | os.PathLike[str], *, limit_bytes: int) -> bytes | None:
     return data
 
 
-def remove(path: str | os.PathLike[str], *, survives_power_cut: bool = True) -> None:
+def remove(path: AnyPath, *, survives_power_cut: bool = True) -> None:
     """Remove a file durably; absent is a success."""
     with oserrors.translating(f"cannot remove {path}"):
         try:
@@ -130,13 +143,13 @@ def remove(path: str | os.PathLike[str], *, survives_power_cut: bool = True) -> 
             _sync(os.path.dirname(path) or ".")
 
 
-def sync_directory(path: str | os.PathLike[str]) -> None:
+def sync_directory(path: AnyPath) -> None:
     """Make the names in a directory durable (fsync(2) of a file says nothing about its name)."""
     with oserrors.translating(f"cannot sync {path}"):
         _sync(os.fspath(path))
 
 
-def make_directory(path: str | os.PathLike[str], mode: int) -> None:
+def make_directory(path: AnyPath, mode: int) -> None:
     """Make one directory, durably, with exactly `mode` whatever the umask; one that is there is kept, and synced.
 
     The parent must exist. Raises `UntrustedFile` when a file is there, or a directory that another user could write.
@@ -154,7 +167,7 @@ def make_directory(path: str | os.PathLike[str], mode: int) -> None:
         _sync(os.path.dirname(path) or ".")
 
 
-def make_directories(path: str | os.PathLike[str], mode: int) -> None:
+def make_directories(path: AnyPath, mode: int) -> None:
     """`make_directory`, and before it the parents that do not exist."""
     parent = os.path.dirname(path)
     if not os.path.isdir(parent):
@@ -162,7 +175,7 @@ def make_directories(path: str | os.PathLike[str], mode: int) -> None:
     make_directory(path, mode)
 
 
-def make_staging(path: str | os.PathLike[str], mode: int) -> None:
+def make_staging(path: AnyPath, mode: int) -> None:
     """Make a directory to be filled for `publish_directory`, with exactly `mode`; `PathAlreadyExists` if it is there.
 
     Not durable: nothing depends on it until it is published.
@@ -178,7 +191,7 @@ def make_staging(path: str | os.PathLike[str], mode: int) -> None:
 
 
 def write_staged(
-    path: str | os.PathLike[str],
+    path: AnyPath,
     data: bytes,
     *,
     mode: int = 0o600,
@@ -202,7 +215,7 @@ def write_staged(
             os.fsync(fd)
 
 
-def publish_directory(staging: str | os.PathLike[str], final: str | os.PathLike[str]) -> None:
+def publish_directory(staging: AnyPath, final: AnyPath) -> None:
     """Rename a filled staging directory to its final name, durably; raises `PathAlreadyExists`.
 
     Both must be on one filesystem. An empty directory at `final` is replaced (rename(2)).
@@ -219,13 +232,13 @@ def publish_directory(staging: str | os.PathLike[str], final: str | os.PathLike[
         _sync(os.path.dirname(final) or ".")
 
 
-def temporary_name(path: str | os.PathLike[str]) -> str:
+def temporary_name(path: AnyPath) -> str:
     """A name beside `path` for a file that is to be renamed; what a crash leaves of it is removed."""
     directory, name = os.path.split(path)
     return os.path.join(directory, f".{name[:200]}.{secrets.token_hex(6)}{_TEMPORARY_SUFFIX}")
 
 
-def remove_temporary_files(directory: str | os.PathLike[str]) -> None:
+def remove_temporary_files(directory: AnyPath) -> None:
     """Remove the temporary files that a crash left in a directory.
 
     Only the directory's one writer may call it, while it writes nothing: a file in progress looks the same.
@@ -253,3 +266,132 @@ def _check_only_ours(path: str, status: os.stat_result) -> None:
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = f"{stat.S_IMODE(status.st_mode):04o}"
         raise UntrustedFile(path, f"other users may write it, mode {mode}")
+
+
+class DirectoryReplaced(errors.PeerUnavailable):
+    """The directory at a path is not the one that is held."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path} is not the directory that was opened",
+            why="its disk was unmounted, another one was mounted over it, or it was renamed",
+            hint="undo that",
+        )
+        self.path = path
+
+
+class HeldDirectory:
+    """The directory at `path`, once it is held. It owns the descriptor."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._fd = -1
+        self._is_held = False
+        self._folders: dict[str, HeldDirectory] = {}
+
+    def hold(self) -> None:
+        """Hold what is at the path now, in place of what was held. Raises `NotFound`, and `Conflict` for a file."""
+        for folder in self._folders.values():
+            folder.let_go()
+        with oserrors.translating(f"cannot open {self.path}"):
+            self._put(os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        self._is_held = True
+
+    def hold_folder(self, name: str) -> None:
+        """Hold a folder too: no path into it leads through a mount. Raises `NotFound`, `FolderMountedOver`."""
+        folder = self._folders.setdefault(name, HeldDirectory(f"{self.path}/{name}"))
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        with oserrors.translating(f"cannot open {folder.path}"):
+            fd = os.open(name, flags, dir_fd=self.descriptor())
+            if syscalls.mount_at("", directory=fd).is_root:
+                os.close(fd)
+                raise errors.PeerUnavailable.named(
+                    "FolderMountedOver",
+                    f"{folder.path} is a mount point",
+                    why="its files are below what is mounted there",
+                    hint="unmount it; if the files are in the mount, "
+                    "stop the program first, and move them into the folder",
+                )
+            folder._put(fd)
+        folder._is_held = True
+
+    def let_go(self) -> None:
+        """Hold nothing, so that the filesystem can be unmounted."""
+        for folder in self._folders.values():
+            folder.let_go()
+        self._is_held = False
+        if self._fd >= 0:
+            with oserrors.translating("cannot open /dev/null"):
+                self._put(os.open("/dev/null", os.O_PATH | os.O_CLOEXEC))
+
+    def check_in_place(self) -> None:
+        """Raise `DirectoryReplaced` unless the path leads to the directory that is held, and so for each folder."""
+        self._check_at(self.path)
+        for name, folder in self._folders.items():
+            if folder._is_held:
+                folder._check_at(f"/proc/self/fd/{self.descriptor()}/{name}")
+
+    def _check_at(self, path: str) -> None:
+        with oserrors.translating(f"cannot look at {self.path}"):
+            held = os.stat(self.descriptor())
+            try:
+                found = os.stat(path)
+            except FileNotFoundError as err:
+                raise DirectoryReplaced(self.path) from err
+        if not os.path.samestat(held, found):
+            raise DirectoryReplaced(self.path)
+
+    def descriptor(self) -> int:
+        """The descriptor. Raises `DirectoryNotHeld`."""
+        if not self._is_held:
+            raise errors.PeerUnavailable.named(
+                "DirectoryNotHeld",
+                f"{self.path} is not open",
+                why="it was not there, or went away",
+                hint="retry",
+            )
+        return self._fd
+
+    def __truediv__(self, name: str) -> "HeldPath":
+        return HeldPath(self, name)
+
+    def _put(self, fd: int) -> None:
+        """Have `fd` under the one number that this object ever uses.
+
+        A thread that a hung disk delays may still use a path with that number: it must lead nowhere else.
+        """
+        if self._fd < 0:
+            self._fd = fd
+            weakref.finalize(self, os.close, fd)
+            return
+        try:
+            os.dup2(fd, self._fd, inheritable=False)
+        finally:
+            os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPath(os.PathLike[str]):
+    """A name, or several of them, below a held directory."""
+
+    directory: HeldDirectory
+    name: str
+
+    def __truediv__(self, name: str) -> "HeldPath":
+        return HeldPath(self.directory, f"{self.name}/{name}")
+
+    def __fspath__(self) -> str:
+        """For a system call now. Raises `DirectoryNotHeld`."""
+        first, _, rest = self.name.partition("/")
+        folder = self.directory._folders.get(first)
+        if folder is not None and folder._is_held:
+            return f"/proc/self/fd/{folder._fd}/{rest or '.'}"
+        return f"/proc/self/fd/{self.directory.descriptor()}/{self.name}"
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.directory.path}/{self.name}"
+
+
+Place: TypeAlias = pathlib.Path | HeldPath
+"""A path that is used with `/`, `os.fspath` and `str`."""

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from crust.host.files.held_directory import AnyPath
+from crust.host.files.durable import AnyPath
 from crust.host.process import oserrors, syscalls
 
 _FS_IOC_FIEMAP = 0xC020660B  # _IOWR('f', 11, struct fiemap)

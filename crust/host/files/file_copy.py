@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 
 from crust.core import errors
 from crust.host.files import durable, extents
-from crust.host.files.held_directory import AnyPath
+from crust.host.files.durable import AnyPath
 from crust.host.process import oserrors, syscalls
 
 _FICLONE = 0x40049409  # _IOW(0x94, 9, int)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from crust.core import errors
-from crust.host.files.held_directory import Place
+from crust.host.files.durable import Place
 from crust.host.process import open_files, oserrors, syscalls
 
 _FLOCK = struct.Struct("hhqqi4x")

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust.core import errors
-from crust.host.files.held_directory import AnyPath
+from crust.host.files.durable import AnyPath
 from crust.host.process import oserrors, syscalls
 
 _BLOCK_BYTES = 512

@@ -94,7 +94,7 @@ def reason(err: OSError) -> str:
     if err.errno is None:
         return str(err)
     name = errno.errorcode.get(err.errno, str(err.errno))
-    # a path of `held_directory` says nothing to people; the act that failed names what it leads to
+    # a `HeldPath` says nothing to people; the act that failed names what it leads to
     is_known = isinstance(err.filename, str) and not err.filename.startswith("/proc/self/fd/")
     where = f", {err.filename}" if is_known else ""
     return f"{os.strerror(err.errno)} ({name}){where}"

@@ -37,7 +37,7 @@ from crust.blockdriver.engines.pool_store import RecordChanged, RecordKind
 from crust.blockdriver.engines.protocol import ImageMissing, orphan_image
 from crust.core import errors, volumes
 from crust.host.files import durable, sparse
-from crust.host.files.held_directory import Place
+from crust.host.files.durable import Place
 from crust.host.process import oserrors, syscalls
 
 _NEW, _GONE = ".new-", ".gone-"

@@ -10,7 +10,7 @@ directory that is not empty never becomes one. The id of the pool is remembered 
     <state dir>.pool-id          the id of the pool that this node serves, or the file that the settings name
 
 Where it names another pool than is there, or none is there, nothing is served. All files of the pool are reached by
-way of the directory and the folders that were opened (`held_directory`), so what is mounted over one later gets no
+way of the directory and the folders that were opened (`HeldDirectory`), so what is mounted over one later gets no
 write. Nothing is served with a mount over a folder: its volumes would seem to be lost. For the same reason a process
 that has served a folder serves no other one in its place, and makes none, as long as `pool.json` is the same file.
 """
@@ -27,7 +27,7 @@ from crust.blockdriver.engines.pool_ids import POOL_ID, PoolIds
 from crust.blockdriver.engines.pool_store import PoolAbsent
 from crust.core import errors
 from crust.host.files import durable, locks
-from crust.host.files.held_directory import DirectoryReplaced, HeldDirectory
+from crust.host.files.durable import DirectoryReplaced, HeldDirectory
 
 SCHEMA = 1
 _LIMIT_BYTES = 64 * 1024

@@ -35,7 +35,7 @@ from crust.blockdriver.engines.protocol import (
 from crust.core import errors, volumes
 from crust.host.block import devices
 from crust.host.files import extents, file_copy, sparse
-from crust.host.files.held_directory import Place
+from crust.host.files.durable import Place
 
 _SNAPSHOT = ".snap"
 _READ_ONLY = 0o400

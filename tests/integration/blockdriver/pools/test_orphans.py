@@ -11,7 +11,7 @@ from crust.blockdriver import driver
 from crust.core import errors, volumes
 from crust.host.block import loop, loopctl
 from crust.host.files import sparse
-from crust.host.files.held_directory import AnyPath
+from crust.host.files.durable import AnyPath
 from crust.host.process import sysfs
 from tests.support.drivers import remnants
 from tests.support.drivers.block_driver import MIB, Bench, block, mount

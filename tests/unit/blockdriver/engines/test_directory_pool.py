@@ -10,7 +10,7 @@ from crust.blockdriver.engines.files import memory_beside, pool
 from crust.blockdriver.engines.files.pool import DirectoryPool as Pool
 from crust.blockdriver.engines.pool_ids import PoolIds, set_of
 from crust.host.files import durable
-from crust.host.files.held_directory import DirectoryReplaced
+from crust.host.files.durable import DirectoryReplaced
 from tests.support.faults import crashes
 from tests.support.raised import raised
 from tests.support.records import pool_layout

@@ -10,7 +10,7 @@ import pytest
 from crust.core import errors
 from crust.core.volumes import TargetPath
 from crust.host.files import durable, locks, target_paths
-from crust.host.files.held_directory import DirectoryReplaced, HeldDirectory
+from crust.host.files.durable import DirectoryReplaced, HeldDirectory
 from tests.support.raised import raised
 
 
