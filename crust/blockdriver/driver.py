@@ -49,7 +49,7 @@ from crust.core.settings.driver import (
 from crust.host.cgroups import throttling
 from crust.host.files.locks import ToolLocks
 from crust.host.filesystems import mkfs
-from crust.host.process import sysfs, workers
+from crust.host.process import syscalls, workers
 from crust.host.process.workers import Workers
 from crust.rpc.messages import requests
 
@@ -237,14 +237,14 @@ class Driver:
             self.node.io_limits.throttle.look()
         if not self.role.has_controller:
             # no key to read the pool with, and nothing here that its records decide
-            self.stores.node_state.open(sysfs.boot_id())
+            self.stores.node_state.open(syscalls.boot_id())
             return
         self.stores.provisioning.open()  # for RBD it begins work in the background
         self.stores.volume_records.open()
         is_id, images = self.stores.pool.ids.is_volume_id, self.stores.provisioning.image_ids()
         self.stores.capacity.open(image for image in images if is_id(image))
         if self.role.has_node:
-            self.stores.node_state.open(sysfs.boot_id())
+            self.stores.node_state.open(syscalls.boot_id())
             self.node.io_limits.recover()
         self.controller.snapshots.freezer.open()
         self.stores.snapshot_sets.open()

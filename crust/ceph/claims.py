@@ -34,7 +34,7 @@ from crust.ceph.claim_object import Claims, Holder, Mode, changed
 from crust.ceph.cluster_image import ClusterImage
 from crust.ceph.fencing import ImageNotCutOff, cut_off, with_ended
 from crust.core import errors
-from crust.host.process import sysfs
+from crust.host.process import syscalls
 
 MACHINE_ID = "/etc/machine-id"
 
@@ -121,7 +121,7 @@ class HostClaim:
 
     @property
     def _me(self) -> Holder:
-        return Holder.of_host(self.host.node, self.host.machine, sysfs.boot_id(), now())
+        return Holder.of_host(self.host.node, self.host.machine, syscalls.boot_id(), now())
 
     def held(self) -> Holder | None:
         """The claim, if it is there and nobody has cut it off."""

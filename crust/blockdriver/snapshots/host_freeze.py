@@ -26,7 +26,7 @@ from crust.host.block import devices, holders, signatures
 from crust.host.files import durable
 from crust.host.filesystems import fsfreeze
 from crust.host.mounts import device_mounts, mountinfo
-from crust.host.process import sysfs
+from crust.host.process import syscalls
 
 _LIMIT_BYTES = 8192
 _GUEST = "guest:"
@@ -61,7 +61,7 @@ class Intents:
     def note(self, intent: Intent) -> None:
         """Record an intent, before the freeze."""
         what = intent.identity or f"{_GUEST}{intent.target}"
-        line = f"{sysfs.boot_id()} {what}\n".encode()
+        line = f"{syscalls.boot_id()} {what}\n".encode()
         durable.publish(self._path(intent.volume_id), line, survives_power_cut=False)
 
     def forget(self, volume_id: volumes.VolumeId) -> None:
@@ -72,7 +72,7 @@ class Intents:
         try:
             data = durable.read(self._path(volume_id), limit_bytes=_LIMIT_BYTES)
             boot_id, _, what = data.decode("utf-8", "replace").removesuffix("\n").partition(" ")
-            if boot_id != sysfs.boot_id():
+            if boot_id != syscalls.boot_id():
                 self.forget(volume_id)
                 return None
         except errors.CrustError as err:  # the writers of other volumes must not wait for this one

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from crust.core import volumes
-from crust.host.process import sysfs
+from crust.host.process import syscalls
 
 _BY_NUMBER = "/sys/dev/block"
 _UNIQUE_NAMES = ("naa.", "eui.", "uuid.")
@@ -57,12 +57,14 @@ class _Device:
 
     @classmethod
     def at(cls, directory: str) -> Self:
-        return cls(directory, frozenset(sysfs.names(directory)))
+        return cls(directory, frozenset(syscalls.names_in(directory)))
 
     def keys(self) -> Iterator[Key]:
         number = self._attribute("dev")
         # a partition has no sequence of its own
-        sequence = self._attribute("diskseq") or sysfs.known(f"{self.directory}/../diskseq")
+        sequence = self._attribute("diskseq") or syscalls.known_attribute(
+            f"{self.directory}/../diskseq"
+        )
         if number and sequence:
             major, _, minor = number.partition(":")
             yield volumes.DeviceIdentity(int(major), int(minor), int(sequence))
@@ -94,12 +96,12 @@ class _Device:
 
     def _linked(self, links: str) -> Iterator[Self]:
         if links in self.names:
-            for name in sysfs.names(f"{self.directory}/{links}"):
+            for name in syscalls.names_in(f"{self.directory}/{links}"):
                 yield self.at(_leads_to(f"{self.directory}/{links}/{name}"))
 
     def _attribute(self, place: str) -> str:
         name, _, _ = place.partition("/")
-        return sysfs.known(f"{self.directory}/{place}") if name in self.names else ""
+        return syscalls.known_attribute(f"{self.directory}/{place}") if name in self.names else ""
 
 
 def _closure(device: _Device, neighbours: Callable[[_Device], Iterator[_Device]]) -> set[_Device]:

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 
 from crust.core import errors, volumes
 from crust.host.block import device_sets, holders
-from crust.host.process import oserrors, syscalls, sysfs
+from crust.host.process import oserrors, syscalls
 
 device_set = device_sets.device_set
 """Part of what a caller may want to replace as a whole: identity, set, exclusive opens."""
@@ -97,7 +97,7 @@ def partition_of(number: int, partition: int) -> int:
             return number
         for name in os.listdir(directory):
             if _is_partition(f"{directory}/{name}", partition):
-                major, _, minor = sysfs.read(f"{directory}/{name}/dev").partition(":")
+                major, _, minor = syscalls.read_attribute(f"{directory}/{name}/dev").partition(":")
                 return os.makedev(int(major), int(minor))
     raise errors.NotReady.named(
         "PartitionMissing",
@@ -109,11 +109,11 @@ def partition_of(number: int, partition: int) -> int:
 
 def is_encrypted(number: int) -> bool:
     """Whether the device is a dm-crypt mapping: smaller than what is below it, by its header."""
-    return sysfs.known(f"{_directory(number)}/dm/uuid").startswith(_CRYPT)
+    return syscalls.known_attribute(f"{_directory(number)}/dm/uuid").startswith(_CRYPT)
 
 
 def _is_partition(directory: str, partition: int) -> bool:
-    return sysfs.known(f"{directory}/partition") == str(partition)
+    return syscalls.known_attribute(f"{directory}/partition") == str(partition)
 
 
 def size_bytes(path: str) -> int:
@@ -248,19 +248,19 @@ def _attribute(path: str, number: int, name: str) -> str:
         hint="check whether the device was detached and sysfs is mounted",
     ):
         try:
-            return sysfs.read(f"{directory}/{name}")
+            return syscalls.read_attribute(f"{directory}/{name}")
         except FileNotFoundError:
             # A partition has no sequence of its own; its disk, the directory above, has.
             if not os.path.exists(f"{directory}/partition"):
                 raise
-            return sysfs.read(f"{directory}/../{name}")
+            return syscalls.read_attribute(f"{directory}/../{name}")
 
 
 def _uevent(number: int) -> dict[str, str]:
     with oserrors.translating(
         f"cannot look at the device {_text(number)}", hint="check whether it was detached"
     ):
-        text = sysfs.read(f"{_directory(number)}/uevent")
+        text = syscalls.read_attribute(f"{_directory(number)}/uevent")
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from crust.core import errors
 from crust.host.block import loopctl
 from crust.host.mounts import mountinfo
-from crust.host.process import arguments, syscalls, sysfs
+from crust.host.process import arguments, syscalls
 
 _SHOWN = 5
 _BY_NUMBER = "/sys/dev/block"
@@ -135,7 +135,7 @@ def openers() -> Openers:
         if device is None:
             continue
         number = (os.major(device), os.minor(device))
-        if sysfs.known(f"{_BY_NUMBER}/{number[0]}:{number[1]}/pid") != pid:
+        if syscalls.known_attribute(f"{_BY_NUMBER}/{number[0]}:{number[1]}/pid") != pid:
             holder = _holder(pid, f"fd {fd}", writes=_writes(pid, fd))
             found[number] = (*found.get(number, ()), holder)
     return found
@@ -154,16 +154,20 @@ def stacked_on(number: int, *, by_number: str = _BY_NUMBER) -> tuple[str, ...]:
     """The names of the devices that hold the one with this `st_rdev`, or a partition of it; () if it is gone."""
     directory = f"{by_number}/{os.major(number)}:{os.minor(number)}"
     parts = [
-        each for each in sysfs.names(directory) if os.path.exists(f"{directory}/{each}/partition")
+        each
+        for each in syscalls.names_in(directory)
+        if os.path.exists(f"{directory}/{each}/partition")
     ]
     places = [f"{directory}/holders", *(f"{directory}/{part}/holders" for part in parts)]
-    found = {_shown(f"{place}/{name}", name) for place in places for name in sysfs.names(place)}
+    found = {
+        _shown(f"{place}/{name}", name) for place in places for name in syscalls.names_in(place)
+    }
     return tuple(sorted(found))
 
 
 def _shown(directory: str, name: str) -> str:
     """A device's name, and for a map the name that its creator gave it: vg-lv, mpatha."""
-    mapped = sysfs.known(f"{directory}/dm/name")
+    mapped = syscalls.known_attribute(f"{directory}/dm/name")
     return f"{name} ({mapped})" if mapped else name
 
 
@@ -201,7 +205,7 @@ def _descriptors() -> Iterator[tuple[str, str]]:
     """The process and the number of each descriptor of a file that has a path; sockets and pipes have none."""
     for pid in _processes():
         directory = f"/proc/{pid}/fd"
-        for fd in sysfs.names(directory):
+        for fd in syscalls.names_in(directory):
             try:
                 path = os.readlink(f"{directory}/{fd}")
             except OSError:  # closed meanwhile
@@ -250,7 +254,9 @@ def _loops_on(number: int) -> tuple[str, ...]:
 
 def _may_be_upon(loop_number: int, number: int) -> bool:
     """By the sizes, which sysfs knows: a loop device keeps its size when the device below it grows."""
-    below = int(sysfs.read(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/size"))
+    below = int(
+        syscalls.read_attribute(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/size")
+    )
     return loopctl.size_bytes(loop_number) <= below * 512
 
 

@@ -35,7 +35,7 @@ from pathlib import Path
 from crust.core import errors, volumes
 from crust.core.volumes import NetworkImage
 from crust.host.block import devices, holders
-from crust.host.process import oserrors, syscalls, sysfs
+from crust.host.process import oserrors, syscalls
 
 BUS = "/sys/bus/rbd"
 _KEY = "crust.rbd."
@@ -123,7 +123,7 @@ class KernelRbd:
 
     owner: str = ""
     bus: str = BUS
-    write: Callable[[str, bytes], None] = sysfs.write
+    write: Callable[[str, bytes], None] = syscalls.write_attribute
     load_module: Callable[[], None] = _modprobe
 
     def obstacle(self) -> str:
@@ -137,7 +137,7 @@ class KernelRbd:
     def unsupported(self, features: int) -> tuple[str, ...]:
         """Which features of an image this kernel does not know."""
         with oserrors.translating("cannot read what the kernel's driver for RBD supports"):
-            known = int(sysfs.read(f"{self.bus}/supported_features"), 16)
+            known = int(syscalls.read_attribute(f"{self.bus}/supported_features"), 16)
         left = features & ~known
         return tuple(
             _FEATURES.get(each, f"bit {each}")
@@ -205,7 +205,7 @@ class KernelRbd:
     def size_bytes(self, mapping: Mapping) -> int:
         """The device's size."""
         with oserrors.translating(f"cannot look at the mapping {mapping.number}"):
-            return int(sysfs.read(f"{self.bus}/devices/{mapping.number}/size"))
+            return int(syscalls.read_attribute(f"{self.bus}/devices/{mapping.number}/size"))
 
     @property
     def _mark(self) -> str:
@@ -227,7 +227,7 @@ class KernelRbd:
         directory = f"{self.bus}/devices/{number}"
 
         def text(name: str) -> str:
-            return sysfs.read(f"{directory}/{name}")
+            return syscalls.read_attribute(f"{directory}/{name}")
 
         with oserrors.translating(f"cannot look at the mapping {number}"):
             try:

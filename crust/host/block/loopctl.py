@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from crust.core import volumes
-from crust.host.process import sysfs
+from crust.host.process import syscalls
 
 CONFIGURE = 0x4C0A
 CLEAR = 0x4C01
@@ -111,7 +111,9 @@ def attached_numbers() -> list[int]:
 
     A kernel that hides removable disks there does not hide loop devices.
     """
-    names = (line.rpartition(b" ")[2] for line in sysfs.read_bytes("/proc/partitions").split(b"\n"))
+    names = (
+        line.rpartition(b" ")[2] for line in syscalls.read_whole("/proc/partitions").split(b"\n")
+    )
     found = (name.removeprefix(b"loop") for name in names if name.startswith(b"loop"))
     return sorted(int(number) for number in found if number.isdigit())  # loop0p1 is a partition
 
@@ -123,21 +125,21 @@ def is_bound(number: int) -> bool:
 
 def backing_file(number: int) -> str:
     """The full present path of the backing file, with " (deleted)" at its end if it was removed."""
-    return sysfs.read(f"/sys/block/loop{number}/loop/backing_file")
+    return syscalls.read_attribute(f"/sys/block/loop{number}/loop/backing_file")
 
 
 def identity(number: int) -> volumes.DeviceIdentity:
     """Major, minor and disk sequence of a device. The minor is not always the number itself: with max_part set, every
     device reserves minors for partitions.
     """
-    lines = sysfs.read(f"/sys/block/loop{number}/uevent").splitlines()
+    lines = syscalls.read_attribute(f"/sys/block/loop{number}/uevent").splitlines()
     found = dict(line.split("=", 1) for line in lines)
     return volumes.DeviceIdentity(int(found["MAJOR"]), int(found["MINOR"]), int(found["DISKSEQ"]))
 
 
 def size_bytes(number: int) -> int:
     """The size of a device, 0 when it is not attached."""
-    return int(sysfs.read(f"/sys/block/loop{number}/size")) * _SECTOR_BYTES
+    return int(syscalls.read_attribute(f"/sys/block/loop{number}/size")) * _SECTOR_BYTES
 
 
 class Changes:

@@ -12,7 +12,7 @@ import struct
 from crust.core import errors
 from crust.host.filesystems import superblocks
 from crust.host.mounts import mountinfo
-from crust.host.process import oserrors, syscalls, sysfs
+from crust.host.process import oserrors, syscalls
 
 _EXT4_RESIZE_FS = 0x40086610  # _IOW('f', 16, __u64)
 _XFS_FSGEOMETRY_V1 = 0x80705864  # _IOR('X', 100, struct xfs_fsop_geom_v1), 112 bytes
@@ -45,7 +45,7 @@ def has_cap_sys_resource() -> bool:
     Root in a container or a small VM often lacks it: a look gives a better error than EPERM (capabilities(7)).
     """
     with oserrors.translating("cannot read the capabilities of this process"):
-        lines = sysfs.read_bytes("/proc/thread-self/status").splitlines()
+        lines = syscalls.read_whole("/proc/thread-self/status").splitlines()
     mask = next(int(line.split()[1], 16) for line in lines if line.startswith(b"CapEff:"))
     return bool(mask >> _CAP_SYS_RESOURCE & 1)
 
@@ -119,4 +119,6 @@ def _grow_xfs(fd: int, device_bytes: int) -> None:
 
 
 def _device_bytes(mount: mountinfo.Mount) -> int:
-    return int(sysfs.read(f"/sys/dev/block/{mount.major}:{mount.minor}/size")) * _SECTOR
+    return (
+        int(syscalls.read_attribute(f"/sys/dev/block/{mount.major}:{mount.minor}/size")) * _SECTOR
+    )

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from crust.core import errors
-from crust.host.process import oserrors, syscalls, sysfs
+from crust.host.process import oserrors, syscalls
 
 _log = logging.getLogger(__name__)
 
@@ -198,7 +198,7 @@ def below(target: str) -> tuple[Mount, ...]:
 def _text(pid: str = "self") -> bytes:
     try:
         with oserrors.translating("cannot list the mounts"):
-            return sysfs.read_bytes(f"/proc/{pid}/mountinfo")
+            return syscalls.read_whole(f"/proc/{pid}/mountinfo")
     except (errors.NotFound, OSError):
         if pid == "self":
             raise

@@ -1,1 +1,1 @@
-"""Programs, system calls, deadlines for both, errno, sysfs, capabilities and the boot id."""
+"""Programs, system calls, deadlines for both, errno, attributes of sysfs and procfs, and the boot id."""

@@ -9,7 +9,7 @@ import contextlib
 import os
 from collections.abc import Generator, Iterable, Iterator
 
-from crust.host.process import oserrors, syscalls, sysfs
+from crust.host.process import oserrors, syscalls
 
 
 def copies(pid: int, path: str) -> Generator[int, None, None]:
@@ -39,7 +39,9 @@ def holders(path: str | os.PathLike[str], pids: Iterable[int] = ()) -> list[int]
         for pid in [str(each) for each in pids] or every:
             with contextlib.suppress(OSError):
                 opened = _of(pid, path, file)
-                if any(b"\nlock:" in sysfs.read_bytes(f"/proc/{pid}/fdinfo/{fd}") for fd in opened):
+                if any(
+                    b"\nlock:" in syscalls.read_whole(f"/proc/{pid}/fdinfo/{fd}") for fd in opened
+                ):
                     found.append(int(pid))
     return found
 

@@ -14,7 +14,7 @@ from crust.blockdriver.services.roles import Role
 from crust.core import volumes
 from crust.core.settings.program import CsiProfile
 from crust.host.cgroups import throttling
-from crust.host.process import sysfs
+from crust.host.process import syscalls
 from crust.rpc.call import Call
 from crust.rpc.messages import crust_v1
 from crust.wire.csi.v1 import csi_pb2
@@ -90,7 +90,7 @@ class Bench:
 
     def lose_publishes(self) -> None:
         """Have the node state without a publish, from the next start on."""
-        for path in (self.root / "run" / sysfs.boot_id()).glob("*.json"):
+        for path in (self.root / "run" / syscalls.boot_id()).glob("*.json"):
             path.write_text(json.dumps(json.loads(path.read_text()) | {"publishes": []}))
 
     def restart(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from crust.core import volumes
 from crust.host.mounts import mountinfo
-from crust.host.process import sysfs
+from crust.host.process import syscalls
 from crust.wire.csi.v1 import csi_pb2
 from tests.support import frozen
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
@@ -54,7 +54,7 @@ async def down(bench: Bench, volume_id: str) -> None:
 def left_frozen(bench: Bench, volume_id: str, target: str) -> Path:
     """Freeze as a driver does that is killed then; the file with its note."""
     entry = bench.root / "run" / "freezes" / volume_id
-    entry.write_text(f"{sysfs.boot_id()} {bench.host_device(volume_id).identity}\n")
+    entry.write_text(f"{syscalls.boot_id()} {bench.host_device(volume_id).identity}\n")
     entry.chmod(0o600)
     frozen.freeze(target)
     return entry

@@ -18,7 +18,7 @@ from crust.blockdriver.engines.protocol import ImageMissing, SnapshotMissing
 from crust.blockdriver.records import models
 from crust.core import errors, volumes
 from crust.host.filesystems import format_decision, mkfs
-from crust.host.process import sysfs
+from crust.host.process import syscalls
 from tests.integration.host.conftest import partition_table
 from tests.support import volume_capabilities
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
@@ -128,7 +128,7 @@ async def owned(bench: Bench, name: str) -> Owned:
 
 
 def path_of(bench: Bench, what: str, of: Owned) -> Path:
-    state, run = bench.root / "state", bench.root / "run" / sysfs.boot_id()
+    state, run = bench.root / "state", bench.root / "run" / syscalls.boot_id()
     return {
         "volume record": pool_layout.volume_record(state, of.volume_id),
         "content record": pool_layout.content_record(state, of.volume_id),

@@ -12,7 +12,7 @@ from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.files.provisioning import FileTaking
 from crust.host.block import devices, holders
 from crust.host.mounts import mountinfo
-from crust.host.process import sysfs
+from crust.host.process import syscalls
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, Mode, caller, is_there, mount
 from tests.support.frozen import is_frozen
@@ -57,7 +57,7 @@ async def test_start_drops_a_freeze_of_a_removed_volume(copying: Bench) -> None:
     entry = copying.root / "run" / "freezes" / source.volume_id
     await copying.unpublish(source.volume_id, copying.target(source.volume_id))
     for absent in (device.identity, "7:1000000@1", "nonsense"):
-        entry.write_text(f"{sysfs.boot_id()} {absent}\n")
+        entry.write_text(f"{syscalls.boot_id()} {absent}\n")
         entry.chmod(0o600)
         await asyncio.to_thread(copying.restart)
         assert not entry.exists()

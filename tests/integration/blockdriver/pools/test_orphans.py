@@ -12,7 +12,7 @@ from crust.core import errors, volumes
 from crust.host.block import loop, loopctl
 from crust.host.files import sparse
 from crust.host.files.durable import AnyPath
-from crust.host.process import sysfs
+from crust.host.process import syscalls
 from tests.support.drivers import remnants
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.records import pool_layout
@@ -217,7 +217,7 @@ async def test_unreadable_node_state_of_a_volume_is_removed_by_unpublish_and_uns
     damaged, other = await bench.create("damaged"), await bench.create("other")
     for volume in (damaged, other):
         await bench.up(volume.volume_id, bench.target(volume.volume_id))
-    state = bench.root / "run" / sysfs.boot_id()
+    state = bench.root / "run" / syscalls.boot_id()
     for path in state.glob("*.json"):
         if damaged.volume_id == path.stem:
             path.write_text(path.read_text()[:-20])

@@ -17,7 +17,7 @@ from crust.ceph.connection import Connection
 from crust.cli.main import main
 from crust.core import volumes
 from crust.core.volumes import NetworkImage
-from crust.host.process import sysfs
+from crust.host.process import syscalls
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph.image_claims import IMAGE, A, Bench, attached, take
 from tests.support.raised import raised
@@ -64,7 +64,7 @@ def crashed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> str:
     claim.take(claim_object.Mode.WRITER, "")
     kernel.open().write(b"x", 0)
     claim.record(kernel.address)
-    monkeypatch.setattr(sysfs, "boot_id", lambda: "another-boot")
+    monkeypatch.setattr(syscalls, "boot_id", lambda: "another-boot")
     return kernel.address
 
 
@@ -90,7 +90,7 @@ def test_what_another_host_has_mapped_is_not_freed(
     bench: Bench, access: Made, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     HostClaim(bench.node().image, host).take(claim_object.Mode.WRITER, "")
-    monkeypatch.setattr(sysfs, "boot_id", lambda: "another-boot")
+    monkeypatch.setattr(syscalls, "boot_id", lambda: "another-boot")
     here = access("node-a")
     here.use(VOLUME, {})
     here.detach(VOLUME)

@@ -9,7 +9,7 @@ from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host, HostClaim
 from crust.ceph.fencing import ImageNotCutOff, cut_off
 from crust.core import errors
-from crust.host.process import sysfs
+from crust.host.process import syscalls
 from tests.support.ceph.image_claims import IMAGE, A, B, Bench, Client, at_once, check_cut_off, take
 from tests.support.raised import raised
 
@@ -217,7 +217,7 @@ def test_claim_of_an_earlier_boot_is_this_hosts_only_by_its_machine_id(
     kernel.open()
     before.record(kernel.address)
     [mine] = (holder.id for holder in holders(bench))
-    monkeypatch.setattr(sysfs, "boot_id", lambda: "another-boot")
+    monkeypatch.setattr(syscalls, "boot_id", lambda: "another-boot")
     now = HostClaim(client.image, later)
     if not is_taken:
         with pytest.raises(errors.NotReady) as caught:

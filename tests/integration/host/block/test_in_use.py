@@ -18,7 +18,7 @@ from crust.handoff.record import Record
 from crust.host.block import devices, holders, in_use, loop, loopctl
 from crust.host.files import locks
 from crust.host.mounts import mount_api
-from crust.host.process import sysfs
+from crust.host.process import syscalls
 from crust.runtime_handler import claim
 from tests.integration.host.conftest import Attach, partition_table, run, write
 from tests.support.raised import raised
@@ -222,9 +222,11 @@ def test_node_in_another_directory_is_the_same_device(disk: str, tmp_path: Path)
 
 def test_network_block_server_is_no_writer(disk: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """rbd-nbd and qemu-nbd have the device open for as long as it is there; sysfs names them."""
-    read = sysfs.read
+    read = syscalls.read_attribute
     monkeypatch.setattr(
-        sysfs, "read", lambda path: str(os.getpid()) if path.endswith("/pid") else read(path)
+        syscalls,
+        "read_attribute",
+        lambda path: str(os.getpid()) if path.endswith("/pid") else read(path),
     )
     held = os.open(disk, os.O_RDWR)
     in_use.check_unwritten(source(disk))

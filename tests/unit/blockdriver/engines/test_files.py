@@ -26,7 +26,7 @@ from crust.blockdriver.engines.protocol import Image
 from crust.blockdriver.services.roles import Role
 from crust.core import errors, volumes
 from crust.host.files import durable
-from crust.host.process import sysfs
+from crust.host.process import syscalls
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import create_request
 from tests.support.drivers import driver_state
@@ -394,7 +394,7 @@ async def test_start_leaves_crash_remains_that_cannot_be_removed(tmp_path: Path)
     state = driver_state.opened(tmp_path)
     made = await state.controller.provisioner.create(driver_state.create())
     run = tmp_path / "run"
-    for directory in (run / sysfs.boot_id(), *(tmp_path / folder for folder in DIRECTORIES)):
+    for directory in (run / syscalls.boot_id(), *(tmp_path / folder for folder in DIRECTORIES)):
         (directory / ".name.0123.crust-tmp" / "in it").mkdir(parents=True)
     (run / OTHER_BOOT / "directory" / "in it").mkdir(parents=True)
     state.stores.pool.let_go()

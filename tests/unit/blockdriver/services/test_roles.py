@@ -14,7 +14,7 @@ from crust.blockdriver.services.identity import Identity
 from crust.blockdriver.services.roles import Role
 from crust.core import errors
 from crust.core.operations import KeyedOperations
-from crust.host.process import sysfs
+from crust.host.process import syscalls
 from crust.host.process.workers import Workers
 from crust.rpc import channel
 from crust.rpc.call import Call
@@ -78,7 +78,7 @@ async def test_controller_serves_no_rpc_of_a_node(served: Serve, tmp_path: Path)
         await refused(capabilities, UNIMPLEMENTED)
         assert (await co.create()).volume_id
         assert _Service.CONTROLLER_SERVICE in await services(co)
-    assert not (tmp_path / "run" / sysfs.boot_id()).exists()
+    assert not (tmp_path / "run" / syscalls.boot_id()).exists()
 
 
 async def test_node_deployment_serves_nothing_that_any_node_may_get(served: Serve) -> None:

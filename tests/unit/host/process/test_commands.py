@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from crust.core import errors
-from crust.host.process import arguments, commands, open_files, oserrors, sysfs, systemd
+from crust.host.process import arguments, commands, open_files, oserrors, syscalls, systemd
 from crust.rpc import status
 from tests.support.raised import raised
 
@@ -222,8 +222,8 @@ def test_translating_passes_crust_errors_unchanged() -> None:
 
 
 def test_boot_id_is_a_constant_uuid() -> None:
-    assert sysfs.boot_id() == sysfs.boot_id()
-    assert len(sysfs.boot_id().split("-")) == 5
+    assert syscalls.boot_id() == syscalls.boot_id()
+    assert len(syscalls.boot_id().split("-")) == 5
 
 
 @pytest.mark.parametrize("address", ["PATH", "@crust-test"])

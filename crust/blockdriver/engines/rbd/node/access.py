@@ -34,7 +34,7 @@ from crust.core import errors, volumes
 from crust.host.block import devices, krbd
 from crust.host.block.krbd import KernelRbd
 from crust.host.files import durable
-from crust.host.process import oserrors, sysfs
+from crust.host.process import oserrors, syscalls
 
 _MODES = {
     volumes.AccessMode.MULTI_NODE_READER_ONLY: Mode.READERS,
@@ -68,7 +68,7 @@ class _Note(pydantic.BaseModel):
 
 def directory(run_dir: str) -> str:
     """Where the notes are."""
-    return os.path.join(run_dir, "rbd", sysfs.boot_id())
+    return os.path.join(run_dir, "rbd", syscalls.boot_id())
 
 
 def noted(run_dir: str) -> tuple[volumes.VolumeId, ...]:
