@@ -44,7 +44,7 @@ class Result:
             ),
             goals=(
                 figures.at_most(
-                    "a deferred publish of an image takes at most twice that of a local volume (median)",
+                    "a deferred publish of an image takes at most twice that of a local volume",
                     self.publish[CEPH].median / self.publish[LOCAL].median,
                     2.0,
                     "times",

@@ -52,7 +52,7 @@ class Result:
             ),
             goals=(
                 figures.at_most(
-                    "the first stage: at most 1.5 times mkfs alone (medians)", ratio, LIMIT, "times"
+                    "the first stage: at most 1.5 times mkfs alone", ratio, LIMIT, "times"
                 ),
             ),
             meaning=(

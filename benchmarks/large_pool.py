@@ -45,7 +45,7 @@ class Result:
         """The figures against the goals."""
         flat = (
             figures.at_most(
-                f"{what} with {MANY:,} volumes: at most {FLAT:.0f} times that with {FEW} (medians)",
+                f"{what} with {MANY:,} volumes: at most {FLAT:.0f} times that with {FEW}",
                 self.samples[what, MANY].median / self.samples[what, FEW].median,
                 FLAT,
                 "times",

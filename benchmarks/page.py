@@ -38,7 +38,14 @@ def _machine(described: machine.Description) -> str:
 
 
 def _goals(reports: Sequence[figures.Report]) -> str:
-    lines = ["## Goals", "", "| goal | found | |", "|---|---|---|"]
+    lines = [
+        "## Goals",
+        "",
+        "Of medians, where a goal does not say otherwise.",
+        "",
+        "| goal | found | |",
+        "|---|---|---|",
+    ]
     lines += [
         f"| {goal.aim} | {goal.found} | {'met' if goal.met else '**missed**'} |"
         for report in reports

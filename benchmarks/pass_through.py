@@ -44,7 +44,7 @@ class Result:
             ),
             goals=tuple(
                 figures.at_most(
-                    f"{rpc} {way}: at most {GOAL_MS} ms more than {DIRECT} (medians)",
+                    f"{rpc} {way}: at most {GOAL_MS} ms more than {DIRECT}",
                     self._more(rpc, way),
                     GOAL_MS,
                     "ms more",

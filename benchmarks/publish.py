@@ -66,7 +66,7 @@ class Result:
                     "times",
                 ),
                 figures.at_most(
-                    "a deferred publish through three processes takes at most 6 ms (median)",
+                    "a deferred publish through three processes takes at most 6 ms",
                     deferred.median,
                     6.0,
                     "ms",

@@ -56,7 +56,7 @@ class Result:
             ),
             goals=tuple(
                 figures.at_most(
-                    f"{what} on {fs_type}: {_shown(MUCH)} at most {SAME} times {_shown(LITTLE)} (medians)",
+                    f"{what} on {fs_type}: {_shown(MUCH)} at most {SAME} times {_shown(LITTLE)}",
                     self.samples[fs_type, what, MUCH].median
                     / self.samples[fs_type, what, LITTLE].median,
                     SAME,

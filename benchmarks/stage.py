@@ -70,7 +70,7 @@ class Result:
             ),
             goals=tuple(
                 figures.at_most(
-                    f"{what}: at most half of what the programs take (medians)",
+                    f"{what}: at most half of what the programs take",
                     self._ratio(what),
                     LIMIT,
                     "times",
