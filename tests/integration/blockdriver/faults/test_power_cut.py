@@ -168,6 +168,10 @@ class AfterTheCut:
         if "expand" in self._answered and "delete" not in (*self._answered, self._pending):
             assert volumes[ids.volume_id("v")].volume.capacity_bytes == GROWN
 
+        if "stage" in self._answered and "delete" not in (*self._answered, self._pending):
+            content = node.bench.driver.stores.content_records.load(ids.volume_id("v"))
+            assert content.state == "formatted", "only a look at the device keeps it from mkfs"
+
     async def _repeat(self) -> None:
         """What a CO repeats: the call that had no answer. A kubelet stages and publishes first, after a reboot."""
         node = self._node
