@@ -7,13 +7,11 @@ guest, which the shim asks, not this process.
 
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.node_access import Attachment
 from crust.blockdriver.node.node_expand import NotPublishedAtPath
 from crust.blockdriver.records import health
 from crust.blockdriver.records.models import VolumeRecord
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
-from crust.host.block import devices
 from crust.host.filesystems import usage as host_usage
 from crust.host.mounts import device_mounts, mountinfo
 
@@ -30,7 +28,7 @@ class Look:
 @dataclass(frozen=True, slots=True)
 class _Place:
     record: VolumeRecord
-    attachment: Attachment
+    size_bytes: int
     mount: mountinfo.Mount
     is_raw: bool
 
@@ -75,7 +73,7 @@ class NodeStats:
         known = any(each.kind is not health.Kind.DEGRADED for each in found.findings)
         if path is None or known or (entry is not None and entry.deferred):
             return found
-        problem = self._problem(self._find(Look(volume_id, path, deferred=False)))
+        problem = _problem(self._find(Look(volume_id, path, deferred=False)))
         if not problem:
             return found
         finding = health.Finding(health.Kind.INACCESSIBLE, "DeviceFailed", problem)
@@ -84,9 +82,7 @@ class NodeStats:
     def _measure(self, look: Look) -> volumes.VolumeStats:
         place = self._find(look)
         if place.is_raw:
-            total = volumes.VolumeUsage(
-                volumes.UsageUnit.BYTES, devices_size(place.attachment), 0, 0
-            )
+            total = volumes.VolumeUsage(volumes.UsageUnit.BYTES, place.size_bytes, 0, 0)
             return volumes.VolumeStats((total,), self._condition(place))
         usage = host_usage.measure(place.mount.target).usage
         return volumes.VolumeStats(usage, self._condition(place))
@@ -104,32 +100,19 @@ class NodeStats:
         attachment = self.stores.access.attached(look.volume_id)
         mount = mountinfo.at(look.path.text)
         device = attachment.device if attachment else None
-        if (
-            attachment is None
-            or device is None
-            or mount is None
-            or not device_mounts.shows(mount, device)
-        ):
+        shown = device is not None and mount is not None and device_mounts.shows(mount, device)
+        if attachment is None or device is None or mount is None or not shown:
             raise NotPublishedAtPath(look.volume_id, look.path.text)
-        return _Place(record, attachment, mount, device_mounts.is_node(mount, device))
+        is_raw = device_mounts.is_node(mount, device)
+        return _Place(record, attachment.size_bytes, mount, is_raw)
 
     def _condition(self, place: _Place) -> volumes.VolumeCondition | None:
         if not self.tells_condition:
             return None
-        problem = self._problem(place)
-        if problem:
+        if problem := _problem(place):
             return volumes.VolumeCondition(abnormal=True, message=problem)
         return self.health_check.of(place.record).condition
 
-    def _problem(self, place: _Place) -> str:
-        if not place.is_raw and (found := host_usage.problem(place.mount)):
-            return found
-        return "" if devices_size(place.attachment) else "the device was detached"
 
-
-def devices_size(attachment: Attachment) -> int:
-    """The device's size now in bytes, 0 if it was detached."""
-    try:
-        return devices.size_bytes(attachment.host_device.path)
-    except errors.NotFound:
-        return 0
+def _problem(place: _Place) -> str:
+    return "" if place.is_raw else host_usage.problem(place.mount)

@@ -281,19 +281,14 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 def zero_device(path: str) -> None:
     """Discard everything on the device; raises `DeviceInUse` and changes nothing if it is in use."""
-    length = size_bytes(path)
     with (
         syscalls.closing(open_exclusive(path, os.O_RDWR)) as fd,
         oserrors.translating(f"cannot clear {path}"),
     ):
-        _zero(fd, length)
+        length = os.lseek(fd, 0, os.SEEK_END)
+        if _libc.fallocate(fd, _KEEP_SIZE_AND_PUNCH_HOLE, 0, length):
+            number = ctypes.get_errno()
+            if number != errno.EOPNOTSUPP:
+                raise OSError(number, os.strerror(number))
+            fcntl.ioctl(fd, _BLKZEROOUT, struct.pack("QQ", 0, length))
         os.fsync(fd)
-
-
-def _zero(fd: int, length: int) -> None:
-    if not _libc.fallocate(fd, _KEEP_SIZE_AND_PUNCH_HOLE, 0, length):
-        return
-    number = ctypes.get_errno()
-    if number != errno.EOPNOTSUPP:
-        raise OSError(number, os.strerror(number))
-    fcntl.ioctl(fd, _BLKZEROOUT, struct.pack("QQ", 0, length))

@@ -142,12 +142,11 @@ class ToolLocks:
 
         Raises `VolumeInUseByTool`. After an error a program may be left: the lock then ends with its last copy.
         """
-        at = _offset_of(volume)
         flags = os.O_CREAT | os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         with oserrors.translating(f"cannot open {self.path}"):
             fd = os.open(self.path, flags, 0o600)
         with syscalls.closing(fd):
-            _check_free(fd, volume)
+            at = _free_byte(fd, volume)
             with oserrors.translating("cannot lock a file"):
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_RDLCK, at))
             yield fd
@@ -162,18 +161,17 @@ class ToolLocks:
             except FileNotFoundError:  # no program was ever started
                 return
         with syscalls.closing(fd):
-            _check_free(fd, volume)
+            _free_byte(fd, volume)
 
 
-def _check_free(fd: int, volume: str) -> None:
-    if is_locked(fd, at=_offset_of(volume)):
+def _free_byte(fd: int, volume: str) -> int:
+    """Which byte of the file is the volume's lock. Raises `VolumeInUseByTool` while a program has it."""
+    at = int.from_bytes(hashlib.sha256(volume.encode()).digest()[:_OFFSET_BYTES])
+    if is_locked(fd, at=at):
         raise errors.PeerUnavailable.named(
             "VolumeInUseByTool",
             f"{volume} is still in use",
             why="a program that crust has started on it, mkfs or e2fsck, has not ended",
             hint="retry; if it never ends, check whether the disk hangs",
         )
-
-
-def _offset_of(volume: str) -> int:
-    return int.from_bytes(hashlib.sha256(volume.encode()).digest()[:_OFFSET_BYTES])
+    return at

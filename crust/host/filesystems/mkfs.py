@@ -135,7 +135,7 @@ def _check(path: str, fs_type: str, probe: Callable[[str], Signature]) -> None:
 
 def check_size(path: str, fs_type: str, size_bytes: int) -> None:
     """Raise `DeviceTooSmallForFilesystem` unless the filesystem can be made on a device of this size."""
-    least_bytes = minimum_bytes(fs_type)
+    least_bytes = row(_TABLE, fs_type).minimum_bytes
     if size_bytes < least_bytes:
         raise errors.OutOfRange.named(
             "DeviceTooSmallForFilesystem",

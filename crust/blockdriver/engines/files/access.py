@@ -40,12 +40,9 @@ class FileAccess:
         """Find the attached volumes of the pool, whose directory exists."""
         self._tag = _tag(os.stat(self._directories.directory))
         self._direct_io = not file_copy.piles_up_extents(self._directories.directory)
-        self._known.clear()
-        ours = self._devices()
-        images = self._images_by_tag()
-        for device in ours:
-            if (volume_id := self._volume_of(device, images)) is not None:
-                self._known[volume_id] = device
+        ours, images = self._devices(), self._images_by_tag()
+        found = {self._volume_of(device, images): device for device in ours}
+        self._known = {each: device for each, device in found.items() if each is not None}
 
     def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
         """Files need no credentials."""
