@@ -52,7 +52,7 @@ WORDS = {
     "bundle": ("bundle.tar.gz",),
     "completion": ("bash",),
     "config check": ("shim", "shim.toml"),
-    "conformance": ("--endpoint", "unix:///nobody.sock", "--timeout-s", "1"),
+    "conformance": ("--endpoint", "unix:///nobody.sock", "--timeout-s", "1", "--target-root", "/tmp"),
     "try": ("--handler", "kata"),
     "explain": ("NotPublishedAsBlock",),
     "policy explain": ("--driver", "d"),
