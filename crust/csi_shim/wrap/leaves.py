@@ -132,13 +132,20 @@ def is_in_use(paths: PrivatePaths) -> bool:
 
 
 def remove(path: str) -> None:
-    """Remove what a driver leaves of an unmounted leaf, and the directory above if it is empty.
+    """As `release`; raises `DriverDidNotCleanUp` for a mount too."""
+    if release(path):
+        raise DriverDidNotCleanUp("NodeUnpublishVolume", path, "a mount")
+
+
+def release(path: str) -> int:
+    """Remove what a driver leaves of a leaf, and the directory above if it is empty; nothing while mounts are there,
+    whose number it returns.
 
     Raises `DriverDidNotCleanUp`: a file with content and a directory with files are nobody's to delete.
     """
     found = look(path)
     if found.mounts:
-        raise DriverDidNotCleanUp("NodeUnpublishVolume", path, "a mount")
+        return found.mounts
     with oserrors.translating(f"cannot remove {path}"):
         if found.kind is Kind.DIRECTORY:
             try:
@@ -153,6 +160,7 @@ def remove(path: str) -> None:
             os.unlink(path)
     with contextlib.suppress(OSError):  # another target's leaf is there, or it is gone
         os.rmdir(os.path.dirname(path))
+    return 0
 
 
 def make_room(paths: PrivatePaths, path: str) -> None:
@@ -204,20 +212,18 @@ def device(
     return volumes.BlockSource(path, identity), devices.size_bytes(path)
 
 
-def check_unwritten(leaf: str) -> None:
+def check_unwritten(leaf: str) -> int:
     """Raise `DeviceInUse` while a process writes to the device at the leaf: its driver may detach it from there on.
 
-    Nobody writes to a device that the kernel has lost, and its pod must be able to end.
+    Returns how many mounts are there. Nobody writes to a device that the kernel has lost, and its pod must be able to
+    end.
     """
     found = look(leaf)
-    if found.kind is not Kind.DEVICE or not found.mounts:
-        return
-    try:
-        path = devices.node_of(found.number)
-        identity = devices.identify(path)
-    except (errors.NotFound, devices.DeviceNodeMissing):
-        return
-    in_use.check_unwritten(volumes.BlockSource(path, identity))
+    if found.kind is Kind.DEVICE and found.mounts:
+        with contextlib.suppress(errors.NotFound, devices.DeviceNodeMissing):
+            path = devices.node_of(found.number)
+            in_use.check_unwritten(volumes.BlockSource(path, devices.identify(path)))
+    return found.mounts
 
 
 def size_at(leaf: str) -> tuple[int, bool]:

@@ -149,8 +149,7 @@ class NodeShim:
             return answered
 
         async def work() -> None:
-            in_use = await workers.run(leaves.is_in_use, volume.paths)
-            if wants_block or in_use:
+            if wants_block or await workers.run(leaves.is_in_use, volume.paths):
                 await self._staging.stage_as_block(volume, request)
             else:
                 await self._staging.stage_as_asked(volume, request)

@@ -100,8 +100,10 @@ class Staging:
             return True
         return False
 
-    async def ensure_block(self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest) -> None:
-        """Before a deferred publish: whatever is staged as mount is staged as block.
+    async def ensure_block(
+        self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest, *, is_block: bool
+    ) -> None:
+        """Before a deferred publish: whatever is staged as mount, which is not `is_block`, is staged as block.
 
         Raises `StageForgotten`, `requests.StagingPathNotGiven`.
         """
@@ -110,7 +112,7 @@ class Staging:
         # The driver would not refuse it: its staging path is a private one of the shim.
         if not request.staging_target_path:
             raise requests.StagingPathNotGiven()
-        if await workers.run(private_directories.is_staged, volume.paths):
+        if is_block:
             return
         known = self.requests.get(volume.paths.key)
         if known is None:

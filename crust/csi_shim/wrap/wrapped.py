@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from crust.core import deferral_keys, errors, volumes
 from crust.csi_shim.deferral import RuntimeClient
-from crust.csi_shim.wrap import admission, as_block, leaves, vendors
-from crust.csi_shim.wrap.leaves import State, Undo
+from crust.csi_shim.wrap import admission, as_block, leaves, private_directories, vendors
+from crust.csi_shim.wrap.leaves import Seen, State, Undo
 from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp
 from crust.csi_shim.wrap.staging import Staging, Volume
 from crust.host.process import workers
@@ -37,6 +37,8 @@ class _Attempt:
     leaf: str
     found: State = State.BEGUN
     """Until the look has answered: nothing is undone then."""
+    mounts: int = 0
+    """As found."""
     asked: Asked = Asked.NOT_CALLED
 
 
@@ -64,11 +66,12 @@ class WrappedVolumes:
 
     async def _published(self, attempt: "_Attempt") -> csi_pb2.NodePublishVolumeResponse:
         key, request = attempt.volume.paths.key, attempt.request
-        attempt.found = leaves.state_of(await workers.run(leaves.look, attempt.leaf))
+        seen, is_block = await workers.run(_observe, attempt)
+        attempt.found, attempt.mounts = leaves.state_of(seen), seen.mounts
         wanted = admission.admit(key.driver, request)
         secrets = self._secrets(wanted, key, request)
         if attempt.found is not State.DEVICE:
-            await self._ask_driver(attempt)
+            await self._ask_driver(attempt, is_block=is_block)
         source, size = await workers.run(leaves.device, key, attempt.leaf, wanted.partition)
         answer = csi_pb2.NodePublishVolumeResponse()
         answer.deferred_mount.CopyFrom(
@@ -76,11 +79,11 @@ class WrappedVolumes:
         )
         return answer
 
-    async def _ask_driver(self, attempt: "_Attempt") -> None:
+    async def _ask_driver(self, attempt: "_Attempt", *, is_block: bool) -> None:
         volume, request = attempt.volume, attempt.request
-        await self.staging.ensure_block(volume, request)
+        await self.staging.ensure_block(volume, request, is_block=is_block)
         if attempt.found is State.OTHER:
-            await self._take_down(volume, attempt.leaf)
+            await self._take_down(volume, attempt.leaf, attempt.mounts)
             attempt.found = State.NEW
         await workers.run(leaves.make_room, volume.paths, attempt.leaf)
         attempt.asked = Asked.SILENT
@@ -100,7 +103,7 @@ class WrappedVolumes:
             mounts = (await workers.run(leaves.look, leaf)).mounts
             todo = leaves.undo_of(attempt.found, attempt.asked, is_mounted=bool(mounts))
             if todo is Undo.UNPUBLISH:
-                await self._take_down(volume, leaf)
+                await self._take_down(volume, leaf, mounts)
             elif todo is Undo.REMOVE:
                 await workers.run(leaves.remove, leaf)
             after = await workers.run(leaves.look, leaf)
@@ -133,27 +136,27 @@ class WrappedVolumes:
     async def unpublish(self, volume: Volume, target: str) -> None:
         """NodeUnpublishVolume. Raises `DeviceInUse`, the driver's status, `DriverDidNotCleanUp`."""
         leaf = volume.paths.leaf(target)
-        await workers.run(leaves.check_unwritten, leaf)
-        await self._take_down(volume, leaf)
+        await self._take_down(volume, leaf, await workers.run(leaves.check_unwritten, leaf))
 
-    async def _take_down(self, volume: Volume, leaf: str) -> None:
-        """Unpublish until no mount is left: a driver takes one off per call, and may answer an error meanwhile."""
+    async def _take_down(self, volume: Volume, leaf: str, mounts: int) -> None:
+        """Unpublish until none of the mounts is left: a driver takes one off per call, and may answer an error
+        meanwhile.
+        """
         request = as_block.unpublish(volume.paths, leaf)
-        before = (await workers.run(leaves.look, leaf)).mounts
         for _ in range(_STACK_MAX):
             refusal: PeerStatus | None = None
             try:
                 await self._node.NodeUnpublishVolume(request, **volume.onward)
+                left = await workers.run(leaves.release, leaf)
+                if not left:
+                    return
             except PeerStatus as error:
                 refusal = error
-            left = (await workers.run(leaves.look, leaf)).mounts
-            if refusal is None and not left:
-                await workers.run(leaves.remove, leaf)
-                return
-            if left >= before:
+                left = (await workers.run(leaves.look, leaf)).mounts
+            if left >= mounts:
                 raise refusal or DriverDidNotCleanUp("NodeUnpublishVolume", leaf, f"{left} mounts")
-            before = left
-        raise DriverDidNotCleanUp("NodeUnpublishVolume", leaf, f"{before} mounts")
+            mounts = left
+        raise DriverDidNotCleanUp("NodeUnpublishVolume", leaf, f"{mounts} mounts")
 
     async def expand(
         self, volume: Volume, request: csi_pb2.NodeExpandVolumeRequest, *, driver_expands: bool
@@ -197,14 +200,14 @@ class WrappedVolumes:
         leaf = volume.paths.leaf(known.staging_target_path)
         try:
             # an expansion that was interrupted may have left it, and no guest has that
-            if (await workers.run(leaves.look, leaf)).mounts:
-                await self._take_down(volume, leaf)
+            if mounts := (await workers.run(leaves.look, leaf)).mounts:
+                await self._take_down(volume, leaf, mounts)
             await workers.run(leaves.make_room, volume.paths, leaf)
             own = as_block.publish(as_block.publish_of(known), volume.paths, staged=volume.stages)
             await self._node.NodePublishVolume(own, **volume.onward)
             return (await self.expand_device(volume, request, leaf)).capacity_bytes
         finally:
-            await self._take_down(volume, leaf)
+            await self._take_down(volume, leaf, (await workers.run(leaves.look, leaf)).mounts)
 
     async def expand_device(
         self, volume: Volume, request: csi_pb2.NodeExpandVolumeRequest, path: str
@@ -216,6 +219,11 @@ class WrappedVolumes:
             )
         rewritten = as_block.expand(request, volume.paths, path, staged=volume.stages)
         return await self._node.NodeExpandVolume(rewritten, **volume.onward)
+
+
+def _observe(attempt: _Attempt) -> tuple[Seen, bool]:
+    """What is at the leaf, and whether the volume is staged as block. Blocks."""
+    return leaves.look(attempt.leaf), private_directories.is_staged(attempt.volume.paths)
 
 
 def _mount(

@@ -15,7 +15,7 @@ import pytest
 from crust.core import errors, volumes
 from crust.csi_shim.wrap import leaves
 from crust.csi_shim.wrap.leaves import Kind, Seen, State, Undo
-from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp, PrivatePaths
+from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.csi_shim.wrap.staging import Staging, Volume
 from crust.csi_shim.wrap.wrapped import WrappedVolumes
 from crust.host.process import workers
@@ -66,7 +66,7 @@ class Model:
         if chosen in ("lost", "late"):
             raise PeerStatus(grpc.StatusCode.UNAVAILABLE, "no")
 
-    async def ensure_block(self, *_: object) -> None:
+    async def ensure_block(self, *_: object, **__: object) -> None:
         self._ended(self._step("ok", "final", "lost"))
 
     async def NodePublishVolume(self, *_: object, **__: object) -> None:
@@ -97,13 +97,13 @@ class Model:
         mounts = int(world.leaf != "absent")
         return Seen(kind[world.leaf], 1, mounts, mounts, is_begun=world.has_directory)
 
-    def remove(self, _: str) -> None:
-        if self.world.leaf != "absent":
-            raise DriverDidNotCleanUp("NodeUnpublishVolume", "leaf", "a mount")
-        self.world.has_directory = False
+    def release(self, path: str) -> int:
+        mounts = self.look(path).mounts
+        self.world.has_directory = self.world.has_directory and bool(mounts)
+        return mounts
 
     def make_room(self, _: PrivatePaths, path: str) -> None:
-        self.remove(path)
+        leaves.remove(path)
         self.world.has_directory = True
 
     def device(self, *_: object) -> tuple[volumes.BlockSource, int]:
@@ -122,7 +122,7 @@ class Shim:
 
     async def call(self, name: str, world: World, choices: Choices) -> str:
         model = Model(world, choices)
-        for step in ("look", "remove", "make_room", "device"):
+        for step in ("look", "release", "make_room", "device"):
             self._patch.setattr(leaves, step, getattr(model, step))
         shim = WrappedVolumes(cast("Any", model), cast("Staging", model), cast("Any", None))
         volume = Volume(PATHS, stages=True, onward={})
