@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, field
 
 import pytest
 
@@ -15,73 +14,30 @@ from crust.rpc import channel
 from crust.rpc.port import SocketPort
 from crust.runtime_handler import service
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
+from tests.support.drivers.fake_driver import Gate
 from tests.support.records.records import TARGET
+from tests.support.runtimes.fake_handler import USAGE, FakeHandler
 
 GIB = 1 << 30
-USAGE = volumes.VolumeUsage(volumes.UsageUnit.BYTES, GIB, 10, GIB - 20)
 RANGE = volumes.CapacityRange(GIB)
 
 
-class NoSandbox(errors.NotReady):
-    """The runtime's own error."""
+class WithoutLimits(FakeHandler):
+    """Grows and freezes its volume when it is allowed to, and lacks a feature."""
 
     def __init__(self) -> None:
-        super().__init__("no sandbox has the volume", hint="start the pod")
-
-
-@dataclass
-class FakeRuntime(service.Handler):
-    """A runtime with one volume, which grows when it is allowed to."""
-
-    sizes: dict[str, int] = field(default_factory=lambda: {TARGET.text: GIB})
-    expansions: int = 0
-    may_grow: asyncio.Event = field(default_factory=asyncio.Event)
-    growing: asyncio.Event = field(default_factory=asyncio.Event)
-    freezes: int = 0
-    frozen: bool = False
-    may_freeze: asyncio.Event = field(default_factory=asyncio.Event)
-    freezing: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
-        self._check(target)
-        return volumes.VolumeStats((USAGE,), volumes.VolumeCondition(True, "remounted read-only"))  # noqa: FBT003
-
-    async def expand(self, target: volumes.TargetPath, capacity: volumes.CapacityRange) -> int:
-        self._check(target)
-        self.expansions += 1
-        self.growing.set()
-        await self.may_grow.wait()
-        self.sizes[target.text] = capacity.required_bytes
-        return capacity.required_bytes
-
-    async def health(self, target: volumes.TargetPath) -> volumes.VolumeCondition:
-        self._check(target)
-        return volumes.VolumeCondition(abnormal=False, message="")
-
-    async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
-        self._check(target)
-        self.freezes += 1
-        self.freezing.set()
-        if target == TARGET:
-            await self.may_freeze.wait()
-        self.frozen = True
-
-    async def thaw(self, target: volumes.TargetPath) -> bool:
-        self._check(target)
-        was_frozen, self.frozen = self.frozen, False
-        return was_frozen
+        abnormal = volumes.VolumeCondition(abnormal=True, message="remounted read-only")
+        super().__init__(volumes.VolumeStats(USAGE, abnormal))
+        self.growing = self.gates["expand", TARGET.text] = Gate()
+        self.freezing = self.gates["freeze", TARGET.text] = Gate()
 
     async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
         raise service.FeatureNotOffered(volumes.HandlerFeature.IO_LIMITS)
 
-    def _check(self, target: volumes.TargetPath) -> None:
-        if target.text not in self.sizes:
-            raise NoSandbox()
-
 
 @pytest.fixture
-async def runtime() -> FakeRuntime:
-    return FakeRuntime()
+async def runtime() -> WithoutLimits:
+    return WithoutLimits()
 
 
 def _handler(path: str, port: SocketPort) -> Handler:
@@ -90,71 +46,74 @@ def _handler(path: str, port: SocketPort) -> Handler:
 
 
 @pytest.fixture
-async def handler(run_dir: str, runtime: FakeRuntime) -> AsyncIterator[Handler]:
+async def handler(run_dir: str, runtime: WithoutLimits) -> AsyncIterator[Handler]:
     """The served runtime, as the proxy's registry knows it."""
     path = f"{run_dir}/handler.sock"
     async with service.serving(path, runtime), SocketPort(path) as port:
         yield _handler(path, port)
-        runtime.may_grow.set()
-        runtime.may_freeze.set()
+        runtime.growing.opened.set()
+        runtime.freezing.opened.set()
 
 
-async def given_up(call: Callable[[], Awaitable[object]], entered: asyncio.Event) -> None:
+async def given_up(call: Callable[[], Awaitable[object]], gate: Gate) -> None:
     """Call with a short deadline, until one of the calls has reached the runtime before its deadline came."""
-    while not entered.is_set():
+    while not gate.entered.is_set():
         with pytest.raises(HandlerNotResponding):
             await call()
 
 
 async def test_statistics_arrive_unchanged(handler: Handler) -> None:
     stats = await handler_calls.stats(handler, TARGET, None)
-    assert stats.usage == (USAGE,)
+    assert stats.usage == USAGE
     assert stats.condition == volumes.VolumeCondition(abnormal=True, message="remounted read-only")
 
 
 async def test_end_of_a_session_does_not_end_the_calls_of_another_one_on_the_same_endpoint(
-    handler: Handler, runtime: FakeRuntime
+    handler: Handler, runtime: WithoutLimits
 ) -> None:
     other = _handler(handler.endpoint, SocketPort(handler.endpoint))
     await handler_calls.stats(other, TARGET, None)
     grows = asyncio.create_task(
         handler_calls.expand(handler, TARGET, volumes.CapacityRange(2 * GIB), None)
     )
-    await runtime.growing.wait()
+    await runtime.growing.entered.wait()
     await other.port.aclose()
-    runtime.may_grow.set()
+    runtime.growing.opened.set()
     assert await grows == 2 * GIB
 
 
-async def test_the_runtimes_errors_keep_their_branch_and_sentence(handler: Handler) -> None:
+async def test_the_runtimes_errors_keep_their_branch_and_sentence(
+    handler: Handler, runtime: WithoutLimits
+) -> None:
+    runtime.error = errors.NotReady("no sandbox has the volume", hint="start the pod")
     with pytest.raises(errors.NotReady, match="no sandbox has the volume; start the pod"):
-        await handler_calls.stats(handler, volumes.TargetPath("/nobody/knows"), None)
+        await handler_calls.stats(handler, TARGET, None)
     with pytest.raises(errors.InvalidRequest, match="relative"):
         await handler_calls.stats(handler, volumes.TargetPath("not/absolute"), None)
 
 
 async def test_an_empty_range_is_refused_before_the_runtime_sees_it(
-    handler: Handler, runtime: FakeRuntime
+    handler: Handler, runtime: WithoutLimits
 ) -> None:
     with pytest.raises(errors.OutOfRange):
         await handler_calls.expand(handler, TARGET, volumes.CapacityRange(2, 1), None)
-    assert runtime.expansions == 0
+    assert runtime.called == []
 
 
 async def test_an_expansion_survives_its_callers_deadline_and_a_retry_joins_it(
-    handler: Handler, runtime: FakeRuntime
+    handler: Handler, runtime: WithoutLimits
 ) -> None:
     await given_up(lambda: handler_calls.expand(handler, TARGET, RANGE, 0.05), runtime.growing)
     with pytest.raises(errors.OperationPending):
         await handler_calls.expand(handler, TARGET, volumes.CapacityRange(2 * GIB), None)
     with pytest.raises(HandlerNotResponding):
         await handler_calls.expand(handler, TARGET, RANGE, 0.05)
-    assert runtime.expansions == 1
-    runtime.may_grow.set()
+    assert runtime.called == ["expand"]
+    runtime.growing.opened.set()
     assert await handler_calls.expand(handler, TARGET, RANGE, None) == GIB
 
 
-async def test_stopping_waits_for_a_running_expansion(run_dir: str, runtime: FakeRuntime) -> None:
+async def test_stopping_waits_for_a_running_expansion(run_dir: str, runtime: WithoutLimits) -> None:
     path = f"{run_dir}/other.sock"
     wanted = volumes.CapacityRange(3 * GIB)
     async with AsyncExitStack() as stack:
@@ -166,13 +125,13 @@ async def test_stopping_waits_for_a_running_expansion(run_dir: str, runtime: Fak
         with pytest.raises(errors.PeerUnavailable, match="this process is stopping"):
             await handler_calls.expand(served, TARGET, wanted, None)
         assert not leaving.done()
-        runtime.may_grow.set()
+        runtime.growing.opened.set()
         await leaving
-    assert runtime.sizes[TARGET.text] == 3 * GIB
+    assert runtime.expansions == [(TARGET.text, wanted)]
 
 
 async def test_abandoned_freeze_is_finished_before_its_thaw(
-    handler: Handler, runtime: FakeRuntime
+    handler: Handler, runtime: WithoutLimits
 ) -> None:
     await given_up(lambda: handler_calls.freeze(handler, TARGET, 10, 0.05), runtime.freezing)
     with pytest.raises(errors.OperationPending):
@@ -181,42 +140,41 @@ async def test_abandoned_freeze_is_finished_before_its_thaw(
     with pytest.raises(HandlerNotResponding):
         await handler_calls.thaw(handler, TARGET, 0.05)
     assert not thawing.done()
-    runtime.may_freeze.set()
+    runtime.freezing.opened.set()
     assert await thawing is True
-    assert (runtime.freezes, runtime.frozen) == (1, False)
+    assert (runtime.called, runtime.frozen) == (["freeze", "thaw"], {})
 
 
 async def test_expansion_that_waits_in_the_guest_does_not_block_the_thaw(
-    handler: Handler, runtime: FakeRuntime
+    handler: Handler, runtime: WithoutLimits
 ) -> None:
-    runtime.may_freeze.set()
+    runtime.freezing.opened.set()
     await handler_calls.freeze(handler, TARGET, 10, None)
     growing = asyncio.create_task(handler_calls.expand(handler, TARGET, RANGE, None))
-    await runtime.growing.wait()
+    await runtime.growing.entered.wait()
     assert await handler_calls.thaw(handler, TARGET, None) is True
     assert await handler_calls.thaw(handler, TARGET, None) is False
-    runtime.may_grow.set()
+    runtime.growing.opened.set()
     assert await growing == GIB
 
 
 async def test_a_freeze_of_one_volume_does_not_wait_for_that_of_another(
-    handler: Handler, runtime: FakeRuntime
+    handler: Handler, runtime: WithoutLimits
 ) -> None:
     other = volumes.TargetPath("/other")
-    runtime.sizes[other.text] = GIB
     await given_up(lambda: handler_calls.freeze(handler, TARGET, 10, 0.05), runtime.freezing)
     await handler_calls.freeze(handler, other, 10, None)
     assert await handler_calls.thaw(handler, other, None) is True
-    runtime.may_freeze.set()
+    runtime.freezing.opened.set()
 
 
 @pytest.mark.parametrize("seconds", [0, 61])
 async def test_invalid_freeze_time_is_refused_before_the_runtime_is_called(
-    handler: Handler, runtime: FakeRuntime, seconds: int
+    handler: Handler, runtime: WithoutLimits, seconds: int
 ) -> None:
     with pytest.raises(errors.InvalidRequest, match="from 1 to 60"):
         await handler_calls.freeze(handler, TARGET, seconds, None)
-    assert runtime.freezes == 0
+    assert runtime.called == []
 
 
 async def test_feature_that_a_runtime_does_not_offer_is_unsupported(handler: Handler) -> None:

@@ -30,39 +30,44 @@ class FakeHandler(service.Handler):
     error: errors.CrustError | None = None
     filled_bytes: int | None = None
     gate: Gate | None = None
+    """Where every call stops."""
+    gates: dict[tuple[str, str], Gate] = field(default_factory=dict)
+    """Where a call of a method about a target stops."""
+    called: list[str] = field(default_factory=list)
     expansions: list[tuple[str, volumes.CapacityRange]] = field(default_factory=list)
     frozen: dict[str, int] = field(default_factory=dict)
     """The frozen targets, and for how many seconds; a test acts as the guest's watchdog by removing one."""
     limits: dict[str, volumes.IoLimits] = field(default_factory=dict)
 
     async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
-        await self._pass()
+        await self._pass("get_stats", target)
         return self.stats
 
     async def expand(self, target: volumes.TargetPath, capacity: volumes.CapacityRange) -> int:
-        await self._pass()
+        await self._pass("expand", target)
         self.expansions.append((target.text, capacity))
         return self.filled_bytes if self.filled_bytes is not None else capacity.required_bytes
 
     async def health(self, target: volumes.TargetPath) -> volumes.VolumeCondition:
-        await self._pass()
+        await self._pass("health", target)
         return self.condition
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
-        await self._pass()
+        await self._pass("freeze", target)
         self.frozen[target.text] = thaw_after_s
 
     async def thaw(self, target: volumes.TargetPath) -> bool:
-        await self._pass()
+        await self._pass("thaw", target)
         return self.frozen.pop(target.text, None) is not None
 
     async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
-        await self._pass()
+        await self._pass("set_limits", target)
         self.limits[target.text] = limits
 
-    async def _pass(self) -> None:
-        if self.gate is not None:
-            await self.gate.stop()
+    async def _pass(self, method: str, target: volumes.TargetPath) -> None:
+        self.called.append(method)
+        if gate := self.gates.get((method, target.text), self.gate):
+            await gate.stop()
         if self.error is not None:
             raise self.error
 
