@@ -13,6 +13,7 @@ from examples.cluster.ceph_cluster import CephCluster
 from examples.kata.guest import image
 from examples.kata.vm import accel, spec
 from tests.support import capabilities
+from tests.support.ceph import krbd_bench
 from tests.support.ceph.image_node import Storage
 from tests.support.nodes.whole_node import WholeNode, whole_node
 
@@ -45,6 +46,13 @@ def acceleration(guest_image: image.GuestImage) -> spec.Acceleration:
     with (CACHE / ".probe.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one worker probes, the others read what it found
         return asyncio.run(accel.probe(guest_image, CACHE)).kind
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[krbd_bench.Bench]:
+    """A node whose kernel has RBD, and a cluster, which the tests of one file share."""
+    async with krbd_bench.running(tmp_path_factory.mktemp("krbd")) as made:
+        yield made
 
 
 @pytest_asyncio.fixture

@@ -6,7 +6,7 @@ One node for the file; each test has volumes and sandboxes of its own.
 import asyncio
 import hashlib
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -18,7 +18,7 @@ from crust.core import volumes
 from crust.handoff import store
 from crust.wire.csi.v1 import csi_pb2
 from tests.support import processes
-from tests.support.faults.refusals import refused
+from tests.support.faults.refusals import refused, repeated
 from tests.support.nodes.whole_node import MIB, WholeNode
 from tests.support.runtimes import runtime_api
 from tests.support.runtimes.guest_writer import writing
@@ -48,17 +48,6 @@ async def api(node: WholeNode) -> AsyncIterator[runtime_api.RuntimeApi]:
 def image_of(node: WholeNode, volume: csi_pb2.Volume) -> Path:
     (found,) = (node.daemons.paths.base / "pool").rglob(f"{volume.volume_id}.img")
     return found
-
-
-async def answered(call: Callable[[], Awaitable[bool]]) -> bool:
-    """Repeat a call while the runtime has not noticed yet that the VM is gone."""
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                return await call()
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                    raise
 
 
 def digest(path: Path) -> str:
@@ -109,8 +98,10 @@ async def test_frozen_guest_thaws_by_itself_and_thaw_reports_it(
         assert await api.thaw(target) is False
         assert await api.freeze(target, 60) is True
         await asyncio.to_thread(processes.end, await node.qemu_pid("one"))
-        assert await answered(lambda: api.thaw(target)) is False
-        assert await answered(lambda: api.freeze(target, 60)) is False
+        # the runtime has not noticed yet that the VM is gone
+        gone = grpc.StatusCode.UNAVAILABLE
+        assert await repeated(lambda: api.thaw(target), gone) is False
+        assert await repeated(lambda: api.freeze(target, 60), gone) is False
     assert int(await node.output("two", target, "cat /data/n")) >= writer.rounds
 
 

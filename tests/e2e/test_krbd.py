@@ -2,11 +2,9 @@
 
 import signal
 import sys
-from collections.abc import AsyncIterator
 
 import grpc
 import pytest
-import pytest_asyncio
 import rbd
 
 from crust.blockdriver.engines.rbd.place import Place
@@ -21,7 +19,6 @@ from crust.ceph.user import CephUser
 from crust.core import volumes
 from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import POOL
-from tests.support.ceph import krbd_bench
 from tests.support.ceph.krbd_bench import BUS, LOG, SIZE, Bench, Volume, in_a_process, killed_before
 from tests.support.faults.refusals import refused
 from tests.support.nodes import kernel_node
@@ -30,20 +27,10 @@ from tests.support.raised import raised
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(480), pytest.mark.asyncio(loop_scope="module")]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
-    """A node and a cluster, for the tests of this file."""
-    async with krbd_bench.running(tmp_path_factory.mktemp("krbd")) as made:
-        yield made
-
-
 async def test_raw_volume_is_a_device_of_the_host_and_its_claim_names_the_kernels_client(
     bench: Bench,
 ) -> None:
-    volume = await bench.volume()
-    await volume.stage()
-    await volume.publish()
-    await volume.write("kept")
+    volume = await bench.written()
     [address] = await volume.mapped()
     [holder] = volume.holders()
     assert (holder.node, holder.is_host, holder.address) == ("node-a", True, address)
@@ -58,13 +45,11 @@ async def test_raw_volume_is_a_device_of_the_host_and_its_claim_names_the_kernel
         pytest.raises(claims.ImageClaimed, match="the kernel of node node-a"),
     ):
         claims.take(there, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
-    await volume.unpublish()
-    await volume.unstage()
+    await volume.end_use()
     await volume.unstage()
     assert await volume.mapped() == []
     assert volume.holders() == ()
-    await volume.stage()
-    await volume.publish()
+    await volume.use()
     assert await volume.read() == "kept"
     assert await volume.mapped() != [address]
     await volume.leave()
@@ -72,8 +57,7 @@ async def test_raw_volume_is_a_device_of_the_host_and_its_claim_names_the_kernel
 
 async def test_users_key_is_in_no_file_log_or_command_line(bench: Bench) -> None:
     volume = await bench.volume()
-    await volume.stage()
-    await volume.publish()
+    await volume.use()
     seen = await bench.vm.shell(
         f"cat {LOG} /proc/keys {BUS}/*/config_info /run/node/rbd/*/*; dmesg; cat /proc/*/cmdline"
     )
@@ -83,10 +67,7 @@ async def test_users_key_is_in_no_file_log_or_command_line(bench: Bench) -> None
 
 
 async def test_device_grows_with_its_image_while_it_is_open(bench: Bench) -> None:
-    volume = await bench.volume()
-    await volume.stage()
-    await volume.publish()
-    await volume.write("kept")
+    volume = await bench.written()
     await bench.vm.shell(f"sleep 1000 <{volume.target} >/dev/null 2>&1 & echo $! >/run/opener")
     await volume.expand()
     assert int(await bench.vm.run("blockdev", "--getsize64", volume.target)) == 2 * SIZE
@@ -114,8 +95,7 @@ async def test_driver_killed_before_a_step_is_completed(bench: Bench, step: str)
     await killed_before(step, volume)
     before = await volume.mapped()
     assert len(before) == (step in {"record", "device"})
-    await volume.stage()
-    await volume.publish()
+    await volume.use()
     await volume.write("kept")
     assert [holder.address for holder in volume.holders()] == await volume.mapped()
     assert await volume.mapped() == (before or await volume.mapped())
@@ -123,10 +103,7 @@ async def test_driver_killed_before_a_step_is_completed(bench: Bench, step: str)
 
 
 async def test_node_that_was_cut_off_never_uses_its_mapping_again(bench: Bench) -> None:
-    volume = await bench.volume()
-    await volume.stage()
-    await volume.publish()
-    await volume.write("of A")
+    volume = await bench.written("of A")
     [address] = await volume.mapped()
     with bench.claimed(volume.id) as there:
         with raised("HolderConnected", match="the kernel of node node-a"):
@@ -141,23 +118,18 @@ async def test_node_that_was_cut_off_never_uses_its_mapping_again(bench: Bench) 
             await volume.write("late")
         with rbd.Image(there.ioctx, volume.id, read_only=True) as image:
             assert image.read(0, 4) == b"of B"
-        await volume.unpublish()
-        await volume.unstage()
+        await volume.end_use()
         assert await volume.mapped() == []
         await refused(volume.stage(), grpc.StatusCode.FAILED_PRECONDITION, "ImageClaimed")
         assert await volume.mapped() == []
         claims.give_back(there, "vm")
-    await volume.stage()
-    await volume.publish()
+    await volume.use()
     assert await volume.read() == "of B"
     await volume.leave()
 
 
 async def test_writers_of_two_nodes_share_a_raw_volume(bench: Bench) -> None:
-    volume = await bench.volume("MULTI_NODE_MULTI_WRITER")
-    await volume.stage()
-    await volume.publish()
-    await volume.write("of A")
+    volume = await bench.written("of A", "MULTI_NODE_MULTI_WRITER")
     with bench.claimed(volume.id) as there:
         claims.take(there, Mode.SHARED, Host("node-b", "b"), "sandbox", "vm")
         with rbd.Image(there.ioctx, volume.id) as image:
@@ -176,14 +148,12 @@ async def test_driver_without_a_key_unmaps_with_the_next_key(bench: Bench) -> No
     """One of the volumes is used again at once, with a claim of its own; the other only by that call's key."""
     volume, used, other = [await bench.volume() for _ in range(3)]
     for each in (volume, used):
-        await each.stage()
-        await each.publish()
+        await each.use()
         await each.write("kept")
     await bench.kill_driver()
     await bench.start_driver()
     for each in (volume, used):
-        await each.unpublish()
-        await each.unstage()
+        await each.end_use()
         assert await each.mapped() == []
         assert [holder.node for holder in each.holders()] == ["node-a"]
     await used.stage()
@@ -227,10 +197,10 @@ async def test_pod_with_a_network_of_its_own_maps_in_the_hosts_or_not_at_all(ben
 
 
 async def test_readers_mapping_is_kept_by_its_claim_until_fenced(bench: Bench) -> None:
-    first = await _written(bench)
+    first = await bench.written()
+    await first.end_use()
     volume = await bench.volume("MULTI_NODE_READER_ONLY", source=first.id)
-    await volume.stage()
-    await volume.publish(readonly=True)
+    await volume.use(readonly=True)
     [address] = await volume.mapped()
     with bench.claimed(volume.id) as there:
         with rbd.Image(there.ioctx, volume.id, read_only=True) as image:
@@ -253,26 +223,15 @@ async def test_readers_mapping_is_kept_by_its_claim_until_fenced(bench: Bench) -
 
 
 async def test_readers_image_that_was_removed_is_unstaged_and_deleted(bench: Bench) -> None:
-    first = await _written(bench)
+    first = await bench.written()
+    await first.end_use()
     volume = await bench.volume("MULTI_NODE_READER_ONLY", source=first.id)
-    await volume.stage()
-    await volume.publish(readonly=True)
+    await volume.use(readonly=True)
     with bench.ioctx() as ioctx:
         rbd.RBD().remove(ioctx, volume.id)
     assert await volume.read() == "kept", "of the parent, which has it still"
     await volume.leave()
     await first.leave()
-
-
-async def _written(bench: Bench) -> Volume:
-    """A raw volume with a text, not in use."""
-    made = await bench.volume()
-    await made.stage()
-    await made.publish()
-    await made.write("kept")
-    await made.unpublish()
-    await made.unstage()
-    return made
 
 
 async def test_mapped_image_of_a_pool_that_was_deleted_is_unmapped(bench: Bench) -> None:
@@ -294,10 +253,7 @@ async def test_mapped_image_of_a_pool_that_was_deleted_is_unmapped(bench: Bench)
 
 
 async def test_node_that_was_switched_off_has_its_image_again_after_its_boot(bench: Bench) -> None:
-    volume = await bench.volume()
-    await volume.stage()
-    await volume.publish()
-    await volume.write("kept")
+    volume = await bench.written()
     before = volume.holders()
     await bench.close()
     await bench.vm.reset()
@@ -316,13 +272,11 @@ async def test_node_that_was_switched_off_has_its_image_again_after_its_boot(ben
 async def test_dead_monitor_stops_neither_a_mapping_nor_the_next_one(bench: Bench) -> None:
     """The last test here: the monitor stays dead."""
     volume, other = await bench.volume(), await bench.volume()
-    await volume.stage()
-    await volume.publish()
+    await volume.use()
     bench.ceph.daemons.pop("mon.a").end(signal.SIGKILL)
     await volume.write("kept")
     for each in (other, volume):
-        await each.stage()
-        await each.publish()
+        await each.use()
     await other.write("other")
     assert (await volume.read(), await other.read()) == ("kept", "other")
     for each in (other, volume):

@@ -2,31 +2,21 @@
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import pytest
-import pytest_asyncio
 import rbd
 
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.ceph import krbd_bench
 from tests.support.ceph.krbd_bench import KUBELET, MIB, SIZE, Bench, Volume, killed_before
-from tests.support.faults.refusals import refused
+from tests.support.faults.refusals import refused, repeated
 from tests.support.nodes import kernel_node
 
 PENDING = (grpc.StatusCode.ABORTED, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 LARGER = [("xfs", 320 * MIB), ("btrfs", 320 * MIB)]
 """Their programs make none that is much smaller."""
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(480), pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
-    """A node and a cluster, for the tests of this file."""
-    async with krbd_bench.running(tmp_path_factory.mktemp("krbd")) as made:
-        yield made
 
 
 @pytest.mark.parametrize(("fs_type", "size"), [("ext4", SIZE), *LARGER])
@@ -43,11 +33,9 @@ async def test_filesystem_on_the_host_is_mapped(bench: Bench, fs_type: str, size
     await volume.expand()
     assert int(await bench.vm.shell(blocks)) > 1.8 * before
     await volume.publish()
-    await volume.unpublish()
-    await volume.unstage()
+    await volume.end_use()
     assert volume.holders() == ()
-    await volume.stage()
-    await volume.publish()
+    await volume.use()
     assert await bench.vm.shell(f"cat {volume.target}/f") == "kept"
     await volume.leave()
 
@@ -97,14 +85,11 @@ async def test_driver_killed_while_it_mapped_for_a_mount_lets_a_guest_have_it(
 
 async def test_readers_mount_a_filesystem_and_nothing_is_made_for_them(bench: Bench) -> None:
     first = await bench.volume(fs_type="ext4")
-    await first.stage()
-    await first.publish()
+    await first.use()
     await bench.vm.shell(f"echo kept >{first.target}/f; sync")
-    await first.unpublish()
-    await first.unstage()
+    await first.end_use()
     reader = await bench.volume("MULTI_NODE_READER_ONLY", source=first.id, fs_type="ext4")
-    await reader.stage()
-    await reader.publish(readonly=True)
+    await reader.use(readonly=True)
     assert await bench.vm.shell(f"cat {reader.target}/f") == "kept"
     with pytest.raises(kernel_node.NodeFailed, match="Read-only"):
         await bench.vm.shell(f"echo late >{reader.target}/f")
@@ -151,8 +136,7 @@ async def _format_as_a_guest(bench: Bench, volume: Volume, tmp_path: Path) -> No
 async def test_unpublish_below_a_cluster_that_stops_ends_when_it_is_back(bench: Bench) -> None:
     """The kernel waits; the driver answers others, and a repeated call joins the first one."""
     volume = await bench.volume(fs_type="ext4")
-    await volume.stage()
-    await volume.publish()
+    await volume.use()
     await bench.vm.shell(f"echo kept >{volume.target}/f; sync")
     with bench.ceph.osd.frozen():
         await bench.vm.shell(f"echo late >{volume.target}/g")
@@ -161,15 +145,7 @@ async def test_unpublish_below_a_cluster_that_stops_ends_when_it_is_back(bench: 
                 await volume.unpublish(timeout_s=5)
             assert caught.value.code() in PENDING, caught.value.details()
         await bench.node.node.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest(), timeout=20)
-    async with asyncio.timeout(120):
-        while True:
-            try:
-                await volume.unpublish()
-            except grpc.aio.AioRpcError as err:
-                if err.code() not in PENDING:
-                    raise
-                continue
-            break
+    await repeated(volume.unpublish, *PENDING)
     await volume.publish()
     assert await bench.vm.shell(f"cat {volume.target}/f {volume.target}/g") == "kept\nlate"
     await volume.leave()

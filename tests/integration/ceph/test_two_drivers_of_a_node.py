@@ -22,7 +22,7 @@ from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver, rbd_node
 from tests.support.co import Co, capability
-from tests.support.faults.refusals import refused
+from tests.support.faults.refusals import refused, repeated
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Places
 from tests.support.runtimes.fake_handler import FakeHandler
@@ -112,9 +112,7 @@ class TwoDrivers:
         await co.unstage(volume.volume_id, self.staging(volume))
         sidecar = await self._controller(driver)
         # a pool that did not answer is looked at again once per period
-        await rbd_driver.repeated(
-            lambda: sidecar.delete(volume.volume_id), while_named="[PoolNotOpened]"
-        )
+        await repeated(lambda: sidecar.delete(volume.volume_id), while_named="[PoolNotOpened]")
 
     async def _controller(self, driver: str) -> Co:
         return self.controllers.get(driver) or await self.call(driver)

@@ -1,7 +1,5 @@
 """A node on which crust is installed by the commands of docs/install.md, under a real systemd."""
 
-import asyncio
-import contextlib
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +14,7 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support import booted_systemd, capabilities
 from tests.support.booted_systemd import Machine
 from tests.support.co import Co
+from tests.support.faults.refusals import repeated
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(200)]  # the first one waits for the boot
 
@@ -68,17 +67,6 @@ async def volume(machine: Machine) -> AsyncIterator["csi_pb2_grpc.NodeAsyncStub"
         await co.delete(volume_id)
 
 
-async def answered(node: "csi_pb2_grpc.NodeAsyncStub") -> None:
-    """Wait for a daemon that starts again; the connection to the killed one may end in the call."""
-    async with asyncio.timeout(60):
-        while True:
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                await node.NodeGetInfo(
-                    csi_pb2.NodeGetInfoRequest(), timeout=40, wait_for_ready=True
-                )
-                return
-
-
 def mounted(machine: Machine) -> bool:
     """Whether the machine, in process 1's mount namespace, sees the volume."""
     return machine.run("mountpoint", "--quiet", TARGET).returncode == 0
@@ -93,7 +81,12 @@ async def test_mount_of_the_unit_outlives_a_kill(machine: Machine) -> None:
         assert mounted(machine)
         killed = main_pid(machine, "crust-node")
         machine.output("kill", "-KILL", killed)
-        await answered(node)
+        # it starts again; the connection to the killed one may end in the call
+        info = csi_pb2.NodeGetInfoRequest()
+        await repeated(
+            lambda: node.NodeGetInfo(info, timeout=40, wait_for_ready=True),
+            *grpc.StatusCode,
+        )
         assert main_pid(machine, "crust-node") not in (killed, "0")
         assert mounted(machine)
     assert not mounted(machine)

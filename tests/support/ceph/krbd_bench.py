@@ -22,9 +22,10 @@ from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver
 from tests.support.ceph.image_claims import as_admin
-from tests.support.ceph.rbd_driver import ready, repeated
+from tests.support.ceph.rbd_driver import ready
 from tests.support.ceph.rbd_node import created
 from tests.support.co import Co, capability
+from tests.support.faults.refusals import repeated
 from tests.support.nodes import kernel_node
 from tests.support.nodes.kernel_node import KernelNode
 
@@ -104,6 +105,13 @@ class Bench:
         made = await created(self.controller, uuid.uuid4().hex, used, size=size, volume=source)
         return Volume(self, made.volume_id, dict(made.volume_context), used, size)
 
+    async def written(self, text: str = "kept", mode: str = "SINGLE_NODE_WRITER") -> "Volume":
+        """A new raw volume, staged and published, with a text at its start."""
+        volume = await self.volume(mode)
+        await volume.use()
+        await volume.write(text)
+        return volume
+
     @contextlib.contextmanager
     def ioctx(self) -> Iterator[Any]:
         with self.ceph.ioctx(POOL, self.namespace) as found:
@@ -141,6 +149,16 @@ class Volume:
             secrets=self.bench.secrets,
         )
 
+    async def use(self, *, readonly: bool = False) -> None:
+        """Stage and publish."""
+        await self.stage()
+        await self.publish(readonly=readonly)
+
+    async def end_use(self) -> None:
+        """Unpublish and unstage."""
+        await self.unpublish()
+        await self.unstage()
+
     async def stage_when_free(self) -> None:
         """Stage, after the controller has cut off the client that the node had before its boot."""
         await repeated(self.stage, while_named="ImageNotCutOff")
@@ -173,8 +191,7 @@ class Volume:
 
     async def leave(self) -> None:
         """Unpublish, unstage, delete; nothing is left in the pool or the kernel."""
-        await self.unpublish()
-        await self.unstage()
+        await self.end_use()
         assert await self.mapped() == []
         await self.bench.delete(self.id)
         assert self.holders() == ()

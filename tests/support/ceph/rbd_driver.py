@@ -4,20 +4,19 @@ import asyncio
 import contextlib
 import json
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import grpc.aio
+import grpc
 
 from crust.rpc import channel
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support import processes
 from tests.support.co import Co
+from tests.support.faults.refusals import repeated
 from tests.support.processes import Program
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -111,20 +110,5 @@ async def calling(driver: RbdDriver, **of: Any) -> AsyncIterator[Co]:
 async def ready(co: Co) -> None:
     """Wait until the pool is open."""
     async with asyncio.timeout(60):
-        while True:
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                if await co.is_ready():
-                    return
+        while not await repeated(co.is_ready, *grpc.StatusCode):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
-
-
-async def repeated(call: Callable[[], Awaitable[Answer]], *, while_named: str) -> Answer:
-    """Repeat a call, as a CO does, while it is refused with this name."""
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                return await call()
-            except grpc.aio.AioRpcError as err:
-                if while_named not in (err.details() or ""):
-                    raise
-            await asyncio.sleep(0.2)

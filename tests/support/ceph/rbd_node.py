@@ -17,8 +17,9 @@ from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver
-from tests.support.ceph.rbd_driver import RbdDriver, ready, repeated
+from tests.support.ceph.rbd_driver import RbdDriver, ready
 from tests.support.co import Co, capability
+from tests.support.faults.refusals import repeated
 
 SIZE = 64 << 20
 WRITERS = capability(mode="SINGLE_NODE_MULTI_WRITER")

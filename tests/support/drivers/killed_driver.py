@@ -9,10 +9,9 @@ import grpc
 import grpc.aio
 
 from tests.support.co import Answer, Co
+from tests.support.faults.refusals import repeated
 from tests.support.processes import Program
 
-_TRIES = 1000
-_BACK_OFF_S = 0.02
 _RETRIED = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.ABORTED,
@@ -68,16 +67,7 @@ class RetryingCo(Co):
         self, method: Callable[..., Awaitable[Answer]], request: Any, timeout_s: float | None = None
     ) -> Answer:
         """Raises the errors that a CO does not retry, and a refusal that does not end."""
-        for left in range(_TRIES, 0, -1):
-            try:
-                answer = await super()._call(method, request, timeout_s)
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in _RETRIED or left == 1:
-                    raise AssertionError(
-                        f"{error.code()}: {error.details()} to {request}"
-                    ) from error
-                await asyncio.sleep(_BACK_OFF_S)
-            else:
-                await self._driver.count()
-                return answer
-        raise AssertionError("not reached")
+        call = super()._call
+        answer = await repeated(lambda: call(method, request, timeout_s), *_RETRIED, within_s=300)
+        await self._driver.count()
+        return answer

@@ -40,14 +40,22 @@ async def refused_in_time(
             return _checked(caught.value, code, words)
 
 
-async def repeated(call: Callable[[], Awaitable[Answer]], code: grpc.StatusCode) -> Answer:
-    """Repeat a call, as a CO does, while it is refused with `code`."""
-    while True:
-        try:
-            return await call()
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not code:
-                raise
+async def repeated(
+    call: Callable[[], Awaitable[Answer]],
+    *codes: grpc.StatusCode,
+    while_named: str = "",
+    within_s: float = 120,
+) -> Answer:
+    """Repeat a call, as a CO does, while it is refused with one of these codes, or with the error of this name."""
+    async with asyncio.timeout(within_s):
+        while True:
+            try:
+                return await call()
+            except grpc.aio.AioRpcError as error:
+                is_named = while_named and while_named in (error.details() or "")
+                if not is_named and error.code() not in codes:
+                    raise
+            await asyncio.sleep(0.05)
 
 
 def _checked(error: grpc.aio.AioRpcError, code: grpc.StatusCode, words: Sequence[str]) -> str:

@@ -17,11 +17,10 @@ import grpc.aio
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.co import Co
+from tests.support.faults.refusals import repeated
 
 KNOWS_NODE_INFO = ((extensions.KEY, extensions.NODE_INFO),)
 _TIMEOUT_S = 60.0
-_TRIES = 600
-_BACK_OFF_S = 0.1
 _RPC = csi_pb2.NodeServiceCapability.RPC
 
 
@@ -80,19 +79,13 @@ class AttachingCo:
         self, stub: "csi_pb2_grpc.NodeAsyncStub"
     ) -> csi_pb2.NodeGetCapabilitiesResponse:
         """Retry, as a kubelet does, until the plugin and what is behind it have started."""
-        for _ in range(_TRIES):
-            try:
-                return await stub.NodeGetCapabilities(
-                    csi_pb2.NodeGetCapabilitiesRequest(),
-                    metadata=KNOWS_NODE_INFO,
-                    wait_for_ready=True,
-                    timeout=_TIMEOUT_S,
-                )
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                    raise
-            await asyncio.sleep(_BACK_OFF_S)
-        raise AssertionError("the plugin does not start")
+        request = csi_pb2.NodeGetCapabilitiesRequest()
+        return await repeated(
+            lambda: stub.NodeGetCapabilities(
+                request, metadata=KNOWS_NODE_INFO, wait_for_ready=True, timeout=_TIMEOUT_S
+            ),
+            grpc.StatusCode.UNAVAILABLE,
+        )
 
     async def learn(self) -> NodeAnswer:
         """The controller's part; attaching is paused meanwhile, and stays so if it fails."""
