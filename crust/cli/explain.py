@@ -17,7 +17,7 @@ import click
 _OTHERS = "## What others say"
 """The last section: texts that are no errors of crust."""
 _BRANCH = re.compile(r"## (\w+): `(\w+)`")
-_ROW = re.compile(r"\| `(\w+)`(?: \*example\*)? \| (.*) \| (.*) \|")
+_ROW = re.compile(r"\| `(\w+)` \| (.*) \| (.*) \|")
 _OTHER = re.compile(r"\| (`.*) \| (.*) \| (.*) \|")
 _WHO = re.compile(r"Who retries: (.*)\. What to do: (.*)\.")
 

@@ -94,13 +94,14 @@ def _case(row: str) -> Case:
     cells = [cell.strip().replace("\\|", "|") for cell in _CELLS.split(row)]
     _, number, rule, clauses, needs, _ = cells
     names = tuple(name.strip("`") for name in needs.split(", ") if name)
-    return Case(number, rule, tuple(map(_clause, clauses.split("<br>"))), names)
+    return Case(number, rule, tuple(_clause(text, rule) for text in clauses.split("<br>")), names)
 
 
-def _clause(text: str) -> Clause:
-    strength, _, words = text.partition(" · ")
-    section, _, gist = words.partition(": ")
-    return Clause(Strength(strength), section, gist)
+def _clause(text: str, rule: str) -> Clause:
+    """`MUST · Section: gist`, or `MUST: gist` of the section that the rule begins with."""
+    words, _, gist = text.partition(": ")
+    strength, _, section = words.partition(" · ")
+    return Clause(Strength(strength), section or rule.partition(": ")[0], gist)
 
 
 def chosen(known: Collection[str], only: Iterable[str], skip: Iterable[str]) -> frozenset[str]:

@@ -1,6 +1,6 @@
 """Every name of an error in the code: the classes below `CrustError`, and what `<Branch>.named("…")` is raised with.
 
-docs/errors.md has a row for each; the tests compare the two.
+docs/errors.md has a row for each of crust; the tests compare the two.
 """
 
 import ast

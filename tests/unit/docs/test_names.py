@@ -258,7 +258,7 @@ ROWS = [page for page in ERROR_PAGES if page.name not in BRANCHES]
 
 
 def test_table_has_each_name_of_the_code_under_its_branch() -> None:
-    code = {(name, branch.__name__) for name, branch, _ in error_table.names()}
+    code = {(name, of.__name__) for name, of, is_example in error_table.names() if not is_example}
     page = {(row.name, row.kind.partition(":")[0]) for row in ERROR_PAGES}
     assert page - code == set(), "not in the code"
     assert {row for row in code if row[0] not in BRANCHES} - page == set(), "no row"
@@ -274,12 +274,6 @@ def test_names_of_errors_are_unique() -> None:
     assert [name for name, count in kinds.items() if count > 1] == []
     named = {name for name, _, _ in error_table.named()}
     assert named & classes.keys() == set(), "raised by its class and by `named`"
-
-
-def test_errors_of_the_example_are_marked() -> None:
-    examples = {name for name, _, is_example in error_table.names() if is_example}
-    marked = {line.split("`")[1] for line in TEXT.splitlines() if "` *example* |" in line}
-    assert marked == examples - BRANCHES
 
 
 def test_every_branch_has_its_code_meaning_and_advice() -> None:
