@@ -4,18 +4,18 @@ Code that changes the directory reads the directory first, not the table. Functi
 """
 
 import asyncio
-import datetime
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from crust.core import credentials, errors, volumes
 from crust.core.operations import KeyedOperations
 from crust.core.supervised import Health
 from crust.handoff import claims
+from crust.handoff.claims import Claim
 from crust.handoff.entry import Entry
 from crust.handoff.record import Record
 from crust.handoff.store import Store
@@ -26,16 +26,11 @@ from crust.proxy.guard import Devices, Targets, devices_at, set_of
 from crust.proxy.table import Table
 from crust.proxy.target import Seen, Stack, Target
 
-T = TypeVar("T")
-
 _LOOK_S = 10.0
 """For a look at one entry, which takes microseconds."""
 
 QUEUE_LENGTH = 256
 """Events that wait for a watcher."""
-
-Holder = tuple[str, datetime.datetime | None]
-"""A sandbox and the time of its claim; the name is empty until the sandbox has written claim.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +159,19 @@ class Entries:
         if row.record.crust.generation <= changed.record.crust.generation:
             self.table.put(replace(row, entry=changed.entry, devices=changed.devices))
 
-    async def holder(self, record: Record) -> Holder | None:
-        """The sandbox that has claimed the volume, or is claiming it. Equal results mean the same sandbox.
+    async def holder(self, record: Record) -> Claim | None:
+        """The claim of the sandbox that has the volume; without a name while the sandbox has not written claim.json.
 
-        Raises why claim.json of a held claim cannot be read: a newer runtime's is somebody's all the same.
+        Raises why claim.json of a held claim cannot be read: a newer runtime's is somebody's all the same. One thread
+        for each entry that hangs, however often it is asked for.
         """
-        return await self._look("holder", record, lambda: self._holder(record.target))
+        return await self.operations.look(
+            ("holder", record.target),
+            lambda: self._holder(record.target),
+            timeout_s=_LOOK_S,
+            shown=f"the entry of {record.target}",
+            fresh=True,
+        )
 
     async def secrets_of(self, record: Record, handler: str) -> Mapping[str, str]:
         """The secrets that the guest needs; none for a volume that needs none. They are in memory and nowhere else.
@@ -177,11 +179,10 @@ class Entries:
         A handler gets those of a volume that a live sandbox of its own has claimed: the lock is held, and claim.json
         names the handler. Raises SecretsNotForCaller, SecretsForgotten, and what reading the entry raises.
         """
-        entry = await self._look("claim", record, lambda: self.store.read(record.target))
-        claim = entry.claim if entry is not None else None
+        claim = await self.holder(record)
         # A held lock alone may be the proxy's own, which is unpublishing: then no sandbox is named.
-        is_its_own = claim is not None and claim.live and bool(claim.sandbox_id)
-        if claim is None or not is_its_own or not claim.handler == record.handler == handler:
+        is_named = claim is not None and bool(claim.sandbox_id)
+        if claim is None or not is_named or not claim.handler == record.handler == handler:
             raise errors.NotReady.named(
                 "SecretsNotForCaller",
                 f"runtime handler {handler[:63]!r} does not get the secrets of the volume at {record.target}",
@@ -201,25 +202,13 @@ class Entries:
             )
         return row.secrets
 
-    async def _look(self, of: str, record: Record, function: Callable[[], T]) -> T:
-        """One thread for each entry that hangs, however often it is asked for."""
-        return await self.operations.look(
-            (of, record.target),
-            function,
-            timeout_s=_LOOK_S,
-            shown=f"the entry of {record.target}",
-            fresh=True,
-        )
-
-    def _holder(self, target: volumes.TargetPath) -> Holder | None:
+    def _holder(self, target: volumes.TargetPath) -> Claim | None:
         entry = self.store.read(target)
         if entry is None:
             return None
         if entry.claim_error is not None and claims.is_held(self.store.layout.entry(target)):
             raise entry.claim_error
-        if entry.claim is None or not entry.live:
-            return None
-        return entry.claim.sandbox_id, entry.claim.claimed_at
+        return entry.claim if entry.live else None
 
     def _rewrite(self, target: volumes.TargetPath, fields: Mapping[str, Any]) -> Target:
         """Change the record that is on disk now, not one that was read before: it may have changed since."""

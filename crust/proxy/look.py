@@ -176,21 +176,17 @@ class Looks:
         except errors.CrustError as error:
             self._report(row.name, "guard mount", error)
             return True
-        self._restored(row.name, is_lost=restored)
+        now = self._table.at_name(row.name)
+        if now is None:
+            return True
+        self._table.note(replace(now, stack=Stack.GUARD))
+        self._report(row.name, "guard mount", None)
+        if restored:
+            _log.warning("guard mount restored", extra={"target": row.path})
+            self._entries.events.emit(Event("guard-restored", row.path))
+            if lost_its_group(now):
+                self._report(row.name, "group", group_unknown(row.path))
         return True
-
-    def _restored(self, name: str, *, is_lost: bool) -> None:
-        row = self._table.at_name(name)
-        if row is None:
-            return
-        self._table.note(replace(row, stack=Stack.GUARD))
-        self._report(name, "guard mount", None)
-        if not is_lost:
-            return
-        _log.warning("guard mount restored", extra={"target": row.path})
-        self._entries.events.emit(Event("guard-restored", row.path))
-        if lost_its_group(row):
-            self._report(name, "group", group_unknown(row.path))
 
     def _mount(self, target: volumes.TargetPath, guard: Guard | None) -> bool:
         """Mount the guard, if it is lost; returns whether it was. Blocks."""

@@ -16,9 +16,10 @@ need that nobody checks is ignored silently: no limits, files that the pod canno
 made.
 """
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from crust.core import errors, volumes
 from crust.handoff import claims, layout, store
@@ -45,22 +46,15 @@ def claim_volume(
     `holders.DeviceInUse`, `DeviceMountedOnHost`, and the record's own error if it cannot be read.
     """
     paths = layout.Layout(root).entry(target)
-    undo: list[Callable[[], None]] = []
-    try:
-        lock = claims.ClaimLock.acquire(paths, target)
-        undo.append(lock.release)
+    with contextlib.ExitStack() as undo:
+        lock = undo.enter_context(claims.ClaimLock.acquire(paths, target))
         record = _record(root, target, handler)
         with of_publish(record, "ClaimVolume"):
             check_offered(record, features)
-            device_fd = hold_device(record)
-            if device_fd >= 0:
-                undo.append(lambda: os.close(device_fd))
+            device_fd = _held_device(record, undo)
             claim = Claim(paths, record, sandbox_id, lock=lock, device_fd=device_fd, pid=pid)
             claim.report(claims.State.CLAIMED)
-    except BaseException:
-        for step in reversed(undo):
-            step()
-        raise
+        undo.pop_all()
     return claim
 
 
@@ -80,9 +74,8 @@ def reclaim_volume(
     then the sandbox must be killed, and nothing has changed.
     """
     paths = layout.Layout(root).entry(target)
-    lock = claims.ClaimLock.acquire(paths, target, keep_claim=True)
-    device_fd = -1
-    try:
+    with contextlib.ExitStack() as undo:
+        lock = undo.enter_context(claims.ClaimLock.acquire(paths, target, keep_claim=True))
         found = claims.read(paths)
         if found is None or (found.sandbox_id, found.handler) != (sandbox_id, handler):
             had_it = (
@@ -90,22 +83,17 @@ def reclaim_volume(
             )
             raise ClaimLost(target, sandbox_id, f"{had_it} had the volume since then")
         record = _record(root, target, handler)
-        device_fd = hold_device(record)
         claim = Claim(
             paths,
             record,
             sandbox_id,
             lock=lock,
-            device_fd=device_fd,
+            device_fd=_held_device(record, undo),
             claimed_at=found.claimed_at,
             pid=pid,
         )
         claim.report(found.state, found.error)
-    except BaseException:
-        if device_fd >= 0:
-            os.close(device_fd)
-        lock.release()
-        raise
+        undo.pop_all()
     return claim
 
 
@@ -148,6 +136,13 @@ def check_offered(record: Record, offered: Collection[volumes.HandlerFeature]) -
     for feature, what in needs(readonly=mount.readonly, group=mount.group, mount=mount):
         if feature not in offered:
             raise unsupported(record.handler, what, feature)
+
+
+def _held_device(record: Record, undo: contextlib.ExitStack) -> int:
+    device_fd = hold_device(record)
+    if device_fd >= 0:
+        undo.callback(os.close, device_fd)
+    return device_fd
 
 
 def _record(root: str, target: volumes.TargetPath, handler: volumes.HandlerName) -> Record:
