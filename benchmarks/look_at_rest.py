@@ -21,11 +21,10 @@ from crust.handoff.watch import RESCAN_S
 from crust.host.block import devices
 from crust.host.files.locks import ToolLocks
 from crust.host.process.workers import Workers
-from crust.proxy.entries import Entries, Events
 from crust.proxy.filesystems import Filesystems
 from crust.proxy.guard import Targets
 from crust.proxy.look import Looks
-from crust.proxy.table import Table
+from crust.proxy.table import Entries, Events, Table
 
 NAME = "look"
 ENTRIES = 1000

@@ -15,13 +15,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from crust.core import errors, volumes
+from crust.handoff.record import Record
 from crust.host.block import devices, holders, in_use
 from crust.host.block.device_sets import DeviceSet
 from crust.host.block.devices import NotABlockDevice
 from crust.host.block.holders import Openers
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
-from crust.proxy.target import Guard, Seen, Stack
+from crust.proxy.target import Guard, Seen, Stack, Target
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +84,28 @@ def devices_at(devices: Devices, path: str) -> DeviceSet | None:
         return devices.device_set(devices.identify(path))
     except (errors.NotFound, NotABlockDevice):
         return None
+
+
+def check_not_raw(devices: Devices, row: Target, record: Record, wanted: DeviceSet) -> None:
+    """Raise DevicePublishedRaw if the raw publish `row` has the devices, and one of the two can write. Blocks."""
+    at_target = devices_at(devices, row.path)
+    if at_target is None or not at_target.shares_bytes_with(wanted):
+        return
+    if record.readonly and (row.readonly or _is_readonly(row.path)):
+        return
+    raise errors.NotReady.named(
+        "DevicePublishedRaw",
+        f"the device {record.device} cannot be published to a runtime",
+        why=f"it is published as a raw block volume at {row.path}",
+        hint="stop the pod that uses it there; two writers to one device destroy its content",
+    )
+
+
+def _is_readonly(path: str) -> bool:
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
 
 
 class Targets:

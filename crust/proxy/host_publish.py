@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from crust.core import deferral_keys, errors, volumes
 from crust.host.block.device_sets import DeviceSet
 from crust.host.process import workers
-from crust.proxy.entries import Entries
 from crust.proxy.guard import devices_at
 from crust.proxy.publish import Publish
+from crust.proxy.table import Entries
 from crust.proxy.target import Target
 from crust.rpc.call import Metadata
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver

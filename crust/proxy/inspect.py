@@ -11,11 +11,11 @@ import crust
 from crust.core import errors
 from crust.handoff.entry import Entry
 from crust.host.process import workers
-from crust.proxy.entries import Entries
 from crust.proxy.handler_calls import HandlerNotResponding
 from crust.proxy.handlers import Handler, Handlers
 from crust.proxy.look import Looks
 from crust.proxy.sockets import DriverSockets
+from crust.proxy.table import Entries
 from crust.rpc.call import Call
 from crust.rpc.messages import crust_v1
 from crust.wire import pool

@@ -22,7 +22,7 @@ from crust.handoff import entry as handoff_entries
 from crust.handoff import watch
 from crust.handoff.claims import Claim, State
 from crust.host.process import workers
-from crust.proxy.entries import Entries, Event
+from crust.proxy.table import Entries, Event
 from crust.proxy.target import Guard, Stack, Target, group_unknown, lost_its_group, needs_guard
 
 _PAUSE_FACTOR = 10

@@ -7,7 +7,7 @@ order and waits for every running operation.
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,6 @@ from crust.host.mounts import propagation
 from crust.host.process import systemd, workers
 from crust.host.process.workers import Workers
 from crust.kubernetes_api import api, pod_runtimes
-from crust.proxy.entries import Entries, Events
 from crust.proxy.filesystems import Filesystems
 from crust.proxy.guard import Devices, Targets
 from crust.proxy.handlers import HandlerRegistry, Handlers
@@ -37,12 +36,12 @@ from crust.proxy.publish import Publish
 from crust.proxy.runtime_api import RuntimeApi
 from crust.proxy.service import CsiService
 from crust.proxy.sockets import DriverSockets
-from crust.proxy.table import Table
+from crust.proxy.table import Entries, Events, Table
 from crust.proxy.target import Target
 from crust.proxy.unpublish import Unpublish
 from crust.rpc.serving.daemon import Daemon, starting
 from crust.rpc.serving.server import SOCKETS, Ports
-from crust.rpc.serving.service import Methods, Service, methods_of
+from crust.rpc.serving.service import Service, methods_of
 from crust.rpc.serving.worker_watch import WorkerWatch
 from crust.wire.v1 import handlers_pb2, inspect_pb2, runtime_pb2
 
@@ -142,41 +141,36 @@ async def part(
             )
             await stack.enter_async_context(looks.following(end=daemon.end))
             registry = HandlerRegistry(handlers, entries)
-            inspect = Inspect(entries, drivers, handlers, looks)
-            await _serve(
-                settings.run_dir,
-                {
-                    "handlers": (methods_of(registry, _HANDLERS), registry.stop),
-                    "inspect": (methods_of(inspect, _INSPECT), events.end),
-                    "runtime": (methods_of(runtime, _RUNTIME), None),
-                },
-                daemon.health,
-                ports,
-                stack,
-            )
+            inspect = methods_of(Inspect(entries, drivers, handlers, looks), _INSPECT)
+            for name, methods, stop in (
+                ("handlers", methods_of(registry, _HANDLERS), registry.stop),
+                ("inspect", inspect, events.end),
+                ("runtime", methods_of(runtime, _RUNTIME), None),
+            ):
+                service = Service(name, methods, health=daemon.health)
+                await stack.enter_async_context(_serving(settings.run_dir, service, stop, ports))
             stack.push_async_callback(drivers.aclose)
             for served in settings.drivers:
                 await drivers.add(served)
             _export_metrics(table, drivers, running, pool)
             daemon.readiness.append(drivers.missing)
-        extra = {"drivers": len(drivers.all()), "entries": len(table.entries())}
-        _log.info("proxy serves", extra=extra)
+        _log.info(
+            "proxy serves", extra={"drivers": len(drivers.all()), "entries": len(table.entries())}
+        )
         yield
 
 
-async def _serve(
-    run_dir: str,
-    services: Mapping[str, tuple[Methods, Callable[[], None] | None]],
-    health: Health,
-    ports: Ports,
-    stack: AsyncExitStack,
-) -> None:
-    """Serve the proxy's own services, each at its socket; the streams of one are stopped before its socket ends."""
-    for name, (methods, stop) in services.items():
-        service = Service(name, methods, health=health)
-        await stack.enter_async_context(ports.serving(f"{run_dir}/{name}.sock", service))
-        if stop is not None:
-            stack.callback(stop)
+@asynccontextmanager
+async def _serving(
+    run_dir: str, service: Service, stop: Callable[[], None] | None, ports: Ports
+) -> AsyncIterator[None]:
+    """Serve one of the proxy's own services; `stop` ends its streams before its socket ends."""
+    async with ports.serving(f"{run_dir}/{service.name}.sock", service):
+        try:
+            yield
+        finally:
+            if stop is not None:
+                stop()
 
 
 def _export_metrics(

@@ -20,8 +20,7 @@ from crust.handoff.store import EntryDiffers
 from crust.host.block.device_sets import DeviceSet
 from crust.host.block.holders import Openers
 from crust.host.process import workers
-from crust.proxy.entries import Entries, Event
-from crust.proxy.guard import verify
+from crust.proxy.guard import check_not_raw, verify
 from crust.proxy.handlers import (
     Feature,
     Handler,
@@ -31,6 +30,7 @@ from crust.proxy.handlers import (
     mount_of,
 )
 from crust.proxy.policy import Decision
+from crust.proxy.table import Entries, Event
 from crust.proxy.target import (
     PublishPlan,
     Seen,
@@ -166,7 +166,7 @@ class Publish:
         """All checks before any change; then, without a wait, reserve the volume and a place in the sandbox."""
         handler = await self.handlers.choose(run.decision.handler)
         access, readonly = run.wanted.access, run.wanted.readonly
-        check_features(handler, fs_type=access.fs_type, group=access.group, readonly=readonly)
+        check_features(handler, access.fs_type, access.group, readonly=readonly)
         check_place(handler, run.wanted.target, self.entries.table)
         row = replace(
             run.row,
@@ -249,11 +249,7 @@ class Publish:
         pod = run.wanted.pod
         if handler is not None:
             check_features(
-                handler,
-                fs_type=mount.fs_type,
-                group=mount.group,
-                readonly=mount.readonly,
-                mount=mount,
+                handler, mount.fs_type, mount.group, readonly=mount.readonly, mount=mount
             )
             if Feature.FORMAT not in handler.features:
                 mount = replace(mount, format=None)
@@ -309,7 +305,7 @@ class Publish:
         claims = []
         for row in self.entries.table.rows():
             if row.raw and run.writers is not None:
-                self.entries.check_not_raw(row, record, devices)
+                check_not_raw(self.entries.devices, row, record, devices)
             is_shared = row.name == reserved.name or (row.readonly and readonly)
             if row.entry is not None and is_shared and row.shares_with(reserved):
                 claims.append(self.entries.store.layout.entry(row.name).claim_lock)

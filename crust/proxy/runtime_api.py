@@ -18,15 +18,19 @@ from a guest, so they are checked. What a call remembers is in the record alone.
 
 import contextlib
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from crust.core import errors, volumes
+from crust.handoff import claims
 from crust.handoff.claims import Claim
 from crust.handoff.record import Record
 from crust.host.process import workers
 from crust.proxy import handler_calls
-from crust.proxy.entries import Entries, Event
 from crust.proxy.handlers import Feature, Handler, Handlers, check_limits
+from crust.proxy.table import Entries, Event
+from crust.proxy.target import Target
 from crust.rpc import status
 from crust.rpc.call import Call, add_fields
 from crust.rpc.messages import crust_v1, requests
@@ -221,12 +225,12 @@ class RuntimeApi:
             )
         handler = await self.handlers.owner(record.handler)
         if Feature.GROW not in handler.features:
-            await self.entries.change(target, capacity_bytes=size_bytes)
+            await self._change(target, capacity_bytes=size_bytes)
             await workers.run(self.entries.filesystems.check_filled, record, size_bytes)
             return size_bytes
         if await self.entries.holder(record) is not None:
             await self._expand_in_sandbox(handler, record, size_bytes, wanted.limit_bytes)
-        await self.entries.change(target, capacity_bytes=size_bytes)
+        await self._change(target, capacity_bytes=size_bytes)
         return size_bytes
 
     async def _device_size(self, record: Record, wanted: volumes.CapacityRange) -> int:
@@ -238,14 +242,14 @@ class RuntimeApi:
             return await workers.run(self.entries.devices.size_bytes, record.device)
         size_bytes = max(wanted.required_bytes, record.mount.capacity_bytes)
         if size_bytes > record.mount.capacity_bytes:
-            await self.entries.change(record.target, capacity_bytes=size_bytes)
+            await self._change(record.target, capacity_bytes=size_bytes)
         return size_bytes
 
     async def _expand_in_sandbox(
         self, handler: Handler, record: Record, size_bytes: int, limit_bytes: int
     ) -> None:
         if Feature.ONLINE_EXPAND not in handler.features:
-            await self.entries.change(record.target, capacity_bytes=size_bytes)
+            await self._change(record.target, capacity_bytes=size_bytes)
             raise errors.NotReady.named(
                 "OfflineExpansionOnly",
                 f"the filesystem of the volume at {record.target.text} was not grown",
@@ -272,7 +276,7 @@ class RuntimeApi:
         if holder is not None:
             await limit_sandbox(wanted)
         try:
-            await self.entries.change(target, io_limits=wanted)
+            await self._change(target, io_limits=wanted)
         except errors.CrustError:
             if holder is not None:
                 with contextlib.suppress(errors.CrustError):  # the caller gets the record's error
@@ -283,13 +287,34 @@ class RuntimeApi:
             try:
                 await limit_sandbox(wanted)
             except errors.CrustError:
-                await self.entries.change(target, io_limits=record.mount.io_limits)
+                await self._change(target, io_limits=record.mount.io_limits)
                 raise
         is_applied = current is not None
         extra = {"volume": str(record.key), "limits": str(wanted), "applied": is_applied}
         _log.info("limits set", extra=extra)
         self._emit("limits-set", record, str(wanted))
         return is_applied
+
+    async def _change(self, target: volumes.TargetPath, **fields: Any) -> None:
+        """Change fields of the mount in a published volume's record. Raises `claims.NotPublished`."""
+        changed = await workers.run(self._rewrite, target, fields)
+        row = self.entries.table.at(target.text)
+        # Meanwhile the volume may have been unpublished, or its record changed again.
+        if row is None or row.record is None or changed.record is None:
+            return
+        if row.record.crust.generation <= changed.record.crust.generation:
+            self.entries.table.put(replace(row, entry=changed.entry, devices=changed.devices))
+
+    def _rewrite(self, target: volumes.TargetPath, fields: Mapping[str, Any]) -> Target:
+        """Change the record that is on disk now, not one that was read before: it may have changed since."""
+        entry = self.entries.store.read(target)
+        if entry is None:
+            raise claims.NotPublished(target)
+        there = entry.require()
+        mount = replace(there.mount, **fields)
+        if mount != there.mount:
+            entry = self.entries.store.rewrite(entry, mount)
+        return self.entries.row_of(entry)
 
     def _emit(self, kind: str, record: Record, message: str) -> None:
         self.entries.events.emit(Event(kind, record.target.text, record.handler, message))

@@ -1,25 +1,100 @@
-"""The table of targets: one row for each target at which something stands, or an operation is at work.
+"""The table of targets, the entries with their rows, and the events: what all parts of the proxy have in common.
 
-A change replaces a row; rows are immutable. The proxy is the only process that writes entries and mounts guards (it
-holds the directory's lock), so the table is exact for both while the proxy runs; looks add what runtimes and people
-change. A row reserves its volume from the moment its publish begins, and its device from the moment the device is
-verified, until nothing stands at the target any more.
+The table has one row for each target at which something stands, or an operation is at work. A change replaces a row;
+rows are immutable. The proxy is the only process that writes entries and mounts guards (it holds the directory's
+lock), so the table is exact for both while the proxy runs; looks add what runtimes and people change. A row reserves
+its volume from the moment its publish begins, and its device from the moment the device is verified, until nothing
+stands at the target any more. Code that changes the directory reads the directory first, not the table.
 
 A question about a volume or a device goes through all rows: a node has hundreds, and no second fact can be wrong. One
 lock guards the rows: threads reserve devices. It is never held over I/O. A method that holds it may call another one.
 """
 
+import asyncio
 import threading
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 
-from crust.core import volumes
+from crust.core import credentials, volumes
+from crust.core.operations import KeyedOperations
+from crust.core.supervised import Health
 from crust.handoff import claims
+from crust.handoff.claims import Claim
 from crust.handoff.entry import Entry
 from crust.handoff.record import Record
+from crust.handoff.store import Store
 from crust.proxy import target as targets
-from crust.proxy.target import Stack, Target
+from crust.proxy.filesystems import Filesystems
+from crust.proxy.guard import Devices, Targets, set_of
+from crust.proxy.target import Seen, Stack, Target
+
+_LOOK_S = 10.0
+"""For a look at one entry, which takes microseconds."""
+
+QUEUE_LENGTH = 256
+"""Events that wait for a watcher."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event. `kind` is a value of crust.v1.Event.kind; `time_s` is Unix time."""
+
+    kind: str
+    target_path: str = ""
+    handler: str = ""
+    message: str = ""
+    time_s: float = field(default_factory=time.time)
+
+
+class Events:
+    """Distributes events to watchers, and never waits for one.
+
+    Each watcher has a bounded queue. If the queue is full, events for that watcher are dropped and counted, and the
+    watcher gets the count. A message may be another program's text: what looks like a credential in it is hidden from
+    watchers. Nothing depends on events: the handoff directory is the truth.
+    """
+
+    def __init__(self) -> None:
+        self._watchers: dict[asyncio.Queue[Event | None], int] = {}
+        self._ended = False
+
+    def emit(self, event: Event) -> None:
+        """Put `event` into the queue of every watcher, unless the queue is full."""
+        for queue in self._watchers:
+            try:
+                queue.put_nowait(event)
+            except asyncio.QueueFull:
+                self._watchers[queue] += 1
+
+    def end(self) -> None:
+        """End every watch, and those that begin from now on."""
+        self._ended = True
+        for queue in self._watchers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(None)
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[AsyncIterator[Event]]:
+        """The events while the block runs."""
+        queue: asyncio.Queue[Event | None] = asyncio.Queue(QUEUE_LENGTH)
+        self._watchers[queue] = 0
+        try:
+            yield self._events(queue)
+        finally:
+            del self._watchers[queue]
+
+    async def _events(self, queue: asyncio.Queue[Event | None]) -> AsyncIterator[Event]:
+        while not self._ended and (event := await queue.get()) is not None:
+            yield replace(event, message=credentials.shown(event.message))
+            if queue.empty() and self._watchers[queue]:
+                missed, self._watchers[queue] = self._watchers[queue], 0
+                yield Event(
+                    "missed", message=f"{missed} events were dropped: the reader is too slow"
+                )
 
 
 class Table:
@@ -208,3 +283,69 @@ def _observed(known: Target | None, read: Target) -> Target:
 
 def _stands(row: Target) -> bool:
     return row.entry is not None or row.raw or row.stack not in (Stack.CLEAR, Stack.FOREIGN)
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """The entries of this node with the rows that belong to them, the host that they are about, the operations that
+    change them, and those who are told.
+    """
+
+    store: Store
+    table: Table
+    targets: Targets
+    filesystems: Filesystems
+    devices: Devices
+    operations: KeyedOperations
+    """By volume and by target: an operation that changes something holds the keys of both."""
+    events: Events
+    health: Health
+
+    def observe(self, key: volumes.VolumeKey, target: volumes.TargetPath) -> Seen:
+        """What stands at a target: its entry with the claim, and its mounts. Raises nothing but what ends a process.
+
+        While a program runs on the volume nobody knows what is there.
+        """
+        try:
+            self.filesystems.locks.check_free(str(key))
+            entry, mounts = self.store.read(target), self.targets.look(target)
+        except Exception as error:  # also MemoryError: what cannot be seen is not absent
+            return Seen(stack=Stack.UNSEEN, problem=error)
+        return Seen(entry, mounts.stack, mounts.mount)
+
+    def row_of(self, entry: Entry) -> Target:
+        """The row of an entry as it was read, without what only the proxy remembers."""
+        held = entry.reserved if entry.record is None else entry.record.reserved
+        if held is None:
+            return Target(entry.digest, entry=entry)
+        return Target(
+            entry.digest,
+            held.target.text,
+            entry,
+            key=held.key,
+            devices=set_of(self.devices, held.device) if held.device else None,
+            readonly=held.readonly,
+            handler=entry.record.handler if entry.record else None,
+        )
+
+    async def holder(self, record: Record) -> Claim | None:
+        """The claim of the sandbox that has the volume; without a name while the sandbox has not written claim.json.
+
+        Raises why claim.json of a held claim cannot be read: a newer runtime's is somebody's all the same. One thread
+        for each entry that hangs, however often it is asked for.
+        """
+        return await self.operations.look(
+            ("holder", record.target),
+            lambda: self._holder(record.target),
+            timeout_s=_LOOK_S,
+            shown=f"the entry of {record.target}",
+            fresh=True,
+        )
+
+    def _holder(self, target: volumes.TargetPath) -> Claim | None:
+        entry = self.store.read(target)
+        if entry is None:
+            return None
+        if entry.claim_error is not None and claims.is_held(self.store.layout.entry(target)):
+            raise entry.claim_error
+        return entry.claim if entry.live else None

@@ -15,7 +15,7 @@ from crust.core import volumes
 from crust.handoff import claims
 from crust.handoff.store import Removal
 from crust.host.process import workers
-from crust.proxy.entries import Entries, Event
+from crust.proxy.table import Entries, Event
 from crust.proxy.target import Seen, UnpublishPlan, begin_unpublish, other_volume
 from crust.rpc.call import Metadata
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver

@@ -7,9 +7,8 @@ from crust.core.operations import KeyedOperations
 from crust.core.supervised import Health
 from crust.handoff.store import Store
 from crust.host.process.workers import Workers
-from crust.proxy.entries import Entries, Events
 from crust.proxy.look import Looks
-from crust.proxy.table import Table
+from crust.proxy.table import Entries, Events, Table
 from tests.support.nodes.fake_filesystems import FakeFilesystems
 from tests.support.nodes.fake_targets import FakeDevices, FakeTargets
 from tests.support.nodes.node import Places

@@ -13,7 +13,7 @@ from crust.core.deferral_keys import Defer
 from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
 from crust.host.filesystems import mkfs, superblocks
 from crust.host.mounts import mount_parameters
-from crust.proxy.entries import Event, Events
+from crust.proxy.table import Event, Events
 from examples.kata.guest import kernel
 from examples.kata.guest.agent import format as guest_format
 from tests.support.raised import raised

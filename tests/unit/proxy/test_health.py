@@ -15,7 +15,7 @@ from crust.core import errors, logs
 from crust.handoff.store import Store
 from crust.host.process import workers
 from crust.host.process.workers import Workers
-from crust.proxy.entries import QUEUE_LENGTH, Event, Events
+from crust.proxy.table import QUEUE_LENGTH, Event, Events
 from crust.rpc import channel
 from crust.rpc.serving import server, worker_watch
 from crust.wire.v1 import inspect_pb2

@@ -13,7 +13,7 @@ import pytest
 from crust.core import errors, supervised, volumes
 from crust.handoff import entry, layout
 from crust.handoff.claims import Claim, State
-from crust.proxy.entries import Event, Events
+from crust.proxy.table import Event, Events
 from crust.proxy.target import Guard
 from crust.wire.v1 import inspect_pb2
 from tests.support.faults.refusals import refused
