@@ -17,7 +17,7 @@ from crust.blockdriver.records.models import (
     VolumeRecord,
 )
 from crust.blockdriver.records.stores import Stores
-from crust.blockdriver.snapshots import quiesce, snapshot_sets
+from crust.blockdriver.snapshots import freezer, snapshot_sets
 from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
 from crust.core import errors, volumes
 from crust.host.process import workers
@@ -61,7 +61,7 @@ class ContentSources:
     async def fill(self, making: Making, record: VolumeRecord) -> ContentRecord:
         """Give a volume that is being made its image; answers what is known of its bytes, not saved.
 
-        Raises what `find` raises, the errors of `quiesce.check`, those of
+        Raises what `find` raises, the errors of `freezer.plan`, those of
         `Freezer.frozen`, `Exhausted`. A retry copies everything again.
         """
         source = record.content_source
@@ -72,7 +72,7 @@ class ContentSources:
                 with self.stores.running.shared(source.id, "CreateVolume"):
                     return await workers.run(self._restore, making, record, source)
             source_id = volumes.VolumeId(source.id)
-            moving = await workers.run(quiesce.check, self.stores, [source_id])
+            moving = await workers.run(freezer.plan, self.stores, [source_id])
             async with self.snapshot_sets.freezer.frozen(moving.members):
                 return await workers.run(self._clone, making, record, source_id)
 

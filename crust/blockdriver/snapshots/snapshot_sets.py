@@ -20,15 +20,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.pool_ids import set_of
-from crust.blockdriver.engines.pool_store import RecordKind
+from crust.blockdriver.engines.pool_store import RecordKind, set_of
 from crust.blockdriver.engines.protocol import Image, Taking
 from crust.blockdriver.records.models import Snapshot, SnapshotSet
 from crust.blockdriver.records.records import UNREADABLE
 from crust.blockdriver.records.stores import Stores
-from crust.blockdriver.snapshots import quiesce
-from crust.blockdriver.snapshots.freezer import Freezer
-from crust.blockdriver.snapshots.quiesce import QuiescePlan
+from crust.blockdriver.snapshots import freezer
+from crust.blockdriver.snapshots.freezer import Freezer, QuiescePlan
 from crust.core import errors, volumes
 from crust.host.process import workers
 
@@ -62,7 +60,7 @@ class SnapshotSets:
     async def create(self, name: str, volume_id: volumes.VolumeId) -> SnapshotSet:
         """Take a snapshot; taken already is a success, unless it is gone: its name stands for that moment alone.
 
-        Raises SnapshotNameTaken, `models.VolumeNotFound`, the errors of `quiesce.check`, those of
+        Raises SnapshotNameTaken, `models.VolumeNotFound`, the errors of `freezer.plan`, those of
         `Freezer.frozen`, `ContentChanged`, `ImageMissing`, `ForeignImage`, `SnapshotMissing`, `Exhausted`.
         """
         set_id = self.stores.pool.ids.snapshot_id(name)
@@ -111,7 +109,7 @@ class SnapshotSets:
     async def _take(self, plan: SnapshotSet) -> SnapshotSet:
         async with workers.long_work():  # before anything is frozen
             sources = [snapshot.source_volume_id for snapshot in plan.snapshots]
-            moving = await workers.run(quiesce.check, self.stores, sources)
+            moving = await workers.run(freezer.plan, self.stores, sources)
             async with workers.entered(self._taking(plan)) as taking:
                 async with self.freezer.frozen(moving.members):
                     moment_ns = await workers.run(self._copy, taking, plan, moving)

@@ -14,8 +14,7 @@ from crust.blockdriver.engines import files
 from crust.blockdriver.engines.files.directories import Directories, Staged, VolumeDirectories
 from crust.blockdriver.engines.files.provisioning import FileProvisioning
 from crust.blockdriver.engines.node_access import READ_WRITE, Access, Attachment
-from crust.blockdriver.engines.pool_ids import set_of
-from crust.blockdriver.engines.pool_store import RecordKind
+from crust.blockdriver.engines.pool_store import RecordKind, set_of
 from crust.blockdriver.engines.protocol import (
     Engine,
     Image,

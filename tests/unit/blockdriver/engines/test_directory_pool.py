@@ -8,7 +8,7 @@ import pytest
 from crust.blockdriver.engines import pool_store
 from crust.blockdriver.engines.files import memory_beside, pool
 from crust.blockdriver.engines.files.pool import DirectoryPool as Pool
-from crust.blockdriver.engines.pool_ids import PoolIds, set_of
+from crust.blockdriver.engines.pool_store import PoolIds, set_of
 from crust.host.files import durable
 from crust.host.files.durable import DirectoryReplaced
 from tests.support.faults import crashes

@@ -8,8 +8,7 @@ from typing import TypeVar, cast
 import pytest
 
 from crust.blockdriver.engines import pool_store
-from crust.blockdriver.engines.pool_ids import PoolIds
-from crust.blockdriver.engines.pool_store import RecordStore
+from crust.blockdriver.engines.pool_store import PoolIds, RecordStore
 from crust.blockdriver.records import models
 from crust.blockdriver.records.models import ContentRecord, Snapshot, SnapshotSet, VolumeRecord
 from crust.blockdriver.records.records import IndexedRecords, Records
