@@ -62,7 +62,7 @@ async def test_unstage_of_the_last_path_detaches_the_volume(bench: Bench) -> Non
     first, second = (bench.staging(volume.volume_id, name) for name in ("one", "two"))
     await bench.stage(volume.volume_id, path=first)
     await bench.stage(volume.volume_id, path=second)
-    image = str(pool_layout.image(bench.root / "state", volume.volume_id))
+    image = str(bench.image(volume.volume_id))
     assert len(loop.find(image)) == 1
     await bench.unstage(volume.volume_id, path=first)
     await bench.publish(volume.volume_id, bench.target("pod-a"), path=second)
@@ -79,7 +79,7 @@ async def test_stats_of_a_deferred_volume_are_not_the_drivers(bench: Bench) -> N
 
 async def test_truncated_image_is_an_abnormal_condition(bench: Bench) -> None:
     volume_id, target = await bench.published()
-    image = pool_layout.image(bench.root / "state", volume_id)
+    image = bench.image(volume_id)
     os.rename(image, image.with_suffix(".moved"))
     stats = await bench.stats(volume_id, target)
     assert stats.condition is not None
@@ -122,7 +122,7 @@ async def test_unpublish_without_record_or_node_state_succeeds(bench: Bench) -> 
 async def test_publish_checks_a_filesystem_not_unmounted_cleanly(bench: Bench) -> None:
     volume_id, target = await bench.staged(), bench.target("pod-a")
     await bench.unstage(volume_id)
-    image = pool_layout.image(bench.root / "state", volume_id)
+    image = bench.image(volume_id)
     leave_errors(image)
     await bench.stage(volume_id)
     assert superblocks.read_ext4(str(image)).clean
@@ -287,10 +287,6 @@ LUKS = {"crust.dev/encryption": "luks"}
 SECRET = {"passphrase": "correct horse battery staple"}
 
 
-def image(bench: Bench, volume: csi_pb2.Volume) -> Path:
-    return pool_layout.image(bench.root / "state", volume.volume_id)
-
-
 async def test_volume_context_says_who_formats_and_what_is_encrypted(bench: Bench) -> None:
     volume = await bench.create(parameters={**GUEST, **LUKS})
     kept = {key: GUEST.get(key) or LUKS[key] for key in ("crust.dev/format-in", *LUKS)}
@@ -300,8 +296,8 @@ async def test_volume_context_says_who_formats_and_what_is_encrypted(bench: Benc
 async def test_host_neither_makes_nor_reads_the_filesystem(bench: Bench) -> None:
     volume = await bench.create(parameters=GUEST)
     await bench.stage(volume.volume_id)
-    assert not image(bench, volume).read_bytes().strip(b"\0"), "it was formatted"
-    with image(bench, volume).open("r+b") as file:
+    assert not bench.image(volume.volume_id).read_bytes().strip(b"\0"), "it was formatted"
+    with bench.image(volume.volume_id).open("r+b") as file:
         file.write(b"what no host can make sense of")
     await bench.unstage(volume.volume_id)
     await bench.stage(volume.volume_id)  # ContentInDoubt for any other volume

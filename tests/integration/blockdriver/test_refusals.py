@@ -14,7 +14,6 @@ from crust.host.filesystems import format_decision
 from crust.host.mounts import fs_group, mount_api, mountinfo
 from tests.support.drivers.block_driver import MIB, Bench, block, is_there, mount
 from tests.support.raised import raised
-from tests.support.records import pool_layout
 
 pytestmark = pytest.mark.root
 
@@ -59,7 +58,7 @@ async def test_stage_never_formats_a_device_that_a_process_writes(bench: Bench) 
 
 async def test_stage_never_formats_foreign_content(bench: Bench) -> None:
     volume = await bench.create()
-    image = pool_layout.image(bench.root / "state", volume.volume_id)
+    image = bench.image(volume.volume_id)
     with image.open("r+b") as file:
         file.seek(32 * MIB)
         file.write(b"a foreign backup superblock")
@@ -101,7 +100,7 @@ async def test_first_stage_of_a_volume_without_data_reads_nothing_of_the_device(
 async def test_stage_of_a_formatted_volume_that_reads_blank_is_refused(bench: Bench) -> None:
     volume_id = await bench.staged()
     await bench.unstage(volume_id)
-    image = pool_layout.image(bench.root / "state", volume_id)
+    image = bench.image(volume_id)
     os.truncate(image, 0)
     os.truncate(image, 64 * MIB)
     with pytest.raises(format_decision.ContentInDoubt, match="ext4 was made"):

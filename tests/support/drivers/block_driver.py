@@ -23,6 +23,7 @@ from tests.support.co import MIB as MIB
 from tests.support.co import Answer, Co
 from tests.support.drivers import memory_backend
 from tests.support.drivers.memory_backend import MemoryBackend
+from tests.support.records import pool_layout
 
 Mode = volumes.AccessMode
 
@@ -122,6 +123,10 @@ class Bench:
     def ids(self) -> PoolIds:
         """The ids of the driver's pool."""
         return self.driver.stores.pool.ids
+
+    def image(self, volume_id: str) -> Path:
+        """The file of a volume's bytes."""
+        return pool_layout.image(self.root / "state", volume_id)
 
     def host_device(self, volume_id: str) -> volumes.BlockSource:
         """The device of a volume that is attached."""

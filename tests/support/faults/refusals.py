@@ -51,6 +51,9 @@ async def repeated(
         while True:
             try:
                 return await call()
+            except PeerStatus as error:  # of a call through a port
+                if error.code not in codes:
+                    raise
             except grpc.aio.AioRpcError as error:
                 is_named = while_named and while_named in (error.details() or "")
                 if not is_named and error.code() not in codes:

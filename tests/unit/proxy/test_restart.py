@@ -20,7 +20,7 @@ from crust.rpc import channel
 from crust.runtime_handler import registration, service
 from tests.support.co import Co
 from tests.support.drivers import fake_driver
-from tests.support.faults.refusals import refused
+from tests.support.faults.refusals import refused, repeated
 from tests.support.nodes import node as nodes
 from tests.support.nodes import proxy_process
 from tests.support.nodes.fake_targets import FakeTargets
@@ -243,16 +243,13 @@ async def _answered(peers: Peers, call: str, target: str) -> bool:
 
     ABORTED is repeated, as a CO does: after a start the proxy may be restoring the guard mount at the target.
     """
-    while True:
-        try:
-            await _request(peers, call, target)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
-                return False
-            if error.code() is not grpc.StatusCode.ABORTED:
-                raise
-        else:
-            return True
+    try:
+        await repeated(lambda: _request(peers, call, target), Code.ABORTED)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not Code.UNAVAILABLE:
+            raise
+        return False
+    return True
 
 
 async def _request(peers: Peers, call: str, target: str) -> object:
@@ -263,9 +260,7 @@ async def _request(peers: Peers, call: str, target: str) -> object:
 
 async def _again(peers: Peers, call: str, target: str) -> None:
     """Repeat a call until it is answered, as a CO does."""
-    async with asyncio.timeout(60):
-        while not await _answered(peers, call, target):
-            pass
+    await repeated(lambda: _request(peers, call, target), Code.ABORTED, Code.UNAVAILABLE)
 
 
 async def _survives(peers: Peers, call: str, target: str, number: int) -> bool:

@@ -22,7 +22,7 @@ from crust.rpc.serving.server import Ports
 from crust.rpc.serving.service import Service, methods_of
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from tests.support.faults.refusals import refused
+from tests.support.faults.refusals import refused, repeated
 
 Code = grpc.StatusCode
 STATS = "/csi.v1.Node/NodeGetVolumeStats"
@@ -261,18 +261,9 @@ async def test_later_connection_has_another_number(short: str, node: Node) -> No
             first = to.connection
             assert first
             assert to.connection == first
-        async with asyncio.timeout(60), server.serving(path, service_of(node)):
-            while not await _answered(to):
-                pass
+        async with server.serving(path, service_of(node)):
+            await repeated(lambda: stats(to), Code.UNAVAILABLE)
             assert to.connection not in (0, first)
-
-
-async def _answered(to: Port) -> bool:
-    try:
-        await stats(to)
-    except PeerStatus:
-        return False
-    return True
 
 
 @pytest.fixture

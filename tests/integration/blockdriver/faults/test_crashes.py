@@ -24,10 +24,6 @@ from tests.support.records import pool_layout
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
 
-def image_of(bench: Bench, volume_id: str) -> str:
-    return str(pool_layout.image(bench.root / "state", volume_id))
-
-
 async def bring_up(bench: Bench, name: str, *, deferred: bool = False) -> str:
     volume = await bench.create(name)
     await bench.up(volume.volume_id, bench.target(name), deferred=deferred)
@@ -59,7 +55,7 @@ def test_driver_killed_during_create_to_publish_is_finished_by_the_retry(
         reap()
         bench.restart()
         volume_id = asyncio.run(bring_up(bench, f"v{number}", deferred=deferred))
-        assert len(loop.find(image_of(bench, volume_id))) == 1
+        assert len(loop.find(str(bench.image(volume_id)))) == 1
         asyncio.run(take_down(bench, f"v{number}"))
         check_nothing_left(bench)
         points += 1
@@ -107,7 +103,7 @@ def test_driver_killed_during_restage_keeps_every_byte(
         asyncio.run(bring_up(bench, "v"))
         assert (target / "kept").read_bytes() == b"every byte"
         asyncio.run(down())
-        assert loop.find(image_of(bench, volume_id)) == ()
+        assert loop.find(str(bench.image(volume_id))) == ()
     bench.restart()
     asyncio.run(take_down(bench, "v"))
 
@@ -178,7 +174,7 @@ def test_raw_stage_after_an_interrupted_format_reads_as_zeros(bench: Bench) -> N
     records = bench.driver.stores.content_records
     known = records.load(volumes.VolumeId(volume.volume_id))
     records.save(known.but(state="formatting", fs_type="ext4"))
-    with open(image_of(bench, volume.volume_id), "r+b") as image:
+    with bench.image(volume.volume_id).open("r+b") as image:
         image.seek(5000)
         image.write(b"half a filesystem")
     asyncio.run(stage_raw(volume.volume_id))

@@ -214,10 +214,6 @@ def content_path(bench: Bench, volume_id: str) -> Path:
     return pool_layout.content_record(bench.root / "state", volume_id)
 
 
-def image_path(bench: Bench, volume_id: str) -> Path:
-    return pool_layout.image(bench.root / "state", volume_id)
-
-
 @pytest.mark.parametrize("used", [False, True], ids=["never used", "used"])
 async def test_stage_without_a_content_record_is_refused(bench: Bench, *, used: bool) -> None:
     volume_id, target = (await bench.create()).volume_id, bench.target("pod")
@@ -227,7 +223,7 @@ async def test_stage_without_a_content_record_is_refused(bench: Bench, *, used: 
         await bench.down(volume_id, target)
     kept = content_path(bench, volume_id).read_bytes()
     content_path(bench, volume_id).unlink()
-    before = image_path(bench, volume_id).read_bytes()
+    before = bench.image(volume_id).read_bytes()
     bench.restart()
     for capability in (mount(), block()):
         with pytest.raises(models.RecordMissing):
@@ -235,7 +231,7 @@ async def test_stage_without_a_content_record_is_refused(bench: Bench, *, used: 
     for copy in (bench.co.snapshot(volume_id), made_of(bench, "clone", volume_id=volume_id)):
         with pytest.raises(models.RecordMissing):
             await copy
-    assert image_path(bench, volume_id).read_bytes() == before
+    assert bench.image(volume_id).read_bytes() == before
     [entry] = (await bench.co.volumes()).values()
     assert entry.status.volume_condition.abnormal
     assert volume_id in entry.status.volume_condition.message
@@ -261,7 +257,7 @@ async def test_stage_on_a_stale_content_record_clears_nothing(
     volume_id = volumes.VolumeId((await bench.create()).volume_id)
     records = bench.driver.stores.content_records
     begun = records.save(records.load(volume_id).but(state="formatting", fs_type="ext4"))
-    image_path(bench, volume_id).write_bytes(b"somebody's data".ljust(64 << 20, b"\0"))
+    bench.image(volume_id).write_bytes(b"somebody's data".ljust(64 << 20, b"\0"))
     real_attach = bench.driver.stores.access.attach
 
     def attach(each: volumes.VolumeId, access: Access) -> Any:
@@ -271,7 +267,7 @@ async def test_stage_on_a_stale_content_record_clears_nothing(
     monkeypatch.setattr(bench.driver.stores.access, "attach", attach)
     with pytest.raises(pool_store.RecordChanged):
         await bench.stage(volume_id, capability)
-    assert image_path(bench, volume_id).read_bytes().startswith(b"somebody's data")
+    assert bench.image(volume_id).read_bytes().startswith(b"somebody's data")
     assert records.load(volume_id).state == "formatted"
 
 
@@ -326,7 +322,7 @@ async def test_volume_without_its_file_is_lost_to_every_call_and_can_be_deleted(
 ) -> None:
     volume_id = (await bench.create()).volume_id
     await bench.attach(volume_id)
-    pool_layout.image(bench.root / "state", volume_id).unlink()
+    bench.image(volume_id).unlink()
     calls: list[Callable[[], Any]] = [
         bench.create,
         lambda: bench.co.confirms(volume_id, volume_capabilities.encoded(mount())),
@@ -352,7 +348,7 @@ async def test_volume_without_its_file_is_lost_to_every_call_and_can_be_deleted(
 async def test_pod_of_a_volume_whose_file_was_removed_can_end(bench: Bench) -> None:
     volume_id, target = (await bench.create()).volume_id, bench.target("pod")
     await bench.up(volume_id, target)
-    pool_layout.image(bench.root / "state", volume_id).unlink()
+    bench.image(volume_id).unlink()
     with pytest.raises(ImageMissing):
         await bench.create()
     await bench.down(volume_id, target)

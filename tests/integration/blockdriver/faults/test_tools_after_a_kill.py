@@ -102,7 +102,7 @@ def test_stage_while_the_mkfs_of_a_killed_driver_runs_is_refused_until_it_ends(
     capability = mount(fs_type)
     _know_mkfs(bench, fs_type)
     volume = asyncio.run(bench.create("v", capability, size=_SIZES[fs_type]))
-    image = str(pool_layout.image(bench.root / "state", volume.volume_id))
+    image = str(bench.image(volume.volume_id))
     stopping(f"mkfs.{fs_type}")
     mkfs = _driver_killed_in(lambda: asyncio.run(bench.stage(volume.volume_id, capability)))
     bench.restart()
@@ -130,7 +130,7 @@ def test_stage_while_the_e2fsck_of_a_killed_driver_runs_is_refused_until_it_ends
     volume_id = asyncio.run(bench.create("v")).volume_id
     asyncio.run(bench.stage(volume_id))
     asyncio.run(bench.unstage(volume_id))
-    image = str(pool_layout.image(bench.root / "state", volume_id))
+    image = str(bench.image(volume_id))
     made = superblocks.read(image, "ext4").uuid
     unclean = ["debugfs", "-w", "-R", "set_super_value state 0", image]
     subprocess.run(unclean, check=True, capture_output=True)
@@ -212,7 +212,7 @@ def test_raw_stage_with_the_record_of_an_interrupted_mkfs_keeps_a_complete_files
     volume = asyncio.run(bench.create("v"))
     path = pool_layout.content_record(bench.root / "state", volume.volume_id)
     uuid = "11111111-0000-4000-8000-000000000000"
-    image = str(pool_layout.image(bench.root / "state", volume.volume_id))
+    image = str(bench.image(volume.volume_id))
     subprocess.run(["mkfs.ext4", "-q", "-U", uuid, image], check=True)
     known = ContentRecord.parse(path.read_bytes(), volume.volume_id, str)
     begun = known.but(state="formatting", fs_type="ext4", planned_uuid=uuid)

@@ -128,7 +128,7 @@ async def test_gc_keeps_images_without_record_and_records_without_image(bench: B
 
 async def test_gc_detaches_a_device_of_a_removed_image_by_its_tag_when_unused(bench: Bench) -> None:
     volume_id = await bench.staged()
-    image = pool_layout.image(bench.root / "state", volume_id)
+    image = bench.image(volume_id)
     [device] = devices(bench)
     image.unlink()
     image.write_bytes(bytes(64 * MIB))  # another file of that name is another image
@@ -143,7 +143,7 @@ async def test_gc_detaches_a_device_of_a_removed_image_by_its_tag_when_unused(be
 async def test_gc_keeps_an_orphan_device_whose_node_is_bound(bench: Bench) -> None:
     volume_id, target = (await bench.create("a", block())).volume_id, bench.target("a")
     await bench.up(volume_id, target, block())
-    (pool_layout.image(bench.root / "state", volume_id)).unlink()
+    (bench.image(volume_id)).unlink()
     bench.restart()
     await collect(bench)
     assert len(devices(bench)) == 1
@@ -154,7 +154,7 @@ async def test_gc_keeps_an_orphan_device_whose_node_is_bound(bench: Bench) -> No
 
 async def test_gc_never_touches_a_device_attached_by_others(bench: Bench, tmp_path: Path) -> None:
     volume_id = (await bench.create()).volume_id
-    image = pool_layout.image(bench.root / "state", volume_id)
+    image = bench.image(volume_id)
     stranger = tmp_path / "stranger"
     stranger.write_bytes(bytes(MIB))
     other_pool = f"crust:{'0' * 12}:{volume_id}"

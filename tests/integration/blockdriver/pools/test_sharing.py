@@ -29,7 +29,7 @@ async def test_deferred_publish_mounts_nothing_and_describes_the_device(bench: B
     deferred = answer.deferred_mount
     assert mountinfo.below(str(bench.root)) == ()
     assert not is_there(target)
-    [device] = loop.find(str(pool_layout.image(bench.root / "state", volume.volume_id)))
+    [device] = loop.find(str(bench.image(volume.volume_id)))
     assert deferred.block_device.path == device.path
     assert deferred.block_device.identity.disk_sequence == device.identity.disk_sequence
     assert (deferred.fs_type, deferred.capacity_bytes) == ("ext4", 64 * MIB)
@@ -62,7 +62,7 @@ async def test_volume_that_a_guest_or_a_raw_user_had_is_mounted_nosuid_and_nodev
     assert await host_options(bench, volume_id) == {"nosuid", "nodev"}
 
     raw_id = await bench.staged("raw", block())
-    image = pool_layout.image(bench.root / "state", raw_id)
+    image = bench.image(raw_id)
     [device] = loop.find(str(image))
     await asyncio.to_thread(subprocess.run, ["mkfs.ext4", "-q", device.path], check=True)
     await bench.unstage(raw_id)
@@ -74,7 +74,7 @@ async def test_deferred_publish_with_an_unknown_host_mount_is_refused(bench: Ben
     foreign = bench.root / "foreign"
     foreign.mkdir()
     await bench.stage(volume.volume_id)
-    [device] = loop.find(str(pool_layout.image(bench.root / "state", volume.volume_id)))
+    [device] = loop.find(str(bench.image(volume.volume_id)))
     mount_api.mount_device(device.path, str(foreign), "ext4")
     with raised("DeviceMountedOnHost", match="foreign"):
         await bench.publish(volume.volume_id, bench.target("pod-a"), deferred=True)
@@ -85,7 +85,7 @@ async def test_deferred_publish_with_an_unknown_host_mount_is_refused(bench: Ben
 
 async def test_publish_and_unstage_of_a_held_device_are_refused(bench: Bench) -> None:
     volume_id = await bench.staged()
-    [device] = loop.find(str(pool_layout.image(bench.root / "state", volume_id)))
+    [device] = loop.find(str(bench.image(volume_id)))
     hold = devices.open_exclusive(device.path)
     try:
         with pytest.raises(holders.DeviceInUse):

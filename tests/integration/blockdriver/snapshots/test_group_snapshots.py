@@ -156,7 +156,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def uuid_of(bench: Bench, volume_id: str) -> str:
-    image = pool_layout.image(bench.root / "state", volume_id)
+    image = bench.image(volume_id)
     found = signatures.probe(str(image))
     assert isinstance(found, signatures.Filesystem)
     return found.uuid

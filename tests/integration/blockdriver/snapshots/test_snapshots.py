@@ -259,7 +259,7 @@ class Scene:
 
     async def look_into(self, volume_id: str) -> None:
         """By its superblock: mounting at every point would take minutes."""
-        image = pool_layout.image(self.bench.root / "state", volume_id)
+        image = self.bench.image(volume_id)
         assert isinstance(signatures.probe(str(image)), signatures.Filesystem)
 
     def check(self) -> None:

@@ -47,10 +47,6 @@ def on_btrfs(tmp_path: Path) -> Iterator[Bench]:
         yield bench
 
 
-def image(bench: Bench, volume_id: str) -> Path:
-    return pool_layout.image(bench.root / "state", volume_id)
-
-
 def cover(target: str) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "none", target], check=True)
 
@@ -69,12 +65,12 @@ async def begun(bench: Bench, source: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 async def test_copy_of_a_truncated_image_is_refused(pool: Bench) -> None:
     source = await pool.create("source")
-    os.truncate(image(pool, source.volume_id), 10 * MIB)
+    os.truncate(pool.image(source.volume_id), 10 * MIB)
     with raised("SourceTooShort"):
         await pool.co.snapshot(source.volume_id)
     with raised("SourceTooShort"):
         await made_of(pool, "clone", volume_id=source.volume_id)
-    assert not image(pool, pool.ids.volume_id("clone")).exists()
+    assert not pool.image(pool.ids.volume_id("clone")).exists()
 
 
 async def test_clone_retry_has_the_sources_present_size(
@@ -87,7 +83,7 @@ async def test_clone_retry_has_the_sources_present_size(
         await made_of(pool, "clone", volume_id=source.volume_id, size=64 * MIB)
     clone = await made_of(pool, "clone", volume_id=source.volume_id)
     assert clone.capacity_bytes == 128 * MIB
-    assert image(pool, clone.volume_id).stat().st_size == 128 * MIB
+    assert pool.image(clone.volume_id).stat().st_size == 128 * MIB
 
 
 async def test_clone_retry_has_the_sources_present_filesystem(
@@ -205,7 +201,7 @@ async def test_restore_of_one_snapshot_in_parallel_blocks_its_deletion(
         await pool.co.delete_snapshot(taken.snapshot_id)
     await asyncio.to_thread(both.wait)
     for each in await asyncio.gather(*made):
-        assert image(pool, each.volume_id).stat().st_size == 64 * MIB
+        assert pool.image(each.volume_id).stat().st_size == 64 * MIB
     await pool.co.delete_snapshot(taken.snapshot_id)
     with raised("SnapshotNotFound"):
         await made_of(pool, "c", snapshot_id=pool.ids.volume_id("c"))
