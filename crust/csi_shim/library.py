@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 from google.protobuf import message_factory
 from google.protobuf.message import Message
 
-from crust.core import deferral_keys, mount_options, volumes
+from crust.core import deferral_keys, volumes
 from crust.host.block import devices
 from crust.host.block.devices import identify as identify_device
+from crust.host.mounts import mount_options
 from crust.rpc.messages import csi, extensions
 from crust.wire.csi.v1 import csi_pb2
 

@@ -9,7 +9,7 @@ the record.
 A record that cannot be read raises an error, and the file stays for a person to look at. It never counts as absent: a
 runtime that treats an unreadable record as absent would share the host's directory instead of mounting the volume.
 Every record is made with the checks of reading, so every written record is readable. Only keys of the model are
-written, so that no secret can get into a record: `metadata` has two allowed keys, and `crust.core.mount_options`
+written, so that no secret can get into a record: `metadata` has two allowed keys, and `host.mounts.mount_options`
 checks the options.
 
 `make proto` generates specs/mountInfo.schema.json from it, so the docstrings of the fields are part of the contract.
@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from crust.core import errors, logs, mount_options, traces, volumes
+from crust.core import errors, logs, traces, volumes
 from crust.handoff import layout
 from crust.handoff.mount_info import (
     SCHEMA,
@@ -37,6 +37,7 @@ from crust.handoff.mount_info import (
     Model,
     Reserved,
 )
+from crust.host.mounts import mount_options
 
 LIMIT_BYTES = 64 * 1024
 """The largest record that is read or written."""

@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from crust.core import deferral_keys, errors, mount_options, volumes
+from crust.core import deferral_keys, errors, volumes
 from crust.handoff.claims import Claim
 from crust.handoff.entry import Entry, UnknownHandoffFile
 from crust.handoff.record import Record
 from crust.host.block.device_sets import DeviceSet
 from crust.host.filesystems import mkfs
-from crust.host.mounts import mountinfo
+from crust.host.mounts import mount_options, mountinfo
 from crust.kubernetes_api.pod_runtimes import POD_INFO
 from crust.rpc.messages import csi
 from crust.rpc.status import Asked, Residue

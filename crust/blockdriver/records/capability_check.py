@@ -12,7 +12,8 @@ published read-only is mounted read-only, and one that another node has is not s
 from dataclasses import dataclass
 
 from crust.blockdriver.records.models import Usage, VolumeRecord
-from crust.core import errors, mount_options, volumes
+from crust.core import errors, volumes
+from crust.host.mounts import mount_options
 
 DEFAULT_FS_TYPE = "ext4"
 

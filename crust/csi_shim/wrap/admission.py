@@ -7,10 +7,10 @@ one filesystem on it destroy it. So the access mode is judged as the CO sent it,
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from crust.core import deferral_keys, errors, mount_options, volumes
+from crust.core import deferral_keys, errors, volumes
 from crust.csi_shim.wrap import vendors
 from crust.host.filesystems import mkfs
-from crust.host.mounts import mount_parameters
+from crust.host.mounts import mount_options
 from crust.rpc.messages import csi, requests
 from crust.wire.csi.v1 import csi_pb2
 
@@ -75,7 +75,7 @@ def admit(driver: str, request: csi_pb2.NodePublishVolumeRequest) -> Admitted:
         raise CannotBeDeferred(request.volume_id, why)
     options = mount_options.parse(access.mount_flags, for_guest=True)
     if fs_type in mkfs.SUPPORTED:
-        mount_parameters.parse(fs_type, options.options)
+        mount_options.for_kernel(fs_type, options.options)
     extra = ("nouuid",) if fs_type == "xfs" and "nouuid" not in options.options else ()
     return Admitted(
         fs_type=fs_type,

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 
 from crust.core import errors
 from crust.host.block import holders
-from crust.host.mounts import mount_parameters, mountinfo
-from crust.host.mounts.mount_parameters import InvalidMountOption, Parameters
+from crust.host.mounts import mount_options, mountinfo
+from crust.host.mounts.mount_options import InvalidMountOption, Parameters
 from crust.host.mounts.mountinfo import Mount
 from crust.host.process import oserrors, syscalls
 
@@ -55,7 +55,7 @@ def mount_device(  # noqa: PLR0913 - each is a decision of its own of a publish
     Raises `InvalidMountOption`, `DeviceInUse`, `InvalidMountTarget`, `Corrupt` (the kernel finds damage),
     `MountFailed`.
     """
-    attributes, parameters = mount_parameters.parse(fs_type, options, untrusted=untrusted)
+    attributes, parameters = mount_options.for_kernel(fs_type, options, untrusted=untrusted)
     if readonly:
         attributes |= syscalls.MOUNT_ATTR_RDONLY
         parameters = parameters if beside_writers else (("ro", None), *parameters)

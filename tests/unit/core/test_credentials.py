@@ -8,11 +8,11 @@ from typing import get_args
 import pytest
 
 from crust.blockdriver import serve
-from crust.core import credentials, deferral_keys, errors, logs, mount_options, volumes
+from crust.core import credentials, deferral_keys, errors, logs, volumes
 from crust.core.deferral_keys import Defer
 from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
 from crust.host.filesystems import mkfs, superblocks
-from crust.host.mounts import mount_parameters
+from crust.host.mounts import mount_options
 from crust.proxy.table import Event, Events
 from examples.kata.guest import kernel
 from examples.kata.guest.agent import format as guest_format
@@ -286,6 +286,6 @@ def test_every_filesystem_is_made_read_mounted_and_known_to_guest() -> None:
     known = set(mkfs.SUPPORTED)
     assert mkfs._TABLE.keys() == known
     assert superblocks._READERS.keys() == superblocks._BLOCK_SIZES.keys() == known
-    assert mount_parameters._ALLOWED.keys() >= known
+    assert mount_options._ALLOWED.keys() >= known
     assert guest_format._MKFS.keys() == known
     assert kernel.FILESYSTEM_MODULES.keys() >= known

@@ -10,12 +10,13 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust.core import deferral_keys, errors, mount_options, volumes
+from crust.core import deferral_keys, errors, volumes
 from crust.csi_shim.wrap import admission, as_block, leaves, private_directories, vendors
 from crust.csi_shim.wrap.admission import CannotBeDeferred
 from crust.csi_shim.wrap.node_shim import Wrapping
 from crust.csi_shim.wrap.private_directories import PrivatePaths
-from crust.host.mounts.mount_parameters import InvalidMountOption
+from crust.host.mounts import mount_options
+from crust.host.mounts.mount_options import InvalidMountOption
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import Co, capability, publish_request

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crust.core import errors, mount_options, volumes
+from crust.core import errors, volumes
 from crust.handoff import mount_info
 from crust.handoff.record import Record, UnreadableHandoffRecord, UnrecordableMount
+from crust.host.mounts import mount_options
 from tests.support.raised import raised
 from tests.support.records.records import HANDLER, IMAGE, KEY, MOUNT, TARGET, a_record
 

@@ -22,7 +22,8 @@ from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
 from crust.blockdriver.records.node_state import NotStaged, Published, Staged
 from crust.blockdriver.records.stores import Stores
-from crust.core import deferral_keys, errors, mount_options, volumes
+from crust.core import deferral_keys, errors, volumes
+from crust.host.mounts import mount_options
 
 _SIDECARS = "csi.storage.k8s.io/"
 _SHARED_MODES = frozenset({

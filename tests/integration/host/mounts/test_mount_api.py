@@ -12,7 +12,7 @@ import pytest
 from crust.core import errors
 from crust.host.block import devices, holders, loop
 from crust.host.filesystems import mkfs
-from crust.host.mounts import mount_api, mount_parameters, mountinfo
+from crust.host.mounts import mount_api, mount_options, mountinfo
 from tests.integration.host.conftest import MIB, Attach, run
 from tests.support.raised import raised
 
@@ -70,7 +70,7 @@ def test_mount_device_untrusted_honours_neither_set_user_id_nor_device_nodes(
 def test_mount_device_with_refused_option_reports_the_kernels_reason(
     ext4: loop.LoopDevice, mountpoint: str, option: str
 ) -> None:
-    with pytest.raises(mount_parameters.InvalidMountOption) as caught:
+    with pytest.raises(mount_options.InvalidMountOption) as caught:
         mount_api.mount_device(ext4.path, mountpoint, "ext4", [option])
     assert option.partition("=")[0] in caught.value.why
     assert "abc" not in str(caught.value)
@@ -371,7 +371,7 @@ def test_no_descriptor_is_left_open(ext4: loop.LoopDevice, mountpoint: str) -> N
     mount_api.mount_device(ext4.path, mountpoint, "ext4")
     mount_api.unmount(mountpoint)
     for options in (["bogus"], ["commit=x"]):
-        with pytest.raises(mount_parameters.InvalidMountOption):
+        with pytest.raises(mount_options.InvalidMountOption):
             mount_api.mount_device(ext4.path, mountpoint, "ext4", options)
     with raised("MountFailed"):
         mount_api.mount_device(ext4.path, mountpoint, "xfs")

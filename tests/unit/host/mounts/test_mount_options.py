@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from crust.host.mounts import mount_parameters, mountinfo
+from crust.host.mounts import mount_options, mountinfo
 
 REMOUNT = ("errors", "remount-ro")
 NOSUID, NODEV, NOATIME, STRICTATIME = 0x02, 0x04, 0x10, 0x20
 
 
-def parse(*words: str) -> tuple[int, mount_parameters.Parameters]:
-    return mount_parameters.parse("ext4", words)
+def parse(*words: str) -> tuple[int, mount_options.Parameters]:
+    return mount_options.for_kernel("ext4", words)
 
 
 def test_parse_sorts_options_into_attributes_and_parameters() -> None:
@@ -33,8 +33,8 @@ def test_parse_later_option_overrides_an_earlier_one_and_the_default() -> None:
     ("fs_type", "word"), [("ext4", "errors=panic"), ("btrfs", "fatal_errors=panic")]
 )
 def test_parse_refuses_options_that_stop_the_host(fs_type: str, word: str) -> None:
-    with pytest.raises(mount_parameters.InvalidMountOption, match="stop the node"):
-        mount_parameters.parse(fs_type, [word])
+    with pytest.raises(mount_options.InvalidMountOption, match="stop the node"):
+        mount_options.for_kernel(fs_type, [word])
 
 
 @pytest.mark.parametrize(
@@ -56,20 +56,20 @@ def test_parse_refuses_options_that_stop_the_host(fs_type: str, word: str) -> No
     ],
 )
 def test_parse_refuses_options_that_the_filesystem_may_not_have(fs_type: str, word: str) -> None:
-    with pytest.raises(mount_parameters.InvalidMountOption, match="may have"):
-        mount_parameters.parse(fs_type, [word])
+    with pytest.raises(mount_options.InvalidMountOption, match="may have"):
+        mount_options.for_kernel(fs_type, [word])
 
 
 @pytest.mark.parametrize("words", [(), ("suid", "dev")])
 def test_parse_of_an_untrusted_filesystem_is_nosuid_and_nodev_whatever_is_asked(
     words: tuple[str, ...],
 ) -> None:
-    assert mount_parameters.parse("xfs", words, untrusted=True) == (NOSUID | NODEV, ())
+    assert mount_options.for_kernel("xfs", words, untrusted=True) == (NOSUID | NODEV, ())
 
 
 @pytest.mark.parametrize("word", ["=secret", "a\0b=secret"])
 def test_parse_error_does_not_repeat_values(word: str) -> None:
-    with pytest.raises(mount_parameters.InvalidMountOption) as caught:
+    with pytest.raises(mount_options.InvalidMountOption) as caught:
         parse(word)
     assert "secret" not in str(caught.value)
 
