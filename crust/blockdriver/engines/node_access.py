@@ -114,7 +114,8 @@ class NodeAccess(Protocol):
     def is_empty(self, volume_id: volumes.VolumeId) -> bool:
         """Whether the engine stores no data for the volume, so that every byte of it reads as zero.
 
-        What was written to this node's device counts. True is exact; False may be wrong. Raises `ImageMissing`.
+        What was written to this node's device counts once it is written back (`devices.sync`). True is exact; False
+        may be wrong. Raises `ImageMissing`.
         """
         ...
 

@@ -66,8 +66,10 @@ class FilesystemPreparation:
                 return None
             if action in (Action.MAKE, Action.CLEAR_AND_MAKE):
                 content = self._intend(due)
-            if action is Action.MAKE and not self.stores.access.is_empty(content.volume_id):
-                mkfs.check_blank(device, signatures.probe(device))  # written while it was recorded
+            if action is Action.MAKE:
+                devices.sync(device)  # what was written while it was recorded
+                if not self.stores.access.is_empty(content.volume_id):
+                    mkfs.check_blank(device, signatures.probe(device))
         if action is Action.CLEAR_AND_MAKE:
             devices.zero_device(device)
         opened = devices.open_shared(device)
@@ -109,9 +111,11 @@ class FilesystemPreparation:
             if recorded is not None:
                 return None if recorded.clean else Action.KEEP
         # A new volume is not probed while the engine stores no data of it.
-        zeros = content.state == "new" and self.stores.access.is_empty(content.volume_id)
-        is_ours = content.state == "new" and not content.in_guest
-        probe = signatures.probe if is_ours else signatures.probe_untrusted
+        new = content.state == "new"
+        if new and not due.attachment.is_new:
+            devices.sync(device)
+        zeros = new and self.stores.access.is_empty(content.volume_id)
+        probe = signatures.probe if new and not content.in_guest else signatures.probe_untrusted
         return format_decision.judge(
             content,
             fs_type,

@@ -19,7 +19,7 @@ from crust.blockdriver.engines.files.directories import VolumeDirectories
 from crust.blockdriver.engines.node_access import READ_WRITE, Access, Attachment
 from crust.blockdriver.engines.protocol import ImageMissing
 from crust.core import errors, volumes
-from crust.host.block import devices, loop
+from crust.host.block import loop
 from crust.host.files import file_copy, sparse
 
 _TAG_ID_BYTES = 44
@@ -97,10 +97,7 @@ class FileAccess:
         return _attachment(device)
 
     def is_empty(self, volume_id: volumes.VolumeId) -> bool:
-        """By the file's holes, after writing back the page cache of its device."""
-        device = self._device(volume_id)
-        if device is not None:
-            devices.sync(device.path)
+        """By the file's holes."""
         try:
             return sparse.is_hole(self._directories.image(volume_id))
         except errors.NotFound as err:

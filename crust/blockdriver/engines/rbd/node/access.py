@@ -31,7 +31,7 @@ from crust.ceph.claim_object import Mode
 from crust.ceph.claims import HostClaim
 from crust.ceph.failures import CephKeyRefused, CephNotPermitted, CephPoolMissing
 from crust.core import errors, volumes
-from crust.host.block import devices, krbd
+from crust.host.block import krbd
 from crust.host.block.krbd import KernelRbd
 from crust.host.files import durable
 from crust.host.process import oserrors, syscalls
@@ -229,9 +229,6 @@ class RbdAccess:
 
     def is_empty(self, volume_id: volumes.VolumeId) -> bool:
         """By the object map, which the kernel's client keeps too. Raises `ImageMissing`."""
-        mapped = self.attached(volume_id)
-        if mapped is not None and mapped.device is not None:
-            devices.sync(mapped.device.path)
         return VolumeImages(self._users.place(volume_id)).is_empty(volume_id)
 
     def detach(self, volume_id: volumes.VolumeId) -> None:
