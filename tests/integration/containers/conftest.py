@@ -74,9 +74,9 @@ class Pods(BlockNode):
         self, program: str, *flags: str, name: str = "", kubelet: str = BIDIRECTIONAL
     ) -> Container:
         binds = [Bind(self.run), Bind(self.root / "pool"), Bind(self.kubelet, kubelet)]
-        started = self.containerd.run(
-            name or program, [*self._arguments(program), *flags], binds, self.image
-        )
+        own = {"driver": ("--node-id=node-1",), "proxy": ("--handler-grace-s=20",)}
+        line = (*self.places.arguments(self.served)[program], *own.get(program, ()), *flags)
+        started = self.containerd.run(name or program, line, binds, self.image)
         self.running[name or program] = started
         return started
 
@@ -89,24 +89,6 @@ class Pods(BlockNode):
         connected = channel.connect(self.places.csi)
         self.connected = await self.daemons.enter_async_context(connected)
         await until_probe(self.connected, grpc.StatusCode.OK, within_s=ANSWER_S)
-
-    def _arguments(self, program: str) -> list[str]:
-        at, roots = self.places, f"--target-root={self.kubelet}"
-        runtime = f"--runtime-socket={at.sockets.runtime}"
-        return {
-            "driver": [
-                "driver", f"--socket={at.driver}", f"--state-dir={at.root}/pool/state",
-                "--create-pool", f"--run-dir={at.run}/driver", "--node-id=node-1", runtime, roots,
-            ],
-            "shim": [
-                "shim", f"--socket={at.shim}", f"--driver-socket={at.driver}", runtime,
-                f"--kubelet-root={self.kubelet}",
-            ],
-            "proxy": [
-                "proxy", f"--run-dir={at.run}", f"--volumes-root={at.volumes}",
-                f"--driver={self.served},{at.csi},{at.shim}", "--handler-grace-s=20", roots,
-            ],
-        }[program]  # fmt: skip
 
 
 @pytest.fixture(scope="session")

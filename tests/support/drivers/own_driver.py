@@ -4,7 +4,7 @@ The own driver is alone, behind shim and proxy, in one process with them, or wra
 """
 
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import grpc
 from crust.rpc import channel
 from tests.support import processes
 from tests.support.drivers.vendor_driver import NAMES
+from tests.support.nodes.node import Places
 from tests.support.processes import TIMEOUT_S, Program
 
 Way = Literal["alone", "node-deployment", "behind-proxy", "node", "wrapped"]
@@ -23,6 +24,24 @@ NODE_ID = "conformance-node"
 POOL_BYTES = 64 << 30
 MAX_VOLUMES = 24
 """Few enough that the suite tests the limit."""
+
+
+FLAGS = dict.fromkeys(("driver", "shim", "proxy"), ("--no-check-propagation",))
+
+
+@dataclass(frozen=True)
+class FrontPlaces(Places):
+    """The CO's socket is in a directory of its own; a driver that is alone serves it."""
+
+    is_alone: bool = False
+
+    @property
+    def csi(self) -> str:
+        return f"{self.root}/front/csi.sock"
+
+    @property
+    def driver(self) -> str:
+        return self.csi if self.is_alone else super().driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +60,7 @@ def serving(base: Path, profile: str, way: Way) -> Iterator[OwnDriver]:
     frontend = base / "front" / "csi.sock"
     for directory in (base / "kubelet", frontend.parent):
         directory.mkdir()
-    programs = _programs(base, frontend, profile, way)
+    programs = _programs(base, profile, way)
     with _reflinking_pool(base), processes.running(*programs.values()):
         has_pool = programs["node" if way == "node" else "driver"]
         yield OwnDriver(frontend, base / "kubelet", base / "log", has_pool.restart_command)
@@ -63,39 +82,33 @@ def _reflinking_pool(base: Path) -> Iterator[None]:
         subprocess.run(["umount", str(pool)], check=True, timeout=TIMEOUT_S)
 
 
-def _programs(base: Path, frontend: Path, profile: str, way: Way) -> dict[str, Program]:
+def _programs(base: Path, profile: str, way: Way) -> dict[str, Program]:
+    at = FrontPlaces(str(base), is_alone=way in ("alone", "node-deployment"))
     if way == "node":
-        config = _node_config(base, NAME, frontend, _driver_toml(base, profile))
-        return _made(base, {"node": ("crust", "node", f"--config={config}")})
-    behind_proxy = way not in ("alone", "node-deployment")
-    driver_socket = base / "driver.sock"
-    shown_socket = base / "older.sock" if way == "wrapped" else driver_socket
-    driver: tuple[str, ...] = (
-        *("crust", "driver"),
-        f"--socket={driver_socket if behind_proxy else frontend}",
-        f"--state-dir={base / 'pool' / 'state'}",
-        "--create-pool",
-        f"--run-dir={base / 'driver-run'}",
-        f"--node-id={NODE_ID}",
-        f"--max-volumes={MAX_VOLUMES}",
-        f"--csi-profile={profile}",
-        f"--target-root={base / 'kubelet'}",
-        "--no-check-propagation",
-    )
-    if way == "node-deployment":
-        driver += ("--node-deployment",)
-    if not behind_proxy:
-        return _made(base, {"driver": driver})
-    commands = {"driver": (*driver, f"--runtime-socket={base / 'run' / 'runtime.sock'}")}
-    if way == "wrapped":
-        older = "tests.support.drivers.without_deferral"
-        commands["older"] = (older, str(driver_socket), str(shown_socket))
-    flags = (f"--csi-profile={profile}",)
-    return _made(base, commands | _parts(base, NAME, str(shown_socket), frontend, flags))
+        return _made(at, {"node": _node(at, NAME, _driver_toml(base, profile))})
+    older = f"{base}/older.sock" if way == "wrapped" else ""
+    lines = at.arguments(NAME, behind=older)
+    lines["shim"] += (f"--csi-profile={profile}",)
+    lines["driver"] += (
+        f"--node-id={NODE_ID}", f"--max-volumes={MAX_VOLUMES}", f"--csi-profile={profile}",
+        *["--node-deployment"] * (way == "node-deployment"),
+    )  # fmt: skip
+    if at.is_alone:
+        return _made(at, {"driver": lines["driver"]})
+    made = _made(at, lines)
+    if older:
+        program = ("tests.support.drivers.without_deferral", at.driver, older)
+        made["older"] = Program(base, "older", program, base / "log")
+    return made
 
 
-def _made(base: Path, commands: dict[str, tuple[str, ...]]) -> dict[str, Program]:
-    return {name: Program(base, name, each, base / "log") for name, each in commands.items()}
+def _made(at: Places, lines: Mapping[str, Sequence[str]]) -> dict[str, Program]:
+    """Programs of crust by their command lines."""
+    base = Path(at.root)
+    return {
+        name: Program(base, name, ("crust", *line, *FLAGS.get(name, ())), base / "log")
+        for name, line in lines.items()
+    }
 
 
 def _driver_toml(base: Path, profile: str) -> str:
@@ -114,60 +127,34 @@ check_propagation = false
 @contextmanager
 def wrapping(base: Path, kind: str, driver_socket: str, *, as_node: bool) -> Iterator[str]:
     """The CSI socket of a proxy, with a shim that wraps the vendor's driver, while the block runs."""
-    frontend, name = base / "csi.sock", NAMES[kind]
+    at, name = Places(str(base)), NAMES[kind]
     if as_node:
-        config = _node_config(base, name, frontend, f'driver_socket = "{driver_socket}"')
-        commands: dict[str, tuple[str, ...]] = {"node": ("crust", "node", f"--config={config}")}
+        lines = {"node": _node(at, name, f'driver_socket = "{driver_socket}"')}
     else:
-        commands = _parts(base, name, driver_socket, frontend)
-    with processes.running(*_made(base, commands).values()):
-        with grpc.insecure_channel(f"unix:{frontend}", channel.OPTIONS) as connected:
+        lines = at.arguments(name, behind=driver_socket)
+        del lines["driver"]
+    with processes.running(*_made(at, lines).values()):
+        with grpc.insecure_channel(f"unix:{at.csi}", channel.OPTIONS) as connected:
             grpc.channel_ready_future(connected).result(timeout=TIMEOUT_S)
-        yield str(frontend)
+        yield at.csi
 
 
-def _node_config(base: Path, name: str, frontend: Path, shim: str) -> Path:
-    """The settings of proxy and shim as one process; `shim` has more of the shim's, and further tables."""
-    config = base / "node.toml"
+def _node(at: Places, name: str, shim: str) -> tuple[str, ...]:
+    """Proxy and shim as one process, with their settings; `shim` has more of the shim's, and further tables."""
+    config = Path(at.root, "node.toml")
     config.write_text(f"""
 [proxy]
-run_dir = "{base}/run"
-volumes_root = "{base}/run/volumes"
-target_roots = ["{base}/kubelet"]
+run_dir = "{at.run}"
+volumes_root = "{at.volumes}"
+target_roots = ["{at.kubelet}"]
 check_propagation = false
 [[proxy.drivers]]
 name = "{name}"
-socket = "{frontend}"
-backend = "{base}/run/shim/csi.sock"
+socket = "{at.csi}"
+backend = "{at.run}/shim/csi.sock"
 [shim]
-kubelet_root = "{base}/kubelet"
+kubelet_root = "{at.kubelet}"
 check_propagation = false
 {shim}
 """)
-    return config
-
-
-def _parts(
-    base: Path, name: str, driver_socket: str, frontend: Path, flags: Sequence[str] = ()
-) -> dict[str, tuple[str, ...]]:
-    """Shim and proxy as processes of their own; `flags` are the shim's."""
-    run, shim, root = base / "run", base / "shim.sock", base / "kubelet"
-    return {
-        "shim": (
-            *("crust", "shim"),
-            f"--socket={shim}",
-            f"--driver-socket={driver_socket}",
-            f"--runtime-socket={run / 'runtime.sock'}",
-            f"--kubelet-root={root}",
-            "--no-check-propagation",
-            *flags,
-        ),
-        "proxy": (
-            *("crust", "proxy"),
-            f"--run-dir={run}",
-            f"--volumes-root={run / 'volumes'}",
-            f"--driver={name},{frontend},{shim}",
-            f"--target-root={root}",
-            "--no-check-propagation",
-        ),
-    }
+    return ("node", f"--config={config}")

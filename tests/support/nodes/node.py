@@ -110,6 +110,24 @@ class Places:
         """Every name in the handoff directory but its lock: entries, and what is half-done."""
         return sorted(set(os.listdir(self.volumes)) - {".writer.lock"})
 
+    def arguments(self, driver: str, *, behind: str = "") -> dict[str, tuple[str, ...]]:
+        """The command lines of crust for our driver, a shim around it or the driver `behind`, and the proxy."""
+        runtime, target_root = self.sockets.runtime, f"--target-root={self.kubelet}"
+        return {
+            "driver": (
+                "driver", f"--socket={self.driver}", f"--state-dir={self.root}/pool/state", "--create-pool",
+                f"--run-dir={self.run}/driver", f"--runtime-socket={runtime}", target_root,
+            ),
+            "shim": (
+                "shim", f"--socket={self.shim}", f"--driver-socket={behind or self.driver}",
+                f"--runtime-socket={runtime}", f"--kubelet-root={self.kubelet}",
+            ),
+            "proxy": (
+                "proxy", f"--run-dir={self.run}", f"--volumes-root={self.volumes}",
+                f"--driver={driver},{self.csi},{self.shim}", target_root,
+            ),
+        }  # fmt: skip
+
     def settings(
         self,
         *,
