@@ -5,14 +5,12 @@ attacher and mounter), checked against its source and against the event log of a
 worth more than a client that retries until OK: it *forgets*. A final status for a volume that was uncertain means to
 to a kubelet that nothing exists, and it never unpublishes what it forgot.
 
-    clock       simulated seconds: nothing here sleeps
-    pending     one operation at a time per volume, and the exponential back-off between failures
+    pending     simulated seconds; one operation at a time per volume, and the exponential back-off between failures
     state       pods and volumes: what is desired, what is actual, what is uncertain
     disk        the directories below /var/lib/kubelet, vol_data.json, removal of the target
     mount_points  mount points and bind mounts: of a fake kernel
     csi         the calls, each on a connection of its own, and the journal of their answers
-    operations  mount, unmount, unmount device, expand: of filesystems
-    block_operations, block_disk  the same of raw block volumes, and their other paths
+    operations  mount, unmount, unmount device, expand: of filesystems and of raw block volumes
     kubelet     the reconciler; restart and reconstruction; statistics; republish
 
 Left out, by name: SELinux, fsGroup by the kubelet's own chown, volume limits, and what a proxy on the node does not

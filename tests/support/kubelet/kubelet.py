@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from tests.support.kubelet.block_disk import NotRemoved
-from tests.support.kubelet.block_operations import NoBlockData, StillReferenced
-from tests.support.kubelet.clock import Clock
 from tests.support.kubelet.csi import Answer, CsiClient, OperationFailed
-from tests.support.kubelet.disk import Disk, Found, TargetNotRemoved
+from tests.support.kubelet.disk import Disk, Found, NotRemoved
 from tests.support.kubelet.mount_points import MountPoints
-from tests.support.kubelet.operations import NoVolumeData, VolumeOperations
-from tests.support.kubelet.pending import ANY_POD, PendingOperations
+from tests.support.kubelet.operations import NoVolumeData, StillReferenced, VolumeOperations
+from tests.support.kubelet.pending import ANY_POD, Clock, PendingOperations
 from tests.support.kubelet.state import Actual, ActualVolume, MountedPod, Pod, State, Volume
 
 LOOP_S = 0.1
@@ -28,9 +25,7 @@ POD_SYNC_S = 10.0
 REPUBLISH_EVERY_S = 5.0
 """A real one: with every pod sync, 30 to 90 s apart. Sooner here, so that it meets more."""
 
-_FAILURES = (
-    OperationFailed, NoVolumeData, TargetNotRemoved, NoBlockData, NotRemoved, StillReferenced,
-)  # fmt: skip
+_FAILURES = (OperationFailed, NoVolumeData, NotRemoved, StillReferenced)
 
 
 class Runtime(Protocol):

@@ -7,8 +7,6 @@ refused is retried five times a second, without end, while another pod waits for
 
 from dataclasses import dataclass, field
 
-from tests.support.kubelet.clock import Clock
-
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 122.0
 ANY_POD = ""
@@ -24,6 +22,17 @@ class Operation:
     running: bool = True
     pause_s: float = 0.0
     failed_at_s: float = field(default=0.0)
+
+
+class Clock:
+    """Seconds since the start of the simulation: a test decides how fast time goes."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def advance(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.now_s += seconds
 
 
 class PendingOperations:

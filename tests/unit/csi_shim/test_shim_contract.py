@@ -27,6 +27,7 @@ from crust.rpc import channel
 from crust.rpc.messages import extensions
 from crust.rpc.serving import worker_watch
 from crust.rpc.serving.daemon import Daemon
+from crust.rpc.serving.worker_watch import WorkerWatch
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc, types_pb2
 from tests.support.co import Co, capability, publish_request
@@ -35,7 +36,6 @@ from tests.support.drivers.fake_driver import MIB, Failure, FakeDriver
 from tests.support.faults.refusals import refused, until_probe
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Places
-from tests.support.nodes.worker_watches import watch_locked
 from tests.support.raised import raised
 
 Code = grpc.StatusCode
@@ -332,6 +332,18 @@ async def publish(places: Places, co: grpc.aio.Channel, name: str) -> None:
     context = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "kata"}
     await Co(co).stage(name, staging, volume_context=context)
     await Co(co).publish(name, places.target(name), staging=staging, volume_context=context)
+
+
+def watch_locked(monkeypatch: pytest.MonkeyPatch) -> asyncio.Lock:
+    """The watch looks only while it has this lock."""
+    look, lock = WorkerWatch.check_threads, asyncio.Lock()
+
+    async def with_lock(watch: WorkerWatch) -> None:
+        async with lock:
+            await look(watch)
+
+    monkeypatch.setattr(WorkerWatch, "check_threads", with_lock)
+    return lock
 
 
 async def test_shim_whose_threads_hang_is_not_ready_until_one_frees(
