@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
+from crust.core import volumes
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 MIB = 1 << 20
@@ -33,6 +34,24 @@ def capability(
     else:
         made.mount.CopyFrom(csi_pb2.VolumeCapability.MountVolume(fs_type=fs_type, **mount))
     return made
+
+
+def encoded(value: volumes.VolumeCapability, *, deferred: bool = False) -> csi_pb2.VolumeCapability:
+    """A capability as a CO encodes it; with `deferred` the group goes into the fields for deferral."""
+    pb = csi_pb2.VolumeCapability()
+    pb.access_mode.mode = csi_pb2.VolumeCapability.AccessMode.Mode.ValueType(value.mode.value)
+    if isinstance(value.access, volumes.BlockAccess):
+        pb.block.SetInParent()
+        return pb
+    pb.mount.fs_type = value.access.fs_type
+    pb.mount.mount_flags.extend(value.access.mount_flags)
+    group = value.access.group
+    if group is not None and deferred:
+        pb.mount.volume_supplemental_group = str(group.gid)
+        pb.mount.volume_supplemental_group_change_policy = group.policy.value
+    elif group is not None:
+        pb.mount.volume_mount_group = str(group.gid)
+    return pb
 
 
 def create_request(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from crust.wire.csi.v1 import csi_pb2
-from tests.support import volume_capabilities
+from tests.support.co import encoded
 from tests.support.drivers.block_driver import MIB, block, mount
 from tests.support.drivers.killed_driver import RetryingCo
 
@@ -33,7 +33,7 @@ class Volume:
 
     @property
     def wire(self) -> csi_pb2.VolumeCapability:
-        return volume_capabilities.encoded(mount(self.fs_type) if self.fs_type else block())
+        return encoded(mount(self.fs_type) if self.fs_type else block())
 
 
 class Life:

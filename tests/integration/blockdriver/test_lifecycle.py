@@ -17,8 +17,7 @@ from crust.host.block import devices, loop
 from crust.host.filesystems import superblocks
 from crust.host.mounts import mount_api, mountinfo
 from crust.wire.csi.v1 import csi_pb2
-from tests.support import volume_capabilities
-from tests.support.co import publish_request
+from tests.support.co import encoded, publish_request
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, is_there, mount
 from tests.support.raised import raised
 from tests.support.records import pool_layout
@@ -99,9 +98,7 @@ async def test_publish_with_group_0_is_refused_only_if_deferred(bench: Bench) ->
     assert (Path(target) / "file").stat().st_gid == 0
     assert (Path(target) / "file").stat().st_mode & 0o660 == 0o660
     await bench.unpublish(volume_id, target)
-    request = publish_request(
-        volume_id, target, volume_capabilities.encoded(root), staging=bench.staging(volume_id)
-    )
+    request = publish_request(volume_id, target, encoded(root), staging=bench.staging(volume_id))
     with raised("RootGroupNotDeferrable"):
         await bench.driver.node.NodePublishVolume(request, caller())
 

@@ -18,9 +18,8 @@ from crust.host.process import syscalls
 from crust.rpc.call import Call
 from crust.rpc.messages import crust_v1
 from crust.wire.csi.v1 import csi_pb2
-from tests.support import volume_capabilities
 from tests.support.co import MIB as MIB
-from tests.support.co import Answer, Co
+from tests.support.co import Answer, Co, encoded
 from tests.support.drivers import memory_backend
 from tests.support.drivers.memory_backend import MemoryBackend
 from tests.support.records import pool_layout
@@ -157,7 +156,7 @@ class Bench:
         **of: Any,
     ) -> csi_pb2.Volume:
         """CreateVolume; `of` has what else `create_request` takes."""
-        wire = volume_capabilities.encoded(capability or mount())
+        wire = encoded(capability or mount())
         return await self.co.create(name, wire, mutable_parameters=mutable or {}, **of)
 
     async def staged(
@@ -223,7 +222,7 @@ class Bench:
         path: str = "",
         secrets: dict[str, str] | None = None,
     ) -> None:
-        wire = volume_capabilities.encoded(capability or mount())
+        wire = encoded(capability or mount())
         staging = path or self.staging(volume_id)
         self._staged[volume_id, staging] = None
         await self.co.stage(volume_id, staging, wire, secrets=secrets or {})
@@ -247,7 +246,7 @@ class Bench:
         answer = await self.co.publish(
             volume_id,
             target,
-            volume_capabilities.encoded(capability or mount(), deferred=deferred),
+            encoded(capability or mount(), deferred=deferred),
             defer=deferred,
             staging=path or self.staging(volume_id),
             volume_context=context or {},
@@ -261,7 +260,7 @@ class Bench:
         self._published.pop(target, None)
 
     async def attach(self, volume_id: str, *, readonly: bool = False) -> None:
-        wire = volume_capabilities.encoded(mount())
+        wire = encoded(mount())
         await self.co.attach(volume_id, "node-1", wire, readonly=readonly)
 
     async def release(self, volume_id: str, node_id: str = "") -> None:

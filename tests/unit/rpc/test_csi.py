@@ -15,7 +15,7 @@ from crust.rpc.messages import crust_v1, csi, requests
 from crust.rpc.serving import server
 from crust.rpc.serving.service import Service, methods_of
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from tests.support import volume_capabilities
+from tests.support.co import encoded
 from tests.support.faults.refusals import refused
 from tests.support.raised import raised
 from tests.support.records.records import IMAGE
@@ -99,9 +99,9 @@ def test_invalid_gid_is_refused(group: str) -> None:
 def test_group_0_is_allowed_for_host_and_refused_for_guest() -> None:
     capability = csi.capability(mount(volume_mount_group="0"))
     assert capability.access == volumes.MountAccess(group=volumes.GroupChange(0))
-    assert csi.capability(volume_capabilities.encoded(capability)) == capability
+    assert csi.capability(encoded(capability)) == capability
     with pytest.raises(errors.InvalidRequest, match="'0'"):
-        csi.capability(volume_capabilities.encoded(capability, deferred=True))
+        csi.capability(encoded(capability, deferred=True))
     with pytest.raises(errors.InvalidRequest, match="'0'"):
         csi.capability(mount(volume_mount_group="0", volume_supplemental_group="0"))
 
@@ -119,7 +119,7 @@ capabilities = st.builds(volumes.VolumeCapability, accesses, st.sampled_from(vol
 
 @given(capabilities)
 def test_capability_survives_the_wire_with_its_group(value: volumes.VolumeCapability) -> None:
-    assert csi.capability(volume_capabilities.encoded(value, deferred=True)) == value
+    assert csi.capability(encoded(value, deferred=True)) == value
 
 
 deferred_mounts = st.builds(

@@ -20,7 +20,7 @@ from crust.core import errors, volumes
 from crust.host.filesystems import format_decision, mkfs
 from crust.host.process import syscalls
 from tests.integration.host.conftest import partition_table
-from tests.support import volume_capabilities
+from tests.support.co import encoded
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.raised import raised
 from tests.support.records import copies, pool_layout
@@ -325,7 +325,7 @@ async def test_volume_without_its_file_is_lost_to_every_call_and_can_be_deleted(
     bench.image(volume_id).unlink()
     calls: list[Callable[[], Any]] = [
         bench.create,
-        lambda: bench.co.confirms(volume_id, volume_capabilities.encoded(mount())),
+        lambda: bench.co.confirms(volume_id, encoded(mount())),
         lambda: bench.attach(volume_id),
         lambda: bench.grow(volume_id, 128 * MIB),
         lambda: bench.modify(volume_id, readIOPS="100"),
