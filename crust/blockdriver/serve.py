@@ -204,7 +204,9 @@ class LostNodes:
         """
         while True:
             try:
-                waiting = await self._fence()
+                gone, waiting = await self.declared(), frozenset[str]()
+                if gone:
+                    waiting = await workers.run(self.fencing.fence, self.volume_ids(), gone)
             except errors.CrustError as err:
                 metrics.fencing_failures.inc()
                 _log.warning("nodes that are gone are not fenced", extra={"error": err})
@@ -214,13 +216,6 @@ class LostNodes:
             else:
                 metrics.nodes_waiting_for_fencing.set(len(waiting))
             await asyncio.sleep(self.period_s)
-
-    async def _fence(self) -> frozenset[str]:
-        """One pass; the nodes that wait for the next. Raises what `declared` and the engine raise."""
-        gone = await self.declared()
-        if not gone:
-            return frozenset()
-        return await workers.run(self.fencing.fence, self.volume_ids(), gone)
 
 
 async def run(settings: DriverSettings) -> None:

@@ -20,6 +20,14 @@ from crust.blockdriver.engines.pool_store import PoolHome, RecordKind, RecordSto
 from crust.core import errors, volumes
 from crust.host.files.durable import Place
 
+MODES = frozenset({
+    volumes.AccessMode.SINGLE_NODE_WRITER, volumes.AccessMode.SINGLE_NODE_READER_ONLY,
+    volumes.AccessMode.SINGLE_NODE_SINGLE_WRITER, volumes.AccessMode.SINGLE_NODE_MULTI_WRITER,
+    volumes.AccessMode.MULTI_NODE_READER_ONLY,
+})  # fmt: skip
+"""The access modes of every engine. MULTI_NODE_READER_ONLY allows many nodes and asks for none: where a volume is on
+one node, the topology says which one. ReadOnlyMany claims arrive so."""
+
 
 class ImageMissing(errors.Corrupt):
     """A volume has a record, but its image does not exist."""

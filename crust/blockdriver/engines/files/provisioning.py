@@ -23,6 +23,7 @@ from crust.blockdriver.engines.files.directories import (
 )
 from crust.blockdriver.engines.pool_store import RecordKind, check_file_name, set_of
 from crust.blockdriver.engines.protocol import (
+    MODES,
     Image,
     ImageMissing,
     NoChangeTracking,
@@ -129,14 +130,7 @@ class FileTaking:
 class FileProvisioning:
     """Volumes in `directories`, with the loop devices that `access` knows of, and the `sets` of their snapshots."""
 
-    modes = frozenset({
-        volumes.AccessMode.SINGLE_NODE_WRITER, volumes.AccessMode.SINGLE_NODE_READER_ONLY,
-        volumes.AccessMode.SINGLE_NODE_SINGLE_WRITER, volumes.AccessMode.SINGLE_NODE_MULTI_WRITER,
-        volumes.AccessMode.MULTI_NODE_READER_ONLY,
-    })  # fmt: skip
-    """Single-node modes: the file is on this node. MULTI_NODE_READER_ONLY allows many nodes and asks for none: the
-    topology says which node it is. ReadOnlyMany claims arrive so."""
-    raw_modes = modes
+    modes = raw_modes = MODES
     is_used_elsewhere = False
     """A pool belongs to one node."""
 

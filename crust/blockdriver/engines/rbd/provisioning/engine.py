@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from crust.blockdriver.engines.protocol import (
+    MODES,
     ForeignImage,
     Image,
     PoolSpace,
@@ -55,13 +56,9 @@ _log = logging.getLogger(__name__)
 class RbdProvisioning(RbdSnapshots):
     """The volumes and snapshot sets of `place`. The caller makes one call per volume or set at a time."""
 
-    modes: ClassVar = frozenset({
-        volumes.AccessMode.SINGLE_NODE_WRITER, volumes.AccessMode.SINGLE_NODE_READER_ONLY,
-        volumes.AccessMode.SINGLE_NODE_SINGLE_WRITER, volumes.AccessMode.SINGLE_NODE_MULTI_WRITER,
-        volumes.AccessMode.MULTI_NODE_READER_ONLY,
-    })  # fmt: skip
+    modes: ClassVar = MODES
     """One writer in the cluster, or any number of readers."""
-    raw_modes: ClassVar = modes | {volumes.AccessMode.MULTI_NODE_MULTI_WRITER}
+    raw_modes: ClassVar = MODES | {volumes.AccessMode.MULTI_NODE_MULTI_WRITER}
     """Several writers too: each has a claim, and RBD orders what they write."""
     is_used_elsewhere: ClassVar = True
     """By the guests and kernels of all nodes."""
