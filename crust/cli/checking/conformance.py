@@ -38,7 +38,12 @@ def of_driver(
         parameters=options.parameters_of(parameters),
         **flags,
     )
-    _check_directory(chosen.target_root)
+    if not chosen.target_root.is_dir():
+        raise errors.InvalidRequest(
+            f"volumes cannot be staged and published below {chosen.target_root}",
+            why="it is no directory",
+            hint="give the kubelet's root with --target-root, or any directory that the driver sees",
+        )
     with _checked_run("C", chosen):
         from crust.conformance import suite
 
@@ -91,15 +96,6 @@ def _list(kind: str, only: tuple[str, ...], skip: tuple[str, ...]) -> int:
         needs = f" (needs {', '.join(case.needs)})" if case.needs else ""
         click.echo(f"{number} {case.strength:<6} {case.rule}{needs}")
     return 0
-
-
-def _check_directory(target_root: Path) -> None:
-    if not target_root.is_dir():
-        raise errors.InvalidRequest(
-            f"volumes cannot be staged and published below {target_root}",
-            why="it is no directory",
-            hint="give the kubelet's root with --target-root, or any directory that the driver sees",
-        )
 
 
 def _check_writable(report: Path) -> None:

@@ -74,19 +74,19 @@ def test_c006_a_profile_has_its_own_capabilities_only(co: Co) -> None:
 
 def test_c007_capabilities_of_deferral_need_opt_in(co: Co) -> None:
     assert all(each < _ADDITIONS for types in _types(co) for each in types)
-    info = co.ask(csi_pb2.NodeGetInfoRequest())
+    info = co.node_info()
     assert not list(info.supported_file_systems)
 
 
 def test_c008_the_node_has_an_id(co: Co) -> None:
-    info = co.ask(csi_pb2.NodeGetInfoRequest())
+    info = co.node_info()
     assert info.node_id
     assert info.max_volumes_per_node >= 0
     assert co.node_id() == info.node_id
 
 
 def test_c009_the_node_has_a_topology(co: Co) -> None:
-    info = co.ask(csi_pb2.NodeGetInfoRequest())
+    info = co.node_info()
     segments = dict(info.accessible_topology.segments)
     with co.beyond():
         assert segments, "the node has no topology"
@@ -122,7 +122,7 @@ def _types(co: Co) -> tuple[set[int], set[int]]:
 
 def test_c012_controller_node_info_equals_node_info(co: Co) -> None:
     for _ in range(_LOOKS):
-        before, answer, after = _node_info(co), _ask(co), _node_info(co)
+        before, answer, after = co.node_info(), _ask(co), co.node_info()
         if before == after:
             break
     assert answer.accessible_topology == before.accessible_topology
@@ -156,7 +156,7 @@ def test_c015_node_that_returns_an_id_alone_has_a_controller_that_returns_the_re
 
 def test_c016_controller_node_info_of_a_full_node_leaves_no_free_slot(co: Co) -> None:
     own, refused = set[str](), False
-    for number in range(_node_info(co).max_volumes_per_node + 1):
+    for number in range(co.node_info().max_volumes_per_node + 1):
         volume = co.volume()
         code, message = co.outcome(co.attach_request(volume))
         assert code in (Code.OK, Code.RESOURCE_EXHAUSTED), f"{code.name}: {message}"
@@ -184,10 +184,6 @@ def test_c017_controller_node_info_for_a_co_that_names_its_volumes(co: Co) -> No
         if before == after:
             break
     assert limits[1] == max(limits[0] - 1, 1) or limits[0] == 0
-
-
-def _node_info(co: Co) -> csi_pb2.NodeGetInfoResponse:
-    return co.ask(csi_pb2.NodeGetInfoRequest())
 
 
 def _ask(co: Co, *known: str) -> csi_pb2.ControllerGetNodeInfoResponse:

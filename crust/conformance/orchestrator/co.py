@@ -206,19 +206,21 @@ class Co(Calls):
 
     def detach_request(self, volume_id: str) -> csi_pb2.ControllerUnpublishVolumeRequest:
         """A ControllerUnpublishVolume from this node."""
-        return csi_pb2.ControllerUnpublishVolumeRequest(
-            volume_id=volume_id,
-            node_id=self.node_id(),
-        )
+        kind = csi_pb2.ControllerUnpublishVolumeRequest
+        return kind(volume_id=volume_id, node_id=self.node_id())
 
     def detach(self, volume_id: str) -> None:
         """ControllerUnpublishVolume where the driver attaches."""
         if PUBLISH in self.has:
             self.until_final(self.detach_request(volume_id))
 
+    def node_info(self) -> csi_pb2.NodeGetInfoResponse:
+        """What this node says of itself."""
+        return self.ask(csi_pb2.NodeGetInfoRequest())
+
     def node_id(self) -> str:
         """This node."""
-        return str(self.ask(csi_pb2.NodeGetInfoRequest()).node_id)
+        return str(self.node_info().node_id)
 
     def staging(self, volume: Volume, name: str = "globalmount") -> Path:
         """A staging path; the CO makes it."""

@@ -55,7 +55,7 @@ def test_c165_attach_to_second_node_is_failed_precondition(co: Co) -> None:
 
 
 def test_c166_attach_above_max_volumes_is_resource_exhausted(co: Co) -> None:
-    info = co.ask(csi_pb2.NodeGetInfoRequest())
+    info = co.node_info()
     attached = list[csi_pb2.Volume]()
     for _ in range(info.max_volumes_per_node + 1):
         volume = co.volume()

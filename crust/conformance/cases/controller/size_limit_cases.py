@@ -37,18 +37,14 @@ def test_c021_odd_ids_are_refused_or_not_found(co: Co) -> None:
 
 def test_c022_every_map_of_parameters_has_at_most_4_kib(co: Co) -> None:
     volume_id = co.volume().volume_id
-    group = csi_pb2.CreateVolumeGroupSnapshotRequest(
-        name=co.name("group"), source_volume_ids=[volume_id]
-    )
-    requests: list[tuple[str, Any]] = [
+    _refused_full(
+        co,
+        "parameters",
+        "csi.storage.k8s.io/volumesnapshot/",
         (SNAPSHOT, copies.snapshot_request(co, volume_id)),
-        (GROUP, group),
+        (GROUP, copies.group_request(co, [volume_id])),
         (CAPACITY, csi_pb2.GetCapacityRequest()),
-    ]
-    for needs, request in requests:
-        if needs in co.has:
-            _fill(request.parameters, "csi.storage.k8s.io/volumesnapshot/")
-            co.answered(request, Code.INVALID_ARGUMENT)
+    )
 
 
 def test_c023_every_context_has_at_most_4_kib(co: Co) -> None:
@@ -65,19 +61,17 @@ def test_c023_every_context_has_at_most_4_kib(co: Co) -> None:
 
 def test_c024_every_map_of_secrets_has_at_most_4_kib(co: Co) -> None:
     volume, target = co.staged()
-    publish = co.publish_request(volume, target)
-    requests: list[tuple[str, Any]] = [
+    _refused_full(
+        co,
+        "secrets",
+        "conformance-",
         (CREATE, co.create_request()),
         (CREATE, csi_pb2.DeleteVolumeRequest(volume_id="none")),
         (PUBLISH, co.attach_request(volume)),
         (SNAPSHOT, copies.snapshot_request(co, volume.volume_id)),
         (STAGE, co.stage_request(volume)),
-        (NODE, publish),
-    ]
-    for needs, request in requests:
-        if needs in co.has:
-            _fill(request.secrets, "conformance-")
-            co.answered(request, Code.INVALID_ARGUMENT)
+        (NODE, co.publish_request(volume, target)),
+    )
     assert not co.host.mounts_at(target)
 
 
@@ -96,6 +90,14 @@ def _with(co: Co, request: Any, field: str, value: str) -> Any:
         setattr(changed, each, str(co.root / "none"))
     setattr(changed, field, value)
     return changed
+
+
+def _refused_full(co: Co, field: str, prefix: str, *requests: tuple[str, Any]) -> None:
+    """Each request whose capability the driver has, with too much in the map."""
+    for needs, request in requests:
+        if needs in co.has:
+            _fill(getattr(request, field), prefix)
+            co.answered(request, Code.INVALID_ARGUMENT)
 
 
 def _fill(values: Any, prefix: str) -> None:

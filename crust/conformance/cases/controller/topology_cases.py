@@ -19,25 +19,20 @@ def test_c151_create_returns_topology_with_keys_of_node(co: Co) -> None:
 
 
 def test_c152_create_for_topology_of_node_is_usable_there(co: Co) -> None:
-    request = co.create_request()
-    _require(request.accessibility_requirements, [_node_topology(co)])
-    volume = co.create(request)
+    volume = co.create(_create_request(co, [_node_topology(co)]))
     assert _is_accessible(co, volume.accessible_topology)
     assert co.host.mounts_at(co.use(volume)), "nothing is mounted at the target"
 
 
 def test_c153_create_for_unknown_topology_is_refused(co: Co) -> None:
-    request = co.create_request()
-    _require(request.accessibility_requirements, [_unknown_topology(co)])
+    request = _create_request(co, [_unknown_topology(co)])
     co.answered(request, *_UNREACHABLE)
     request.ClearField("accessibility_requirements")
     co.create(request)
 
 
 def test_c154_preferred_topology_outside_requisite_is_refused_or_ignored(co: Co) -> None:
-    request = co.create_request()
-    _require(request.accessibility_requirements, [_node_topology(co)], [_unknown_topology(co)])
-    reply = co.reply(request)
+    reply = co.reply(_create_request(co, [_node_topology(co)], [_unknown_topology(co)]))
     if isinstance(reply, Refusal):
         assert reply.code is Code.INVALID_ARGUMENT, str(reply)
     else:
@@ -45,15 +40,12 @@ def test_c154_preferred_topology_outside_requisite_is_refused_or_ignored(co: Co)
 
 
 def test_c155_create_uses_any_requisite_topology(co: Co) -> None:
-    request = co.create_request()
-    topologies = [_unknown_topology(co), _node_topology(co)]
-    _require(request.accessibility_requirements, topologies, topologies)
+    request = _create_request(co, [_unknown_topology(co), _node_topology(co)])
     assert _is_accessible(co, co.create(request).accessible_topology)
 
 
 def test_c156_create_again_with_other_topology_is_already_exists(co: Co) -> None:
-    request = co.create_request()
-    _require(request.accessibility_requirements, [_node_topology(co)])
+    request = _create_request(co, [_node_topology(co)])
     co.create(request)
     request.ClearField("accessibility_requirements")
     _require(request.accessibility_requirements, [_unknown_topology(co)])
@@ -62,11 +54,9 @@ def test_c156_create_again_with_other_topology_is_already_exists(co: Co) -> None
 
 def test_c157_list_has_topology_of_create(co: Co) -> None:
     volume = co.volume()
-    answer = co.ask(csi_pb2.ListVolumesRequest())
-    listed = [
-        entry.volume for entry in answer.entries if entry.volume.volume_id == volume.volume_id
-    ]
-    assert [list(each.accessible_topology) for each in listed] == [list(volume.accessible_topology)]
+    listed = [entry.volume for entry in co.ask(csi_pb2.ListVolumesRequest()).entries]
+    own = [each.accessible_topology for each in listed if each.volume_id == volume.volume_id]
+    assert own == [volume.accessible_topology]
 
 
 def test_c158_snapshot_has_required_topology(co: Co) -> None:
@@ -82,8 +72,7 @@ def test_c158_snapshot_has_required_topology(co: Co) -> None:
 
 
 def test_c143_capacity_follows_topology(co: Co) -> None:
-    parameters = co.options.parameters.parameters
-    request = csi_pb2.GetCapacityRequest(parameters=parameters)
+    request = csi_pb2.GetCapacityRequest(parameters=co.options.parameters.parameters)
     anywhere = co.ask(request).available_capacity
     request.accessible_topology.segments.update(_node_topology(co))
     here = co.ask(request).available_capacity
@@ -93,12 +82,19 @@ def test_c143_capacity_follows_topology(co: Co) -> None:
 
 
 def _node_topology(co: Co) -> dict[str, str]:
-    info = co.ask(csi_pb2.NodeGetInfoRequest())
-    return dict(info.accessible_topology.segments)
+    return dict(co.node_info().accessible_topology.segments)
 
 
 def _unknown_topology(co: Co) -> dict[str, str]:
     return dict.fromkeys(_node_topology(co), "crust-conformance-nowhere")
+
+
+def _create_request(
+    co: Co, requisite: list[dict[str, str]], preferred: list[dict[str, str]] | None = None
+) -> csi_pb2.CreateVolumeRequest:
+    request = co.create_request()
+    _require(request.accessibility_requirements, requisite, preferred)
+    return request
 
 
 def _require(
