@@ -59,6 +59,8 @@ class FakeTargets(guard.Targets):
         self.foreign: set[str] = set()
         self.mounted_devices: dict[str, bool] = {}
         """Devices that the host has mounted, and whether read-only."""
+        self.excused: dict[str, set[str]] = {}
+        """By device: the lock files whose holders may have it open, at the last check."""
         self.host_mounts: dict[str, str] = {}
         """The devices of the filesystems that a driver has mounted on targets."""
         self.groups: dict[str, int] = {}
@@ -86,6 +88,7 @@ class FakeTargets(guard.Targets):
         claims: Collection[str],
         writers: Openers | None,
     ) -> None:
+        self.excused[source.path] = set(claims)
         mounted_readonly = self.mounted_devices.get(source.path)
         if mounted_readonly is not None and not (readonly and mounted_readonly):
             raise in_use.mounted_on_host(source, ["/mnt"])

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from crust.core import volumes
+from crust.handoff import layout
 from crust.host.block.device_sets import DeviceSet
 from crust.host.process.oserrors import ProcessOutOfResources
 from crust.proxy.host_publish import raw_targets
@@ -225,6 +226,16 @@ async def test_second_volume_at_a_target_leaves_the_first_alone(kata: Node, targ
     await winner
     await refused(kata.co.publish("vol-2", target), Code.INVALID_ARGUMENT, "vol-1")
     kata.check_published("vol-1", target)
+
+
+@pytest.mark.spec("D-21")
+async def test_claims_on_its_own_volume_alone_excuse_an_open_device(kata: Node) -> None:
+    one, two, other = (kata.places.target(name) for name in ("one", "two", "other"))
+    await kata.co.publish("vol-1", one, readonly=True)
+    await kata.co.publish("vol-2", other, readonly=True)
+    await kata.co.publish("vol-1", two, readonly=True)
+    lock = layout.Layout(kata.places.volumes).entry(volumes.TargetPath(one)).claim_lock
+    assert kata.targets.excused[device_of("vol-1")] == {lock}
 
 
 async def test_readers_may_share_but_no_writer_joins_them(kata: Node) -> None:
