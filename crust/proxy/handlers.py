@@ -12,13 +12,13 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 
 import crust
 from crust.core import deferral_keys, errors, metrics, volumes
-from crust.handoff.record import Record, needs, unsupported
+from crust.handoff.record import needs, unsupported
 from crust.proxy.table import Entries, Event, Table
 from crust.proxy.target import Wanted
 from crust.rpc import channel
@@ -280,45 +280,38 @@ class HandlerRegistry:
                 self._report("handler-lost", handler)
 
     async def GetVolumeSecrets(
-        self,
-        request: handlers_pb2.GetVolumeSecretsRequest,
-        call: Call,
+        self, request: handlers_pb2.GetVolumeSecretsRequest, call: Call
     ) -> handlers_pb2.GetVolumeSecretsResponse:
-        """The secrets of a volume that a live sandbox of the handler has claimed."""
-        target = volumes.TargetPath.parse(request.target_path, role="target_path")
-        record = self._entries.table.expect(target.text)
-        await self._handlers.owner(volumes.HandlerName(request.handler))
-        found = await self._secrets_of(record, request.handler)
-        return handlers_pb2.GetVolumeSecretsResponse(secrets=found)
-
-    async def _secrets_of(self, record: Record, handler: str) -> Mapping[str, str]:
         """The secrets that the guest needs; none for a volume that needs none. They are in memory and nowhere else.
 
         A handler gets those of a volume that a live sandbox of its own has claimed: the lock is held, and claim.json
         names the handler. Raises SecretsNotForCaller, SecretsForgotten, and what reading the entry raises.
         """
+        target = volumes.TargetPath.parse(request.target_path, role="target_path")
+        record, handler = self._entries.table.expect(target.text), request.handler
+        await self._handlers.owner(volumes.HandlerName(handler))
         claim = await self._entries.holder(record)
         # A held lock alone may be the proxy's own, which is unpublishing: then no sandbox is named.
         is_named = claim is not None and bool(claim.sandbox_id)
         if claim is None or not is_named or not claim.handler == record.handler == handler:
             raise errors.NotReady.named(
                 "SecretsNotForCaller",
-                f"runtime handler {handler[:63]!r} does not get the secrets of the volume at {record.target}",
+                f"runtime handler {handler[:63]!r} does not get the secrets of the volume at {target}",
                 why="no live sandbox of that handler has claimed the volume",
                 hint="claim the volume first, and ask while the claim is held",
             )
         if not record.mount.needs_secrets:
-            return {}
-        row = self._entries.table.at(record.target.text)
+            return handlers_pb2.GetVolumeSecretsResponse()
+        row = self._entries.table.at(target.text)
         if row is None or row.key != record.key or row.secrets is None:
             raise errors.NotReady.named(
                 "SecretsForgotten",
-                f"the secrets of the volume at {record.target} are not known any more",
+                f"the secrets of the volume at {target} are not known any more",
                 why="the proxy was started after the volume was published, and keeps secrets in memory only",
                 hint="delete the pod and create it again; with requiresRepublish in the CSIDriver object and a "
                 "node-publish secret the kubelet publishes again by itself",
             )
-        return row.secrets
+        return handlers_pb2.GetVolumeSecretsResponse(secrets=row.secrets)
 
     def _report(self, kind: str, handler: Handler) -> None:
         _log.info(kind, extra={"handler": handler.name, "endpoint": handler.endpoint})

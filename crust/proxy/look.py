@@ -144,12 +144,10 @@ class Looks:
                 return  # the next look goes on with the others: it does not wait for each that hangs
 
     def _needs_guard(self, row: Target, read: Set[str]) -> bool:
-        is_reported = "guard mount" in row.problems
         if not needs_guard(row):
-            if is_reported:
-                self._report(row.name, "guard mount", None)
+            self._report(row.name, "guard mount", None)
             return False
-        return not is_reported or row.name in read
+        return "guard mount" not in row.problems or row.name in read
 
     async def _restore(self, row: Target) -> bool:
         """Mount the guard again; returns False if that hangs."""

@@ -102,9 +102,8 @@ class Publish:
         run = _Run(backend, metadata, wanted, decision, row)
         try:
             await self._defer(run, request)
-        except (
-            Exception
-        ) as error:  # also a bug, or MemoryError: what stands decides, and not the error's class
+        except Exception as error:
+            # also a bug, or MemoryError: what stands decides, and not the error's class
             raise await self._failed(run, error) from error
         return csi_pb2.NodePublishVolumeResponse()
 

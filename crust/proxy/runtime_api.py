@@ -24,7 +24,6 @@ from typing import Any
 
 from crust.core import errors, volumes
 from crust.handoff import claims
-from crust.handoff.claims import Claim
 from crust.handoff.record import Record
 from crust.host.process import workers
 from crust.proxy import handler_calls
@@ -283,7 +282,8 @@ class RuntimeApi:
                     await limit_sandbox(record.mount.io_limits)
             raise
         current = await self.entries.holder(record)
-        if not _is_same(current, holder):  # a sandbox has claimed the volume meanwhile
+        # a sandbox has claimed the volume meanwhile
+        if current is not None and (holder is None or current.claimed_at != holder.claimed_at):
             try:
                 await limit_sandbox(wanted)
             except errors.CrustError:
@@ -318,10 +318,3 @@ class RuntimeApi:
 
     def _emit(self, kind: str, record: Record, message: str) -> None:
         self.entries.events.emit(Event(kind, record.target.text, record.handler, message))
-
-
-def _is_same(claim: Claim | None, earlier: Claim | None) -> bool:
-    """Whether no other sandbox has the volume now; the state of a claim may change."""
-    if claim is None or earlier is None:
-        return claim is None
-    return (claim.sandbox_id, claim.claimed_at) == (earlier.sandbox_id, earlier.claimed_at)
