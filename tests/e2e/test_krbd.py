@@ -208,9 +208,7 @@ async def test_readers_mapping_is_kept_by_its_claim_until_fenced(bench: Bench) -
         with pytest.raises(claims.ImageClaimed):
             claims.take(there, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
         await refused(
-            bench.controller.delete(volume.id),
-            grpc.StatusCode.FAILED_PRECONDITION,
-            "StillAttached",
+            bench.controller.delete(volume.id), grpc.StatusCode.FAILED_PRECONDITION, "StillAttached"
         )
         assert await volume.read() == "kept"
         with pytest.raises(kernel_node.NodeFailed):

@@ -70,9 +70,7 @@ async def test_volume_moves_between_host_and_guests(bench: Bench, tmp_path: Path
     await volume.leave()
 
 
-async def test_driver_killed_while_it_mapped_for_a_mount_lets_a_guest_have_it(
-    bench: Bench,
-) -> None:
+async def test_driver_killed_while_it_mapped_for_a_mount_lets_a_guest_have_it(bench: Bench) -> None:
     volume = await bench.volume(fs_type="ext4")
     await volume.stage()
     await killed_before("device", volume)

@@ -97,11 +97,7 @@ class KataNode:
 
     def cri(self, *command: str, handler: str = "", attempt: int = 0) -> Answer:
         """The node's CRI client. `attempt` counts the sandboxes of one pod."""
-        environment = {
-            **os.environ,
-            "HANDLER": handler or self.handler,
-            "ATTEMPT": str(attempt),
-        }
+        environment = {**os.environ, "HANDLER": handler or self.handler, "ATTEMPT": str(attempt)}
         return _answer([str(self.directory / "run" / "cri"), *command], environment)
 
     def daemon(self, name: str) -> "Daemon":

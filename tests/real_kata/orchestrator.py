@@ -116,12 +116,7 @@ async def _fill(kubelet: Kubelet, volume: csi_pb2.Volume, target: Path, fs_type:
 
 
 async def _publish(
-    kubelet: Kubelet,
-    volume: csi_pb2.Volume,
-    target: Path,
-    fs_type: str,
-    *,
-    readonly: bool = False,
+    kubelet: Kubelet, volume: csi_pb2.Volume, target: Path, fs_type: str, *, readonly: bool = False
 ) -> None:
     wanted = capability(fs_type)
     await kubelet.stage(volume, wanted)

@@ -152,10 +152,7 @@ class Co:
         **fields: Any,
     ) -> None:
         request = csi_pb2.ControllerPublishVolumeRequest(
-            volume_id=volume_id,
-            node_id=node_id,
-            volume_capability=given or capability(),
-            **fields,
+            volume_id=volume_id, node_id=node_id, volume_capability=given or capability(), **fields
         )
         await self._call(self.controller.ControllerPublishVolume, request)
 

@@ -371,11 +371,7 @@ async def test_claims_of_killed_keepers_are_taken_again(
 
 @pytest.mark.spec("H-46")
 async def test_a_machine_whose_volume_another_sandbox_has_meanwhile_is_killed(
-    node: KataNode,
-    device: MakeDevice,
-    one: StandInSandbox,
-    two: StandInSandbox,
-    watch: KeeperWatch,
+    node: KataNode, device: MakeDevice, one: StandInSandbox, two: StandInSandbox, watch: KeeperWatch
 ) -> None:
     record = node.publish("a", device("a").path)
     bridge, app = node.bridge(), container(record.target.text)

@@ -103,8 +103,7 @@ KEEPER_CASES = {"R-110", "R-111", "R-112", "R-113"}
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
-    ("fault", "broken"),
-    [("", set()), ("forgets", {"R-113"}), ("sleep", {"R-105", *KEEPER_CASES})],
+    ("fault", "broken"), [("", set()), ("forgets", {"R-113"}), ("sleep", {"R-105", *KEEPER_CASES})]
 )
 def test_keepers_of_a_runtime_are_tried(
     fault: str, broken: set[str], capsys: pytest.CaptureFixture[str]

@@ -84,8 +84,7 @@ async def test_mount_of_the_unit_outlives_a_kill(machine: Machine) -> None:
         # it starts again; the connection to the killed one may end in the call
         info = csi_pb2.NodeGetInfoRequest()
         await repeated(
-            lambda: node.NodeGetInfo(info, timeout=40, wait_for_ready=True),
-            *grpc.StatusCode,
+            lambda: node.NodeGetInfo(info, timeout=40, wait_for_ready=True), *grpc.StatusCode
         )
         assert main_pid(machine, "crust-node") not in (killed, "0")
         assert mounted(machine)

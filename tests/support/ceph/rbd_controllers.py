@@ -60,12 +60,7 @@ class Controllers:
         engine = rbd.engine(
             Place.of(connection, self._pool, self.namespace), run_dir=run_dir, create=True
         )
-        driver = build(
-            engine=engine,
-            run_dir=run_dir,
-            node_id="controller",
-            role=CONTROLLER,
-        )
+        driver = build(engine=engine, run_dir=run_dir, node_id="controller", role=CONTROLLER)
         self._made.append(driver)
         return driver
 

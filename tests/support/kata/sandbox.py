@@ -141,10 +141,7 @@ def running(root: Path, id_: str) -> Iterator[StandInSandbox]:
 def running_rust(root: Path, shares: Path, id_: str) -> Iterator[StandInRustSandbox]:
     """A sandbox of runtime-rs whose virtual machine runs while the block does."""
     (root / id_).mkdir(parents=True)
-    with (
-        _shim(id_) as shim,
-        _machine("--api-socket", str(root / id_ / "ch-api.sock")) as process,
-    ):
+    with _shim(id_) as shim, _machine("--api-socket", str(root / id_ / "ch-api.sock")) as process:
         sandbox = StandInRustSandbox(root, id_, process, shim, shares)
         try:
             yield sandbox

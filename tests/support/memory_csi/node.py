@@ -134,9 +134,7 @@ class StrictNode(Node):
 
     def NodeGetInfo(self, request: Any) -> Any:
         return csi_pb2.NodeGetInfoResponse(
-            node_id=NODE,
-            max_volumes_per_node=SLOTS,
-            accessible_topology=topology(),
+            node_id=NODE, max_volumes_per_node=SLOTS, accessible_topology=topology()
         )
 
     def NodeGetID(self, request: Any) -> Any:

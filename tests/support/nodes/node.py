@@ -138,12 +138,7 @@ class Places:
         kubernetes: KubernetesSettings | None = None,
     ) -> ProxySettings:
         served = ServedDriver.model_validate(
-            {
-                "name": driver,
-                "socket": self.csi,
-                "backend": backend or self.shim,
-                "defer": defer,
-            }
+            {"name": driver, "socket": self.csi, "backend": backend or self.shim, "defer": defer}
         )
         return ProxySettings(
             run_dir=self.run,

@@ -7,12 +7,7 @@ passed, and nothing may be on the node then. As a kubelet, the CO does not end w
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import (
-    AbstractContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    contextmanager,
-)
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 

@@ -61,8 +61,4 @@ def check_one_of_many_writers_wins(maker: Maker, make: Make) -> None:
     assert sorted(outcomes) == [False] * 7 + [True]
 
 
-CHECKS = (
-    check_saves,
-    check_refuses_a_stale_write,
-    check_one_of_many_writers_wins,
-)
+CHECKS = (check_saves, check_refuses_a_stale_write, check_one_of_many_writers_wins)

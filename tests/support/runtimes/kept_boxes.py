@@ -15,14 +15,7 @@ from typing import ClassVar
 
 from crust.core import errors, volumes
 from crust.handoff import claims, layout
-from crust.runtime_handler import (
-    Claim,
-    NotDeferred,
-    claim_volume,
-    keepers,
-    kept_vm,
-    resolve_source,
-)
+from crust.runtime_handler import Claim, NotDeferred, claim_volume, keepers, kept_vm, resolve_source
 from examples import box_runtime
 from examples.box_runtime import FEATURES, NAME, sh
 

@@ -353,10 +353,7 @@ async def test_proxy_starts_while_the_api_is_away(
     places: Places, settings: KubernetesSettings, api: FakeKubernetes
 ) -> None:
     api.faults.status = 503
-    async with (
-        nodes.running(places, kubernetes=settings) as asking,
-        asking.handler(),
-    ):
+    async with nodes.running(places, kubernetes=settings) as asking, asking.handler():
         await asyncio.to_thread(api.arrivals.acquire)
         target = places.target("one")
         await asking.co.publish("vol-1", target)
