@@ -123,6 +123,7 @@ class Result:
         )
         return figures.Report(
             name=NAME,
+            ways=(HOST, GUEST),
             title="An image of Ceph in a microVM",
             method=(
                 f"{ROUNDS} rounds of {WRITES} synced writes and {READS} reads, one at a time and {DEPTHS[-1]} at "

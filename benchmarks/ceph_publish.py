@@ -35,6 +35,7 @@ class Result:
         """The figures against the goal."""
         return figures.Report(
             name=NAME,
+            ways=(LOCAL, CEPH),
             title="Deferred publish of an image of Ceph",
             method=f"{ROUNDS} rounds, through proxy, shim and driver; one OSD in memory on the same machine.",
             rows=tuple(

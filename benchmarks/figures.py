@@ -88,7 +88,10 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A benchmark's result. `method` says how it was measured, `meaning` how to read it."""
+    """A benchmark's result. `method` says how it was measured, `meaning` how to read it.
+
+    With `ways` a row's label ends with one of them: the page has a column for each way.
+    """
 
     name: str
     title: str
@@ -96,6 +99,7 @@ class Report:
     rows: tuple[Row, ...]
     meaning: str
     goals: tuple[Goal, ...] = ()
+    ways: tuple[str, ...] = ()
 
     def ratio(self, row: Row) -> float | None:
         """The row's median over its baseline's; None for a baseline."""

@@ -60,6 +60,7 @@ class Result:
         )
         return figures.Report(
             name=NAME,
+            ways=(f"{FEW} volumes", f"{MANY:,} volumes"),
             title=f"A pool of {MANY:,} volumes",
             method=(
                 f"{ROUNDS} rounds with {MANY:,} volumes and with {FEW}, in turn; {STARTS} starts of each. "

@@ -102,6 +102,7 @@ class Result:
                 ),
             ),
             meaning="",
+            ways=WAYS,
         )
 
     def _median(self, rpc: str, way: str) -> float:

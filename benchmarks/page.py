@@ -8,7 +8,8 @@ from benchmarks import figures, machine
 _INTRO = """# Benchmarks
 
 Written by `make bench`; do not edit. Alternatives were measured in turn, so read the ratios first: times depend on
-the machine, 99th percentiles also on its other load. A ratio is the median over that of the row without one.
+the machine, 99th percentiles also on its other load. A ratio is to the median without one,
+in the same row or table.
 """
 
 
@@ -57,9 +58,28 @@ def _goals(reports: Sequence[figures.Report]) -> str:
 def _table(report: figures.Report) -> list[str]:
     """The head has the unit of most rows; a value in another one has its own."""
     unit, _ = Counter(row.samples.unit for row in report.rows).most_common(1)[0]
+    if report.ways:
+        return _by_way(report, unit)
     lines = [f"| | median, {unit} | 99th percentile | ratio |", "|---|--:|--:|--:|"]
-    for row in report.rows:
-        ratio, own = report.ratio(row), "" if row.samples.unit == unit else f" {row.samples.unit}"
-        values = f"{figures.shown(row.samples.median)}{own} | {figures.shown(row.samples.p99)}{own}"
-        lines.append(f"| {row.label} | {values} | {'' if ratio is None else f'{ratio:.2f}'} |")
+    lines += [f"| {row.label} | {' | '.join(_values(report, row, unit))} |" for row in report.rows]
     return lines
+
+
+def _by_way(report: figures.Report, unit: str) -> list[str]:
+    """A row for each thing that was measured, and in a cell its median, 99th percentile and ratio."""
+    cells: dict[str, dict[str, str]] = {}
+    for row in report.rows:
+        way = max(filter(row.label.endswith, report.ways), key=len)
+        what = row.label.removesuffix(way).rstrip(" ,:")
+        cells.setdefault(what, {})[way] = ", ".join(filter(None, _values(report, row, unit)))
+    head = f"median, 99th percentile, ratio; {unit}"
+    lines = [f"| {' | '.join((head, *report.ways))} |", "|---" + "|--:" * len(report.ways) + "|"]
+    for what, by_way in cells.items():
+        lines.append(f"| {what} | {' | '.join(by_way.get(way, '') for way in report.ways)} |")
+    return lines
+
+
+def _values(report: figures.Report, row: figures.Row, unit: str) -> tuple[str, str, str]:
+    ratio, own = report.ratio(row), "" if row.samples.unit == unit else f" {row.samples.unit}"
+    median, p99 = (figures.shown(value) + own for value in (row.samples.median, row.samples.p99))
+    return median, p99, "" if ratio is None else f"{ratio:.2f}"

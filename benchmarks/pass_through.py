@@ -36,6 +36,7 @@ class Result:
         """The figures, and what each hop adds."""
         return figures.Report(
             name=NAME,
+            ways=(DIRECT, ONE_HOP, TWO_HOPS),
             title="Pass-through calls",
             method=f"One call at a time, {ROUNDS} rounds of every call and way, after a warm-up.",
             rows=tuple(

@@ -40,6 +40,7 @@ class Result:
         serves, resident = self.samples[SERVES, ENTRIES], self.samples[RESIDENT, ENTRIES]
         return figures.Report(
             name=NAME,
+            ways=("0 entries", f"{ENTRIES:,} entries"),
             title=f"The proxy killed and started, with {ENTRIES:,} entries",
             method=f"{ROUNDS} times with {ENTRIES:,} entries and {ROUNDS} times with none, in turn.",
             rows=tuple(

@@ -47,6 +47,7 @@ class Result:
         deferred, host = self.idle[0][DEFERRED], self.idle[0][HOST]
         return figures.Report(
             name=NAME,
+            ways=(DEFERRED, HOST, DIRECT),
             title="Publish and unpublish of one volume",
             method=(
                 f"ext4, {SIZE_BYTES >> 20} MiB, a sparse file behind a loop device; {ROUNDS} rounds of every way, "

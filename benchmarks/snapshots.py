@@ -46,6 +46,7 @@ class Result:
         """The figures against the goals."""
         return figures.Report(
             name=NAME,
+            ways=(_shown(LITTLE), _shown(MUCH)),
             title="Snapshots and clones",
             method=f"{ROUNDS} rounds of each; raw volumes of {SIZE_BYTES >> 30} GiB that are not attached.",
             rows=tuple(

@@ -54,6 +54,7 @@ class Result:
         """The figures against the two goals."""
         return figures.Report(
             name=NAME,
+            ways=(PROGRAMS, DRIVER, SERVED),
             title="Stage and publish a volume, unpublish and unstage it",
             method=(
                 f"ext4, {SIZE_BYTES >> 20} MiB, formatted before; {ROUNDS} rounds of each. The programs: losetup, "

@@ -62,6 +62,7 @@ class Result:
                 ),
             ),
             meaning="",
+            ways=WAYS,
         )
 
     def _added(self, rpc: str, way: str) -> float:

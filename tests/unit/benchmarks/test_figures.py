@@ -1,5 +1,6 @@
 """The arithmetic and the page of the benchmarks."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,16 @@ def test_section_row_has_median_percentile_and_ratio() -> None:
         "| | median, ms | 99th percentile | ratio |",
         "|---|--:|--:|--:|",
         "| plain | 50.50 | 99.00 |  |",
+    ]
+
+
+def test_section_with_ways_has_a_column_for_each_way() -> None:
+    rows = (figures.Row("Probe, plain", BASE), figures.Row("Probe, wrapped", TWICE, "Probe, plain"))
+    report = replace(REPORT, rows=rows, ways=("plain", "wrapped"))
+    assert page.section(report).splitlines()[4:7] == [
+        "| median, 99th percentile, ratio; ms | plain | wrapped |",
+        "|---|--:|--:|",
+        "| Probe | 50.50, 99.00 | 101, 198, 2.00 |",
     ]
 
 
