@@ -1,5 +1,6 @@
 """The life of a volume on real loop devices and mounts, and of one whose filesystem only guests make and read."""
 
+import asyncio
 import os
 import subprocess
 from collections.abc import Iterator
@@ -23,13 +24,6 @@ from tests.support.raised import raised
 from tests.support.records import pool_layout
 
 pytestmark = pytest.mark.root
-
-
-def leave_errors(image: Path) -> None:
-    """Set EXT2_ERROR_FS in the superblock, as a kernel does that met an error."""
-    argv = ["debugfs", "-w", "-R", "set_super_value state 2", str(image)]
-    subprocess.run(argv, check=True, capture_output=True)
-    assert not superblocks.read_ext4(str(image)).clean
 
 
 async def test_lifecycle_with_every_step_repeated_after_a_restart_succeeds(bench: Bench) -> None:
@@ -120,7 +114,10 @@ async def test_publish_checks_a_filesystem_not_unmounted_cleanly(bench: Bench) -
     volume_id, target = await bench.staged(), bench.target("pod-a")
     await bench.unstage(volume_id)
     image = bench.image(volume_id)
-    leave_errors(image)
+    # EXT2_ERROR_FS in the superblock, as a kernel sets it that met an error
+    argv = ["debugfs", "-w", "-R", "set_super_value state 2", str(image)]
+    await asyncio.to_thread(subprocess.run, argv, check=True, capture_output=True)
+    assert not superblocks.read_ext4(str(image)).clean
     await bench.stage(volume_id)
     assert superblocks.read_ext4(str(image)).clean
     await bench.publish(volume_id, target)

@@ -245,19 +245,15 @@ async def test_vanished_snapshot_is_lost_to_retry_and_restore(cluster: RbdNode) 
         await cluster.controller.delete_snapshot(taken)
     assert records(cluster, RecordKind.SNAPSHOTS) == []
     assert await cluster.snapshot() == taken, "after its end it is new"
-    remove_with_snapshots(cluster, volume_id)
-    await refused(cluster.snapshot(), LOSS, "[SnapshotMissing]", taken)
-    await cluster.controller.delete_snapshot(taken)
-    await cluster.delete(volume_id)
-    assert records(cluster, RecordKind.SNAPSHOTS) == records(cluster, RecordKind.VOLUMES) == []
-
-
-def remove_with_snapshots(cluster: RbdNode, volume_id: str) -> None:
     with cluster.ioctx() as ioctx:
         with rbd.Image(ioctx, volume_id) as image:
             for snap in list(image.list_snaps()):
                 image.remove_snap(snap["name"])
         rbd.RBD().remove(ioctx, volume_id)
+    await refused(cluster.snapshot(), LOSS, "[SnapshotMissing]", taken)
+    await cluster.controller.delete_snapshot(taken)
+    await cluster.delete(volume_id)
+    assert records(cluster, RecordKind.SNAPSHOTS) == records(cluster, RecordKind.VOLUMES) == []
 
 
 async def test_group_with_a_vanished_member_can_be_deleted(cluster: RbdNode) -> None:

@@ -54,7 +54,8 @@ _COMPLETE: dict[own_driver.Way, set[Profile]] = {
 @pytest.mark.parametrize("profile", ["1.12", "1.13"])
 @pytest.mark.parametrize("way", ["alone", "node-deployment", "behind-proxy", "node"])
 def test_the_driver_conforms(short_dir: Path, profile: Profile, way: own_driver.Way) -> None:
-    only = set() if _is_complete(profile, way) else _OF_PROFILE | _DEFERRAL
+    is_complete = "TESTS_REPORTS" in os.environ or profile in _COMPLETE[way]
+    only = set() if is_complete else _OF_PROFILE | _DEFERRAL
     with own_driver.serving(short_dir, profile, way) as driver:
         given = Parameters(
             # No limit, which every host keeps: the suite sees answers and not effects.
@@ -86,10 +87,6 @@ def test_the_driver_conforms(short_dir: Path, profile: Profile, way: own_driver.
     skipped |= _OF_SIDECARS if way == "node-deployment" else set()
     assert set(outcome.skipped) == (skipped & only if only else skipped)
     assert outcome.numbers("passed")
-
-
-def _is_complete(profile: Profile, way: own_driver.Way) -> bool:
-    return "TESTS_REPORTS" in os.environ or profile in _COMPLETE[way]
 
 
 def _report(name: str) -> Path | None:

@@ -21,7 +21,6 @@ from crust.csi_shim.wrap.wrapped import WrappedVolumes
 from crust.host.process import workers
 from crust.rpc import status
 from crust.rpc.status import Asked, PeerStatus
-from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import publish_request
 from tests.support.faults.choices import Choices
 from tests.support.faults.crashes import Killed
@@ -129,7 +128,7 @@ class Shim:
         self.runs += 1
         try:
             if name == "publish":
-                await shim.publish(volume, _request())
+                await shim.publish(volume, publish_request("v", TARGET, staging="/nowhere/g"))
             else:
                 await shim.unpublish(volume, TARGET)
         except errors.CrustError as error:
@@ -152,10 +151,6 @@ class Shim:
         assert (quiet.leaf, quiet.is_published, quiet.has_directory) == ("absent", False, False)
         assert await self.call("publish", other, Choices()) == "OK"
         assert (other.leaf, other.is_published) == ("device", True)
-
-
-def _request() -> csi_pb2.NodePublishVolumeRequest:
-    return publish_request("v", TARGET, staging="/nowhere/g")
 
 
 def _by_themselves(world: World) -> Iterator[World]:

@@ -67,10 +67,6 @@ def test_tables_of_node_are_on_the_page() -> None:
     ]
 
 
-def anchor(heading: str) -> str:
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
 def documented(model: type[pydantic.BaseModel]) -> dict[str, str]:
     """Setting to default, as the page must have it."""
     defaults = {}
@@ -181,7 +177,8 @@ def test_every_symptom_is_in_the_table_above_them() -> None:
     table, *sections = PAGE.partition("\n## Symptoms\n")[2].partition("\n## ")[0].split("\n### ")
     headings = [section.splitlines()[0] for section in sections]
     assert len(headings) > 25
-    assert [heading for heading in headings if f"(#{anchor(heading)})" not in table] == []
+    anchors = [re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings]
+    assert [anchor for anchor in anchors if f"(#{anchor})" not in table] == []
 
 
 def test_every_reason_of_a_bad_health_is_explained() -> None:

@@ -38,7 +38,8 @@ def of_table() -> set[str]:
         if line.startswith(_KINDS):
             kind, name = _MARKS.sub("", line).split()
             scopes.append((indent, name))
-            facts.add(_marked(f"{kind} {_join(outer, name)}", _marks(line)))
+            whole = f"{outer}.{name}" if outer else name
+            facts.add(_marked(f"{kind} {whole}", _marks(line)))
         else:
             facts.add(_marked(f"{outer} {_MARKS.sub('', line)}", _marks(line)))
     return facts
@@ -117,10 +118,6 @@ def _alpha(thing: Any, option: Any) -> list[str]:
 
 def _marks(line: str) -> list[str]:
     return [mark for found in _MARKS.findall(line) for mark in found.split(", ")]
-
-
-def _join(outer: str, name: str) -> str:
-    return f"{outer}.{name}" if outer else name
 
 
 def _marked(line: str, marks: list[str]) -> str:

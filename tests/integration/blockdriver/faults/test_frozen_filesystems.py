@@ -109,12 +109,6 @@ def give_up(mountpoint: str) -> None:
         os.close(fd)
 
 
-def make_read_only(mountpoint: str) -> None:
-    """The filesystem and not its mount, as the kernel does after an error."""
-    for options in ("remount,ro", "remount,bind,rw"):
-        subprocess.run(["mount", "-o", options, mountpoint], check=True)
-
-
 async def published(bench: Bench, fs_type: str, size: int) -> tuple[str, str]:
     volume = await bench.create(capability=mount(fs_type), size=size)
     target = bench.target("pod-a")
@@ -162,7 +156,8 @@ async def test_shut_down_filesystem_in_csi_1_13_is_inaccessible(
 
 async def test_filesystem_made_read_only_by_the_kernel_is_unhealthy(bench: Bench) -> None:
     volume_id, target = await published(bench, "ext4", 64 * MIB)
-    make_read_only(target)
+    for options in ("remount,ro", "remount,bind,rw"):  # the filesystem, as after an error
+        await asyncio.to_thread(subprocess.run, ["mount", "-o", options, target], check=True)
     condition = (await bench.stats(volume_id, target)).condition
     assert condition is not None
     assert "read-only" in condition.message

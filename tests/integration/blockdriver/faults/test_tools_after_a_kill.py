@@ -68,7 +68,7 @@ def _stopped_below(driver: int) -> int:
     while time.monotonic() < end:
         for name in os.listdir("/proc"):
             with suppress(OSError):
-                if name.isdigit() and _state(name) == "T" and driver in _ancestors(name):
+                if name.isdigit() and _fields(name)[0] == "T" and driver in _ancestors(name):
                     return int(name)
     raise AssertionError("no program was started and stopped")
 
@@ -77,10 +77,6 @@ def _ancestors(pid: str) -> Iterator[int]:
     while pid != "0":
         pid = _fields(pid)[1]
         yield int(pid)
-
-
-def _state(pid: str) -> str:
-    return _fields(pid)[0]
 
 
 def _fields(pid: str) -> list[str]:

@@ -47,10 +47,6 @@ def on_btrfs(tmp_path: Path) -> Iterator[Bench]:
         yield bench
 
 
-def cover(target: str) -> None:
-    subprocess.run(["mount", "-t", "tmpfs", "none", target], check=True)
-
-
 async def begun(bench: Bench, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clone that was begun, and could not be filled."""
 
@@ -141,7 +137,8 @@ async def test_copy_of_a_volume_published_read_only_succeeds(pool: Bench) -> Non
 async def test_recovery_thaws_a_filesystem_covered_by_another_mount(pool: Bench) -> None:
     source, target = await in_use(pool, "source")
     entry = left_frozen(pool, source, target)
-    cover(target)
+    cover = ["mount", "-t", "tmpfs", "none", target]
+    await asyncio.to_thread(subprocess.run, cover, check=True)
     await asyncio.to_thread(pool.restart)
     mount_api.unmount(target)
     assert not is_frozen(target)

@@ -48,12 +48,6 @@ def killed_at(number: int, patch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-async def _prepared(driver: Driver) -> tuple[volumes.VolumeId, str]:
-    source = await created(driver, "source")
-    snapshot = await driver.controller.snapshots.create("snapshot", source)
-    return source, snapshot.set_id
-
-
 Work = Callable[[Driver, volumes.VolumeId, str], Awaitable[object]]
 
 _WORKS: dict[str, Work] = {
@@ -103,7 +97,8 @@ async def test_killed_before_any_call_the_next_controller_finishes_it(
         try:
             driver = controllers.start()
             driver.stores.engine.provisioning.stop()  # type: ignore[attr-defined]
-            source, snapshot = await _prepared(driver)
+            source = await created(driver, "source")
+            snapshot = (await driver.controller.snapshots.create("snapshot", source)).set_id
             with killed_at(number, monkeypatch), contextlib.suppress(Killed):
                 await _WORKS[name](driver, source, snapshot)
                 is_done = True

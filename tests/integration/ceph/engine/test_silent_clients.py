@@ -122,7 +122,10 @@ def test_no_change_breaks_the_lock_of_a_client_that_stops_answering_after_it_was
     create(engine, A, SIZE)
     clone(engine, B, A, source_bytes=SIZE, size_bytes=SIZE)
     take(engine, snapshot_of(B, "first"))
-    _leave_clone_begun(engine, B, D)
+    # what a controller leaves that is killed before it has cloned its temporary snapshot
+    engine.volume_records.begin(D, B.encode())
+    with engine.place.ioctx("cannot note") as ioctx:
+        RbdMaking(engine, D)._snapshot(ioctx, B, SIZE)
     monkeypatch.setattr(copies, "SOFT_DEPTH", 0)
     with writer.running(ceph, namespace, B) as client:
         owners = lock_owners(engine, B)
@@ -132,13 +135,6 @@ def test_no_change_breaks_the_lock_of_a_client_that_stops_answering_after_it_was
                 change(engine)
             assert lock_owners(engine, B) == owners
         client.write(b"it goes on")
-
-
-def _leave_clone_begun(engine: RbdProvisioning, source: str, target: volumes.VolumeId) -> None:
-    """What a controller leaves that is killed before it has cloned its temporary snapshot."""
-    engine.volume_records.begin(target, source.encode())
-    with engine.place.ioctx("cannot note") as ioctx:
-        RbdMaking(engine, target)._snapshot(ioctx, source, SIZE)
 
 
 def test_lock_is_not_broken_while_no_monitor_can_end_the_change(

@@ -174,7 +174,7 @@ def test_mkfs_killed_at_a_write_leaves_nothing_complete_or_a_whole_filesystem(
     decisions = []
     for number in range(0, len(calls), max(1, len(calls) // _MOMENTS)):
         moment = (calls[number], calls[: number + 1].count(calls[number]))
-        _clear(device.path)
+        run("blkdiscard", "--zeroout", device.path)
         _made(device.path, fs_type, tmp_path / "calls", kill_at=moment)
         decisions.append(_decision(content, device.path))
         if decisions[-1] is format_decision.Action.ADOPT:
@@ -205,10 +205,6 @@ def _decision(content: ContentRecord, device: str) -> format_decision.Action:
         signatures.probe_untrusted(device),
         left=lambda fs_type: superblocks.read(device, fs_type),
     )
-
-
-def _clear(device: str) -> None:
-    subprocess.run(["blkdiscard", "--zeroout", device], check=True, capture_output=True)
 
 
 async def test_grow_mounted_ext4_needs_cap_sys_resource(attach: Attach, mountpoint: str) -> None:

@@ -45,10 +45,6 @@ class Objects:
         return 0, self._answers[method]
 
 
-def read(**answers: Any) -> Header | None:
-    return read_header(cast("Ioctx", Objects(**answers)), "v-1", "key")
-
-
 def test_header_is_that_of_the_id_of_the_name() -> None:
     objects = Objects()
     assert read_header(cast("Ioctx", objects), "v-1", "key") == Header(1 << 20, "v")
@@ -61,7 +57,7 @@ def test_header_is_that_of_the_id_of_the_name() -> None:
 )
 def test_another_form_is_refused_by_name(method: str, answer: bytes) -> None:
     with raised("HeaderUnreadable", match="v-1"):
-        read(**{method: answer})
+        read_header(cast("Ioctx", Objects(**{method: answer})), "v-1", "key")
 
 
 class StuckClient:
