@@ -114,7 +114,7 @@ def _detach_loops(root: Path) -> None:
 def _root(base: Path) -> Path:
     root = base / "t" / "r"
     (base / "t").mkdir()
-    _do("mount", "-t", "tmpfs", "tmpfs", base / "t")
+    environments.do("mount", "-t", "tmpfs", "tmpfs", base / "t")
     _overlay(base / "t" / "root", Path("/"), root)
     for name in _HIDDEN:
         shutil.rmtree(root / name, ignore_errors=True)
@@ -125,7 +125,7 @@ def _root(base: Path) -> Path:
     _overlay(base / "t" / "checkout", CHECKOUT, _checkout(base))
     seen = root / str(CHECKOUT)[1:]
     seen.mkdir(parents=True, exist_ok=True)
-    _do("mount", "--bind", _checkout(base), seen)
+    environments.do("mount", "--bind", _checkout(base), seen)
     return root
 
 
@@ -133,7 +133,7 @@ def _overlay(layers: Path, lower: Path, at: Path) -> None:
     for path in (layers / "u", layers / "w", at):
         path.mkdir(parents=True, exist_ok=True)
     options = f"lowerdir={lower},upperdir={layers}/u,workdir={layers}/w"
-    _do("mount", "-t", "overlay", "-o", options, "overlay", at)
+    environments.do("mount", "-t", "overlay", "-o", options, "overlay", at)
 
 
 def _checkout(base: Path) -> Path:
@@ -145,13 +145,13 @@ def _install_environment(root: Path) -> None:
     wheel = environments.build_wheel(root / "opt")
     pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
     chroot = ("chroot", root)
-    _do(*chroot, "python3", "-m", "venv", "--without-pip", ENVIRONMENT)
+    environments.do(*chroot, "python3", "-m", "venv", "--without-pip", ENVIRONMENT)
     python = f"{ENVIRONMENT}/bin/python"
-    _do("mount", "--bind", "/dev", root / "dev")
-    _do("mount", "-t", "proc", "proc", root / "proc")
-    _do(*chroot, *pip, "--python", python, "install", "--no-deps", f"/opt/{wheel.name}")
+    environments.do("mount", "--bind", "/dev", root / "dev")
+    environments.do("mount", "-t", "proc", "proc", root / "proc")
+    environments.do(*chroot, *pip, "--python", python, "install", "--no-deps", f"/opt/{wheel.name}")
     for name in ("dev", "proc"):
-        _do("umount", root / name)
+        environments.do("umount", root / name)
     (packages,) = (root / ENVIRONMENT[1:]).glob("lib/python3*/site-packages")
     (packages / "dependencies.pth").write_text(f"{_DEPENDENCIES}\n")
 
@@ -218,8 +218,3 @@ def _remove_groups() -> None:
         for directory, _, _ in os.walk(top, topdown=False):
             with suppress(OSError):
                 os.rmdir(directory)
-
-
-def _do(*command: object) -> None:
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"

@@ -106,18 +106,8 @@ def _systemd() -> str:
     return "" if shutil.which("systemd-nspawn") else "systemd-nspawn is not installed"
 
 
-def _ember() -> str:
-    return "" if ember.PROGRAM.exists() else f"{ember.PROGRAM} is missing: run make third-party"
-
-
-def _go_driver() -> str:
-    return "" if GO_DRIVER.exists() else f"{GO_DRIVER} is missing: run make third-party"
-
-
-def _csi_sanity() -> str:
-    if csi_sanity.PROGRAM.exists():
-        return ""
-    return f"{csi_sanity.PROGRAM} is missing: run make third-party"
+def _made(program: Path) -> str:
+    return "" if program.exists() else f"{program} is missing: run make third-party"
 
 
 _PROBES: dict[str, Callable[[], str]] = {
@@ -126,7 +116,7 @@ _PROBES: dict[str, Callable[[], str]] = {
     "vm": _vm,
     "containerd": _containerd,
     "systemd": _systemd,
-    "ember": _ember,
-    "csi-sanity": _csi_sanity,
-    "go-driver": _go_driver,
+    "ember": lambda: _made(ember.PROGRAM),
+    "csi-sanity": lambda: _made(csi_sanity.PROGRAM),
+    "go-driver": lambda: _made(GO_DRIVER),
 }

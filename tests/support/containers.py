@@ -140,14 +140,7 @@ class Containerd:
         the host, whoever runs them, so those of another containerd beside this one would be treated as these.
         """
         done = subprocess.run(
-            [
-                "ctr",
-                "--address",
-                str(self.base / "c.sock"),
-                "--namespace",
-                self.namespace,
-                *arguments,
-            ],
+            ("ctr", f"--address={self.base}/c.sock", f"--namespace={self.namespace}", *arguments),
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,

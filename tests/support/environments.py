@@ -26,7 +26,7 @@ def build_wheel(into: Path) -> Path:
             CHECKOUT, f"{built}/source", ignore=shutil.ignore_patterns(".*", "build", "tests")
         )
         here = ("--no-deps", "--no-build-isolation")
-        _do(*_PIP, "wheel", *here, "--wheel-dir", str(into), source)
+        do(*_PIP, "wheel", *here, "--wheel-dir", str(into), source)
     (wheel,) = into.glob("*.whl")
     return wheel
 
@@ -41,7 +41,7 @@ def make(directory: Path, wheel: Path, wanted: tuple[str, ...]) -> Path:
     """An environment with these extras; returns its `python`."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
     python = directory / "bin" / "python"
-    _do(*_PIP, "--python", str(python), "install", "--no-deps", "--no-compile", str(wheel))
+    do(*_PIP, "--python", str(python), "install", "--no-deps", "--no-compile", str(wheel))
     (packages,) = directory.glob("lib/python3*/site-packages")
     (own,) = importlib.metadata.distributions(path=[str(wheel)])
     for name in sorted(_closure(own.requires or [], frozenset(wanted), set())):
@@ -78,6 +78,7 @@ def _files(distribution: importlib.metadata.Distribution) -> Iterator[str]:
             yield str(file)
 
 
-def _do(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def do(*command: object) -> None:
+    """Run a command that must succeed."""
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
