@@ -63,7 +63,7 @@ async def test_key_of_the_images_user_is_in_no_file_command_line_environment_or_
     caplog.set_level("DEBUG")
     target = await node.publish()
     await node.output("one", target, "true")
-    pid = await node.qemu("one")
+    pid = await node.qemu_pid("one")
     processes = [each.read_bytes() for each in Path("/proc").glob("[0-9]*/cmdline")]
     for text in (
         Path(f"/proc/{pid}/cmdline").read_text(),
@@ -126,7 +126,7 @@ async def test_volume_moves_after_its_guest_was_fenced(node: ImageNode, storage:
             node.runtime.run(node.request("one", here, loop), lambda *_: wrote.set())
         )
         await wrote.wait()
-        qemu = await node.qemu("one")
+        qemu = await node.qemu_pid("one")
         os.kill(qemu, signal.SIGSTOP)
         try:
             [address] = fence(storage, "node-a")
@@ -148,7 +148,7 @@ async def test_volume_moves_after_its_guest_was_fenced(node: ImageNode, storage:
 async def test_image_of_a_killed_sandbox_is_free_later(node: ImageNode, storage: Storage) -> None:
     target = await node.publish()
     await node.output("one", target, "echo kept > /data/f; sync")
-    killed = await node.qemu("one")
+    killed = await node.qemu_pid("one")
     os.kill(killed, signal.SIGKILL)
     with pytest.raises(RuntimeRefused, match="of sandbox one on node node-a ended without closing"):
         await node.run("two", target, "true")
@@ -162,7 +162,7 @@ async def test_image_of_a_killed_sandbox_is_free_later(node: ImageNode, storage:
 async def test_runtime_gives_back_what_ended_meanwhile(node: ImageNode, storage: Storage) -> None:
     target = await node.publish()
     await node.output("one", target, "echo kept > /data/f; sync")
-    qemu = await node.qemu("one")
+    qemu = await node.qemu_pid("one")
     await node.end_runtime()
     os.kill(qemu, signal.SIGKILL)
     await asyncio.to_thread(os.waitpid, qemu, 0)

@@ -20,14 +20,15 @@ from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import inspect_pb2
 from examples.cluster.ceph_cluster import POOL, CephCluster
-from examples.kata.runtime import daemon, messages
-from examples.kata.runtime.client import Client, Finished
+from examples.kata.runtime import daemon
+from examples.kata.runtime.client import Client
 from examples.kata.runtime.sandbox import Sandbox
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.vm.machine import Machine
 from tests.support.ceph.image_claims import as_admin
 from tests.support.co import capability
 from tests.support.nodes import node as nodes
+from tests.support.nodes.whole_node import GuestCommands
 
 CACHE = Path(__file__).parents[3] / ".cache" / "guest"
 _EVERY = inspect_pb2.ListHandlersRequest()
@@ -93,7 +94,7 @@ class Storage:
 
 
 @dataclass
-class ImageNode:
+class ImageNode(GuestCommands):
     """One node, by its name."""
 
     name: str
@@ -149,27 +150,6 @@ class ImageNode:
             readonly=readonly,
             volume_context=nodes.NAMED,
         )
-
-    async def run(self, sandbox: str, target: str, script: str) -> Finished:
-        """Run a shell script in a sandbox that is kept, with the volume at /data."""
-        return await self.runtime.run(self.request(sandbox, target, script))
-
-    @staticmethod
-    def request(sandbox: str, target: str, script: str) -> messages.Run:
-        mount = messages.Mount(source=target, destination="/data")
-        return messages.Run(
-            sandbox=sandbox, argv=("/bin/sh", "-ec", script), mounts=(mount,), keep=True
-        )
-
-    async def output(self, sandbox: str, target: str, script: str) -> str:
-        """The output of a script that must succeed."""
-        ended = await self.run(sandbox, target, script)
-        assert ended.code == 0, ended
-        return ended.stdout.decode().strip()
-
-    async def qemu(self, sandbox: str) -> int:
-        found = await self.runtime.list()
-        return next(int(each["pid"]) for each in found if each["sandbox"] == sandbox)
 
 
 @asynccontextmanager

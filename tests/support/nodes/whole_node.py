@@ -22,8 +22,38 @@ MIB = 1 << 20
 _numbers = itertools.count(1)
 
 
+class GuestCommands:
+    """Shell scripts in sandboxes of a runtime, which are kept, with a volume at /data."""
+
+    runtime: Client
+
+    @staticmethod
+    def request(
+        sandbox: str, source: Path | str, script: str, *, readonly: bool = False
+    ) -> messages.Run:
+        mount = messages.Mount(source=str(source), destination="/data", readonly=readonly)
+        argv = ("/bin/sh", "-ec", script)
+        return messages.Run(sandbox=sandbox, argv=argv, mounts=(mount,), keep=True)
+
+    async def run(
+        self, sandbox: str, source: Path | str, script: str, *, readonly: bool = False
+    ) -> Finished:
+        return await self.runtime.run(self.request(sandbox, source, script, readonly=readonly))
+
+    async def output(self, sandbox: str, source: Path | str, script: str) -> str:
+        """The output of a script that must succeed."""
+        ended = await self.run(sandbox, source, script)
+        assert ended.code == 0, ended
+        return ended.stdout.decode().strip()
+
+    async def qemu_pid(self, sandbox: str) -> int:
+        """The pid of a sandbox's QEMU."""
+        listed = await self.runtime.list()
+        return next(int(each["pid"]) for each in listed if each["sandbox"] == sandbox)
+
+
 @dataclass(slots=True)
-class WholeNode:
+class WholeNode(GuestCommands):
     """The processes, and clients that call them."""
 
     daemons: Node
@@ -66,29 +96,6 @@ class WholeNode:
     async def unpublish(self, volume: csi_pb2.Volume, target: Path) -> None:
         await self.kubelet.unpublish(volume, target)
         self.published.remove((volume, target))
-
-    async def run(
-        self, sandbox: str, source: Path, script: str, *, readonly: bool = False
-    ) -> Finished:
-        """Run a shell script in a sandbox that is kept, with `source` at /data."""
-        mount = messages.Mount(source=str(source), destination="/data", readonly=readonly)
-        return await self.runtime.run(
-            messages.Run(
-                sandbox=sandbox, argv=("/bin/sh", "-ec", script), mounts=(mount,), keep=True
-            )
-        )
-
-    async def output(self, sandbox: str, source: Path, script: str) -> str:
-        """The output of a script that must succeed."""
-        ended = await self.run(sandbox, source, script)
-        assert ended.code == 0, ended
-        return ended.stdout.decode().strip()
-
-    async def qemu_pid(self, sandbox: str) -> int:
-        """The pid of a sandbox's QEMU."""
-        return next(
-            int(each["pid"]) for each in await self.runtime.list() if each["sandbox"] == sandbox
-        )
 
     async def tidy(self) -> None:
         """Stop all sandboxes; unpublish, unstage and delete the volumes of a test."""
