@@ -101,7 +101,16 @@ async def _started(argv: Sequence[str], inherits: Sequence[int]) -> asyncio.subp
 
     asyncio would kill the leader alone, and wait until its pipes are closed, which a child may hold open.
     """
-    starting = asyncio.create_task(_start(argv, inherits))
+    start = asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=_ENVIRONMENT,
+        start_new_session=True,
+        pass_fds=tuple(inherits),
+    )
+    starting = asyncio.create_task(start)
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
@@ -114,19 +123,6 @@ async def _started(argv: Sequence[str], inherits: Sequence[int]) -> asyncio.subp
             finally:
                 _close_pipes(starting.result())
         raise
-
-
-async def _start(argv: Sequence[str], inherits: Sequence[int]) -> asyncio.subprocess.Process:
-    try:
-        return await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=_ENVIRONMENT,
-            start_new_session=True,
-            pass_fds=tuple(inherits),
-        )
     except FileNotFoundError as err:
         package = _PACKAGES.get(os.path.basename(argv[0]))
         raise errors.RuntimeFailed.named(

@@ -150,7 +150,7 @@ async def test_run_cancelled_while_the_program_starts_ends_it_with_its_children(
 
 async def test_endless_output_fails_with_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The output exceeds asyncio's buffer: asyncio reports the exit only once all of it was read."""
-    start = commands._start
+    start = commands._started
 
     async def start_and_fill(*args: Any, **options: Any) -> asyncio.subprocess.Process:
         process = await start(*args, **options)
@@ -158,7 +158,7 @@ async def test_endless_output_fails_with_bounded_memory(monkeypatch: pytest.Monk
             await asyncio.sleep(0)
         return process
 
-    monkeypatch.setattr(commands, "_start", start_and_fill)
+    monkeypatch.setattr(commands, "_started", start_and_fill)
     argv = ["sh", "-c", "exec 2>&-; exec yes"]
     monkeypatch.setattr(commands, "OUTPUT_LIMIT_BYTES", 1000)
     with pytest.raises(commands.CommandFailed, match="more than 1000 bytes"):
