@@ -222,4 +222,4 @@ def answer(rpc: str, error: errors.CrustError, residue: Residue) -> errors.Crust
 
 def is_final(error: PeerStatus) -> bool:
     """Whether a peer's status says that nothing of the call exists."""
-    return branch_of(type(to_error(error))) not in NOT_FINAL
+    return _BRANCHES.get(error.code, errors.RuntimeFailed) not in NOT_FINAL

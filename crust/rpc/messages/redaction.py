@@ -35,7 +35,7 @@ def describe(message: Message) -> dict[str, Any]:
 
 def _fields(message: Message) -> Iterator[tuple[str, Any]]:
     for field, value in message.ListFields():
-        if _is_secret(field):
+        if is_marked(field) or field.name in _SENSITIVE_FIELDS:
             yield field.name, REDACTED
         elif isinstance(value, Mapping):
             yield field.name, {key: _entry(key, each) for key, each in value.items()}
@@ -45,10 +45,6 @@ def _fields(message: Message) -> Iterator[tuple[str, Any]]:
             yield field.name, [describe(each) for each in value]
         else:
             yield field.name, describe(value)
-
-
-def _is_secret(field: descriptor.FieldDescriptor) -> bool:
-    return is_marked(field) or field.name in _SENSITIVE_FIELDS
 
 
 @functools.cache
@@ -61,10 +57,6 @@ def is_marked(field: descriptor.FieldDescriptor) -> bool:
 
 def _is_sensitive(key: object) -> bool:
     return any(word in str(key).lower() for word in _SENSITIVE_WORDS)
-
-
-def _names_user(key: object) -> bool:
-    return str(key).rpartition(".")[2].lower() in _NAMES_OF_USERS
 
 
 def _entry(key: object, value: Any) -> Any:
@@ -99,7 +91,8 @@ def _secrets(message: Message) -> Iterator[str]:
         if isinstance(value, Mapping):
             marked = is_marked(field)
             for key, each in value.items():
-                is_secret = _is_sensitive(key) or (marked and not _names_user(key))
+                names_user = str(key).rpartition(".")[2].lower() in _NAMES_OF_USERS
+                is_secret = _is_sensitive(key) or (marked and not names_user)
                 if each and isinstance(each, str) and is_secret:
                     yield each
         elif field.message_type is not None:
