@@ -12,7 +12,7 @@ SOURCES := crust examples tests benchmarks
 CACHE := .cache
 
 # The packages of the distribution that tests, demo and benchmarks need; Debian 12 itself pins their versions.
-PACKAGES := python3 python3-venv qemu-system-x86 e2fsprogs xfsprogs btrfs-progs cpio lz4 zstd mount util-linux libblkid1 containerd runc bubblewrap libseccomp2 strace udev lvm2 systemd systemd-container prometheus mmdebstrap umoci ceph-mon ceph-mgr ceph-osd ceph-common python3-rados python3-rbd qemu-block-extra qemu-utils iproute2 $(if $(shell command -v kubectl),,kubernetes-client)
+PACKAGES := python3 python3-venv qemu-system-x86 e2fsprogs xfsprogs btrfs-progs cpio lz4 zstd mount util-linux containerd runc bubblewrap libseccomp2 strace udev lvm2 systemd systemd-container prometheus mmdebstrap umoci ceph-mon ceph-mgr ceph-osd ceph-common python3-rados python3-rbd qemu-block-extra qemu-utils iproute2 $(if $(shell command -v kubectl),,kubernetes-client)
 
 # All files of a run are below this directory, and go with it. The path is short, for the sockets below it.
 # If this machine lacks a capability named in REQUIRED, the tests that need it fail; without REQUIRED they skip.

@@ -76,7 +76,6 @@ class Filesystems:
                 source.path,
                 mount.fs_type,
                 extra_options=mkfs.arguments(mount.fs_type, deferral_keys.of_format(wanted)),
-                probe=signatures.probe_untrusted,
                 inherits=(lock, opened),
             )
         _log.info("filesystem made", extra={"volume": str(key), "device": source.path})
@@ -113,7 +112,7 @@ def _judge(key: volumes.VolumeKey, source: volumes.BlockSource, fs_type: str) ->
     return format_decision.judge(
         _Unrecorded(str(key)),
         fs_type,
-        signatures.probe_untrusted(source.path),
+        signatures.probe(source.path),
         is_blank=lambda: devices.is_blank(source.path),
         left=lambda found: superblocks.read(source.path, found),
     )

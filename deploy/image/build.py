@@ -24,7 +24,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 SUITE, PYTHON = "bookworm", "3.11"
 EXTRAS = "kubernetes"
 PACKAGES = (
-    "bubblewrap", "btrfs-progs", "e2fsprogs", "kmod", "libblkid1", "libseccomp2", "mount", "python3", "python3-rados",
+    "bubblewrap", "btrfs-progs", "e2fsprogs", "kmod", "libseccomp2", "mount", "python3", "python3-rados",
     "python3-rbd", "python3-venv", "tini", "util-linux", "xfsprogs",
 )  # fmt: skip
 _LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*")

@@ -115,11 +115,10 @@ class FilesystemPreparation:
         if new and not due.attachment.is_new:
             devices.sync(device)
         zeros = new and self.stores.access.is_empty(content.volume_id)
-        probe = signatures.probe if new and not content.in_guest else signatures.probe_untrusted
         return format_decision.judge(
             content,
             fs_type,
-            signatures.Blank() if zeros else probe(device),
+            signatures.Blank() if zeros else signatures.probe(device),
             is_blank=lambda: zeros or devices.is_blank(device),
             left=lambda fs_type: superblocks.read(device, fs_type),
         )
@@ -147,7 +146,7 @@ class FilesystemPreparation:
                     fs_type,
                     uuid=due.content.planned_uuid,
                     extra_options=mkfs.arguments(fs_type, due.parameters),
-                    probe=signatures.probe if due.action is Action.CLEAR_AND_MAKE else None,
+                    looks=due.action is Action.CLEAR_AND_MAKE,
                     inherits=inherits,
                 )
             await workers.run(self._end, due)
@@ -166,7 +165,7 @@ class FilesystemPreparation:
 
 def _clear_interrupted(content: ContentRecord, device: str) -> None:
     """Zero what an interrupted mkfs left, but never a complete filesystem, which may have been used."""
-    found = signatures.probe_untrusted(device)
+    found = signatures.probe(device)
     action = format_decision.judge_interrupted(
         content, found, left=lambda fs_type: superblocks.read(device, fs_type)
     )

@@ -195,7 +195,7 @@ def _thaw_unmounted(left: Intent, access: NodeAccess) -> bool:
         return True  # no device any more: no filesystem either
     if not holders.is_exclusively_held(source.path):
         return True  # no filesystem has it open
-    found = signatures.probe_untrusted(source.path)
+    found = signatures.probe(source.path)
     if isinstance(found, signatures.Filesystem):
         with suppress(holders.DeviceInUse):  # a guest or a tool has it by now
             fsfreeze.thaw_unmounted(source.path, found.type)

@@ -18,8 +18,9 @@ _PROGRAMS = {
     "mkfs.btrfs": "btrfs-progs",
     "btrfs": "btrfs-progs",
     "bwrap": "bubblewrap",
+    "blkid": "util-linux",
 }
-_LIBRARIES = {"libblkid.so.1": "libblkid1", "libseccomp.so.2": "libseccomp2"}
+_LIBRARIES = {"libseccomp.so.2": "libseccomp2"}
 _UDEV_RULES = (
     "/etc/udev/rules.d",
     "/run/udev/rules.d",

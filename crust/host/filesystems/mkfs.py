@@ -13,7 +13,7 @@ and mkfs uses the last of two.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -90,21 +90,20 @@ async def make(
     *,
     uuid: str = "",
     extra_options: Sequence[str] = (),
-    probe: Callable[[str], Signature] | None = signatures.probe,
+    looks: bool = True,
     inherits: Sequence[int] = (),
 ) -> None:
     """Make a filesystem on a device without signatures, with a UUID that the caller may choose.
 
-    `probe` says what is on the device, while that is held exclusively: `signatures.probe_untrusted` where somebody
-    else may have written the bytes. None if the caller has called `check_size` and `check_blank`. mkfs has the
-    descriptors `inherits` open.
+    It probes the device, while that is held exclusively, unless the caller has called `check_size` and `check_blank`.
+    mkfs has the descriptors `inherits` open.
 
     Raises `UnknownFilesystem`, `DeviceNotBlank`, `DeviceTooSmallForFilesystem`, `DeviceInUse`, `AmbiguousSignature`,
     `CommandFailed`.
     """
     mkfs = row(_TABLE, fs_type)
-    if probe is not None:
-        await workers.run(_check, path, fs_type, probe)
+    if looks:
+        await workers.run(_check, path, fs_type)
     chosen = [word.format(uuid) for word in mkfs.uuid] if uuid else []
     argv = [*mkfs.command, *chosen, *extra_options, path]
     busy: commands.CommandFailed | None = None
@@ -126,11 +125,11 @@ def minimum_bytes(fs_type: str) -> int:
     return row(_TABLE, fs_type).minimum_bytes
 
 
-def _check(path: str, fs_type: str, probe: Callable[[str], Signature]) -> None:
+def _check(path: str, fs_type: str) -> None:
     check_size(path, fs_type, devices.size_bytes(path))
     # Held exclusively meanwhile, so that no other mkfs is running on it.
     with syscalls.closing(devices.open_exclusive(path)):
-        check_blank(path, probe(path))
+        check_blank(path, signatures.probe(path))
 
 
 def check_size(path: str, fs_type: str, size_bytes: int) -> None:

@@ -89,7 +89,6 @@ async def test_first_stage_of_a_volume_without_data_reads_nothing_of_the_device(
     with monkeypatch.context() as patched:
         for module, name in (
             (signatures, "probe"),
-            (signatures, "probe_untrusted"),
             (devices, "is_blank"),
         ):
             patched.setattr(module, name, refused)

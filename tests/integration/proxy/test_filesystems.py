@@ -28,6 +28,7 @@ from tests.support.drivers.fake_driver import MIB
 from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Node, Places
+from tests.support.probes import probed
 from tests.support.raised import raised
 from tests.support.runtimes.fake_handler import ALL_FEATURES
 
@@ -238,10 +239,10 @@ async def test_proxy_killed_at_a_step_leaves_a_volume_that_is_formatted_once(
     child = _child(places, device.path, step=step)
     assert await asyncio.to_thread(child.wait) == -signal.SIGKILL
     filesystems.locks.check_free(str(KEY))
-    left = signatures.probe(device.path)
+    left = probed(device.path)
     assert isinstance(left, signatures.Filesystem) is (step == "after mkfs")
     await make(filesystems, device.path)
-    made = signatures.probe(device.path)
+    made = probed(device.path)
     assert isinstance(made, signatures.Filesystem)
     assert made.type == "ext4"
     assert left in (made, signatures.Blank())
@@ -298,11 +299,11 @@ async def test_mkfs_of_a_killed_proxy_ends_by_itself_and_blocks_the_volume_until
 
     await asyncio.to_thread(go.write_text, "\n")
     await asyncio.to_thread(_until_no_tool_runs, node.places)
-    made = signatures.probe(device.path)
+    made = probed(device.path)
     assert isinstance(made, signatures.Filesystem)
     assert made.type == fs_type
     await node.co.publish("vol-1", target, wanted)
-    assert signatures.probe(device.path) == made
+    assert probed(device.path) == made
     await node.co.unpublish("vol-1", target)
     node.check_untouched(target)
 

@@ -15,6 +15,7 @@ from crust.wire.csi.v1 import csi_pb2
 from tests.integration.wrap.conftest import DEFERRED, SECRETS, TIMEOUT_S, Wrapped, node_with
 from tests.support.co import MIB
 from tests.support.faults.refusals import refused
+from tests.support.probes import probed
 from tests.support.runtimes import fake_handler
 
 pytestmark = pytest.mark.root
@@ -136,12 +137,12 @@ async def test_blank_volume_is_formatted_once_for_a_handler_that_formats_none(
     )
     async with plain:
         volume, target = await node.published_volume(context=context, mkfs=False)
-        made = signatures.probe(node.record(target).device)
+        made = probed(node.record(target).device)
         assert isinstance(made, signatures.Filesystem)
         assert node.record(target).mount.format is None
         await node.unpublish(volume, target)
         await node.publish(volume, target)
-        assert signatures.probe(node.record(target).device) == made
+        assert probed(node.record(target).device) == made
         await node.unpublish(volume, target)
     node.check_unpublished(volume, target)
 

@@ -42,10 +42,9 @@ def good(root: Path) -> Node:
         "var/lib/kubelet/plugins_registry",
     ):  # fmt: skip
         (root / directory).mkdir(parents=True)
-    for program in ("mkfs.ext4", "e2fsck", "mkfs.xfs", "mkfs.btrfs", "btrfs", "bwrap"):
+    for program in ("mkfs.ext4", "e2fsck", "mkfs.xfs", "mkfs.btrfs", "btrfs", "bwrap", "blkid"):
         write(root, f"usr/sbin/{program}").chmod(0o755)
-    for library in ("libblkid.so.1", "libseccomp.so.2"):
-        write(root, f"usr/lib/x86_64-linux-gnu/{library}")
+    write(root, "usr/lib/x86_64-linux-gnu/libseccomp.so.2")
     for name in ("proxy", "shim", "driver", "node"):
         write(root, f"etc/crust/{name}.toml", (DEPLOY / "crust" / f"{name}.toml").read_text())
     return Node(
@@ -149,7 +148,7 @@ def test_old_kernel_is_an_error(good: Node, release: str) -> None:
         ("sys/fs/cgroup/cgroup.subtree_control", "cgroups", Level.WARNING, "echo +io"),
         ("sys/fs/cgroup/kubepods.slice", "cgroups", Level.WARNING, "io_cgroup"),
         ("usr/sbin/bwrap", "programs", Level.ERROR, "install bubblewrap"),
-        ("usr/lib/x86_64-linux-gnu/libblkid.so.1", "programs", Level.ERROR, "libblkid1"),
+        ("usr/lib/x86_64-linux-gnu/libseccomp.so.2", "programs", Level.ERROR, "libseccomp2"),
         ("var/lib/kubelet/pods", "kubelet-root", Level.WARNING, "start the kubelet"),
         ("var/lib/kubelet/plugins_registry", "kubelet-registry", Level.ERROR, "plugins_registry"),
     ],

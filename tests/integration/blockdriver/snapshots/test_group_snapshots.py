@@ -17,6 +17,7 @@ from tests.integration.blockdriver.snapshots.test_guest_snapshots import Scene
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.drivers.pools import bench_on
 from tests.support.frozen import is_frozen
+from tests.support.probes import probed
 from tests.support.raised import raised
 from tests.support.records import pool_layout
 from tests.support.records.copies import (
@@ -157,7 +158,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 def uuid_of(bench: Bench, volume_id: str) -> str:
     image = bench.image(volume_id)
-    found = signatures.probe(str(image))
+    found = probed(str(image))
     assert isinstance(found, signatures.Filesystem)
     return found.uuid
 

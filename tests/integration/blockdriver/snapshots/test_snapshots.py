@@ -21,6 +21,7 @@ from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
 from tests.support.drivers.pools import bench_on
 from tests.support.faults.crashes import at_call, crash_points, failure_points
 from tests.support.frozen import is_frozen
+from tests.support.probes import probed
 from tests.support.raised import raised
 from tests.support.records import pool_layout
 from tests.support.records.copies import (
@@ -260,7 +261,7 @@ class Scene:
     async def look_into(self, volume_id: str) -> None:
         """By its superblock: mounting at every point would take minutes."""
         image = self.bench.image(volume_id)
-        assert isinstance(signatures.probe(str(image)), signatures.Filesystem)
+        assert isinstance(probed(str(image)), signatures.Filesystem)
 
     def check(self) -> None:
         """Nothing is left frozen, temporary or incomplete."""

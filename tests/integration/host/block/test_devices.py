@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -130,38 +130,29 @@ def test_device_that_does_not_exist_is_refused() -> None:
         devices.node_of(os.makedev(7, 250))
 
 
-Probe = Callable[[str], signatures.Signature]
-
-
-@pytest.fixture(params=[signatures.probe, signatures.probe_untrusted], ids=["trusted", "untrusted"])
-def probe(request: pytest.FixtureRequest) -> Probe:
-    """Both ways of probing, which must answer the same."""
-    return request.param  # type: ignore[no-any-return]
-
-
-def test_probe_of_what_is_no_filesystem_is_other(attach: Attach, probe: Probe) -> None:
+def test_probe_of_what_is_no_filesystem_is_other(attach: Attach) -> None:
     device = attach()
     run("mkswap", device.path)
-    assert probe(device.path) == signatures.Other("other swap")
+    assert signatures.probe(device.path) == signatures.Other("other swap")
     write(device.path, 0, b"LUKS\xba\xbe\x00\x01" + bytes(600))
     write(device.path, 4096 - 10, bytes(10))
-    assert probe(device.path) == signatures.Other("crypto crypto_LUKS")
+    assert signatures.probe(device.path) == signatures.Other("crypto crypto_LUKS")
 
 
-def test_probe_of_two_signatures_is_ambiguous(attach: Attach, probe: Probe) -> None:
+def test_probe_of_two_signatures_is_ambiguous(attach: Attach) -> None:
     device, other = attach(300 * MIB), attach(300 * MIB, "other.img")
     run("mkfs.xfs", "-q", device.path)
     run("mkfs.ext4", "-q", other.path)
     write(device.path, 1024, read(other.path, 1024, 1024))
     with pytest.raises(signatures.AmbiguousSignature):
-        probe(device.path)
+        signatures.probe(device.path)
 
 
-def test_probe_of_detached_device_is_an_error(attach: Attach, probe: Probe) -> None:
+def test_probe_of_detached_device_is_an_error(attach: Attach) -> None:
     device = attach()
     loop.detach(device)
     with pytest.raises(errors.RuntimeFailed, match="no size"):
-        probe(device.path)
+        signatures.probe(device.path)
     with pytest.raises(errors.NotReady, match="no size"):
         devices.is_blank(device.path)
 

@@ -1,6 +1,5 @@
 """mkfs on real devices, by the real programs."""
 
-import asyncio
 import os
 import re
 import subprocess
@@ -18,6 +17,7 @@ from crust.host.filesystems import format_decision, fsck, fsfreeze, growth, mkfs
 from crust.host.mounts import mount_api
 from crust.host.process import commands
 from tests.integration.host.conftest import MIB, Attach, partition_table, run, write
+from tests.support.probes import probed
 from tests.support.raised import raised
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
@@ -30,13 +30,11 @@ async def test_make_on_blank_device_makes_a_clean_mountable_filesystem(
     attach: Attach, mountpoint: str, fs_type: str
 ) -> None:
     device = attach(SIZES[fs_type])
-    for probe in (signatures.probe, signatures.probe_untrusted):
-        assert await asyncio.to_thread(probe, device.path) == signatures.Blank()
+    assert probed(device.path) == signatures.Blank()
     await mkfs.make(device.path, fs_type)
-    found = signatures.probe(device.path)
+    found = probed(device.path)
     assert isinstance(found, signatures.Filesystem)
     assert (found.type, len(found.uuid)) == (fs_type, 36)
-    assert await asyncio.to_thread(signatures.probe_untrusted, device.path) == found
     assert not await fsck.check(device.path, fs_type)
     assert not devices.is_blank(device.path)
     mount_api.mount_device(device.path, mountpoint, fs_type)
@@ -69,34 +67,37 @@ async def test_make_on_existing_filesystem_is_refused(
     """mkfs.ext4 without a terminal does not ask: it formats over another filesystem and exits with 0."""
     device = attach(300 * MIB)
     run(f"mkfs.{there}", "-q", device.path)
-    before = signatures.probe(device.path)
+    before = probed(device.path)
     with raised("DeviceNotBlank", match=there):
         await mkfs.make(device.path, fs_type)
-    assert signatures.probe(device.path) == before
+    assert probed(device.path) == before
 
 
-async def test_make_asks_the_given_source_what_is_there_while_it_holds_the_device(
-    attach: Attach,
+async def test_make_looks_at_the_device_while_it_holds_it(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = attach()
     run("mkfs.ext4", "-q", device.path)
-    before = signatures.probe(device.path)
+    before = probed(device.path)
     held = []
+    probe = signatures.probe
 
-    def probe(path: str) -> signatures.Signature:
+    def noted(path: str) -> signatures.Signature:
         held.append(holders.is_exclusively_held(path))
-        return signatures.probe_untrusted(path)
+        return probe(path)
 
-    with raised("DeviceNotBlank", match="ext4"):
-        await mkfs.make(device.path, "ext4", probe=probe)
+    with monkeypatch.context() as patched:
+        patched.setattr(signatures, "probe", noted)
+        with raised("DeviceNotBlank", match="ext4"):
+            await mkfs.make(device.path, "ext4")
     assert held == [True]
-    assert signatures.probe(device.path) == before
+    assert probed(device.path) == before
 
 
 async def test_make_on_partition_table_is_refused(attach: Attach) -> None:
     device = attach()
     write(device.path, 0, partition_table(sectors=1000))
-    assert signatures.probe(device.path) == signatures.Other("partition table dos")
+    assert probed(device.path) == signatures.Other("partition table dos")
     with raised("DeviceNotBlank", match="partition table dos"):
         await mkfs.make(device.path, "ext4")
 
@@ -128,6 +129,8 @@ async def test_make_on_a_device_held_for_a_moment_is_tried_again(
     real, tries = commands.run, []
 
     async def held(argv: Sequence[str], **options: Any) -> commands.Completed:
+        if f"mkfs.{fs_type}" not in argv:
+            return await real(argv, **options)
         tries.append(argv)
         hold = devices.open_exclusive(device.path) if len(tries) <= tries_held else None
         try:
@@ -139,12 +142,12 @@ async def test_make_on_a_device_held_for_a_moment_is_tried_again(
     monkeypatch.setattr(commands, "run", held)
     if tries_held == 1:
         await mkfs.make(device.path, fs_type)
-        assert isinstance(signatures.probe(device.path), signatures.Filesystem)
+        assert isinstance(probed(device.path), signatures.Filesystem)
         assert len(tries) == 2
     else:
         with pytest.raises(holders.DeviceInUse):
             await mkfs.make(device.path, fs_type)
-        assert isinstance(signatures.probe(device.path), signatures.Blank)
+        assert isinstance(probed(device.path), signatures.Blank)
 
 
 _SIZES = {"ext4": 32 * MIB, "xfs": 300 * MIB, "btrfs": 128 * MIB}
@@ -202,7 +205,7 @@ def _made(
 def _decision(content: ContentRecord, device: str) -> format_decision.Action:
     return format_decision.judge_interrupted(
         content,
-        signatures.probe_untrusted(device),
+        probed(device),
         left=lambda fs_type: superblocks.read(device, fs_type),
     )
 
