@@ -30,7 +30,7 @@ from crust.cli import asking, output
 from crust.cli.doctor import examine
 from crust.cli.inspecting import show
 from crust.core import credentials, errors, operations
-from crust.host.process import oserrors, workers
+from crust.host.process import syscalls, workers
 
 SUFFIXES = (".tar.gz", ".tgz")
 
@@ -77,7 +77,7 @@ async def write(path: Path, members: AsyncIterator[tuple[str, bytes]]) -> int:
             hint="name it FILE.tar.gz",
         )
     prefix = path.name.removesuffix(".tgz").removesuffix(".tar.gz") or "crust"
-    with oserrors.translating(f"cannot write {path}"), open(path, "xb", opener=_private) as file:  # noqa: ASYNC230 - an open of a new file, by a command that serves nobody
+    with syscalls.translating(f"cannot write {path}"), open(path, "xb", opener=_private) as file:  # noqa: ASYNC230 - an open of a new file, by a command that serves nobody
         try:
             return await _write(file, prefix, members)
         except BaseException:

@@ -21,7 +21,7 @@ import click
 from crust.cli.inspecting.operator_commands import Shell, completion_script
 from crust.core import errors
 from crust.host.files import durable
-from crust.host.process import oserrors
+from crust.host.process import syscalls
 
 UNITS = Path("usr/local/lib/systemd/system")
 RULES = Path("usr/local/lib/udev/rules.d")
@@ -116,7 +116,7 @@ def command_path() -> str:
 def install(root: Path, source: Path, command: str, systemctl: Systemctl, say: Report) -> None:
     """Write the files below `root` (/ on a node), report each, and have systemd read its units.
 
-    Raises `NotInstallable`, and `oserrors`' errors, before anything visible has changed.
+    Raises `NotInstallable`, and `syscalls`' errors, before anything visible has changed.
     """
     link = root / COMMAND
     _check_ours(link)
@@ -189,7 +189,7 @@ def _reported(command: str) -> Iterator[None]:
                 f"{command} failed", why="it is not run by root", hint="run it as root"
             )
         os.umask(0o022)  # others may read what is installed
-        with oserrors.translating(f"{command} failed"):
+        with syscalls.translating(f"{command} failed"):
             yield
     except errors.CrustError as error:
         click.echo(error.shown(), err=True)

@@ -24,7 +24,7 @@ class CrustError(Exception):
     """What to do about any error of the branch; a leaf's `hint` is more precise."""
 
     answered_as: "ClassVar[type[CrustError] | None]" = None
-    """The branch that gives the status code, where it is not the error's own (crust/host/process/oserrors.py)."""
+    """The branch that gives the status code, where it is not the error's own (crust/host/process/syscalls.py)."""
 
     def __init__(self, what: str, *, why: str = "", hint: str = "") -> None:
         super().__init__(what, why, hint)

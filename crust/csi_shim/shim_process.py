@@ -18,7 +18,7 @@ from crust.csi_shim.wrap.node_shim import NodeShim, Wrapping
 from crust.csi_shim.wrap.staging import Staging
 from crust.csi_shim.wrap.wrapped import WrappedVolumes
 from crust.host.mounts import propagation
-from crust.host.process import oserrors, workers
+from crust.host.process import syscalls, workers
 from crust.host.process.workers import Workers
 from crust.rpc.call import Call
 from crust.rpc.csi_driver import CsiDriver
@@ -57,7 +57,7 @@ async def serving(
 
             users = await stack.enter_async_context(controller_shim.users_of(settings))
         directory = os.path.dirname(settings.socket)
-        with oserrors.translating(f"cannot make the directory {directory}"):
+        with syscalls.translating(f"cannot make the directory {directory}"):
             await workers.run(os.makedirs, directory, 0o700, exist_ok=True)
         daemon = await stack.enter_async_context(starting(f"{settings.socket}.lock"))
         if settings.controller:

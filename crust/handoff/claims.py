@@ -23,7 +23,7 @@ from crust.core import errors, volumes
 from crust.handoff import layout
 from crust.handoff.record import UnreadableHandoffRecord, reasons
 from crust.host.files import durable, locks
-from crust.host.process import open_files, oserrors
+from crust.host.process import open_files, syscalls
 
 LIMIT_BYTES = 16 * 1024
 SCHEMA = 1
@@ -177,7 +177,7 @@ class ClaimLock:
             return None
         copies = open_files.copies(pid, paths.claim_lock)
         with (
-            oserrors.translating(f"cannot look at {paths.claim_lock}"),
+            syscalls.translating(f"cannot look at {paths.claim_lock}"),
             contextlib.closing(copies),
         ):
             for copy in copies:
@@ -272,7 +272,7 @@ def remove(paths: layout.EntryPaths) -> None:
 
 def touch(paths: layout.EntryPaths) -> None:
     """Notify watches of the root that the entry has changed."""
-    with oserrors.translating(f"cannot touch {paths.directory}"):
+    with syscalls.translating(f"cannot touch {paths.directory}"):
         os.utime(paths.directory)
 
 
@@ -290,7 +290,7 @@ def _held(paths: layout.EntryPaths, target: volumes.TargetPath) -> HeldBySandbox
 
 def _open_lock(path: str, access: int) -> int | None:
     """Open the lock file, never create it; None if there is none."""
-    with oserrors.translating(f"cannot open {path}"):
+    with syscalls.translating(f"cannot open {path}"):
         try:
             fd = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -320,7 +320,7 @@ def _holds(fd: int) -> bool:
 
 def _is_at(path: str, fd: int) -> bool:
     """Whether the path still names the locked file."""
-    with oserrors.translating(f"cannot look at {path}"):
+    with syscalls.translating(f"cannot look at {path}"):
         try:
             there = os.lstat(path)
         except FileNotFoundError:

@@ -26,7 +26,7 @@ from crust.handoff.layout import EntryPaths, Layout
 from crust.handoff.mount_info import Reserved, reserved
 from crust.handoff.record import Record
 from crust.host.files import durable
-from crust.host.process import oserrors, syscalls
+from crust.host.process import syscalls
 
 
 class UntrustedDirectory(errors.Refused):
@@ -142,7 +142,7 @@ def scan(root: Layout) -> Iterator[Entry]:
 
 def names(directory: str) -> list[str]:
     """The names in a directory, sorted; none if it is not there."""
-    with oserrors.translating(f"cannot list {directory}"):
+    with syscalls.translating(f"cannot list {directory}"):
         try:
             return sorted(os.listdir(directory))
         except FileNotFoundError:
@@ -153,7 +153,7 @@ def check_directory(path: str) -> None:
     """Raise `NotFound` if it is absent, `UntrustedDirectory` unless it is a directory that only root or this user
     writes.
     """
-    with oserrors.translating(f"cannot look at {path}"):
+    with syscalls.translating(f"cannot look at {path}"):
         status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
         raise UntrustedDirectory(path, "it is not a directory")
@@ -253,7 +253,7 @@ class Looks:
         root = self._layout.root
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         with (
-            oserrors.translating(f"cannot list {root}"),
+            syscalls.translating(f"cannot list {root}"),
             contextlib.suppress(FileNotFoundError),
             syscalls.closing(os.open(root, flags)) as directory,
         ):

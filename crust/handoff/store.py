@@ -36,7 +36,7 @@ from crust.handoff.entry import (
 from crust.handoff.layout import EntryPaths, Layout
 from crust.handoff.record import Record
 from crust.host.files import durable, locks
-from crust.host.process import oserrors
+from crust.host.process import syscalls
 
 __all__ = [
     "Entry",
@@ -83,7 +83,7 @@ class Removal:
         """
         directory = self._lock.paths.directory
         gone = self._layout.new_gone(self._lock.paths.digest, is_target_clear=clear is None)
-        with oserrors.translating(f"cannot unpublish {directory}"):
+        with syscalls.translating(f"cannot unpublish {directory}"):
             os.rename(directory, gone)
         try:
             durable.sync_directory(self._layout.root)
@@ -118,7 +118,7 @@ class Store:
 
     def open(self) -> None:
         """Create the root, 0700, with its parents; `UntrustedFile` or `UntrustedDirectory` if others may write it."""
-        with oserrors.translating(f"cannot create {self.root}"):
+        with syscalls.translating(f"cannot create {self.root}"):
             os.makedirs(os.path.dirname(self.root), mode=0o755, exist_ok=True)
         durable.make_directory(self.root, layout.DIRECTORY_MODE)
         check_directory(self.root)
@@ -266,14 +266,14 @@ class Store:
 
 def _create_lock(path: str) -> None:
     """Create the lock file of a new entry. Nobody else creates one: a claimant opens it."""
-    with oserrors.translating(f"cannot create {path}"):
+    with syscalls.translating(f"cannot create {path}"):
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         os.close(os.open(path, flags, layout.FILE_MODE))
 
 
 def _put_back(gone: str, directory: str) -> None:
     """Undo the rename of an unpublish: what exists must be visible."""
-    with oserrors.translating(f"cannot restore {directory}"):
+    with syscalls.translating(f"cannot restore {directory}"):
         os.rename(gone, directory)
     durable.sync_directory(os.path.dirname(directory))
 
@@ -288,7 +288,7 @@ def _delete_files(directory: str) -> bool:
             continue
         # FileNotFoundError: already deleted. IsADirectoryError: crust creates none there, so it is kept.
         harmless = contextlib.suppress(FileNotFoundError, IsADirectoryError)
-        with oserrors.translating(f"cannot remove {directory}/{name}"), harmless:
+        with syscalls.translating(f"cannot remove {directory}/{name}"), harmless:
             os.unlink(f"{directory}/{name}")
     kept = names(directory)
     if kept:
@@ -296,6 +296,6 @@ def _delete_files(directory: str) -> bool:
             "kept a directory with unknown files", extra={"directory": directory, "names": kept}
         )
         return False
-    with oserrors.translating(f"cannot remove {directory}"), contextlib.suppress(FileNotFoundError):
+    with syscalls.translating(f"cannot remove {directory}"), contextlib.suppress(FileNotFoundError):
         os.rmdir(directory)
     return True

@@ -23,7 +23,7 @@ from typing import Any
 from crust.core import errors
 from crust.handoff.record import Record
 from crust.host.files import durable
-from crust.host.process import oserrors
+from crust.host.process import syscalls
 
 KEY_BYTES_MAX = 189
 """Of a mount's source: base64 makes more than the 255 bytes of a file name of a longer one."""
@@ -114,7 +114,7 @@ class KataEntries:
         if kind is not Kind.ABSENT:
             return kind
         staging = f"{self._aside}/{secrets.token_hex(8)}"
-        with oserrors.translating(f"cannot make Kata's entry for {record.target}"):
+        with syscalls.translating(f"cannot make Kata's entry for {record.target}"):
             os.mkdir(staging, 0o700)
             durable.publish(f"{staging}/{_FILE}", placeholder(record), survives_power_cut=False)
             os.rename(staging, f"{self.root}/{name}")
@@ -131,13 +131,13 @@ class KataEntries:
     def hide(self, name: str, record: Record) -> None:
         """Put the placeholder over the file. Only while the record's claim cannot be taken."""
         _, back = self.staged(name, record)
-        with oserrors.translating(f"cannot change Kata's entry for {record.target}"):
+        with syscalls.translating(f"cannot change Kata's entry for {record.target}"):
             os.rename(back, self.file(name))
 
     def remove(self, name: str) -> None:
         """Remove a placeholder's directory, with the ids of sandboxes that Kata left in it."""
         gone = f"{self._aside}/{secrets.token_hex(8)}"
-        with oserrors.translating(f"cannot remove Kata's entry {name}"):
+        with syscalls.translating(f"cannot remove Kata's entry {name}"):
             os.rename(f"{self.root}/{name}", gone)
             for file in os.listdir(gone):
                 os.unlink(f"{gone}/{file}")
@@ -164,7 +164,7 @@ class KataEntries:
 
     def names(self) -> list[str]:
         """All names, anybody's."""
-        with oserrors.translating(f"cannot list {self.root}"):
+        with syscalls.translating(f"cannot list {self.root}"):
             return os.listdir(self.root)
 
     def _read(self, name: str) -> dict[str, Any] | None:

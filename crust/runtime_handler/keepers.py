@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Self
 
 from crust.core import errors
-from crust.host.process import oserrors
+from crust.host.process import syscalls
 from crust.runtime_handler import keeper as keeper_program
 
 __all__ = [
@@ -162,7 +162,7 @@ def start(path: Path, vm_pid: int, vm_pidfd: int | None = None) -> Keeper:
     """
     with contextlib.suppress(KeeperGone):
         return _of_vm(connect(path), vm_pid)
-    with oserrors.translating(f"cannot start the keeper of process {vm_pid}"):
+    with syscalls.translating(f"cannot start the keeper of process {vm_pid}"):
         vm = os.pidfd_open(vm_pid) if vm_pidfd is None else os.dup(vm_pidfd)
         try:
             with _listening(path) as listener:
@@ -174,7 +174,7 @@ def start(path: Path, vm_pid: int, vm_pidfd: int | None = None) -> Keeper:
 
 def _listening(path: Path) -> socket.socket:
     """A socket that listens at `path`, in place of one that nobody listens at any more."""
-    with oserrors.translating(f"a keeper cannot listen at {path}"):
+    with syscalls.translating(f"a keeper cannot listen at {path}"):
         _remove_left(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -211,7 +211,7 @@ def _remove_left(path: Path) -> None:
 
 def pid_of(pidfd: int) -> int:
     """The process of a pidfd. Raises `errors.NotFound` if it has ended, or the descriptor is no pidfd."""
-    with oserrors.translating(f"cannot look at descriptor {pidfd}"):
+    with syscalls.translating(f"cannot look at descriptor {pidfd}"):
         pid = keeper_program.pid_of(pidfd)
     if pid < 0:
         raise errors.NotFound(f"descriptor {pidfd} is not a pidfd of a process that runs")

@@ -24,7 +24,7 @@ from typing import Protocol
 
 from crust.core import errors, volumes
 from crust.handoff import claims
-from crust.host.process import oserrors
+from crust.host.process import syscalls
 from crust.runtime_handler import claim, keepers, take_claim
 
 __all__ = ["ClaimInHand", "KeptVm", "VmKilled"]
@@ -79,7 +79,7 @@ class KeptVm:
         `errors.NotFound` if it had ended before;
         KeeperNotResponding, after which the claims are as they were.
         """
-        with oserrors.translating(f"cannot recover the claims of process {self.pid}"):
+        with syscalls.translating(f"cannot recover the claims of process {self.pid}"):
             vm = os.pidfd_open(self.pid)
         taken: list[claim.Claim] = []
         try:

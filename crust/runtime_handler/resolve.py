@@ -18,7 +18,7 @@ from crust.core import errors, volumes
 from crust.handoff import store
 from crust.handoff.record import Record
 from crust.host.mounts import mount_api, mountinfo
-from crust.host.process import oserrors
+from crust.host.process import syscalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def resolve_source(root: str, source: str) -> Resolved | NotDeferred:
         return NotDeferred(source)  # tmpfs, proc, shm: names, not paths
     entries = store.Store(root)
     plain = os.path.normpath(source)
-    with oserrors.translating(f"cannot look at {source}"):
+    with syscalls.translating(f"cannot look at {source}"):
         real = os.path.realpath(source)
     found = _by_name(entries, plain)
     if found is None and real != plain:

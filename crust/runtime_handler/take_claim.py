@@ -25,7 +25,7 @@ from crust.core import errors, volumes
 from crust.handoff import claims, layout, store
 from crust.handoff.record import Record, needs, unsupported
 from crust.host.mounts import mount_api, mountinfo
-from crust.host.process import oserrors
+from crust.host.process import syscalls
 from crust.runtime_handler.claim import Claim, ClaimLost, hold_device, of_publish
 
 
@@ -168,7 +168,7 @@ def _with_group_of_guard(record: Record) -> Record:
         return record
     if not mount_api.is_guard(guard):
         return record
-    with oserrors.translating(f"cannot look at {target}"):
+    with syscalls.translating(f"cannot look at {target}"):
         gid = os.stat(target, follow_symlinks=False).st_gid
     if gid == 0:  # the group that it was created with
         return record

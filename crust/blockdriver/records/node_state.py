@@ -30,7 +30,7 @@ from crust.blockdriver.records import models
 from crust.core import errors, volumes
 from crust.host.files import durable
 from crust.host.mounts import device_mounts, mountinfo
-from crust.host.process import oserrors
+from crust.host.process import syscalls
 
 _LIMIT_BYTES = 64 * 1024
 _log = logging.getLogger(__name__)
@@ -217,7 +217,7 @@ class NodeState:
 
     def _drop_other_boots(self) -> None:
         with (
-            oserrors.translating(f"cannot clear {self._root} of earlier boots"),
+            syscalls.translating(f"cannot clear {self._root} of earlier boots"),
             os.scandir(self._root) as entries,
         ):
             for boot in entries:

@@ -30,7 +30,7 @@ from google.protobuf.message import Message
 from crust.cli import asking
 from crust.core import deferral_keys, errors
 from crust.host.files import durable, locks
-from crust.host.process import oserrors, workers
+from crust.host.process import syscalls, workers
 from crust.rpc import status
 from crust.rpc.port import Port, SocketPort, stub
 from crust.rpc.status import PeerStatus
@@ -78,7 +78,7 @@ def left(kubelet_root: str) -> tuple[Path, ...]:
 def locked(note: str | os.PathLike[str]) -> Iterator[None]:
     """The note's lock, while the block runs. Blocks. Raises `TrialRuns`, and why there is no such note."""
     with (
-        oserrors.translating(f"cannot lock {note}"),
+        syscalls.translating(f"cannot lock {note}"),
         open(os.open(note, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file,
     ):
         if not locks.try_lock(file.fileno()):
@@ -146,7 +146,7 @@ class Trial:
 
     def note_down(self) -> None:
         """Write the note; `back` removes it. Blocks. Raises why it cannot be written."""
-        with oserrors.translating(f"cannot write {self.note}"):
+        with syscalls.translating(f"cannot write {self.note}"):
             _make_directory(os.path.dirname(self.note))
         durable.publish(self.note, self.wanted.model_dump_json().encode())
 

@@ -17,7 +17,7 @@ from crust.cli import asking
 from crust.cli.inspecting import show, views
 from crust.core import errors
 from crust.handoff import claims, layout
-from crust.host.process import arguments, open_files, oserrors, workers
+from crust.host.process import arguments, open_files, syscalls, workers
 
 _END_S = 30.0
 _FREE_S = 10.0
@@ -65,7 +65,7 @@ def ended(row: views.Volume) -> str:
 
 def _end(run_dir: str, row: views.Volume, is_confirmed: bool) -> None:  # noqa: FBT001 - of a thread
     paths = layout.Layout(f"{run_dir}/volumes").entry(row.entry)
-    with oserrors.translating(f"cannot look at process {row.claimed_by_pid}"):
+    with syscalls.translating(f"cannot look at process {row.claimed_by_pid}"):
         pidfd = os.pidfd_open(row.claimed_by_pid)
     try:
         _prove(paths, row)

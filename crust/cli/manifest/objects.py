@@ -27,7 +27,7 @@ from crust.cli.programs import daemons
 from crust.core.settings import OWN_DRIVER
 from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
 from crust.core.settings.loading import InvalidSettings
-from crust.host.process import oserrors
+from crust.host.process import syscalls
 from crust.node.settings import NodeSettings
 
 _PROGRAM = "driver manifest"
@@ -252,7 +252,7 @@ def write_manifest(config: Path | None, directory: Path, **choices: Any) -> None
     wanted = Configuration(settings=settings, **choices)
     made = composed(source, wanted)
     name = "node.toml" if isinstance(settings, NodeSettings) else "controller.toml"
-    with oserrors.translating(f"cannot write {directory}"):
+    with syscalls.translating(f"cannot write {directory}"):
         made.write(directory, wanted.namespace or NAMESPACE, (name, text))
     click.echo(f"kubectl apply -k {directory}")
 

@@ -25,7 +25,7 @@ import prometheus_client
 from prometheus_client import exposition
 
 from crust.core import errors
-from crust.host.process import oserrors
+from crust.host.process import syscalls
 from crust.rpc.serving import daemon
 
 _log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ def serving(address: str) -> Iterator[None]:
         return
     host, _, port = address.rpartition(":")
     monitor = _Monitor(asyncio.get_running_loop())
-    with oserrors.translating(f"cannot serve metrics on {address}"):
+    with syscalls.translating(f"cannot serve metrics on {address}"):
         try:
             server = _Server(host.strip("[]"), int(port), monitor)
         except OverflowError as err:

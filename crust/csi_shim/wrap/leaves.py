@@ -20,7 +20,7 @@ from crust.csi_shim.wrap import private_directories, vendors
 from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp, PrivatePaths
 from crust.host.block import devices, in_use
 from crust.host.mounts import mountinfo
-from crust.host.process import oserrors
+from crust.host.process import syscalls
 from crust.rpc.status import Asked
 
 
@@ -97,7 +97,7 @@ def look(path: str) -> Seen:
     real = os.path.join(os.path.realpath(directory), name)
     stacked = mountinfo.stacked_at(real)
     mounts = len(stacked), len({(each.major, each.minor, each.root) for each in stacked})
-    with oserrors.translating(f"cannot look at {path}"):
+    with syscalls.translating(f"cannot look at {path}"):
         try:
             found = os.lstat(path)
         except FileNotFoundError:
@@ -117,7 +117,7 @@ def _is_empty(directory: str) -> bool:
 
 def of(paths: PrivatePaths) -> tuple[str, ...]:
     """The paths of the volume's leaves."""
-    with oserrors.translating(f"cannot list {paths.published}"):
+    with syscalls.translating(f"cannot list {paths.published}"):
         try:
             return tuple(
                 f"{paths.published}/{name}" for name in sorted(os.listdir(paths.published))
@@ -146,7 +146,7 @@ def release(path: str) -> int:
     found = look(path)
     if found.mounts:
         return found.mounts
-    with oserrors.translating(f"cannot remove {path}"):
+    with syscalls.translating(f"cannot remove {path}"):
         if found.kind is Kind.DIRECTORY:
             try:
                 os.rmdir(path)
@@ -168,7 +168,7 @@ def make_room(paths: PrivatePaths, path: str) -> None:
     device's number now. Raises `DriverDidNotCleanUp`.
     """
     remove(path)
-    with oserrors.translating(f"cannot make {paths.published}"):
+    with syscalls.translating(f"cannot make {paths.published}"):
         os.makedirs(paths.published, private_directories.MODE, exist_ok=True)
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from crust.core import errors, volumes
 from crust.host.mounts import mountinfo
-from crust.host.process import oserrors
+from crust.host.process import syscalls
 
 MODE = 0o750
 _DEPTH_MAX = 16
@@ -83,7 +83,7 @@ def has_volumes(kubelet_root: str) -> bool:
     """Whether any volume of a wrapped driver is staged or published here."""
     for directory in directories(kubelet_root):
         with (
-            oserrors.translating(f"cannot list {directory}"),
+            syscalls.translating(f"cannot list {directory}"),
             contextlib.suppress(FileNotFoundError),
         ):
             if any(name.startswith(PREFIX) for name in os.listdir(directory)):
@@ -118,14 +118,14 @@ def is_wrapped(paths: PrivatePaths) -> bool:
 
 def had_secrets(paths: PrivatePaths) -> bool:
     """Whether the stage as block had secrets."""
-    with oserrors.translating(f"cannot look at {paths.staging}"):
+    with syscalls.translating(f"cannot look at {paths.staging}"):
         return bool(os.lstat(paths.staging).st_mode & stat.S_ISVTX)
 
 
 def make_staging(paths: PrivatePaths, *, secrets: bool) -> bool:
     """Make the record; whether it is new."""
     mode = MODE | (stat.S_ISVTX if secrets else 0)
-    with oserrors.translating(f"cannot make {paths.staging}"):
+    with syscalls.translating(f"cannot make {paths.staging}"):
         os.makedirs(os.path.dirname(paths.staging), MODE, exist_ok=True)
         try:
             os.mkdir(paths.staging, mode)
@@ -148,7 +148,7 @@ def remove_staging(paths: PrivatePaths) -> None:
     """Remove the record, and the files that the driver left in it. Raises `DriverDidNotCleanUp` for mounts."""
     if is_mounted(paths.staging):
         raise DriverDidNotCleanUp("NodeUnstageVolume", paths.staging, "a mount")
-    with oserrors.translating(f"cannot remove {paths.staging}"):
+    with syscalls.translating(f"cannot remove {paths.staging}"):
         try:
             _remove_tree(paths.staging, os.lstat(paths.staging).st_dev, _DEPTH_MAX)
         except FileNotFoundError:
@@ -168,7 +168,7 @@ def _remove_tree(path: str, device: int, depth: int) -> None:
 
 
 def _exists(path: str) -> bool:
-    with oserrors.translating(f"cannot look at {path}"):
+    with syscalls.translating(f"cannot look at {path}"):
         try:
             os.lstat(path)
         except FileNotFoundError:

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 
 from crust.core import errors, volumes
 from crust.host.block import device_sets, holders
-from crust.host.process import oserrors, syscalls
+from crust.host.process import syscalls
 
 device_set = device_sets.device_set
 """Part of what a caller may want to replace as a whole: identity, set, exclusive opens."""
@@ -92,7 +92,7 @@ def node_of(number: int) -> str:
 def partition_of(number: int, partition: int) -> int:
     """The number of a partition's device; the device itself if it is that partition. Raises `PartitionMissing`."""
     directory = _directory(number)
-    with oserrors.translating(f"cannot look at the partitions of {_text(number)}"):
+    with syscalls.translating(f"cannot look at the partitions of {_text(number)}"):
         if _is_partition(directory, partition):
             return number
         for name in os.listdir(directory):
@@ -140,14 +140,14 @@ def open_exclusive(path: str, access: int = os.O_RDONLY) -> int:
 
 def open_shared(path: str) -> int:
     """Open the device for reading: it is not detached until the last copy of the descriptor is closed."""
-    with oserrors.translating(f"cannot open {path}"):
+    with syscalls.translating(f"cannot open {path}"):
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def sync(path: str) -> None:
     """Write back what the page cache has of the device, durably: what was written to its node, by whomever."""
     with (
-        oserrors.translating(f"cannot write back {path}"),
+        syscalls.translating(f"cannot write back {path}"),
         syscalls.closing(os.open(path, os.O_RDONLY)) as fd,
     ):
         os.fsync(fd)
@@ -155,7 +155,7 @@ def sync(path: str) -> None:
 
 def try_exclusive(path: str, access: int = os.O_RDONLY) -> int | None:
     """Like `open_exclusive`; None, without a search for the holder, while the device is in use."""
-    with oserrors.translating(f"cannot open {path} exclusively"):
+    with syscalls.translating(f"cannot open {path} exclusively"):
         try:
             return os.open(path, access | os.O_EXCL | os.O_CLOEXEC)
         except OSError as err:
@@ -188,7 +188,7 @@ def _is_device(status: os.stat_result, number: int) -> bool:
 def set_readonly(path: str, *, readonly: bool) -> None:
     """Make the device itself refuse writes, or accept them again (BLKROSET)."""
     with (
-        oserrors.translating(f"cannot set {path} read-only or writable"),
+        syscalls.translating(f"cannot set {path} read-only or writable"),
         syscalls.closing(os.open(path, os.O_RDONLY)) as fd,
     ):
         fcntl.ioctl(fd, _BLKROSET, struct.pack("i", int(readonly)))
@@ -211,7 +211,7 @@ def is_blank(path: str) -> bool:
 def reads_zero(path: str, windows: Iterable[tuple[int, int]]) -> bool:
     """Whether the (offset, length) windows of a device or a file hold only zeros; beyond the end counts as zeros."""
     with (
-        oserrors.translating(f"cannot read {path}", hint="an unreadable device is never formatted"),
+        syscalls.translating(f"cannot read {path}", hint="an unreadable device is never formatted"),
         syscalls.closing(os.open(path, os.O_RDONLY | os.O_NONBLOCK)) as fd,
     ):
         size = os.lseek(fd, 0, os.SEEK_END)
@@ -234,7 +234,7 @@ def _is_zero(fd: int, offset: int, length: int, size: int) -> bool:
 
 
 def _number(path: str) -> int:
-    with oserrors.translating(f"cannot look at {path}"):
+    with syscalls.translating(f"cannot look at {path}"):
         status = os.stat(path)
     if not stat.S_ISBLK(status.st_mode):
         raise NotABlockDevice(path)
@@ -243,7 +243,7 @@ def _number(path: str) -> int:
 
 def _attribute(path: str, number: int, name: str) -> str:
     directory = _directory(number)
-    with oserrors.translating(
+    with syscalls.translating(
         f"cannot read {name} of {path}",
         hint="check whether the device was detached and sysfs is mounted",
     ):
@@ -257,7 +257,7 @@ def _attribute(path: str, number: int, name: str) -> str:
 
 
 def _uevent(number: int) -> dict[str, str]:
-    with oserrors.translating(
+    with syscalls.translating(
         f"cannot look at the device {_text(number)}", hint="check whether it was detached"
     ):
         text = syscalls.read_attribute(f"{_directory(number)}/uevent")
@@ -283,7 +283,7 @@ def zero_device(path: str) -> None:
     """Discard everything on the device; raises `DeviceInUse` and changes nothing if it is in use."""
     with (
         syscalls.closing(open_exclusive(path, os.O_RDWR)) as fd,
-        oserrors.translating(f"cannot clear {path}"),
+        syscalls.translating(f"cannot clear {path}"),
     ):
         length = os.lseek(fd, 0, os.SEEK_END)
         if _libc.fallocate(fd, _KEEP_SIZE_AND_PUNCH_HOLE, 0, length):

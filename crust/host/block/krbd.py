@@ -35,7 +35,7 @@ from pathlib import Path
 from crust.core import errors, volumes
 from crust.core.volumes import NetworkImage
 from crust.host.block import devices, holders
-from crust.host.process import oserrors, syscalls
+from crust.host.process import syscalls
 
 BUS = "/sys/bus/rbd"
 _KEY = "crust.rbd."
@@ -136,7 +136,7 @@ class KernelRbd:
 
     def unsupported(self, features: int) -> tuple[str, ...]:
         """Which features of an image this kernel does not know."""
-        with oserrors.translating("cannot read what the kernel's driver for RBD supports"):
+        with syscalls.translating("cannot read what the kernel's driver for RBD supports"):
             known = int(syscalls.read_attribute(f"{self.bus}/supported_features"), 16)
         left = features & ~known
         return tuple(
@@ -147,7 +147,7 @@ class KernelRbd:
 
     def find(self, image: NetworkImage) -> Mapping | None:
         """crust's mapping of the image itself, if there is one."""
-        with oserrors.translating("cannot list the images that the kernel has mapped"):
+        with syscalls.translating("cannot list the images that the kernel has mapped"):
             try:
                 names = os.listdir(f"{self.bus}/devices")
             except FileNotFoundError:
@@ -180,7 +180,7 @@ class KernelRbd:
     def unmap(self, mapping: Mapping) -> None:
         """Unmap, and verify it; one that is not mapped is a success. Raises `DeviceInUse`."""
         line = str(mapping.number).encode()
-        with oserrors.translating(f"cannot unmap the image {mapping.image}"):
+        with syscalls.translating(f"cannot unmap the image {mapping.image}"):
             try:
                 self.write(self._entry("remove"), line)
             except FileNotFoundError:
@@ -194,7 +194,7 @@ class KernelRbd:
 
     def refresh(self, mapping: Mapping) -> None:
         """Give the device the image's size now: a read-only mapping is not told of a change."""
-        with oserrors.translating(f"cannot refresh the image {mapping.image}"):
+        with syscalls.translating(f"cannot refresh the image {mapping.image}"):
             self.write(f"{self.bus}/devices/{mapping.number}/refresh", b"1")
 
     def device(self, mapping: Mapping) -> volumes.BlockSource:
@@ -204,7 +204,7 @@ class KernelRbd:
 
     def size_bytes(self, mapping: Mapping) -> int:
         """The device's size."""
-        with oserrors.translating(f"cannot look at the mapping {mapping.number}"):
+        with syscalls.translating(f"cannot look at the mapping {mapping.number}"):
             return int(syscalls.read_attribute(f"{self.bus}/devices/{mapping.number}/size"))
 
     @property
@@ -229,7 +229,7 @@ class KernelRbd:
         def text(name: str) -> str:
             return syscalls.read_attribute(f"{directory}/{name}")
 
-        with oserrors.translating(f"cannot look at the mapping {number}"):
+        with syscalls.translating(f"cannot look at the mapping {number}"):
             try:
                 if text("name") != image.image or text("current_snap") != "-":
                     return None
@@ -257,7 +257,7 @@ def thread_key(kind: str, description: str, payload: bytes) -> Iterator[None]:
     without the payload.
     """
     add_key, keyctl = _key_calls()
-    with oserrors.translating(
+    with syscalls.translating(
         f"cannot give the kernel a key of the type {kind}",
         hint="in a container, allow add_key and keyctl: its seccomp profile may refuse them",
     ):
@@ -267,7 +267,7 @@ def thread_key(kind: str, description: str, payload: bytes) -> Iterator[None]:
     try:
         yield
     finally:
-        with oserrors.translating("cannot remove a key from the kernel"):
+        with syscalls.translating("cannot remove a key from the kernel"):
             syscalls.call(keyctl, _INVALIDATE, serial, 0, 0, 0)
 
 
@@ -292,7 +292,7 @@ def host_network() -> Iterator[None]:
         yield
         return
     with (
-        oserrors.translating("cannot use the host's network namespace"),
+        syscalls.translating("cannot use the host's network namespace"),
         syscalls.closing(os.open(_OWN, os.O_RDONLY)) as own,
         syscalls.closing(os.open(_FIRST, os.O_RDONLY)) as host,
     ):
@@ -304,12 +304,12 @@ def host_network() -> Iterator[None]:
 
 
 def _is_first() -> bool:
-    with oserrors.translating("cannot look at the network namespaces"):
+    with syscalls.translating("cannot look at the network namespaces"):
         return os.path.samefile(_OWN, _FIRST)
 
 
 def _enter(descriptor: int) -> None:
-    with oserrors.translating("cannot enter a network namespace"):
+    with syscalls.translating("cannot enter a network namespace"):
         if _setns(descriptor, _CLONE_NEWNET):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))

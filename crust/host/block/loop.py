@@ -26,7 +26,7 @@ from crust.core import errors, volumes
 from crust.host.block import holders, loopctl
 from crust.host.files import locks, sparse
 from crust.host.files.durable import AnyPath
-from crust.host.process import oserrors, syscalls
+from crust.host.process import syscalls
 
 _ATTEMPTS = 1000
 
@@ -74,7 +74,7 @@ def attach(
     Raises `NotFound`, `Refused`, `NoFreeLoopDevice`; with `once` also `LoopAttachPending` and
     `LoopAttachedDifferently` (read-only, a part of the file, more than one device).
     """
-    with oserrors.translating(f"cannot open {backing}"):
+    with syscalls.translating(f"cannot open {backing}"):
         file = sparse.open_file(backing, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     with syscalls.closing(file), _locked(file, backing) if once else contextlib.nullcontext():
         if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -83,7 +83,7 @@ def attach(
             )
         if once and (found := of_open_file(file)):
             return _the_one(backing, found)
-        with oserrors.translating(f"cannot attach {backing} to a loop device"):
+        with syscalls.translating(f"cannot attach {backing} to a loop device"):
             number, fd = _configure(file, loopctl.DIRECT_IO * direct_io, tag or str(backing))
             with syscalls.closing(fd):
                 return _describe(number, loopctl.status(fd))
@@ -113,7 +113,7 @@ class Scratch:
 
     def grow(self, size_bytes: int) -> None:
         """Make it larger, as a volume is expanded."""
-        with oserrors.translating(f"cannot resize {self.path}"):
+        with syscalls.translating(f"cannot resize {self.path}"):
             os.ftruncate(self._memory, size_bytes)
             fcntl.ioctl(self._fd, loopctl.SET_CAPACITY)
 
@@ -125,7 +125,7 @@ def scratch(size_bytes: int) -> Iterator[Scratch]:
     The kernel detaches it at its last close, so a process that is killed leaves nothing.
     """
     with (
-        oserrors.translating("cannot make a scratch device"),
+        syscalls.translating("cannot make a scratch device"),
         syscalls.closing(os.memfd_create("crust-scratch")) as memory,
     ):
         os.ftruncate(memory, size_bytes)
@@ -137,7 +137,7 @@ def scratch(size_bytes: int) -> Iterator[Scratch]:
 def refresh_size(device: LoopDevice) -> None:
     """Make the device as large as its file now is (LOOP_SET_CAPACITY): growing the file does not change it."""
     with (
-        oserrors.translating(f"cannot resize {device.path}"),
+        syscalls.translating(f"cannot resize {device.path}"),
         syscalls.closing(os.open(device.path, os.O_RDONLY)) as fd,
     ):
         if not _is_same(device, fd):
@@ -154,7 +154,7 @@ def detach(device: LoopDevice) -> None:
         # Before the open: on a reused number the exclusive open would make the new owner's mount or mkfs fail for
         # a moment.
         return
-    with oserrors.translating(f"cannot detach {device.path}"):
+    with syscalls.translating(f"cannot detach {device.path}"):
         try:
             # O_EXCL: refused while the device is mounted or held with O_EXCL, before anything has changed.
             fd = os.open(device.path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
@@ -171,7 +171,7 @@ def detach(device: LoopDevice) -> None:
 
 def find(backing: AnyPath) -> tuple[LoopDevice, ...]:
     """The loop devices of a file, found by (device, inode). An absent file has none."""
-    with oserrors.translating(f"cannot stat {backing}"):
+    with syscalls.translating(f"cannot stat {backing}"):
         try:
             fd = os.open(backing, os.O_PATH | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -185,7 +185,7 @@ def list_named(is_wanted: Callable[[str], bool]) -> tuple[LoopDevice, ...]:
 
     By number; `backing` of a removed file ends in " (deleted)".
     """
-    with oserrors.translating("cannot list the loop devices"):
+    with syscalls.translating("cannot list the loop devices"):
         named = [(number, _name_of(number)) for number in loopctl.attached_numbers()]
         wanted = [number for number, name in named if name is not None and is_wanted(name)]
     return tuple(_described(wanted))
@@ -193,7 +193,7 @@ def list_named(is_wanted: Callable[[str], bool]) -> tuple[LoopDevice, ...]:
 
 def size_bytes(device: LoopDevice) -> int:
     """The device's size now; 0 when it is detached or its number was reused. Opens nothing."""
-    with oserrors.translating(f"cannot stat {device.path}"):
+    with syscalls.translating(f"cannot stat {device.path}"):
         try:
             same = loopctl.identity(device.number) == device.identity
             return loopctl.size_bytes(device.number) if same else 0
@@ -203,7 +203,7 @@ def size_bytes(device: LoopDevice) -> int:
 
 def of_open_file(fd: int) -> tuple[LoopDevice, ...]:
     """The devices that write into an open file: one without a size does not."""
-    with oserrors.translating("cannot list the loop devices"):
+    with syscalls.translating("cannot list the loop devices"):
         status, name = os.fstat(fd), _last_part(os.readlink(f"/proc/self/fd/{fd}"))
         numbers = loopctl.attached_numbers()
         if status.st_nlink <= 1:
@@ -328,7 +328,7 @@ def _last_part(path: str) -> str:
 
 
 def _described(numbers: Iterable[int]) -> Iterator[LoopDevice]:
-    with oserrors.translating("cannot list the loop devices"):
+    with syscalls.translating("cannot list the loop devices"):
         for number in numbers:
             try:
                 with syscalls.closing(os.open(loopctl.node(number), os.O_RDONLY)) as fd:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from crust.core import errors
-from crust.host.process import confined, oserrors, syscalls
+from crust.host.process import confined, syscalls
 
 _BLKID_NOTHING, _BLKID_AMBIGUOUS = 2, 8
 _LIMITS = confined.Limits(memory_bytes=512 * 1024**2, cpu_s=20)
@@ -67,7 +67,7 @@ def probe(path: str) -> Signature:
     Raises `NotFound`, `AmbiguousSignature`, `ProbeFailed`, `CannotConfine`.
     """
     with (
-        oserrors.translating(f"cannot open {path}"),
+        syscalls.translating(f"cannot open {path}"),
         syscalls.closing(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd,
     ):
         # a loop device that was detached meanwhile

@@ -18,7 +18,7 @@ import os
 from crust.core import errors, volumes
 from crust.host.cgroups.io_max import IoMax
 from crust.host.mounts import mountinfo
-from crust.host.process import oserrors
+from crust.host.process import syscalls
 
 NONE = volumes.IoLimits()
 _GONE = (errno.ENOENT, errno.ENODEV)
@@ -50,7 +50,7 @@ class Throttle:
 
     def look(self) -> None:
         """Find the hierarchy: once, before the first device is attached."""
-        with oserrors.translating("cannot look for control groups"):
+        with syscalls.translating("cannot look for control groups"):
             self._found = _hierarchy(self._groups)
 
     def check(self) -> None:
@@ -65,7 +65,7 @@ class Throttle:
     def limits_of(self, device: volumes.DeviceIdentity) -> volumes.IoLimits:
         """What the kernel has for the device; none where nothing can be limited."""
         found = self._found
-        with oserrors.translating(f"cannot read the I/O limits of {device}"):
+        with syscalls.translating(f"cannot read the I/O limits of {device}"):
             return NONE if found is None else found.get(device)
 
     def set(self, device: volumes.DeviceIdentity, limits: volumes.IoLimits) -> None:
@@ -82,8 +82,8 @@ class Throttle:
             found.set(device, limits)
         except OSError as err:
             if err.errno in _GONE:  # as NOT_FOUND it would say that the volume does not exist
-                raise CannotThrottle(f"{device}: {oserrors.reason(err)}") from err
-            raise oserrors.translate(err, f"cannot set the I/O limits of {device}") from err
+                raise CannotThrottle(f"{device}: {syscalls.reason(err)}") from err
+            raise syscalls.translate(err, f"cannot set the I/O limits of {device}") from err
 
 
 def _hierarchy(groups: tuple[str, ...]) -> IoMax | None:

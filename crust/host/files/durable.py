@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from crust.core import errors
-from crust.host.process import oserrors, syscalls
+from crust.host.process import syscalls
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def publish(
     """
     final = os.fspath(path)
     aside = temporary_name(final)
-    with oserrors.translating(f"cannot write {path}"):
+    with syscalls.translating(f"cannot write {path}"):
         try:
             write_staged(aside, data, mode=mode, sync=survives_power_cut, shown=str(path))
             # link(2) never replaces
@@ -97,7 +97,7 @@ def read(path: AnyPath, *, limit_bytes: int) -> bytes:
     """`find` for a file that must be there; raises `NotFound`."""
     data = find(path, limit_bytes=limit_bytes)
     if data is None:
-        raise oserrors.translate(
+        raise syscalls.translate(
             OSError(errno.ENOENT, os.strerror(errno.ENOENT)), f"cannot read {path}"
         )
     return data
@@ -109,7 +109,7 @@ def find(path: AnyPath, *, limit_bytes: int) -> bytes | None:
     None if it is absent; never if it is there: a disk that is offline gives ENODEV, a socket ENXIO. Raises
     `UntrustedFile`, `UnreadableFile`.
     """
-    with oserrors.translating(f"cannot read {path}"):
+    with syscalls.translating(f"cannot read {path}"):
         try:
             # O_NONBLOCK: opening a pipe that another user put there must not hang.
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -117,7 +117,7 @@ def find(path: AnyPath, *, limit_bytes: int) -> bytes | None:
             return None
         except OSError as err:
             if err.errno in (errno.ENODEV, errno.ENXIO):
-                raise UnreadableFile(str(path), oserrors.reason(err)) from err
+                raise UnreadableFile(str(path), syscalls.reason(err)) from err
             raise
         with syscalls.closing(fd):  # not open(fd): it refuses a directory without our reason
             status = os.fstat(fd)
@@ -134,7 +134,7 @@ def find(path: AnyPath, *, limit_bytes: int) -> bytes | None:
 
 def remove(path: AnyPath, *, survives_power_cut: bool = True) -> None:
     """Remove a file durably; absent is a success."""
-    with oserrors.translating(f"cannot remove {path}"):
+    with syscalls.translating(f"cannot remove {path}"):
         try:
             os.unlink(path)
         except FileNotFoundError:
@@ -145,7 +145,7 @@ def remove(path: AnyPath, *, survives_power_cut: bool = True) -> None:
 
 def sync_directory(path: AnyPath) -> None:
     """Make the names in a directory durable (fsync(2) of a file says nothing about its name)."""
-    with oserrors.translating(f"cannot sync {path}"):
+    with syscalls.translating(f"cannot sync {path}"):
         _sync(os.fspath(path))
 
 
@@ -154,7 +154,7 @@ def make_directory(path: AnyPath, mode: int) -> None:
 
     The parent must exist. Raises `UntrustedFile` when a file is there, or a directory that another user could write.
     """
-    with oserrors.translating(f"cannot make the directory {path}"):
+    with syscalls.translating(f"cannot make the directory {path}"):
         try:
             make_staging(path, mode)
         except PathAlreadyExists:
@@ -180,7 +180,7 @@ def make_staging(path: AnyPath, mode: int) -> None:
 
     Not durable: nothing depends on it until it is published.
     """
-    with oserrors.translating(f"cannot make the directory {path}"):
+    with syscalls.translating(f"cannot make the directory {path}"):
         try:
             os.mkdir(path, mode)
         except FileExistsError as err:
@@ -204,7 +204,7 @@ def write_staged(
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with (
-        oserrors.translating(f"cannot write {shown or path}"),
+        syscalls.translating(f"cannot write {shown or path}"),
         syscalls.closing(os.open(path, flags, 0o600)) as fd,
     ):
         os.fchmod(fd, mode)  # the umask must not decide
@@ -221,7 +221,7 @@ def publish_directory(staging: AnyPath, final: AnyPath) -> None:
     Both must be on one filesystem. An empty directory at `final` is replaced (rename(2)).
     """
     staging, final = os.fspath(staging), os.fspath(final)
-    with oserrors.translating(f"cannot publish the directory {final}"):
+    with syscalls.translating(f"cannot publish the directory {final}"):
         _sync(staging)
         try:
             os.rename(staging, final)
@@ -244,7 +244,7 @@ def remove_temporary_files(directory: AnyPath) -> None:
     Only the directory's one writer may call it, while it writes nothing: a file in progress looks the same.
     One that cannot be removed, a damaged one for example, stays: nothing ever reads it.
     """
-    with oserrors.translating(f"cannot remove temporary files from {directory}"):
+    with syscalls.translating(f"cannot remove temporary files from {directory}"):
         names = os.listdir(directory)
     for name in names:
         if name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX):
@@ -293,7 +293,7 @@ class HeldDirectory:
         """Hold what is at the path now, in place of what was held. Raises `NotFound`, and `Conflict` for a file."""
         for folder in self._folders.values():
             folder.let_go()
-        with oserrors.translating(f"cannot open {self.path}"):
+        with syscalls.translating(f"cannot open {self.path}"):
             self._put(os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         self._is_held = True
 
@@ -301,7 +301,7 @@ class HeldDirectory:
         """Hold a folder too: no path into it leads through a mount. Raises `NotFound`, `FolderMountedOver`."""
         folder = self._folders.setdefault(name, HeldDirectory(f"{self.path}/{name}"))
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        with oserrors.translating(f"cannot open {folder.path}"):
+        with syscalls.translating(f"cannot open {folder.path}"):
             fd = os.open(name, flags, dir_fd=self.descriptor())
             if syscalls.mount_at("", directory=fd).is_root:
                 os.close(fd)
@@ -321,7 +321,7 @@ class HeldDirectory:
             folder.let_go()
         self._is_held = False
         if self._fd >= 0:
-            with oserrors.translating("cannot open /dev/null"):
+            with syscalls.translating("cannot open /dev/null"):
                 self._put(os.open("/dev/null", os.O_PATH | os.O_CLOEXEC))
 
     def check_in_place(self) -> None:
@@ -332,7 +332,7 @@ class HeldDirectory:
                 folder._check_at(f"/proc/self/fd/{self.descriptor()}/{name}")
 
     def _check_at(self, path: str) -> None:
-        with oserrors.translating(f"cannot look at {self.path}"):
+        with syscalls.translating(f"cannot look at {self.path}"):
             held = os.stat(self.descriptor())
             try:
                 found = os.stat(path)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from crust.host.files.durable import AnyPath
-from crust.host.process import oserrors, syscalls
+from crust.host.process import syscalls
 
 _FS_IOC_FIEMAP = 0xC020660B  # _IOWR('f', 11, struct fiemap)
 _HEAD = struct.Struct("=QQIIII")
@@ -54,7 +54,7 @@ class _Placed:
 def allocated(path: AnyPath) -> tuple[Extent, ...]:
     """The parts of a file that hold data, ascending. Raises `NotFound`."""
     with (
-        oserrors.translating(f"cannot look for the data of {path}"),
+        syscalls.translating(f"cannot look for the data of {path}"),
         syscalls.closing(_open(path)) as fd,
     ):
         return tuple(data_of(fd))
@@ -66,7 +66,7 @@ def differing(base: AnyPath, target: AnyPath) -> tuple[Extent, ...]:
     Exact if neither file is written to meanwhile. If one is, the parts left out were equal at some moment during
     the call. Raises `NotFound`, and `Unsupported` where the filesystem has no FIEMAP.
     """
-    with oserrors.translating(f"cannot compare {base} with {target}"):
+    with syscalls.translating(f"cannot compare {base} with {target}"):
         old, new = (_placed_of(path) for path in (base, target))
     return tuple(_merged(_differences(old, new)))
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from crust.core import errors
 from crust.host.files import durable, extents
 from crust.host.files.durable import AnyPath
-from crust.host.process import oserrors, syscalls
+from crust.host.process import syscalls
 
 _FICLONE = 0x40049409  # _IOW(0x94, 9, int)
 _BTRFS_FS_INFO = 0x8400941F  # _IOR(0x94, 31, struct btrfs_ioctl_fs_info_args), 1024 bytes
@@ -30,7 +30,7 @@ _NO_CLONES = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL)
 
 def clones(directory: AnyPath) -> bool:
     """Whether files of `directory` can be cloned by reference; tried with two empty files."""
-    with oserrors.translating(f"cannot try to clone in {directory}"):
+    with syscalls.translating(f"cannot try to clone in {directory}"):
         names = [durable.temporary_name(os.path.join(directory, "probe")) for _ in range(2)]
         try:
             with _created(names[0]) as source, _created(names[1]) as target:
@@ -47,7 +47,7 @@ def piles_up_extents(directory: AnyPath) -> bool:
     Writes through the page cache make extents of up to 128 MiB. With checksums btrfs turns direct writes into these.
     """
     with (
-        oserrors.translating(f"cannot look at {directory}"),
+        syscalls.translating(f"cannot look at {directory}"),
         syscalls.closing(os.open(directory, os.O_RDONLY | os.O_DIRECTORY)) as fd,
     ):
         try:
@@ -75,7 +75,7 @@ def copy(
     `SourceTooShort`, `FileNotCloneable`, `NotFound`, `Exhausted`.
     """
     temporary = durable.temporary_name(target)
-    with oserrors.translating(f"cannot copy {source} to {target}"):
+    with syscalls.translating(f"cannot copy {source} to {target}"):
         try:
             with (
                 _opened(source, least_bytes) as (source_fd, size_bytes),

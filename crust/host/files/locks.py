@@ -26,7 +26,7 @@ from typing import Self
 
 from crust.core import errors
 from crust.host.files.durable import Place
-from crust.host.process import open_files, oserrors, syscalls
+from crust.host.process import open_files, syscalls
 
 _FLOCK = struct.Struct("hhqqi4x")
 """struct flock on 64-bit Linux: type, whence, start, length (0: to the end), pid (0 for these commands)."""
@@ -41,7 +41,7 @@ def try_lock(fd: int) -> bool:
     except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, as POSIX lets a system choose
         return False
     except OSError as err:
-        raise oserrors.translate(err, "cannot lock a file") from err
+        raise syscalls.translate(err, "cannot lock a file") from err
     return True
 
 
@@ -50,13 +50,13 @@ def unlock(fd: int, *, at: int | None = None) -> None:
 
     Closing alone would not do: a child that is between fork and exec still has a copy.
     """
-    with oserrors.translating("cannot unlock a file"):
+    with syscalls.translating("cannot unlock a file"):
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, at))
 
 
 def is_locked(fd: int, *, at: int | None = None) -> bool:
     """Whether another open file description holds a lock; `fd` may be read-only, and nothing is taken."""
-    with oserrors.translating("cannot ask about a lock"):
+    with syscalls.translating("cannot ask about a lock"):
         answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, at))
     kind: int = _FLOCK.unpack(answer)[0]
     return kind != fcntl.F_UNLCK
@@ -96,7 +96,7 @@ class ProcessLock:
     @classmethod
     def try_acquire(cls, path: str | os.PathLike[str]) -> Self | None:
         """`acquire`, or None without a search for the holder."""
-        with oserrors.translating(f"cannot lock {path}"):
+        with syscalls.translating(f"cannot lock {path}"):
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             lock = cls(os.open(path, flags, 0o600))
             try:
@@ -143,11 +143,11 @@ class ToolLocks:
         Raises `VolumeInUseByTool`. After an error a program may be left: the lock then ends with its last copy.
         """
         flags = os.O_CREAT | os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        with oserrors.translating(f"cannot open {self.path}"):
+        with syscalls.translating(f"cannot open {self.path}"):
             fd = os.open(self.path, flags, 0o600)
         with syscalls.closing(fd):
             at = _free_byte(fd, volume)
-            with oserrors.translating("cannot lock a file"):
+            with syscalls.translating("cannot lock a file"):
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_RDLCK, at))
             yield fd
             # All programs have ended; a child of another volume that has not executed yet may have a copy.
@@ -155,7 +155,7 @@ class ToolLocks:
 
     def check_free(self, volume: str) -> None:
         """Raise `VolumeInUseByTool` if a program runs on the volume, and take nothing."""
-        with oserrors.translating(f"cannot open {self.path}"):
+        with syscalls.translating(f"cannot open {self.path}"):
             try:  # usually it is absent, and creating a CrustError costs more than this call
                 fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except FileNotFoundError:  # no program was ever started

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from crust.core import errors
 from crust.host.files.durable import AnyPath
-from crust.host.process import oserrors, syscalls
+from crust.host.process import syscalls
 
 _BLOCK_BYTES = 512
 """The unit of st_blocks, whatever the filesystem's."""
@@ -46,7 +46,7 @@ class Space:
 
 def exists(path: AnyPath) -> bool:
     """Whether `path` exists; raises where that cannot be known."""
-    with oserrors.translating(f"cannot stat {path}"):
+    with syscalls.translating(f"cannot stat {path}"):
         try:
             os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -56,7 +56,7 @@ def exists(path: AnyPath) -> bool:
 
 def create(path: AnyPath, size_bytes: int) -> None:
     """Create the image, its content synced. Its name becomes durable with its directory (`publish_directory`)."""
-    with oserrors.translating(f"cannot create the image {path}"):
+    with syscalls.translating(f"cannot create the image {path}"):
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with _opened(path, flags) as fd:
             os.ftruncate(fd, size_bytes)
@@ -66,7 +66,7 @@ def create(path: AnyPath, size_bytes: int) -> None:
 def grow(path: AnyPath, size_bytes: int) -> int:
     """Make the image at least `size_bytes` large, durably; returns its size."""
     with (
-        oserrors.translating(f"cannot grow the image {path}"),
+        syscalls.translating(f"cannot grow the image {path}"),
         _opened(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC) as fd,
     ):
         size = os.fstat(fd).st_size
@@ -78,7 +78,7 @@ def grow(path: AnyPath, size_bytes: int) -> int:
 
 def size_bytes(path: AnyPath) -> int:
     """The apparent size; raises `NotFound`, `NotAnImage`."""
-    with oserrors.translating(f"cannot stat the image {path}"):
+    with syscalls.translating(f"cannot stat the image {path}"):
         status = os.lstat(path)
     if not stat.S_ISREG(status.st_mode):
         raise NotAnImage(str(path))
@@ -91,7 +91,7 @@ def is_hole(path: AnyPath) -> bool:
     Data that only the page cache has counts as data, and so does each byte on a filesystem that cannot tell.
     """
     with (
-        oserrors.translating(f"cannot look for the data of {path}"),
+        syscalls.translating(f"cannot look for the data of {path}"),
         _opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) as fd,
     ):
         if not os.fstat(fd).st_size:
@@ -107,7 +107,7 @@ def is_hole(path: AnyPath) -> bool:
 
 def allocated_bytes(path: AnyPath) -> int:
     """The blocks of the image, shared ones included; 0 for an absent one."""
-    with oserrors.translating(f"cannot stat the image {path}"):
+    with syscalls.translating(f"cannot stat the image {path}"):
         try:
             return os.lstat(path).st_blocks * _BLOCK_BYTES
         except FileNotFoundError:
@@ -116,7 +116,7 @@ def allocated_bytes(path: AnyPath) -> int:
 
 def space(directory: AnyPath) -> Space:
     """The space of the filesystem of `directory`, as an unprivileged writer sees it."""
-    with oserrors.translating(f"cannot read the free space of {directory}"):
+    with syscalls.translating(f"cannot read the free space of {directory}"):
         status = os.statvfs(directory)
     return Space(
         total_bytes=status.f_blocks * status.f_frsize,
@@ -127,14 +127,14 @@ def space(directory: AnyPath) -> Space:
 
 def allocations(directory: AnyPath) -> dict[str, int]:
     """The blocks of each regular file, in bytes; one that cannot be looked at counts none."""
-    with oserrors.translating(f"cannot list {directory}"), os.scandir(directory) as entries:
+    with syscalls.translating(f"cannot list {directory}"), os.scandir(directory) as entries:
         files = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
         return {file.name: _blocks_bytes(file) for file in files}
 
 
 def names(directory: AnyPath, suffix: str) -> Iterator[str]:
     """The names of a directory's images, without `suffix`."""
-    with oserrors.translating(f"cannot list {directory}"), os.scandir(directory) as entries:
+    with syscalls.translating(f"cannot list {directory}"), os.scandir(directory) as entries:
         for entry in entries:
             if entry.name.endswith(suffix) and entry.is_file(follow_symlinks=False):
                 yield entry.name.removesuffix(suffix)
@@ -157,7 +157,7 @@ def _opened(path: AnyPath, flags: int) -> Iterator[int]:
 
 def has_writers(path: AnyPath) -> bool:
     """Whether there is a writer, or the filesystem refuses leases on the file; an absent file has none."""
-    with oserrors.translating(f"cannot look at {path}"):
+    with syscalls.translating(f"cannot look at {path}"):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from crust.core import errors
 from crust.core.volumes import TargetPath
-from crust.host.process import oserrors, syscalls
+from crust.host.process import syscalls
 
 _DEPTH_MAX = 64
 
@@ -66,7 +66,7 @@ def parent_of(target: TargetPath, roots: Sequence[str]) -> Iterator[int]:
         raise PathOutsideRoots(target, roots)
     above, _, _ = target.text[len(root.rstrip("/")) + 1 :].rpartition("/")
     with (
-        oserrors.translating(f"cannot reach {target}"),
+        syscalls.translating(f"cannot reach {target}"),
         syscalls.closing(os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as directory,
     ):
         try:
@@ -104,7 +104,7 @@ def made_directory(target: TargetPath, roots: Sequence[str]) -> Iterator[tuple[s
     """
     with parent_of(target, roots) as parent:
         made, name = True, os.path.basename(target.text)
-        with oserrors.translating(f"cannot create {target}"):
+        with syscalls.translating(f"cannot create {target}"):
             try:
                 os.mkdir(name, 0o750, dir_fd=parent)
             except FileExistsError:
@@ -116,7 +116,7 @@ def made_directory(target: TargetPath, roots: Sequence[str]) -> Iterator[tuple[s
 def make_file(target: TargetPath, roots: Sequence[str]) -> None:
     """Create the empty file on which a block device is bound. An empty file, or a device bound there, is kept."""
     name = os.path.basename(target.text)
-    with parent_of(target, roots) as parent, oserrors.translating(f"cannot create {target}"):
+    with parent_of(target, roots) as parent, syscalls.translating(f"cannot create {target}"):
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             os.close(os.open(name, flags, 0o600, dir_fd=parent))
@@ -136,7 +136,7 @@ def remove(target: TargetPath, roots: Sequence[str]) -> None:
     Raises `TargetStillMounted`, `TargetConflict` (not empty, a link, a device); never descends.
     """
     try:
-        with parent_of(target, roots) as parent, oserrors.translating(f"cannot remove {target}"):
+        with parent_of(target, roots) as parent, syscalls.translating(f"cannot remove {target}"):
             # First try: the kernel refuses everything that must not be removed; the reason is looked up afterwards.
             try:
                 os.rmdir(os.path.basename(target.text), dir_fd=parent)

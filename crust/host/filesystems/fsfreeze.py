@@ -14,7 +14,7 @@ import os
 
 from crust.core import errors
 from crust.host.mounts import mount_api
-from crust.host.process import oserrors, syscalls
+from crust.host.process import syscalls
 
 _FIFREEZE = 0xC0045877
 _FITHAW = 0xC0045878
@@ -29,7 +29,7 @@ class Freeze:
     def __init__(self, mountpoint: str) -> None:
         """Flush and freeze; raises AlreadyFrozen."""
         self._mountpoint = mountpoint
-        with oserrors.translating(f"cannot freeze {mountpoint}"):
+        with syscalls.translating(f"cannot freeze {mountpoint}"):
             self._fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 fcntl.ioctl(self._fd, _FIFREEZE, 0)
@@ -46,14 +46,14 @@ class Freeze:
 
     def thaw(self) -> None:
         """Let writers continue. Call it once."""
-        with oserrors.translating(f"cannot thaw {self._mountpoint}"), syscalls.closing(self._fd):
+        with syscalls.translating(f"cannot thaw {self._mountpoint}"), syscalls.closing(self._fd):
             _thaw(self._fd)
 
 
 def thaw(mountpoint: str) -> None:
     """Let writers continue; not frozen is a success."""
     with (
-        oserrors.translating(f"cannot thaw {mountpoint}"),
+        syscalls.translating(f"cannot thaw {mountpoint}"),
         syscalls.closing(os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)) as root,
     ):
         _thaw(root)
@@ -66,7 +66,7 @@ def thaw_unmounted(device: str, fs_type: str) -> None:
     mount. Raises `DeviceInUse` if the holder is not a filesystem.
     """
     with (
-        oserrors.translating(f"cannot thaw the {fs_type} on {device}"),
+        syscalls.translating(f"cannot thaw the {fs_type} on {device}"),
         syscalls.closing(mount_api.open_root(device, fs_type)) as root,
     ):
         _thaw(root)

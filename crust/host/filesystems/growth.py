@@ -12,7 +12,7 @@ import struct
 from crust.core import errors
 from crust.host.filesystems import superblocks
 from crust.host.mounts import mountinfo
-from crust.host.process import oserrors, syscalls
+from crust.host.process import syscalls
 
 _EXT4_RESIZE_FS = 0x40086610  # _IOW('f', 16, __u64)
 _XFS_FSGEOMETRY_V1 = 0x80705864  # _IOR('X', 100, struct xfs_fsop_geom_v1), 112 bytes
@@ -44,7 +44,7 @@ def has_cap_sys_resource() -> bool:
 
     Root in a container or a small VM often lacks it: a look gives a better error than EPERM (capabilities(7)).
     """
-    with oserrors.translating("cannot read the capabilities of this process"):
+    with syscalls.translating("cannot read the capabilities of this process"):
         lines = syscalls.read_whole("/proc/thread-self/status").splitlines()
     mask = next(int(line.split()[1], 16) for line in lines if line.startswith(b"CapEff:"))
     return bool(mask >> _CAP_SYS_RESOURCE & 1)
@@ -71,7 +71,7 @@ def grow_mounted(mountpoint: str, fs_type: str) -> None:
             hint="stage the volume first",
         )
     what = f"cannot grow the {fs_type} at {mountpoint}"
-    with oserrors.translating(what):
+    with syscalls.translating(what):
         device_bytes = _device_bytes(mount)
         with syscalls.closing(os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)) as fd:
             if fs_type == "ext4":

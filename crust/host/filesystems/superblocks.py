@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from crust.core import errors
 from crust.host.filesystems import mkfs
-from crust.host.process import oserrors, syscalls
+from crust.host.process import syscalls
 
 _EXT_OFFSET = 1024
 _EXT_MAGIC = 0xEF53
@@ -165,7 +165,7 @@ def _field(code: str, data: bytes, offset: int) -> int:
 def _read(path: str, offset: int) -> tuple[bytes, int]:
     """What is at the offset, and the size of the device."""
     with (
-        oserrors.translating(f"cannot read the superblock of {path}"),
+        syscalls.translating(f"cannot read the superblock of {path}"),
         syscalls.closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd,
     ):
         return os.pread(fd, 1024, offset).ljust(1024, b"\0"), os.lseek(fd, 0, os.SEEK_END)

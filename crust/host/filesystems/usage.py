@@ -13,7 +13,7 @@ import os
 from crust.core import errors, volumes
 from crust.host.filesystems import superblocks
 from crust.host.mounts.mountinfo import Mount
-from crust.host.process import oserrors
+from crust.host.process import syscalls
 
 _SHUT_DOWN = frozenset({"shutdown", "emergency_ro"})
 """Options that ext4 shows after it was shut down by an error; older kernels show "ro"."""
@@ -21,7 +21,7 @@ _SHUT_DOWN = frozenset({"shutdown", "emergency_ro"})
 
 def measure(mountpoint: str) -> volumes.VolumeStats:
     """Bytes and inodes by statvfs(3). `available` is less than `total - used` by the blocks reserved for root."""
-    with oserrors.translating(f"cannot measure {mountpoint}"):
+    with syscalls.translating(f"cannot measure {mountpoint}"):
         status = os.statvfs(mountpoint)
     unit_bytes = status.f_frsize
     used = (status.f_blocks - status.f_bfree) * unit_bytes
@@ -81,7 +81,7 @@ def check(path: str, fs_type: str) -> None:
 
 def _devices_of(fsid: str) -> list[str]:
     """The names of the devices of a mounted btrfs."""
-    with oserrors.translating(f"cannot look for the btrfs {fsid}"):
+    with syscalls.translating(f"cannot look for the btrfs {fsid}"):
         try:
             return os.listdir(f"{_BTRFS}/{fsid}/devices")
         except FileNotFoundError:

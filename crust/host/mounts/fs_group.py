@@ -15,7 +15,7 @@ import stat
 from dataclasses import dataclass
 
 from crust.core import errors, volumes
-from crust.host.process import oserrors, syscalls
+from crust.host.process import syscalls
 
 _FILE_BITS = 0o660
 _DIRECTORY_BITS = 0o2770
@@ -27,7 +27,7 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def apply(root: str, change: volumes.GroupChange) -> None:
     """Give the tree below the mountpoint `root` its group. It visits every file."""
     with (
-        oserrors.translating(f"cannot change the group of the files in {root}"),
+        syscalls.translating(f"cannot change the group of the files in {root}"),
         syscalls.closing(os.open(root, _OPEN)) as fd,
     ):
         status = os.fstat(fd)

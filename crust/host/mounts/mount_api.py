@@ -20,7 +20,7 @@ from crust.host.block import holders
 from crust.host.mounts import mount_options, mountinfo
 from crust.host.mounts.mount_options import InvalidMountOption, Parameters
 from crust.host.mounts.mountinfo import Mount
-from crust.host.process import oserrors, syscalls
+from crust.host.process import syscalls
 
 GUARD_SOURCE = "crust-deferred"
 GUARD_FILLER = ".crust-guard"
@@ -83,12 +83,12 @@ def bind(source: str, target: str, *, readonly: bool = False) -> None:
     copy). A read-only bind of a device *node* does not stop writes to the device: use `devices.set_readonly`.
     """
     what = f"cannot bind {source} to {target}"
-    with oserrors.translating(what, hint=""):
+    with syscalls.translating(what, hint=""):
         directory = stat.S_ISDIR(os.stat(source).st_mode)
     clone = syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC
     with (
         _target(target, directory=directory) as onto,
-        oserrors.translating(what),
+        syscalls.translating(what),
         syscalls.closing(syscalls.open_tree(source, clone)) as mount,
     ):
         if readonly:
@@ -107,7 +107,7 @@ def mount_guard(target: str, *, names: bool = False, group: int | None = None) -
     inodes = _GUARD_INODES if names else _GUARD_SEALED_INODES
     with (
         _target(target, directory=True) as onto,
-        oserrors.translating("cannot make a guard mount"),
+        syscalls.translating("cannot make a guard mount"),
         syscalls.closing(_guard_mount(inodes)) as mount,
     ):
         if names or not _is_sealed(mount):
@@ -185,7 +185,7 @@ def unmount_one(target: str, *, parent: int | None = None) -> bool:
             if _is_gone(err, target):
                 return False
             if err.errno != errno.EBUSY:
-                raise oserrors.translate(err, f"cannot unmount {target}") from err
+                raise syscalls.translate(err, f"cannot unmount {target}") from err
             # A kubelet's or an agent's stat of the path keeps the mount busy for a moment: when the search for
             # holders, which takes milliseconds, finds none, it was that.
             busy = holders.mount_in_use(target)
@@ -206,7 +206,7 @@ def _is_gone(err: OSError, target: str) -> bool:
 @contextmanager
 def _target(target: str, *, directory: bool) -> Iterator[int]:
     """A descriptor of the target: the mount goes onto this inode, whatever is renamed meanwhile."""
-    with oserrors.translating(f"cannot mount on {target}"):
+    with syscalls.translating(f"cannot mount on {target}"):
         onto = os.open(target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     with syscalls.closing(onto):
         mode = os.fstat(onto).st_mode
@@ -234,7 +234,7 @@ def _context(fs_type: str) -> Iterator[int]:
                 why="it has no such filesystem",
                 hint="load its module",
             ) from err
-        raise oserrors.translate(err, "cannot open a mount context", hint=_KERNEL_HINT) from err
+        raise syscalls.translate(err, "cannot open a mount context", hint=_KERNEL_HINT) from err
     with syscalls.closing(context):
         yield context
 
@@ -261,14 +261,14 @@ def _configure(context: int, source: str, fs_type: str, parameters: Parameters) 
         try:
             syscalls.fsconfig(context, command, key, value)
         except OSError as err:
-            reason = _kernel_log(context) or f"{key!r}: {oserrors.reason(err)}"
+            reason = _kernel_log(context) or f"{key!r}: {syscalls.reason(err)}"
             raise InvalidMountOption(fs_type, reason) from err
     syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE)
 
 
 def _attach(mount: int, onto: int, target: str) -> None:
     # A detached mount that is not attached vanishes with its last descriptor: nothing to undo here.
-    with oserrors.translating(f"cannot mount on {target}"):
+    with syscalls.translating(f"cannot mount on {target}"):
         syscalls.move_mount(mount, onto)
 
 
@@ -286,7 +286,7 @@ def _refusal(
             why=log or _INVALID.get(fs_type, f"there is no valid {fs_type} on it"),
             hint="the kernel log may say more; check the filesystem",
         )
-    error = oserrors.translate(err, what)
+    error = syscalls.translate(err, what)
     if log:
         error.why = f"{log}; {error.why}"
     return error

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from crust.core import errors
-from crust.host.process import oserrors, syscalls
+from crust.host.process import syscalls
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def at(target: str) -> Mount | None:
     be a symbolic link, and mountinfo lists mounts that others have covered. A link at the end is not followed.
     By path, because a descriptor, even O_PATH, would make a concurrent unmount fail with EBUSY.
     """
-    with oserrors.translating(f"cannot look at {target}"):
+    with syscalls.translating(f"cannot look at {target}"):
         try:
             place = syscalls.mount_at(target)
         except (FileNotFoundError, NotADirectoryError):
@@ -197,7 +197,7 @@ def below(target: str) -> tuple[Mount, ...]:
 
 def _text(pid: str = "self") -> bytes:
     try:
-        with oserrors.translating("cannot list the mounts"):
+        with syscalls.translating("cannot list the mounts"):
             return syscalls.read_whole(f"/proc/{pid}/mountinfo")
     except (errors.NotFound, OSError):
         if pid == "self":

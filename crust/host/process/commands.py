@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from crust.core import errors
-from crust.host.process import oserrors
+from crust.host.process import syscalls
 
 STDERR_TAIL_BYTES = 4096
 OUTPUT_LIMIT_BYTES = 1024 * 1024
@@ -131,7 +131,7 @@ async def _started(argv: Sequence[str], inherits: Sequence[int]) -> asyncio.subp
             hint=f"install the package {package}" if package else "install it, or correct its path",
         ) from err
     except OSError as err:
-        raise oserrors.translate(err, f"cannot start {argv[0]}") from err
+        raise syscalls.translate(err, f"cannot start {argv[0]}") from err
 
 
 async def _read_head(process: asyncio.subprocess.Process) -> bytes:

@@ -9,7 +9,7 @@ import contextlib
 import os
 from collections.abc import Generator, Iterable, Iterator
 
-from crust.host.process import oserrors, syscalls
+from crust.host.process import syscalls
 
 
 def copies(pid: int, path: str) -> Generator[int, None, None]:
@@ -23,7 +23,7 @@ def copies(pid: int, path: str) -> Generator[int, None, None]:
         syscalls.closing(os.pidfd_open(pid)) as process,
     ):
         for number in _of(str(pid), path, file):
-            with oserrors.translating(f"cannot copy a descriptor of process {pid}"):
+            with syscalls.translating(f"cannot copy a descriptor of process {pid}"):
                 yield syscalls.copy_descriptor(process, number)
 
 

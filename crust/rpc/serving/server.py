@@ -22,7 +22,7 @@ import grpc.aio
 from crust.core import errors
 from crust.core.supervised import Health, supervised
 from crust.host.files import locks
-from crust.host.process import oserrors, workers
+from crust.host.process import syscalls, workers
 from crust.rpc import channel
 from crust.rpc.call import Call, pairs
 from crust.rpc.port import LocalPort, Port, SocketPort
@@ -128,7 +128,7 @@ CHECK_S = 3.0
 
 def _claim(socket_path: str, lock_path: str | None) -> locks.ProcessLock | None:
     for path in (socket_path, lock_path or socket_path):
-        with oserrors.translating(f"the directory of {path} cannot be created"):
+        with syscalls.translating(f"the directory of {path} cannot be created"):
             Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = locks.ProcessLock.acquire(lock_path) if lock_path else None
     try:

@@ -18,7 +18,7 @@ import struct
 from dataclasses import dataclass
 
 from crust.core import errors
-from crust.host.process import oserrors
+from crust.host.process import syscalls
 
 _PROBE_S = 2.0
 
@@ -39,7 +39,7 @@ class OwnSocket:
     @classmethod
     def place(cls, bound: str, path: str) -> "OwnSocket":
         """Rename the bound socket `bound` over `path`, with access for this user only. Blocks."""
-        with oserrors.translating(f"the socket {path} cannot be put in place"):
+        with syscalls.translating(f"the socket {path} cannot be put in place"):
             os.chmod(bound, 0o600)
             descriptor = os.open(bound, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
@@ -65,7 +65,7 @@ class OwnSocket:
 
     def remove(self) -> None:
         """Remove the path if it is still this socket, and close the file. Blocks."""
-        with oserrors.translating(f"cannot remove {self.path}"):
+        with syscalls.translating(f"cannot remove {self.path}"):
             if identity_at(self.path) == self.identity:
                 os.unlink(self.path)
         os.close(self.descriptor)
@@ -82,7 +82,7 @@ def beside(path: str) -> str:
 
 def identity_at(path: str) -> Identity | None:
     """The identity of the file at the path now; None if there is none."""
-    with oserrors.translating(f"cannot look at {path}"):
+    with syscalls.translating(f"cannot look at {path}"):
         try:
             status = os.lstat(path)
         except FileNotFoundError:
@@ -95,7 +95,7 @@ def check_free(path: str) -> None:
 
     Blocks.
     """
-    with oserrors.translating(f"cannot look at {path}"):
+    with syscalls.translating(f"cannot look at {path}"):
         try:
             mode = os.lstat(path).st_mode
         except FileNotFoundError:
@@ -121,7 +121,7 @@ def check_free(path: str) -> None:
 def listener(path: str) -> int | None:
     """The process that listens on the socket, 0 if its id is unknown; None if no process listens."""
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with probe, oserrors.translating(f"cannot look who listens on {path}"):
+    with probe, syscalls.translating(f"cannot look who listens on {path}"):
         # connect(2) would wait for a hanging listener, whose queue is full
         probe.settimeout(_PROBE_S)
         try:

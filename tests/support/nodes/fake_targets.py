@@ -17,7 +17,7 @@ from crust.host.block.device_sets import DeviceSet
 from crust.host.block.holders import Openers
 from crust.host.files import target_paths
 from crust.host.mounts import mountinfo
-from crust.host.process import oserrors
+from crust.host.process import syscalls
 from crust.proxy import guard
 from crust.proxy.target import Guard, Seen, Stack
 from crust.wire.csi.v1 import csi_pb2
@@ -107,7 +107,7 @@ class FakeTargets(guard.Targets):
         self.groups.pop(target.text, None)
         with (
             target_paths.made_directory(target, [self.root]) as (directory, _),
-            oserrors.translating(f"cannot mount on {target}"),
+            syscalls.translating(f"cannot mount on {target}"),
         ):
             os.close(os.open(f"{directory}/{GUARD}", os.O_WRONLY | os.O_CREAT, 0o600))
 

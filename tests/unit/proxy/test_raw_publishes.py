@@ -12,7 +12,7 @@ import pytest
 from crust.core import volumes
 from crust.handoff import layout
 from crust.host.block.device_sets import DeviceSet
-from crust.host.process.oserrors import ProcessOutOfResources
+from crust.host.process.syscalls import ProcessOutOfResources
 from crust.proxy.host_publish import raw_targets
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import publish_request

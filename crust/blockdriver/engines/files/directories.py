@@ -37,7 +37,7 @@ from crust.blockdriver.engines.protocol import ImageMissing, orphan_image
 from crust.core import errors, volumes
 from crust.host.files import durable, sparse
 from crust.host.files.durable import Place
-from crust.host.process import oserrors, syscalls
+from crust.host.process import syscalls
 
 _NEW, _GONE = ".new-", ".gone-"
 _IMAGE = ".img"
@@ -176,7 +176,7 @@ class Directories:
         gone = self.directory / f"{_GONE}{thing_id}.{secrets.token_hex(4)}"
 
         def rename() -> None:
-            with oserrors.translating(f"cannot remove {present}"):
+            with syscalls.translating(f"cannot remove {present}"):
                 os.rename(present, gone)
 
         self._reserve.change(rename)
@@ -196,7 +196,7 @@ class Directories:
                 _free(self.directory / name)
 
     def _names(self) -> list[str]:
-        with oserrors.translating(f"cannot list {self.directory}"):
+        with syscalls.translating(f"cannot list {self.directory}"):
             return os.listdir(self.directory)
 
 
@@ -236,7 +236,7 @@ class FileRecords:
 
     def ids(self) -> tuple[str, ...]:
         """By a listing."""
-        with oserrors.translating(f"cannot list {self._directory}"):
+        with syscalls.translating(f"cannot list {self._directory}"):
             names = os.listdir(self._directory)
         return tuple(name for name in names if not name.startswith(".") and self._has(name))
 
@@ -278,7 +278,7 @@ def _replace(path: Place, data: bytes) -> None:
     A file with a second name is replaced: that may be a backup's.
     """
     flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-    with oserrors.translating(f"cannot write {path}"), syscalls.closing(os.open(path, flags)) as fd:
+    with syscalls.translating(f"cannot write {path}"), syscalls.closing(os.open(path, flags)) as fd:
         status = os.fstat(fd)
         if len(data) == status.st_size == _SECTOR_BYTES and status.st_nlink == 1:
             os.pwrite(fd, data, 0)
@@ -289,7 +289,7 @@ def _replace(path: Place, data: bytes) -> None:
 
 def _sync_record(path: Place) -> None:
     with (
-        oserrors.translating(f"cannot sync {path}"),
+        syscalls.translating(f"cannot sync {path}"),
         contextlib.suppress(FileNotFoundError),
         syscalls.closing(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as fd,
     ):

@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from crust.core import errors
-from crust.host.process import arguments, commands, open_files, oserrors, syscalls, systemd
+from crust.host.process import arguments, commands, open_files, syscalls, systemd
 from crust.rpc import status
 from tests.support.raised import raised
 
@@ -196,7 +196,7 @@ Code = grpc.StatusCode
 def test_errno_gives_the_branch_that_code_catches_and_the_code_that_a_co_may_act_on(
     number: int, kind: type[errors.CrustError], code: grpc.StatusCode
 ) -> None:
-    error = oserrors.translate(OSError(number, "x"), "cannot do it")
+    error = syscalls.translate(OSError(number, "x"), "cannot do it")
     assert isinstance(error, kind)
     assert status.code_of(error) is code
     assert errno.errorcode[number] in error.why
@@ -205,7 +205,7 @@ def test_errno_gives_the_branch_that_code_catches_and_the_code_that_a_co_may_act
 def test_translate_keeps_cause_reason_and_path() -> None:
     with (
         pytest.raises(errors.NotFound) as caught,
-        oserrors.translating("cannot read it", hint="repair it"),
+        syscalls.translating("cannot read it", hint="repair it"),
     ):
         open("/nonexistent/file").close()
     assert isinstance(caught.value.__cause__, FileNotFoundError)
@@ -216,7 +216,7 @@ def test_translate_keeps_cause_reason_and_path() -> None:
 
 def test_translating_passes_crust_errors_unchanged() -> None:
     original = errors.Conflict("two")
-    with pytest.raises(errors.Conflict) as caught, oserrors.translating("cannot"):
+    with pytest.raises(errors.Conflict) as caught, syscalls.translating("cannot"):
         raise original
     assert caught.value is original
 

@@ -34,7 +34,7 @@ from crust.core import errors, volumes
 from crust.host.block import krbd
 from crust.host.block.krbd import KernelRbd
 from crust.host.files import durable
-from crust.host.process import oserrors, syscalls
+from crust.host.process import syscalls
 
 _MODES = {
     volumes.AccessMode.MULTI_NODE_READER_ONLY: Mode.READERS,
@@ -74,7 +74,7 @@ def directory(run_dir: str) -> str:
 def noted(run_dir: str) -> tuple[volumes.VolumeId, ...]:
     """The volumes that are attached here, by the notes."""
     path = directory(run_dir)
-    with oserrors.translating(f"cannot list {path}"):
+    with syscalls.translating(f"cannot list {path}"):
         try:
             return tuple(volumes.VolumeId(each) for each in sorted(os.listdir(path)))
         except FileNotFoundError:
@@ -302,7 +302,7 @@ class RbdAccess:
         durable.publish(path, note.model_dump_json().encode() + b"\n")
 
     def _read_note(self, volume_id: str) -> _Note | None:
-        with oserrors.translating(f"cannot read the note of {volume_id}"):
+        with syscalls.translating(f"cannot read the note of {volume_id}"):
             try:
                 with open(self._note(volume_id), "rb") as file:
                     data = file.read()
