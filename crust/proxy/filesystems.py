@@ -3,12 +3,12 @@
 It is made at the publish, before the entry is written.
 
 The decision is the driver's own (`crust.host.filesystems.format_decision`), without a record of the content: the
-driver has said that the volume was created empty, and the device must read blank. Nothing is cleared and nothing is
-adopted: what an interrupted mkfs left is refused. mkfs has the volume's tool lock and the open device, so it ends by
-itself if the proxy is killed; until then nobody publishes, unpublishes or unstages the volume.
+driver has said that the volume was created empty, and the device must read blank. The proxy clears nothing and adopts
+nothing: it refuses the rest of an interrupted mkfs. mkfs has the volume's tool lock and the open device, so it ends
+by itself if the proxy is killed; until then nobody publishes, unpublishes or unstages the volume.
 
-It is not grown: xfs and btrfs grow only while they are mounted, and an interrupted resize2fs leaves what nothing
-mounts (docs/decisions/0038). One that is smaller than its device is refused.
+The proxy grows no filesystem: xfs and btrfs grow only while they are mounted, and after an interrupted resize2fs the
+kernel cannot mount it (docs/decisions/0038). The proxy refuses a filesystem that is smaller than its device.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ from crust.host.process import workers
 from crust.proxy import guard
 
 _TABLES_BYTES = 8 << 20
-"""What a filesystem may leave of its device: a last group that would hold little but its own tables."""
+"""A filesystem may leave so much of its device unused: a last group that would hold little but its own tables."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Unrecorded:
-    """The content of a volume of which only the driver has said that it was created empty."""
+    """The content of a volume that the driver has created empty; crust has no record of it."""
 
     volume_id: str
     state: str = "new"
@@ -47,24 +47,24 @@ class Filesystems:
 
     def __init__(self, locks: ToolLocks) -> None:
         self.locks = locks
-        """By the text of a volume's key: of the programs that a proxy has started."""
+        """The locks of the programs that a proxy has started, by the text of a volume's key."""
 
     async def make_if_blank(
         self,
         key: volumes.VolumeKey,
         source: volumes.BlockSource,
         mount: volumes.DeferredMount,
-        wanted: volumes.GuestFormat,
+        guest_format: volumes.GuestFormat,
     ) -> None:
-        """Make the filesystem that the volume is to have, if its device is blank; one that is there is kept.
+        """Make the volume's filesystem if its device is blank; keep a filesystem that exists.
 
         The caller has reserved the device. Raises `VolumeInUseByTool`, `DeviceNotAsReported`, `holders.DeviceInUse`,
         `ReadOnlyVolumeNotFormatted`, and the errors of `format_decision.judge` and `mkfs.make`.
         """
-        with contextlib.ExitStack() as held:
-            lock = await workers.run(held.enter_context, self.locks.taking(str(key)))
+        with contextlib.ExitStack() as resources:
+            lock = await workers.run(resources.enter_context, self.locks.taking(str(key)))
             opened = await workers.run(devices.open_shared, source.path)
-            held.callback(os.close, opened)
+            resources.callback(os.close, opened)
             action = await workers.run(_judge, key, source, mount.fs_type)
             if mount.readonly:
                 format_decision.check_readable(str(key), action)
@@ -75,7 +75,7 @@ class Filesystems:
             await mkfs.make(
                 source.path,
                 mount.fs_type,
-                extra_options=mkfs.arguments(mount.fs_type, deferral_keys.of_format(wanted)),
+                extra_options=mkfs.arguments(mount.fs_type, deferral_keys.of_format(guest_format)),
                 inherits=(lock, opened),
             )
         _log.info("filesystem made", extra={"volume": str(key), "device": source.path})
@@ -102,7 +102,7 @@ class Filesystems:
         )
 
     def filesystem_bytes(self, device: str, fs_type: str) -> int:
-        """What the filesystem uses of its device. Blocks. Raises `superblocks.InvalidSuperblock`."""
+        """The bytes of its device that the filesystem uses. Blocks. Raises `superblocks.InvalidSuperblock`."""
         return superblocks.read(device, fs_type).size_bytes
 
 
@@ -114,5 +114,5 @@ def _judge(key: volumes.VolumeKey, source: volumes.BlockSource, fs_type: str) ->
         fs_type,
         signatures.probe(source.path),
         is_blank=lambda: devices.is_blank(source.path),
-        left=lambda found: superblocks.read(source.path, found),
+        left=lambda fs_type: superblocks.read(source.path, fs_type),
     )

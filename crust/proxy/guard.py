@@ -57,18 +57,18 @@ def set_of(devices: Devices, device: volumes.DeviceIdentity | volumes.NetworkIma
 def verify(devices: Devices, source: volumes.BlockSource | volumes.NetworkImage) -> DeviceSet:
     """The set of the device that the driver reported; raises DeviceNotAsReported. Blocks.
 
-    A reservation of a device that is another one than the driver says would protect nothing. Whether an image exists
-    only its cluster knows: the runtime asks it, with the key, before it attaches the image.
+    If the driver names the wrong device, its reservation protects nothing. Only the cluster knows whether an image
+    exists: the runtime asks the cluster, with the key, before it attaches the image.
     """
     if isinstance(source, volumes.NetworkImage):
         return set_of(devices, source)
     try:
-        found = devices.identify(source.path)
+        identity = devices.identify(source.path)
         problem = ""
     except errors.CrustError as error:
-        found, problem = None, f"{error.what}: {error.why}"
-    if found != source.identity:
-        why = problem or f"the kernel has {found}"
+        identity, problem = None, f"{error.what}: {error.why}"
+    if identity != source.identity:
+        why = problem or f"the kernel has {identity}"
         raise errors.RuntimeFailed.named(
             "DeviceNotAsReported",
             f"the device {source.path} cannot be published to a runtime",
@@ -79,17 +79,17 @@ def verify(devices: Devices, source: volumes.BlockSource | volumes.NetworkImage)
 
 
 def devices_at(devices: Devices, path: str) -> DeviceSet | None:
-    """The set of the device at the path; None if none is there. Raises why it cannot be seen. Blocks."""
+    """The set of the device at the path; None without a device. Raises the reason if it cannot be read. Blocks."""
     try:
         return devices.device_set(devices.identify(path))
     except (errors.NotFound, NotABlockDevice):
         return None
 
 
-def check_not_raw(devices: Devices, row: Target, record: Record, wanted: DeviceSet) -> None:
+def check_not_raw(devices: Devices, row: Target, record: Record, published: DeviceSet) -> None:
     """Raise DevicePublishedRaw if the raw publish `row` has the devices, and one of the two can write. Blocks."""
     at_target = devices_at(devices, row.path)
-    if at_target is None or not at_target.shares_bytes_with(wanted):
+    if at_target is None or not at_target.shares_bytes_with(published):
         return
     if record.readonly and (row.readonly or _is_readonly(row.path)):
         return
@@ -134,7 +134,7 @@ class Targets:
         return Seen(stack=Stack.BURIED if is_buried else Stack.FOREIGN, mount=mount)
 
     def guard_at(self, target: volumes.TargetPath) -> Guard | None:
-        """The guard that is on top; None if none is."""
+        """The guard on top of the target, if there is one."""
         if self.look(target).stack is not Stack.GUARD:
             return None
         try:
@@ -167,8 +167,8 @@ class Targets:
 
         The guard of an attempt for a handler with other features is replaced.
         """
-        with target_paths.made_directory(target, self._roots) as (directory, made):
-            if made or not self._guard_on(target):
+        with target_paths.made_directory(target, self._roots) as (directory, is_new):
+            if is_new or not self._guard_on(target):
                 mount_api.mount_guard(directory, names=names)
                 return
         if mount_api.takes_names(target.text) is not names:
@@ -176,13 +176,12 @@ class Targets:
             self.mount_guard(target, names=names)
 
     def restore_guard(self, target: volumes.TargetPath, guard: Guard | None) -> None:
-        """Mount the guard that was lost, as it was, also over files that were written meanwhile.
-
-        One that was not seen before takes no names.
+        """Mount the lost guard as it was, also over files that were written meanwhile. A guard that no look has
+        seen takes no names.
         """
         if self._guard_on(target):
             return
-        target_paths.remove_empty_below(target, self._roots)  # a kubelet's, for a subPath
+        target_paths.remove_empty_below(target, self._roots)  # a kubelet made them for a subPath
         try:
             target_paths.make_directory(target, self._roots)
         except target_paths.TargetConflict as error:
@@ -227,7 +226,7 @@ class Targets:
             return self._writers
 
     def mounted_device(self, path: str) -> str | None:
-        """The node of the device whose filesystem is mounted at a path; None if none is, or it has no node here."""
+        """The node of the device whose filesystem is mounted at a path; None without a mount or without a node."""
         mount = mountinfo.at(path)
         if mount is None or not mount.major:
             return None

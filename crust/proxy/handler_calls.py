@@ -111,7 +111,7 @@ async def _call(
     limit_s: float,
     left_s: float | None,
 ) -> Answer:
-    """`limit_s` is for this kind of call, and `left_s` is what the caller has left."""
+    """`limit_s` is the limit of this call, and `left_s` the time that the caller has left."""
     timeout_s = limit_s if left_s is None else min(limit_s, left_s)
     try:
         return await method(request, timeout=timeout_s, metadata=volume_metadata())
@@ -121,7 +121,7 @@ async def _call(
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        # not this task was cancelled but the call: the handler's session has ended, and its port with it
+        # the call was cancelled, and not this task: the handler's session has ended, and its port with it
         raise HandlerNotResponding(handler.name, "it disconnected during the call") from err
 
 

@@ -3,8 +3,8 @@
 Nothing is kept on disk. After a restart of the proxy the handlers register again within a second, so for a short time
 after the start a look-up waits for the handler instead of failing.
 
-Whether a deferred publish may be is checked before the driver is called, by the request, and again by the driver's
-answer. One that the handler cannot serve is an error that says why; it never becomes a host mount.
+The proxy checks a deferred publish before it calls the driver, by the request, and again by the driver's answer. If
+the handler cannot serve the publish, it fails with the reason; it never becomes a host mount.
 """
 
 import asyncio
@@ -83,12 +83,12 @@ class Handlers:
     async def choose(self, name: volumes.HandlerName | None) -> Handler:
         """The handler for a new publish; raises `HandlerNotRegistered`, `AmbiguousHandler`.
 
-        Without a name it is the only one there is. Right after a start the first to register again may look like
-        that, so an unnamed publish waits until the grace ends, or a second one is there.
+        Without a name the only handler is chosen. Right after a start the first handler may not be the only one, so
+        an unnamed publish waits until the grace ends or a second handler registers.
         """
-        found = await self._find(name)
-        if found is not None:
-            return found
+        handler = await self._find(name)
+        if handler is not None:
+            return handler
         present = sorted(self._live)
         if name is None and len(present) > 1:
             raise errors.NotReady.named(
@@ -97,28 +97,28 @@ class Handlers:
                 why=f"registered are: {', '.join(present)}",
                 hint="name one in the volume context: crust.dev/runtime-handler",
             )
-        wanted = f"runtime handler {name!r}" if name else "a runtime handler"
+        needed = f"runtime handler {name!r}" if name else "a runtime handler"
         raise errors.NotReady.named(
             "HandlerNotRegistered",
-            f"the mount cannot be deferred: {wanted} is needed",
+            f"the mount cannot be deferred: {needed} is needed",
             why=f"registered are: {', '.join(present)}" if present else "none is registered",
             hint="start the handler on this node, or correct crust.dev/runtime-handler",
         )
 
     async def owner(self, name: volumes.HandlerName) -> Handler:
         """The handler that a volume is published to; raises `HandlerDisconnected`."""
-        found = await self._find(name)
-        if found is None:
+        handler = await self._find(name)
+        if handler is None:
             raise errors.PeerUnavailable.named(
                 "HandlerDisconnected",
                 f"runtime handler {name!r} cannot be reached",
                 why="it is not registered now",
                 hint="start it again; running sandboxes are not affected",
             )
-        return found
+        return handler
 
     async def _find(self, name: volumes.HandlerName | None) -> Handler | None:
-        """The handler of the name; without a name the only one. Waits until the grace ends while that may change."""
+        """The handler of the name; without a name the only one. Waits for it until the grace ends."""
 
         def is_certain() -> bool:
             return len(self._live) > 1 if name is None else name in self._live
@@ -143,21 +143,22 @@ def check_features(
 ) -> None:
     """Raise `UnsupportedByHandler` for the first missing feature. An empty `fs_type` is not known yet.
 
-    `mount`: the driver's answer. What only a guest can open, only a guest can format; the proxy formats the rest.
+    `mount`: the driver's answer. Only a guest can format a volume that only a guest can open; the proxy formats the
+    others.
     """
     if fs_type and fs_type not in handler.filesystems:
-        known = ", ".join(sorted(handler.filesystems)) or "none"
+        supported = ", ".join(sorted(handler.filesystems)) or "none"
         raise unsupported(
-            handler.name, f"its filesystem is {fs_type!r}, and the runtime supports: {known}"
+            handler.name, f"its filesystem is {fs_type!r}, and the runtime supports: {supported}"
         )
     is_opened_here = mount is not None and mount.encryption is None and mount.image is None
-    for feature, what in needs(readonly=readonly, group=group, mount=mount):
+    for feature, reason in needs(readonly=readonly, group=group, mount=mount):
         if feature not in handler.features and not (feature is Feature.FORMAT and is_opened_here):
-            raise unsupported(handler.name, what, feature)
+            raise unsupported(handler.name, reason, feature)
 
 
 def check_limits(handler: Handler, limits: volumes.IoLimits) -> None:
-    """Raise `UnsupportedByHandler` if there are limits and the handler cannot enforce them: nobody else could."""
+    """Raise `UnsupportedByHandler` if there are limits and the handler cannot enforce them."""
     if limits != volumes.IoLimits() and Feature.IO_LIMITS not in handler.features:
         raise unsupported(handler.name, "it has I/O limits", Feature.IO_LIMITS)
 
@@ -167,7 +168,7 @@ def mount_of(
     request: csi_pb2.NodePublishVolumeRequest,
     response: csi_pb2.NodePublishVolumeResponse,
 ) -> volumes.DeferredMount:
-    """What the driver answered, with what the CO asked for; raises if the answer drops or changes something."""
+    """The driver's mount with the CO's options; raises if the answer drops or changes a part of the request."""
     if not response.HasField("deferred_mount"):
         raise errors.RuntimeFailed.named(
             "DriverIgnoredDeferral",
@@ -189,19 +190,19 @@ def mount_of(
                 why=f"{part} is {fact or 'none'}, and {wish} was requested",
                 hint="this is a bug in the driver or the shim in front of it",
             )
-    asked = deferral_keys.encryption(request.volume_context)
-    if asked is not None and answer.encryption is not asked:
+    encryption = deferral_keys.encryption(request.volume_context)
+    if encryption is not None and answer.encryption is not encryption:
         raise errors.RuntimeFailed.named(
             "DriverIgnoredEncryption",
             f"volume {wanted.key} was not deferred",
-            why=f"{deferral_keys.ENCRYPTION} is {asked.value}, and the driver answered without encryption: the guest "
-            "would write it unencrypted",
+            why=f"{deferral_keys.ENCRYPTION} is {encryption.value}, and the driver answered without encryption: "
+            "the guest would write it unencrypted",
             hint="update the driver, or the crust shim in front of it",
         )
     return replace(
         answer,
         readonly=answer.readonly or wanted.readonly,
-        # asked for, and perhaps not repeated by the driver: they must reach the runtime (KEP-2857)
+        # the driver may not repeat the CO's options, and they must reach the runtime (KEP-2857)
         mount_options=(*answer.mount_options, *wanted.options),
     )
 
@@ -217,9 +218,8 @@ def check_place(handler: Handler, target: volumes.TargetPath, table: Table) -> N
     """Raise TooManyVolumesInSandbox if the pod of the target has as many volumes as its sandbox can have, and
     PathTooLongForHandler if the runtime cannot be given a volume at such a path.
 
-    Those that are being published are among the rows: a kubelet publishes all volumes of a pod at once. The pod is
-    known by the kubelet's path of a target; where a CO has other paths, the handler itself refuses what is too much,
-    when the container starts.
+    The rows include running publishes: a kubelet publishes all volumes of a pod at once. The kubelet's path of a
+    target names the pod; with other paths of a CO, the handler itself refuses the volume when the container starts.
     """
     length = len(os.fsencode(target.text))
     if 0 < handler.max_target_path_bytes < length:
@@ -282,10 +282,10 @@ class HandlerRegistry:
     async def GetVolumeSecrets(
         self, request: handlers_pb2.GetVolumeSecretsRequest, call: Call
     ) -> handlers_pb2.GetVolumeSecretsResponse:
-        """The secrets that the guest needs; none for a volume that needs none. They are in memory and nowhere else.
+        """The secrets that the guest needs; empty if it needs none. They are in memory and nowhere else.
 
-        A handler gets those of a volume that a live sandbox of its own has claimed: the lock is held, and claim.json
-        names the handler. Raises SecretsNotForCaller, SecretsForgotten, and what reading the entry raises.
+        A handler gets the secrets only while a live sandbox of its own has claimed the volume: the lock is held, and
+        claim.json names the handler. Raises SecretsNotForCaller, SecretsForgotten, and the errors of the entry.
         """
         target = volumes.TargetPath.parse(request.target_path, role="target_path")
         record, handler = self._entries.table.expect(target.text), request.handler

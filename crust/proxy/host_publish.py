@@ -1,8 +1,8 @@
-"""NodePublishVolume on the host, beside deferred ones: the request passes as bytes.
+"""NodePublishVolume on the host, beside deferred publishes: the request passes as bytes.
 
-It is no operation of the proxy: publishes of one volume reach the driver side by side, as they would without a proxy.
-Its device is verified after the driver's answer: a deferred publish may have it under another volume's id. A bind of
-a device's node holds nothing, so a raw publish is a row of the table.
+It is no operation of the proxy: publishes of one volume reach the driver side by side, as without a proxy.
+The proxy verifies the device after the driver's answer: a deferred publish may have it under another volume's id. A
+bind mount of a device's node does not hold the device, so a raw publish is a row of the table.
 """
 
 import glob
@@ -43,13 +43,15 @@ class HostPublish:
     publish: Publish
 
     def admit(self, key: volumes.VolumeKey, request: csi_pb2.NodePublishVolumeRequest) -> Target:
-        """The row of a publish on the host; raises what refuses it beside a deferred one."""
+        """The row of a publish on the host; raises if a deferred publish forbids it."""
         path = request.target_path  # unchecked: the driver checks it
         is_block = request.volume_capability.HasField("block")
-        there = self.entries.table.at(path)
-        if there is not None and not there.raw:
-            if there.is_unreadable and there.entry is not None:
-                raise self.publish.refusal(path, there.entry.error or errors.Corrupt("unreadable"))
+        present = self.entries.table.at(path)
+        if present is not None and not present.raw:
+            if present.is_unreadable and present.entry is not None:
+                raise self.publish.refusal(
+                    path, present.entry.error or errors.Corrupt("unreadable")
+                )
             raise errors.Conflict.named(
                 "AlreadyDeferred",
                 f"the volume cannot be mounted at {path}",
@@ -66,9 +68,9 @@ class HostPublish:
         return row
 
     async def begins(self, row: Target) -> bool:
-        """The publish reaches the driver now; returns whether nothing of it is there yet.
+        """Note that the publish reaches the driver now; returns whether the target is new.
 
-        The target of a raw publish is looked at from now on.
+        From now on looks include the target of a raw publish.
         """
         if row.raw:
             is_new = self.entries.table.at(row.path) is None
@@ -79,7 +81,7 @@ class HostPublish:
         return await workers.run(self.entries.targets.mounted_device, row.path) is None
 
     def ended(self, path: str) -> None:
-        """The driver has unpublished whatever was at the target."""
+        """Note that the driver has unpublished the target."""
         row = self.entries.table.at(path)
         if row is not None and row.raw:
             self.entries.table.drop(row.name)
@@ -87,9 +89,9 @@ class HostPublish:
     async def check_device(
         self, row: Target, backend: CsiDriver, metadata: Metadata, *, is_new: bool
     ) -> None:
-        """Verify the device of a publish on the host that the driver has carried out; raises DeviceReserved.
+        """Verify the device that the driver has published on the host; raises DeviceReserved.
 
-        A publish that was not there before this call is undone then.
+        Then a new publish is undone.
         """
         try:
             devices = await workers.run(self._devices, row)

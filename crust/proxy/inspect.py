@@ -41,23 +41,23 @@ class Inspect:
         return inspect_pb2.ListDriversResponse(
             drivers=[
                 inspect_pb2.ListDriversResponse.Driver(
-                    name=each.served.name,
-                    socket=each.served.socket,
-                    backend=each.served.backend,
-                    connected=each.backend.port.is_connected(),
+                    name=driver.served.name,
+                    socket=driver.served.socket,
+                    backend=driver.served.backend,
+                    connected=driver.backend.port.is_connected(),
                     deferred_volumes=sum(
-                        number for (name, _), number in states.items() if name == each.served.name
+                        number for (name, _), number in states.items() if name == driver.served.name
                     ),
-                    registration=each.registration.state if each.registration else "",
+                    registration=driver.registration.state if driver.registration else "",
                 )
-                for each in self.drivers.all()
+                for driver in self.drivers.all()
             ]
         )
 
     async def ListHandlers(
         self, request: inspect_pb2.ListHandlersRequest, call: Call
     ) -> inspect_pb2.ListHandlersResponse:
-        """The registered handlers. Without a thread nobody looks for their sockets: an operator asks what hangs."""
+        """The registered handlers. If no thread is free, the proxy answers without a look at their sockets."""
         handlers = self.handlers.all()
         messages = [""] * len(handlers)
         with contextlib.suppress(workers.NoWorkerFree):
@@ -79,8 +79,8 @@ class Inspect:
     async def ListDeferredVolumes(
         self, request: inspect_pb2.ListDeferredVolumesRequest, call: Call
     ) -> inspect_pb2.ListDeferredVolumesResponse:
-        """All entries of the handoff directory after a look; unreadable ones with the error. Without a thread they
-        are those of the last look: an operator asks what hangs.
+        """All entries of the handoff directory after a look; unreadable ones with the error. If no thread is free,
+        the proxy answers with the entries of the last look.
         """
         with contextlib.suppress(workers.NoWorkerFree):
             await workers.check_free()
@@ -91,8 +91,8 @@ class Inspect:
     async def ExplainPolicy(
         self, request: inspect_pb2.ExplainPolicyRequest, call: Call
     ) -> inspect_pb2.ExplainPolicyResponse:
-        """What would be decided for a publish. Raises `NoSuchDriver` and what the policy raises."""
-        served = {each.served.name: each.frontend for each in self.drivers.all()}
+        """The decision for such a publish. Raises `NoSuchDriver` and the errors of the policy."""
+        served = {driver.served.name: driver.frontend for driver in self.drivers.all()}
         if request.driver not in served:
             raise errors.NotFound.named(
                 "NoSuchDriver",
@@ -140,9 +140,9 @@ class Inspect:
 
 
 def _why_unreachable(handler: Handler) -> str:
-    """Why nobody can be called at the handler's endpoint, in this process's view of the files; empty otherwise.
+    """The reason why this process cannot call the handler's endpoint; empty if the socket exists. Blocks.
 
-    The session is open all the same: a runtime of the host registers with a proxy in a pod, which sees less. Blocks.
+    The session may be open all the same: a proxy in a pod sees fewer files than a runtime of the host.
     """
     if os.path.exists(handler.endpoint):
         return ""
@@ -183,7 +183,7 @@ def _volume(entry: Entry) -> inspect_pb2.DeferredVolume:
 
 
 def _message(entry: Entry) -> str:
-    """Of a dead claim, too: why the last sandbox could not use the volume, or that it left its claim."""
+    """The error of the claim; of a dead claim, too, or that the sandbox left its claim."""
     if entry.claim_error is not None or entry.claim is None:
         return str(entry.claim_error or "")
     if entry.live or entry.claim.error:

@@ -1,10 +1,10 @@
-"""The looks: they keep the table current, report the runtimes' claims as events, and mend what is lost.
+"""The looks keep the table current, report the runtimes' claims as events, and mount lost guards again.
 
 Runtimes write the claims, so the proxy learns of them by looking; an event of the watch means "look again". A guard
-is lost when somebody unmounts it, or when the mounts of a container end with it. The target is open then: a runtime
-that misses the entry would write to the node's disk. So the guard is mounted again, as the last look has seen it, by
-an operation at the target. What the proxy cannot mend it reports as its health: a guard that cannot be
-mounted or whose group nobody knows, a mount over a guard, a device that is gone or another one now.
+is lost when somebody unmounts it, or when the mounts of a container end with it. Then a runtime that misses the entry
+would write to the node's disk. So an operation at the target mounts the guard again, as the last look has seen it.
+The proxy reports as its health: a guard that it cannot mount or whose group nobody knows, a mount over a guard, and a
+device that is gone or changed.
 
 The mounts are listed only when they have changed, and a device is checked when its entry is read.
 """
@@ -31,7 +31,7 @@ _PAUSE_FACTOR = 10
 _MAX_PAUSE_S = 2.0
 
 _RESTORE_S = 5.0
-"""How long a look waits for a guard mount. One that hangs is reported, and goes on."""
+"""How long a look waits for a guard mount. The look reports a mount that hangs, and goes on."""
 
 _KINDS = {State.MOUNTED: "mounted", State.ERROR: "failed"}
 """The events for states of a claim, beside "claimed"."""
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a look has read."""
+    """The result of a look."""
 
     names: Set[str]
     read: Mapping[str, Target]
@@ -67,19 +67,19 @@ class Looks:
         async with self._looking:
             must_list = self._targets.mounts_changed() or self._must_list
             began = self._table.clock
-            known = {row.name for row in self._table.rows()}
-            found = await workers.run(self._read, known, must_list=must_list)
-            newer = self._table.merge(began, found.names, found.read, found.stacks)
+            known_names = {row.name for row in self._table.rows()}
+            findings = await workers.run(self._read, known_names, must_list=must_list)
+            newer = self._table.merge(began, findings.names, findings.read, findings.stacks)
             self._must_list = bool(newer) and must_list
             self._reader.forget(newer)
-            read = frozenset(found.read.keys() - set(newer))
-            for name in read:
+            current = frozenset(findings.read.keys() - set(newer))
+            for name in current:
                 self._report_claim(name)
             for row in self._table.take_ended():
                 self._report_ended(row)
-            for name in read:
-                self._report(name, "device", found.problems.get(name))
-            return read
+            for name in current:
+                self._report(name, "device", findings.problems.get(name))
+            return current
 
     @asynccontextmanager
     async def following(
@@ -106,26 +106,26 @@ class Looks:
             async with supervised("watch of the handoff directory", follow, health, end=end):
                 yield
 
-    def _read(self, known: Set[str], *, must_list: bool) -> _Found:
-        found = self._reader.look()
-        read = {name: self._entries.row_of(entry) for name, entry in found.read.items()}
-        for name, row in read.items():
+    def _read(self, known_names: Set[str], *, must_list: bool) -> _Found:
+        entries = self._reader.look()
+        rows = {name: self._entries.row_of(entry) for name, entry in entries.read.items()}
+        for name, row in rows.items():
             if row.record is not None:
-                read[name] = replace(row, guard=self._targets.guard_at(row.record.target))
-        lists = must_list or not read.keys() <= known
-        problems = {name: self._device_problem(row) for name, row in read.items()}
-        return _Found(found.names, read, problems, self._targets.stacks() if lists else None)
+                rows[name] = replace(row, guard=self._targets.guard_at(row.record.target))
+        lists = must_list or not rows.keys() <= known_names
+        problems = {name: self._device_problem(row) for name, row in rows.items()}
+        return _Found(entries.names, rows, problems, self._targets.stacks() if lists else None)
 
     def _device_problem(self, row: Target) -> errors.CrustError | None:
         record = row.record
         if record is None or record.image is not None:
-            return None  # of an image only its cluster knows, and only with the key of its user
+            return None  # only the cluster can look for an image, and only with the key of its user
         try:
-            found = self._entries.devices.identify(record.device)
-            why = f"the kernel has {found} there"
+            identity = self._entries.devices.identify(record.device)
+            why = f"the kernel has {identity} there"
         except errors.CrustError as error:
-            found, why = None, error.what
-        if found == record.identity:
+            identity, why = None, error.what
+        if identity == record.identity:
             return None
         return errors.NotReady.named(
             "PublishedDeviceChanged",
@@ -134,20 +134,19 @@ class Looks:
             hint="delete the pod; the CO publishes the volume again for the next one",
         )
 
-    async def mend(self, read: Set[str]) -> None:
-        """Restore the guards that are lost, or report why not. One that could not be restored comes last, and only
-        when its entry was read.
-        """
-        lost = [row for row in self._table.rows() if not row.busy and self._needs_guard(row, read)]
+    async def mend(self, names: Set[str]) -> None:
+        """Restore lost guards, or report the reason; the last failure is retried last, if `names` has its entry."""
+        rows = self._table.rows()
+        lost = [row for row in rows if not row.busy and self._needs_guard(row, names)]
         for row in sorted(lost, key=lambda row: ("guard mount" in row.problems, row.path)):
             if not await self._restore(row):
-                return  # the next look goes on with the others: it does not wait for each that hangs
+                return  # the next look restores the others: one look waits for one hanging mount
 
-    def _needs_guard(self, row: Target, read: Set[str]) -> bool:
+    def _needs_guard(self, row: Target, names: Set[str]) -> bool:
         if not needs_guard(row):
             self._report(row.name, "guard mount", None)
             return False
-        return "guard mount" not in row.problems or row.name in read
+        return "guard mount" not in row.problems or row.name in names
 
     async def _restore(self, row: Target) -> bool:
         """Mount the guard again; returns False if that hangs."""
@@ -174,15 +173,15 @@ class Looks:
         except errors.CrustError as error:
             self._report(row.name, "guard mount", error)
             return True
-        now = self._table.at_name(row.name)
-        if now is None:
+        current = self._table.at_name(row.name)
+        if current is None:
             return True
-        self._table.note(replace(now, stack=Stack.GUARD))
+        self._table.note(replace(current, stack=Stack.GUARD))
         self._report(row.name, "guard mount", None)
         if restored:
             _log.warning("guard mount restored", extra={"target": row.path})
             self._entries.events.emit(Event("guard-restored", row.path))
-            if lost_its_group(now):
+            if lost_its_group(current):
                 self._report(row.name, "group", group_unknown(row.path))
         return True
 
@@ -209,7 +208,7 @@ class Looks:
             self._entries.events.emit(Event("unhealthy", row.path, message=str(problem)))
 
     def _report_ended(self, row: Target) -> None:
-        """What is unpublished is claimed by nobody, which no claim survives, and is no problem any more."""
+        """An unpublish ends the claim and the problems of its target."""
         for part in row.problems:
             self._entries.health.report(f"{part} of {row.path}", None, is_fatal=False)
             self._entries.events.emit(Event("healthy", row.path, message=part))
@@ -238,7 +237,7 @@ class Looks:
 def claim_events(
     handler: str, target: str, had: Claim | None, has: Claim | None
 ) -> Iterable[Event]:
-    """What lies between the claim that was reported last and the one that was read now.
+    """The events between the claim that was reported last, `had`, and the claim that was read now, `has`.
 
     A claim is released when its lock is free: after that an unpublish succeeds, and with claim.json removed before
     the lock is free it would not yet.

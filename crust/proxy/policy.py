@@ -1,4 +1,4 @@
-"""Decides whether a publish is deferred. The first of these that says something decides:
+"""Decides whether a publish is deferred. The first of these that has a value decides:
 
 1. The CO's own flag, NodePublishVolumeRequest.defer_fs_ops (CSI PR #526).
 2. The volume context, which comes from the StorageClass: `crust.dev/defer` = always | never | runtime-class. It may
@@ -9,8 +9,8 @@ runtime-class asks for the handler of the pod's RuntimeClass. If the settings na
 runtime, the publish is deferred, to the handler of that name; otherwise it is an ordinary host mount. A pod's answer
 cannot change, but it may not be known: then the publish is refused, and the CO retries.
 
-There is no fallback: a publish that is to be deferred is deferred, or it fails. A repeated publish of a volume that
-is deferred at the target does not ask for the pod again, and one that says something else is refused. A raw block
+There is no fallback: if the decision is to defer, the publish is deferred or it fails. A repeated publish of a volume
+that is deferred at the target does not ask for the pod again; if it decides otherwise, it is refused. A raw block
 volume has no filesystem to defer: it passes through, except that the CO's flag for it is an error.
 """
 
@@ -24,7 +24,7 @@ from crust.kubernetes_api.pod_runtimes import PodName, PodRuntimes
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether to defer, to which handler (None: the only one that is registered), and what decided it."""
+    """Whether to defer, to which handler (None: the only registered one), and the source of the decision."""
 
     defer: bool
     handler: volumes.HandlerName | None
@@ -61,17 +61,17 @@ class Policy:
             if block:
                 raise deferral_keys.raw_block_volume()
             return Decision(defer=True, handler=named, decider="the CO's flag defer_fs_ops")
-        wanted = deferral_keys.defer(context)
-        decider = f"the volume context, {deferral_keys.DEFER}={wanted.value}" if wanted else ""
-        if wanted is None and self.default is not None:
-            wanted = self.default
-            decider = f"the driver's default in the settings, defer={wanted.value}"
-        if block or wanted in (None, Defer.NEVER):
+        defer = deferral_keys.defer(context)
+        decider = f"the volume context, {deferral_keys.DEFER}={defer.value}" if defer else ""
+        if defer is None and self.default is not None:
+            defer = self.default
+            decider = f"the driver's default in the settings, defer={defer.value}"
+        if block or defer in (None, Defer.NEVER):
             decider = decider or "nothing asks for deferral"
             if named is not None:  # only a CO with the flag can have meant that
                 decider += f", so {deferral_keys.RUNTIME_HANDLER}={named} has no effect"
             return Decision(defer=False, handler=named, decider=decider)
-        if wanted is Defer.ALWAYS:
+        if defer is Defer.ALWAYS:
             return Decision(defer=True, handler=named, decider=decider)
         if known is not None:
             return Decision(

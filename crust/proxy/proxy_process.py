@@ -53,7 +53,7 @@ _RUNTIME = runtime_pb2.DESCRIPTOR.services_by_name["Runtime"]
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What the proxy sees and changes of this host."""
+    """The parts of this host that the proxy reads and changes."""
 
     targets: Targets
     filesystems: Filesystems
@@ -61,7 +61,7 @@ class Host:
 
     @classmethod
     def of(cls, settings: ProxySettings) -> Self:
-        """The kernel's."""
+        """The host with the real kernel."""
         locks = ToolLocks(Path(settings.run_dir, "tools.lock"))
         return cls(Targets(settings.target_roots), Filesystems(locks))
 
@@ -74,7 +74,7 @@ async def run(settings: ProxySettings) -> None:
 
 
 async def check_propagation(settings: ProxySettings) -> None:
-    """Raise what would make a running proxy useless on this host."""
+    """Raise if mounts of the proxy cannot reach this host."""
     if settings.check_propagation:
         await workers.run(propagation.check, settings.target_roots)
 
@@ -121,8 +121,8 @@ async def part(
         await stack.enter_async_context(watch.running())  # ends when all operations have ended
         with pool.used():  # by the loops and the servers that are started here
             store, table, events = stores.Store(settings.volumes_root), Table(), Events()
-            seen = (host.targets, host.filesystems, host.devices)
-            entries = Entries(store, table, *seen, running, events, daemon.health)
+            host_parts = (host.targets, host.filesystems, host.devices)
+            entries = Entries(store, table, *host_parts, running, events, daemon.health)
             looks = Looks(entries)
             await _load(entries, looks, settings.target_roots, stack)
             handlers = Handlers(grace_s=settings.handler_grace_s)
@@ -177,8 +177,8 @@ def _export_metrics(
     table: Table, drivers: DriverSockets, running: operations.KeyedOperations, pool: Workers
 ) -> None:
     def states() -> Iterable[metrics.Sample]:
-        none = {(each.served.name, "published"): 0 for each in drivers.all()}
-        return [(labels, number) for labels, number in {**none, **table.states()}.items()]
+        zeros = {(driver.served.name, "published"): 0 for driver in drivers.all()}
+        return [(labels, number) for labels, number in {**zeros, **table.states()}.items()]
 
     metrics.deferred_volumes.show("proxy", states)
     metrics.reservations.set_function(table.reservations)

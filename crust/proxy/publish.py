@@ -1,7 +1,7 @@
 """NodePublishVolume, deferred: from the request to an entry in the handoff directory.
 
-A deferred publish observes the target, decides (`crust.proxy.target`), does the steps, and, if one fails, undoes what
-the decisions say, and observes again: what stands then gives the code (crust/rpc/status.py), whatever the error was.
+A deferred publish observes the target, decides (`crust.proxy.target`), and does the steps. If a step fails, it undoes
+as decided and observes again: the residue gives the code (crust/rpc/status.py), independent of the error.
 All checks come before any change: the handler, its features, other users of the volume. Then the proxy mounts the
 guard and calls the driver, whose answer identifies the device, and repeats the checks with the answer. Then it
 writes the entry, which appears atomically.
@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Run:
-    """One deferred publish: what was seen at its beginning, and what the driver said."""
+    """One deferred publish, with the observation at its beginning and the state of the driver's call."""
 
     backend: CsiDriver
     metadata: Metadata
@@ -92,7 +92,7 @@ class Publish:
         decision: Decision,
         metadata: Metadata,
     ) -> csi_pb2.NodePublishVolumeResponse:
-        """Publish to a runtime; raises an error or the driver's status, with a code that fits what stands."""
+        """Publish to a runtime; raises an error or the driver's status, with a code that fits the residue."""
         try:
             wanted = Wanted.of(key, request)
             self.entries.targets.check_allowed(wanted.target)
@@ -103,14 +103,14 @@ class Publish:
         try:
             await self._defer(run, request)
         except Exception as error:
-            # also a bug, or MemoryError: what stands decides, and not the error's class
+            # also a bug, or MemoryError: the residue decides, and not the error's class
             raise await self._failed(run, error) from error
         return csi_pb2.NodePublishVolumeResponse()
 
     def refusal(
         self, target: str, error: Exception, decision: Decision | None = None
     ) -> errors.CrustError:
-        """The error of a publish that has looked at nothing yet: the table knows what stands."""
+        """The error of a publish that has not observed the target: the residue comes from the table."""
         residue = Residue.NONE if self.entries.table.at(target) is None else Residue.EXISTS
         return self.answer(target, error, residue, decision)
 
@@ -193,7 +193,7 @@ class Publish:
             raise _refused(run.began, run.wanted)
 
     def _look_and_guard(self, run: _Run, handler: Handler | None) -> Seen:
-        """Blocks. In one hop: each one takes as long as all of this."""
+        """Observe and mount the guard. Blocks. In one thread hop, which takes as long as both."""
         seen = self.entries.observe(run.wanted.key, run.wanted.target)
         plan = begin_publish(seen, run.wanted)
         if plan is PublishPlan.DEFER and handler is not None:
@@ -213,9 +213,9 @@ class Publish:
     async def _call_driver(
         self, run: _Run, request: csi_pb2.NodePublishVolumeRequest
     ) -> csi_pb2.NodePublishVolumeResponse:
-        """The driver's publish; meanwhile a thread looks for processes that write to devices.
+        """Call the driver; meanwhile a thread looks for processes that write to devices.
 
-        Not if the entry was there: its sandbox may have the device.
+        If the entry existed, no thread looks: its sandbox may have the device.
         """
         request.defer_fs_ops = True
         mount = request.volume_capability.mount
@@ -254,18 +254,20 @@ class Publish:
                 mount = replace(mount, format=None)
             return Record.of(mount, key, target, handler.name, decided_by=decider, pod=pod)
         assert run.began.entry is not None
-        known = run.began.entry.require()
-        if known.mount.format is None:  # the proxy has made the filesystem, if it was missing
+        record = run.began.entry.require()
+        if record.mount.format is None:  # the proxy has made the filesystem, if it was missing
             mount = replace(mount, format=None)
         # a retry keeps the first choice: a second handler may have registered since
-        name = run.decision.handler or known.handler
-        return Record.of(mount, key, target, name, decided_by=known.crust.decided_by or "", pod=pod)
+        name = run.decision.handler or record.handler
+        return Record.of(
+            mount, key, target, name, decided_by=record.crust.decided_by or "", pod=pod
+        )
 
     async def _make_filesystem(
         self,
         run: _Run,
         handler: Handler,
-        wanted: volumes.GuestFormat,
+        guest_format: volumes.GuestFormat,
         mount: volumes.DeferredMount,
         record: Record,
     ) -> None:
@@ -273,7 +275,9 @@ class Publish:
         if not must_be_made(run.began, mount, handler.features):
             return
         await workers.run(self._reserve_device, run, record, mount.secrets)
-        await self.entries.filesystems.make_if_blank(record.key, record.block, record.mount, wanted)
+        await self.entries.filesystems.make_if_blank(
+            record.key, record.block, record.mount, guest_format
+        )
         run.writers = await workers.run(self.entries.targets.writers)  # mkfs may have taken long
 
     def _place(
@@ -314,7 +318,7 @@ class Publish:
         return devices
 
     async def _failed(self, run: _Run, error: Exception) -> errors.CrustError:
-        """Undo what the decisions say, observe, and answer. The publish's own error is the one to report."""
+        """Undo as decided, observe, and return the publish's own error with the code for the residue."""
         decided = undo(run.began, run.asked, is_inline=run.wanted.is_inline)
         try:
             if decided is Undo.UNGUARD:
@@ -352,13 +356,13 @@ class Publish:
     def answer(
         self, target: str, error: Exception, residue: Residue, decision: Decision | None
     ) -> errors.CrustError:
-        """The error to answer a publish with, from what stands; told to watchers if it was to be deferred."""
-        known = known_error(_PUBLISH, "the proxy", error)
+        """The error that answers a publish with this residue; watchers get it if the publish was to be deferred."""
+        answered = known_error(_PUBLISH, "the proxy", error)
         if decision is not None:
             self.entries.events.emit(
-                Event("refused", target, decision.handler or "", known.shown())
+                Event("refused", target, decision.handler or "", answered.shown())
             )
-        return status.answer(_PUBLISH, known, residue)
+        return status.answer(_PUBLISH, answered, residue)
 
 
 def _refused(seen: Seen, wanted: Wanted) -> Exception:

@@ -3,7 +3,7 @@
 A caller names a volume by its target path, and each call has one shape: the record, the handler whose sandbox has the
 volume, the feature that the handler must offer, the call. A sandbox whose handler is not registered, or that is just
 claiming the volume, is an error: it does not mean that nobody has the volume. The numbers in a handler's answer come
-from a guest, so they are checked. What a call remembers is in the record alone.
+from a guest, so they are checked. A call stores its result in the record alone.
 
 - Expand: the size goes into the record even if no caller waits any more. A kubelet does not retry after
   FAILED_PRECONDITION until the pod is restarted, so only two errors have that code (crust/rpc/status.py):
@@ -12,8 +12,8 @@ from a guest, so they are checked. What a call remembers is in the record alone.
 - Limits: the handler gets them first, then the record is written; if either fails, both have the old ones. A sandbox
   that claims the volume while the record is written may have read the old one, so it gets the limits afterwards. The
   handler must be registered even without a sandbox: limits that it cannot enforce would be ignored in silence.
-- Health: the driver is asked first. If it finds nothing and the guest cannot be asked, that is an error, and not
-  "healthy".
+- Health: the proxy calls the driver first. If the driver finds nothing and the guest cannot answer, the call fails:
+  it does not answer "healthy".
 """
 
 import contextlib
@@ -81,13 +81,13 @@ class RuntimeApi:
     ) -> runtime_pb2.RuntimeExpandVolumeResponse:
         """Grow the filesystem to its device. Without a sandbox only the record changes; the next mount grows it."""
         target = self._expect(request.volume_target_path).target
-        wanted = crust_v1.capacity_range(request.capacity_range)
+        capacity = crust_v1.capacity_range(request.capacity_range)
         try:
             size_bytes = await self.entries.operations.run(
                 target,
                 "RuntimeExpandVolume",
-                wanted,
-                lambda: self._expand(target, wanted),
+                capacity,
+                lambda: self._expand(target, capacity),
                 left_s=call.time_remaining(),
             )
         except errors.CrustError as error:
@@ -145,9 +145,9 @@ class RuntimeApi:
     ) -> runtime_pb2.RuntimeSetVolumeLimitsResponse:
         """Replace the I/O limits; answers whether a sandbox has the volume, so that they are in force already."""
         target = self._expect(request.volume_target_path).target
-        wanted = crust_v1.io_limits(request.limits)
+        limits = crust_v1.io_limits(request.limits)
         applied = await self.entries.operations.run(
-            target, "RuntimeSetVolumeLimits", wanted, lambda: self._set_limits(target, wanted)
+            target, "RuntimeSetVolumeLimits", limits, lambda: self._set_limits(target, limits)
         )
         return runtime_pb2.RuntimeSetVolumeLimitsResponse(applied=applied)
 
@@ -193,8 +193,8 @@ class RuntimeApi:
     async def _check_fits(self, record: Record, stats: volumes.VolumeStats) -> None:
         """Raise `ImplausibleStats` if a number of the statistics is greater than the device has bytes.
 
-        The record may not have the size after an expansion yet, so then the kernel is asked. Of an image it has: the
-        size is written before the guest learns of it.
+        The record may not have the size after an expansion yet, so then the kernel is asked. The record of an image
+        has it: the size is written before the guest learns of it.
         """
         greatest = max((usage.total for usage in stats.usage), default=0)
         size_bytes = record.mount.capacity_bytes
@@ -205,20 +205,20 @@ class RuntimeApi:
                 f"a total of {greatest} on {record.shown_source}, which has {size_bytes} bytes"
             )
 
-    async def _expand(self, target: volumes.TargetPath, wanted: volumes.CapacityRange) -> int:
+    async def _expand(self, target: volumes.TargetPath, capacity: volumes.CapacityRange) -> int:
         record = self.entries.table.expect(target.text)
-        size_bytes = await self._device_size(record, wanted)
-        if wanted.limit_bytes and size_bytes > wanted.limit_bytes:
+        size_bytes = await self._device_size(record, capacity)
+        if capacity.limit_bytes and size_bytes > capacity.limit_bytes:
             raise errors.OutOfRange.named(
                 "DeviceTooLarge",
-                f"the volume on {record.shown_source} cannot be kept within {wanted.limit_bytes} bytes",
+                f"the volume on {record.shown_source} cannot be kept within {capacity.limit_bytes} bytes",
                 why=f"the device has {size_bytes} bytes already",
                 hint="raise the limit: a filesystem fills its device",
             )
-        if size_bytes < wanted.required_bytes:
+        if size_bytes < capacity.required_bytes:
             raise errors.NotReady.named(
                 "DeviceNotExpanded",
-                f"the filesystem on {record.shown_source} cannot grow to {wanted.required_bytes} bytes",
+                f"the filesystem on {record.shown_source} cannot grow to {capacity.required_bytes} bytes",
                 why=f"the device has {size_bytes} bytes",
                 hint="expand the device first (ControllerExpandVolume, NodeExpandVolume of the driver)",
             )
@@ -228,18 +228,18 @@ class RuntimeApi:
             await workers.run(self.entries.filesystems.check_filled, record, size_bytes)
             return size_bytes
         if await self.entries.holder(record) is not None:
-            await self._expand_in_sandbox(handler, record, size_bytes, wanted.limit_bytes)
+            await self._expand_in_sandbox(handler, record, size_bytes, capacity.limit_bytes)
         await self._change(target, capacity_bytes=size_bytes)
         return size_bytes
 
-    async def _device_size(self, record: Record, wanted: volumes.CapacityRange) -> int:
-        """That of an image is what the driver has grown it to, and is written first.
+    async def _device_size(self, record: Record, capacity: volumes.CapacityRange) -> int:
+        """The size from the kernel; for an image the size of the request, which is written first.
 
         This host cannot see an image's size: the runtime refuses a size that the image does not have.
         """
         if record.image is None:
             return await workers.run(self.entries.devices.size_bytes, record.device)
-        size_bytes = max(wanted.required_bytes, record.mount.capacity_bytes)
+        size_bytes = max(capacity.required_bytes, record.mount.capacity_bytes)
         if size_bytes > record.mount.capacity_bytes:
             await self._change(record.target, capacity_bytes=size_bytes)
         return size_bytes
@@ -262,10 +262,10 @@ class RuntimeApi:
                 f"a filesystem of {filled_bytes} bytes on {record.shown_source}, which has {size_bytes} bytes"
             )
 
-    async def _set_limits(self, target: volumes.TargetPath, wanted: volumes.IoLimits) -> bool:
+    async def _set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> bool:
         record = self.entries.table.expect(target.text)
         handler = await self.handlers.owner(record.handler)
-        check_limits(handler, wanted)
+        check_limits(handler, limits)
 
         async def limit_sandbox(to: volumes.IoLimits) -> None:
             if Feature.IO_LIMITS in handler.features:  # otherwise there are no limits to remove
@@ -273,9 +273,9 @@ class RuntimeApi:
 
         holder = await self.entries.holder(record)
         if holder is not None:
-            await limit_sandbox(wanted)
+            await limit_sandbox(limits)
         try:
-            await self._change(target, io_limits=wanted)
+            await self._change(target, io_limits=limits)
         except errors.CrustError:
             if holder is not None:
                 with contextlib.suppress(errors.CrustError):  # the caller gets the record's error
@@ -285,14 +285,14 @@ class RuntimeApi:
         # a sandbox has claimed the volume meanwhile
         if current is not None and (holder is None or current.claimed_at != holder.claimed_at):
             try:
-                await limit_sandbox(wanted)
+                await limit_sandbox(limits)
             except errors.CrustError:
                 await self._change(target, io_limits=record.mount.io_limits)
                 raise
         is_applied = current is not None
-        extra = {"volume": str(record.key), "limits": str(wanted), "applied": is_applied}
+        extra = {"volume": str(record.key), "limits": str(limits), "applied": is_applied}
         _log.info("limits set", extra=extra)
-        self._emit("limits-set", record, str(wanted))
+        self._emit("limits-set", record, str(limits))
         return is_applied
 
     async def _change(self, target: volumes.TargetPath, **fields: Any) -> None:
@@ -310,9 +310,9 @@ class RuntimeApi:
         entry = self.entries.store.read(target)
         if entry is None:
             raise claims.NotPublished(target)
-        there = entry.require()
-        mount = replace(there.mount, **fields)
-        if mount != there.mount:
+        record = entry.require()
+        mount = replace(record.mount, **fields)
+        if mount != record.mount:
             entry = self.entries.store.rewrite(entry, mount)
         return self.entries.row_of(entry)
 

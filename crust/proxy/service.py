@@ -62,15 +62,15 @@ class CsiService:
         self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, call: Call
     ) -> bytes:
         row = self._table.at(request.target_path)
-        known = row.record if row is not None else None
-        if known is not None and known.key.volume_id != request.volume_id:
-            known = None
+        deferred = row.record if row is not None else None
+        if deferred is not None and deferred.key.volume_id != request.volume_id:
+            deferred = None
         try:
             decision = await self.policy.decide(
                 flag=request.defer_fs_ops,
                 block=request.volume_capability.HasField("block"),
                 context=request.volume_context,
-                known=known.handler if known is not None else None,
+                known=deferred.handler if deferred is not None else None,
             )
         except Exception as error:
             raise self._publish.refusal(request.target_path, error) from error
@@ -152,8 +152,8 @@ class CsiService:
     ) -> None:
         """Raise `InvalidPath` if a guard is on the target although no row says so: a link leads to one.
 
-        Every unpublish of every driver asks, and almost always no row concerns it. Else a thread looks; a CO retries,
-        so a target that hangs costs one thread, not one for each retry.
+        Each unpublish on the host comes here, and almost none concerns a row. For the others a thread looks: a target
+        that hangs costs one thread, not one for each retry of the CO.
         """
         path = request.target_path
         if not self._table.concerns(self._unchecked_key(request.volume_id)):

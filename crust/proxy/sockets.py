@@ -89,7 +89,7 @@ class DriverSockets:
         return tuple(self._drivers[name] for name in sorted(self._drivers))
 
     async def add(self, served: ServedDriver) -> None:
-        """Serve one more. Raises what keeps its socket from being served, and then nothing is changed."""
+        """Serve another driver. If its socket cannot be served, raises the reason and changes nothing."""
         async with AsyncExitStack() as parts:
             port = await parts.enter_async_context(self.connect(served.backend))
             backend = CsiDriver(port)
@@ -114,13 +114,14 @@ class DriverSockets:
 
     def missing(self) -> errors.CrustError | None:
         """The first driver whose backend is not connected."""
-        missing = (
-            each.backend.missing(each.served.name, each.served.backend) for each in self.all()
+        problems = (
+            driver.backend.missing(driver.served.name, driver.served.backend)
+            for driver in self.all()
         )
-        return next(filter(None, missing), None)
+        return next(filter(None, problems), None)
 
     async def aclose(self) -> None:
-        """Stop serving all of them, at once: none takes work while another one's operations end."""
+        """Stop serving all drivers at once: none takes work while operations of another end."""
         drivers, self._drivers = self.all(), {}
         await asyncio.gather(*(driver.parts.aclose() for driver in drivers))
 

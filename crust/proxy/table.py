@@ -1,4 +1,4 @@
-"""The table of targets, the entries with their rows, and the events: what all parts of the proxy have in common.
+"""The table of targets, the entries with their rows, and the events: all parts of the proxy share them.
 
 The table has one row for each target at which something stands, or an operation is at work. A change replaces a row;
 rows are immutable. The proxy is the only process that writes entries and mounts guards (it holds the directory's
@@ -53,8 +53,8 @@ class Events:
     """Distributes events to watchers, and never waits for one.
 
     Each watcher has a bounded queue. If the queue is full, events for that watcher are dropped and counted, and the
-    watcher gets the count. A message may be another program's text: what looks like a credential in it is hidden from
-    watchers. Nothing depends on events: the handoff directory is the truth.
+    watcher gets the count. A message may be another program's text: watchers do not see text in it that looks like a
+    credential. Nothing depends on events: the handoff directory is the truth.
     """
 
     def __init__(self) -> None:
@@ -160,8 +160,8 @@ class Table:
 
     def states(self) -> Mapping[tuple[str, str], int]:
         """How many entries of which driver are in which state. Any thread may ask."""
-        found = [(row.record, row.entry) for row in self.rows() if row.entry is not None]
-        return Counter((record.key.driver if record else "", each.state) for record, each in found)
+        rows = [(row.record, row.entry) for row in self.rows() if row.entry is not None]
+        return Counter((record.key.driver if record else "", entry.state) for record, entry in rows)
 
     def reservations(self) -> int:
         """How many entries reserve a device. Any thread may ask."""
@@ -173,19 +173,19 @@ class Table:
         if refused is not None:
             raise refused
 
-    def check_reservation(self, wanted: Target, *, deferred: bool = True) -> None:
-        """Raise what refuses the target its volume or device, as `reserve`, and change nothing."""
-        refused = targets.conflict(wanted, self.rows(), deferred=deferred)
+    def check_reservation(self, row: Target, *, deferred: bool = True) -> None:
+        """Raise as `reserve`, and change nothing."""
+        refused = targets.conflict(row, self.rows(), deferred=deferred)
         if refused is not None:
             raise refused
 
-    def reserve(self, wanted: Target) -> None:
+    def reserve(self, row: Target) -> None:
         """Put the row, unless another target has its volume or device: raises DeviceReserved,
         ReservedByUnreadableEntry. Any thread may do so.
         """
         with self._lock:
-            self.check_reservation(wanted)
-            self.put(wanted)
+            self.check_reservation(row)
+            self.put(row)
 
     def put(self, row: Target) -> None:
         """Replace the row of a target. Any thread may do so."""
@@ -214,10 +214,10 @@ class Table:
         read: Mapping[str, Target],
         stacks: Mapping[str, Stack] | None,
     ) -> tuple[str, ...]:
-        """Store what a look has found: all `names` of entries, those that were `read`, and the mounts by path.
+        """Store the result of a look: all `names` of entries, the rows of the `read` entries, the mounts by path.
 
-        `stacks` is None if no mount has changed. Rows that the proxy has changed since the look began, and those at
-        which an operation is at work, are newer: returns their names, to be read again.
+        `stacks` is None if no mount has changed. Rows that the proxy has changed since the look began, and busy rows,
+        are newer: returns their names, to be read again.
         """
         with self._lock:
             newer = {name for name, changed in self._changed.items() if changed > began}
@@ -238,7 +238,7 @@ class Table:
             return tuple(newer)
 
     def take_ended(self) -> Sequence[Target]:
-        """The rows whose entry is gone, and of which something was reported that has ended with it."""
+        """The rows whose entry is gone, and whose reported claim or problems have ended with it."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -263,21 +263,21 @@ class Table:
             self._ended.append(row)
 
 
-def _observed(known: Target | None, read: Target) -> Target:
-    """The row with what a look has read of its entry. An entry that cannot be read keeps its last reservation."""
-    if known is None:
+def _observed(row: Target | None, read: Target) -> Target:
+    """The row with the entry that a look has read. An unreadable entry keeps its last reservation."""
+    if row is None:
         return read
     if read.is_unreadable and read.key is None:
-        return replace(known, entry=read.entry)
+        return replace(row, entry=read.entry)
     return replace(
-        known,
+        row,
         path=read.path,
         entry=read.entry,
         key=read.key,
         devices=read.devices,
         readonly=read.readonly,
         handler=read.handler,
-        guard=known.guard if read.guard is None else read.guard,
+        guard=row.guard if read.guard is None else read.guard,
     )
 
 
@@ -287,9 +287,7 @@ def _stands(row: Target) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """The entries of this node with the rows that belong to them, the host that they are about, the operations that
-    change them, and those who are told.
-    """
+    """The entries of this node, their rows, the host's targets and devices, the operations, and the events."""
 
     store: Store
     table: Table
@@ -302,37 +300,37 @@ class Entries:
     health: Health
 
     def observe(self, key: volumes.VolumeKey, target: volumes.TargetPath) -> Seen:
-        """What stands at a target: its entry with the claim, and its mounts. Raises nothing but what ends a process.
+        """Observe a target: its entry with the claim, and its mounts. An error is a part of the observation.
 
-        While a program runs on the volume nobody knows what is there.
+        While a program runs on the volume, the state is unknown.
         """
         try:
             self.filesystems.locks.check_free(str(key))
             entry, mounts = self.store.read(target), self.targets.look(target)
-        except Exception as error:  # also MemoryError: what cannot be seen is not absent
+        except Exception as error:  # also MemoryError: an unseen mount is not an absent mount
             return Seen(stack=Stack.UNSEEN, problem=error)
         return Seen(entry, mounts.stack, mounts.mount)
 
     def row_of(self, entry: Entry) -> Target:
-        """The row of an entry as it was read, without what only the proxy remembers."""
-        held = entry.reserved if entry.record is None else entry.record.reserved
-        if held is None:
+        """The row of an entry as it was read, without the facts that only the proxy remembers."""
+        reservation = entry.reserved if entry.record is None else entry.record.reserved
+        if reservation is None:
             return Target(entry.digest, entry=entry)
         return Target(
             entry.digest,
-            held.target.text,
+            reservation.target.text,
             entry,
-            key=held.key,
-            devices=set_of(self.devices, held.device) if held.device else None,
-            readonly=held.readonly,
+            key=reservation.key,
+            devices=set_of(self.devices, reservation.device) if reservation.device else None,
+            readonly=reservation.readonly,
             handler=entry.record.handler if entry.record else None,
         )
 
     async def holder(self, record: Record) -> Claim | None:
         """The claim of the sandbox that has the volume; without a name while the sandbox has not written claim.json.
 
-        Raises why claim.json of a held claim cannot be read: a newer runtime's is somebody's all the same. One thread
-        for each entry that hangs, however often it is asked for.
+        Raises the reason if claim.json of a held claim cannot be read: a newer runtime may have written it. An entry
+        that hangs costs one thread, not one for each call.
         """
         return await self.operations.look(
             ("holder", record.target),

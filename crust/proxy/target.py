@@ -1,8 +1,8 @@
 """One target as the proxy knows it, and every decision about it, as pure functions (docs/decisions/0032).
 
-What is observed at a target (`Seen`): the entry with its claim, on the disk, and the mounts, in the kernel. What the
-driver was asked is not remembered: the guard says it. The proxy mounts the guard before it calls the driver, and
-unmounts it after the driver's unpublish; so a guard or an entry means that the driver may have something.
+The proxy observes at a target (`Seen`): the entry with its claim, on the disk, and the mounts, in the kernel. It does
+not remember its calls to the driver: it mounts the guard before it calls the driver, and unmounts the guard after the
+driver's unpublish; so a guard or an entry means that the driver may have something.
 """
 
 import enum
@@ -37,14 +37,14 @@ class Stack(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one look found at a target."""
+    """One observation of a target."""
 
     entry: Entry | None = None
     stack: Stack = Stack.CLEAR
     mount: mountinfo.Mount | None = None
     """The topmost mount, if it is not the guard."""
     problem: Exception | None = None
-    """Why nothing could be seen (UNSEEN)."""
+    """The reason of UNSEEN."""
 
     @property
     def is_covered(self) -> bool:
@@ -53,20 +53,20 @@ class Seen:
 
     def mounted(self, target: volumes.TargetPath) -> errors.CrustError:
         """The error about the mount that is on top."""
-        there = "another filesystem"
+        mounted = "another filesystem"
         if self.mount is not None:
-            there = f"{self.mount.source} ({self.mount.fs_type})"
+            mounted = f"{self.mount.source} ({self.mount.fs_type})"
         return errors.NotReady.named(
             "TargetMounted",
             f"{target} cannot be prepared for a deferred mount",
-            why=f"{there} is mounted there",
+            why=f"{mounted} is mounted there",
             hint="unpublish the volume first; a publish never switches from a host mount to a deferred one",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What a guard mount has, and nothing else remembers: a restored one gets it again."""
+    """The state that only a guard mount holds: a restored guard gets it again."""
 
     group: int
     """Of its root: a kubelet sets it (H-38)."""
@@ -76,27 +76,27 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One row of the table: what was observed last at a target, and what only the proxy can remember of it."""
+    """One row of the table: the last observation of a target, and the facts that only the proxy remembers."""
 
     name: str
-    """The digest of the path, which is the entry's name; of a file with an unknown name that name."""
+    """The digest of the path, which is the entry's name; or the unknown name of a file."""
     path: str = ""
-    """Empty if an entry does not say it."""
+    """Empty if an entry does not name it."""
     entry: Entry | None = None
     stack: Stack = Stack.CLEAR
 
     key: volumes.VolumeKey | None = None
-    """Of a target without an entry too: the publish said it. None: nobody knows it any more."""
+    """Also known without an entry, from the publish. None: nobody knows the volume any more."""
     devices: DeviceSet | None = None
-    """What is reserved besides the volume; None until the driver has reported the device."""
+    """Reserved besides the volume; None until the driver has reported the device."""
     readonly: bool = False
     handler: volumes.HandlerName | None = None
     raw: bool = False
-    """A raw block volume that the driver published: no deferred one, and it reserves nothing for runtimes."""
+    """A raw block volume that the driver published: it is not deferred and reserves nothing for runtimes."""
     busy: bool = False
-    """An operation is at work here: what a look sees meanwhile is older than what the operation will know."""
+    """An operation is at work here: its result is newer than a look meanwhile."""
     guard: Guard | None = None
-    """The guard that was seen last."""
+    """The guard that a look saw last."""
     secrets: Mapping[str, str] | None = field(default=None, repr=False)
     reported: Claim | None = None
     """The live claim that was reported last."""
@@ -104,9 +104,9 @@ class Target:
     """The parts that are reported as unhealthy."""
 
     @classmethod
-    def of(cls, path: str, **known: Any) -> Self:
+    def of(cls, path: str, **fields: Any) -> Self:
         """A target of which only the path and the fields `known` are known."""
-        return cls(volumes.TargetPath(path).digest, path, **known)
+        return cls(volumes.TargetPath(path).digest, path, **fields)
 
     @property
     def record(self) -> Record | None:
@@ -128,30 +128,30 @@ class Target:
 
 
 def conflict(
-    wanted: Target, rows: Collection[Target], *, deferred: bool = True
+    new: Target, rows: Collection[Target], *, deferred: bool = True
 ) -> errors.CrustError | None:
-    """Why `wanted` cannot have its volume or device, `deferred` or on the host, beside all `rows`; None if it can.
+    """The error if `new` cannot have its volume or device, `deferred` or on the host, beside all `rows`.
 
     Two kernels that mount one filesystem read-write destroy it, and no lower layer prevents this. Several readers
     may share a device. A raw publish reserves nothing; its device is checked when a deferred publish knows its own.
     """
     is_retry = any(
-        row.name == wanted.name and row.record is not None and row.key == wanted.key for row in rows
+        row.name == new.name and row.record is not None and row.key == new.key for row in rows
     )
-    refused = None if is_retry else unreadable_entry(wanted.key, rows)
+    refused = None if is_retry else unreadable_entry(new.key, rows)
     if refused is not None:
         return refused
     for holder in rows:
-        if holder.name == wanted.name or holder.raw or not holder.shares_with(wanted):
+        if holder.name == new.name or holder.raw or not holder.shares_with(new):
             continue
         if holder.is_unreadable:
-            return _unreadable(wanted.key, holder, f"reserves its device, at {holder.path}")
-        if not (wanted.readonly and holder.readonly):
+            return _unreadable(new.key, holder, f"reserves its device, at {holder.path}")
+        if not (new.readonly and holder.readonly):
             way = "published to a runtime" if deferred else "mounted on the host"
             only = " for writing" if not holder.readonly else ", and only readers may share it"
             return errors.NotReady.named(
                 "DeviceReserved",
-                f"volume {wanted.key} cannot be {way} at {wanted.path}",
+                f"volume {new.key} cannot be {way} at {new.path}",
                 why=f"its device is published to a runtime at {holder.path}{only}",
                 hint="stop the pod that uses it there; two kernels writing to one filesystem destroy it",
             )
@@ -161,7 +161,7 @@ def conflict(
 def unreadable_entry(
     key: volumes.VolumeKey | None, rows: Iterable[Target]
 ) -> errors.CrustError | None:
-    """The error if an entry that cannot be read has the volume, or if nobody can say what it reserves."""
+    """The error if an unreadable entry has the volume, or if nobody knows what the entry reserves."""
     for row in rows:
         if row.entry is None or row.entry.record is not None:
             continue
@@ -173,7 +173,7 @@ def unreadable_entry(
 
 
 def _unreadable(key: volumes.VolumeKey | None, holder: Target, why: str) -> errors.CrustError:
-    """The error about an entry that cannot be read, and that reserves the volume or its device, or may do so."""
+    """The error about an unreadable entry that reserves, or may reserve, the volume or its device."""
     directory = holder.entry.directory if holder.entry is not None else holder.path
     return errors.NotReady.named(
         "ReservedByUnreadableEntry",
@@ -184,13 +184,13 @@ def _unreadable(key: volumes.VolumeKey | None, holder: Target, why: str) -> erro
 
 
 def other_volume(
-    target: str, asked: volumes.VolumeKey, there: volumes.VolumeKey
+    target: str, key: volumes.VolumeKey, present: volumes.VolumeKey
 ) -> errors.CrustError:
     """The error about a request that names the target of another volume."""
     return errors.InvalidRequest.named(
         "TargetOfOtherVolume",
-        f"the request for volume {asked} names the target {target}",
-        why=f"volume {there} is published there",
+        f"the request for volume {key} names the target {target}",
+        why=f"volume {present} is published there",
         hint="the caller confuses two volumes; check its records before retrying",
     )
 
@@ -219,10 +219,10 @@ class Wanted:
         options = mount_options.parse(capability.access.mount_flags, for_guest=True)
         readonly = request.readonly or capability.mode.reader_only or options.readonly
         is_inline = deferral_keys.is_inline(request.volume_context, key.volume_id)
-        found = [
+        pod_names = [
             request.volume_context.get(f"{POD_INFO}{key}", "") for key in ("namespace", "name")
         ]
-        pod = "/".join(found) if all(found) else ""
+        pod = "/".join(pod_names) if all(pod_names) else ""
         return cls(key, target, capability.access, options.options, readonly, is_inline, pod)
 
     def contradicts(self, record: Record) -> bool:
@@ -263,10 +263,8 @@ def begin_publish(seen: Seen, wanted: Wanted) -> PublishPlan:
 
 
 def must_be_made(began: Seen, mount: volumes.DeferredMount, features: Collection[Feature]) -> bool:
-    """Whether the proxy makes the filesystem, if the device is blank: of what was created empty, for a handler that
-    does not.
-
-    Never once there is an entry: a sandbox may have the device.
+    """Whether the proxy makes the filesystem on a blank device: the volume was created empty, and the handler does
+    not format. If there is an entry, the proxy never does: a sandbox may have the device.
     """
     is_asked = mount.format is not None and Feature.FORMAT not in features
     return began.entry is None and is_asked and not mount.needs_secrets
@@ -275,9 +273,9 @@ def must_be_made(began: Seen, mount: volumes.DeferredMount, features: Collection
 def must_be_filled(
     began: Seen, mount: volumes.DeferredMount, features: Collection[Feature]
 ) -> bool:
-    """Whether the filesystem of a record must fill its device already, because nobody will grow it.
+    """Whether the filesystem must fill its device already, because nobody will grow it.
 
-    One that is only read is not grown by anybody, and one that a guest makes fills its device.
+    Nobody grows a filesystem that is only read; a filesystem that a guest makes fills its device.
     """
     if began.entry is not None or mount.readonly or mount.format is not None:
         return False
@@ -294,7 +292,7 @@ class Undo(enum.Enum):
 
 
 def undo(began: Seen, asked: Asked, *, is_inline: bool) -> Undo:
-    """What a failed publish undoes: never anything that stood before the call.
+    """The undo of a failed publish: never of anything that stood before the call.
 
     An inline volume is not unpublished: that deletes it, and it may have been the pod's before a reboot (D-10).
     """
@@ -308,7 +306,7 @@ def undo(began: Seen, asked: Asked, *, is_inline: bool) -> Undo:
 
 
 def stands(seen: Seen, wanted: Wanted) -> Residue:
-    """What stands of the volume that the call names: from an observation, and from nothing else."""
+    """The residue of the volume that the call names, from an observation alone."""
     if seen.stack is Stack.UNSEEN:
         return Residue.EXISTS
     if seen.entry is None:
@@ -322,7 +320,7 @@ def stands(seen: Seen, wanted: Wanted) -> Residue:
 
 
 def unfinished(row: Target, seen: Seen) -> Target | None:
-    """The row after an operation that did not end in a deferred publish, from what was observed then; None: FREE."""
+    """The row after an operation that did not end in a deferred publish, from an observation; None: FREE."""
     if seen.stack is Stack.UNSEEN:
         return replace(row, stack=Stack.UNSEEN, busy=False)
     if seen.entry is None and seen.stack in (Stack.CLEAR, Stack.FOREIGN) and not row.raw:
@@ -351,7 +349,7 @@ def begin_unpublish(seen: Seen, key: volumes.VolumeKey) -> UnpublishPlan:
 
 
 def lost_its_group(row: Target) -> bool:
-    """Whether nobody knows any more which group a lost guard had, and a sandbox would need it.
+    """Whether a sandbox would need the group of a lost guard, and nobody knows it any more.
 
     A group of the record reaches the guest without the guard, and a read-only volume has none (H-12, H-38).
     """
@@ -373,5 +371,5 @@ def group_unknown(target: str) -> errors.CrustError:
 
 
 def needs_guard(row: Target) -> bool:
-    """Whether a look mounts the guard again; where another mount is on top, that is refused, and reported."""
+    """Whether a look mounts the guard again; with another mount on top it fails, and reports that."""
     return row.record is not None and row.stack is not Stack.GUARD

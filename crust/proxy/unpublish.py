@@ -5,7 +5,7 @@ fails with the sandbox's name. Then it calls the driver. Then it renames the ent
 the directory, and deletes the entry. If the proxy is killed before the rename, entry and guard are still there, and
 the CO unpublishes again: it retries, and a restarted kubelet finds the volume by its mount point, the guard. After
 the rename the driver has nothing any more, and the next start removes the rest without the CO: a kubelet that
-restarts then may find no mount point, and would never ask again.
+restarts then may find no mount point, and would not unpublish again.
 """
 
 import logging
@@ -62,7 +62,7 @@ class Unpublish:
         request: csi_pb2.NodeUnpublishVolumeRequest,
         metadata: Metadata,
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
-        """Have the driver unpublish, and remove entry, guard and directory; the table stays as it is."""
+        """Call the driver's unpublish, then remove entry, guard and directory; the table does not change."""
         seen, removal = await workers.run(self._begin, target, key)
         try:
             request.defer_fs_ops = await backend.defers()
@@ -81,8 +81,8 @@ class Unpublish:
     ) -> tuple[Seen, Removal | None]:
         """Lock out sandboxes and check everything that could fail, before the driver is called. Blocks.
 
-        There may be no entry: it was lost with /run, removed by an interrupted unpublish, or moved by a person. One
-        without a record counts as absent (H-11), and is removed all the same.
+        There may be no entry: it was lost with /run, removed by an interrupted unpublish, or moved by a person. An
+        entry without a record counts as absent (H-11), and is removed all the same.
         """
         try:
             removal = self.entries.store.begin_removal(target)
@@ -102,7 +102,7 @@ class Unpublish:
         return seen, removal
 
     def _finish(self, target: volumes.TargetPath, began: Seen, removal: Removal | None) -> None:
-        if began.is_covered:  # the driver's own mount too, perhaps: then it has removed it
+        if began.is_covered:  # the mount may have been the driver's own, which has removed it now
             seen = self.entries.targets.look(target)
             if seen.is_covered:
                 raise seen.mounted(target)
