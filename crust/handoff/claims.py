@@ -3,7 +3,7 @@
 A claimant opens the existing lock file, takes the lock, and checks that the path still names the locked file, because
 the proxy may have unpublished the entry meanwhile. Then it writes claim.json, atomically, whenever its state changes;
 that is why the lock is on a file of its own (docs/decisions/0001). The hypervisor inherits the locked descriptor. So
-a held lock means that a sandbox has the volume, whichever other process has died. claim.json without the lock is a
+a held lock means that a sandbox has the volume, even if other processes have died. claim.json without the lock is a
 dead claim.
 """
 
@@ -99,7 +99,7 @@ class Claim:
     claimed_at: datetime.datetime | None
     live: bool
     request_id: str = ""
-    """Of the call that published the volume, if the record has it."""
+    """The id of the call that published the volume, if the record has it."""
 
     @property
     def is_orphaned(self) -> bool:
@@ -158,7 +158,7 @@ class ClaimLock:
             if not locks.try_lock(fd):
                 raise _held(paths, target)
             if _is_at(paths.claim_lock, fd):
-                if not keep_claim:  # of a dead claim: nobody may treat it as the new holder's
+                if not keep_claim:  # a dead claim must not look like the new holder's
                     durable.remove(paths.claim)
                 keep = True
         finally:
@@ -170,8 +170,8 @@ class ClaimLock:
     def of_holder(cls, paths: layout.EntryPaths, pid: int) -> Self | None:
         """A copy of the lock that the process holds; None if it does not hold the entry's lock.
 
-        Setting a lock again through the description that has it succeeds, and through any other it fails: so the copy
-        itself proves who holds the lock, and nobody else can take it while the copy is open.
+        Setting a lock again succeeds through the description that has the lock, and fails through any other: so the
+        copy proves who holds the lock, and nobody else can take it while the copy is open.
         """
         if not is_held(paths):
             return None
@@ -322,7 +322,7 @@ def _is_at(path: str, fd: int) -> bool:
     """Whether the path still names the locked file."""
     with syscalls.translating(f"cannot look at {path}"):
         try:
-            there = os.lstat(path)
+            status = os.lstat(path)
         except FileNotFoundError:
             return False
-        return os.path.samestat(there, os.fstat(fd))
+        return os.path.samestat(status, os.fstat(fd))

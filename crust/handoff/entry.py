@@ -1,13 +1,13 @@
-"""Reads the handoff directory: one entry, all of them once, or again and again only those that may have changed.
+"""Reads the handoff directory: one entry, all entries once, or, at each look, the entries that may have changed.
 
 Reading takes no lock and changes nothing. A missing directory, and a directory without a record (H-11), are absent.
-Anything else that cannot be read is an entry with an error, because an unknown volume is not an absent one.
+Any other unreadable entry is an entry with an error, because an unknown volume is not an absent one.
 
-Looks read what may have changed. Every change of an entry changes its directory (H-31, and every rename does), so an
-entry whose directory has the same inode and time is not read again. The time has the resolution of a kernel tick, so
-a fresh one proves nothing: such an entry is read once more. A sandbox that dies changes nothing: locks of live claims
-are queried at every look. And a few entries are read in turn whatever they say, so a file that was damaged in place
-is noticed too. Of a directory with 1,000 entries at rest a look takes 3 to 8 ms, where reading them all takes 90.
+Every change of an entry changes its directory (H-31, and every rename does), so a look does not read an entry again
+whose directory has the same inode and time. The time has the resolution of a kernel tick, so a fresh time proves
+nothing: a look reads such an entry once more. A sandbox that dies changes nothing: each look queries the locks of
+live claims. Each look also reads a few unchanged entries in turn, so it notices a file that was damaged in place. A
+look at 1,000 entries at rest takes 3 to 8 ms; reading them all takes 90 ms.
 """
 
 import contextlib
@@ -60,16 +60,16 @@ IN_TURN = 2
 """The number of unchanged entries that a look reads."""
 
 LOCKS_IN_TURN = 100
-"""The number of live claims whose locks a look queries. What must be certain (an unpublish) queries its own."""
+"""The number of live claims whose locks a look queries. An unpublish, which must be certain, queries its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One name in the root as it was read: a readable record, or the error.
 
-    `claim_error` says why claim.json could not be read; the record is valid all the same. `unknown` are unknown names
-    inside the entry. `digest` is the entry's name; for an unknown name it is that name. `reserved` is what an
-    entry that cannot be read blocks: that volume and device; None then blocks everything.
+    `claim_error` says why claim.json could not be read; the record is still valid. `unknown` are unknown names
+    inside the entry. `digest` is the entry's name, or the unknown name in the root. `reserved` is the volume and the
+    device that an unreadable entry blocks; if it is None, the entry blocks everything.
     """
 
     digest: str
@@ -88,7 +88,7 @@ class Entry:
 
     @property
     def state(self) -> str:
-        """For people: unreadable, published, or what the sandbox says that has the volume."""
+        """For people: unreadable, published, or the state of the claim."""
         if self.record is None:
             return "unreadable"
         return self.claim.state.value if self.claim is not None and self.live else "published"
@@ -103,9 +103,7 @@ class Entry:
 def read(paths: EntryPaths) -> Entry | None:
     """The entry, readable or not; None if it is absent."""
     try:
-        os.lstat(
-            paths.directory
-        )  # usually it is absent, and creating a CrustError costs more than this call
+        os.lstat(paths.directory)  # usually absent; a CrustError costs more than this call
     except FileNotFoundError:
         return None
     except OSError:
@@ -114,18 +112,20 @@ def read(paths: EntryPaths) -> Entry | None:
         check_directory(paths.directory)
         record = _read_record(paths)
     except errors.NotFound:
-        return None  # no directory, or one without a record: absent by H-11
+        return None  # no directory, or no record: absent by H-11
     except errors.CrustError as error:
         claim, claim_error = _claim_of(paths)
-        held = None if isinstance(error, UntrustedDirectory) else reserved_by(paths)
-        return Entry(paths.digest, paths.directory, None, error, claim, claim_error, reserved=held)
+        reservation = None if isinstance(error, UntrustedDirectory) else reserved_by(paths)
+        return Entry(
+            paths.digest, paths.directory, None, error, claim, claim_error, reserved=reservation
+        )
     unknown = tuple(filter(layout.is_unknown, names(paths.directory)))
     claim, claim_error = _claim_of(paths)
     return Entry(paths.digest, paths.directory, record, None, claim, claim_error, unknown)
 
 
 def read_name(root: Layout, name: str) -> Entry | None:
-    """What a name in the root is: an entry, readable or not; None if it is absent, or hidden."""
+    """The entry of a name in the root, readable or not; None if it is absent, or hidden."""
     if layout.is_hidden(name):
         return None
     if not layout.is_entry(name):
@@ -136,8 +136,8 @@ def read_name(root: Layout, name: str) -> Entry | None:
 
 def scan(root: Layout) -> Iterator[Entry]:
     """Everything visible in the root, by name; nothing if there is no root."""
-    found = (read_name(root, name) for name in names(root.root))
-    return (entry for entry in found if entry is not None)
+    visible = (read_name(root, name) for name in names(root.root))
+    return (entry for entry in visible if entry is not None)
 
 
 def names(directory: str) -> list[str]:
@@ -150,9 +150,7 @@ def names(directory: str) -> list[str]:
 
 
 def check_directory(path: str) -> None:
-    """Raise `NotFound` if it is absent, `UntrustedDirectory` unless it is a directory that only root or this user
-    writes.
-    """
+    """Raise `NotFound`, or `UntrustedDirectory` unless it is a directory that only root or this user writes."""
     with syscalls.translating(f"cannot look at {path}"):
         status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
@@ -171,7 +169,7 @@ def _read_record(paths: EntryPaths) -> Record:
 
 
 def reserved_by(paths: EntryPaths) -> Reserved | None:
-    """What an entry reserves, as far as its record says it, of whatever version; None: nobody can know."""
+    """The reservation of an entry, by a record of any version; None if the record does not say it."""
     try:
         data = durable.read(paths.record, limit_bytes=records.LIMIT_BYTES)
     except errors.CrustError:
@@ -191,7 +189,7 @@ _Stamp = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a look found: the names of all entries, and those entries that were read now."""
+    """The result of a look: the names of all entries, and the entries that it has read."""
 
     names: Set[str]
     read: Mapping[str, Entry]
@@ -216,24 +214,24 @@ class Looks:
     def look(self) -> Look:
         """Look now. Blocks."""
         fresh_ns = time.time_ns() - FRESH_NS
-        there = self._names()
+        present = self._names()
         stamps = self._stamps
-        names = {name for name, stamp in there.items() if stamps.get(name) != stamp}
-        names.update(self._ended(), self._turn.next(there))
-        read = {
+        names = {name for name, stamp in present.items() if stamps.get(name) != stamp}
+        names.update(self._ended(), self._turn.next(present))
+        entries = {
             name: entry for name in names if (entry := read_name(self._layout, name)) is not None
         }
-        for name in names | (self._known - there.keys()):
+        for name in names | (self._known - present.keys()):
             self._forget(name)
-        for name, entry in read.items():
+        for name, entry in entries.items():
             self._known.add(name)
             if entry.live:
                 self._live.add(name)
-            # of an error the reason may pass without a change of the entry: no descriptor or no memory was left
+            # the reason of an error may pass without a change of the entry: no free descriptor, or no memory
             is_read = entry.error is None and entry.claim_error is None
-            if is_read and name in there and there[name][1] < fresh_ns:
-                self._stamps[name] = there[name]
-        return Look(frozenset(self._known), read)
+            if is_read and name in present and present[name][1] < fresh_ns:
+                self._stamps[name] = present[name]
+        return Look(frozenset(self._known), entries)
 
     def _forget(self, name: str) -> None:
         self._known.discard(name)
@@ -241,13 +239,13 @@ class Looks:
         self._live.discard(name)
 
     def _ended(self) -> list[str]:
-        """Entries, unchanged perhaps, whose claim has died."""
-        asked = self._live_turn.next(self._live)
-        return [name for name in asked if not claims.is_held(self._layout.entry(name))]
+        """The entries whose claim has died. Some may be unchanged."""
+        names = self._live_turn.next(self._live)
+        return [name for name in names if not claims.is_held(self._layout.entry(name))]
 
     def _names(self) -> dict[str, _Stamp]:
-        """By name. Below a descriptor, because the walk to the root takes longer than the rest of a stat(2); and
-        without os.scandir, which keeps all that it finds alive, for a garbage collector to go through.
+        """The directories' stamps, by name. By a descriptor, because the path to the root takes longer than the rest
+        of a stat(2); without os.scandir, whose objects slow down the garbage collector.
         """
         stamps: dict[str, _Stamp] = {}
         root = self._layout.root
@@ -272,7 +270,7 @@ class _Turn:
         self._left: list[str] = []
 
     def next(self, names: Collection[str]) -> list[str]:
-        """The next names of the round, those that are still there."""
+        """The next names of the round that are still present."""
         if not self._left:
             self._left = list(names)
         picked, self._left = self._left[: self._number], self._left[self._number :]

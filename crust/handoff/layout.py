@@ -27,7 +27,7 @@ RECORD = "mountInfo.json"
 CLAIM = "claim.json"
 CLAIM_LOCK = "claim.lock"
 RUNTIME_PREFIX = "runtime-"
-"""Names in an entry that are a runtime's own: never interpreted, and deleted with the entry."""
+"""Begins a runtime's own names in an entry: nobody interprets them, and they are deleted with the entry."""
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
@@ -99,8 +99,8 @@ def is_entry(name: str) -> bool:
 
 def is_unknown(name: str) -> bool:
     """Whether a name inside an entry has no meaning."""
-    known = name in _ENTRY_NAMES or name.startswith(RUNTIME_PREFIX)
-    return not (known or is_hidden(name))
+    is_known = name in _ENTRY_NAMES or name.startswith(RUNTIME_PREFIX)
+    return not (is_known or is_hidden(name))
 
 
 def is_hidden(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The objects in mountInfo.json below its top (`crust.handoff.record`), and what a record of any version reserves.
+"""The objects inside mountInfo.json (`crust.handoff.record`), and the reservation by a record of any version.
 
 The models are strict, and the docstrings of their fields are part of the contract (specs/mountInfo.schema.json).
 """
@@ -35,7 +35,7 @@ AbsolutePath = Annotated[
 CephName = Annotated[
     str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
 ]
-"""What needs no quoting in a configuration file of Ceph, and in no command."""
+"""A name that needs no quoting in a configuration file of Ceph or in a command."""
 
 
 class Model(BaseModel):
@@ -56,7 +56,7 @@ class Identity(Model):
 
 
 class Metadata(Model):
-    """The allowed keys of KEP-2857's and Kata's metadata. Others are refused: one could be a secret."""
+    """The allowed keys of KEP-2857's and Kata's metadata. Other keys are refused: they could hold secrets."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -81,7 +81,7 @@ class Format(Model):
     """The volume was created empty: the kernel that mounts makes the filesystem if the device is blank."""
 
     ext4_bytes_per_inode: Annotated[int, Field(ge=4096, le=2**26)] | None = None
-    """Has an effect for ext4 only, as the next one."""
+    """Has an effect for ext4 only, as the next key."""
     ext4_reserved_percent: Annotated[int, Field(ge=0, le=50)] | None = None
 
 
@@ -98,7 +98,7 @@ class Image(Model):
         tuple[Annotated[str, Field(max_length=512, pattern=r"^[A-Za-z0-9._:,/\[\]-]+$")], ...],
         Field(min_length=1, max_length=64),
     ]
-    """Addresses as `mon_host` has them."""
+    """Addresses in the form of `mon_host`."""
     user: CephName
     """Without "client."."""
 
@@ -123,16 +123,16 @@ class CrustPart(Model):
     """The image, if `volume-type` is "network"; then `required` names it."""
     capacity_bytes: Annotated[int, Field(ge=0, le=_INT64)]
     generation: Annotated[int, Field(ge=1, le=_INT64)]
-    """Of the record: increases by one with every rewrite."""
+    """The record's generation: increases by one with every rewrite."""
     content_generation: Annotated[int, Field(ge=0, le=_INT64)]
-    """Of the volume's content: changes when the driver creates, formats or restores it."""
+    """The content's generation: changes when the driver creates, formats or restores the volume."""
     published_at: AwareDatetime
     limits: Limits | None = None
     """Absent: no limits."""
     decided_by: Annotated[str, Field(max_length=TEXT_MAX)] | None = None
-    """What decided that the volume is deferred, for people."""
+    """The source of the decision to defer the volume, for people."""
     request_id: Annotated[str, Field(pattern=r"^[0-9A-Za-z-]{1,64}$")] | None = None
-    """Of the call that published the volume, as the logs of all processes have it."""
+    """The id of the call that published the volume, as in the logs of all processes."""
     traceparent: (
         Annotated[str, Field(pattern=r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")] | None
     ) = None
@@ -140,9 +140,9 @@ class CrustPart(Model):
     pod: Annotated[str, Field(max_length=TEXT_MAX)] | None = None
     """`namespace/name` of the pod that the volume was published for, for people; absent where the CO does not say."""
     format: Format | None = None
-    """Absent: no filesystem is made, whatever is on the device."""
+    """Absent: nobody makes a filesystem."""
     encryption: Literal["luks"] | None = None
-    """The filesystem is inside a LUKS container. What opens it is in no file."""
+    """The filesystem is inside a LUKS container. Its key is in no file."""
     required: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] | None = None
     """Keys of this object that a reader must know, e.g. "limits" or "limits.burst"; else it refuses the record."""
 
@@ -159,14 +159,14 @@ class CrustPart(Model):
 
 def _is_known(model: type[BaseModel], path: str) -> bool:
     name, _, below = path.partition(".")
-    found = next(
+    field = next(
         (f for key, f in model.model_fields.items() if name in (key, f.alias)),
         None,
     )
-    if found is None or not below:
-        return found is not None
-    inner = [each for each in (found.annotation, *get_args(found.annotation)) if isclass(each)]
-    return any(issubclass(each, BaseModel) and _is_known(each, below) for each in inner)
+    if field is None or not below:
+        return field is not None
+    kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isclass(kind)]
+    return any(issubclass(kind, BaseModel) and _is_known(kind, below) for kind in kinds)
 
 
 class _ReservedPart(BaseModel):
@@ -186,7 +186,7 @@ class _ReservedEnvelope(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """What a record of any version reserves. `device` is None if only the volume is known."""
+    """The reservation by a record of any version. `device` is None if only the volume is known."""
 
     key: volumes.VolumeKey
     target: volumes.TargetPath
@@ -195,7 +195,7 @@ class Reserved:
 
 
 def reserved(data: bytes, digest: str) -> Reserved | None:
-    """What the entry `digest` reserves whose record cannot be read; None if its bytes do not say that either."""
+    """The reservation by the unreadable record of the entry `digest`; None if its bytes do not say it."""
     try:
         part = _ReservedEnvelope.model_validate_json(data).crust
     except ValidationError:

@@ -115,7 +115,7 @@ class Record(Model):
         """A new record (generation 1, published now) by the call that is being served.
 
         Options for the host alone (`_netdev`, `nofail`, …) are dropped; the option "ro" makes the volume read-only.
-        Raises `CredentialInOptions`, `MountOptionNotAllowed`, and `UnrecordableMount` for what `parse` would refuse.
+        Raises `CredentialInOptions`, `MountOptionNotAllowed`, and `UnrecordableMount` if `parse` would refuse it.
         """
         options = mount_options.parse(mount.mount_options, for_guest=True)
         readonly = mount.readonly or options.readonly
@@ -204,7 +204,7 @@ class Record(Model):
 
     @cached_property
     def target(self) -> volumes.TargetPath:
-        """Where the CO has published it. Raises `InvalidPath` only while the record is read."""
+        """The path at which the CO has published it. Raises `InvalidPath` only while the record is read."""
         return volumes.TargetPath.parse(self.crust.target_path)
 
     @cached_property
@@ -250,7 +250,7 @@ class Record(Model):
 
     @property
     def image(self) -> volumes.NetworkImage | None:
-        """The image, if the volume is one that a hypervisor opens itself."""
+        """The image, if the hypervisor opens the volume itself."""
         return self.mount.image
 
     @property
@@ -292,7 +292,7 @@ class Record(Model):
         return Reserved(self.key, self.target, self.image or self.identity, self.readonly)
 
     def same_content(self, other: Self) -> bool:
-        """Whether both are equal except for generation, time, call, and what decided."""
+        """Whether both are equal except for generation, time, call, and decider."""
         return self._content() == other._content()
 
     def same_request(self, other: Self) -> bool:
@@ -311,13 +311,13 @@ class Record(Model):
         return self.key, self.target, self.handler, self.mount
 
     def same_source(self, other: Self) -> bool:
-        """Whether a sandbox that has the one has the other. Monitors and user of an image may have changed since."""
+        """Whether both name the same device or image. Monitors and user of an image may have changed since."""
         if self.image is not None and other.image is not None:
             return self.image.identity == other.image.identity
         return self.image is other.image and self.identity == other.identity
 
     def to_bytes(self) -> bytes:
-        """One line of JSON, always the same. Raises `UnrecordableMount` for what is too large."""
+        """One line of JSON, always the same. Raises `UnrecordableMount` for more than `LIMIT_BYTES`."""
         plain = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
         data = f"{_COMPACT.encode(plain)}\n".encode("ascii")
         if len(data) > LIMIT_BYTES:
@@ -326,7 +326,7 @@ class Record(Model):
 
 
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of both; None in `new` removes one: a file has no null."""
+    """The keys of both; None in `new` removes a key: a file has no null."""
     return {key: value for key, value in {**old, **new}.items() if new.get(key, ...) is not None}
 
 
@@ -336,7 +336,7 @@ def needs(
     group: volumes.GroupChange | None,
     mount: volumes.DeferredMount | None = None,
 ) -> Iterator[tuple[volumes.HandlerFeature, str]]:
-    """What a volume needs of a runtime beyond mounting it, and why. `mount`: all of it, when it is known."""
+    """The features that a volume needs of a runtime, with reasons. `mount`: the whole mount, if it is known."""
     feature = volumes.HandlerFeature
     if readonly:
         yield feature.READ_ONLY, "it is published read-only"
@@ -355,21 +355,24 @@ def needs(
 
 
 def unsupported(
-    handler: str, what: str, feature: volumes.HandlerFeature | None = None
+    handler: str, reason: str, feature: volumes.HandlerFeature | None = None
 ) -> errors.CrustError:
-    """The error about a runtime that cannot do what a volume needs; `feature`: what it does not offer."""
+    """The error about a runtime that cannot serve a volume; `feature`: the one that it does not offer."""
     return errors.NotReady.named(
         "UnsupportedByHandler",
         f"the volume cannot be used by runtime handler {handler!r}",
-        why=f"{what}, and the runtime does not offer {feature.name}" if feature else what,
+        why=f"{reason}, and the runtime does not offer {feature.name}" if feature else reason,
         hint="publish it without that, or not deferred, or use a runtime that offers it: `crust handlers`",
     )
 
 
 def reasons(err: ValidationError) -> str:
     """The errors, field by field, without the values."""
-    found = err.errors(include_url=False, include_context=False, include_input=False)
-    lines = (f"{'.'.join(map(str, each['loc'])) or 'the record'}: {each['msg']}" for each in found)
+    problems = err.errors(include_url=False, include_context=False, include_input=False)
+    lines = (
+        f"{'.'.join(map(str, problem['loc'])) or 'the record'}: {problem['msg']}"
+        for problem in problems
+    )
     return "; ".join(itertools.islice(lines, 5))
 
 

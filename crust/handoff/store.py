@@ -5,14 +5,14 @@
     unpublish  take the claim lock, let the caller work, rename the entry away, clear its target, then delete it
 
 The removal is one rename too, so no reader finds a partial entry, and no later publish finds remains of it. After a
-crash such remains have dot-names: readers ignore them, and `remove_orphans` deletes them. If the target of one was
-not clear yet, its name says so, and the target is cleared first: otherwise an entry could stay that no CO knows of,
+crash such remains have dot-names: readers ignore them, and `remove_orphans` deletes them. If an entry's target was
+not clear yet, its name says so, and the target is cleared first: otherwise an entry could stay that no CO knows,
 because a restarted kubelet takes only a mount point for a volume. One process writes records (the proxy, which holds
 the lock in the root); any number of processes read. Reading takes no lock. Functions block: a caller uses one thread
 hop for each.
 
-Never used and never deleted: a directory that belongs to another user or that others may write to, and an unreadable
-record.
+The store neither uses nor deletes a directory that belongs to another user or that others may write to, nor an
+unreadable record.
 """
 
 import contextlib
@@ -50,19 +50,18 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 Clear = Callable[[volumes.TargetPath], None]
-"""Removes from a target what belongs to its entry: the guard mount and the directory. Idempotent."""
+"""Removes the guard mount and the directory of an entry from its target. Idempotent."""
 
 
 class EntryDiffers(errors.Conflict):
     """The target is published already, with other content."""
 
-    def __init__(self, there: Record) -> None:
+    def __init__(self, present: Record) -> None:
         super().__init__(
-            f"{there.target} is published already",
-            why=f"volume {there.key} is published to {there.handler} there, from {there.shown_source}",
+            f"{present.target} is published already",
+            why=f"volume {present.key} is published to {present.handler} there, from {present.shown_source}",
             hint="unpublish it first",
         )
-        self.there = there
 
 
 class Removal:
@@ -132,26 +131,24 @@ class Store:
 
         The same content again changes nothing. If only the source differs (attached again, grown), the record is
         replaced; while a sandbox has the volume, only the size may differ. The limits stay: a retry may bring older
-        ones. Raises `EntryDiffers` if the target has another entry, `HeldBySandbox`, and why a record cannot be read.
+        limits. Raises `EntryDiffers` if the target has another entry, `HeldBySandbox`, and `UnreadableHandoffRecord`.
         """
         entry = self.read(record.target)
         if entry is None:
             return self.create(record)
-        there = entry.require()
-        if not there.same_request(record):
-            raise EntryDiffers(there)
-        record = record.but(replace(record.mount, io_limits=there.mount.io_limits))
-        if there.same_content(record):
+        present = entry.require()
+        if not present.same_request(record):
+            raise EntryDiffers(present)
+        record = record.but(replace(record.mount, io_limits=present.mount.io_limits))
+        if present.same_content(record):
             return entry
-        if entry.live and there.same_source(record):
+        if entry.live and present.same_source(record):
             return self.rewrite(entry, record.mount)
         with self.begin_removal(record.target) as alone:
             return self._replace(alone.entry, record)
 
     def create(self, record: Record) -> Entry:
-        """`write` for a caller that has just read that the entry is absent; raises `durable.PathAlreadyExists` if it
-        exists.
-        """
+        """Write a new entry, which the caller has just read as absent; raises `durable.PathAlreadyExists`."""
         data = record.to_bytes()
         paths = self.layout.entry(record.target)
         if os.path.lexists(paths.directory):
@@ -168,7 +165,7 @@ class Store:
         return Entry(paths.digest, paths.directory, record)
 
     def rewrite(self, entry: Entry, mount: volumes.DeferredMount) -> Entry:
-        """Change the mount of an entry, which was read by the same thread just now. It may be claimed.
+        """Change the mount of an entry that the same thread has just read. A sandbox may have claimed it.
 
         Returns the entry with the record's new generation. Keys of a later version stay.
         """
@@ -203,8 +200,7 @@ class Store:
         """Delete entries that a crash left half-built or half-removed; returns the paths that had to be kept.
 
         A target that an interrupted unpublish has not cleared is cleared first; if that fails, its entry is there
-        again. Directories with unknown names are kept. Only the directory's writer may call this, and before it
-        publishes.
+        again. Directories with unknown names are kept. Only the directory's writer may call this, before it writes.
         """
         orphans = filter(layout.is_temporary, names(self.root))
         return tuple(
@@ -219,13 +215,13 @@ class Store:
         if digest is None:
             return False
         directory, gone = self.layout.entry(digest).directory, f"{self.root}/{name}"
-        held = entries.reserved_by(EntryPaths(digest, gone))
-        if held is None or os.path.lexists(directory):  # published again since
+        reservation = entries.reserved_by(EntryPaths(digest, gone))
+        if reservation is None or os.path.lexists(directory):  # published again since
             return False
         try:
-            clear(held.target)
+            clear(reservation.target)
         except errors.CrustError as error:
-            extra = {"target": held.target.text, "error": str(error)}
+            extra = {"target": reservation.target.text, "error": str(error)}
             _log.error("an interrupted unpublish cannot be finished", extra=extra)
             _put_back(gone, directory)
             return True
@@ -272,7 +268,7 @@ def _create_lock(path: str) -> None:
 
 
 def _put_back(gone: str, directory: str) -> None:
-    """Undo the rename of an unpublish: what exists must be visible."""
+    """Undo the rename of an unpublish: an existing entry must be visible."""
     with syscalls.translating(f"cannot restore {directory}"):
         os.rename(gone, directory)
     durable.sync_directory(os.path.dirname(directory))

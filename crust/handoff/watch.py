@@ -51,7 +51,7 @@ _EVENTS: _Kinds = [
     watchdog_events.FileDeletedEvent,
     watchdog_events.DirMovedEvent,
 ]
-"""Without events of opening and closing: each scan would cause new ones, without end."""
+"""Without events of opening and closing: each scan would cause more of them, without end."""
 
 
 class Watch:
@@ -136,16 +136,16 @@ class Watch:
         """Watch the directory that is now at the root's path, unless it is watched already."""
         if self._observer is None:
             return
-        there = _identity(self.root)
+        identity = _identity(self.root)
         if self._watched is not None:
             watch, watched = self._watched
-            if watched == there and not self._root_deleted:
+            if watched == identity and not self._root_deleted:
                 return
             self._root_deleted = False
             self._observer.unschedule(watch)
             self._watched = None
-        if there is not None:
-            self._schedule(self._observer, there)
+        if identity is not None:
+            self._schedule(self._observer, identity)
 
     def _schedule(self, observer: BaseObserver, identity: tuple[int, int]) -> None:
         try:
@@ -182,9 +182,9 @@ class _EventBridge(watchdog_events.FileSystemEventHandler):
             self._watch.root_deleted()
             return
         names = [
-            os.path.basename(os.fsdecode(each))
-            for each in (event.src_path, event.dest_path)
-            if each
+            os.path.basename(os.fsdecode(path))
+            for path in (event.src_path, event.dest_path)
+            if path
         ]
         if not all(map(layout.is_hidden, names)):
             self._watch.notify()
