@@ -121,6 +121,17 @@ def size_bytes(path: str) -> int:
     return int(_attribute(path, _number(path), "size")) * _SECTOR
 
 
+def size_of(identity: volumes.DeviceIdentity) -> int:
+    """The size of a whole disk now; 0 when it was detached, or its number is another one's. Opens nothing."""
+    directory = _directory(os.makedev(identity.major, identity.minor))
+    with syscalls.translating(f"cannot look at the device {identity}"):
+        try:
+            same = syscalls.read_attribute(f"{directory}/diskseq") == str(identity.disk_sequence)
+            return int(syscalls.read_attribute(f"{directory}/size")) * _SECTOR if same else 0
+        except FileNotFoundError:
+            return 0  # the number itself was removed
+
+
 def open_exclusive(path: str, access: int = os.O_RDONLY) -> int:
     """Open the device with O_EXCL: no mount and no mkfs until the descriptor is closed. Raises `DeviceInUse`.
 

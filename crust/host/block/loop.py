@@ -191,16 +191,6 @@ def list_named(is_wanted: Callable[[str], bool]) -> tuple[LoopDevice, ...]:
     return tuple(_described(wanted))
 
 
-def size_bytes(device: LoopDevice) -> int:
-    """The device's size now; 0 when it is detached or its number was reused. Opens nothing."""
-    with syscalls.translating(f"cannot stat {device.path}"):
-        try:
-            same = loopctl.identity(device.number) == device.identity
-            return loopctl.size_bytes(device.number) if same else 0
-        except FileNotFoundError:
-            return 0  # the number itself was removed
-
-
 def of_open_file(fd: int) -> tuple[LoopDevice, ...]:
     """The devices that write into an open file: one without a size does not."""
     with syscalls.translating("cannot list the loop devices"):

@@ -6,6 +6,12 @@ writable.
 
 Nothing here follows a symbolic link at the end of a target, and nothing detaches lazily: a lazy unmount of a busy
 volume reports success while a writer goes on writing.
+
+Two filesystems on one host may have one UUID: a clone or a restored snapshot has that of its source, and keeps it.
+ext4 ignores that. xfs refuses the second mount unless it has `nouuid`, a check that protects nothing here, because
+the driver identifies a device by its number; so every xfs is mounted with `nouuid`, in a guest too. btrfs gives the
+second one a temporary fsid from Linux 6.7 on; an older kernel treats it as another device of the first, and there it
+is refused. No UUID is ever changed: the tools that could would parse what a guest wrote.
 """
 
 import errno
@@ -17,6 +23,7 @@ from contextlib import contextmanager
 
 from crust.core import errors
 from crust.host.block import holders
+from crust.host.filesystems import superblocks
 from crust.host.mounts import mount_options, mountinfo
 from crust.host.mounts.mount_options import InvalidMountOption, Parameters
 from crust.host.mounts.mountinfo import Mount
@@ -30,6 +37,8 @@ _GUARD_MARK = "trusted.crust"
 _KERNEL_HINT = "use Linux 5.12 or later, and allow the mount syscalls in the seccomp profile"
 _STACK_MAX = 64
 _LOOKS_MAX = 4
+_BTRFS = "/sys/fs/btrfs"
+_TEMPORARY_FSIDS = "/sys/fs/btrfs/features/temp_fsid"
 _INVALID = {
     # xfs gives its reasons to the kernel log alone.
     "xfs": "there is no valid xfs on it, or one of the same UUID is mounted (a clone: use the option nouuid)"
@@ -53,7 +62,7 @@ def mount_device(  # noqa: PLR0913 - each is a decision of its own of a publish
     for what a guest or a pod may have written, set-user-ID programs and device nodes on it have no effect.
 
     Raises `InvalidMountOption`, `DeviceInUse`, `InvalidMountTarget`, `Corrupt` (the kernel finds damage),
-    `MountFailed`.
+    `MountFailed`, `DuplicateFilesystemUuid`.
     """
     attributes, parameters = mount_options.for_kernel(fs_type, options, untrusted=untrusted)
     if readonly:
@@ -69,7 +78,7 @@ def mount_device(  # noqa: PLR0913 - each is a decision of its own of a publish
 def open_root(device: str, fs_type: str) -> int:
     """A descriptor of the root of a filesystem that is mounted at no path, and unmounted when it is closed.
 
-    Raises `DeviceInUse`.
+    Raises `DeviceInUse`, `DuplicateFilesystemUuid`.
     """
     with _mounted(device, fs_type, "at no path") as mount:
         # The mount's own descriptor is an O_PATH one, which takes no ioctl.
@@ -243,7 +252,11 @@ def _context(fs_type: str) -> Iterator[int]:
 def _mounted(
     device: str, fs_type: str, where: str, parameters: Parameters = (), attributes: int = 0
 ) -> Iterator[int]:
-    """A detached mount of the filesystem on a device."""
+    """A detached mount of the filesystem on a device. Raises `DuplicateFilesystemUuid` if the kernel would treat it as
+    a part of one that is mounted.
+    """
+    if fs_type == "btrfs" and not os.path.exists(_TEMPORARY_FSIDS):
+        _check_alone(device)
     with _context(fs_type) as context:
         try:
             _configure(context, device, fs_type, parameters)
@@ -252,6 +265,25 @@ def _mounted(
             raise _refusal(err, device, fs_type, where, context) from err
         with syscalls.closing(mount):
             yield mount
+
+
+def _check_alone(device: str) -> None:
+    fsid = superblocks.fsid_of_btrfs(device)
+    with syscalls.translating(f"cannot look for the btrfs {fsid}"):
+        try:
+            mounted = os.listdir(f"{_BTRFS}/{fsid}/devices")
+        except FileNotFoundError:
+            return
+    if mounted and os.path.basename(device) not in mounted:
+        raise errors.NotReady.named(
+            "DuplicateFilesystemUuid",
+            f"the btrfs on {device} cannot be mounted",
+            why=(
+                f"the one on /dev/{mounted[0]} is mounted and has the same UUID; one is a "
+                "copy of the other"
+            ),
+            hint="unmount that one first, use another node, or Linux 6.7 or later",
+        )
 
 
 def _configure(context: int, source: str, fs_type: str, parameters: Parameters) -> None:

@@ -19,7 +19,7 @@ from crust.blockdriver.engines.files.directories import VolumeDirectories
 from crust.blockdriver.engines.node_access import READ_WRITE, Access, Attachment
 from crust.blockdriver.engines.protocol import ImageMissing
 from crust.core import errors, volumes
-from crust.host.block import loop
+from crust.host.block import devices, loop
 from crust.host.files import file_copy, sparse
 
 _TAG_ID_BYTES = 44
@@ -118,7 +118,7 @@ class FileAccess:
     def _device(self, volume_id: volumes.VolumeId) -> loop.LoopDevice | None:
         """The cached device, if it is still the same (a disk sequence is never used twice); else by a search."""
         known = self._known.get(volume_id)
-        if known is not None and loop.size_bytes(known):
+        if known is not None and devices.size_of(known.identity):
             return known
         path = self._directories.image(volume_id)
         # The search asks for the file of every loop device of the node; most volumes have none.
@@ -172,4 +172,4 @@ def _tag(pool: os.stat_result) -> str:
 
 def _attachment(device: loop.LoopDevice) -> Attachment:
     source = volumes.BlockSource(device.path, device.identity)
-    return Attachment(source, loop.size_bytes(device))
+    return Attachment(source, devices.size_of(device.identity))

@@ -24,7 +24,6 @@ from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
 from crust.host.block import devices
 from crust.host.files import target_paths
-from crust.host.filesystems import usage
 from crust.host.mounts import device_mounts, fs_group, mount_api, mountinfo
 from crust.host.process import workers
 
@@ -134,7 +133,6 @@ class NodePublish:
             target_paths.make_file(target, roots)
             mount_api.bind(device, target.text)
             return
-        usage.check(device, entry.fs_type)
         target_paths.make_directory(target, roots)
         reader_only = ready.request.capability.mode.reader_only
         alone = reader_only or any(other.deferred for other in ready.others)

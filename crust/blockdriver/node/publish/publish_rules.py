@@ -96,7 +96,7 @@ def entry_of(request: Publish, fs_type: str, *, readonly: bool = False) -> Publi
         kind = "mount"
         parsed = mount_options.parse(access.mount_flags, for_guest=request.deferred)
     options = parsed.options
-    if fs_type == "xfs" and "nouuid" not in options:  # see `crust.host.filesystems.usage`
+    if fs_type == "xfs" and "nouuid" not in options:  # see `crust.host.mounts.mount_api`
         options = (*options, "nouuid")
     mode = request.capability.mode
     return Published(

@@ -11,8 +11,7 @@ import pytest
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.files.provisioning import FileTaking
 from crust.host.block import signatures
-from crust.host.filesystems import usage
-from crust.host.mounts import mountinfo
+from crust.host.mounts import mount_api, mountinfo
 from tests.integration.blockdriver.snapshots.test_guest_snapshots import Scene
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.drivers.pools import bench_on
@@ -218,7 +217,7 @@ async def test_copy_of_a_guests_filesystem_mounts_beside_it_with_the_returned_op
 async def test_btrfs_copy_without_kernel_temporary_fsid_is_refused_beside_its_source(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(usage, "_TEMPORARY_FSIDS", "/sys/no/such/feature")
+    monkeypatch.setattr(mount_api, "_TEMPORARY_FSIDS", "/sys/no/such/feature")
     bench = scene.bench
     source, source_target = await in_use(bench, "source", mount("btrfs"), size=256 * MIB)
     write(source_target, "file", b"kept")

@@ -386,7 +386,7 @@ def test_tag_of_63_bytes_is_kept_after_the_file_is_removed(sparse_file: MakeFile
             each for each in loop.list_named(lambda _: True) if each.identity == device.identity
         ]
         assert (found.tag, found.file) == (tag, device.file)
-        assert loop.size_bytes(device) == 64 * MIB
+        assert devices.size_of(device.identity) == 64 * MIB
     finally:
         loop.detach(device)
-    assert loop.size_bytes(device) == 0
+    assert devices.size_of(device.identity) == 0
