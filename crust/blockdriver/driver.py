@@ -14,20 +14,19 @@ from crust.blockdriver.controller.modify_volume import EnforcedByStorage, Volume
 from crust.blockdriver.engines import files
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Engine
-from crust.blockdriver.node.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_expand import ImageGrowth, NodeExpand
-from crust.blockdriver.node.node_stage import NodeStage
+from crust.blockdriver.node.node_stage import FilesystemPreparation, NodeStage
 from crust.blockdriver.node.node_stats import NodeStats
 from crust.blockdriver.node.node_unpublish import NodeUnpublish, NodeUnstage
 from crust.blockdriver.node.publish.deferred_publish import DeferredNodePublish
 from crust.blockdriver.node.publish.host_image import HostImage
 from crust.blockdriver.node.publish.node_publish import NodePublish
 from crust.blockdriver.records.capability_check import SupportedCapabilities
-from crust.blockdriver.records.capacity import AttachSlots, PoolCapacity
+from crust.blockdriver.records.capacity import PoolCapacity
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.records.models import ContentRecord, SnapshotSet, VolumeRecord
-from crust.blockdriver.records.node_state import NodeState
+from crust.blockdriver.records.node_state import AttachSlots, NodeState
 from crust.blockdriver.records.records import IndexedRecords, Records
 from crust.blockdriver.records.stores import Stores
 from crust.blockdriver.services.calls import Calls

@@ -10,24 +10,184 @@ volume is known only at publish. The steps, with a crash possible after each:
 4. record the stage in the node state. Only then can it be published.
 
 The same volume may be staged at several paths (a PersistentVolume under a second name); it is detached with the last
-(`node_unstage`).
+(`node_unpublish`).
+
+In the preparation the content record comes first, always: "formatting" is durable before mkfs runs, "raw" before a
+user has the device. A record that somebody else wrote meanwhile is refused there (`RecordChanged`), so nothing is
+made or cleared on the word of a stale one. Each program that runs has the volume's lock (`crust.host.files.locks`)
+and the open device.
 """
 
 import os
+import uuid
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-from crust.blockdriver.engines.node_access import Access, NoHostDevice
-from crust.blockdriver.node.filesystem_preparation import FilesystemPreparation, Preparation
+from crust.blockdriver.engines.node_access import Access, Attachment, NoHostDevice
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
 from crust.blockdriver.records.node_state import Staged
 from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, volumes
-from crust.host.process import workers
+from crust.host.block import devices, in_use, signatures
+from crust.host.files.locks import ToolLocks
+from crust.host.filesystems import format_decision, fsck, mkfs, superblocks
+from crust.host.filesystems.format_decision import Action
+from crust.host.mounts import device_mounts
+from crust.host.process import syscalls, workers
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What a volume's device needs before a mount. The volume is locked for the programs that do it."""
+
+    content: ContentRecord
+    fs_type: str
+    attachment: Attachment
+    parameters: Mapping[str, str]
+    then: Callable[[], None]
+    """Notes that it is done. Blocks."""
+    inherits: tuple[int, ...]
+    """The descriptors that the programs inherit: the volume's lock, then the open device."""
+    action: Action = Action.KEEP
+    held: ExitStack = field(default_factory=ExitStack)
+    """Closes the descriptors."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilesystemPreparation:
+    """Makes and checks filesystems. The caller makes one call per volume at a time."""
+
+    stores: Stores
+    tool_locks: ToolLocks
+
+    def begin(
+        self, due: Preparation, held: ExitStack, *, readonly: bool = False
+    ) -> Preparation | None:
+        """Look at the device; None if it can be mounted as it is. Else record what is to be made, for `prepare`, and
+        move there what is `held`. Raises the errors of `format_decision`, `DeviceInUse`, `RecordChanged`.
+        """
+        device, content = due.attachment.host_device.path, due.content
+        hold = self._hold(due)
+        if hold is None:
+            return None
+        with syscalls.closing(hold):
+            action = self._look(due)
+            if readonly:
+                format_decision.check_readable(content.volume_id, action)
+            if action is None or readonly:
+                return None
+            if action in (Action.MAKE, Action.CLEAR_AND_MAKE):
+                content = self._intend(due)
+            if action is Action.MAKE:
+                devices.sync(device)  # what was written while it was recorded
+                if not self.stores.access.is_empty(content.volume_id):
+                    mkfs.check_blank(device, signatures.probe(device))
+        if action is Action.CLEAR_AND_MAKE:
+            devices.zero_device(device)
+        opened = devices.open_shared(device)
+        held.callback(os.close, opened)
+        inherits = (*due.inherits, opened)
+        return replace(due, action=action, content=content, inherits=inherits, held=held.pop_all())
+
+    def _hold(self, due: Preparation) -> int | None:
+        """The device, opened exclusively; none while this host has mounted it: then it was prepared before. Anyone
+        else who has it may be a guest, or a tool that a killed driver left running: `DeviceInUse`.
+        """
+        device = due.attachment.host_device
+        hold = devices.try_exclusive(device.path)
+        if hold is None:
+            is_mounted = device_mounts.filesystem_mounts(device)
+            if not is_mounted or self._look(due) not in (None, Action.KEEP):
+                # raises with the holder, or succeeds if it is free by now
+                hold = devices.open_exclusive(device.path)
+        return hold
+
+    def _intend(self, due: Preparation) -> ContentRecord:
+        """Record the filesystem that is to be made. Nobody was given the device since it was judged."""
+        device, size_bytes = due.attachment.host_device, due.attachment.size_bytes
+        mkfs.check_size(device.path, due.fs_type, size_bytes)
+        if not due.attachment.is_new:
+            in_use.check_unwritten(device)
+        intended = due.content.but(
+            state="formatting",
+            fs_type=due.fs_type,
+            planned_uuid=str(uuid.uuid4()),
+            filled_bytes=size_bytes,
+        )
+        return self.stores.content_records.save(intended)
+
+    def _look(self, due: Preparation) -> Action | None:
+        content, fs_type, device = due.content, due.fs_type, due.attachment.host_device.path
+        if (content.state, content.fs_type) == ("formatted", fs_type):
+            recorded = superblocks.find(device, fs_type)  # one read
+            if recorded is not None:
+                return None if recorded.clean else Action.KEEP
+        # A new volume is not probed while the engine stores no data of it.
+        new = content.state == "new"
+        if new and not due.attachment.is_new:
+            devices.sync(device)
+        zeros = new and self.stores.access.is_empty(content.volume_id)
+        return format_decision.judge(
+            content,
+            fs_type,
+            signatures.Blank() if zeros else signatures.probe(device),
+            is_blank=lambda: zeros or devices.is_blank(device),
+            left=lambda fs_type: superblocks.read(device, fs_type),
+        )
+
+    def give_out_raw(self, content: ContentRecord, attachment: Attachment) -> None:
+        """Record that a user has the device from here on: this driver never formats it again."""
+        if content.state == "raw":
+            return
+        if content.state == "formatting":
+            # Written once more, because a stale record is refused there, before anything is cleared on its word.
+            content = self.stores.content_records.save(content)
+            _clear_interrupted(content, attachment.host_device.path)
+        self.stores.content_records.save(content.but(state="raw", fs_type="", planned_uuid=""))
+
+    async def prepare(self, due: Preparation) -> None:
+        """Do what `begin` found; raises the errors of the filesystem's tools, each of which has the volume's lock."""
+        device, fs_type, inherits = due.attachment.host_device.path, due.fs_type, due.inherits
+        with due.held:
+            if due.action in (Action.KEEP, Action.ADOPT):
+                completely = due.action is Action.ADOPT
+                await fsck.check(device, fs_type, completely=completely, inherits=inherits)
+            else:
+                await mkfs.make(
+                    device,
+                    fs_type,
+                    uuid=due.content.planned_uuid,
+                    extra_options=mkfs.arguments(fs_type, due.parameters),
+                    looks=due.action is Action.CLEAR_AND_MAKE,
+                    inherits=inherits,
+                )
+            await workers.run(self._end, due)
+
+    def _end(self, due: Preparation) -> None:
+        content = due.content
+        if due.action is Action.ADOPT:
+            # The mkfs may have been killed between its last write and its sync.
+            devices.sync(due.attachment.host_device.path)
+        if due.action is not Action.KEEP:
+            generation = content.generation + 1
+            made = content.but(state="formatted", planned_uuid="", generation=generation)
+            self.stores.content_records.save(made)
+        due.then()
+
+
+def _clear_interrupted(content: ContentRecord, device: str) -> None:
+    """Zero what an interrupted mkfs left, but never a complete filesystem, which may have been used."""
+    found = signatures.probe(device)
+    action = format_decision.judge_interrupted(
+        content, found, left=lambda fs_type: superblocks.read(device, fs_type)
+    )
+    if action is Action.CLEAR_AND_MAKE:
+        devices.zero_device(device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The capacity of a pool, and of this node for volumes. The full size of a volume is reserved when it is created.
+"""The capacity of a pool. The full size of a volume is reserved when it is created.
 
 Images are sparse, so the pool's free space alone says little: volumes that have not written all their blocks yet have
 a right to them, or a database would fail at a write because another volume was created. Reserved is the sum of the
@@ -20,20 +20,13 @@ The size of a new volume: never less than required, never more than the limit, r
 
 Sizes are whole mebibytes if the limit allows, else whole 512-byte sectors, because a loop device shows only whole
 sectors.
-
-The slots of this node for volumes. A publish to the node takes one, and so does an attach.
-
-A volume has a slot while it is published to the node or attached there. Volumes that come without a
-ControllerPublishVolume get theirs when they are attached; those that were published have one already. The limit is a
-setting (`max_volumes`).
 """
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
-from crust.blockdriver.engines.node_access import NodeAccess
 from crust.blockdriver.engines.protocol import PoolSpace, Provisioning
 from crust.blockdriver.records.models import Usage
 from crust.blockdriver.records.records import Index
@@ -123,52 +116,6 @@ class PoolCapacity:
         unreserved = int((space.size_bytes - spare) * self._overcommit)
         unreserved -= reserved + space.snapshot_bytes
         return max(min(space.free_bytes - spare, unreserved) - aside, 0)
-
-
-@dataclass(slots=True)
-class AttachSlots:
-    """Gives slots to one caller at a time, so that two volumes cannot both take the last one."""
-
-    _node_id: str
-    _index: Index
-    _access: NodeAccess
-    limit: int
-    _guard: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _coming: set[volumes.VolumeId] = field(default_factory=set, init=False)
-
-    def now(self, known: Collection[str] = ()) -> tuple[int, tuple[volumes.VolumeId, ...]]:
-        """The node's limit, and the volumes that have a slot now: from the first moment of a publish or attach.
-
-        The caller of a limit compares it with the volumes that it knows of. `known` are these, if it does not read
-        the list: then the limit is less by the volumes that it does not know of.
-        """
-        with self._guard:
-            taken = self._taken()
-        unknown = taken.difference(known) if known else ()
-        return max(self.limit - len(unknown), 1), tuple(sorted(taken))
-
-    def _taken(self) -> set[volumes.VolumeId]:
-        """The volumes that have a slot; the guard is held, so none is between `_coming` and the rest."""
-        return {*self._coming, *self._index.on_node(self._node_id), *self._access.attached_here()}
-
-    @contextmanager
-    def taking(self, volume_id: volumes.VolumeId) -> Iterator[None]:
-        """Hold a slot for a volume until its publish or attach has ended. Raises `AttachLimitReached`."""
-        with self._guard:
-            taken = self._taken()
-            if volume_id not in taken and len(taken) >= self.limit:
-                raise errors.Exhausted.named(
-                    "AttachLimitReached",
-                    f"no more volumes can be published to {self._node_id}",
-                    why=f"its attach limit of {self.limit} is reached",
-                    hint="unpublish one, or use another node",
-                )
-            self._coming.add(volume_id)
-        try:
-            yield
-        finally:
-            with self._guard:
-                self._coming.discard(volume_id)
 
 
 MIB = 1024 * 1024

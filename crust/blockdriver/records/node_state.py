@@ -14,12 +14,18 @@ the rest of a request only as a digest.
 
 A file that cannot be read blocks its volume only: the start goes on. NodeUnpublish and NodeUnstage do not need it:
 they look at the kernel, as for a file that was lost, and the unstage removes it. Only files *.json are ours.
+
+The node has slots: a volume has one while it is published to the node or attached there. A volume that comes without
+a ControllerPublishVolume gets its slot when it is attached. The limit is a setting (`max_volumes`).
 """
 
 import logging
 import os
 import re
 import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
 
@@ -27,6 +33,7 @@ import pydantic
 
 from crust.blockdriver.engines.node_access import NodeAccess
 from crust.blockdriver.records import models
+from crust.blockdriver.records.records import Index
 from crust.core import errors, volumes
 from crust.host.files import durable
 from crust.host.mounts import device_mounts, mountinfo
@@ -242,3 +249,49 @@ def _remove_boot(path: str) -> None:
             os.unlink(os.path.join(path, name))
     if not os.listdir(path):
         os.rmdir(path)
+
+
+@dataclass(slots=True)
+class AttachSlots:
+    """Gives slots to one caller at a time, so that two volumes cannot both take the last one."""
+
+    _node_id: str
+    _index: Index
+    _access: NodeAccess
+    limit: int
+    _guard: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _coming: set[volumes.VolumeId] = field(default_factory=set, init=False)
+
+    def now(self, known: Collection[str] = ()) -> tuple[int, tuple[volumes.VolumeId, ...]]:
+        """The node's limit, and the volumes that have a slot now: from the first moment of a publish or attach.
+
+        The caller of a limit compares it with the volumes that it knows of. `known` are these, if it does not read
+        the list: then the limit is less by the volumes that it does not know of.
+        """
+        with self._guard:
+            taken = self._taken()
+        unknown = taken.difference(known) if known else ()
+        return max(self.limit - len(unknown), 1), tuple(sorted(taken))
+
+    def _taken(self) -> set[volumes.VolumeId]:
+        """The volumes that have a slot; the guard is held, so none is between `_coming` and the rest."""
+        return {*self._coming, *self._index.on_node(self._node_id), *self._access.attached_here()}
+
+    @contextmanager
+    def taking(self, volume_id: volumes.VolumeId) -> Iterator[None]:
+        """Hold a slot for a volume until its publish or attach has ended. Raises `AttachLimitReached`."""
+        with self._guard:
+            taken = self._taken()
+            if volume_id not in taken and len(taken) >= self.limit:
+                raise errors.Exhausted.named(
+                    "AttachLimitReached",
+                    f"no more volumes can be published to {self._node_id}",
+                    why=f"its attach limit of {self.limit} is reached",
+                    hint="unpublish one, or use another node",
+                )
+            self._coming.add(volume_id)
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._coming.discard(volume_id)

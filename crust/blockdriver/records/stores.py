@@ -10,9 +10,9 @@ from crust.blockdriver.engines.node_access import NodeAccess
 from crust.blockdriver.engines.pool_store import PoolHome
 from crust.blockdriver.engines.protocol import Engine, Provisioning
 from crust.blockdriver.records.capability_check import SupportedCapabilities
-from crust.blockdriver.records.capacity import AttachSlots, PoolCapacity
+from crust.blockdriver.records.capacity import PoolCapacity
 from crust.blockdriver.records.models import ContentRecord, SnapshotSet, VolumeRecord
-from crust.blockdriver.records.node_state import NodeState
+from crust.blockdriver.records.node_state import AttachSlots, NodeState
 from crust.blockdriver.records.records import IndexedRecords, Records
 from crust.core import operations
 

@@ -252,8 +252,8 @@ def _context(fs_type: str) -> Iterator[int]:
 def _mounted(
     device: str, fs_type: str, where: str, parameters: Parameters = (), attributes: int = 0
 ) -> Iterator[int]:
-    """A detached mount of the filesystem on a device. Raises `DuplicateFilesystemUuid` if the kernel would treat it as
-    a part of one that is mounted.
+    """A detached mount of the filesystem on a device. Raises `DuplicateFilesystemUuid` where the kernel would take it
+    for a part of a mounted one.
     """
     if fs_type == "btrfs" and not os.path.exists(_TEMPORARY_FSIDS):
         _check_alone(device)

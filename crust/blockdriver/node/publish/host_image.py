@@ -15,8 +15,8 @@ from functools import partial
 from typing import Literal
 
 from crust.blockdriver.engines.node_access import Access, NoHostDevice
-from crust.blockdriver.node.filesystem_preparation import FilesystemPreparation, Preparation
 from crust.blockdriver.node.io_limits import IoLimits
+from crust.blockdriver.node.node_stage import FilesystemPreparation, Preparation
 from crust.blockdriver.node.publish.publish_rules import Publish, Ready
 from crust.blockdriver.records.stores import Stores
 from crust.core import volumes

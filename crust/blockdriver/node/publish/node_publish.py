@@ -14,9 +14,9 @@ import contextlib
 import logging
 from dataclasses import dataclass
 
-from crust.blockdriver.node.filesystem_preparation import Preparation
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_expand import NodeExpand
+from crust.blockdriver.node.node_stage import Preparation
 from crust.blockdriver.node.publish import host_image, publish_rules
 from crust.blockdriver.node.publish.host_image import HostImage
 from crust.blockdriver.node.publish.publish_rules import Publish, Ready

@@ -9,9 +9,8 @@ from crust.blockdriver.controller.controller_publish import ControllerPublish, P
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.records import capability_check
-from crust.blockdriver.records.capacity import AttachSlots
 from crust.blockdriver.records.models import Attached, Usage
-from crust.blockdriver.records.node_state import Staged
+from crust.blockdriver.records.node_state import AttachSlots, Staged
 from crust.core import errors, volumes
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, mount
