@@ -50,7 +50,7 @@ from crust.host.files.locks import ToolLocks
 from crust.host.filesystems import mkfs
 from crust.host.process import syscalls, workers
 from crust.host.process.workers import Workers
-from crust.rpc.messages import requests
+from crust.rpc.messages import csi
 
 COLLECT_PERIOD_S = 3600.0
 MEASURE_PERIOD_S = 15.0
@@ -84,7 +84,7 @@ def build(  # noqa: PLR0913 - one per setting
     start makes the pool. `runtime_guests` is the way to guests that have deferred volumes; without one they are out
     of reach. `role` is what of it others may call.
     """
-    requests.required(node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
+    csi.required(node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
     engine = engine or files.engine(state_dir, pool_id_file, create=create_pool)
     threads = threads or Workers(f"the driver {name}")
     pool, provisioning, records = engine.home, engine.provisioning, engine.records

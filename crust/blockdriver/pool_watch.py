@@ -19,7 +19,6 @@ from crust.ceph.controller_lock import RENEW_S, ControllerReplaced, ControllerSt
 from crust.core import errors, metrics
 from crust.core.supervised import Health, supervised
 from crust.host.process import workers
-from crust.rpc.messages.requests import needs_state
 
 PERIOD_S = 1.0
 
@@ -57,7 +56,7 @@ class PoolWatch:
     def check(self, method: str) -> None:
         """Raise why the method is not served: by the driver's role, or while the pool that it needs is not open."""
         self._driver.role.check(method)
-        if method.startswith("/csi.v1.") and needs_state(method) and self._problem is not None:
+        if method.startswith("/csi.v1.") and _needs_state(method) and self._problem is not None:
             raise self._problem
 
     async def keep_looking(self) -> None:
@@ -158,3 +157,8 @@ class PoolWatch:
         self._health.report(self.part, None if stands_by else problem, is_fatal=False)
         self._problem = problem
         self._driver.identity.is_ready = problem is None
+
+
+def _needs_state(method: str) -> bool:
+    """Whether a method of CSI reads or writes the state: all but identity, health and capabilities do."""
+    return not (method.startswith("/csi.v1.Identity/") or method.endswith("Capabilities"))

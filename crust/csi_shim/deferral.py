@@ -10,7 +10,7 @@ from crust.core import volumes
 from crust.rpc import status
 from crust.rpc.call import Call
 from crust.rpc.csi_driver import CsiDriver
-from crust.rpc.messages import crust_v1, csi, requests
+from crust.rpc.messages import crust_v1, csi
 from crust.rpc.port import Port, stub
 from crust.rpc.serving.service import Methods, looking_at
 from crust.rpc.status import PeerStatus
@@ -103,7 +103,7 @@ class Deferral:
 
     async def stats(self, request: csi_pb2.NodeGetVolumeStatsRequest) -> bytes:
         """The answer: statistics from the kernel that has the volume mounted."""
-        requests.volume_id_of_any_driver(request.volume_id)
+        csi.volume_id_of_any_driver(request.volume_id)
         target = volumes.TargetPath.parse(request.volume_path, role="volume_path")
         response = csi.stats_to_wire(await self._runtime.stats(target.text))
         if not self._report_condition:

@@ -32,7 +32,7 @@ from crust.proxy.table import Entries, Event
 from crust.proxy.target import Target
 from crust.rpc import status
 from crust.rpc.call import Call, add_fields
-from crust.rpc.messages import crust_v1, requests
+from crust.rpc.messages import crust_v1, csi
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import runtime_pb2, types_pb2
 
@@ -174,7 +174,7 @@ class RuntimeApi:
         if condition is not None and condition.abnormal:
             health = by_driver.volume_health
             health.volume_id = health.volume_id or record.key.volume_id
-            message = requests.shortened(condition.message)
+            message = csi.shortened(condition.message)
             health.health_statuses.add(status=csi_pb2.DEGRADED, reason=REASON, message=message)
         return by_driver
 

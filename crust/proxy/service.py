@@ -12,9 +12,9 @@ from crust.proxy.host_publish import HostPublish
 from crust.proxy.policy import Policy
 from crust.proxy.runtime_api import RuntimeApi
 from crust.proxy.target import Stack, other_volume
-from crust.rpc.call import Call, Metadata, add_fields
+from crust.rpc.call import Call, Metadata, add_fields, identity_of
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver, opted_in
-from crust.rpc.messages import csi, requests
+from crust.rpc.messages import csi
 from crust.rpc.serving.service import Methods, looking_at
 from crust.wire.csi.v1 import csi_pb2
 
@@ -82,7 +82,7 @@ class CsiService:
         response = await self._operations.run(
             key,
             "NodePublishVolume",
-            requests.identity(request),
+            identity_of(request),
             lambda: self._publish.defer(self._backend, key, request, decision, metadata),
             also=[volumes.TargetPath(request.target_path)],
             limit_s=_LIMIT_S,
@@ -126,7 +126,7 @@ class CsiService:
         unpublished = await self._operations.run(
             key,
             "NodeUnpublishVolume",
-            requests.identity(request),
+            identity_of(request),
             lambda: self._publish.unpublish.unpublish(
                 self._backend, key, target, request, metadata
             ),
@@ -228,7 +228,7 @@ class CsiService:
         response = await self._operations.run(
             key,
             "NodeExpandVolume",
-            requests.identity(request),
+            identity_of(request),
             lambda: self._expand(request, metadata),
             limit_s=_LIMIT_S,
             left_s=call.time_remaining(),
@@ -261,7 +261,7 @@ class CsiService:
         return volumes.VolumeKey(self._driver, volumes.VolumeId(volume_id))
 
     def _key(self, volume_id: str) -> volumes.VolumeKey:
-        return volumes.VolumeKey(self._driver, requests.volume_id_of_any_driver(volume_id))
+        return volumes.VolumeKey(self._driver, csi.volume_id_of_any_driver(volume_id))
 
 
 def _check_key(record: Record, key: volumes.VolumeKey) -> None:

@@ -1,4 +1,5 @@
-"""One call, served or made: what its caller sends beside the request, what goes back beside the answer, its fields.
+"""One call, served or made: its method and request, what its caller sends beside it, what goes back beside the
+answer, its fields.
 
 The fields are those of every log line about the call: its request id, the driver, the volume and the target. The id
 is made by the first process of crust that the call reaches, and travels to the next ones as gRPC metadata, as the
@@ -9,11 +10,17 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 from typing import Any
 
-from google.protobuf.message import Message
+from google.protobuf import message_factory
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError, Message
 
-from crust.core import logs, traces
+from crust.core import errors, logs, traces
+from crust.wire.csi.v1 import csi_pb2
+from crust.wire.pluginregistration.v1 import api_pb2
+from crust.wire.v1 import handlers_pb2, inspect_pb2, pool_pb2, runtime_pb2
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -138,3 +145,46 @@ def identified(metadata: Metadata) -> Metadata:
         own[traces.KEY] = span
     kept = (pair for pair in metadata if pair[0] not in own)
     return (*kept, *own.items())
+
+
+@cache
+def methods() -> Mapping[str, MethodDescriptor]:
+    """All that crust serves or passes, by full name (`/csi.v1.Node/NodeStageVolume`): CSI's, its own, a kubelet's."""
+    files = (csi_pb2, runtime_pb2, handlers_pb2, inspect_pb2, pool_pb2, api_pb2)
+    services = [each for file in files for each in file.DESCRIPTOR.services_by_name.values()]
+    return {f"/{of.full_name}/{method.name}": method for of in services for method in of.methods}
+
+
+def is_unary(method: str) -> bool:
+    """Whether a method is known, and has one request and one answer."""
+    known = methods().get(method)
+    return known is not None and not (known.client_streaming or known.server_streaming)
+
+
+def parse(method: str, data: bytes) -> Any:
+    """The request of a call, with its unknown fields; None if its method is not known.
+
+    Raises `MalformedMessage`.
+    """
+    known = methods().get(method)
+    if known is None:
+        return None
+    try:
+        return message_factory.GetMessageClass(known.input_type).FromString(data)
+    except DecodeError as err:
+        raise errors.InvalidRequest.named(
+            "MalformedMessage",
+            f"the request cannot be parsed as {known.input_type.full_name}",
+            why="its bytes are not a valid protobuf message",
+            hint="check the caller's CSI version, and any proxy between it and crust",
+        ) from err
+
+
+def identity_of(request: Message) -> bytes:
+    """The identity of a request: its fields without the secrets, which may be renewed."""
+    plain = request
+    if getattr(request, "secrets", None):
+        plain = type(request)()
+        plain.CopyFrom(request)
+        plain.ClearField("secrets")
+    return plain.SerializeToString(deterministic=True)

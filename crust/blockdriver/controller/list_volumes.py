@@ -18,7 +18,7 @@ from crust.blockdriver.records.models import VolumeRecord
 from crust.blockdriver.records.records import UNREADABLE
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
-from crust.rpc.messages import requests
+from crust.rpc.messages import csi
 
 PAGE_MAX = 5000
 """The largest page, also without a limit in the request: the answer must fit a gRPC message."""
@@ -57,14 +57,14 @@ class VolumeLister:
         return Listed(volume_id, record, tuple(sorted(nodes)), self.health_check.of(record))
 
     def page(self, count: int, token: str) -> tuple[tuple[Listed, ...], str]:
-        """The volumes after `token`, and the next token. Raises as `requests.check_page`."""
-        requests.check_page(count, token, self.stores.pool.ids.is_volume_id)
+        """The volumes after `token`, and the next token. Raises as `csi.check_page`."""
+        csi.check_page(count, token, self.stores.pool.ids.is_volume_id)
         ids = (each for each in self.stores.volume_records.index.page(token))
         return cut(self._existing(ids, self.get), count, lambda each: each.volume_id)
 
     def health_page(self, count: int, token: str) -> tuple[tuple[Health, ...], str]:
-        """The health of volumes after `token`, and the next token. Raises as `requests.check_page`."""
-        requests.check_page(count, token, self.stores.pool.ids.is_volume_id)
+        """The health of volumes after `token`, and the next token. Raises as `csi.check_page`."""
+        csi.check_page(count, token, self.stores.pool.ids.is_volume_id)
         ids = (each for each in self.health_check.ids() if each > token)
         return cut(
             self._existing(ids, self.health_check.examine), count, lambda each: each.volume_id

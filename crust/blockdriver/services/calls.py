@@ -15,7 +15,7 @@ from crust.blockdriver.controller import topology
 from crust.blockdriver.records.health import Health
 from crust.core import operations
 from crust.rpc.call import Call
-from crust.rpc.messages import requests
+from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
 
 T = TypeVar("T")
@@ -83,6 +83,6 @@ def health(value: Health) -> csi_pb2.VolumeHealth:
         pb.health_statuses.add(
             status=csi_pb2.VolumeHealthErrorType.ValueType(finding.kind.value),
             reason=finding.reason,
-            message=requests.shortened(finding.message),
+            message=csi.shortened(finding.message),
         )
     return pb

@@ -21,7 +21,7 @@ from crust.blockdriver.snapshots import content_source
 from crust.core import errors
 from crust.host.process import workers
 from crust.rpc.call import Call
-from crust.rpc.messages import csi, extensions, requests
+from crust.rpc.messages import csi, extensions
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import pool_pb2
 
@@ -61,14 +61,14 @@ class Controller(SnapshotCalls):
         if request.HasField("accessibility_requirements"):
             place = requirement(request.accessibility_requirements)
         create = Create(
-            requests.required(request.name, "name"),
+            csi.required(request.name, "name"),
             csi.capacity_range(request.capacity_range),
             csi.capabilities(request.volume_capabilities),
-            tuple(sorted(requests.mapping(request.parameters, "parameters").items())),
+            tuple(sorted(csi.mapping(request.parameters, "parameters").items())),
             place,
             source,
             class_parameters.parse_mutable(
-                requests.mapping(request.mutable_parameters, "mutable_parameters")
+                csi.mapping(request.mutable_parameters, "mutable_parameters")
             ),
         )
         volume_id = self.stores.pool.ids.volume_id(create.name)
@@ -85,7 +85,7 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.DeleteVolumeRequest, call: Call
     ) -> csi_pb2.DeleteVolumeResponse:
         """Idempotent: absent is a success."""
-        volume_id = requests.volume_id(request.volume_id)
+        volume_id = csi.volume_id(request.volume_id)
         await self.calls.change(
             volume_id, None, lambda: workers.run(self.provisioner.delete, volume_id), call
         )
@@ -95,12 +95,12 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.ControllerPublishVolumeRequest, call: Call
     ) -> csi_pb2.ControllerPublishVolumeResponse:
         """Idempotent by volume and node."""
-        volume_id = requests.volume_id(request.volume_id)
-        node_id = requests.required(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
+        volume_id = csi.volume_id(request.volume_id)
+        node_id = csi.required(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
         if not request.HasField("volume_capability"):
-            raise requests.MissingField("volume_capability")
+            raise csi.MissingField("volume_capability")
         capability = csi.capability(request.volume_capability)
-        requests.mapping(request.volume_context, "volume_context")
+        csi.mapping(request.volume_context, "volume_context")
         attach = PublishRequest(volume_id, node_id, capability, request.readonly)
         await self.calls.change(
             attach.volume_id, attach, lambda: workers.run(self.publisher.publish, attach), call
@@ -111,10 +111,10 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.ControllerUnpublishVolumeRequest, call: Call
     ) -> csi_pb2.ControllerUnpublishVolumeResponse:
         """Idempotent; without a node id, from all nodes."""
-        volume_id = requests.volume_id(request.volume_id)
+        volume_id = csi.volume_id(request.volume_id)
         node_id = request.node_id
         if node_id:
-            requests.required(node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
+            csi.required(node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
         await self.calls.change(
             volume_id,
             node_id,
@@ -138,7 +138,7 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.ControllerGetVolumeRequest, call: Call
     ) -> csi_pb2.ControllerGetVolumeResponse:
         """One entry of the list."""
-        volume_id = requests.volume_id(request.volume_id)
+        volume_id = csi.volume_id(request.volume_id)
         found = await self.calls.read(volume_id, lambda: self.lister.get(volume_id), call)
         response = csi_pb2.ControllerGetVolumeResponse()
         self._fill(response, found)
@@ -160,7 +160,7 @@ class Controller(SnapshotCalls):
     ) -> csi_pb2.ControllerGetVolumeHealthResponse:
         """CSI 1.13."""
         self.role.require("1.13")
-        volume_id = requests.volume_id(request.volume_id)
+        volume_id = csi.volume_id(request.volume_id)
         found = await self.calls.read(volume_id, lambda: self.health_check.examine(volume_id), call)
         return csi_pb2.ControllerGetVolumeHealthResponse(volume_health=health(found))
 
@@ -170,7 +170,7 @@ class Controller(SnapshotCalls):
         """The free capacity for volumes with these capabilities in this topology."""
         asked = CapacityQuery(
             tuple(csi.capability(capability) for capability in request.volume_capabilities),
-            tuple(sorted(requests.mapping(request.parameters, "parameters").items())),
+            tuple(sorted(csi.mapping(request.parameters, "parameters").items())),
             segments_of(request.accessible_topology)
             if request.accessible_topology.segments
             else (),
@@ -187,9 +187,9 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.ControllerGetNodeInfoRequest, call: Call
     ) -> csi_pb2.ControllerGetNodeInfoResponse:
         """CSI PR #603: NodeGetInfo's answer, and the volumes that have a slot there (specs/node-identity.md)."""
-        node_id = requests.required(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
+        node_id = csi.required(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
         known = frozenset(
-            requests.required(published_volume_id, "published_volume_ids")
+            csi.required(published_volume_id, "published_volume_ids")
             for published_volume_id in request.published_volume_ids
         )
         limit, taken = await self.calls.read(
@@ -206,11 +206,11 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.ValidateVolumeCapabilitiesRequest, call: Call
     ) -> csi_pb2.ValidateVolumeCapabilitiesResponse:
         """Confirms all of the request or nothing."""
-        volume_id = requests.volume_id(request.volume_id)
+        volume_id = csi.volume_id(request.volume_id)
         capabilities = csi.capabilities(request.volume_capabilities)
-        context_sent = requests.mapping(request.volume_context, "volume_context")
-        sent = requests.mapping(request.parameters, "parameters")
-        mutable = requests.mapping(request.mutable_parameters, "mutable_parameters")
+        context_sent = csi.mapping(request.volume_context, "volume_context")
+        sent = csi.mapping(request.parameters, "parameters")
+        mutable = csi.mapping(request.mutable_parameters, "mutable_parameters")
         why = await self.calls.read(
             request.SerializeToString(deterministic=True),
             lambda: self.lister.why_not(volume_id, capabilities, context_sent, sent, mutable),
@@ -228,9 +228,9 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.ControllerExpandVolumeRequest, call: Call
     ) -> csi_pb2.ControllerExpandVolumeResponse:
         """Online and offline; a raw volume needs no NodeExpandVolume."""
-        volume_id = requests.volume_id(request.volume_id)
+        volume_id = csi.volume_id(request.volume_id)
         if not request.HasField("capacity_range"):
-            raise requests.MissingField("capacity_range")
+            raise csi.MissingField("capacity_range")
         expansion = (
             csi.capacity_range(request.capacity_range),
             csi.capability(request.volume_capability)
@@ -251,10 +251,10 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.ControllerModifyVolumeRequest, call: Call
     ) -> csi_pb2.ControllerModifyVolumeResponse:
         """Atomic; a parameter that is not named keeps its value."""
-        volume_id = requests.volume_id(request.volume_id)
+        volume_id = csi.volume_id(request.volume_id)
         if not request.mutable_parameters:
-            raise requests.MissingField("mutable_parameters")
-        sent = requests.mapping(request.mutable_parameters, "mutable_parameters")
+            raise csi.MissingField("mutable_parameters")
+        sent = csi.mapping(request.mutable_parameters, "mutable_parameters")
         changes = class_parameters.parse_mutable(sent)
         await self.calls.change(
             volume_id, changes, lambda: self.modifier.modify(volume_id, changes), call
@@ -334,11 +334,11 @@ class Controller(SnapshotCalls):
 
 
 def _source(pb: csi_pb2.VolumeContentSource) -> content_source.Wanted:
-    """CreateVolume's volume_content_source. Raises `requests.MissingField`."""
+    """CreateVolume's volume_content_source. Raises `csi.MissingField`."""
     kind = pb.WhichOneof("type")
     if kind == "snapshot":
-        snapshot_id = requests.required(pb.snapshot.snapshot_id, "snapshot_id")
+        snapshot_id = csi.required(pb.snapshot.snapshot_id, "snapshot_id")
         return content_source.Wanted("snapshot", snapshot_id)
     if kind == "volume":
-        return content_source.Wanted("volume", requests.required(pb.volume.volume_id, "volume_id"))
-    raise requests.MissingField("volume_content_source.type")
+        return content_source.Wanted("volume", csi.required(pb.volume.volume_id, "volume_id"))
+    raise csi.MissingField("volume_content_source.type")

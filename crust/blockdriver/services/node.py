@@ -18,7 +18,7 @@ from crust.blockdriver.services.roles import Role
 from crust.core import deferral_keys, volumes
 from crust.host.process import workers
 from crust.rpc.call import Call
-from crust.rpc.messages import csi, extensions, requests
+from crust.rpc.messages import csi, extensions
 from crust.wire.csi.v1 import csi_pb2
 
 _Rpc = csi_pb2.NodeServiceCapability.RPC
@@ -106,7 +106,7 @@ class Node:
     ) -> csi_pb2.NodeGetVolumeHealthResponse:
         """CSI 1.13. Problems of the volume's mount and of its image."""
         self.role.require("1.13")
-        volume_id = requests.volume_id(request.volume_id)
+        volume_id = csi.volume_id(request.volume_id)
         path = None
         if text := request.volume_publish_path:
             path = volumes.TargetPath.parse(text, role="volume_publish_path")
@@ -127,7 +127,7 @@ class Node:
                 if finding.reachable
                 else csi_pb2.STORAGE_UNREACHABLE,
                 reason=finding.reason,
-                message=requests.shortened(finding.message),
+                message=csi.shortened(finding.message),
             )
         return pb
 
@@ -135,7 +135,7 @@ class Node:
         self, request: csi_pb2.NodeStageVolumeRequest, call: Call
     ) -> csi_pb2.NodeStageVolumeResponse:
         """Attach, format if new, check, grow; mounts nothing."""
-        volume_id = requests.volume_id(request.volume_id)
+        volume_id = csi.volume_id(request.volume_id)
         path = volumes.TargetPath.parse(request.staging_target_path, role="staging_target_path")
         capability = _capability(request)
         access = Access(
@@ -154,7 +154,7 @@ class Node:
         self, request: csi_pb2.NodeUnstageVolumeRequest, call: Call
     ) -> csi_pb2.NodeUnstageVolumeResponse:
         """Detach; not staged is a success."""
-        volume_id = requests.volume_id(request.volume_id)
+        volume_id = csi.volume_id(request.volume_id)
         path = volumes.TargetPath.parse(request.staging_target_path, role="staging_target_path")
         await self.calls.change(
             volume_id, path, lambda: workers.run(self.node_unstage.unstage, volume_id, path), call
@@ -166,11 +166,11 @@ class Node:
         self, request: csi_pb2.NodePublishVolumeRequest, call: Call
     ) -> csi_pb2.NodePublishVolumeResponse:
         """Mount on the host, or return what a guest needs to mount."""
-        volume_id = requests.volume_id(request.volume_id)
+        volume_id = csi.volume_id(request.volume_id)
         target = volumes.TargetPath.parse(request.target_path)
         capability, staging = _capability(request), request.staging_target_path
         if not staging:
-            raise requests.StagingPathNotGiven()
+            raise csi.StagingPathNotGiven()
         publish = Publish(
             volume_id=volume_id,
             target=target,
@@ -202,7 +202,7 @@ class Node:
         self, request: csi_pb2.NodeUnpublishVolumeRequest, call: Call
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
         """Unmount and remove the target; not published is a success."""
-        volume_id = requests.volume_id(request.volume_id)
+        volume_id = csi.volume_id(request.volume_id)
         target = volumes.TargetPath.parse(request.target_path)
         await self.calls.change(
             volume_id,
@@ -216,7 +216,7 @@ class Node:
         self, request: csi_pb2.NodeGetVolumeStatsRequest, call: Call
     ) -> csi_pb2.NodeGetVolumeStatsResponse:
         """Usage and condition; never blocks on a hung volume or another operation."""
-        volume_id = requests.volume_id(request.volume_id)
+        volume_id = csi.volume_id(request.volume_id)
         path = self._path(volume_id, request.volume_path)
         look = Look(volume_id, path, request.defer_fs_ops)
         return csi.stats_to_wire(await self.node_stats.measure(look))
@@ -225,7 +225,7 @@ class Node:
         self, request: csi_pb2.NodeExpandVolumeRequest, call: Call
     ) -> csi_pb2.NodeExpandVolumeResponse:
         """Grow the device and the filesystem; with deferral only the device."""
-        volume_id = requests.volume_id(request.volume_id)
+        volume_id = csi.volume_id(request.volume_id)
         expand = Expand(
             volume_id,
             self._path(volume_id, request.volume_path),
@@ -246,7 +246,7 @@ class Node:
 
         Raises `MissingField`, `VolumeNotFound`, and `NotPublishedAtPath` for a path where no volume can be.
         """
-        requests.required(text, "volume_path", limit_bytes=volumes.PATH_MAX_BYTES - 1)
+        csi.required(text, "volume_path", limit_bytes=volumes.PATH_MAX_BYTES - 1)
         if not self.stores.node_state.staging_paths(
             volume_id
         ):  # another process may have made it just now
@@ -269,8 +269,8 @@ def _capability(
 ) -> volumes.VolumeCapability:
     """The capability of a request whose contexts are not too long."""
     if not request.HasField("volume_capability"):
-        raise requests.MissingField("volume_capability")
+        raise csi.MissingField("volume_capability")
     capability = csi.capability(request.volume_capability)
-    requests.check_context(request.volume_context, "volume_context")
-    requests.check_context(request.publish_context, "publish_context")
+    csi.check_context(request.volume_context, "volume_context")
+    csi.check_context(request.publish_context, "publish_context")
     return capability

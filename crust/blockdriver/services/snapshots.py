@@ -24,7 +24,7 @@ from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
 from crust.core import errors, volumes
 from crust.host.process import workers
 from crust.rpc.call import Call
-from crust.rpc.messages import requests
+from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
 
 _SIDECARS = "csi.storage.k8s.io/"
@@ -46,11 +46,9 @@ class SnapshotCalls:
         self, request: csi_pb2.CreateSnapshotRequest, call: Call
     ) -> csi_pb2.CreateSnapshotResponse:
         """Idempotent by name."""
-        volume_id = volumes.VolumeId(
-            requests.required(request.source_volume_id, "source_volume_id")
-        )
-        name = requests.required(request.name, "name")
-        check_parameters(requests.mapping(request.parameters, "parameters"))
+        volume_id = volumes.VolumeId(csi.required(request.source_volume_id, "source_volume_id"))
+        name = csi.required(request.name, "name")
+        check_parameters(csi.mapping(request.parameters, "parameters"))
         wanted = requirement(request.accessibility_requirements)
         if not topology.is_met(wanted, self.stores.segment):
             raise topology.TopologyNotAccessible(self.stores.segment, "snapshot")
@@ -69,7 +67,7 @@ class SnapshotCalls:
         self, request: csi_pb2.DeleteSnapshotRequest, call: Call
     ) -> csi_pb2.DeleteSnapshotResponse:
         """Idempotent: absent is a success."""
-        snapshot_id = requests.required(request.snapshot_id, "snapshot_id")
+        snapshot_id = csi.required(request.snapshot_id, "snapshot_id")
         await self.calls.change(
             snapshot_id, None, lambda: workers.run(self.snapshots.delete, snapshot_id), call
         )
@@ -79,7 +77,7 @@ class SnapshotCalls:
         self, request: csi_pb2.GetSnapshotRequest, call: Call
     ) -> csi_pb2.GetSnapshotResponse:
         """A snapshot that exists."""
-        snapshot_id = requests.required(request.snapshot_id, "snapshot_id")
+        snapshot_id = csi.required(request.snapshot_id, "snapshot_id")
         return csi_pb2.GetSnapshotResponse(
             snapshot=self._to_wire(*await self._found(snapshot_id, call))
         )
@@ -99,9 +97,9 @@ class SnapshotCalls:
         source, snapshot_id = request.source_volume_id, request.snapshot_id
         for value, field in ((source, "source_volume_id"), (snapshot_id, "snapshot_id")):
             if value:
-                requests.required(value, field)
+                csi.required(value, field)
         token = request.starting_token
-        requests.check_page(request.max_entries, token, self.stores.pool.ids.is_snapshot_id)
+        csi.check_page(request.max_entries, token, self.stores.pool.ids.is_snapshot_id)
         page, next_token = await self.calls.read(
             (source, snapshot_id, token, request.max_entries),
             lambda: self._page(source, snapshot_id, token, request.max_entries),
@@ -163,9 +161,9 @@ class SnapshotCalls:
         self, request: csi_pb2.CreateVolumeGroupSnapshotRequest, call: Call
     ) -> csi_pb2.CreateVolumeGroupSnapshotResponse:
         """Idempotent by name; a point-in-time copy of all volumes."""
-        name = requests.required(request.name, "name")
+        name = csi.required(request.name, "name")
         ids = _volume_ids(request.source_volume_ids)
-        check_parameters(requests.mapping(request.parameters, "parameters"))
+        check_parameters(csi.mapping(request.parameters, "parameters"))
         found = await self.calls.change(
             self.stores.pool.ids.group_id(name),
             ids,
@@ -179,7 +177,7 @@ class SnapshotCalls:
         self, request: csi_pb2.DeleteVolumeGroupSnapshotRequest, call: Call
     ) -> csi_pb2.DeleteVolumeGroupSnapshotResponse:
         """Idempotent: absent is a success."""
-        group_id = requests.required(request.group_snapshot_id, "group_snapshot_id")
+        group_id = csi.required(request.group_snapshot_id, "group_snapshot_id")
         named = _snapshot_ids(request.snapshot_ids)
         group = await self.calls.read(group_id, lambda: self.snapshots.find_group(group_id), call)
         await self.calls.change(
@@ -195,7 +193,7 @@ class SnapshotCalls:
         self, request: csi_pb2.GetVolumeGroupSnapshotRequest, call: Call
     ) -> csi_pb2.GetVolumeGroupSnapshotResponse:
         """A group that exists."""
-        group_id = requests.required(request.group_snapshot_id, "group_snapshot_id")
+        group_id = csi.required(request.group_snapshot_id, "group_snapshot_id")
         named = _snapshot_ids(request.snapshot_ids)
         found = await self.calls.read(
             (group_id, named), lambda: self.snapshots.get_group(group_id, named), call
@@ -206,7 +204,7 @@ class SnapshotCalls:
         self, request: csi_pb2.GetMetadataAllocatedRequest, call: Call
     ) -> AsyncIterator[csi_pb2.GetMetadataAllocatedResponse]:
         """The blocks that may be other than zeros."""
-        snapshot_id = requests.required(request.snapshot_id, "snapshot_id")
+        snapshot_id = csi.required(request.snapshot_id, "snapshot_id")
         _check_count(request.max_results)
         _, record = await self._found(snapshot_id, call)
         check_offset(request.starting_offset, record)
@@ -225,8 +223,8 @@ class SnapshotCalls:
         self, request: csi_pb2.GetMetadataDeltaRequest, call: Call
     ) -> AsyncIterator[csi_pb2.GetMetadataDeltaResponse]:
         """The blocks of the target that may differ from the base."""
-        base_id = requests.required(request.base_snapshot_id, "base_snapshot_id")
-        target_id = requests.required(request.target_snapshot_id, "target_snapshot_id")
+        base_id = csi.required(request.base_snapshot_id, "base_snapshot_id")
+        target_id = csi.required(request.target_snapshot_id, "target_snapshot_id")
         _check_count(request.max_results)
         _, base = await self._found(base_id, call)
         _, target = await self._found(target_id, call)
@@ -265,7 +263,7 @@ def requirement(pb: csi_pb2.TopologyRequirement) -> topology.Requirement:
 
 def segments_of(pb: csi_pb2.Topology) -> topology.Segments:
     """One topology. Raises `topology.InvalidTopology`."""
-    return topology.segments(requests.mapping(pb.segments, "segments"))
+    return topology.segments(csi.mapping(pb.segments, "segments"))
 
 
 def check_parameters(sent: Iterable[str]) -> None:
@@ -283,11 +281,11 @@ def check_parameters(sent: Iterable[str]) -> None:
 def _volume_ids(sent: Iterable[str]) -> tuple[volumes.VolumeId, ...]:
     """The ids in a fixed order, so that requests can be compared."""
     ids = tuple(
-        volumes.VolumeId(requests.required(each, f"source_volume_ids[{n}]"))
+        volumes.VolumeId(csi.required(each, f"source_volume_ids[{n}]"))
         for n, each in enumerate(sent)
     )
     if not ids:
-        raise requests.MissingField("source_volume_ids")
+        raise csi.MissingField("source_volume_ids")
     if len(set(ids)) != len(ids):
         raise errors.InvalidRequest.named(
             "SameVolumeTwice", "source_volume_ids are invalid", why="one id occurs twice"
@@ -297,9 +295,7 @@ def _volume_ids(sent: Iterable[str]) -> tuple[volumes.VolumeId, ...]:
 
 def _snapshot_ids(sent: Iterable[str]) -> tuple[str, ...]:
     """None is possible: external-snapshotter names no members of a group that it does not know."""
-    return tuple(
-        sorted(requests.required(each, f"snapshot_ids[{n}]") for n, each in enumerate(sent))
-    )
+    return tuple(sorted(csi.required(each, f"snapshot_ids[{n}]") for n, each in enumerate(sent)))
 
 
 def _check_count(count: int) -> None:

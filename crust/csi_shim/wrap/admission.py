@@ -11,7 +11,7 @@ from crust.core import deferral_keys, errors, volumes
 from crust.csi_shim.wrap import vendors
 from crust.host.filesystems import mkfs
 from crust.host.mounts import mount_options
-from crust.rpc.messages import csi, requests
+from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
 
 DEFAULT_FS_TYPE = "ext4"
@@ -61,7 +61,7 @@ def check_stage(driver: str, request: csi_pb2.NodeStageVolumeRequest) -> None:
 
 def admit(driver: str, request: csi_pb2.NodePublishVolumeRequest) -> Admitted:
     """What the publish asks for. Raises `CannotBeDeferred`, `InvalidMountOption`, `InvalidRequest`."""
-    requests.volume_id_of_any_driver(request.volume_id)
+    csi.volume_id_of_any_driver(request.volume_id)
     if deferral_keys.is_inline(request.volume_context, request.volume_id):
         # the driver makes it in the publish, as a directory, and a refused publish is followed by no unpublish
         raise CannotBeDeferred(

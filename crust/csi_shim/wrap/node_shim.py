@@ -33,9 +33,9 @@ from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.csi_shim.wrap.staging import StagedForMount, Volume
 from crust.csi_shim.wrap.wrapped import WrappedVolumes
 from crust.host.process import workers
-from crust.rpc.call import Call
+from crust.rpc.call import Call, identity_of
 from crust.rpc.csi_driver import CsiDriver, numbers_in
-from crust.rpc.messages import extensions, requests
+from crust.rpc.messages import csi, extensions
 from crust.rpc.serving.service import Methods, looking_at
 from crust.wire.csi.v1 import csi_pb2
 
@@ -321,7 +321,7 @@ class NodeShim:
         return await self._operations.run(
             volume.paths.key.volume_id,
             type(request).__name__.removesuffix("Request"),
-            requests.identity(request),
+            identity_of(request),
             work,
             limit_s=_OPERATION_S,
             left_s=call.time_remaining(),
@@ -381,5 +381,5 @@ class NodeShim:
 
 def _checked_path(request: csi_pb2.NodeExpandVolumeRequest) -> str:
     """The path of an expansion. Raises `InvalidRequest`."""
-    requests.volume_id_of_any_driver(request.volume_id)
+    csi.volume_id_of_any_driver(request.volume_id)
     return volumes.TargetPath.parse(request.volume_path, role="volume_path").text

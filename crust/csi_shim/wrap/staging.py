@@ -17,7 +17,7 @@ from crust.csi_shim.wrap import as_block, leaves, private_directories
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.host.process import workers
 from crust.rpc import status
-from crust.rpc.messages import redaction, requests
+from crust.rpc.messages import csi, redaction
 from crust.rpc.serving.service import known_error
 from crust.rpc.status import PeerStatus, Residue
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -105,13 +105,13 @@ class Staging:
     ) -> None:
         """Before a deferred publish: whatever is staged as mount, which is not `is_block`, is staged as block.
 
-        Raises `StageForgotten`, `requests.StagingPathNotGiven`.
+        Raises `StageForgotten`, `csi.StagingPathNotGiven`.
         """
         if not volume.stages:
             return
         # The driver would not refuse it: its staging path is a private one of the shim.
         if not request.staging_target_path:
-            raise requests.StagingPathNotGiven()
+            raise csi.StagingPathNotGiven()
         if is_block:
             return
         known = self.requests.get(volume.paths.key)

@@ -123,8 +123,8 @@ def size_bytes(path: str) -> int:
 
 def size_of(identity: volumes.DeviceIdentity) -> int:
     """The size of a whole disk now; 0 when it was detached, or its number is another one's. Opens nothing."""
-    directory = _directory(os.makedev(identity.major, identity.minor))
-    with syscalls.translating(f"cannot look at the device {identity}"):
+    directory = f"{_BY_NUMBER}/{identity.major}:{identity.minor}"
+    with syscalls.translating(f"cannot look at {directory}"):
         try:
             same = syscalls.read_attribute(f"{directory}/diskseq") == str(identity.disk_sequence)
             return int(syscalls.read_attribute(f"{directory}/size")) * _SECTOR if same else 0

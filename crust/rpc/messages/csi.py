@@ -1,19 +1,133 @@
-"""The codec of CSI: converts its messages to core types and back.
+"""The codec of CSI: converts its messages to core types and back, and checks the fields of requests.
 
 Decoding checks everything: a decoded value obeys the specification, and an invalid field raises an `InvalidRequest`
 that names it. Encoding does not check. Mount flags may be sensitive (CSI MountVolume) and are never part of an
 error's text.
+
+A string has at most 128 bytes and a map at most 4 KiB, keys and values together, unless its field says otherwise
+(CSI "Size Limits"). A kubelet puts pod data and service account tokens into contexts and secrets under keys of its
+own, and these alone may be longer, so they are not counted. Errors name the field and its length, never its content.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 
 from crust.core import deferral_keys, errors, volumes
-from crust.rpc.messages import crust_v1, requests
+from crust.rpc.messages import crust_v1
 from crust.rpc.messages.crust_v1 import capacity_range as capacity_range
 from crust.wire.csi.v1 import csi_pb2
 
+MAP_MAX_BYTES = 4096
+RECORDED_ID_MAX_BYTES = 512
+"""What a record of the handoff directory holds. Public drivers have ids of 250 bytes, and no CO refuses them."""
+
+_KUBERNETES_PREFIX = "csi.storage.k8s.io/"
+_CONTROL = re.compile("[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]")
 _FLAGS_MAX_BYTES = 4096
+
+
+class MissingField(errors.InvalidRequest):
+    """A REQUIRED field is not set."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(f"{field} is missing", why="CSI requires it", hint=f"set {field}")
+
+
+class StagingPathNotGiven(errors.NotReady):
+    """CSI NodePublishVolume: FAILED_PRECONDITION where STAGE_UNSTAGE_VOLUME is advertised."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "staging_target_path is missing",
+            why="this driver stages volumes",
+            hint="call NodeStageVolume and send its path",
+        )
+
+
+class FieldTooLong(errors.InvalidRequest):
+    """A field is longer than CSI allows."""
+
+    def __init__(self, field: str, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"{field} is too long",
+            why=f"it has {size_bytes} bytes, CSI allows {limit_bytes}",
+        )
+
+
+def check_page(max_entries: int, token: str, is_token: Callable[[str], bool]) -> None:
+    """Check what is asked of a list. Raises `NegativeMaxEntries`, and `InvalidStartingToken` for any other token.
+
+    CSI ListVolumes: ABORTED for the token, and the CO starts over.
+    """
+    if max_entries < 0:
+        raise errors.InvalidRequest.named(
+            "NegativeMaxEntries", "max_entries is invalid", why=f"{max_entries} is negative"
+        )
+    if token and not is_token(token):
+        raise errors.OperationPending.named(
+            "InvalidStartingToken",
+            f"the starting_token {token[:64]!r} is invalid",
+            why="this driver did not issue it",
+            hint="start from the beginning, without a token",
+        )
+
+
+def required(value: str, field: str, *, limit_bytes: int = volumes.ID_MAX_BYTES) -> str:
+    """`value`, present, short enough and free of control characters.
+
+    Raises `MissingField`, `FieldTooLong`, `InvalidCharacters`.
+    """
+    if not value:
+        raise MissingField(field)
+    size_bytes = len(value.encode())
+    if size_bytes > limit_bytes:
+        raise FieldTooLong(field, size_bytes, limit_bytes)
+    if _CONTROL.search(value):
+        raise errors.InvalidRequest.named(
+            "InvalidCharacters", f"{field} is invalid", why="it holds a control character"
+        )
+    return value
+
+
+def mapping(values: Mapping[str, str], field: str) -> dict[str, str]:
+    """A plain copy of a string map. Raises `FieldTooLong`."""
+    size_bytes = sum(len(key.encode()) + len(value.encode()) for key, value in values.items())
+    if size_bytes > MAP_MAX_BYTES:
+        raise FieldTooLong(field, size_bytes, MAP_MAX_BYTES)
+    return dict(values)
+
+
+def check_context(values: Mapping[str, str], field: str) -> None:
+    """Check a context, or secrets, against the size limit of maps. Raises `FieldTooLong`."""
+    if not values:
+        return
+    mapping(
+        {key: each for key, each in values.items() if not key.startswith(_KUBERNETES_PREFIX)}, field
+    )
+
+
+def check_secrets(request: object) -> None:
+    """Check the secrets of a request, if it has any, against the size limit. Raises `FieldTooLong`."""
+    check_context(getattr(request, "secrets", {}), "secrets")
+
+
+def shortened(text: str) -> str:
+    """`text`, shortened to the size limit of strings, for a response."""
+    data = text.encode()
+    if len(data) <= volumes.ID_MAX_BYTES:
+        return text
+    return data[: volumes.ID_MAX_BYTES - 3].decode("utf-8", "ignore") + "…"
+
+
+def volume_id(value: str) -> volumes.VolumeId:
+    """A volume id of a request. Raises `MissingField`, `FieldTooLong`, `InvalidCharacters`."""
+    return volumes.VolumeId(required(value, "volume_id"))
+
+
+def volume_id_of_any_driver(value: str) -> volumes.VolumeId:
+    """The same for any driver's volume: its id may be longer than CSI says, up to what a record holds."""
+    return volumes.VolumeId(required(value, "volume_id", limit_bytes=RECORDED_ID_MAX_BYTES))
 
 
 class UnsupportedValue(errors.InvalidRequest):
@@ -39,26 +153,26 @@ def capability(
 ) -> volumes.VolumeCapability:
     """Decode and check a capability.
 
-    Raises `requests.MissingField`, `UnsupportedValue`, `requests.FieldTooLong` and `errors.InvalidRequest`
+    Raises `MissingField`, `UnsupportedValue`, `FieldTooLong` and `errors.InvalidRequest`
     (group fields).
     """
     kind = pb.WhichOneof("access_type")
     if kind is None:
-        raise requests.MissingField(f"{field}.access_type")
+        raise MissingField(f"{field}.access_type")
     access: volumes.BlockAccess | volumes.MountAccess = volumes.BlockAccess()
     if kind == "mount":
         mount, flags = pb.mount, tuple(pb.mount.mount_flags)
         flags_bytes = sum(len(flag.encode()) for flag in flags)
         if flags_bytes > _FLAGS_MAX_BYTES:
-            raise requests.FieldTooLong(f"{field}.mount.mount_flags", flags_bytes, _FLAGS_MAX_BYTES)
+            raise FieldTooLong(f"{field}.mount.mount_flags", flags_bytes, _FLAGS_MAX_BYTES)
         if mount.fs_type:
-            requests.required(mount.fs_type, f"{field}.mount.fs_type")
+            required(mount.fs_type, f"{field}.mount.fs_type")
         policy = mount.volume_supplemental_group_change_policy
         group = _group(mount.volume_mount_group, mount.volume_supplemental_group, policy)
         access = volumes.MountAccess(mount.fs_type, flags, group)
     number = pb.access_mode.mode
     if not pb.HasField("access_mode") or number == 0:
-        raise requests.MissingField(f"{field}.access_mode")
+        raise MissingField(f"{field}.access_mode")
     try:
         return volumes.VolumeCapability(access, volumes.AccessMode(number))
     except ValueError as err:
@@ -71,7 +185,7 @@ def capabilities(
     """Decode a list of capabilities; at least one is required. Raises as `capability` does."""
     decoded = tuple(capability(pb, field=f"{field}[{n}]") for n, pb in enumerate(pbs))
     if not decoded:
-        raise requests.MissingField(field)
+        raise MissingField(field)
     return decoded
 
 
@@ -112,7 +226,7 @@ def deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
     try:
         return volumes.DeferredMount(
             source=_source(pb),
-            fs_type=requests.required(pb.fs_type, "deferred_mount.fs_type"),
+            fs_type=required(pb.fs_type, "deferred_mount.fs_type"),
             mount_options=tuple(pb.mount_options),
             group=_group("", pb.supplemental_group, pb.supplemental_group_change_policy),
             readonly=pb.readonly,
@@ -218,6 +332,4 @@ def stats_to_wire(value: volumes.VolumeStats) -> csi_pb2.NodeGetVolumeStatsRespo
 
 def condition_to_wire(value: volumes.VolumeCondition) -> csi_pb2.VolumeCondition:
     """Encode a volume's condition (CSI 1.12). Its message may be long, so it is shortened."""
-    return csi_pb2.VolumeCondition(
-        abnormal=value.abnormal, message=requests.shortened(value.message)
-    )
+    return csi_pb2.VolumeCondition(abnormal=value.abnormal, message=shortened(value.message))

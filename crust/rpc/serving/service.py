@@ -21,8 +21,8 @@ from google.protobuf import descriptor
 from crust.core import errors, logs, metrics, traces
 from crust.core.supervised import Health
 from crust.rpc import status, tracing
-from crust.rpc.call import Call, fields_of
-from crust.rpc.messages import redaction, requests
+from crust.rpc.call import Call, fields_of, is_unary, methods, parse
+from crust.rpc.messages import csi, redaction
 from crust.rpc.port import Port
 from crust.rpc.status import PeerStatus
 
@@ -106,7 +106,7 @@ class Service:
 
     def is_unary(self, method: str) -> bool:
         """Whether the method is known to have one answer."""
-        passes = self._others is not None and requests.is_unary(method)
+        passes = self._others is not None and is_unary(method)
         return method in self._unary or passes
 
     def streams(self, method: str) -> bool:
@@ -127,7 +127,7 @@ class Service:
                     method = self._unary.get(call.method)
                     if method is not None:
                         answer = await method(
-                            served.request or requests.parse(call.method, data), data, call
+                            served.request or parse(call.method, data), data, call
                         )
                     elif self._others is not None:
                         answer = await self._others.forward(call, data)
@@ -151,7 +151,7 @@ class Service:
             self._admit(call.method)
             method = self._streams.get(call.method)
             if method is not None:
-                stream = method(served.request or requests.parse(call.method, data), data, call)
+                stream = method(served.request or parse(call.method, data), data, call)
             elif self._others is not None:
                 stream = self._others.stream(call, data)
             else:
@@ -182,7 +182,7 @@ class _Served:
         with contextlib.suppress(
             errors.InvalidRequest
         ):  # it may pass, and is the other's to refuse
-            self.request = requests.parse(call.method, data)
+            self.request = parse(call.method, data)
         if not is_inner or logs.context.get() is None:
             logs.context.set(fields_of(self.request, service.driver(), call.metadata))
 
@@ -196,7 +196,7 @@ class _Served:
         method = self._call.method
         if not self._is_inner and method.startswith("/csi."):
             driver = self._service.driver() or metrics.UNKNOWN_DRIVER
-            labels = (driver, method if method in requests.methods() else _UNKNOWN, _CODES[code])
+            labels = (driver, method if method in methods() else _UNKNOWN, _CODES[code])
             metrics.csi_operations.labels(*labels, "false").observe(elapsed_s)
         is_fine = code is grpc.StatusCode.OK or (
             self._is_look and code is grpc.StatusCode.CANCELLED
@@ -288,7 +288,7 @@ def looking_at(service: str, methods: Mapping[str, Unary]) -> Methods:
 
 def _unary(served: Callable[[Any, Call], Awaitable[Any]]) -> Unary:
     async def answer(request: Any, _: bytes, call: Call) -> bytes:
-        requests.check_secrets(request)
+        csi.check_secrets(request)
         encoded: bytes = (await served(request, call)).SerializeToString()
         return encoded
 
@@ -297,7 +297,7 @@ def _unary(served: Callable[[Any, Call], Awaitable[Any]]) -> Unary:
 
 def _stream(served: Callable[[Any, Call], AsyncGenerator[Any, None]]) -> Stream:
     async def answers(request: Any, _: bytes, call: Call) -> AsyncGenerator[bytes, None]:
-        requests.check_secrets(request)
+        csi.check_secrets(request)
         async with contextlib.aclosing(served(request, call)) as messages:
             async for message in messages:
                 yield message.SerializeToString()

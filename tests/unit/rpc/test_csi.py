@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from crust.core import errors, volumes
 from crust.rpc import channel
-from crust.rpc.messages import crust_v1, csi, requests
+from crust.rpc.messages import crust_v1, csi
 from crust.rpc.serving import server
 from crust.rpc.serving.service import Service, methods_of
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -34,7 +34,7 @@ def mount(mode: int = 1, **fields: object) -> csi_pb2.VolumeCapability:
     [
         (
             csi_pb2.VolumeCapability(access_mode=Mode(mode=Mode.SINGLE_NODE_WRITER)),
-            requests.MissingField,
+            csi.MissingField,
             "access_type",
         ),
         *((mount(number), errors.InvalidRequest, "access_mode") for number in (0, 8, 99)),
@@ -59,12 +59,12 @@ def test_capability_that_contradicts_itself_is_refused_by_its_field(
 ) -> None:
     with pytest.raises(error, match=words):
         csi.capability(wire)
-    with pytest.raises(requests.MissingField, match="volume_capabilities"):
+    with pytest.raises(csi.MissingField, match="volume_capabilities"):
         csi.capabilities([])
 
 
 def test_mount_flags_above_four_kibibytes_are_refused_without_being_shown() -> None:
-    with pytest.raises(requests.FieldTooLong) as caught:
+    with pytest.raises(csi.FieldTooLong) as caught:
         csi.capability(mount(mount_flags=["s3same" * 1000]))
     assert "s3same" not in str(caught.value)
 
@@ -251,33 +251,33 @@ def test_capacity_range_is_checked_when_decoded() -> None:
 
 
 def test_limits_count_bytes_and_allow_what_csi_allows() -> None:
-    assert requests.required("ü" * 64, "name") == "ü" * 64
-    with pytest.raises(requests.FieldTooLong):
-        requests.required("ü" * 65, "name")
-    assert requests.required("a/b\tc\n", "name") == "a/b\tc\n"
+    assert csi.required("ü" * 64, "name") == "ü" * 64
+    with pytest.raises(csi.FieldTooLong):
+        csi.required("ü" * 65, "name")
+    assert csi.required("a/b\tc\n", "name") == "a/b\tc\n"
     with raised("InvalidCharacters"):
-        requests.required("a\0b", "name")
-    with pytest.raises(requests.FieldTooLong):
-        requests.mapping({"k": "v" * 4096}, "parameters")
+        csi.required("a\0b", "name")
+    with pytest.raises(csi.FieldTooLong):
+        csi.mapping({"k": "v" * 4096}, "parameters")
 
 
 TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
-FULL = {"key": "x" * (requests.MAP_MAX_BYTES - 3)}
+FULL = {"key": "x" * (csi.MAP_MAX_BYTES - 3)}
 
 
 def test_map_above_4_kib_is_refused() -> None:
-    assert requests.mapping(FULL, "parameters") == FULL
-    requests.check_context(FULL, "volume_context")
-    for check in (requests.mapping, requests.check_context):
-        with pytest.raises(requests.FieldTooLong, match="4097 bytes"):
+    assert csi.mapping(FULL, "parameters") == FULL
+    csi.check_context(FULL, "volume_context")
+    for check in (csi.mapping, csi.check_context):
+        with pytest.raises(csi.FieldTooLong, match="4097 bytes"):
             check({**FULL, "y": ""}, "volume_context")
 
 
 def test_kubelet_keys_count_in_parameters_and_not_in_contexts() -> None:
     grown = {**FULL, TOKENS: "t" * 9000}
-    requests.check_context(grown, "volume_context")
-    with pytest.raises(requests.FieldTooLong):
-        requests.mapping(grown, "parameters")
+    csi.check_context(grown, "volume_context")
+    with pytest.raises(csi.FieldTooLong):
+        csi.mapping(grown, "parameters")
 
 
 class Deleter:
