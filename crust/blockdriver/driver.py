@@ -12,7 +12,7 @@ from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.controller.list_volumes import VolumeLister
 from crust.blockdriver.controller.modify_volume import EnforcedByStorage, VolumeModifier
 from crust.blockdriver.engines import files
-from crust.blockdriver.engines.pool_store import RecordKind
+from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import Engine
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_expand import ImageGrowth, NodeExpand

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.engines.pool_store import PoolAbsent
+from crust.blockdriver.engines.pool_access import PoolAbsent
 from crust.ceph.controller_lock import RENEW_S, ControllerReplaced, ControllerStandsBy
 from crust.core import errors, metrics
 from crust.core.supervised import Health, supervised

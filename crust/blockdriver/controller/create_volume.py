@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from crust.blockdriver.controller import class_parameters, topology
-from crust.blockdriver.engines.pool_store import RecordKind
+from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import Making, StillAttached
 from crust.blockdriver.records import capability_check, capacity
 from crust.blockdriver.records.models import ContentRecord, ContentSource, Limits, VolumeRecord

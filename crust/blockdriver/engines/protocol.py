@@ -1,7 +1,7 @@
 """What the driver needs of an engine, which stores volumes: `Provisioning`, `NodeAccess`, their pool and its records.
 
 `Provisioning` is for the controller part: it needs no device and no root. `NodeAccess` is for the node part
-(`node_access`). Handles are opaque to the driver: it passes ids, and hands on what it gets back.
+(`pool_access`). Handles are opaque to the driver: it passes ids, and hands on what it gets back.
 
 Every method is plain and may block. An operation calls it on a thread of the engine's own pool (docs/decisions/0021):
 an engine that hangs takes its own threads and nobody else's. An engine that asks a peer over the network gives each
@@ -15,8 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from crust.blockdriver.engines.node_access import NodeAccess
-from crust.blockdriver.engines.pool_store import PoolHome, RecordKind, RecordStore
+from crust.blockdriver.engines.pool_access import NodeAccess, PoolHome, RecordKind, RecordStore
 from crust.core import errors, volumes
 from crust.host.files.durable import Place
 

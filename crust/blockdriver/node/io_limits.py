@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.node_access import Attachment
+from crust.blockdriver.engines.pool_access import Attachment
 from crust.blockdriver.guests import Guests
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes

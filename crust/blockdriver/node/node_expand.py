@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from crust.blockdriver.engines.node_access import Attachment
+from crust.blockdriver.engines.pool_access import Attachment
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.records.node_state import NotStaged

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-from crust.blockdriver.engines.node_access import Access, Attachment, NoHostDevice
+from crust.blockdriver.engines.pool_access import Access, Attachment, NoHostDevice
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord

@@ -20,7 +20,7 @@ import logging
 import os
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.node_access import Attachment
+from crust.blockdriver.engines.pool_access import Attachment
 from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.records.node_state import Staged

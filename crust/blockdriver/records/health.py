@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.pool_store import set_of
+from crust.blockdriver.engines.pool_access import set_of
 from crust.blockdriver.engines.protocol import ImageMissing
 from crust.blockdriver.records import models
 from crust.blockdriver.records.models import RecordMissing, VolumeRecord

@@ -31,7 +31,7 @@ from typing import Literal
 
 import pydantic
 
-from crust.blockdriver.engines.node_access import NodeAccess
+from crust.blockdriver.engines.pool_access import NodeAccess
 from crust.blockdriver.records import models
 from crust.blockdriver.records.records import Index
 from crust.core import errors, volumes

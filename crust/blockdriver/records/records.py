@@ -4,7 +4,7 @@ There is one comparison: a write names the bytes that the record was made of, an
 stored by now (`RecordChanged`). A caller with old knowledge, a second writer or a late process, must read and decide
 again; so no write can undo "formatted" because it did not know of it.
 
-An id in a request becomes a record's key only if it has the form of this pool's ids (`pool_store`). No error is
+An id in a request becomes a record's key only if it has the form of this pool's ids (`pool_access`). No error is
 remembered: a store that does not answer says nothing about a record. Kept in memory is a small summary of each
 volume and snapshot set: a page of a list, the sum of reserved bytes and a node's volumes cost the same for 20 records
 and 2,000.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from crust.blockdriver.engines.pool_store import RecordStore
+from crust.blockdriver.engines.pool_access import RecordStore
 from crust.blockdriver.records.models import StoredRecord, Summary
 from crust.core import errors, volumes
 

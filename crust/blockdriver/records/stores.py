@@ -6,8 +6,7 @@ them, and no list of parts is written twice.
 
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.node_access import NodeAccess
-from crust.blockdriver.engines.pool_store import PoolHome
+from crust.blockdriver.engines.pool_access import NodeAccess, PoolHome
 from crust.blockdriver.engines.protocol import Engine, Provisioning
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.capacity import PoolCapacity

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from crust.blockdriver.engines.node_access import Access
+from crust.blockdriver.engines.pool_access import Access
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_expand import Expand, NodeExpand, NotPublishedAtPath
 from crust.blockdriver.node.node_stage import NodeStage, Stage

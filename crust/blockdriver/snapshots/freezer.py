@@ -40,7 +40,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from crust.blockdriver.engines.node_access import NodeAccess
+from crust.blockdriver.engines.pool_access import NodeAccess
 from crust.blockdriver.guests import Guests
 from crust.blockdriver.records.stores import Stores
 from crust.blockdriver.snapshots import host_freeze

@@ -20,7 +20,7 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.node_access import NodeAccess
+from crust.blockdriver.engines.pool_access import NodeAccess
 from crust.core import errors, volumes
 from crust.host.block import devices, holders, signatures
 from crust.host.files import durable

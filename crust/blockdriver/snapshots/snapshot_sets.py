@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.pool_store import RecordKind, set_of
+from crust.blockdriver.engines.pool_access import RecordKind, set_of
 from crust.blockdriver.engines.protocol import Image, Taking
 from crust.blockdriver.records.models import Snapshot, SnapshotSet
 from crust.blockdriver.records.records import UNREADABLE

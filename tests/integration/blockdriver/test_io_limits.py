@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from crust.blockdriver.engines.node_access import Access, Attachment
+from crust.blockdriver.engines.pool_access import Access, Attachment
 from crust.blockdriver.records import models
 from crust.core import errors, volumes
 from crust.host.cgroups import throttling

@@ -12,7 +12,7 @@ import grpc
 import pytest
 import rbd
 
-from crust.blockdriver.engines.pool_store import RecordKind
+from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.rbd.records import object_name
 from crust.ceph import omap
 from crust.wire.csi.v1 import csi_pb2

@@ -246,7 +246,7 @@ async def running(directory: Path) -> AsyncIterator[Bench]:
 _OF_A_POOL = """\
 import sys
 from crust.core import volumes
-from crust.blockdriver.engines.node_access import Access
+from crust.blockdriver.engines.pool_access import Access
 from crust.blockdriver.engines.rbd import Place
 from crust.blockdriver.engines.rbd.node import access, volume_users
 from crust.ceph import connection, user as ceph_user
@@ -270,7 +270,7 @@ async def in_a_process(bench: Bench, method: str, pool: str, user: str, volume_i
 _KILLED = """\
 import os, signal, sys
 from crust.core import volumes
-from crust.blockdriver.engines.node_access import Access
+from crust.blockdriver.engines.pool_access import Access
 from crust.blockdriver.engines.rbd import Place
 from crust.blockdriver.engines.rbd.node import access, host_devices, volume_users
 from crust.ceph import claims, connection, user as ceph_user

@@ -3,7 +3,7 @@
 import hashlib
 from typing import Any
 
-from crust.blockdriver.engines.pool_store import RecordKind
+from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import Image
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.provisioning.images import user_snapshots

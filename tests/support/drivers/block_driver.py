@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from crust.blockdriver import guests
 from crust.blockdriver.driver import Driver, build
-from crust.blockdriver.engines.pool_store import PoolIds
+from crust.blockdriver.engines.pool_access import PoolIds
 from crust.blockdriver.services.roles import Role
 from crust.core import volumes
 from crust.core.settings.program import CsiProfile

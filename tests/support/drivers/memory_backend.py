@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from crust.blockdriver.engines import files
 from crust.blockdriver.engines.files.directories import Directories, Staged, VolumeDirectories
 from crust.blockdriver.engines.files.provisioning import FileProvisioning
-from crust.blockdriver.engines.node_access import READ_WRITE, Access, Attachment
-from crust.blockdriver.engines.pool_store import RecordKind, set_of
+from crust.blockdriver.engines.pool_access import READ_WRITE, Access, Attachment, RecordKind, set_of
 from crust.blockdriver.engines.protocol import (
     Engine,
     Image,

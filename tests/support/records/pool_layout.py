@@ -7,7 +7,7 @@ repeats it.
 from collections.abc import Iterable
 from pathlib import Path
 
-from crust.blockdriver.engines.pool_store import set_of
+from crust.blockdriver.engines.pool_access import set_of
 
 FOLDERS = ("volumes", "snapshots")
 

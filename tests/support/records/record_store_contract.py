@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from crust.blockdriver.engines.pool_store import RecordChanged, RecordStore
+from crust.blockdriver.engines.pool_access import RecordChanged, RecordStore
 
 Maker = Callable[[], RecordStore]
 """A store as a process has it after a start; several of them are several processes, or one after the other."""

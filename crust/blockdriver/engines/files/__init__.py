@@ -12,7 +12,7 @@ from crust.blockdriver.engines.files.directories import (
 )
 from crust.blockdriver.engines.files.pool import DirectoryPool
 from crust.blockdriver.engines.files.provisioning import FileProvisioning
-from crust.blockdriver.engines.pool_store import RecordKind
+from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import Engine
 
 _SMALL_BYTES = 64 * 1024

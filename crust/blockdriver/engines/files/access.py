@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from crust.blockdriver.engines.files.directories import VolumeDirectories
-from crust.blockdriver.engines.node_access import READ_WRITE, Access, Attachment
+from crust.blockdriver.engines.pool_access import READ_WRITE, Access, Attachment
 from crust.blockdriver.engines.protocol import ImageMissing
 from crust.core import errors, volumes
 from crust.host.block import devices, loop

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.pool_store import RecordChanged, RecordKind, check_file_name
+from crust.blockdriver.engines.pool_access import RecordChanged, RecordKind, check_file_name
 from crust.blockdriver.engines.protocol import ImageMissing, orphan_image
 from crust.core import errors, volumes
 from crust.host.files import durable, sparse

@@ -23,7 +23,7 @@ from typing import Annotated
 
 import pydantic
 
-from crust.blockdriver.engines.pool_store import POOL_ID, PoolAbsent, PoolIds
+from crust.blockdriver.engines.pool_access import POOL_ID, PoolAbsent, PoolIds
 from crust.core import errors
 from crust.host.files import durable, locks
 from crust.host.files.durable import DirectoryReplaced, HeldDirectory

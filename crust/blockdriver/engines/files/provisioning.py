@@ -21,7 +21,7 @@ from crust.blockdriver.engines.files.directories import (
     VolumeDirectories,
     image_in,
 )
-from crust.blockdriver.engines.pool_store import RecordKind, check_file_name, set_of
+from crust.blockdriver.engines.pool_access import RecordKind, check_file_name, set_of
 from crust.blockdriver.engines.protocol import (
     MODES,
     Image,

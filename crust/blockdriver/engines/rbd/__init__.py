@@ -18,7 +18,7 @@ cannot map images refuses raw volumes and mounts; a hypervisor does not need the
 
 import functools
 
-from crust.blockdriver.engines.pool_store import pool_of
+from crust.blockdriver.engines.pool_access import pool_of
 from crust.blockdriver.engines.protocol import Engine
 from crust.blockdriver.engines.rbd.node.access import RbdAccess, noted
 from crust.blockdriver.engines.rbd.node.volume_users import Users, VolumeUsers

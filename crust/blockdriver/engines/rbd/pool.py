@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from crust.blockdriver.engines.pool_store import POOL_ID, PoolAbsent, PoolIds, RecordKind
+from crust.blockdriver.engines.pool_access import POOL_ID, PoolAbsent, PoolIds, RecordKind
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.records import CONTENT, object_name, present
 from crust.ceph import binding, claim_object, controller_lock, failures, omap

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.pool_store import PoolAbsent, RecordChanged, RecordKind
+from crust.blockdriver.engines.pool_access import PoolAbsent, RecordChanged, RecordKind
 from crust.blockdriver.engines.rbd.place import Place
 from crust.ceph import binding, failures, omap
 from crust.ceph.binding import Ioctx

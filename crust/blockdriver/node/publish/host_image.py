@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from crust.blockdriver.engines.node_access import Access, NoHostDevice
+from crust.blockdriver.engines.pool_access import Access, NoHostDevice
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_stage import FilesystemPreparation, Preparation
 from crust.blockdriver.node.publish.publish_rules import Publish, Ready

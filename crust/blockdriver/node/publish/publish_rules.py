@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from crust.blockdriver.engines.node_access import Attachment
+from crust.blockdriver.engines.pool_access import Attachment
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
 from crust.blockdriver.records.node_state import NotStaged, Published, Staged

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from crust.blockdriver.engines import pool_store
-from crust.blockdriver.engines.node_access import Access
+from crust.blockdriver.engines import pool_access
+from crust.blockdriver.engines.pool_access import Access
 from crust.blockdriver.engines.protocol import ImageMissing, SnapshotMissing
 from crust.blockdriver.records import models
 from crust.core import errors, volumes
@@ -265,7 +265,7 @@ async def test_stage_on_a_stale_content_record_clears_nothing(
         return real_attach(each, access)
 
     monkeypatch.setattr(bench.driver.stores.access, "attach", attach)
-    with pytest.raises(pool_store.RecordChanged):
+    with pytest.raises(pool_access.RecordChanged):
         await bench.stage(volume_id, capability)
     assert bench.image(volume_id).read_bytes().startswith(b"somebody's data")
     assert records.load(volume_id).state == "formatted"
@@ -309,7 +309,7 @@ async def test_stage_is_not_finished_when_another_writer_came_during_mkfs(
 
     with monkeypatch.context() as patched:
         patched.setattr(mkfs, "make", make)
-        with pytest.raises(pool_store.RecordChanged) as refused:
+        with pytest.raises(pool_access.RecordChanged) as refused:
             await bench.stage(volume_id)
     assert isinstance(refused.value, errors.OperationPending)
     assert (records.load(volume_id).state, records.load(volume_id).in_guest) == ("formatting", True)

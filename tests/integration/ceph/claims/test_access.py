@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from crust.blockdriver.engines.node_access import Access
+from crust.blockdriver.engines.pool_access import Access
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.node.access import RbdAccess, _Note
 from crust.blockdriver.engines.rbd.node.volume_users import Users

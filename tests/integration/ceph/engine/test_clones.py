@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from crust.blockdriver.engines.pool_store import RecordKind
+from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import (
     ImageMissing,
     NoChangeTracking,

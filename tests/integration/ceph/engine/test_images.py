@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from crust.blockdriver.engines.pool_store import RecordChanged
+from crust.blockdriver.engines.pool_access import RecordChanged
 from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing, StillAttached
 from crust.blockdriver.engines.rbd.provisioning import images
 from crust.blockdriver.engines.rbd.provisioning.background import BackgroundWork

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from crust.blockdriver.engines.pool_store import PoolAbsent, RecordKind
+from crust.blockdriver.engines.pool_access import PoolAbsent, RecordKind
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import OBJECT, RbdPool, RbdPoolUnreadable
 from crust.blockdriver.engines.rbd.records import RbdContentRecords, RbdRecords, object_name, store

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver.engines.pool_store import PoolIds
+from crust.blockdriver.engines.pool_access import PoolIds
 from crust.core import errors
 from crust.host.block import devices, holders, loop, signatures
 from crust.host.mounts import mount_api

@@ -14,7 +14,7 @@ import pytest
 from crust.blockdriver.controller import class_parameters, create_volume
 from crust.blockdriver.controller.create_volume import Create, Provisioner
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.engines.pool_store import RecordKind
+from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.records import capability_check, capacity, models
 from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.snapshots import snapshot_sets

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver.engines import pool_store
+from crust.blockdriver.engines import pool_access
 from crust.blockdriver.engines.files import memory_beside, pool
 from crust.blockdriver.engines.files.pool import DirectoryPool as Pool
-from crust.blockdriver.engines.pool_store import PoolIds, set_of
+from crust.blockdriver.engines.pool_access import PoolIds, set_of
 from crust.host.files import durable
 from crust.host.files.durable import DirectoryReplaced
 from tests.support.faults import crashes
@@ -128,11 +128,11 @@ def discard(_: object) -> None:
 def test_pool_is_made_only_on_request(tmp_path: Path) -> None:
     directory = tmp_path / "pool"
     made = Pool(str(directory), f"{tmp_path}/memory")
-    with pytest.raises(pool_store.PoolAbsent, match="init-pool"):
+    with pytest.raises(pool_access.PoolAbsent, match="init-pool"):
         made.open()
     assert not directory.exists()
     directory.mkdir()
-    with pytest.raises(pool_store.PoolAbsent, match="init-pool"):
+    with pytest.raises(pool_access.PoolAbsent, match="init-pool"):
         made.open()
     assert not any(directory.iterdir())
     assert not hasattr(made, "ids")

@@ -20,7 +20,7 @@ from crust.blockdriver.engines.files.directories import (
     image_in,
 )
 from crust.blockdriver.engines.files.provisioning import FileProvisioning, copy_in
-from crust.blockdriver.engines.pool_store import PoolIds, RecordKind
+from crust.blockdriver.engines.pool_access import PoolIds, RecordKind
 from crust.blockdriver.engines.protocol import Image
 from crust.blockdriver.services.roles import Role
 from crust.core import errors, volumes

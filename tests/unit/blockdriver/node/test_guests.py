@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from crust.blockdriver import guests
-from crust.blockdriver.engines import node_access, protocol
+from crust.blockdriver.engines import pool_access, protocol
 from crust.blockdriver.records.node_state import NotStaged
 from crust.core import errors, volumes
 from crust.host.mounts import mountinfo
@@ -213,14 +213,14 @@ async def test_publish_without_key_of_user_is_refused_with_remedy(volume: Volume
 
 async def test_host_mount_is_refused_and_leaves_nothing(volume: Volume) -> None:
     await volume.stage()
-    with pytest.raises(node_access.NoHostDevice):
+    with pytest.raises(pool_access.NoHostDevice):
         await volume.publish(deferred=False)
     assert not Path(volume.target).exists()
     await volume.end()
 
 
 async def test_raw_volume_is_refused_at_the_stage_and_leaves_nothing(volume: Volume) -> None:
-    with pytest.raises(node_access.NoHostDevice):
+    with pytest.raises(pool_access.NoHostDevice):
         await volume.bench.stage(volume.id, block(), secrets=SECRETS)
     access = volume.bench.driver.stores.access
     assert access.attached(volumes.VolumeId(volume.id)) is None

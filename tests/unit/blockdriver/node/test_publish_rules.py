@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver.engines.pool_store import PoolIds
+from crust.blockdriver.engines.pool_access import PoolIds
 from crust.blockdriver.node.publish import publish_rules
 from crust.blockdriver.node.publish.publish_rules import Publish
 from crust.blockdriver.records.node_state import NodeState, Published, Staged

@@ -7,8 +7,8 @@ from typing import TypeVar, cast
 
 import pytest
 
-from crust.blockdriver.engines import pool_store
-from crust.blockdriver.engines.pool_store import PoolIds, RecordStore
+from crust.blockdriver.engines import pool_access
+from crust.blockdriver.engines.pool_access import PoolIds, RecordStore
 from crust.blockdriver.records import models
 from crust.blockdriver.records.models import ContentRecord, Snapshot, SnapshotSet, VolumeRecord
 from crust.blockdriver.records.records import IndexedRecords, Records
@@ -97,7 +97,7 @@ def test_record_that_cannot_be_read_is_refused_and_kept(
     path.write_text(text)
     with pytest.raises(models.RecordUnreadable, match=why):
         records.load(VOLUME)
-    with pytest.raises(pool_store.RecordChanged):
+    with pytest.raises(pool_access.RecordChanged):
         records.save(saved.but(capacity_bytes=2))
     assert path.read_text() == text
     assert records.load(other.volume_id) == other
@@ -124,7 +124,7 @@ def test_save_over_record_changed_since_read_is_refused(
     first = made(records, volume())
     stale = records.load(VOLUME)
     newer = records.save(first.but(capacity_bytes=2))
-    with pytest.raises(pool_store.RecordChanged):
+    with pytest.raises(pool_access.RecordChanged):
         records.save(stale.but(capacity_bytes=3))
     assert records.load(VOLUME) == newer
     assert records.index.reserved_bytes() == 2
@@ -214,7 +214,7 @@ def test_removed_content_record_is_not_written_by_late_writer(
 ) -> None:
     read = made(contents, NEW)
     removed(contents, VOLUME)
-    with pytest.raises(pool_store.RecordChanged):
+    with pytest.raises(pool_access.RecordChanged):
         contents.save(read)
     assert contents.find(VOLUME) is None
 
@@ -240,7 +240,7 @@ def test_of_many_writers_that_read_the_same_revision_one_writes(
     for thread in threads:
         thread.join()
     assert outcomes.count(None) == 1
-    assert outcomes.count(pool_store.RecordChanged) == 7
+    assert outcomes.count(pool_access.RecordChanged) == 7
     assert contents.load(VOLUME).revision == 2
 
 

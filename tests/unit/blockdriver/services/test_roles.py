@@ -12,7 +12,7 @@ import pytest
 
 from crust.blockdriver import serve
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.engines.node_access import Attachment
+from crust.blockdriver.engines.pool_access import Attachment
 from crust.blockdriver.services import identity
 from crust.blockdriver.services.identity import Identity
 from crust.blockdriver.services.roles import Role

@@ -18,8 +18,13 @@ from dataclasses import replace
 
 import pydantic
 
-from crust.blockdriver.engines.node_access import READ_WRITE, Access, Attachment, NoHostDevice
-from crust.blockdriver.engines.pool_store import check_file_name
+from crust.blockdriver.engines.pool_access import (
+    READ_WRITE,
+    Access,
+    Attachment,
+    NoHostDevice,
+    check_file_name,
+)
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.node.host_devices import HostDevices
 from crust.blockdriver.engines.rbd.node.volume_users import CephKeyNotGiven, Users

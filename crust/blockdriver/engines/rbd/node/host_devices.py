@@ -13,7 +13,7 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.node_access import Access, Attachment, NoHostDevice
+from crust.blockdriver.engines.pool_access import Access, Attachment, NoHostDevice
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.place import Place
 from crust.ceph import claims

@@ -17,7 +17,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
-from crust.blockdriver.engines.pool_store import PoolIds
+from crust.blockdriver.engines.pool_access import PoolIds
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
 from crust.ceph import binding

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from crust.blockdriver.engines.pool_store import pool_of
+from crust.blockdriver.engines.pool_access import pool_of
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import copies, image_use, images, librbd_objects
 from crust.blockdriver.engines.rbd.provisioning.copies import FLATTEN, WORK

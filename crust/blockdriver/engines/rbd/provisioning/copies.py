@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.pool_store import RecordKind
+from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import ForeignImage
 from crust.blockdriver.engines.protocol import Image as Snapshot
 from crust.blockdriver.engines.rbd.place import Place

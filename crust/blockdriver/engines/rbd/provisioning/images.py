@@ -17,7 +17,7 @@ import errno
 from contextlib import suppress
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.pool_store import RecordKind
+from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing, Region
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import image_use, librbd_objects

@@ -16,7 +16,7 @@ import errno
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.pool_store import RecordKind, set_of
+from crust.blockdriver.engines.pool_access import RecordKind, set_of
 from crust.blockdriver.engines.protocol import Image as Snapshot
 from crust.blockdriver.engines.protocol import NoChangeTracking, Region, SnapshotMissing
 from crust.blockdriver.engines.rbd.provisioning import image_use
