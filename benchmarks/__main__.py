@@ -68,9 +68,8 @@ def main() -> int:
     if unknown:
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
     arguments.docs.mkdir(parents=True, exist_ok=True)  # now, not after the measurements
-    logging.basicConfig(
-        level=logging.ERROR
-    )  # no warnings of a handler whose proxy is killed on purpose
+    # no warnings of a handler whose proxy is killed on purpose
+    logging.basicConfig(level=logging.ERROR)
     reports = [_run(name) for name in names or BENCHMARKS]
     if not names:
         text = page.render(machine.describe(), reports)

@@ -275,9 +275,8 @@ def field(number: int, value: str | int) -> bytes:
 
 
 def main(registry: str, own: str, directory: str) -> None:
-    served = grpc.server(
-        futures.ThreadPoolExecutor(1)
-    )  # no feature of it has a call: UNIMPLEMENTED
+    # no feature of it has a call: UNIMPLEMENTED
+    served = grpc.server(futures.ThreadPoolExecutor(1))
     served.add_insecure_port(f"unix:{own}")
     served.start()
     request = b"".join((field(1, NAME), field(2, "1"), field(3, own), field(4, BLOCK)))

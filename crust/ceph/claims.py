@@ -81,9 +81,8 @@ class Host:
             machine = Path(MACHINE_ID).read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError):
             machine = ""
-        if not re.fullmatch(
-            "[0-9a-f]{32}", machine
-        ):  # systemd writes "uninitialized" before a first boot
+        # systemd writes "uninitialized" before a first boot
+        if not re.fullmatch("[0-9a-f]{32}", machine):
             machine = ""
         return cls(node or socket.gethostname(), machine)
 

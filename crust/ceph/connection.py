@@ -250,9 +250,8 @@ class Connection:
         if os.getpid() != self._pid:
             raise CephConnectionClosed()
         tries = self._tries
-        with (
-            self._opening
-        ):  # one thread connects, and the others share its outcome: each would wait as long
+        # one thread connects, and the others share its outcome: each would wait as long
+        with self._opening:
             if self._tries != tries and self._failure is not None:
                 raise self._failure
             with self._guard:

@@ -150,10 +150,11 @@ def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> No
         )
     link = root / COMMAND
     _check_ours(link)
+    # the list goes last: what is left is removed by the next call
     for path in (
         *sorted(written),
         MANIFEST,
-    ):  # the list goes last: what is left is removed by the next call
+    ):
         if (root / path).exists():
             durable.remove(root / path)
             say(f"/{path}: removed")

@@ -41,9 +41,8 @@ def explained(error: BaseException) -> str:
     if not isinstance(error, (AssertionError, errors.CrustError)):
         text = f"{type(error).__name__}: {text}"
     lines = [_ADDRESS.sub(r"\1", line) for line in text.splitlines() if line.strip()]
-    if not text.startswith(
-        "assert "
-    ):  # a sentence of the case, better than the comparison below it
+    # a sentence of the case, better than the comparison below it
+    if not text.startswith("assert "):
         lines = list(itertools.takewhile(lambda line: not line.startswith("assert "), lines))
     return "\n".join(lines[:_LINES]) or type(error).__name__
 

@@ -191,9 +191,8 @@ class Store:
         except BaseException:
             lock.release()
             raise
-        unclaimed = replace(
-            entry, claim=None
-        )  # this process holds the lock that was read as a claim
+        # this process holds the lock that was read as a claim
+        unclaimed = replace(entry, claim=None)
         return Removal(lock, unclaimed, self.layout)
 
     def remove_orphans(self, clear: Clear = lambda _: None) -> tuple[str, ...]:

@@ -78,9 +78,8 @@ async def running(settings: KataSettings) -> AsyncIterator[Daemon]:
         gate = Bridge(grants, runtimes, configurations, settings.default_runtime, report)
         plugin = _Plugin(settings.nri_socket, gate, daemon)
         await enter(supervised("NRI plugin", plugin.keep, daemon.health))
-        await enter(
-            daemon.serves()
-        )  # an engine that is away must not keep the node's start waiting
+        # an engine that is away must not keep the node's start waiting
+        await enter(daemon.serves())
         await plugin.is_taken.wait()
         serves = KataHandler(store, runtimes, gate.uses)
         stack.push_async_callback(serves.close)

@@ -151,9 +151,8 @@ class SocketPort(Port):
 
     async def stream(self, call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
         """See `Port`."""
-        peer: Any = self._channel.unary_stream(
-            call.method
-        )  # not kept: a caller may choose the name
+        # not kept: a caller may choose the name
+        peer: Any = self._channel.unary_stream(call.method)
         running = peer(
             data,
             metadata=identified(call.metadata),

@@ -197,9 +197,8 @@ class Keeper:
 
     def _withdraw(self, over: str) -> None:
         _, back = self._put.pop(over, ("", ""))
-        with contextlib.suppress(
-            OSError
-        ):  # the other process has done it, or the directory has gone
+        # the other process has done it, or the directory has gone
+        with contextlib.suppress(OSError):
             os.rename(back, over)
 
     def _withdraw_all(self, name: str | None = None) -> None:

@@ -80,9 +80,8 @@ def _by_name(entries: store.Store, path: str) -> Resolved | None:
 def _prefixes(path: str) -> Iterator[volumes.TargetPath]:
     """The path and every directory above it, the longest first, without "/"."""
     while len(path) > 1:
-        with contextlib.suppress(
-            volumes.InvalidPath
-        ):  # the whole path is too long, but a directory above may be a target
+        # the whole path is too long, but a directory above may be a target
+        with contextlib.suppress(volumes.InvalidPath):
             yield volumes.TargetPath.parse(path)
         path = os.path.dirname(path)
 

@@ -113,9 +113,8 @@ async def test_limits_apply_to_running_and_next_sandbox(
     await node.runtime.stop("one")
     fewer = volumes.IoLimits(write_bytes_per_second=5 * MIB)
     assert await api.limit(target, fewer) is False
-    await node.kubelet.publish(
-        volume, target, defer=True
-    )  # a retry does not bring the driver's older limits
+    # a retry does not bring the driver's older limits
+    await node.kubelet.publish(volume, target, defer=True)
     entry = store.Store(str(node.daemons.paths.volumes)).read(volumes.TargetPath(str(target)))
     assert entry is not None
     assert entry.require().mount.io_limits == fewer

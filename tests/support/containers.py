@@ -90,9 +90,8 @@ class Containerd:
         root has no capability, and gets none.
         """
         spec = self.base / f"{name}.json"
-        checkout = (
-            [] if image else [Bind(CHECKOUT)]
-        )  # it may lie below /tmp, where a container has its own
+        # it may lie below /tmp, where a container has its own
+        checkout = [] if image else [Bind(CHECKOUT)]
         described = self._spec(name, arguments, [*checkout, *binds])
         if user:
             described["process"] |= {

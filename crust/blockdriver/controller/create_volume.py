@@ -179,9 +179,8 @@ class Provisioner:
         record = self.stores.volume_records.find(volume_id)
         if record is not None:
             self._check_unused(record)
-            self.stores.node_state.forget_staged(
-                volume_id
-            )  # it is not attached, so that entry is stale
+            # it is not attached, so that entry is stale
+            self.stores.node_state.forget_staged(volume_id)
         with self.stores.volume_records.changing(volume_id, None):
             self.stores.provisioning.remove(volume_id)
 

@@ -247,9 +247,8 @@ class Node:
         Raises `MissingField`, `VolumeNotFound`, and `NotPublishedAtPath` for a path where no volume can be.
         """
         csi.required(text, "volume_path", limit_bytes=volumes.PATH_MAX_BYTES - 1)
-        if not self.stores.node_state.staging_paths(
-            volume_id
-        ):  # another process may have made it just now
+        # another process may have made it just now
+        if not self.stores.node_state.staging_paths(volume_id):
             self.stores.volume_records.check_known(volume_id)
         try:
             return volumes.TargetPath.parse(text, role="volume_path")

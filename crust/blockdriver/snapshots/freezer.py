@@ -151,9 +151,8 @@ def _mounted(volume_id: volumes.VolumeId, source: volumes.BlockSource) -> OnHost
     if not found:
         return None
     for mount in found:
-        if device_mounts.is_visible(
-            mount
-        ):  # a covered mount point would freeze the mount that covers it
+        # a covered mount point would freeze the mount that covers it
+        if device_mounts.is_visible(mount):
             return OnHost(volume_id, source.identity, mount.target)
     raise errors.NotReady.named(
         "FilesystemMountCovered",

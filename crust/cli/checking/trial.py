@@ -216,9 +216,8 @@ class Trial:
                 hint="start a sandbox with that mount source meanwhile",
             ) from error
         self.show("waiting for the end of the sandbox")
-        with contextlib.suppress(
-            TimeoutError
-        ):  # then the unpublish is refused, and says who has it
+        # then the unpublish is refused, and says who has it
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.wanted.wait_s):
                 await self._until("released", events, is_claimed=False)
 

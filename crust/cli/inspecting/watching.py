@@ -38,9 +38,8 @@ def print_answers(
         return asyncio.run(_once(run_dir, question, form))
     except KeyboardInterrupt:
         return INTERRUPTED
-    except (
-        BrokenPipeError
-    ):  # `| head` has seen enough; what is buffered must not fail again at exit
+    except BrokenPipeError:
+        # `| head` has seen enough; what is buffered must not fail again at exit
         sys.stdout = None
         return 0
 

@@ -244,9 +244,8 @@ class NodeShim:
             await self._run(volume, request, call, lambda: self._wrapped.unpublish(volume, target))
             return csi_pb2.NodeUnpublishVolumeResponse().SerializeToString()
         if request.defer_fs_ops and _RPC.DEFER_FS_OPS not in await self._capabilities(call):
-            request.ClearField(
-                "defer_fs_ops"
-            )  # of a volume that the driver's older version deferred
+            # of a volume that the driver's older version deferred
+            request.ClearField("defer_fs_ops")
             data = request.SerializeToString()
         answered = await self._pass(request.volume_id, data, call)
         self._staging.on_host.discard((volume.paths.key, request.target_path))

@@ -179,9 +179,8 @@ class WrappedVolumes:
         The filesystem grows at the guest's mount.
         """
         known = self.staging.requests.get(volume.paths.key)
-        if (
-            known is None
-        ):  # since a restart: the leaf's path says at least that it is a block volume
+        # since a restart: the leaf's path says at least that it is a block volume
+        if known is None:
             leaf = volume.paths.leaf(request.volume_path)
             try:
                 return (await self.expand_device(volume, request, leaf)).capacity_bytes

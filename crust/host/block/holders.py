@@ -236,9 +236,8 @@ def _loops_on(number: int) -> tuple[str, ...]:
     A node whose bind was detached since (`umount --lazy`, the end of a container) has the path "/", which tells
     nothing. Such a loop device is asked if it is no larger than the device.
     """
-    mounts = sorted(mountinfo.read_all(), key=lambda each: len(each.target))[
-        ::-1
-    ]  # a cover before what it covers
+    # a cover before what it covers
+    mounts = sorted(mountinfo.read_all(), key=lambda each: len(each.target))[::-1]
     found: list[str] = []
     for each in loopctl.attached_numbers():
         with suppress(OSError):

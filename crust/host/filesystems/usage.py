@@ -38,9 +38,8 @@ def problem(mount: Mount) -> str:
     """The kernel's report of a problem with a mounted filesystem; empty if there is none."""
     if _SHUT_DOWN.intersection(mount.super_options):
         return "the kernel has shut the filesystem down after an error on the device"
-    if (
-        "ro" in mount.super_options and "ro" not in mount.options
-    ):  # the mount was not requested read-only
+    # the mount was not requested read-only
+    if "ro" in mount.super_options and "ro" not in mount.options:
         return "the kernel made the filesystem read-only, after an error on the device"
     try:
         os.stat(mount.target)

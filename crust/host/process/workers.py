@@ -148,9 +148,8 @@ class Workers:
             try:
                 if not future.cancelled():
                     result = function()
-            except (
-                BaseException
-            ) as raised:  # whatever it is, the caller gets it, and the thread goes on
+            except BaseException as raised:
+                # whatever it is, the caller gets it, and the thread goes on
                 error = raised
             with self._guard:
                 # before the loop is told: what it does next finds this thread, and starts no other

@@ -202,9 +202,8 @@ def _group(delegated: str, supplemental: str, policy: str) -> volumes.GroupChang
         )
     group = supplemental or delegated
     if delegated == "0" and not supplemental:
-        return volumes.GroupChange(
-            0
-        )  # a pod may ask for the group of root, and a host mount supports it
+        # a pod may ask for the group of root, and a host mount supports it
+        return volumes.GroupChange(0)
     return volumes.GroupChange.parse(group, _group_policy(policy)) if group else None
 
 

@@ -179,9 +179,8 @@ class _Served:
         self._is_look = call.method.startswith(_OF_OPERATORS)
         self.is_quiet = self._is_look or self.rpc in QUIET
         self.request: Any = None
-        with contextlib.suppress(
-            errors.InvalidRequest
-        ):  # it may pass, and is the other's to refuse
+        # it may pass, and is the other's to refuse
+        with contextlib.suppress(errors.InvalidRequest):
             self.request = parse(call.method, data)
         if not is_inner or logs.context.get() is None:
             logs.context.set(fields_of(self.request, service.driver(), call.metadata))

@@ -118,9 +118,8 @@ async def test_hidden_names_cause_no_hint(store: Store) -> None:
             os.utime(f"{store.root}/.new-x")
             os.rename(f"{store.root}/.new-x", f"{store.root}/.gone-x")
             os.rmdir(f"{store.root}/.gone-x")
-        store.write(
-            a_record()
-        )  # events keep their order: when its hint is there, all others were handled
+        # events keep their order: when its hint is there, all others were handled
+        store.write(a_record())
         async with asyncio.timeout(DEADLINE_S):
             await anext(aiter(looking))
         assert looking.hints == 1

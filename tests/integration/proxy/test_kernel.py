@@ -319,9 +319,8 @@ async def test_device_that_a_process_writes_is_refused_naming_the_process(
         await refused(node.co.publish("vol-1", target), Code.FAILED_PRECONDITION, named)
         node.check_untouched(target)
     await node.co.publish("vol-1", target)
-    with open(
-        ext4_device.path, "r+b", buffering=0
-    ):  # a retry changes nothing that a guest may have
+    # a retry changes nothing that a guest may have
+    with open(ext4_device.path, "r+b", buffering=0):
         await node.co.publish("vol-1", target)
     await node.co.unpublish("vol-1", target)
 

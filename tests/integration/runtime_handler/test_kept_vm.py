@@ -202,8 +202,7 @@ def test_vm_that_ended_by_itself_is_distinguished_from_a_killed_one(
     store: Store, record: Record, vm: kept_vm.KeptVm, process: subprocess.Popen[bytes]
 ) -> None:
     process.kill()
-    os.waitid(
-        os.P_PID, process.pid, os.WEXITED | os.WNOWAIT
-    )  # not reaped: its number is still its own
+    # not reaped: its number is still its own
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     with pytest.raises(errors.NotFound, match="has ended"):
         vm.recover({"a": TARGET, "gone": OTHER})

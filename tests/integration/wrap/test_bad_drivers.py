@@ -111,9 +111,8 @@ async def _hangs(
     assert not retry.done()
     node.driver.release()
     found = await retry
-    while (
-        found is Code.ABORTED
-    ):  # the operation ended as the retry came, or its volume looks like another one
+    # the operation ended as the retry came, or its volume looks like another one
+    while found is Code.ABORTED:
         found = await _answer(call(request, timeout=TIMEOUT_S))
     assert found is Code.OK
 

@@ -73,9 +73,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 @pytest.fixture
 def volume_freeze(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> freeze.VolumeFreeze:
-    monkeypatch.setattr(
-        freeze, "_CHANGE_TIMEOUT_S", 3600
-    )  # waiting ends by notification and never by this timeout
+    # waiting ends by notification and never by this timeout
+    monkeypatch.setattr(freeze, "_CHANGE_TIMEOUT_S", 3600)
     return freeze.VolumeFreeze(kernel.timer, lambda: kernel.now_s)
 
 

@@ -167,9 +167,8 @@ def test_lock_file_of_somebody_else_is_refused(paths: layout.EntryPaths, damage:
         os.unlink(lock)
         make = {"symlink": lambda: os.symlink(paths.record, lock), "pipe": lambda: os.mkfifo(lock)}
         make.get(damage, lambda: os.mkdir(lock))()
-    with pytest.raises(
-        (errors.Refused, errors.Conflict)
-    ):  # a directory cannot be opened for writing: EISDIR
+    # a directory cannot be opened for writing: EISDIR
+    with pytest.raises((errors.Refused, errors.Conflict)):
         ClaimLock.acquire(paths, TARGET)
 
 

@@ -279,9 +279,8 @@ def test_remove_orphans_keeps_directory_with_name_of_file(store: Store) -> None:
     store.write(a_record())
     for name in ("claim.json", ".hidden"):
         Path(_paths(store).directory, name).mkdir()
-    with pytest.raises(
-        errors.Conflict
-    ):  # a claim that cannot be removed cannot be known to be dead
+    # a claim that cannot be removed cannot be known to be dead
+    with pytest.raises(errors.Conflict):
         store.begin_removal(TARGET)
     Path(_paths(store).directory, "claim.json").rmdir()
     with store.begin_removal(TARGET) as unpublish:

@@ -250,9 +250,8 @@ class FileRecords:
         """The record, without the spaces that fill its sector. Raises `durable.UntrustedFile`,
         `durable.UnreadableFile`.
         """
-        with self._locks[
-            hash(key) % _LOCKS
-        ]:  # a read beside a write in place could see a part of each
+        # a read beside a write in place could see a part of each
+        with self._locks[hash(key) % _LOCKS]:
             data = durable.find(self._path(key), limit_bytes=self._limit_bytes)
         return None if data is None else data.rstrip(b" ")
 

@@ -235,9 +235,8 @@ class Volumes:
             )
         except BaseException:
             if wanted["encrypted"]:
-                with contextlib.suppress(
-                    OSError, protocol.Fault
-                ):  # the unmount that follows tries it again
+                # the unmount that follows tries it again
+                with contextlib.suppress(OSError, protocol.Fault):
                     luks.close(name)
             self._forget(name)
             raise

@@ -170,9 +170,8 @@ async def test_a_disk_mounted_over_a_folder_of_the_pool_is_noticed_and_gets_no_w
         first = await node.co.create("v")
         before = {each.name for each in (disks / "ours" / folder).iterdir()}
         node.mount("other", folder)
-        with suppress(
-            grpc.aio.AioRpcError
-        ):  # before the driver has looked it goes to the right disk
+        # before the driver has looked it goes to the right disk
+        with suppress(grpc.aio.AioRpcError):
             late_id = (await node.co.create("late")).volume_id
             assert pool_layout.image(disks / "ours", late_id).exists()
             await node.co.delete(late_id)

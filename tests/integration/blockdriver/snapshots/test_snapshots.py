@@ -83,9 +83,8 @@ async def test_clone_in_use_is_independent(pool: Bench, fs_type: str, size: int)
     other = await up(pool, clone.volume_id, fs_type)
     assert digest(other, "kept") == hashlib.sha256(data).hexdigest()
     stats = await pool.stats(clone.volume_id, other)
-    grows = not growth.obstacle(
-        fs_type
-    )  # root of a container may not grow an ext4: then it is reported
+    # root of a container may not grow an ext4: then it is reported
+    grows = not growth.obstacle(fs_type)
     assert (stats.usage[0].total > 1.5 * size) == grows
     assert stats.condition is not None
     assert stats.condition.abnormal == (not grows)

@@ -176,10 +176,11 @@ def test_change_that_takes_the_lock_of_a_client_that_was_cut_off_leaves_its_bloc
     import rbd
 
     create(engine, A, SIZE)
+    # it cannot be closed any more
     with (
         contextlib.suppress(rbd.Error),
         rbd.Image(guest, A) as image,
-    ):  # it cannot be closed any more
+    ):
         image.write(b"it has the lock", 0)
         (address,) = lock_owners(engine, A)
         with engine.place.connection.cluster("cannot cut it off") as cluster:

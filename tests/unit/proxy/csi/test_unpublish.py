@@ -114,9 +114,8 @@ async def test_guard_without_entry_is_removed_by_unpublish(kata: Node, published
     entry = kata.entry(published)
     assert entry is not None
     shutil.rmtree(entry.directory)
-    answer = await kata.inspect.ListDeferredVolumes(
-        inspect_pb2.ListDeferredVolumesRequest()
-    )  # the proxy scans again
+    # the proxy scans again
+    answer = await kata.inspect.ListDeferredVolumes(inspect_pb2.ListDeferredVolumesRequest())
     assert list(answer.volumes) == []
     await kata.co.unpublish("vol-1", published)
     (call,) = kata.driver.called("NodeUnpublishVolume")

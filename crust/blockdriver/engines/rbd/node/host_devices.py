@@ -107,9 +107,8 @@ class HostDevices:
             return self.kernel.map(image, _login(place), readonly=readonly)
         except BaseException:
             if self.kernel.find(image) is None:
-                with suppress(
-                    errors.CrustError
-                ):  # a claim that stays is this host's, for the next attempt
+                # a claim that stays is this host's, for the next attempt
+                with suppress(errors.CrustError):
                     claim.give_back()
             raise
 
