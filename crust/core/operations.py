@@ -104,7 +104,7 @@ class ThreadPool(Protocol):
         ...
 
 
-ANSWER_AT = 0.95
+_ANSWER_AT = 0.95
 """The part of a caller's time after which it gets an answer."""
 
 
@@ -170,7 +170,7 @@ class KeyedOperations:
             raise self._busy(key)
         ends_s = running.started_s + running.limit_s
         if left_s is not None:
-            ends_s = min(ends_s, time.monotonic() + left_s * ANSWER_AT)
+            ends_s = min(ends_s, time.monotonic() + left_s * _ANSWER_AT)
         running.waiters += 1
         try:
             await asyncio.wait([running.task], timeout=max(ends_s - time.monotonic(), 0))
@@ -186,16 +186,20 @@ class KeyedOperations:
         function: Callable[[], T],
         *,
         timeout_s: float,
+        left_s: float | None = None,
         shown: str = "",
         fresh: bool = False,
     ) -> T:
         """The result of `function`, which blocks and changes nothing, or of the look of this key that runs already.
 
-        A key always has looks with results of one type; it is no operation's. `fresh`: not of a look that began
-        before this caller came, and may have missed what it has changed. `shown` is the key in messages. Raises
-        `SystemCallTimedOut`, what `ThreadPool.check_free` raises, and whatever `function` raises.
+        A key always has looks with results of one type; it is no operation's. The caller waits for `timeout_s`, and
+        for less than the `left_s` that its own caller has. `fresh`: not of a look that began before this caller
+        came, and may have missed what it has changed. `shown` is the key in messages. Raises `SystemCallTimedOut`,
+        what `ThreadPool.check_free` raises, and whatever `function` raises.
         """
         earlier = self._looks.get(key) if fresh else None
+        if left_s is not None:
+            timeout_s = min(timeout_s, left_s * _ANSWER_AT)
         try:
             async with asyncio.timeout(timeout_s):
                 if earlier is not None:

@@ -4,7 +4,7 @@ A call for a volume that is not deferred passes through too, byte for byte. Work
 operation that has the volume and the target, and outlives the caller's deadline.
 """
 
-from crust.core import errors, operations, volumes
+from crust.core import errors, volumes
 from crust.handoff import claims
 from crust.handoff.record import Record
 from crust.host.process import workers
@@ -162,9 +162,11 @@ class CsiService:
             target = volumes.TargetPath.parse(path)
         except volumes.InvalidPath:
             return
-        left_s = _LOOK_S if time_left_s is None else time_left_s * operations.ANSWER_AT
         seen = await self._operations.look(
-            path, lambda: self._entries.targets.look(target), timeout_s=min(_LOOK_S, left_s)
+            path,
+            lambda: self._entries.targets.look(target),
+            timeout_s=_LOOK_S,
+            left_s=time_left_s,
         )
         if seen.stack in (Stack.GUARD, Stack.BURIED):
             raise volumes.InvalidPath("target_path", path, "a link leads from it to a guard mount")

@@ -105,7 +105,7 @@ class Target:
 
     @classmethod
     def of(cls, path: str, **fields: Any) -> Self:
-        """A target of which only the path and the fields `known` are known."""
+        """A target of which only the path and these fields are known."""
         return cls(volumes.TargetPath(path).digest, path, **fields)
 
     @property

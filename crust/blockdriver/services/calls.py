@@ -65,9 +65,8 @@ class Calls:
         however often it is asked. Raises as `KeyedOperations.look`.
         """
         rpc, left_s = call.method.rpartition("/")[2], call.time_remaining()
-        timeout_s = _READ_S if left_s is None else min(_READ_S, left_s * operations.ANSWER_AT)
         return await self.running.look(
-            (rpc, asked), function, timeout_s=timeout_s, shown=rpc, fresh=True
+            (rpc, asked), function, timeout_s=_READ_S, left_s=left_s, shown=rpc, fresh=True
         )
 
 
