@@ -2,7 +2,7 @@
 
     claim.fds      pass these descriptors to the hypervisor (`pass_fds`; QMP `add-fd` if it runs already), or to its
                    keeper (`keepers`) if it takes none
-    mounted        write into claim.json that the sandbox has it; `report_error`: why it does not
+    mounted        write into claim.json that the sandbox has mounted it; `report_error`: the reason why not
     hand_over      close the handler's copies: then the claim lives as long as the hypervisor
     release        after the sandbox has ended, or when it has given the device back
 
@@ -12,10 +12,10 @@ descriptor out of the process that holds it, so that the claim cannot end, and a
 writes claim.json. Functions block.
 
 The device's descriptor is an exclusive hold: opened with O_EXCL it makes a mount or mkfs on the host fail, while the
-hypervisor's plain open works. So only a runtime whose mounts are made by another kernel can use a claim: mount(2) is
-EBUSY for the claimant too. Sandboxes may share read-only volumes, and a second O_EXCL open would fail, so those are
-asked for once, as a publish asks (crust/host/block/in_use.py), and opened without it; the proxy's device reservation
-does the rest.
+hypervisor's plain open works. So only a runtime whose guest mounts the volume can use a claim: mount(2) on the host
+is EBUSY for the claimant too. Sandboxes may share read-only volumes, and a second O_EXCL open would fail, so a claim
+checks such a device once, as a publish does (crust/host/block/in_use.py), and opens it without O_EXCL; the proxy's
+device reservation does the rest.
 """
 
 import contextlib
@@ -83,11 +83,11 @@ class Claim:
         return tuple(fd for fd in (lock_fd, self._device_fd) if fd >= 0)
 
     async def mounted(self, grow: Callable[[], Awaitable[object]]) -> None:
-        """The sandbox has mounted the volume: grow its filesystem to its device, then write that into claim.json.
+        """After the sandbox has mounted the volume: grow its filesystem to its device, then write claim.json.
 
         `grow` is called unless the volume is read-only: a device grows while nobody has it mounted, and a clone can
-        be larger than its source (H-48). It does nothing to a filesystem that fills its device. Raises `ClaimLost` as
-        `report_error` does, and what `grow` raises; then the state is not written.
+        be larger than its source (H-48). `grow` must not change a filesystem that fills its device. Raises as
+        `report_error`, and the errors of `grow`; then the state is not written.
         """
         if not self.record.readonly:
             await grow()
@@ -121,8 +121,8 @@ class Claim:
     def hand_over(self) -> None:
         """Close this process's copies of the descriptors. The hypervisor has its own; the claim ends when it ends.
 
-        The device first: the lock says that somebody may use it. If these are the last copies, because the hypervisor
-        has ended or never had any, whoever finds the lock free must find the device free too.
+        The device is closed first: the lock says that somebody may use it. These may be the last copies, if the
+        hypervisor has ended or never had any; then a process that finds the lock free must find the device free too.
         """
         device_fd, self._device_fd = self._device_fd, -1
         lock, self._lock = self._lock, None
@@ -152,7 +152,7 @@ class Claim:
         finally:  # if claim.json could not be removed, it is a dead claim without the lock
             self.hand_over()
         with contextlib.suppress(errors.NotFound):  # already unpublished
-            claims.touch(self._paths)  # the lock's end alone is seen by nobody
+            claims.touch(self._paths)  # no watch sees the lock's end alone
 
     def _content(self, state: claims.State, error: str) -> claims.Claim:
         return claims.Claim(
@@ -174,9 +174,9 @@ class Claim:
 
 
 def hold_device(record: Record) -> int:
-    """The descriptor that holds the device; -1 for an image, of which this host has no device.
+    """The descriptor that holds the device; -1 for an image, which has no device on this host.
 
-    That no other host writes to an image is the matter of its claim in the cluster (specs/handoff.md).
+    The claim in the cluster excludes other hosts that would write to the image (specs/handoff.md).
     """
     return -1 if record.image is not None else _opened(record)
 
@@ -187,7 +187,7 @@ def _opened(record: Record) -> int:
     fd = (devices.open_shared if is_reader else devices.open_exclusive)(record.device)
     try:
         _check_identity(record, fd)
-        if is_reader:  # asks once for exclusivity, and does not keep it: readers share the device
+        if is_reader:  # checks exclusivity once, and does not keep it: readers share the device
             in_use.check(record.block, readonly=True)
     except BaseException:
         os.close(fd)
@@ -196,10 +196,10 @@ def _opened(record: Record) -> int:
 
 
 def _check_identity(record: Record, fd: int) -> None:
-    found = devices.identify(record.device)
+    identity = devices.identify(record.device)
     number = os.fstat(fd).st_rdev
-    opened = volumes.DeviceIdentity(os.major(number), os.minor(number), found.disk_sequence)
-    if opened != found or found != record.identity:
+    opened = volumes.DeviceIdentity(os.major(number), os.minor(number), identity.disk_sequence)
+    if opened != identity or identity != record.identity:
         raise errors.NotReady.named(
             "DeviceChanged",
             f"the volume at {record.target} cannot be used",
@@ -210,9 +210,9 @@ def _check_identity(record: Record, fd: int) -> None:
 
 @contextlib.contextmanager
 def of_publish(record: Record, name: str) -> Iterator[None]:
-    """Work of a runtime for a published volume, while the block runs.
+    """Connect the block's work with the publish of the volume.
 
-    Log lines and calls to the proxy have the request id of the publish, and, if this process traces, a span `name`
+    Log lines and calls to the proxy get the request id of the publish, and, if this process traces, a span `name`
     belongs to its trace.
     """
     fields = {
@@ -232,7 +232,7 @@ def of_publish(record: Record, name: str) -> Iterator[None]:
 
 
 def _reason(error: BaseException | None) -> str:
-    """What people may read of an exception. One that is not of crust may hold anything, a passphrase too."""
+    """The text of an exception for people. An exception of other code may hold anything, even a passphrase."""
     if error is None:
         return ""
     return error.shown() if isinstance(error, errors.CrustError) else type(error).__name__

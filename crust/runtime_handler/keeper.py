@@ -1,22 +1,22 @@
 """The keeper: holds the descriptors of a VM's claims for exactly as long as the VM's process lives.
 
-For hypervisors that cannot take descriptors of others (specs/handoff.md, H-43 to H-46). A program of its own, which
-imports nothing but the standard library: it survives the runtime's daemon and is small.
+It serves hypervisors that cannot inherit descriptors (specs/handoff.md, H-43 to H-46). It is a program of its own,
+which imports only the standard library: it survives the runtime's daemon and is small.
 `crust.runtime_handler.keepers` starts it and is its client, for `crust keeper` as well:
 
     python -IS keeper.py <listening socket> <pidfd of the VM>        both inherited
 
-The requests of its clients are in docs/runtime-author.md: a line of JSON each, answered by one.
+The requests of its clients are in docs/runtime-author.md: each request and each answer is a line of JSON.
 
-A runtime that reads a file of its own (Kata's entry) may find the device there only under the claim: `put` renames
-the file `new` over `over`, and `withdraw`, the claim's release and the VM's end rename `back` over it, before a
-descriptor is closed. Only the keeper does both, so the file names the device while the claim lives and never after.
+A runtime's own file (Kata's entry) may name the device only under the claim: `put` renames the file `new` over
+`over`, and `withdraw`, the claim's release and the VM's end rename `back` over it, before a descriptor is closed.
+Only the keeper does both, so the file names the device while the claim lives and never after.
 
 Two processes hold the same descriptors: the keeper, and a standby that the keeper forks again after each change.
-Killing one releases nothing: when the keeper ends, its standby replaces it; when the standby ends, the keeper forks
-another. If the keeper ends between the fork of a new standby and the end of the old one, the one byte in the `token`
-pipe decides which of the two replaces it. A change is answered when only the new one remains: while no process can be
-forked, nobody is answered. Both end with the VM; SIGTERM, SIGINT and SIGHUP are meant for the daemon, and ignored.
+Killing one process releases nothing: when the keeper ends, its standby replaces it; when the standby ends, the keeper
+forks another. If the keeper ends between the fork of a new standby and the end of the old one, a byte in the `token`
+pipe decides which of the two replaces it. The keeper answers a change when only the new standby remains: while fork
+fails, it answers no client. Both end with the VM; both ignore SIGTERM, SIGINT and SIGHUP, meant for the daemon.
 """
 
 import array
@@ -39,7 +39,7 @@ class _Promoted(Exception):  # it is no error
 
 
 class Keeper:
-    """The descriptors that are held, and the two processes that hold them."""
+    """The held descriptors, and the two processes that hold them."""
 
     def __init__(self, listener: socket.socket, vm: int) -> None:
         self._listener = listener
@@ -47,7 +47,7 @@ class Keeper:
         self._vm = vm
         self._held: dict[str, list[int]] = {}
         self._put: dict[str, tuple[str, str]] = {}
-        """By the path of a file that was put: the name of its claim, and the file that replaces it at last."""
+        """The name of its claim, and the file that replaces it at last, by the path of a file that was put."""
         self._clients: dict[int, _Client] = {}
         self._standby_pid = 0
         self._standby = -1
@@ -90,8 +90,8 @@ class Keeper:
     def _renew_standby(self) -> None:
         """Fork a standby that holds what this process holds now, then kill the previous one.
 
-        Without memory or a descriptor for it again in a second, and until then no answer: a client would take a
-        change for done that the previous standby does not have.
+        If memory or a descriptor is missing, it forks again after a second. Until then it answers no client: the
+        previous standby does not have the change.
         """
         while not self._is_forked():
             if self._vm in _wait(self._vm, timeout_ms=_AGAIN_MS):
@@ -125,7 +125,7 @@ class Keeper:
     def _stand_by(self, keeper: int) -> None:
         """In the standby: wait until the keeper has ended, then replace it, unless another standby does.
 
-        For as long as that takes: a standby that woke up before would become a second keeper.
+        It waits without a limit: a standby that woke up before would become a second keeper.
         """
         for client in self._clients.values():
             client.close()
@@ -151,7 +151,7 @@ class Keeper:
                 answer = self._answer(*request)
                 client.socket.sendall(json.dumps(answer).encode() + b"\n")
             return
-        except OSError:  # it has gone, or sends what is no line
+        except OSError:  # the client has gone, or sends no line
             pass
         del self._clients[client.socket.fileno()]
         client.close()
@@ -184,7 +184,9 @@ class Keeper:
         self._renew_standby()
 
     def _put_file(self, name: str, over: str, new: str, back: str) -> dict[str, object]:
-        """The standby knows of the file before it is there: if this process is killed in between, it withdraws it."""
+        """Rename the file after the standby knows it: if this process is killed before the answer, the standby
+        withdraws the file.
+        """
         if name not in self._held:
             return {"error": f"{name!r} is not held"}
         self._put[over] = (name, back)
@@ -202,7 +204,7 @@ class Keeper:
             os.rename(back, over)
 
     def _withdraw_all(self, name: str | None = None) -> None:
-        """Those of one claim, or all of them."""
+        """Withdraw the files of one claim, or all files."""
         for over, (claim, _) in list(self._put.items()):
             if name in (None, claim):
                 self._withdraw(over)
@@ -217,7 +219,7 @@ class Keeper:
 
 
 class _Client:
-    """A connection, and what came of a request that has not come whole."""
+    """A connection, with the received part of a request."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
@@ -225,7 +227,7 @@ class _Client:
         self._fds: list[int] = []
 
     def receive(self) -> tuple[bytes, list[int]] | None:
-        """Read once; a line and its descriptors when it is whole. OSError: nothing more can come."""
+        """Read once; return a complete line with its descriptors. OSError: nothing more can come."""
         fds = array.array("i")
         space = socket.CMSG_LEN(_DESCRIPTORS * fds.itemsize)
         data, ancillary, _, _ = self.socket.recvmsg(_REQUEST_BYTES, space, socket.MSG_CMSG_CLOEXEC)
@@ -238,18 +240,18 @@ class _Client:
             raise OSError
         if not self._data.endswith(b"\n"):
             return None
-        line, held, self._data, self._fds = self._data, self._fds, b"", []
-        return line, held
+        line, received, self._data, self._fds = self._data, self._fds, b"", []
+        return line, received
 
     def close(self) -> None:
-        """With the descriptors of a request that has not come whole."""
+        """Close the connection, and the descriptors of an incomplete request."""
         self.socket.close()
         for fd in self._fds:
             os.close(fd)
 
 
 def _parsed(data: bytes) -> dict[str, str]:
-    """The fields of a request; none if it is not understood."""
+    """The fields of a request; empty if it is invalid."""
     try:
         return {key: str(value) for key, value in json.loads(data).items()}
     except (ValueError, AttributeError):
@@ -263,7 +265,7 @@ def pid_of(pidfd: int) -> int:
 
 
 def _wait(*fds: int, timeout_ms: int | None = None) -> set[int]:
-    """Those that are readable; empty after the timeout alone."""
+    """The readable descriptors; empty after the timeout."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)

@@ -2,7 +2,7 @@
 
     keeper = keepers.start(socket_path, vm_pid)     once the VM's process runs
     keeper.hold(name, claim.fds)                    from now on the claim lives as long as the VM
-    keeper.put(name, over, new=…, back=…)           a file of the runtime's own, for as long as the claim at most
+    keeper.put(name, over, new=…, back=…)           put a file of the runtime's own, at most while the claim lives
     claim.hand_over()
     keepers.connect(socket_path)                    in a restarted daemon; `adopt_volume` with `keeper.pid`
 
@@ -39,7 +39,7 @@ __all__ = [
 _ANSWER_S = 10.0
 _READ_BYTES = 64 * 1024
 _SUCCESSIONS = 16
-"""How often a keeper may be killed while one connects before that counts as gone."""
+"""After so many kills of a keeper during one `connect`, the keeper counts as gone."""
 
 
 class KeeperGone(errors.PeerUnavailable):
@@ -80,7 +80,7 @@ class Keeper:
         self._line = line
 
     def fileno(self) -> int:
-        """The connection: readable outside of a call, it says that the process at the other end has ended."""
+        """The connection; if it is readable outside of a call, the process at the other end has ended."""
         return self._line.fileno()
 
     @property
@@ -89,30 +89,30 @@ class Keeper:
         return self.pids[0]
 
     def hold(self, name: str, fds: Sequence[int]) -> None:
-        """Give copies of `fds` to the keeper, in place of what it holds under `name`. Raises KeeperGone.
+        """Give copies of `fds` to the keeper, in place of its descriptors under `name`. Raises KeeperGone.
 
-        If it raises, the keeper may hold them or not: keep the claim, connect, and hold again.
+        After an error the keeper may hold them: keep the claim, connect, and hold again.
         """
         self._ask({"op": "hold", "name": name}, fds)
 
     def release(self, name: str) -> None:
-        """Have it close what it holds under `name`; absent is success. Raises KeeperGone."""
+        """Close the keeper's descriptors under `name`; absent is success. Raises KeeperGone."""
         self._ask({"op": "release", "name": name})
 
     def put(self, name: str, over: str, *, new: str, back: str) -> None:
-        """Have it rename `new` over `over`, and `back` over it when the claim `name` ends. Raises KeeperGone.
+        """Rename `new` over `over` now, and `back` over it when the claim `name` ends. Raises KeeperGone.
 
-        All three are files of one filesystem; `back` is the caller's to remove, if the keeper should never need it.
-        If it raises, the file may be there or not: connect, and withdraw it or put it again.
+        All three are files of one filesystem; the caller removes `back` if the keeper did not need it. After an error
+        the keeper may have renamed `new`: connect, and withdraw the file or put it again.
         """
         self._ask({"op": "put", "name": name, "over": over, "new": new, "back": back})
 
     def withdraw(self, over: str) -> None:
-        """Have it rename the file's `back` over it; absent is success. Raises KeeperGone."""
+        """Rename the file's `back` over it; absent is success. Raises KeeperGone."""
         self._ask({"op": "withdraw", "over": over})
 
     def held(self) -> dict[str, int]:
-        """The number of descriptors that it holds, by name. Raises KeeperGone."""
+        """The number of descriptors that the keeper holds, by name. Raises KeeperGone."""
         return self._ask({"op": "held"})
 
     def close(self) -> None:
@@ -144,8 +144,8 @@ class Keeper:
             if "error" not in answer:
                 self.pids = tuple(answer["pids"])
                 self.vm_pid, self.put_files = answer["vm"], answer["put"]
-                held: dict[str, int] = answer["held"]
-                return held
+                counts: dict[str, int] = answer["held"]
+                return counts
             why = str(answer["error"])
         raise errors.RuntimeFailed.named(
             "KeeperRefused", f"the keeper at {self.path} refused a request", why=why
@@ -153,12 +153,12 @@ class Keeper:
 
 
 def start(path: Path, vm_pid: int, vm_pidfd: int | None = None) -> Keeper:
-    """The keeper of the VM of process `vm_pid`, which listens at `path`: the one that runs there, or a new one.
+    """The keeper of the VM of process `vm_pid`, which listens at `path`: the running keeper, or a new one.
 
-    `vm_pidfd` is that process, where its id may be another's by now. The directory of `path` must be the caller's
-    alone. Raises `errors.NotFound` if the VM has ended, KeeperRuns if the keeper there is another VM's,
-    KeeperPathTaken if something else is there, KeeperGone if it does not start, KeeperNotResponding, KeeperRefused,
-    and the errors of `path`.
+    `vm_pidfd` names that process, if its id may have passed to another process. Only the caller may write to the
+    directory of `path`. Raises `errors.NotFound` if the VM has ended, KeeperRuns if the keeper there serves another
+    VM, KeeperPathTaken if another file is there, KeeperGone if the keeper does not start, KeeperNotResponding,
+    KeeperRefused, and the errors of `path`.
     """
     with contextlib.suppress(KeeperGone):
         return _of_vm(connect(path), vm_pid)
@@ -173,7 +173,7 @@ def start(path: Path, vm_pid: int, vm_pidfd: int | None = None) -> Keeper:
 
 
 def _listening(path: Path) -> socket.socket:
-    """A socket that listens at `path`, in place of one that nobody listens at any more."""
+    """A socket that listens at `path`, in place of a dead one."""
     with syscalls.translating(f"a keeper cannot listen at {path}"):
         _remove_left(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -188,7 +188,7 @@ def _listening(path: Path) -> socket.socket:
 
 
 def _remove_left(path: Path) -> None:
-    """Remove the socket of keepers that have ended, and nothing else: neither a file nor another program's socket."""
+    """Remove the socket of keepers that have ended, but neither another file nor another program's socket."""
     with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as asking:
         why = "it is no socket"
         if stat.S_ISSOCK(os.lstat(path).st_mode):
@@ -219,7 +219,7 @@ def pid_of(pidfd: int) -> int:
 
 
 def _of_vm(keeper: Keeper, vm_pid: int) -> Keeper:
-    """The keeper, unless it watches another VM: that one's claims can only be released by its end."""
+    """The keeper, unless it watches another VM: only the end of that VM may release its claims."""
     if keeper.vm_pid == vm_pid:
         return keeper
     keeper.close()
@@ -239,11 +239,11 @@ def connect(path: Path) -> Keeper:
     for _ in range(_SUCCESSIONS):
         with contextlib.suppress(_Broken):
             return _connect(path)
-    raise KeeperGone(path, f"it ended {_SUCCESSIONS} times while it was asked")
+    raise KeeperGone(path, f"it ended {_SUCCESSIONS} times during the connection")
 
 
 class _Broken(Exception):  # it is no error
-    """The process that was connected to has ended; its standby may serve the next connection."""
+    """The connected process has ended; its standby may serve the next connection."""
 
 
 def _connect(path: Path) -> Keeper:
@@ -270,7 +270,7 @@ def _connect(path: Path) -> Keeper:
 
 
 def _spawn(listener: int, vm: int) -> None:
-    """In a session of its own: a signal to the daemon's process group must not reach it."""
+    """Start the keeper in a session of its own: a signal to the daemon's process group must not reach it."""
     program = [sys.executable, "-IS", keeper_program.__file__, str(listener), str(vm)]
     null = subprocess.DEVNULL
     subprocess.run(

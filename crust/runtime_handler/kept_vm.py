@@ -1,14 +1,14 @@
-"""A VM whose claims a keeper holds, after keeper and standby have both ended while it lives (H-46).
+"""Recovers the claims of a VM that lives after its keeper and standby have both ended (H-46).
 
     vm = KeptVm(root, handler, sandbox_id, pid, socket)
     keeper = vm.recover({name: target, ...})      every volume whose device the VM has, by the keeper's names for them
 
-The claims were free: another sandbox may have taken a volume, and given it back. `recover` claims what is not held
-and starts another keeper, or kills the VM: on any doubt, because a second kernel that writes to a filesystem destroys
-it, and a VM that is killed leaves one that replays its journal. A runtime calls it
+The claims were free: another sandbox may have taken a volume, and given it back. `recover` claims the free volumes
+and starts another keeper. In doubt it kills the VM: a second kernel that writes to a filesystem destroys it, and the
+filesystem of a killed VM replays its journal. A runtime calls it
 
-- when its connection to the keeper breaks (`Keeper.fileno`): a standby that has succeeded is simply connected to;
-- when it has adopted a VM at its own start, whatever it finds there: a daemon may have been killed half way through.
+- when its connection to the keeper breaks (`Keeper.fileno`): if a standby has succeeded, `recover` connects to it;
+- when it has adopted a VM at its own start: a daemon may have been killed half way through `recover`.
 
 Functions block, for milliseconds if nothing is wrong.
 """
@@ -47,7 +47,7 @@ class VmKilled(errors.NotReady):
 
 
 class ClaimInHand(Protocol):
-    """What is needed of a claim whose lock the caller still has: `claim.Claim`."""
+    """A claim whose lock the caller still has, such as `claim.Claim`."""
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class ClaimInHand(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeptVm:
-    """One VM: process `pid`, with its keeper's socket, and whose claims it has in the handoff directory at `root`."""
+    """One VM of a sandbox: process `pid`, its keeper's socket, and its claims in the handoff directory at `root`."""
 
     root: str
     handler: volumes.HandlerName
@@ -74,16 +74,15 @@ class KeptVm:
     ) -> keepers.Keeper:
         """A keeper that holds the claims of all volumes that the VM uses; the one that runs, if it does.
 
-        None in `used` is a volume without an entry. `in_hand` are claims that the caller still has descriptors of;
-        they stay the caller's, who sees to it that nobody closes them meanwhile. Raises VmKilled, when it is dead;
-        `errors.NotFound` if it had ended before;
-        KeeperNotResponding, after which the claims are as they were.
+        None in `used` is a volume without an entry. `in_hand` are claims whose descriptors the caller still has, and
+        keeps open meanwhile. Raises VmKilled after it has killed the VM; `errors.NotFound` if the VM had ended;
+        KeeperNotResponding, which changes no claim.
         """
         with syscalls.translating(f"cannot recover the claims of process {self.pid}"):
             vm = os.pidfd_open(self.pid)
-        taken: list[claim.Claim] = []
+        new_claims: list[claim.Claim] = []
         try:
-            return self._recover(used, in_hand or {}, taken)
+            return self._recover(used, in_hand or {}, new_claims)
         except keepers.KeeperNotResponding:
             raise
         except errors.CrustError as err:
@@ -92,24 +91,22 @@ class KeptVm:
             _kill(vm)
             raise VmKilled(self.sandbox_id, err) from err
         finally:
-            for each in taken:  # not before the VM has ended, or the keeper has them
-                each.hand_over()
+            for new_claim in new_claims:  # not before the VM has ended, or the keeper has them
+                new_claim.hand_over()
             os.close(vm)
 
     def _recover(
         self,
         used: Mapping[str, volumes.TargetPath | None],
         in_hand: Mapping[str, ClaimInHand],
-        taken: list[claim.Claim],
+        new_claims: list[claim.Claim],
     ) -> keepers.Keeper:
-        keeper, held = self._keeper()
+        keeper, held_names = self._keeper()
         try:
-            missing = [name for name in used if name not in held]
+            missing = [name for name in used if name not in held_names]
             fds: dict[str, Sequence[int]] = {}
-            for (
-                name
-            ) in missing:  # all locks before the first keeper: others may be waiting for them
-                fds[name] = self._claimed(name, used[name], in_hand, taken).fds
+            for name in missing:  # all locks before the keeper: others may wait for them
+                fds[name] = self._claimed(name, used[name], in_hand, new_claims).fds
             if keeper is None:
                 keeper = keepers.start(self.socket, self.pid)
             for name in missing:
@@ -121,7 +118,7 @@ class KeptVm:
         return keeper
 
     def _keeper(self) -> tuple[keepers.Keeper | None, Mapping[str, int]]:
-        """The one that runs, or none: one that ends while it is asked has a standby, which holds as much."""
+        """The running keeper and its claims, if there is one. The standby of a keeper that ends holds the same."""
         while True:
             try:
                 keeper = keepers.connect(self.socket)
@@ -136,7 +133,7 @@ class KeptVm:
                 raise
 
     def _hold(self, keeper: keepers.Keeper, name: str, fds: Sequence[int]) -> keepers.Keeper:
-        """Give it the claim, or its standby if it ends meanwhile; returns the one that has it."""
+        """Give the claim to the keeper, or to its standby if the keeper ends; returns the process that has it."""
         try:
             keeper.hold(name, fds)
         except keepers.KeeperGone:
@@ -150,7 +147,7 @@ class KeptVm:
         name: str,
         target: volumes.TargetPath | None,
         in_hand: Mapping[str, ClaimInHand],
-        taken: list[claim.Claim],
+        new_claims: list[claim.Claim],
     ) -> ClaimInHand:
         if name in in_hand:
             in_hand[name].hold_device()
@@ -162,11 +159,11 @@ class KeptVm:
                 why="the handoff directory has no entry for it",
                 hint="find out who removed the entry of a volume that was in use",
             )
-        taken.append(self._reclaimed(target))
-        return taken[-1]
+        new_claims.append(self._reclaimed(target))
+        return new_claims[-1]
 
     def _reclaimed(self, target: volumes.TargetPath) -> claim.Claim:
-        """Claim it again. A keeper that ends closes its socket a moment before the lock, which still names us."""
+        """Claim the volume again. A keeper that ends closes its socket a moment before the lock."""
         for _ in range(int(_STILL_OURS_S * 1000 / _AGAIN_MS)):
             try:
                 return self._reclaim(target)
@@ -187,7 +184,7 @@ def _has_ended(vm: int) -> bool:
 
 
 def _kill(vm: int) -> None:
-    """Kill it, and wait until it has ended, however long: until then it may write, and the claims are kept."""
+    """Kill the VM and wait until it has ended, without a limit: until then it may write."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(vm, signal.SIGKILL)
     select.select([vm], [], [])

@@ -1,10 +1,10 @@
 """Registers a handler with the proxy, and keeps it registered.
 
 The open Register stream is the handler session: while it is open, the proxy publishes volumes to this handler; when
-it ends, for whatever reason, the proxy forgets the handler, and this module registers again. It finds a restarted
-proxy within a fraction of a second, because the port reconnects by itself (`crust.rpc.port`). It retries a
-refusal, such as a name that is still taken, with a growing pause. If the proxy answers that the request is invalid,
-the registration ends with the proxy's own error. None of this affects running sandboxes.
+it ends, the proxy forgets the handler, and this module registers again. It finds a restarted proxy within a fraction
+of a second, because the port reconnects by itself (`crust.rpc.port`). After a refusal, such as a name that is still
+taken, it retries with a growing pause. If the proxy answers that the request is invalid, the registration ends with
+the proxy's own error. None of this affects running sandboxes.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class Registration:
         """
         pause_s = _FIRST_PAUSE_S
         while True:
-            # a connection for each session: that of the last one may lead to a proxy that was taken over
+            # a connection for each session: an old connection may lead to a proxy that was replaced
             async with SocketPort(self._socket) as to_proxy:
                 answered = await self._hold_session(to_proxy)
             if answered:
@@ -81,18 +81,18 @@ class Registration:
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
     async def secrets_of(self, target: volumes.TargetPath) -> Mapping[str, str]:
-        """The secrets of a volume that a sandbox of this handler has claimed; empty for one that needs none.
+        """The secrets of a volume that a sandbox of this handler has claimed; empty if it needs none.
 
-        Keep them in memory only, no longer than it takes to open the volume. Raises `errors.NotReady` if the proxy
-        does not see the claim, or was started after the publish and does not know them; `errors.NotFound`;
+        Keep them in memory only, and only until the volume is open. Raises `errors.NotReady` if the proxy does not
+        see the claim, or was started after the publish and does not know them; `errors.NotFound`;
         `errors.PeerUnavailable` without a session.
         """
         registry = self._registry
         if registry is None:
             raise errors.PeerUnavailable(
-                f"the secrets of the volume at {target} cannot be had",
+                f"the secrets of the volume at {target} are not available",
                 why="this handler is not registered with the proxy now",
-                hint="retry when it is; the log says why it is not",
+                hint="retry after the registration; the log has the reason",
             )
         request = handlers_pb2.GetVolumeSecretsRequest(
             target_path=target.text, handler=self._request.name
@@ -168,7 +168,7 @@ async def registered(proxy_socket: str, request: RegisterRequest) -> AsyncIterat
 
 @contextlib.asynccontextmanager
 async def keeping(registration: Registration) -> AsyncIterator[None]:
-    """The same for a registration that was made before: parts of the program may need it first."""
+    """As `registered`, for an existing `Registration`: parts of the program may need it first."""
     try:
         async with asyncio.TaskGroup() as group:
             task = group.create_task(
@@ -181,5 +181,5 @@ async def keeping(registration: Registration) -> AsyncIterator[None]:
     except BaseExceptionGroup as failed:
         if len(failed.exceptions) > 1:
             raise
-        # one sentence says it: the refusal of the proxy, or the block's own exception
+        # the only exception: the refusal of the proxy, or the block's own
         raise failed.exceptions[0] from failed.exceptions[0].__cause__

@@ -1,9 +1,9 @@
 """Finds the deferred volume that a mount of the OCI bundle names, or establishes that it names none.
 
-A mount source is one of these: the target path of a publish; a path below one (subPath, joined by the CO: KEP-2857);
-a bind that a kubelet made under volume-subpaths; or one of these behind a symbolic link, because containerd resolves
-links before it writes the bundle. The first two are found by digest. For the others this module asks the kernel:
-every deferred target has a guard mount of its own, so a path on that filesystem belongs to that target.
+A mount source is the target path of a publish; or a path below a target (subPath, joined by the CO: KEP-2857); or a
+bind that a kubelet made under volume-subpaths; or a path of these behind a symbolic link, because containerd resolves
+links before it writes the bundle. The digest finds the first two. For the others this module asks the kernel: every
+deferred target has a guard mount of its own, so a path on that filesystem belongs to that target.
 
 The result is one of three: resolved, not deferred, or an error. An unreadable entry, and a guard mount without an
 entry, are errors: a runtime that shared the host's directory instead would lose data.
@@ -63,10 +63,10 @@ def resolve_source(root: str, source: str) -> Resolved | NotDeferred:
     plain = os.path.normpath(source)
     with syscalls.translating(f"cannot look at {source}"):
         real = os.path.realpath(source)
-    found = _by_name(entries, plain)
-    if found is None and real != plain:
-        found = _by_name(entries, real)
-    return found or _by_guard(entries, source, real) or NotDeferred(source)
+    resolved = _by_name(entries, plain)
+    if resolved is None and real != plain:
+        resolved = _by_name(entries, real)
+    return resolved or _by_guard(entries, source, real) or NotDeferred(source)
 
 
 def _by_name(entries: store.Store, path: str) -> Resolved | None:

@@ -3,12 +3,12 @@
 A runtime extends `Handler`; this module decodes, encodes, maps errors to status codes, logs, and owns the socket.
 Calls that change something (expansion, freeze and thaw, limits) run as operations keyed by the volume's target path:
 they survive the proxy's deadline, a retry joins them, and the end of the block waits for them. The other calls change
-nothing and are simply cancelled. The three kinds of operations do not exclude one another: an expansion waits in the
-guest until a freeze has ended, and must not block the thaw that ends it. A thaw waits for a running freeze, so that a
-caller that gave up waiting for the freeze can still end it.
+nothing, so their caller may cancel them. The three kinds of operations do not exclude one another: an expansion waits
+in the guest until a freeze has ended, and must not block the thaw that ends it. A thaw waits for a running freeze, so
+that a caller that gave up waiting for the freeze can still end it.
 
 A runtime that cannot report, grow, freeze or limit leaves the feature out of its RegisterRequest: then the proxy
-never makes such calls. If it is called all the same, `Handler` raises `FeatureNotOffered`.
+makes no such calls. To a call of such a feature `Handler` raises `FeatureNotOffered`.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class FeatureNotOffered(errors.Unsupported):
 
 
 class Handler:
-    """The calls that a runtime answers: it overrides those of the features that it registers, and offers no others.
+    """The calls that a runtime answers: it overrides the methods of the features that it registers.
 
     They raise errors of `crust.core.errors`; for a target path that no sandbox has claimed, `errors.NotReady`.
     """
@@ -87,7 +87,7 @@ async def serving(
 ) -> AsyncIterator[grpc.aio.Server]:
     """Serve `handler` on `socket_path` while the block runs; at its end wait for running operations.
 
-    Raises what `crust.rpc.serving.server.serving` raises: the socket is in use, its path is too long.
+    Raises as `crust.rpc.serving.server.serving`: the socket is in use, its path is too long.
     """
     running = operations.KeyedOperations(Workers("the runtime handler"))
     servicer = _Servicer(handler, running)
@@ -178,5 +178,5 @@ class _Servicer:
             return await self._handler.thaw(target)
 
     def _freeze_lock(self, target: volumes.TargetPath) -> asyncio.Lock:
-        """Freezes and thaws of one volume reach the runtime in the order of their arrival."""
+        """The lock that keeps freezes and thaws of one volume in the order of their arrival."""
         return self._freeze_locks.setdefault(target, asyncio.Lock())

@@ -1,19 +1,18 @@
-"""How a sandbox gets the claim of a volume.
+"""The ways in which a sandbox gets the claim of a volume.
 
     claim_volume    for a new sandbox: lock the entry, read the record, open the device, check its identity, write
                     claim.json; or fail and leave everything as it was
-    adopt_volume    for a restarted handler, whose virtual machine goes on: copy the lock of the process that has it
-    reclaim_volume  for a virtual machine that goes on and whose keeper was killed: take the lock again, if nobody had
-                    the volume meanwhile
+    adopt_volume    for a restarted handler whose virtual machine runs: copy the lock of the process that has it
+    reclaim_volume  for a running virtual machine whose keeper was killed: take the lock again, if nobody had the
+                    volume meanwhile
 
 A kubelet passes fsGroup only to drivers with VOLUME_MOUNT_GROUP. For other drivers it changes the group of the target
 directory, which is the root of the guard mount here. This module reads that group and puts it into the record, so
 that the guest applies it to the files.
 
-A volume may need more of a runtime than mounting it, and the runtime must offer that. The proxy checks the same at
-the publish. A runtime may have been restarted with fewer features since, and the guard's group is known only now. A
-need that nobody checks is ignored silently: no limits, files that the pod cannot read, a filesystem that is never
-made.
+The runtime must offer every feature that a volume needs. The proxy checks this at the publish. A runtime may have
+been restarted with fewer features since, and the guard's group is known only now. Without a check a need is ignored
+silently: no limits, files that the pod cannot read, a filesystem that nobody makes.
 """
 
 import contextlib
@@ -40,8 +39,8 @@ def claim_volume(
 ) -> Claim:
     """Claim the volume that is published at `target`, or raise and change nothing.
 
-    `pid` is the hypervisor's process, if it runs already.
-    `features` are those of the runtime's RegisterRequest: a volume that needs another one is refused. Raises
+    `pid` is the hypervisor's process, if it runs already. `features` are the features of the runtime's
+    RegisterRequest: a volume that needs another feature is refused. Raises
     `UnsupportedByHandler`, `claims.NotPublished`, `claims.HeldBySandbox`, `WrongHandler`, `DeviceChanged`,
     `holders.DeviceInUse`, `DeviceMountedOnHost`, and the record's own error if it cannot be read.
     """
@@ -68,18 +67,19 @@ def reclaim_volume(
 ) -> Claim:
     """Claim the volume again for a sandbox that lives, whose claim ended because its keeper was killed (H-46).
 
-    `pid` is its hypervisor's process.
-    claim.json proves that nobody had the volume in between: every claimant removes or replaces it, and an entry that
-    was published again has none. Raises `ClaimLost` if it does not name that sandbox, and what `claim_volume` raises;
-    then the sandbox must be killed, and nothing has changed.
+    `pid` is its hypervisor's process. claim.json proves that nobody had the volume in between: every claimant removes
+    or replaces it, and an entry that was published again has none. Raises `ClaimLost` if it does not name that
+    sandbox, and the errors of `claim_volume`; then nothing has changed, and the caller must kill the sandbox.
     """
     paths = layout.Layout(root).entry(target)
     with contextlib.ExitStack() as undo:
         lock = undo.enter_context(claims.ClaimLock.acquire(paths, target, keep_claim=True))
-        found = claims.read(paths)
-        if found is None or (found.sandbox_id, found.handler) != (sandbox_id, handler):
+        previous = claims.read(paths)
+        if previous is None or (previous.sandbox_id, previous.handler) != (sandbox_id, handler):
             had_it = (
-                f"sandbox {found.sandbox_id}" if found and found.sandbox_id else "somebody else"
+                f"sandbox {previous.sandbox_id}"
+                if previous and previous.sandbox_id
+                else "somebody else"
             )
             raise ClaimLost(target, sandbox_id, f"{had_it} had the volume since then")
         record = _record(root, target, handler)
@@ -89,10 +89,10 @@ def reclaim_volume(
             sandbox_id,
             lock=lock,
             device_fd=_held_device(record, undo),
-            claimed_at=found.claimed_at,
+            claimed_at=previous.claimed_at,
             pid=pid,
         )
-        claim.report(found.state, found.error)
+        claim.report(previous.state, previous.error)
         undo.pop_all()
     return claim
 
@@ -120,22 +120,22 @@ def adopt_volume(
         why = f"process {holder_pid} does not hold the lock: it has ended, or never had it"
         raise ClaimLost(target, sandbox_id, why)
     try:
-        found = claims.read(paths)
-        if found is None or found.sandbox_id != sandbox_id:
-            named = (found and found.sandbox_id) or "(not named)"
+        present = claims.read(paths)
+        if present is None or present.sandbox_id != sandbox_id:
+            named = (present and present.sandbox_id) or "(not named)"
             raise ClaimLost(target, sandbox_id, f"sandbox {named} has it")
     except BaseException:
         lock.close()  # not release: that would end the holder's claim
         raise
-    return Claim(paths, record, sandbox_id, lock=lock, claimed_at=found.claimed_at, pid=pid)
+    return Claim(paths, record, sandbox_id, lock=lock, claimed_at=present.claimed_at, pid=pid)
 
 
 def check_offered(record: Record, offered: Collection[volumes.HandlerFeature]) -> None:
-    """Raise `UnsupportedByHandler` for the first thing that the volume needs and that is not offered."""
+    """Raise `UnsupportedByHandler` for the first feature that the volume needs and the runtime does not offer."""
     mount = record.mount
-    for feature, what in needs(readonly=mount.readonly, group=mount.group, mount=mount):
+    for feature, reason in needs(readonly=mount.readonly, group=mount.group, mount=mount):
         if feature not in offered:
-            raise unsupported(record.handler, what, feature)
+            raise unsupported(record.handler, reason, feature)
 
 
 def _held_device(record: Record, undo: contextlib.ExitStack) -> int:
@@ -170,7 +170,7 @@ def _with_group_of_guard(record: Record) -> Record:
         return record
     with syscalls.translating(f"cannot look at {target}"):
         gid = os.stat(target, follow_symlinks=False).st_gid
-    if gid == 0:  # the group that it was created with
+    if gid == 0:  # nobody has changed the group
         return record
     group = volumes.GroupChange(gid)  # a kubelet does not report its policy
     return record.but(dataclasses.replace(record.mount, group=group))

@@ -7,9 +7,9 @@
         stats = await runtime.stub.GetVolumeStats(...)  # the calls that the proxy makes
         proxy.unpublish(target)                         # refused while a sandbox has the volume
 
-Entries are written by the code that the proxy writes them with. The registry is a fake: `tests` of crust run the
-same contract against it and against the proxy's. What a proxy decides for its CO is not here: policy, reservations of
-devices, what a publish may ask of a handler's features. A test publishes whatever it wants to see refused.
+The proxy's own code writes the entries. The registry is a fake: crust's tests run the same contract against it and
+against the proxy's. The fake makes none of a proxy's decisions: policy, reservations of devices, features that a
+publish needs. A test may publish a volume that the runtime must refuse.
 """
 
 import asyncio
@@ -41,25 +41,25 @@ _SERVICE = handlers_pb2.DESCRIPTOR.services_by_name["HandlerRegistry"]
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """A registered runtime: what it sent, and a stub that calls it."""
+    """A registered runtime: its request, and a stub that calls it."""
 
     request: handlers_pb2.RegisterRequest
     stub: "handlers_pb2_grpc.RuntimeHandlerAsyncStub"
 
     @property
     def features(self) -> frozenset[volumes.HandlerFeature]:
-        """The features that it offers; those that this version does not know are left out."""
+        """The features that it offers and that this version knows."""
         return crust_v1.registration(self.request).features
 
 
 @dataclass
 class FakeProxy:
-    """Entries, the registry, and secrets. `root` is the handoff directory, `socket` where handlers register."""
+    """Entries, the registry, and secrets. `root` is the handoff directory, `socket` the registry's socket."""
 
     root: str
     socket: str
     secrets: dict[str, Mapping[str, str]] = field(default_factory=dict)
-    """By target path: what GetVolumeSecrets answers for a claimed volume."""
+    """The answers of GetVolumeSecrets for claimed volumes, by target path."""
 
     def __post_init__(self) -> None:
         self.store = Store(self.root)
@@ -87,7 +87,7 @@ class FakeProxy:
         runtime is registered with SUB_PATH, as the proxy's does (H-39).
         """
         where = volumes.TargetPath.parse(target)
-        described: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "source": volumes.BlockSource(device, devices.identify(device)),
             "fs_type": "ext4",
             "capacity_bytes": devices.size_bytes(device),
@@ -96,8 +96,8 @@ class FakeProxy:
         key = volumes.VolumeKey(
             volumes.DriverName("testing.crust.dev"), volumes.VolumeId(f"vol-{where.digest[:12]}")
         )
-        made = volumes.DeferredMount(**described)
-        record = Record.of(made, key, where, volumes.HandlerName(handler))
+        deferred = volumes.DeferredMount(**fields)
+        record = Record.of(deferred, key, where, volumes.HandlerName(handler))
         if guard:
             runtime = self.runtimes.get(handler)
             offered = runtime.features if runtime is not None else frozenset()
@@ -161,8 +161,8 @@ class _Registry:
             raise errors.NotReady(
                 f"no secrets are given for {target}", why=f"{request.handler} has not claimed it"
             )
-        found = self._proxy.secrets.get(target.text, {})
-        return handlers_pb2.GetVolumeSecretsResponse(secrets=found)
+        secrets = self._proxy.secrets.get(target.text, {})
+        return handlers_pb2.GetVolumeSecretsResponse(secrets=secrets)
 
     async def _tell(self) -> None:
         async with self._proxy.changed:
