@@ -1,9 +1,9 @@
 """The flagged calls of a driver that defers by itself.
 
-A publish passes to the driver as it is, if the driver defers now: an older version, which may have replaced it, would
-mount on the host. The caller checks the answer, and undoes a bad one (specs/deferral.md, D-10 and D-11).
-Statistics come from the kernel that has the volume mounted, through the proxy's Runtime API (KEP-2857); an expansion
-goes to the driver first and then there.
+A publish passes to the driver unchanged, if the driver defers now: an older version, which may have replaced it,
+would mount on the host. The caller checks the answer, and undoes the publish if it is wrong (specs/deferral.md, D-10
+and D-11). Statistics come from the kernel that has the volume mounted, through the proxy's Runtime API (KEP-2857); an
+expansion goes to the driver first and then there.
 """
 
 from crust.core import volumes
@@ -48,7 +48,7 @@ class RuntimeClient:
             volume_target_path=target_path,
             capacity_range=crust_v1.capacity_range_to_wire(capacity),
         )
-        # the driver has used some of the caller's time; the proxy answers a little before ours ends
+        # the driver has used some of the caller's time; the proxy must answer before the shim's deadline
         timeout_s = EXPAND_TIMEOUT_S
         if time_left_s is not None:
             timeout_s = min(timeout_s, time_left_s * 0.98)
@@ -111,12 +111,12 @@ class Deferral:
         return response.SerializeToString()
 
     async def expand(self, request: csi_pb2.NodeExpandVolumeRequest, call: Call) -> bytes:
-        """Let the driver grow the device, then the runtime the filesystem; the answer. Idempotent."""
+        """Let the driver grow the device, then the runtime the filesystem; returns the answer. Idempotent."""
         target = volumes.TargetPath.parse(request.volume_path, role="volume_path")
-        wanted = csi.capacity_range(request.capacity_range)
+        capacity = csi.capacity_range(request.capacity_range)
         grown = await self._driver.node.NodeExpandVolume(request, **call.onward())
-        wanted = volumes.CapacityRange(
-            max(wanted.required_bytes, grown.capacity_bytes), wanted.limit_bytes
+        capacity = volumes.CapacityRange(
+            max(capacity.required_bytes, grown.capacity_bytes), capacity.limit_bytes
         )
-        capacity_bytes = await self._runtime.expand(target.text, wanted, call.time_remaining())
+        capacity_bytes = await self._runtime.expand(target.text, capacity, call.time_remaining())
         return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=capacity_bytes).SerializeToString()

@@ -43,7 +43,7 @@ def is_deferred(request: Message) -> bool:
 
 
 def capabilities(context: Any, mine: M, *, group: bool = False) -> M:
-    """The driver's NodeGetCapabilitiesResponse with those of deferral, for a caller that knows them.
+    """The driver's NodeGetCapabilitiesResponse, with the capabilities of deferral for a caller that knows them.
 
     `group`: `deferred_mount` passes the request's group on, so the guest changes the group of the files.
     """
@@ -69,12 +69,12 @@ def deferred_mount(
 ) -> Any:
     """The answer to a flagged NodePublishVolume: the guest mounts the device at `path`, which holds an `fs_type`.
 
-    Identity and size are the device's; options, group and read-only are the request's. The answer is of the class
-    that goes with the request. Reads sysfs: call it in a thread. Raises `errors.InvalidRequest` for a capability or a
-    mount option that cannot be deferred, and what `identify_device` raises.
+    Identity and size come from the device; options, group and read-only from the request. The answer's class belongs
+    to the request's class. Reads sysfs: call it in a thread. Raises `errors.InvalidRequest` for a capability or a
+    mount option that cannot be deferred, and the errors of `identify_device`.
     """
-    asked = _in_class(csi_pb2.NodePublishVolumeRequest, request)
-    capability = csi.capability(asked.volume_capability)
+    publish = _in_class(csi_pb2.NodePublishVolumeRequest, request)
+    capability = csi.capability(publish.volume_capability)
     access = capability.access
     if not isinstance(access, volumes.MountAccess):
         raise deferral_keys.raw_block_volume()
@@ -84,15 +84,15 @@ def deferred_mount(
         fs_type=fs_type,
         mount_options=options.options,
         group=access.group,
-        readonly=asked.readonly or options.readonly or capability.mode.reader_only,
+        readonly=publish.readonly or options.readonly or capability.mode.reader_only,
         capacity_bytes=devices.size_bytes(path),
         content_generation=content_generation,
         io_limits=io_limits,
     )
     answer = csi_pb2.NodePublishVolumeResponse(deferred_mount=csi.deferred_mount_to_wire(deferred))
     file: Any = request.DESCRIPTOR.file
-    theirs = file.message_types_by_name["NodePublishVolumeResponse"]
-    return _in_class(message_factory.GetMessageClass(theirs), answer)
+    descriptor = file.message_types_by_name["NodePublishVolumeResponse"]
+    return _in_class(message_factory.GetMessageClass(descriptor), answer)
 
 
 def _in_class(kind: type[M], message: Message) -> M:

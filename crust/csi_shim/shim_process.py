@@ -1,6 +1,6 @@
 """The shim as a process, in front of a driver's socket. The driver does not change.
 
-Calls that are not looked at pass through as bytes. A status of the driver reaches the caller unchanged.
+All other calls pass through as bytes. A status of the driver reaches the caller unchanged.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ async def run(settings: ShimSettings) -> None:
 
 
 async def check_mounts_seen(settings: ShimSettings) -> None:
-    """Raise `MountsNotSeen` where a wrapped driver's mounts would not be seen."""
+    """Raise `MountsNotSeen` if the shim cannot see a wrapped driver's mounts."""
     if settings.wrap and settings.check_propagation and not settings.controller:
         directory = private_directories.root(settings.kubelet_root)
         await workers.run(propagation.check_seen, directory)
@@ -48,9 +48,7 @@ async def check_mounts_seen(settings: ShimSettings) -> None:
 async def serving(
     settings: ShimSettings, *, threads: Workers | None = None
 ) -> AsyncIterator[Daemon]:
-    """Serve the shim while the block runs. Raises what `server.serving` raises, and `DetachNotChecked`, before
-    anything is served.
-    """
+    """Serve the shim while the block runs. Raises as `server.serving`, and `DetachNotChecked`, before it serves."""
     async with contextlib.AsyncExitStack() as stack:
         if settings.controller:
             from crust.csi_shim.controller import controller_shim  # a node need not load it
@@ -61,10 +59,10 @@ async def serving(
             await workers.run(os.makedirs, directory, 0o700, exist_ok=True)
         daemon = await stack.enter_async_context(starting(f"{settings.socket}.lock"))
         if settings.controller:
-            own = controller_shim.part(settings, daemon, users)
+            shim = controller_shim.part(settings, daemon, users)
         else:
-            own = part(settings, daemon, threads=threads)
-        async with own, daemon.serves():
+            shim = part(settings, daemon, threads=threads)
+        async with shim, daemon.serves():
             yield daemon
 
 
@@ -115,9 +113,9 @@ async def part(
 
 
 def _probe(driver: Port) -> Methods:
-    """A Probe that passes, and says in its trailing metadata which shim it has passed, to a caller that asks.
+    """A Probe that passes to the driver, and adds the shim's version to its trailing metadata if the caller opts in.
 
-    The driver's answer is passed on unchanged: GetPluginInfo is about the driver.
+    The driver's answer stays unchanged: GetPluginInfo is about the driver.
     """
 
     async def probe(_: object, data: bytes, call: Call) -> bytes:

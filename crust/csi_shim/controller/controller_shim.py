@@ -1,12 +1,12 @@
 """The shim beside a vendor's controller: between the CSI sidecars and the driver's controller socket.
 
-It looks at six calls. A volume that says nothing of crust passes byte for byte in all of them, and so does every
-other call. Nothing is kept: what a later call must know is in the volume call.
+It looks at six calls. In all of them a volume without keys of crust passes byte for byte, and so does every other
+call. The shim keeps no state: a later call has the keys in its volume context.
 
-ControllerExpandVolume has no volume call. Unless the CO says that the volume is raw, a filesystem must grow, and
-if the volume is deferred nobody on this side can know that it has: so `node_expansion_required` is always true then.
-For a volume that the host mounts, this asks the node's driver once more than it wants, and changes nothing: the
-node's shim answers for a driver that has no NodeExpandVolume.
+ControllerExpandVolume has no volume context. Unless the CO says that the volume is raw, a filesystem must grow, and
+the controller cannot know whether it has: so the shim sets `node_expansion_required`. For a volume that the host
+mounts, this is one call more to the node's driver, and changes nothing: the node's shim answers for a driver without
+NodeExpandVolume.
 
 It refuses ControllerUnpublishVolume of a deferred volume unless it knows that no node uses it: a detach by force
 would take the device from a guest that writes to it.
@@ -45,9 +45,9 @@ _Own = Callable[[Any, Call], Awaitable[Message | None]]
 
 
 class ControllerShim:
-    """Answers the calls. `default` decides about volumes that say nothing; without `users` every detach passes.
+    """Answers the calls. `default` decides for volumes without keys; without `users` every detach passes.
 
-    `driver_name` is the CO's for the driver; without it, what the driver calls itself.
+    `driver_name` is the CO's name of the driver; without it, the driver's own.
     """
 
     def __init__(
@@ -73,13 +73,15 @@ class ControllerShim:
             "ValidateVolumeCapabilities": self._validate,
             "ControllerExpandVolume": self._expand,
         }
-        return looking_at("Controller", {name: self._or_pass(own) for name, own in methods.items()})
+        return looking_at(
+            "Controller", {name: self._or_pass(method) for name, method in methods.items()}
+        )
 
-    def _or_pass(self, own: _Own) -> Callable[[Message, bytes, Call], Awaitable[bytes]]:
-        """A method that answers by `own`, or passes where that answers nothing."""
+    def _or_pass(self, method: _Own) -> Callable[[Message, bytes, Call], Awaitable[bytes]]:
+        """A method that answers by `method`, or passes the call if the answer is None."""
 
         async def answer(request: Message, data: bytes, call: Call) -> bytes:
-            answered = await own(request, call)
+            answered = await method(request, call)
             if answered is None:
                 return await self._driver.port.forward(call, data)
             return answered.SerializeToString()
@@ -132,17 +134,17 @@ class ControllerShim:
         self, request: csi_pb2.ValidateVolumeCapabilitiesRequest, call: Call
     ) -> Message | None:
         wish = DeferralRequest.of_context(request.volume_context, self._default)
-        own = [key for key in request.parameters if key.startswith(deferral_keys.PREFIX)]
-        if not wish.keys and not own:
+        crust_keys = [key for key in request.parameters if key.startswith(deferral_keys.PREFIX)]
+        if not wish.keys and not crust_keys:
             return None
-        asked = csi_pb2.ValidateVolumeCapabilitiesRequest()
-        asked.CopyFrom(request)
-        remove_keys(asked.volume_context)
-        remove_keys(asked.parameters)
+        sent = csi_pb2.ValidateVolumeCapabilitiesRequest()
+        sent.CopyFrom(request)
+        remove_keys(sent.volume_context)
+        remove_keys(sent.parameters)
         if wish.is_block:
-            as_block(asked.volume_capabilities)
-        answer = await self._stub.ValidateVolumeCapabilities(asked, **call.onward())
-        if answer.HasField("confirmed"):  # of what the CO asked, not of what the driver was asked
+            as_block(sent.volume_capabilities)
+        answer = await self._stub.ValidateVolumeCapabilities(sent, **call.onward())
+        if answer.HasField("confirmed"):  # confirm the CO's request, and not the driver's
             answer.confirmed.volume_context.update(request.volume_context)
             answer.confirmed.parameters.update(request.parameters)
             if wish.is_block and answer.confirmed.volume_capabilities:
@@ -164,7 +166,7 @@ class ControllerShim:
 async def part(
     settings: ShimSettings, daemon: Daemon, users: VolumesInUse | None
 ) -> AsyncIterator[None]:
-    """Serve as the process `daemon` while the block runs; `users` as `users_of` gives them."""
+    """Serve as the process `daemon` while the block runs; `users` comes from `users_of`."""
     async with (
         SocketPort(settings.driver_socket) as port,
         contextlib.aclosing(CsiDriver(port)) as driver,
@@ -184,7 +186,7 @@ async def part(
 
 @asynccontextmanager
 async def users_of(settings: ShimSettings) -> AsyncIterator[VolumesInUse | None]:
-    """Knows who uses a volume; None if detaches are not to be checked. Raises `DetachNotChecked`."""
+    """The users of volumes; None without `check_detach`. Raises `DetachNotChecked`."""
     if not settings.check_detach:
         yield None
         return

@@ -1,13 +1,13 @@
-"""What a StorageClass asks of crust when a wrapped driver creates a volume, and what the driver is sent instead.
+"""The keys of crust in a StorageClass when a wrapped driver creates a volume, and the request to the driver.
 
-The driver never sees a key of crust: strict ones refuse what they do not know. The answer has the keys in its volume
+The driver never sees a key of crust: strict drivers refuse unknown keys. The answer has the keys in its volume
 context, where the node's shim and the proxy find them, with `crust.dev/created-empty` if nobody can have written the
 volume. That takes three signs: the request names no source, the answer names none, and no parameter does (some
 drivers take a backup there).
 
-The kind is changed from mount to block only if every use of the volume is to be deferred: some drivers fix it at
-creation, and one formats at creation if it is told mount. The access mode is checked before: what a driver refuses
-for mounts, it may accept for block.
+The shim changes the kind from mount to block only if every use of the volume will be deferred: some drivers fix the
+kind at creation, and one driver formats a mount at creation. The shim checks the access mode before: a driver may
+accept a mode for block that it refuses for mounts.
 """
 
 from collections.abc import Iterable, Mapping, MutableMapping
@@ -34,7 +34,7 @@ _AS_CRUST = {"bytesperinode": deferral_keys.EXT4_BYTES_PER_INODE}
 
 @dataclass(frozen=True, slots=True)
 class DeferralRequest:
-    """The keys of crust in parameters or in a volume context, checked, and what they decide."""
+    """The keys of crust in parameters or in a volume context, checked, and their decision."""
 
     keys: Mapping[str, str]
     defer: Defer | None
@@ -63,7 +63,7 @@ class DeferralRequest:
 
     @classmethod
     def of_context(cls, context: Mapping[str, str], default: Defer) -> Self:
-        """From a volume context; `default` decides where it says nothing. Raises `deferral_keys.InvalidDeferKey`."""
+        """From a volume context; `default` decides if it does not. Raises `deferral_keys.InvalidDeferKey`."""
         keys = {
             key: value for key, value in context.items() if key.startswith(deferral_keys.PREFIX)
         }
@@ -88,7 +88,7 @@ def to_driver(
 ) -> csi_pb2.CreateVolumeRequest:
     """The request that the driver gets.
 
-    Raises `admission.CannotBeDeferred`, and what decoding a capability raises.
+    Raises `admission.CannotBeDeferred`, and `errors.InvalidRequest` for an invalid capability.
     """
     sent = csi_pb2.CreateVolumeRequest()
     sent.CopyFrom(request)
@@ -117,15 +117,15 @@ def context_of(
 
 
 def as_block(capabilities: Iterable[csi_pb2.VolumeCapability]) -> None:
-    """Change the kind of each that is a mount, and no more. What names no kind is the driver's to refuse."""
+    """Change the kind of each mount. The driver refuses a capability without a kind."""
     for capability in capabilities:
         if capability.HasField("mount"):
             capability.block.SetInParent()
 
 
 def remove_keys(context: MutableMapping[str, str]) -> None:
-    """Take crust's keys out of parameters or of a volume context."""
-    for key in [each for each in context if each.startswith(deferral_keys.PREFIX)]:
+    """Remove crust's keys from parameters or from a volume context."""
+    for key in [name for name in context if name.startswith(deferral_keys.PREFIX)]:
         del context[key]
 
 

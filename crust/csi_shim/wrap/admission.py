@@ -1,7 +1,7 @@
-"""Whether a volume may be deferred, by its original request: a driver may accept as block what it refuses as mount.
+"""Checks by the original request whether a volume may be deferred: a driver refuses less as block than as mount.
 
-Several nodes that write one block device are the driver's and the application's business; several guests that mount
-one filesystem on it destroy it. So the access mode is judged as the CO sent it, before anything is rewritten.
+The driver and the application decide whether several nodes write to one block device; several guests that mount one
+filesystem on it destroy it. So the check takes the access mode that the CO sent, before any rewrite.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
 
 DEFAULT_FS_TYPE = "ext4"
-"""What drivers make where a capability names none."""
+"""The filesystem that drivers make if a capability names none."""
 
 _MODES = frozenset(
     {
@@ -41,7 +41,7 @@ class CannotBeDeferred(errors.InvalidRequest):
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """What a publish asks for, checked."""
+    """A publish, checked."""
 
     fs_type: str
     options: tuple[str, ...]
@@ -60,10 +60,10 @@ def check_stage(driver: str, request: csi_pb2.NodeStageVolumeRequest) -> None:
 
 
 def admit(driver: str, request: csi_pb2.NodePublishVolumeRequest) -> Admitted:
-    """What the publish asks for. Raises `CannotBeDeferred`, `InvalidMountOption`, `InvalidRequest`."""
+    """Check a publish. Raises `CannotBeDeferred`, `InvalidMountOption`, `InvalidRequest`."""
     csi.volume_id_of_any_driver(request.volume_id)
     if deferral_keys.is_inline(request.volume_context, request.volume_id):
-        # the driver makes it in the publish, as a directory, and a refused publish is followed by no unpublish
+        # the driver makes it in the publish, as a directory, and no unpublish follows a refused publish
         raise CannotBeDeferred(
             request.volume_id, "it is an inline volume, which its driver makes as a filesystem"
         )
@@ -107,8 +107,8 @@ def _check_kind(
     request: csi_pb2.NodeStageVolumeRequest | csi_pb2.NodePublishVolumeRequest,
 ) -> str:
     assert isinstance(capability.access, volumes.MountAccess)
-    own = vendors.fs_type(driver, request.volume_context, request.publish_context)
-    fs_type = own or capability.access.fs_type or DEFAULT_FS_TYPE
+    vendor_fs_type = vendors.fs_type(driver, request.volume_context, request.publish_context)
+    fs_type = vendor_fs_type or capability.access.fs_type or DEFAULT_FS_TYPE
     contexts = (request.volume_context, request.publish_context)
     why = vendors.why_not_deferrable(driver, volume_id, fs_type, *contexts)
     if why:
@@ -126,16 +126,18 @@ def _partition(context: Mapping[str, str]) -> int | None:
 
 
 def _encryption(context: Mapping[str, str]) -> volumes.Encryption | None:
-    deferral_keys.formats_in_guest(context)  # always so for a wrapped driver; checked all the same
+    deferral_keys.formats_in_guest(
+        context
+    )  # checks the key: a wrapped driver always formats in the guest
     return deferral_keys.encryption(context)
 
 
 def _format(
     request: csi_pb2.NodePublishVolumeRequest, access: volumes.MountAccess
 ) -> volumes.GuestFormat | None:
-    wanted = deferral_keys.guest_format(request.volume_context)
-    directly = "directmount" in access.mount_flags  # azuredisk: mounts what is there
-    if wanted is None or directly or vendors.never_formats(request.volume_context):
+    guest_format = deferral_keys.guest_format(request.volume_context)
+    directly = "directmount" in access.mount_flags  # azuredisk: mounts without formatting
+    if guest_format is None or directly or vendors.never_formats(request.volume_context):
         return None
     key = vendors.mkfs_option(request.volume_context, request.publish_context)
     if key:
@@ -143,4 +145,4 @@ def _format(
             request.volume_id,
             f"it was created empty, and the guest that makes its filesystem cannot follow {key}",
         )
-    return wanted
+    return guest_format

@@ -3,9 +3,9 @@
 They belong to operations that outlive their caller, so they have a deadline of their own. The driver knows nothing of
 crust: the metadata is the caller's without the opt-in, and no request has a field or a key of crust.
 
-Different are the kind of access, the paths, `readonly` (some drivers refuse a read-only block volume, and where they
-take it, nothing enforces it), the flag, the keys of crust in the volume context, and of an encrypted volume the
-passphrase, which is the guest's. Everything else stays: access mode, publish context, other secrets, the pod's data,
+The shim changes the kind of access, the paths, `readonly` (some drivers refuse a read-only block volume, and no
+driver enforces it), the flag, the keys of crust in the volume context, and removes the passphrase of an encrypted
+volume, which is for the guest. Everything else stays: access mode, publish context, other secrets, the pod's data,
 the vendor's keys.
 """
 
@@ -25,7 +25,7 @@ _POD_INFO = "csi.storage.k8s.io/"
 """The kubelet adds these to a publish and not to a stage."""
 
 
-def stage(
+def stage_request(
     request: csi_pb2.NodeStageVolumeRequest, paths: PrivatePaths
 ) -> csi_pb2.NodeStageVolumeRequest:
     """NodeStageVolume as block."""
@@ -37,7 +37,7 @@ def stage(
     return rewritten
 
 
-def publish(
+def publish_request(
     request: csi_pb2.NodePublishVolumeRequest, paths: PrivatePaths, *, staged: bool
 ) -> csi_pb2.NodePublishVolumeRequest:
     """NodePublishVolume as block."""
@@ -54,7 +54,7 @@ def publish(
 
 
 def publish_of(request: csi_pb2.NodeStageVolumeRequest) -> csi_pb2.NodePublishVolumeRequest:
-    """A publish of a staged volume that is for the shim alone, with the CO's staging path as its target."""
+    """The shim's own publish of a staged volume, with the CO's staging path as its target."""
     return csi_pb2.NodePublishVolumeRequest(
         volume_id=request.volume_id,
         publish_context=request.publish_context,
@@ -64,7 +64,7 @@ def publish_of(request: csi_pb2.NodeStageVolumeRequest) -> csi_pb2.NodePublishVo
     )
 
 
-def expand(
+def expand_request(
     request: csi_pb2.NodeExpandVolumeRequest, paths: PrivatePaths, volume_path: str, *, staged: bool
 ) -> csi_pb2.NodeExpandVolumeRequest:
     """NodeExpandVolume as block, with both paths."""
@@ -106,12 +106,12 @@ def _take_own_keys(
     request.volume_context.update(kept)
 
 
-def unpublish(paths: PrivatePaths, leaf: str) -> csi_pb2.NodeUnpublishVolumeRequest:
+def unpublish_request(paths: PrivatePaths, leaf: str) -> csi_pb2.NodeUnpublishVolumeRequest:
     """NodeUnpublishVolume at a leaf."""
     return csi_pb2.NodeUnpublishVolumeRequest(volume_id=paths.key.volume_id, target_path=leaf)
 
 
 def onward(metadata: Metadata) -> Mapping[str, Any]:
-    """How the driver is called: with the caller's metadata without the opt-in, and with a deadline of its own."""
+    """The arguments of a call to the driver: the caller's metadata without the opt-in, and a deadline of its own."""
     plain = tuple(pair for pair in metadata if pair[0] != extensions.KEY)
     return {"metadata": plain, "timeout": TIMEOUT_S}

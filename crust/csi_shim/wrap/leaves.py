@@ -1,12 +1,12 @@
-"""Leaves, where the driver publishes devices: what is there, what a publish makes of it, and which device it is.
+"""Leaves, at which the driver publishes devices: the observation, the decisions of a publish, and the device.
 
-A publish observes the leaf, and `state_of` and `undo_of` decide by that alone. Its rule: only a publish that found
-nothing undoes anything, because what was there before may belong to a running guest. The driver's answer alone is
-not believed: a driver that knows no raw block volumes may format and mount whatever it is told to publish, and
-answer OK. A few drivers make a device node themselves, all others bind one; how often the mount namespace lists
-that bind does not matter. The device is the one of its number, never the one of the mount: that is devtmpfs.
+A publish observes the leaf, and `state_of` and `undo_of` decide by that alone. Only a publish that began with an
+empty leaf undoes anything, because an older mount may belong to a running guest. The driver's answer alone proves
+nothing: a driver without raw block volumes may format and mount the volume, and answer OK. A few drivers make a
+device node themselves, all others bind one; the number of entries for that bind in the mount namespace does not
+matter. The device is known by its number, and not by its mount, which is devtmpfs.
 
-All functions block, the decisions excepted.
+All functions block, except the decisions.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from crust.rpc.status import Asked
 
 
 class Kind(enum.Enum):
-    """What is at a leaf, as a user sees it."""
+    """The kind of file at a leaf, for people."""
 
     ABSENT = "nothing"
     DEVICE = "a block device"
@@ -36,11 +36,11 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is at a leaf: its kind, the device's number, how many mounts there are, and of how many different files.
+    """One observation of a leaf: its kind, the device's number, the number of mounts, and of different mounted files.
 
     A mount namespace that has two mounts of the kubelet's root, as systemd's ReadWritePaths= makes them, lists each
     mount of the driver twice: two mounts of one file. `is_begun`: a publish at this leaf was begun, because the leaf
-    is there, or its directory without any leaf.
+    exists, or its directory without any leaf.
     """
 
     kind: Kind
@@ -51,7 +51,7 @@ class Seen:
 
 
 class State(enum.Enum):
-    """What a publish finds."""
+    """The state of a leaf when a publish begins."""
 
     NEW = "nothing: this call makes everything"
     BEGUN = "a leaf or its directory, and no mount: an earlier call was interrupted, or a mount was lost"
@@ -69,46 +69,46 @@ def state_of(seen: Seen) -> State:
 
 
 class Undo(enum.Enum):
-    """What a failed publish undoes."""
+    """The undo of a failed publish."""
 
     NOTHING = "nothing"
     REMOVE = "the leaf and its directory"
     UNPUBLISH = "the driver's publish, then the leaf and its directory"
 
 
-def undo_of(found: State, asked: Asked, *, is_mounted: bool) -> Undo:
-    """`found` is the state at the beginning; `is_mounted` says whether anything is mounted at the leaf now."""
-    if found is not State.NEW or asked is Asked.SILENT:
+def undo_of(before: State, asked: Asked, *, is_mounted: bool) -> Undo:
+    """The undo, by the state `before` the publish and the driver's call; `is_mounted`: the leaf has a mount now."""
+    if before is not State.NEW or asked is Asked.SILENT:
         return Undo.NOTHING
     if asked is Asked.ANSWERED or is_mounted:
         return Undo.UNPUBLISH
     return Undo.REMOVE
 
 
-def stands(found: State, asked: Asked, after: Seen) -> bool:
+def stands(before: State, asked: Asked, after: Seen) -> bool:
     """Whether something of the publish exists or may exist after the undo: the code must then not be final (D-36)."""
-    is_undone = found is State.NEW and asked is not Asked.SILENT
+    is_undone = before is State.NEW and asked is not Asked.SILENT
     return not is_undone or state_of(after) is not State.NEW
 
 
 def look(path: str) -> Seen:
-    """What is at a leaf."""
+    """Observe a leaf."""
     directory, name = os.path.split(path)
     real = os.path.join(os.path.realpath(directory), name)
     stacked = mountinfo.stacked_at(real)
-    mounts = len(stacked), len({(each.major, each.minor, each.root) for each in stacked})
+    mounts = len(stacked), len({(mount.major, mount.minor, mount.root) for mount in stacked})
     with syscalls.translating(f"cannot look at {path}"):
         try:
-            found = os.lstat(path)
+            status = os.lstat(path)
         except FileNotFoundError:
             return Seen(Kind.ABSENT, 0, *mounts, is_begun=_is_empty(directory))
     kinds = {stat.S_IFBLK: Kind.DEVICE, stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY}
-    kind = kinds.get(stat.S_IFMT(found.st_mode), Kind.OTHER)
-    return Seen(kind, found.st_rdev, *mounts, is_begun=True)
+    kind = kinds.get(stat.S_IFMT(status.st_mode), Kind.OTHER)
+    return Seen(kind, status.st_rdev, *mounts, is_begun=True)
 
 
 def _is_empty(directory: str) -> bool:
-    """Whether it is there, and has no leaf of any target."""
+    """Whether the directory exists, and has no leaf of any target."""
     try:
         return not os.listdir(directory)
     except FileNotFoundError:
@@ -138,24 +138,23 @@ def remove(path: str) -> None:
 
 
 def release(path: str) -> int:
-    """Remove what a driver leaves of a leaf, and the directory above if it is empty; nothing while mounts are there,
-    whose number it returns.
+    """Remove a leaf without mounts, and its directory if it is empty; returns the number of mounts that prevent it.
 
-    Raises `DriverDidNotCleanUp`: a file with content and a directory with files are nobody's to delete.
+    Raises `DriverDidNotCleanUp` for a file with content and a directory with files, which crust never deletes.
     """
-    found = look(path)
-    if found.mounts:
-        return found.mounts
+    seen = look(path)
+    if seen.mounts:
+        return seen.mounts
     with syscalls.translating(f"cannot remove {path}"):
-        if found.kind is Kind.DIRECTORY:
+        if seen.kind is Kind.DIRECTORY:
             try:
                 os.rmdir(path)
             except OSError as err:
                 raise DriverDidNotCleanUp(
                     "NodeUnpublishVolume", path, "a directory with files"
                 ) from err
-        elif found.kind is not Kind.ABSENT:
-            if found.kind is Kind.FILE and os.lstat(path).st_size:
+        elif seen.kind is not Kind.ABSENT:
+            if seen.kind is Kind.FILE and os.lstat(path).st_size:
                 raise DriverDidNotCleanUp("NodeUnpublishVolume", path, "a file with content")
             os.unlink(path)
     with contextlib.suppress(OSError):  # another target's leaf is there, or it is gone
@@ -164,8 +163,9 @@ def release(path: str) -> int:
 
 
 def make_room(paths: PrivatePaths, path: str) -> None:
-    """Before a driver's publish: no leaf, and the directory above. A device node of an earlier boot has another
-    device's number now. Raises `DriverDidNotCleanUp`.
+    """Remove the leaf and make its directory, before a driver's publish; raises `DriverDidNotCleanUp`.
+
+    A device node of an earlier boot has another device's number now.
     """
     remove(path)
     with syscalls.translating(f"cannot make {paths.published}"):
@@ -179,13 +179,13 @@ def device(
 
     Raises `NotPublishedAsBlock`, `CoveredDevice`, `devices.DeviceNodeMissing`, `PartitionMissing`.
     """
-    found = look(leaf)
-    if found.sources > 1:
+    seen = look(leaf)
+    if seen.sources > 1:
         raise errors.PeerUnavailable.named(
             "CoveredDevice",
             f"volume {key} cannot be deferred now",
             why=(
-                f"{found.sources} different files are mounted at {leaf}, and which of them is "
+                f"{seen.sources} different files are mounted at {leaf}, and which of them is "
                 "the volume is not known"
             ),
             hint=(
@@ -193,16 +193,16 @@ def device(
                 "not mount"
             ),
         )
-    if found.kind is not Kind.DEVICE:
+    if seen.kind is not Kind.DEVICE:
         raise errors.RuntimeFailed.named(
             "NotPublishedAsBlock",
             f"volume {key} cannot be deferred",
             why=f"the driver {key.driver} answered OK to its publish as a raw block device, and published "
-            f"{found.kind.value}; this was undone",
+            f"{seen.kind.value}; this was undone",
             hint=vendors.without_device(key.driver)
             or "the driver may not support raw block volumes: use crust.dev/defer: never for its volumes",
         )
-    number = found.number
+    number = seen.number
     if partition is not None:
         number = devices.partition_of(number, partition)
     path = devices.node_of(number)
@@ -213,23 +213,23 @@ def device(
 
 
 def check_unwritten(leaf: str) -> int:
-    """Raise `DeviceInUse` while a process writes to the device at the leaf: its driver may detach it from there on.
+    """Raise `DeviceInUse` while a process writes to the device at the leaf; returns the number of mounts.
 
-    Returns how many mounts are there. Nobody writes to a device that the kernel has lost, and its pod must be able to
-    end.
+    After this check the driver may detach the device. The check ignores a device that the kernel has lost: its pod
+    must be able to end.
     """
-    found = look(leaf)
-    if found.kind is Kind.DEVICE and found.mounts:
+    seen = look(leaf)
+    if seen.kind is Kind.DEVICE and seen.mounts:
         with contextlib.suppress(errors.NotFound, devices.DeviceNodeMissing):
-            path = devices.node_of(found.number)
+            path = devices.node_of(seen.number)
             in_use.check_unwritten(volumes.BlockSource(path, devices.identify(path)))
-    return found.mounts
+    return seen.mounts
 
 
 def size_at(leaf: str) -> tuple[int, bool]:
     """The size of the device at a leaf, 0 if there is none, and whether it is a mapping of dm-crypt."""
-    found = look(leaf)
-    if found.kind is not Kind.DEVICE:
+    seen = look(leaf)
+    if seen.kind is not Kind.DEVICE:
         return 0, False
-    path = devices.node_of(found.number)
-    return devices.size_bytes(path), devices.is_encrypted(found.number)
+    path = devices.node_of(seen.number)
+    return devices.size_bytes(path), devices.is_encrypted(seen.number)

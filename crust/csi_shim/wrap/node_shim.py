@@ -1,20 +1,19 @@
-"""The shim in front of any driver: which calls are about a deferred volume, and who answers them.
+"""The shim in front of any driver: it decides which calls are about a deferred volume, and what answers them.
 
 A driver that defers by itself keeps its deferral: its flagged calls go to `Deferral`. Any other driver is wrapped.
-Which of the two it is, is asked once per connection, because it may be replaced by another version; a volume that was
-wrapped stays so until it is unpublished and unstaged, which its private directories show. All other calls pass
-through as bytes.
+The shim asks the driver once per connection, because another version may replace it; a wrapped volume stays wrapped
+until it is unpublished and unstaged, which its private directories show. All other calls pass through as bytes.
 
-Beside the driver's capabilities the shim advertises what a CO must see to make the calls that the shim answers:
+Beside the driver's capabilities the shim advertises the capabilities that a CO needs for the shim's own calls:
 
-- GET_VOLUME_STATS and EXPAND_VOLUME while a deferred volume is on the node. For other volumes the driver answers, or
-  does not, as without the shim. Nobody looks for volumes if the driver has both: a kubelet asks before each call.
+- GET_VOLUME_STATS and EXPAND_VOLUME while a deferred volume is on the node. For other volumes the driver answers as
+  without the shim. If the driver has both, the shim does not look for volumes: a kubelet asks before each call.
 - EXPAND_VOLUME always, if the plugin says that its volumes can be expanded and its node needs nothing for it: the
-  controller's shim requires the node's part for every mounted volume, because it cannot know which ones are deferred.
-  A kubelet asks before the first publish too, when nothing of the volume is here.
+  controller's shim requires the node's part for every mounted volume, because it cannot know the deferred ones.
+  A kubelet asks before the first publish too, when the node has nothing of the volume.
 - Deferral, to a caller that opts in.
 
-Nothing else: VOLUME_MOUNT_GROUP would end the kubelet's own fsGroup for all volumes of the driver.
+It does not advertise VOLUME_MOUNT_GROUP, which would end the kubelet's own fsGroup for all volumes of the driver.
 """
 
 import os
@@ -45,7 +44,7 @@ _LOOK_S = 10.0
 """For a look at a volume's directories, which takes microseconds unless a mount there hangs."""
 
 _OPERATION_S = 120.0
-"""After this, callers are told that an operation is overdue: as long as a kubelet waits."""
+"""After this time an operation is overdue: as long as a kubelet waits."""
 
 _RPC = csi_pb2.NodeServiceCapability.RPC
 _Number: TypeAlias = "csi_pb2.NodeServiceCapability.RPC.Type.ValueType"
@@ -58,19 +57,19 @@ _DEFERRAL = (
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """What the operator decides: the kubelet's root, and who decides for volumes whose context says nothing."""
+    """The operator's settings: the kubelet's root, and the default for volumes whose context does not decide."""
 
     kubelet_root: str
     default: deferral_keys.Defer = deferral_keys.Defer.NEVER
     driver_name: str = ""
-    """The driver's name for the CO; empty: the one that it has when it is first asked."""
+    """The driver's name for the CO; empty: its answer to the first question."""
 
 
 class NodeShim:
     """Answers the Node service's calls on one driver's socket.
 
-    A change of a volume is an operation, one at a time per volume, which outlives its caller. A look at its
-    directories is no part of one: it has one thread per question, so that its retries add none where a mount hangs.
+    A change of a volume is an operation, one at a time per volume, which outlives its caller. A look at the volume's
+    directories is no operation: each question has one thread, so that retries add no thread if a mount hangs.
     """
 
     def __init__(
@@ -113,14 +112,14 @@ class NodeShim:
         if _RPC.DEFER_FS_OPS in await self._capabilities(call):
             return answered
         answer = csi_pb2.NodeGetCapabilitiesResponse.FromString(answered)
-        known, own = numbers_in(answer), list[_Number]()
-        if _RPC.GET_VOLUME_STATS not in known and await self._has_volumes():
-            own.append(_RPC.GET_VOLUME_STATS)
-        if _RPC.EXPAND_VOLUME not in known and await self._advertises_expansion(call):
-            own.append(_RPC.EXPAND_VOLUME)
+        advertised, added = numbers_in(answer), list[_Number]()
+        if _RPC.GET_VOLUME_STATS not in advertised and await self._has_volumes():
+            added.append(_RPC.GET_VOLUME_STATS)
+        if _RPC.EXPAND_VOLUME not in advertised and await self._advertises_expansion(call):
+            added.append(_RPC.EXPAND_VOLUME)
         if extensions.requested(call.metadata, extensions.DEFERRAL):
-            own.extend(number for number in _DEFERRAL if number not in known)
-        for number in own:
+            added.extend(number for number in _DEFERRAL if number not in advertised)
+        for number in added:
             answer.capabilities.add().rpc.type = number
         return answer.SerializeToString()
 
@@ -160,10 +159,10 @@ class NodeShim:
     async def _stage_raw(
         self, request: csi_pb2.NodeStageVolumeRequest, data: bytes, call: Call
     ) -> bytes:
-        """A raw block volume is the driver's alone, unless it is staged for a deferred mount."""
-        wanted, path = request.volume_capability, request.staging_target_path
+        """Pass a raw block volume to the driver, unless it is staged for a deferred mount."""
+        capability, path = request.volume_capability, request.staging_target_path
         volume = await self._volume(request.volume_id, call)
-        is_raw = wanted.HasField("block") and path
+        is_raw = capability.HasField("block") and path
         if not (is_raw and await self._is_staged(volume)):
             return await self._pass(request.volume_id, data, call)
         await self._run(volume, request, call, lambda: self._staging.stage_raw(volume, request))
@@ -171,16 +170,16 @@ class NodeShim:
 
     async def _wants_block(self, request: csi_pb2.NodeStageVolumeRequest, call: Call) -> bool:
         """Whether the volume is staged as block: it is deferred, or its publish decides."""
-        said = deferral_keys.defer(request.volume_context)
+        defer = deferral_keys.defer(request.volume_context)
         in_guest = deferral_keys.formats_in_guest(request.volume_context)
-        if (said or self._wrapping.default) is deferral_keys.Defer.NEVER and not in_guest:
+        if (defer or self._wrapping.default) is deferral_keys.Defer.NEVER and not in_guest:
             return False
         if _RPC.DEFER_FS_OPS in await self._capabilities(call):
             return False
         try:
             admission.check_stage(await self._name(call), request)
         except admission.CannotBeDeferred:
-            if said is deferral_keys.Defer.ALWAYS or in_guest:
+            if defer is deferral_keys.Defer.ALWAYS or in_guest:
                 raise
             return False  # for the host; a deferred publish is refused with this reason
         return True
@@ -206,7 +205,7 @@ class NodeShim:
         if await self._defers_itself(volume, call):
             return await self._driver.port.forward(call, data)
         response = await self._run(
-            volume, request, call, lambda: self._wrapped.publish(volume, request)
+            volume, request, call, lambda: self._wrapped.publish_deferred(volume, request)
         )
         return response.SerializeToString()
 
@@ -244,8 +243,7 @@ class NodeShim:
             await self._run(volume, request, call, lambda: self._wrapped.unpublish(volume, target))
             return csi_pb2.NodeUnpublishVolumeResponse().SerializeToString()
         if request.defer_fs_ops and _RPC.DEFER_FS_OPS not in await self._capabilities(call):
-            # of a volume that the driver's older version deferred
-            request.ClearField("defer_fs_ops")
+            request.ClearField("defer_fs_ops")  # the driver's older version deferred the volume
             data = request.SerializeToString()
         answered = await self._pass(request.volume_id, data, call)
         self._staging.on_host.discard((volume.paths.key, request.target_path))
@@ -280,7 +278,7 @@ class NodeShim:
                     why="there is no such path on this node",
                     hint="call it with the path at which the volume is published or staged",
                 )
-            # the CO calls because of the shim: by its capabilities, the driver needs nothing of a node
+            # the CO calls because of the shim: the driver's capabilities need no call at the node
             size = request.capacity_range.required_bytes
             return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size).SerializeToString()
 
@@ -299,7 +297,7 @@ class NodeShim:
     async def _health(
         self, request: csi_pb2.NodeGetVolumeHealthRequest, data: bytes, call: Call
     ) -> bytes:
-        """The driver is asked, with the paths that it knows; the proxy adds what the guest reports."""
+        """The driver's answer, for the paths that it knows; the proxy adds the guest's condition."""
         volume = await self._volume(request.volume_id, call)
         target = request.volume_publish_path
         if await self._look(volume, private_directories.has_leaf, volume.paths, target):
@@ -327,7 +325,7 @@ class NodeShim:
         )
 
     async def _look(self, volume: Volume, function: Callable[..., bool], *args: object) -> bool:
-        """What `function` says of paths of the volume."""
+        """The answer of `function` about paths of the volume."""
         return await self._operations.look(
             (function, args),
             partial(function, *args),
@@ -337,7 +335,7 @@ class NodeShim:
         )
 
     async def _has_volumes(self) -> bool:
-        """Whether there are deferred volumes: then the shim advertises what it answers for them."""
+        """Whether there are deferred volumes: then the shim advertises its own calls for them."""
         root = self._wrapping.kubelet_root
         look = partial(private_directories.has_volumes, root)
         return await self._operations.look(root, look, timeout_s=_LOOK_S, fresh=True)
@@ -347,7 +345,7 @@ class NodeShim:
         return await self._look(volume, private_directories.is_staged, volume.paths)
 
     async def _defers_itself(self, volume: Volume, call: Call) -> bool:
-        """Whether a flagged call goes to the driver's own deferral, and not to what an older version left wrapped."""
+        """Whether the driver defers, and has no wrapped volume of an older version there."""
         if _RPC.DEFER_FS_OPS not in await self._capabilities(call):
             return False
         return not await self._look(volume, private_directories.is_wrapped, volume.paths)
@@ -359,16 +357,13 @@ class NodeShim:
         return Volume(paths, stages, as_block.onward(call.metadata))
 
     async def _name(self, call: Call) -> volumes.DriverName:
-        """The same for as long as there are volumes: their private paths depend on it.
-
-        A driver that was replaced by a version of another name is still asked about them by these paths.
-        """
+        """The driver's first name, for as long as the shim runs: the volumes' private paths depend on it."""
         if not self._driver_name:
             self._driver_name = await self._driver.name(call.time_remaining())
         return volumes.DriverName(self._driver_name)
 
     async def _capabilities(self, call: Call) -> frozenset[int]:
-        """The numbers of what the driver advertises."""
+        """The numbers of the driver's capabilities."""
         return await self._driver.node_capabilities(call.time_remaining())
 
     async def _pass(self, volume_id: str | None, data: bytes, call: Call) -> bytes:

@@ -1,16 +1,16 @@
-"""A wrapped volume's private directories: their names, and what the staging one says.
+"""A wrapped volume's private directories: their names, and the staging directory as a record.
 
 Names are a pure function of driver, volume id and target, so that they are the same after any restart and upgrade.
 They lie below the directories of the kubelet for raw block volumes, in exactly its two forms: every driver's pod
-sees them, drivers that parse such paths find what they expect, and a kubelet never looks there for volumes of its
-own. No name is `mount` or `globalmount` or holds `pvc-`: some drivers act on these.
+sees them, drivers that parse such paths can, and a kubelet never looks there for volumes of its own. No name is
+`mount` or `globalmount` or holds `pvc-`: some drivers act on these.
 
-That a volume's staging directory exists says that it is staged as block: there is no other record of that. The
-directory is made before the driver is called and removed after the driver has let go, so a kill at any moment
-leaves a directory too many, never one too few, and the CO's next call goes on from there. Its sticky bit says that
-the stage had secrets: they are in no file, so without them in memory nobody could stage again.
+A volume is staged as block if its staging directory exists: there is no other record. The shim makes the directory
+before it calls the driver, and removes it after the driver has unstaged, so after a kill the directory may be left,
+but is never missing, and the CO's next call continues. Its sticky bit says that the stage had secrets: they are in no
+file, so without them in memory nobody could stage again.
 
-All functions block, those of names excepted.
+All functions block, except the functions of names.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _DEPTH_MAX = 16
 _BELOW = "plugins/kubernetes.io/csi/volumeDevices"
 _DIGITS = 40
 PREFIX = "crust-"
-"""Of the names of all volumes: no PersistentVolume that a CO made is called so."""
+"""Begins the names of all volumes, and of no PersistentVolume that a CO made."""
 
 
 def root(kubelet_root: str) -> str:
@@ -38,7 +38,7 @@ def root(kubelet_root: str) -> str:
 
 
 def directories(kubelet_root: str) -> tuple[str, str]:
-    """Where the volumes' own directories are: staged ones, published ones."""
+    """The directories of the staged volumes and of the published volumes."""
     above = root(kubelet_root)
     return f"{above}/staging", f"{above}/publish"
 
@@ -56,7 +56,7 @@ class PrivatePaths:
     published: str
 
     @staticmethod
-    @functools.lru_cache(maxsize=1024)  # every call about a volume asks
+    @functools.lru_cache(maxsize=1024)  # every call about a volume comes here
     def of(kubelet_root: str, key: volumes.VolumeKey) -> "PrivatePaths":
         """The paths of a volume."""
         name = f"{PREFIX}{_digest(chr(0).join((key.driver, key.volume_id)))}"
@@ -64,16 +64,16 @@ class PrivatePaths:
         return PrivatePaths(key, f"{staging}/{name}", f"{published}/{name}")
 
     def leaf(self, target: str) -> str:
-        """Where the driver publishes the device for a target of the CO."""
+        """The path at which the driver publishes the device for a target of the CO."""
         return f"{self.published}/{_digest(target)}"
 
 
 class DriverDidNotCleanUp(errors.RuntimeFailed):
-    """The driver answered OK, and left a mount or files where it must have removed them."""
+    """The driver answered OK, and left a mount or files that it must have removed."""
 
-    def __init__(self, call: str, path: str, left: str) -> None:
+    def __init__(self, call: str, path: str, remains: str) -> None:
         super().__init__(
-            f"{call} left {left} at {path}",
+            f"{call} left {remains} at {path}",
             why="the driver answered OK, and did not remove it",
             hint="read the driver's log; the call is repeated until nothing is left",
         )
@@ -97,12 +97,12 @@ def is_staged(paths: PrivatePaths) -> bool:
 
 
 def has_publishes(paths: PrivatePaths) -> bool:
-    """Whether the directory of the publishes is there."""
+    """Whether the directory of the publishes exists."""
     return _exists(paths.published)
 
 
 def has_leaf(paths: PrivatePaths, target: str) -> bool:
-    """Whether anything is published, or was begun to be, for the target."""
+    """Whether a publish for the target has begun."""
     return _exists(paths.leaf(target))
 
 
@@ -123,7 +123,7 @@ def had_secrets(paths: PrivatePaths) -> bool:
 
 
 def make_staging(paths: PrivatePaths, *, secrets: bool) -> bool:
-    """Make the record; whether it is new."""
+    """Make the record; returns whether it is new."""
     mode = MODE | (stat.S_ISVTX if secrets else 0)
     with syscalls.translating(f"cannot make {paths.staging}"):
         os.makedirs(os.path.dirname(paths.staging), MODE, exist_ok=True)
@@ -156,9 +156,9 @@ def remove_staging(paths: PrivatePaths) -> None:
 
 
 def _remove_tree(path: str, device: int, depth: int) -> None:
-    """As the kubelet removes its own staging directories; never into another filesystem."""
-    with os.scandir(path) as found:
-        entries = list(found)
+    """Remove files and directories, but never those of another filesystem, as the kubelet does."""
+    with os.scandir(path) as listing:
+        entries = list(listing)
     for entry in entries:
         if not entry.is_dir(follow_symlinks=False):
             os.unlink(entry.path)

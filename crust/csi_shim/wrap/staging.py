@@ -1,9 +1,9 @@
-"""How a volume is staged at the wrapped driver: as block at the private path, or as the CO asked; and the change.
+"""Stages volumes at the wrapped driver: as block at the private path, or as the CO asked; and changes between both.
 
-A stage as block formats nothing and parses nothing foreign, so it comes first where a publish decides. A publish
-that decides otherwise lets the driver unstage and stage again. For that the shim keeps the CO's NodeStageVolume, with
-its secrets, in memory and nowhere else; after a restart it has none. A volume whose stage had secrets is then
-refused, because a driver that is staged without them may make a plain volume of an encrypted one.
+A stage as block formats nothing and parses nothing foreign, so the shim begins with it if a publish decides. If the
+publish decides otherwise, the driver unstages and stages again. For that the shim keeps the CO's NodeStageVolume,
+with its secrets, in memory and nowhere else; after a restart it has none. Then it refuses a volume whose stage had
+secrets, because without them the driver may make a plain volume of an encrypted one.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ _log = logging.getLogger(__name__)
 
 
 class StageForgotten(errors.NotReady):
-    """The volume must be staged in another way, and the request by which the CO staged it is not known any more."""
+    """The volume must be staged in another way, and the shim does not know the CO's stage request any more."""
 
-    def __init__(self, key: volumes.VolumeKey, wanted: str) -> None:
+    def __init__(self, key: volumes.VolumeKey, stage: str) -> None:
         super().__init__(
-            f"volume {key} cannot be staged again, {wanted}",
+            f"volume {key} cannot be staged again, {stage}",
             why="the shim was started after the volume was staged, and the stage may have had secrets, which are "
             "kept in memory only",
             hint="delete the pod and create it again: the CO then unstages and stages the volume",
@@ -43,19 +43,19 @@ class StagedForMount(errors.Conflict):
     def __init__(self, key: volumes.VolumeKey) -> None:
         super().__init__(
             f"volume {key} is staged for a deferred mount",
-            why="it is asked for as a raw block volume, and is not both",
+            why="the request is for a raw block volume, and it cannot be both",
             hint="unpublish and unstage it first",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """The volume that a call is about, and whether its driver stages."""
+    """The volume of a call, and whether its driver stages."""
 
     paths: PrivatePaths
     stages: bool
     onward: Mapping[str, Any]
-    """How its driver is called (`as_block.onward`)."""
+    """The arguments of calls to its driver (`as_block.onward`)."""
 
 
 class Staging:
@@ -64,35 +64,39 @@ class Staging:
     def __init__(self, node: "csi_pb2_grpc.NodeAsyncStub") -> None:
         self._node = node
         self.requests: dict[volumes.VolumeKey, csi_pb2.NodeStageVolumeRequest] = {}
-        """The CO's, which succeeded; none since a restart."""
+        """The CO's successful stage requests since the start."""
         self.on_host: set[tuple[volumes.VolumeKey, str]] = set()
-        """Volume and target of ordinary publishes that have begun: while one is there, the stage must stay."""
+        """Volume and target of publishes on the host that have begun: meanwhile the stage must stay."""
 
     def forget(self, key: volumes.VolumeKey) -> None:
-        """The volume is not staged any more."""
+        """Forget the volume, which is not staged any more."""
         self.requests.pop(key, None)
         self.on_host = {pair for pair in self.on_host if pair[0] != key}
 
     async def stage_as_block(self, volume: Volume, request: csi_pb2.NodeStageVolumeRequest) -> None:
-        """NodeStageVolume as block, also if there is a record already: a reboot leaves it, and nothing else."""
+        """NodeStageVolume as block, even if there is a record: after a reboot only the record is left."""
         paths, is_first, is_called = volume.paths, False, False
         try:
             is_first = await workers.run(
                 private_directories.make_staging, paths, secrets=bool(request.secrets)
             )
             is_called = True
-            await self._node.NodeStageVolume(as_block.stage(request, paths), **volume.onward)
+            await self._node.NodeStageVolume(
+                as_block.stage_request(request, paths), **volume.onward
+            )
         except Exception as error:
-            known = known_error("NodeStageVolume", "the shim", error)
-            is_refused = isinstance(known, PeerStatus) and status.is_final(known)
-            # of an earlier stage the driver may have everything still: a kubelet must not forget it
-            left = not (is_first and (is_refused or not is_called)) or await self._is_left(volume)
-            residue = Residue.EXISTS if left else Residue.NONE
-            raise status.answer("NodeStageVolume", known, residue) from error
+            answered = known_error("NodeStageVolume", "the shim", error)
+            is_refused = isinstance(answered, PeerStatus) and status.is_final(answered)
+            # the driver may still have an earlier stage: a kubelet must not forget it
+            is_left = not (is_first and (is_refused or not is_called)) or await self._is_left(
+                volume
+            )
+            residue = Residue.EXISTS if is_left else Residue.NONE
+            raise status.answer("NodeStageVolume", answered, residue) from error
         self.requests[paths.key] = request
 
     async def _is_left(self, volume: Volume) -> bool:
-        """The driver refused the first stage: nothing of it may be left, or the record stays and the CO unstages."""
+        """Remove the record after a refused first stage; returns whether it stays, so that the CO unstages."""
         try:
             await workers.run(private_directories.remove_staging, volume.paths)
         except Exception as error:
@@ -103,25 +107,25 @@ class Staging:
     async def ensure_block(
         self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest, *, is_block: bool
     ) -> None:
-        """Before a deferred publish: whatever is staged as mount, which is not `is_block`, is staged as block.
+        """Before a deferred publish: stage the volume as block, unless it `is_block` already.
 
         Raises `StageForgotten`, `csi.StagingPathNotGiven`.
         """
         if not volume.stages:
             return
-        # The driver would not refuse it: its staging path is a private one of the shim.
+        # The driver would not refuse it: the driver gets a private staging path of the shim.
         if not request.staging_target_path:
             raise csi.StagingPathNotGiven()
         if is_block:
             return
-        known = self.requests.get(volume.paths.key)
-        if known is None:
+        staged = self.requests.get(volume.paths.key)
+        if staged is None:
             raise StageForgotten(volume.paths.key, "as a block device for a deferred mount")
         await workers.run(self._check_not_on_host, volume.paths.key)
         _log.info("staged again as block", extra={"volume": str(volume.paths.key)})
-        await self._unstage_at(volume, known.staging_target_path)
-        with _hiding_secrets(known):
-            await self.stage_as_block(volume, known)
+        await self._unstage_at(volume, staged.staging_target_path)
+        with _hiding_secrets(staged):
+            await self.stage_as_block(volume, staged)
 
     def _check_not_on_host(self, key: volumes.VolumeKey) -> None:
         """Complete where it matters: whoever knows the stage has seen all publishes since."""
@@ -135,31 +139,31 @@ class Staging:
                 )
 
     async def ensure_mount(self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest) -> None:
-        """Before a publish on the host: stage as the CO asked what is staged as block. Raises `StageForgotten`."""
+        """Before a publish on the host: stage a volume that is staged as block as the CO asked; `StageForgotten`."""
         paths = volume.paths
         if not await workers.run(private_directories.is_staged, paths):
             return
-        known = self.requests.get(paths.key)
-        if known is None:
+        staged = self.requests.get(paths.key)
+        if staged is None:
             if await workers.run(private_directories.had_secrets, paths):
                 raise StageForgotten(paths.key, "as a filesystem for a mount on the host")
-            known = as_block.stage_of(request)
-        with _hiding_secrets(known):
-            await self.stage_as_asked(volume, known)
+            staged = as_block.stage_of(request)
+        with _hiding_secrets(staged):
+            await self.stage_as_asked(volume, staged)
 
     async def stage_raw(self, volume: Volume, request: csi_pb2.NodeStageVolumeRequest) -> None:
-        """As a raw block volume what has the record of a stage for a deferred mount.
+        """Stage a volume with the record of a deferred mount as a raw block volume.
 
-        Raises `StagedForMount`, unless that stage is not known and nothing is published: it is of before a reboot.
+        Raises `StagedForMount`, unless the record is from before a reboot: no stage is known, nothing is published.
         """
         if volume.paths.key in self.requests or await workers.run(leaves.is_in_use, volume.paths):
             raise StagedForMount(volume.paths.key)
         await self.stage_as_asked(volume, request)
 
     async def stage_as_asked(self, volume: Volume, request: csi_pb2.NodeStageVolumeRequest) -> None:
-        """Stage what is staged as block for a deferred mount as the CO asked.
+        """Stage a volume that is staged as block for a deferred mount as the CO asked.
 
-        The record stays until the driver has staged: if we are killed in between, the retry begins again.
+        The record stays until the driver has staged: if the shim is killed before that, the retry begins again.
         """
         await self._unstage_block(volume, request.staging_target_path)
         _log.info("staged again as asked", extra={"volume": str(volume.paths.key)})
@@ -178,7 +182,7 @@ class Staging:
 
     async def _unstage_block(self, volume: Volume, co_path: str) -> None:
         for leaf in await workers.run(leaves.of, volume.paths):
-            # the staging path's own leaf is of an expansion that was interrupted: nobody has it
+            # an interrupted expansion left the leaf of the staging path: nobody has it
             await self._clear_leaf(volume, leaf, is_ours=leaf == volume.paths.leaf(co_path))
         await self._unstage_at(volume, volume.paths.staging)
 
@@ -189,9 +193,9 @@ class Staging:
         await self._node.NodeUnstageVolume(request, **volume.onward)
 
     async def _clear_leaf(self, volume: Volume, leaf: str, *, is_ours: bool) -> None:
-        """What is left of a publish of an earlier boot: only what is not mounted."""
-        found = await workers.run(leaves.look, leaf)
-        if found.mounts and not is_ours:
+        """Remove the leaf of a publish of an earlier boot, which has no mount."""
+        seen = await workers.run(leaves.look, leaf)
+        if seen.mounts and not is_ours:
             raise errors.NotReady.named(
                 "PublishedAsBlock",
                 f"volume {volume.paths.key} cannot be unstaged",
@@ -199,14 +203,14 @@ class Staging:
                 hint="unpublish it first: the CO's NodeUnpublishVolume does",
             )
         with contextlib.suppress(PeerStatus):  # the unstage, which follows, decides
-            request = as_block.unpublish(volume.paths, leaf)
+            request = as_block.unpublish_request(volume.paths, leaf)
             await self._node.NodeUnpublishVolume(request, **volume.onward)
         await workers.run(leaves.remove, leaf)
 
 
 @contextlib.contextmanager
 def _hiding_secrets(request: csi_pb2.NodeStageVolumeRequest) -> Iterator[None]:
-    """The caller of a publish has not sent the secrets of the stage: a driver's error must not show them to it."""
+    """Hide the secrets of the stage in a driver's error: the caller of the publish has not sent them."""
     try:
         yield
     except PeerStatus as status:

@@ -1,7 +1,7 @@
-"""What drivers say in their own words, as data: what cannot be deferred, and options that a guest must know.
+"""The keys and values of known drivers, as data: volumes that cannot be deferred, and options that a guest must know.
 
-Each row names the driver that it comes from. A row is matched by key, whatever driver is behind the shim, because
-forks keep the keys of their origin; where a key is too common for that, the row names the driver.
+Each row names the driver that it comes from. A row matches by key for every driver, because forks keep the keys of
+their origin; if a key is too common for that, the row names the driver.
 """
 
 import re
@@ -14,14 +14,14 @@ PARTITION = "partition"
 NETWORK_FILESYSTEMS = frozenset(
     {"9p", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "zfs"}
 )
-"""fs_type of what is no filesystem on a block device, or, as zfs, one that has its own devices."""
+"""Values of fs_type that are no filesystem on a block device; zfs has its own devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotDeferrable:
     """A volume whose context has `key`, with one of `values` (none: with any), cannot be deferred.
 
-    `driver`: only of this one.
+    `driver`: only this driver's volumes.
     """
 
     key: str
@@ -82,7 +82,7 @@ _FILE_SHARES = (
     ("csi.vsphere.vmware.com", re.compile(r"file:")),
     ("csi-powerstore.dellemc.com", re.compile(r".*/nfs\Z")),
 )
-"""Drivers, and the volume ids of theirs that are file shares."""
+"""Drivers, and their volume ids that are file shares."""
 
 _SECRETS = (
     (
@@ -105,7 +105,7 @@ NEVER_FORMAT: tuple[tuple[str, frozenset[str]], ...] = (
     ("backingImage", frozenset()),
     ("dataSource", frozenset()),
 )
-"""volume_context: not created empty, whatever else says so."""
+"""volume_context: the volume was not created empty, even if other keys say so."""
 
 MKFS_OPTIONS = (
     *("blocksize", "inodesize", "bytesperinode", "numberofinodes"),  # awsebs
@@ -115,26 +115,26 @@ MKFS_OPTIONS = (
     "formatOptions",  # trident, publish_context
     "linstor.csi.linbit.com/fsOpts",  # linstor; a parameter that is in no context
 )
-"""Contexts: how the driver would make the filesystem. A guest makes it, and cannot follow them."""
+"""Contexts: the driver's options for mkfs. A guest makes the filesystem, and cannot follow them."""
 
 _FS_TYPE = {"disk.csi.azure.com": "fstype", "linstor.csi.linbit.com": "fstype"}
 """Driver to the key, in lower case, of its contexts that overrides the capability's fs_type."""
 
 _NODE_EXPAND_FAILS = frozenset({"linstor.csi.linbit.com"})
-"""Drivers that answer NodeExpandVolume of a raw block volume with an error, and need it for nothing."""
+"""Drivers that answer NodeExpandVolume of a raw block volume with an error, and do not need the call."""
 
 
 _WITHOUT_DEVICE = {
     "diskplugin.csi.alibabacloud.com": "it hands the volumes of pods with the RuntimeClass rund or runv to the "
     "sandbox by itself: set crust.dev/defer: never in their StorageClass"
 }
-"""Drivers that publish no device for some pods, which only they know, and what to do."""
+"""Drivers that publish no device for some pods, which only they know, with the remedy."""
 
 
 def why_not_deferrable(
     driver: str, volume_id: str, fs_type: str, *contexts: Mapping[str, str]
 ) -> str:
-    """What of the volume rules deferral out, in words; empty if nothing is known. A new volume has no id yet."""
+    """The reason why the volume cannot be deferred; empty if none is known. A new volume has no id yet."""
     for name, ids in _FILE_SHARES:
         if driver == name and ids.match(volume_id):
             return "it is a file share, by its id"
@@ -148,13 +148,13 @@ def why_not_deferrable(
 
 
 def why_not_with_secrets(driver: str, secrets: Mapping[str, str]) -> str:
-    """What of the secrets of a publish rules deferral out, in words without a secret; empty if nothing is known."""
-    found = [why for name, key, why in _SECRETS if name == driver and secrets.get(key)]
-    return found[0] if found else ""
+    """The reason by the secrets of a publish, without a secret in it; empty if none is known."""
+    reasons = [reason for name, key, reason in _SECRETS if name == driver and secrets.get(key)]
+    return reasons[0] if reasons else ""
 
 
 def without_device(driver: str) -> str:
-    """Why a driver may publish no device although its volumes are block devices; empty if nothing is known."""
+    """The reason why a driver with block devices may publish no device; empty if none is known."""
     return _WITHOUT_DEVICE.get(driver, "")
 
 
@@ -170,11 +170,11 @@ def mkfs_option(*contexts: Mapping[str, str]) -> str:
 
 def fs_type(driver: str, *contexts: Mapping[str, str]) -> str:
     """The filesystem that the driver's own contexts name; empty if none."""
-    wanted = _FS_TYPE.get(driver)
-    if wanted is None:
+    override = _FS_TYPE.get(driver)
+    if override is None:
         return ""
-    found = (pair for context in contexts for pair in context.items())
-    return next((value for key, value in found if key.lower() == wanted), "")
+    pairs = (pair for context in contexts for pair in context.items())
+    return next((value for key, value in pairs if key.lower() == override), "")
 
 
 def expands_at_node(driver: str) -> bool:

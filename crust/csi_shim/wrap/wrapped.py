@@ -1,6 +1,6 @@
-"""Deferred volumes of a driver that knows nothing of deferral: it publishes them as raw block at private paths.
+"""Deferred volumes of a driver without deferral: the driver publishes them as raw block devices at private paths.
 
-A publish observes the leaf, decides as `leaves` says, and observes again. It asks the driver once: a second bind on
+A publish observes the leaf, decides as `leaves` says, and observes again. It calls the driver once: a second bind on
 the same leaf would stack. An unpublish is repeated until nothing is mounted at the leaf. Each method is the work of
 an operation: it outlives its caller, and the caller runs one per volume.
 """
@@ -25,20 +25,20 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 _log = logging.getLogger(__name__)
 
 _STACK_MAX = 8
-"""How many binds on one leaf are taken off, one unpublish each."""
+"""The number of binds on one leaf that are removed, one by each unpublish."""
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """One publish: what it found at the leaf, and what is known of the driver's part."""
+    """One publish: the state of the leaf before it, and the state of the driver's call."""
 
     volume: Volume
     request: csi_pb2.NodePublishVolumeRequest
     leaf: str
-    found: State = State.BEGUN
-    """Until the look has answered: nothing is undone then."""
+    before: State = State.BEGUN
+    """The default is for a failed look: nothing is undone then."""
     mounts: int = 0
-    """As found."""
+    """Before the publish."""
     asked: Asked = Asked.NOT_CALLED
 
 
@@ -52,44 +52,44 @@ class WrappedVolumes:
         self.staging = staging
         self._runtime = runtime
 
-    async def publish(
+    async def publish_deferred(
         self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest
     ) -> csi_pb2.NodePublishVolumeResponse:
-        """A deferred publish. Raises a check's error or the driver's status, in a branch that D-36 allows."""
+        """Publish at the leaf. Raises a check's error or the driver's status, in a branch that D-36 allows."""
         attempt = _Attempt(volume, request, volume.paths.leaf(request.target_path))
         try:
             return await self._published(attempt)
         except Exception as error:
-            known = known_error("NodePublishVolume", "the shim", error)
+            answered = known_error("NodePublishVolume", "the shim", error)
             residue = Residue.EXISTS if await self._stands(attempt) else Residue.NONE
-            raise status.answer("NodePublishVolume", known, residue) from error
+            raise status.answer("NodePublishVolume", answered, residue) from error
 
     async def _published(self, attempt: "_Attempt") -> csi_pb2.NodePublishVolumeResponse:
         key, request = attempt.volume.paths.key, attempt.request
         seen, is_block = await workers.run(_observe, attempt)
-        attempt.found, attempt.mounts = leaves.state_of(seen), seen.mounts
-        wanted = admission.admit(key.driver, request)
-        secrets = self._secrets(wanted, key, request)
-        if attempt.found is not State.DEVICE:
+        attempt.before, attempt.mounts = leaves.state_of(seen), seen.mounts
+        admitted = admission.admit(key.driver, request)
+        secrets = self._secrets(admitted, key, request)
+        if attempt.before is not State.DEVICE:
             await self._ask_driver(attempt, is_block=is_block)
-        source, size = await workers.run(leaves.device, key, attempt.leaf, wanted.partition)
+        source, size = await workers.run(leaves.device, key, attempt.leaf, admitted.partition)
         answer = csi_pb2.NodePublishVolumeResponse()
         answer.deferred_mount.CopyFrom(
-            csi.deferred_mount_to_wire(_mount(wanted, source, size, secrets))
+            csi.deferred_mount_to_wire(_mount(admitted, source, size, secrets))
         )
         return answer
 
     async def _ask_driver(self, attempt: "_Attempt", *, is_block: bool) -> None:
         volume, request = attempt.volume, attempt.request
         await self.staging.ensure_block(volume, request, is_block=is_block)
-        if attempt.found is State.OTHER:
+        if attempt.before is State.OTHER:
             await self._take_down(volume, attempt.leaf, attempt.mounts)
-            attempt.found = State.NEW
+            attempt.before = State.NEW
         await workers.run(leaves.make_room, volume.paths, attempt.leaf)
         attempt.asked = Asked.SILENT
         try:
-            own = as_block.publish(request, volume.paths, staged=volume.stages)
-            await self._node.NodePublishVolume(own, **volume.onward)
+            rewritten = as_block.publish_request(request, volume.paths, staged=volume.stages)
+            await self._node.NodePublishVolume(rewritten, **volume.onward)
         except PeerStatus as error:
             if status.is_final(error):
                 attempt.asked = Asked.REFUSED
@@ -97,11 +97,11 @@ class WrappedVolumes:
         attempt.asked = Asked.ANSWERED
 
     async def _stands(self, attempt: "_Attempt") -> bool:
-        """Undo a failed publish; returns whether something of it is left. Its own error is the one to report."""
+        """Undo a failed publish; returns whether something of it is left. The caller reports the publish's error."""
         volume, leaf = attempt.volume, attempt.leaf
         try:
             mounts = (await workers.run(leaves.look, leaf)).mounts
-            todo = leaves.undo_of(attempt.found, attempt.asked, is_mounted=bool(mounts))
+            todo = leaves.undo_of(attempt.before, attempt.asked, is_mounted=bool(mounts))
             if todo is Undo.UNPUBLISH:
                 await self._take_down(volume, leaf, mounts)
             elif todo is Undo.REMOVE:
@@ -111,20 +111,20 @@ class WrappedVolumes:
             extra = {"volume": str(volume.paths.key), "leaf": leaf, "error": failure}
             _log.warning("failed publish not undone completely", extra=extra)
             return True
-        return leaves.stands(attempt.found, attempt.asked, after)
+        return leaves.stands(attempt.before, attempt.asked, after)
 
     def _secrets(
         self,
-        wanted: admission.Admitted,
+        admitted: admission.Admitted,
         key: volumes.VolumeKey,
         request: csi_pb2.NodePublishVolumeRequest,
     ) -> Mapping[str, str]:
-        """What the guest needs to open the volume: of this publish, else of the stage. Raises `PassphraseMissing`."""
-        if wanted.encryption is None:
+        """The secrets for the guest to open the volume, of the publish or the stage; raises `PassphraseMissing`."""
+        if admitted.encryption is None:
             return {}
         staged = self.staging.requests.get(key)
-        known = (request.secrets, staged.secrets if staged is not None else {})
-        return {deferral_keys.PASSPHRASE: deferral_keys.passphrase(key.volume_id, *known)}
+        sources = (request.secrets, staged.secrets if staged is not None else {})
+        return {deferral_keys.PASSPHRASE: deferral_keys.passphrase(key.volume_id, *sources)}
 
     async def publish_on_host(
         self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest
@@ -139,23 +139,23 @@ class WrappedVolumes:
         await self._take_down(volume, leaf, await workers.run(leaves.check_unwritten, leaf))
 
     async def _take_down(self, volume: Volume, leaf: str, mounts: int) -> None:
-        """Unpublish until none of the mounts is left: a driver takes one off per call, and may answer an error
-        meanwhile.
-        """
-        request = as_block.unpublish(volume.paths, leaf)
+        """Unpublish until no mount is left: a driver removes one mount per call, and may answer an error."""
+        request = as_block.unpublish_request(volume.paths, leaf)
         for _ in range(_STACK_MAX):
             refusal: PeerStatus | None = None
             try:
                 await self._node.NodeUnpublishVolume(request, **volume.onward)
-                left = await workers.run(leaves.release, leaf)
-                if not left:
+                remaining = await workers.run(leaves.release, leaf)
+                if not remaining:
                     return
             except PeerStatus as error:
                 refusal = error
-                left = (await workers.run(leaves.look, leaf)).mounts
-            if left >= mounts:
-                raise refusal or DriverDidNotCleanUp("NodeUnpublishVolume", leaf, f"{left} mounts")
-            mounts = left
+                remaining = (await workers.run(leaves.look, leaf)).mounts
+            if remaining >= mounts:
+                raise refusal or DriverDidNotCleanUp(
+                    "NodeUnpublishVolume", leaf, f"{remaining} mounts"
+                )
+            mounts = remaining
         raise DriverDidNotCleanUp("NodeUnpublishVolume", leaf, f"{mounts} mounts")
 
     async def expand(
@@ -163,24 +163,23 @@ class WrappedVolumes:
     ) -> int:
         """First the device, by the driver, then the filesystem, by the runtime; returns the size. Idempotent."""
         target = volumes.TargetPath.parse(request.volume_path, role="volume_path")
-        wanted = csi.capacity_range(request.capacity_range)
+        capacity = csi.capacity_range(request.capacity_range)
         leaf = volume.paths.leaf(target.text)
         if driver_expands:
             await self.expand_device(volume, request, leaf)
         size, encrypted = await workers.run(leaves.size_at, leaf)
-        if encrypted:  # the header of the layer below takes a part of what was asked for
-            wanted = replace(wanted, required_bytes=min(wanted.required_bytes, size))
-        return await self._runtime.expand(target.text, wanted, None)
+        if encrypted:  # the header of the layer below takes a part of the size
+            capacity = replace(capacity, required_bytes=min(capacity.required_bytes, size))
+        return await self._runtime.expand(target.text, capacity, None)
 
     async def expand_staged(self, volume: Volume, request: csi_pb2.NodeExpandVolumeRequest) -> int:
         """Grow the device of a volume that is staged and not published, as a kubelet does before a pod starts.
 
-        Drivers look for a published device, and some try to mount any other path. So it is published for the call.
-        The filesystem grows at the guest's mount.
+        Drivers look for a published device, and some try to mount any other path. So the shim publishes the device
+        for the call. The filesystem grows at the guest's mount.
         """
-        known = self.staging.requests.get(volume.paths.key)
-        # since a restart: the leaf's path says at least that it is a block volume
-        if known is None:
+        staged = self.staging.requests.get(volume.paths.key)
+        if staged is None:  # after a restart: the leaf's path at least names a block volume
             leaf = volume.paths.leaf(request.volume_path)
             try:
                 return (await self.expand_device(volume, request, leaf)).capacity_bytes
@@ -196,14 +195,16 @@ class WrappedVolumes:
                     ),
                     hint="the CO stages it again before it is published, and retries",
                 ) from error
-        leaf = volume.paths.leaf(known.staging_target_path)
+        leaf = volume.paths.leaf(staged.staging_target_path)
         try:
-            # an expansion that was interrupted may have left it, and no guest has that
+            # an interrupted expansion may have left it, and no guest has it
             if mounts := (await workers.run(leaves.look, leaf)).mounts:
                 await self._take_down(volume, leaf, mounts)
             await workers.run(leaves.make_room, volume.paths, leaf)
-            own = as_block.publish(as_block.publish_of(known), volume.paths, staged=volume.stages)
-            await self._node.NodePublishVolume(own, **volume.onward)
+            rewritten = as_block.publish_request(
+                as_block.publish_of(staged), volume.paths, staged=volume.stages
+            )
+            await self._node.NodePublishVolume(rewritten, **volume.onward)
             return (await self.expand_device(volume, request, leaf)).capacity_bytes
         finally:
             await self._take_down(volume, leaf, (await workers.run(leaves.look, leaf)).mounts)
@@ -211,31 +212,31 @@ class WrappedVolumes:
     async def expand_device(
         self, volume: Volume, request: csi_pb2.NodeExpandVolumeRequest, path: str
     ) -> csi_pb2.NodeExpandVolumeResponse:
-        """NodeExpandVolume as block, unless the driver is one that fails at it."""
+        """NodeExpandVolume as block, unless the driver fails at it."""
         if not vendors.expands_at_node(volume.paths.key.driver):
             return csi_pb2.NodeExpandVolumeResponse(
                 capacity_bytes=request.capacity_range.required_bytes
             )
-        rewritten = as_block.expand(request, volume.paths, path, staged=volume.stages)
+        rewritten = as_block.expand_request(request, volume.paths, path, staged=volume.stages)
         return await self._node.NodeExpandVolume(rewritten, **volume.onward)
 
 
 def _observe(attempt: _Attempt) -> tuple[Seen, bool]:
-    """What is at the leaf, and whether the volume is staged as block. Blocks."""
+    """The observation of the leaf, and whether the volume is staged as block. Blocks."""
     return leaves.look(attempt.leaf), private_directories.is_staged(attempt.volume.paths)
 
 
 def _mount(
-    wanted: admission.Admitted, source: volumes.BlockSource, size: int, secrets: Mapping[str, str]
+    admitted: admission.Admitted, source: volumes.BlockSource, size: int, secrets: Mapping[str, str]
 ) -> volumes.DeferredMount:
     return volumes.DeferredMount(
         source=source,
-        fs_type=wanted.fs_type,
-        mount_options=wanted.options,
-        group=wanted.group,
-        readonly=wanted.readonly,
+        fs_type=admitted.fs_type,
+        mount_options=admitted.options,
+        group=admitted.group,
+        readonly=admitted.readonly,
         capacity_bytes=size,
-        format=wanted.format,
-        encryption=wanted.encryption,
+        format=admitted.format,
+        encryption=admitted.encryption,
         secrets=secrets,
     )

@@ -207,7 +207,7 @@ def test_publish_as_block_differs_in_nothing_else() -> None:
         context=context, readonly=True, defer=True, secrets={"a": "b"},
         publish_context={"devicePath": "/dev/x"},
     )  # fmt: skip
-    block = as_block.publish(request, PATHS, staged=True)
+    block = as_block.publish_request(request, PATHS, staged=True)
     assert block.volume_capability.WhichOneof("access_type") == "block"
     assert not block.defer_fs_ops
     assert not block.readonly
