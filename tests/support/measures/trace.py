@@ -10,6 +10,7 @@ between two renames are one wait for the disk: none of them orders another.
 
 import argparse
 import asyncio
+import logging
 import os
 import stat
 import sys
@@ -141,6 +142,7 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true", help="name the functions of each file")
     trace = Trace(verbose=parser.parse_args().verbose)
     trace.install()
+    logging.getLogger().addHandler(logging.NullHandler())  # only the figures are printed
     for part in (through_proxy_and_shim, inside_the_driver):
         with tempfile.TemporaryDirectory(prefix="ct-") as root:
             asyncio.run(part(trace, root))
