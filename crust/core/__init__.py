@@ -1,1 +1,1 @@
-"""What every part of crust is made with: values, errors, operations, settings, logs, metrics, traces."""
+"""The parts that all of crust uses: values, errors, operations, settings, logs, metrics, traces."""

@@ -1,12 +1,12 @@
-"""Hides what looks like a credential in the text of other programs, before it reaches a log line or an event.
+"""Hides credentials in the text of other programs, before it reaches a log line or an event.
 
-A driver may put its mount options into an error, a library its arguments into an exception. This is a guess by name
-(`password=`, `--token`, a login in a URL, a JSON web token); where the request is known,
+A driver may put its mount options into an error, a library its arguments into an exception. A credential is guessed
+by its name (`password=`, `--token`, a login in a URL, a JSON web token); where the request is known,
 `crust.rpc.messages.redaction` hides the values of its secrets as well.
 
-The text may be hostile, and is looked at on the event loop. So it is cut first (`shown`), and every pattern takes
-time in proportion to its length: a name is tried where it begins and nowhere inside, no quantifier gives back what it
-took (`++`, `*+`), and a quote that is not closed ends with the text instead of failing.
+The text may be hostile, and the event loop searches it. So it is cut first (`shown`), and every pattern takes time in
+proportion to its length: a name is tried only where it begins, quantifiers are possessive (`++`, `*+`), and an
+unclosed quote ends with the text.
 """
 
 import re
@@ -14,7 +14,7 @@ import re
 HIDDEN = "***"
 
 SHOWN_MAX_CHARS = 4096
-"""Of another program's text in a log line, an event or an answer."""
+"""The length of another program's text in a log line, an event or an answer."""
 
 _WORDS = "pass|secret|token|cred|key"
 _QUOTED = r"""\\{1,3}"[^"]*+"?|"(?:[^"\\]|\\.)*+"?|'(?:[^'\\]|\\.)*+'?"""
@@ -30,7 +30,7 @@ _PATTERNS = (
         + _VALUE,
         _FLAGS,
     ),
-    # A key of JSON or of a dictionary, also of one that is quoted in another: {"userKey": "…"}.
+    # A key of JSON or of a dictionary, also where it is quoted in another one: {"userKey": "…"}.
     re.compile(
         rf"""(["'](?=[^"'\\]*?(?:{_WORDS}))[^"'\\]*+\\{{0,3}}["']\s{{0,3}}:\s{{0,3}})({_QUOTED})""",
         _FLAGS,
@@ -41,11 +41,11 @@ _PATTERNS = (
     re.compile(r"(://)([^/\s@]{1,256}+(?=@))"),
 )
 _HINTS = (*_WORDS.split("|"), "bearer", "eyj", "://")
-"""Looked for first, without a pattern: every text of every log line passes here, and hardly one has any of them."""
+"""Searched for first, without a pattern: every text of every log line passes here, and few contain a hint."""
 
 
 def hidden(text: str) -> str:
-    """`text` with `***` in place of what looks like a credential."""
+    """`text` with `***` in place of each credential that a pattern finds."""
     folded = text.casefold()
     if not any(hint in folded for hint in _HINTS):
         return text
@@ -55,8 +55,8 @@ def hidden(text: str) -> str:
 
 
 def shown(text: str) -> str:
-    """The beginning of another program's text, as it is logged and shown: without what looks like a credential."""
+    """The beginning of another program's text, with credentials hidden, for logs and answers."""
     if len(text) <= SHOWN_MAX_CHARS:
         return hidden(text)
-    # More than is shown, so that what is cut off in the middle of a credential is not shown.
+    # Twice the shown length is searched, so that the cut leaves no half of a credential.
     return f"{hidden(text[: 2 * SHOWN_MAX_CHARS])[: SHOWN_MAX_CHARS - 1]}…"

@@ -1,7 +1,7 @@
-"""The keys by which a volume says how it is deferred: the only place that spells them.
+"""The keys by which a volume says how it is deferred. No other file spells them.
 
-A StorageClass has them as parameters; CreateVolume answers them in the volume context, which every later call
-has. A PersistentVolume that a person made has them as volumeAttributes. Proxy, shim and driver read the same keys.
+A StorageClass has them as parameters; CreateVolume returns them in the volume context, which every later call
+carries. A PersistentVolume made by hand has them as volumeAttributes. Proxy, shim and driver read the same keys.
 """
 
 import enum
@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from crust.core import errors, volumes
 
 PREFIX = "crust.dev/"
-"""No other driver's key begins with it: a shim removes these keys from what a wrapped driver is sent."""
+"""No other driver's key begins with it: a shim removes these keys from the requests to a wrapped driver."""
 
 DEFER = "crust.dev/defer"
 RUNTIME_HANDLER = "crust.dev/runtime-handler"
 CREATED_EMPTY = "crust.dev/created-empty"
-"""True: nobody has written the volume but the kernels it was published to; the guest may format it if it is blank."""
+"""True: only kernels that the volume was published to have written it; the guest may format it if it is blank."""
 ATTACHES = "crust.dev/attaches"
 """In the manifest of GetPluginInfo: whether the driver's controller publishes to nodes, wherever it runs."""
 FORMAT_IN = "crust.dev/format-in"
@@ -55,14 +55,14 @@ class InvalidDeferKey(errors.InvalidRequest):
 
 
 def defer(context: Mapping[str, str]) -> Defer | None:
-    """What the volume says; None if it says nothing. Raises `InvalidDeferKey`."""
+    """The volume's choice; None if its context has none. Raises `InvalidDeferKey`."""
     value = context.get(DEFER)
     if value is None:
         return None
     try:
         return Defer(value)
     except ValueError:
-        allowed = ", ".join(each.value for each in Defer)
+        allowed = ", ".join(choice.value for choice in Defer)
         raise InvalidDeferKey(DEFER, value, f"one of {allowed}") from None
 
 
@@ -73,24 +73,24 @@ def guest_format(context: Mapping[str, str]) -> volumes.GuestFormat | None:
         raise InvalidDeferKey(CREATED_EMPTY, created_empty, "'true' or 'false'")
     if created_empty == "false":
         return None
-    made = volumes.GuestFormat(
+    options = volumes.GuestFormat(
         _number(context, EXT4_BYTES_PER_INODE), _number(context, EXT4_RESERVED_PERCENT)
     )
-    made.check()
-    return made
+    options.check()
+    return options
 
 
-def of_format(wanted: volumes.GuestFormat) -> dict[str, str]:
-    """The keys of a context that say the same."""
-    found = {
-        EXT4_BYTES_PER_INODE: wanted.ext4_bytes_per_inode,
-        EXT4_RESERVED_PERCENT: wanted.ext4_reserved_percent,
+def of_format(options: volumes.GuestFormat) -> dict[str, str]:
+    """The keys of a context that `guest_format` reads these options from."""
+    numbers = {
+        EXT4_BYTES_PER_INODE: options.ext4_bytes_per_inode,
+        EXT4_RESERVED_PERCENT: options.ext4_reserved_percent,
     }
-    return {key: str(value) for key, value in found.items() if value is not None}
+    return {key: str(value) for key, value in numbers.items() if value is not None}
 
 
 def encryption(context: Mapping[str, str]) -> volumes.Encryption | None:
-    """What is between device and filesystem; None if nothing is. Raises `InvalidDeferKey`."""
+    """The layer between device and filesystem; None without one. Raises `InvalidDeferKey`."""
     value = context.get(ENCRYPTION)
     if value is None:
         return None
@@ -101,7 +101,7 @@ def encryption(context: Mapping[str, str]) -> volumes.Encryption | None:
 
 
 def formats_in_guest(context: Mapping[str, str]) -> bool:
-    """Whether only a guest may make and read the filesystem; an encrypted one is such. Raises `InvalidDeferKey`."""
+    """Whether only a guest may make and read the filesystem, as if it is encrypted. Raises `InvalidDeferKey`."""
     value = context.get(FORMAT_IN)
     if value is None:
         return encryption(context) is not None
@@ -173,7 +173,7 @@ def _check_not_never(context: Mapping[str, str], key: str) -> None:
 
 
 def is_inline(context: Mapping[str, str], volume_id: str = "") -> bool:
-    """Whether the volume is its pod's own: a failed publish of it is not unpublished, because that deletes it.
+    """Whether the volume is its pod's own: an unpublish deletes it, so a failed publish is not undone by one.
 
     A kubelet sets the key only for a driver with podInfoOnMount, and makes the id of such a volume in any case
     (makeVolumeHandle: "csi-" and 64 hex digits).

@@ -1,9 +1,9 @@
 """Errors. The branch says what the caller should do; the name says what happened.
 
 Branches are the direct subclasses of `CrustError` below; each has one gRPC code, and says what to do.
-An error is named where it is raised: `errors.NotReady.named("StillDeferred", what, why=…, hint=…)`. A class of its
-own, a leaf, exists only where code catches it by its name, reads its fields, or raises it at several places; it is
-defined in the package that raises it. Only `crust.rpc.status` knows gRPC codes. Errors do not log: the server that
+An error is named where it is raised: `errors.NotReady.named("StillDeferred", what, why=…, hint=…)`. An error has a
+class of its own, a leaf, only where code catches it by its name, reads its fields, or raises it at several places;
+the package that raises it defines it. Only `crust.rpc.status` knows gRPC codes. Errors do not log: the server that
 answers logs them, once. No field may hold a secret, because messages reach the CO's events and every log.
 
 A name is unique in the project and stable (docs/api.md): a message to a caller begins with `[MountFailed]`, the log
@@ -32,7 +32,7 @@ class CrustError(Exception):
         self.why = why
         self.hint = hint
         self.error_name = type(self).__name__
-        """Of a leaf the name of its class. An error that a peer answered with keeps the peer's name."""
+        """The class's name for a leaf. An error that a peer answered with keeps the peer's name."""
 
     @classmethod
     def named(cls, name: str, what: str, *, why: str = "", hint: str = "") -> Self:

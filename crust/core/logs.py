@@ -2,14 +2,14 @@
 
 Messages are constant; variable data goes into `extra`. The formatters add the fields of `context`, e.g. the request
 id of the call that is being served. An error of crust in `extra` becomes two fields: its sentence in `error` and its
-name in `error_name`; `code` is gRPC's. `crust.rpc.messages.redaction` decides what a log line may show of a protobuf
-message, and `crust.core.credentials` hides what looks like a credential in any text.
+name in `error_name`; `code` is gRPC's. `crust.rpc.messages.redaction` decides which fields of a protobuf message a
+log line may show, and `crust.core.credentials` hides credentials in any text.
 
 Where standard error is the journal, each line begins with its priority.
 
 Lines are formatted by the caller and written by a thread: a reader of standard error that stops reading (a full pipe)
-must not stop the event loop, and with it every CSI call of the node. What does not fit into the queue is dropped and
-counted: the log says how many lines are missing as soon as it can be written again, and a metric says it at once.
+must not stop the event loop, and with it every CSI call of the node. Lines that do not fit into the queue are dropped
+and counted: a metric shows the number at once, and the log says it as soon as it can be written again.
 """
 
 import contextvars
@@ -122,11 +122,11 @@ _PRIORITIES = (
 
 def is_journal(fd: int, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether the descriptor is the journal's: JOURNAL_STREAM is its device and inode (systemd.exec(5))."""
-    named = environ.get("JOURNAL_STREAM")
-    if not named:
+    journal = environ.get("JOURNAL_STREAM")
+    if not journal:
         return False
-    found = os.fstat(fd)
-    return named == f"{found.st_dev}:{found.st_ino}"
+    status = os.fstat(fd)
+    return journal == f"{status.st_dev}:{status.st_ino}"
 
 
 class QueuedHandler(logging.Handler):
@@ -171,8 +171,8 @@ class QueuedHandler(logging.Handler):
             self._changed.wait_for(lambda: not self._waiting_bytes, _FLUSH_S)
 
     def _formatted(self, record: logging.LogRecord) -> str:
-        """The line. Arguments of a library that do not fit its message do not fail its caller, and are not shown:
-        nothing has looked for credentials in them.
+        """The line. If a library's arguments do not fit its message, the line names the place without them: they may
+        hold credentials.
         """
         try:
             return self.format(record)
@@ -193,7 +193,7 @@ class QueuedHandler(logging.Handler):
                 self._changed.notify_all()
 
     def _next(self) -> tuple[list[bytes], int]:
-        """The next lines; with the last ones that were queued, the number of those that were dropped after them."""
+        """The next lines; with the last lines of the queue, the number of lines that were dropped after them."""
         with self._changed:
             self._changed.wait_for(lambda: self._lines)
             batch, size = [], 0
@@ -210,7 +210,7 @@ class QueuedHandler(logging.Handler):
         return self.format(logging.makeLogRecord(fields | message)).encode() + b"\n"
 
     def _write(self, data: bytes) -> None:
-        """Write it all. A descriptor that cannot be written at all has no reader: nothing is reported to anyone."""
+        """Write it all. A descriptor that cannot be written has no reader, so no error is raised."""
         while data:
             try:
                 data = data[os.write(self._fd, data) :]

@@ -1,8 +1,8 @@
 """crust's Prometheus metrics. Labels never hold ids, paths or other data of a user.
 
-Each daemon exports what its parts know, and nothing else: a part names its metrics when it starts (`export`). What is
-counted anyway, e.g. entries, is asked for when the metrics are read (`Sampled`), by a thread: the source must be safe
-to read beside the event loop.
+Each part exports its metrics when it starts (`export`), so a daemon shows only the metrics of its parts. A value that
+a part counts anyway, e.g. entries, is read together with the metrics (`Sampled`), by a thread: the source must be
+safe to read beside the event loop.
 
 Calls of CSI are measured under the name, the labels and the buckets that a kubelet has, so that its dashboards show
 them. Dashboards depend on the names: docs/monitoring.md lists them.
@@ -25,9 +25,9 @@ Sample = tuple[Sequence[str], float]
 
 
 class Sampled(Collector):
-    """A gauge whose values are asked for when the metrics are read; without a source it has none.
+    """A gauge whose values its sources give when the metrics are read.
 
-    One that `is_total` is a counter: its values never fall while the process runs.
+    With `is_total` it is a counter: its values never fall while the process runs.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ csi_operations = Histogram(
     "csi_operations_seconds",
     "Time to answer a CSI call.",
     ("driver_name", "method_name", "grpc_status_code", "migrated"),
-    # from 0.1 s on those of a kubelet; most calls take milliseconds
+    # from 0.1 s on a kubelet's buckets; most calls take milliseconds
     buckets=(
         0.001,
         0.0025,
@@ -111,7 +111,7 @@ operations = Sampled(
 )
 worker_threads = Sampled(
     "crust_worker_threads",
-    "Threads for calls that block: the limit, and those that are busy.",
+    "Threads for calls that block: the limit, and the busy ones.",
     ("part", "kind"),
 )
 worker_calls_waiting = Sampled(
@@ -181,7 +181,7 @@ def export_snapshots(driver: str, count: Callable[[], Iterable[Sample]]) -> None
 
 
 def forget_pool_bytes(driver: str) -> None:
-    """Of a pool that cannot be measured now: old numbers would look like the present ones."""
+    """Remove the numbers of a pool that cannot be measured now: they would look current."""
     pool_bytes.remove_by_labels({"driver": driver})
 
 

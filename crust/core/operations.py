@@ -1,22 +1,22 @@
 """Operations that outlive the call that requested them, one at a time per key.
 
 grpc.aio cancels a handler when its client's deadline passes, but the thread or the child process that the handler
-waits for goes on. Without this module a servicer would report a failure and mount all the same. So work that changes
-the host runs here, in a task of its own:
+waits for continues. Without this module a servicer would report a failure and mount all the same. So work that
+changes the host runs here, in a task of its own:
 
 - an identical request for the same key joins the running operation and gets its result;
 - a different request gets `OperationInProgress`, which names the running operation and its age;
 - if the caller is cancelled, only its wait is cancelled, never the operation;
 - a caller waits no longer than the operation's limit, and is answered before its own deadline (`OperationOverdue`).
-  The work itself goes on and keeps its key: a system call that hangs cannot be ended, and a second one beside it
-  could destroy what the first one writes. So a key has one thread at most, however often its callers retry;
+  The work itself continues and keeps its key: a system call that hangs cannot be ended, and a second one beside it
+  could destroy the data of the first. So a key has one thread at most, however often its callers retry;
 - `drain` refuses new operations and waits for the running ones, before a process may exit.
 
 An operation may hold several keys, all or none, e.g. a volume and a target; it never waits for one, so no order of
 keys is needed. The process lock (`crust.host.files.locks`) comes first.
 
 A look, which blocks and changes nothing, has a key too (`look`): a filesystem that hangs costs one thread, however
-often it is asked for.
+often callers ask for it.
 """
 
 import asyncio
@@ -92,7 +92,7 @@ class ThreadPool(Protocol):
     """The threads that operations use."""
 
     async def check_free(self) -> None:
-        """Raise an error if none can be had now."""
+        """Raise an error if no thread is free."""
         ...
 
     async def run(self, function: Callable[[], T], /) -> T:
@@ -100,7 +100,7 @@ class ThreadPool(Protocol):
         ...
 
     def used(self) -> AbstractContextManager[None]:
-        """Make them those of the tasks that are created inside the block."""
+        """Let the tasks that are created inside the block use these threads."""
         ...
 
 
@@ -145,12 +145,11 @@ class KeyedOperations:
         limit_s: float = math.inf,
         left_s: float | None = None,
     ) -> T:
-        """Run `work` under `key`, and the keys of `also`, or join the identical operation that runs already.
+        """Run `work` under `key` and the keys of `also`, or join the identical operation that runs already.
 
         Two requests are identical if their `identity` is equal: their arguments, without secrets. `limit_s` is the
-        time of this kind of operation, from its start, and `left_s` that of the caller. Raises
-        `OperationInProgress`, `OperationOverdue`, `ShuttingDown`, what `ThreadPool.check_free` raises, and whatever
-        `work` raises.
+        time of this kind of operation, from its start; `left_s` is the time that the caller has left. Raises
+        `OperationInProgress`, `OperationOverdue`, `ShuttingDown`, and as `ThreadPool.check_free` and `work`.
         """
         if key not in self._running:
             await self.threads.check_free()
@@ -192,10 +191,10 @@ class KeyedOperations:
     ) -> T:
         """The result of `function`, which blocks and changes nothing, or of the look of this key that runs already.
 
-        A key always has looks with results of one type; it is no operation's. The caller waits for `timeout_s`, and
-        for less than the `left_s` that its own caller has. `fresh`: not of a look that began before this caller
-        came, and may have missed what it has changed. `shown` is the key in messages. Raises `SystemCallTimedOut`,
-        what `ThreadPool.check_free` raises, and whatever `function` raises.
+        All looks of a key have results of one type; operations have other keys. The caller waits for `timeout_s`, and
+        for less than the `left_s` that its own caller has. `fresh`: a look that began earlier is not used, because it
+        may miss the caller's own change. `shown` is the key in messages. Raises `SystemCallTimedOut`, and the errors
+        of `ThreadPool.check_free` and `function`.
         """
         earlier = self._looks.get(key) if fresh else None
         if left_s is not None:
@@ -225,7 +224,7 @@ class KeyedOperations:
         return len(self._operations())
 
     def _operations(self) -> list[_Running]:
-        return [each for key, each in self._running.items() if each.key == key]
+        return [operation for key, operation in self._running.items() if operation.key == key]
 
     def in_progress(self) -> tuple[OperationInProgress, ...]:
         """The operations that run."""
@@ -288,9 +287,9 @@ class KeyedOperations:
                 "operation finished after its callers stopped waiting", extra={"op": running.name}
             )
             return
-        # By its name alone: its text may be a driver's, with a secret of the request, which is not known here.
-        named = error.error_name if isinstance(error, errors.CrustError) else type(error).__name__
+        # Only the name is logged: the text may be a driver's, and contain a secret of the request.
+        name = error.error_name if isinstance(error, errors.CrustError) else type(error).__name__
         _log.warning(
             "operation failed after its callers stopped waiting",
-            extra={"op": running.name, "error_name": named},
+            extra={"op": running.name, "error_name": name},
         )

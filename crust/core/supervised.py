@@ -1,13 +1,12 @@
-"""The health of a process, and its background work: no loop ends unseen.
+"""The health of a process, and its background work: the end of each loop is noticed.
 
 A part of the process reports a problem under its own name, and reports again when the problem has ended. A change is
 logged, a repeated report is not. Problems are listed by `crust status`, and returned to a Probe.
 
-A task that ends with an exception which nobody awaits is a part of the process that is missing while the process
-looks healthy. So a background task is started by `supervised` alone. Work
-that fails, whatever the error, is logged, counted and shown as a problem of the process, and begins again after a
-pause; or the process ends after `ATTEMPTS` failures in a row, where serving on without the work would be worse than a
-restart. Work that returns has ended.
+If a task that no other task awaits ends with an exception, a part of the process is missing while the process looks
+healthy. So only `supervised` starts background tasks. Each failure, by any error, is logged, counted and shown as a
+problem of the process, and the work begins again after a pause. Where serving without the work would be worse than a
+restart, the process ends after `ATTEMPTS` failures in a row. Work that returns has ended.
 """
 
 import asyncio
@@ -19,13 +18,13 @@ from contextlib import asynccontextmanager
 from crust.core import errors, metrics
 
 ATTEMPTS = 10
-"""Failures in a row after which a process ends: 50 s of them."""
+"""Failures in a row after which a process ends, about 50 s after the first."""
 
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 30.0
 
 STEADY_S = 60.0
-"""Work that has run for so long is well again."""
+"""Work that has run for so long is healthy again."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,17 +44,17 @@ class Health:
     def report(
         self, part: str, problem: errors.CrustError | None, *, is_fatal: bool = True
     ) -> None:
-        """What is wrong with `part` from now on; None: nothing. What is not fatal is shown, and fails no probe."""
-        before = self._problems.pop(part, None)
+        """Set the problem of `part`; None: it is healthy. A problem that is not fatal fails no probe."""
+        previous = self._problems.pop(part, None)
         self._fatal.discard(part)
         if problem is None:
-            if before is not None:
+            if previous is not None:
                 _log.info("healthy again", extra={"part": part})
             return
         self._problems[part] = problem
         if is_fatal:
             self._fatal.add(part)
-        if before is None or str(before) != str(problem):
+        if previous is None or str(previous) != str(problem):
             fields = {"part": part, "error": str(problem), "error_name": problem.error_name}
             _log.error("unhealthy", extra=fields)
 
@@ -75,25 +74,25 @@ async def supervised(
     of: str = "",
     end: Callable[[errors.CrustError], None] | None = None,
 ) -> AsyncIterator[None]:
-    """Run `work` while the block runs, again when it fails; with `end` that is called at last, to end the process.
+    """Run `work` while the block runs, and again when it fails. After too many failures `end` is called, if given.
 
     `name` is the metric's label; `of`, an id or a path, is shown with it.
     """
-    shown = f"{name} of {of}" if of else name
-    # Shown from now on: a counter that appears with its first failure has no increase, and its alert misses that one.
+    label = f"{name} of {of}" if of else name
+    # Exported from now on: a counter that appears with its first failure has no increase, and its alert misses it.
     metrics.background_failures.labels(name)
-    task = asyncio.create_task(_repeated(name, shown, work, health, end), name=shown)
+    task = asyncio.create_task(_repeated(name, label, work, health, end), name=label)
     try:
         yield
     finally:
         task.cancel()
         await asyncio.wait([task])
-        health.report(shown, None)
+        health.report(label, None)
 
 
 async def _repeated(
     name: str,
-    shown: str,
+    label: str,
     work: Callable[[], Awaitable[None]],
     health: Health,
     end: Callable[[errors.CrustError], None] | None,
@@ -101,10 +100,10 @@ async def _repeated(
     failures = 0
     while True:
         began_s = time.monotonic()
-        well = asyncio.get_running_loop().call_later(STEADY_S, health.report, shown, None)
+        well = asyncio.get_running_loop().call_later(STEADY_S, health.report, label, None)
         try:
             await work()
-            health.report(shown, None)
+            health.report(label, None)
             return
         except (Exception, asyncio.CancelledError) as error:
             if _is_stopped():
@@ -112,15 +111,15 @@ async def _repeated(
             failures = 1 if time.monotonic() - began_s >= STEADY_S else failures + 1
             metrics.background_failures.labels(name).inc()
             is_bug = not isinstance(error, errors.CrustError)
-            extra = {"work": shown, "error": error, "failures": failures}
+            extra = {"work": label, "error": error, "failures": failures}
             _log.error("background work failed", extra=extra, exc_info=is_bug)
             problem = errors.RuntimeFailed.named(
                 "BackgroundWorkFails",
-                f"background work ({shown}) of this process fails",
+                f"background work ({label}) of this process fails",
                 why=f"{failures} times in a row, at last with {type(error).__name__}: {error}",
-                hint="it begins again by itself; check the limits of the process, its memory and open files",
+                hint="crust repeats it; check the limits of the process, its memory and open files",
             )
-            health.report(shown, problem, is_fatal=False)
+            health.report(label, problem, is_fatal=False)
             if end is not None and failures >= ATTEMPTS:
                 end(problem)
                 return
@@ -130,6 +129,6 @@ async def _repeated(
 
 
 def _is_stopped() -> bool:
-    """Whether the block around the work ends; a call inside of it that was cancelled is a failure as any other."""
+    """Whether the block around the work ends. A cancelled call inside the work is a failure like any other."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

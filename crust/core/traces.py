@@ -44,9 +44,9 @@ def span(
 ) -> "Iterator[trace.Span | None]":
     """A span while the block runs; None if tracing is off.
 
-    It belongs to the current span; where there is none, to the traceparent `parent` of another process. A malformed
-    one begins a new trace. An exception makes it a failed one, by its name alone: a text may hold anything. The
-    status of a served call is set by its server.
+    Its parent is the current span, or without one the traceparent `parent` of another process. A malformed `parent`
+    begins a new trace. An exception marks the span as failed, by the exception's name: a text may hold secrets. The
+    server sets the status of a served call.
     """
     if tracer is None:
         yield None

@@ -179,7 +179,7 @@ class NetworkImage:
 
     @property
     def identity(self) -> str:
-        """Names the image among all clusters, whoever opens it and by whichever monitors."""
+        """The image's name among all clusters, the same for each user and each list of monitors."""
         return f"rbd:{self.cluster}/{self.pool}/{self.namespace}/{self.image}"
 
     def __str__(self) -> str:
@@ -207,7 +207,7 @@ class IoLimits:
 
 @dataclass(frozen=True, slots=True)
 class GuestFormat:
-    """The kernel that mounts makes the filesystem, if the device is blank. Its options have an effect for ext4 only.
+    """The mounting kernel makes the filesystem, if the device is blank. The options have an effect for ext4 only.
 
     `ext4_bytes_per_inode` is 4096 to 64 MiB, `ext4_reserved_percent` 0 to 50; None: mkfs chooses.
     """
@@ -229,19 +229,19 @@ class GuestFormat:
 
 
 class Encryption(enum.Enum):
-    """What is between the device and its filesystem."""
+    """The layer between the device and its filesystem."""
 
     LUKS = "luks"
 
 
 @dataclass(frozen=True, slots=True)
 class DeferredMount:
-    """What a driver returns instead of mounting: everything that another kernel needs to mount the volume.
+    """A driver returns this instead of mounting: everything that another kernel needs to mount the volume.
 
     `capacity_bytes` is the device's or image's size. `content_generation` changes when the driver replaced the
-    volume's content (created, formatted, restored it); writes by users do not change it. `format` is None for one
-    that must not be formatted. `secrets` open what `encryption` names, and are the key of an image's user
-    (`crust.core.deferral_keys`); they are in no record and no text of this object.
+    volume's content (created, formatted, restored it); writes by users do not change it. `format` is None if the
+    volume must not be formatted. `secrets` open the layer that `encryption` names, or are the key of an image's
+    user (`crust.core.deferral_keys`); they are in no record and no text of this object.
     """
 
     source: BlockSource | NetworkImage
@@ -263,7 +263,7 @@ class DeferredMount:
 
     @property
     def needs_secrets(self) -> bool:
-        """Whether nobody can mount it without `secrets`: only a guest sees its filesystem."""
+        """Whether a mount needs `secrets`: then only a guest sees the filesystem."""
         return self.encryption is not None or self.image is not None
 
 
@@ -276,7 +276,7 @@ class UsageUnit(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class VolumeUsage:
-    """One line of volume statistics. `available` is what an unprivileged writer can still use."""
+    """One line of volume statistics. `available` is the amount that an unprivileged writer can still use."""
 
     unit: UsageUnit
     total: int
@@ -322,7 +322,7 @@ class CapacityRange:
 
 
 class HandlerFeature(enum.Enum):
-    """What a runtime handler can do beyond mounting; the numbers are those of crust.v1.HandlerFeature."""
+    """The abilities of a runtime handler beyond mounting, with the numbers of crust.v1.HandlerFeature."""
 
     GROUP = 1
     GROUP_CHANGE_POLICY = 2

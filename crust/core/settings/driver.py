@@ -1,6 +1,6 @@
-"""The settings of `crust driver`: engine and mode must fit together, and what cannot work is refused here.
+"""The settings of `crust driver`: engine and mode must fit together; a combination that cannot work is refused here.
 
-A setting that the chosen mode would ignore is refused too, so that nobody believes that it has an effect.
+A setting that the chosen mode would ignore is refused too, so that its author does not expect an effect.
 """
 
 from typing import Annotated, Literal, Self
@@ -78,7 +78,7 @@ class DriverSettings(ProgramSettings):
     """Which part of the driver runs: both, or one of them; the other RPCs are UNIMPLEMENTED then."""
 
     engine: Literal["files", "rbd"] = "files"
-    """What holds the volumes. files: sparse files in `state_dir`, attached by loop devices. rbd: images in the Ceph
+    """Where volumes are stored. files: sparse files in `state_dir`, attached by loop devices. rbd: images in the Ceph
     pool of the table `rbd`, which hypervisors open, or this host's kernel where it has rbd."""
 
     rbd: RbdSettings | None = None

@@ -20,7 +20,7 @@ class KataRuntime(Table):
     """Kata's configuration.toml that containerd gives to it (ConfigPath)."""
 
     shim: AbsolutePath | Literal[""] = ""
-    """Its containerd-shim-kata-v2. Needed for runtime-rs, whose version decides what it can do."""
+    """Its containerd-shim-kata-v2. Needed for runtime-rs, whose version decides about its features."""
 
     unproven: bool = False
     """Give volumes to a version, a hypervisor or a block driver that was not run with crust."""
@@ -33,7 +33,7 @@ class KataSettings(ProgramSettings):
     """The runtimes that get deferred volumes. Each is a runtime handler of the proxy."""
 
     run_dir: Annotated[str, Field(pattern=r"^/", max_length=32)] = "/run/crust/kata"
-    """The daemon's own sockets, and those of the keepers."""
+    """The daemon's own sockets, and the sockets of the keepers."""
 
     volumes_root: AbsolutePath = "/run/crust/volumes"
     """The handoff directory."""
@@ -50,7 +50,7 @@ class KataSettings(ProgramSettings):
     filesystems: Annotated[
         tuple[Annotated[str, Field(pattern=_FILESYSTEM)], ...], Field(min_length=1)
     ] = ("ext4", "xfs")
-    """What the guest's kernel can mount."""
+    """The filesystems that the guest's kernel can mount."""
 
     kata_volumes: AbsolutePath = "/run/kata-containers/shared/direct-volumes"
     """Kata's directory of direct volumes."""

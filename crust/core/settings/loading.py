@@ -49,17 +49,17 @@ def load(
 
     `toml` is the file's text. Environment variables are CRUST_<SETTING> for simple values, comma-separated for lists;
     nested settings come from the file or from flags. CSI_ENDPOINT, with or without `unix://`, is the CSI socket (CSI
-    "Packaging"), stronger than the file alone. `defaults` are weaker than any source: what only the machine knows.
+    "Packaging"), stronger than the file alone. `defaults` are values of the machine, weaker than any source.
     """
     try:
         merged = {**(defaults or {}), **tomllib.loads(toml)}
     except tomllib.TOMLDecodeError as err:
         raise InvalidSettings(program, f"the settings file is not TOML: {err}") from err
-    own = _from_environment(model, program, environ)
-    own |= {name: value for name, value in flags.items() if value is not None}
-    merged |= own
+    overrides = _from_environment(model, program, environ)
+    overrides |= {name: value for name, value in flags.items() if value is not None}
+    merged |= overrides
     try:
-        if environ.get("CSI_ENDPOINT") and "socket" not in own:
+        if environ.get("CSI_ENDPOINT") and "socket" not in overrides:
             merged = model.at_endpoint(merged, _path(environ["CSI_ENDPOINT"]))
         return model.model_validate(merged)
     except pydantic.ValidationError as err:
@@ -82,7 +82,7 @@ def _path(endpoint: str) -> str:
 def _from_environment(
     model: type[BaseModel], program: str, environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, text in environ.items():
         name = key.removeprefix(ENVIRONMENT_PREFIX).lower()
         if not key.startswith(ENVIRONMENT_PREFIX) or _SERVICE_LINK.search(key):
@@ -95,30 +95,30 @@ def _from_environment(
                 program, f"there is no setting for the environment's {key}{meant}"
             )
         is_list = "tuple" in str(field.annotation)
-        found[name] = tuple(part for part in text.split(",") if part) if is_list else text
-    return found
+        values[name] = tuple(part for part in text.split(",") if part) if is_list else text
+    return values
 
 
-def _reasons(err: pydantic.ValidationError, model: type[BaseModel], given: Any) -> str:
-    """What is wrong with which setting, without its value."""
+def _reasons(err: pydantic.ValidationError, model: type[BaseModel], values: Any) -> str:
+    """The problem of each setting, without its value."""
     lines = err.errors(include_url=False, include_input=False)
-    found = ((_place(line["loc"], given), _sentence(line, model)) for line in lines)
-    return "; ".join(f"{place} {why}" if place else why for place, why in found)
+    problems = ((_place(line["loc"], values), _sentence(line, model)) for line in lines)
+    return "; ".join(f"{place} {why}" if place else why for place, why in problems)
 
 
-def _place(loc: tuple[int | str, ...], given: Any) -> str:
+def _place(loc: tuple[int | str, ...], table: Any) -> str:
     """The setting's name, without the index of the one table that is written as [table] and not as [[table]]."""
     parts = []
     for part in loc:
-        if isinstance(part, int) and isinstance(given, Mapping):
+        if isinstance(part, int) and isinstance(table, Mapping):
             continue
         parts.append(str(part))
-        given = given.get(part) if isinstance(given, Mapping) else None
+        table = table.get(part) if isinstance(table, Mapping) else None
     return ".".join(parts)
 
 
 def _meant(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
-    """The setting of the same table whose name is nearest to one that does not exist."""
+    """The setting of the same table whose name is nearest to the unknown one."""
     *tables, name = loc
     for table in tables:
         if isinstance(table, str) and table in model.model_fields:

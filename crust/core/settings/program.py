@@ -1,6 +1,6 @@
-"""What the settings of every daemon have in common: kinds of values, and the tables that more than one of them has.
+"""The common part of all daemons' settings: kinds of values, and the tables that several daemons have.
 
-A pattern has its meaning in words here, for whoever is refused by it.
+Each pattern has its meaning in words here, for the message of a refusal.
 """
 
 from collections.abc import Mapping
@@ -49,9 +49,9 @@ class ProgramSettings(Table):
     """Whether spans go to the OpenTelemetry collector that OTEL_EXPORTER_OTLP_ENDPOINT names; extra otel."""
 
     @classmethod
-    def at_endpoint(cls, given: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
-        """The settings of a program whose CSI socket is `endpoint`. Raises `ValueError` if it cannot be."""
-        return {**given, "socket": endpoint}
+    def at_endpoint(cls, values: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
+        """The settings of a program whose CSI socket is `endpoint`. Raises `ValueError` if it has no such socket."""
+        return {**values, "socket": endpoint}
 
 
 class KubernetesAccess(Table):

@@ -77,8 +77,8 @@ class ProxySettings(ProgramSettings):
     @classmethod
     def _check_distinct(cls, drivers: tuple[ServedDriver, ...]) -> tuple[ServedDriver, ...]:
         for kind in ("name", "socket", "backend"):
-            seen = [getattr(driver, kind) for driver in drivers]
-            if len(set(seen)) < len(seen):
+            values = [getattr(driver, kind) for driver in drivers]
+            if len(set(values)) < len(values):
                 raise ValueError(f"two drivers have the same {kind}")
         return drivers
 
@@ -91,24 +91,24 @@ class ProxySettings(ProgramSettings):
         return self
 
     @classmethod
-    def at_endpoint(cls, given: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
-        """`endpoint` is the socket of the one driver that has none."""
-        drivers = given.get("drivers", ())
+    def at_endpoint(cls, values: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
+        """`endpoint` becomes the socket of the one driver without a socket."""
+        drivers = values.get("drivers", ())
         if not isinstance(drivers, list | tuple):
-            return dict(given)  # refused by its type
+            return dict(values)  # refused by its type
         sockets = [_socket_of(driver) for driver in drivers]
         if endpoint in sockets:
-            return dict(given)
+            return dict(values)
         if sockets.count("") != 1:
             raise ValueError(
-                "CSI_ENDPOINT is set, and it is the socket of the one driver that has no socket: of "
-                f"{len(drivers)} drivers {sockets.count('')} have none"
+                "CSI_ENDPOINT is set, and it is the socket of the one driver that has no socket: "
+                f"{sockets.count('')} of {len(drivers)} drivers have none"
             )
-        named = zip(drivers, sockets, strict=True)
-        served = [each if socket else {**each, "socket": endpoint} for each, socket in named]
-        return {**given, "drivers": tuple(served)}
+        pairs = zip(drivers, sockets, strict=True)
+        served = [driver if socket else {**driver, "socket": endpoint} for driver, socket in pairs]
+        return {**values, "drivers": tuple(served)}
 
 
 def _socket_of(driver: Any) -> str:
-    """Of a driver that is not checked yet; what is no table has something, to be refused for."""
+    """The socket of an unchecked driver, "" without one; "?" for a value that is no table, which is refused later."""
     return str(driver.get("socket") or "") if isinstance(driver, Mapping) else "?"

@@ -16,10 +16,10 @@ from crust.core.settings.program import (
 
 
 class DetachAccess(KubernetesAccess):
-    """Access to the Kubernetes API, for what uses a volume that is to be detached."""
+    """Access to the Kubernetes API, to find the users of a volume before a detach."""
 
     node_absent_s: Annotated[float, Field(ge=60, le=86400)] = 300.0
-    """A node whose Node object is absent for as long is gone: what it had attached may be detached."""
+    """A node whose Node object is absent for so long is gone: its volumes may be detached."""
 
 
 class ShimSettings(ProgramSettings):
@@ -32,7 +32,7 @@ class ShimSettings(ProgramSettings):
     """The socket of the wrapped driver."""
 
     driver_name: Literal[""] | CsiName = ""
-    """The driver's name for the CO. Empty: what the driver calls itself, which an upgrade may change."""
+    """The driver's name for the CO. Empty: the driver's own answer, which an upgrade may change."""
 
     runtime_socket: SocketPath = "/run/crust/runtime.sock"
     """The proxy's Runtime API."""
@@ -41,7 +41,7 @@ class ShimSettings(ProgramSettings):
     """1.12: statistics include the volume condition, which CSI 1.13 removed."""
 
     wrap: bool = True
-    """Whether a driver that does not defer by itself is wrapped: its deferred volumes are raw block devices to it."""
+    """Whether a driver without deferral is wrapped: its deferred volumes are raw block devices to it."""
 
     kubelet_root: AbsolutePath = "/var/lib/kubelet"
     """The kubelet's root directory, as the driver's pod has it."""
@@ -57,7 +57,7 @@ class ShimSettings(ProgramSettings):
 
     check_detach: bool = True
     """With `controller`: refuse to detach a deferred volume unless Kubernetes knows that no node uses it. False: for
-    a CO that is not Kubernetes, and detaches nothing that a guest uses."""
+    a CO other than Kubernetes that detaches a volume only after its guest has ended."""
 
     kubernetes: DetachAccess | None = None
     """With `controller` and `check_detach`: access to the Kubernetes API, a table of its own. Without the table it is

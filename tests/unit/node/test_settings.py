@@ -71,11 +71,11 @@ def test_csi_endpoint_is_the_socket_of_the_one_driver_that_has_none() -> None:
 @pytest.mark.parametrize(
     ("toml", "endpoint", "sentence"),
     [
-        (FOREIGN, "unix:///run/csi.sock", "of 1 drivers 0 have none"),
+        (FOREIGN, "unix:///run/csi.sock", "0 of 1 drivers have none"),
         ("", "tcp://127.0.0.1:10000", "it must be the path of a UNIX socket"),
         ("", f"unix:///{'x' * 108}", "proxy.drivers.0.socket is longer than 107 bytes"),
         ("[proxy]\ndrivers = 3\n", "unix:///run/csi.sock", "proxy.drivers must be a list"),
-        ("[proxy]\ndrivers = [3]\n", "unix:///run/csi.sock", "of 1 drivers 0 have none"),
+        ("[proxy]\ndrivers = [3]\n", "unix:///run/csi.sock", "0 of 1 drivers have none"),
         ("proxy = 3\n", "unix:///run/csi.sock", "proxy must be a table"),
     ],
 )
