@@ -1,12 +1,12 @@
 """Kata's own record of a volume: <base64url of the mount's source>/mountInfo.json below direct-volumes.
 
-Kata reads it while it creates a container. The real one names the device, the placeholder a device that does not
-exist, with which both of Kata's runtimes refuse the container. A directory is never seen without the file, because
-the Go runtime then shares the host's directory: it appears by one rename, and the file changes by one rename over it,
-from a directory beside (a second file in an entry is taken for a sandbox's id). Only a keeper (`grants`) puts the
-real one there. An entry that is neither is somebody else's, Kata's own included, and is neither used nor changed.
+Kata reads it while it creates a container. The real record names the device. The placeholder names a device that does
+not exist, so both of Kata's runtimes refuse the container. If a directory had no file, the Go runtime would share the
+host's directory: so the directory appears by one rename, and a rename replaces the file, from a directory beside it
+(Kata reads a second file in an entry as a sandbox's id). Only a keeper (`grants`) puts the real record there. Any
+other entry is foreign, even if Kata made it, and crust neither uses nor changes it.
 
-What both runtimes read in the same way is written, and nothing else: strings, no null, "ro" among the options.
+Crust writes only what both runtimes read in the same way: strings, no null, "ro" among the options.
 """
 
 import base64
@@ -26,7 +26,7 @@ from crust.host.files import durable
 from crust.host.process import syscalls
 
 KEY_BYTES_MAX = 189
-"""Of a mount's source: base64 makes more than the 255 bytes of a file name of a longer one."""
+"""Of a mount's source: in base64 a longer source exceeds the 255 bytes of a file name."""
 
 _FILE = "mountInfo.json"
 _TYPE = "directvol"
@@ -35,7 +35,7 @@ _NO_DEVICE = "/dev/crust-no-device-until-claimed/"
 
 
 class Kind(enum.Enum):
-    """What stands at a name."""
+    """The kinds of entries at a name."""
 
     ABSENT = "absent"
     PLACEHOLDER = "placeholder"
@@ -67,13 +67,13 @@ def real(record: Record) -> bytes:
 
 
 def placeholder(record: Record) -> bytes:
-    """The content that names no device, but whose it is."""
+    """The content that names the volume's digest in place of a device."""
     return _bytes(f"{_NO_DEVICE}{record.digest}", record.mount.fs_type, {}, [])
 
 
 @dataclass(frozen=True, slots=True)
 class KataEntries:
-    """Kata's directory at `root`. Functions block, for microseconds: it is a tmpfs."""
+    """Kata's directory at `root`. Functions block, for microseconds: the directory is on a tmpfs."""
 
     root: str
 
@@ -91,18 +91,18 @@ class KataEntries:
         return f"{self.root}/{name}/{_FILE}"
 
     def kind(self, name: str, record: Record) -> Kind:
-        """What stands at the name, as seen from the record that it is for."""
-        found = self._read(name)
-        if found is None:
+        """The kind of the entry at the name, compared with the record."""
+        content = self._read(name)
+        if content is None:
             return Kind.FOREIGN if self._holds_files(name) else Kind.ABSENT
-        if found.get("device") == f"{_NO_DEVICE}{record.digest}":
+        if content.get("device") == f"{_NO_DEVICE}{record.digest}":
             return Kind.PLACEHOLDER
-        wanted = json.loads(real(record))
+        expected = json.loads(real(record))
         keys = ("volume-type", "device", "fstype", "options")  # a group may have changed since
-        return Kind.REAL if all(found.get(key) == wanted[key] for key in keys) else Kind.FOREIGN
+        return Kind.REAL if all(content.get(key) == expected[key] for key in keys) else Kind.FOREIGN
 
     def place(self, name: str, record: Record) -> Kind:
-        """Make the placeholder, if nothing is there; returns what was. Raises `KataEntryForeign`."""
+        """Make the placeholder if the name is free; returns the kind from before. Raises `KataEntryForeign`."""
         kind = self.kind(name, record)
         if kind is Kind.FOREIGN:
             raise errors.Conflict.named(
@@ -129,19 +129,19 @@ class KataEntries:
         return new, back
 
     def hide(self, name: str, record: Record) -> None:
-        """Put the placeholder over the file. Only while the record's claim cannot be taken."""
+        """Replace the file by the placeholder. The caller holds the record's claim lock."""
         _, back = self.staged(name, record)
         with syscalls.translating(f"cannot change Kata's entry for {record.target}"):
             os.rename(back, self.file(name))
 
     def remove(self, name: str) -> None:
         """Remove a placeholder's directory, with the ids of sandboxes that Kata left in it."""
-        gone = f"{self._aside}/{secrets.token_hex(8)}"
+        aside = f"{self._aside}/{secrets.token_hex(8)}"
         with syscalls.translating(f"cannot remove Kata's entry {name}"):
-            os.rename(f"{self.root}/{name}", gone)
-            for file in os.listdir(gone):
-                os.unlink(f"{gone}/{file}")
-            os.rmdir(gone)
+            os.rename(f"{self.root}/{name}", aside)
+            for file in os.listdir(aside):
+                os.unlink(f"{aside}/{file}")
+            os.rmdir(aside)
         stem = f"{self._aside}/{hashlib.sha256(name.encode()).hexdigest()}"
         for suffix in ("real", "placeholder"):
             with contextlib.suppress(FileNotFoundError):
@@ -155,7 +155,7 @@ class KataEntries:
                 yield name, device.removeprefix(_NO_DEVICE)
 
     def real_ones(self, records: Iterable[Record]) -> Iterator[tuple[str, Record]]:
-        """Names whose entry is the real one of a record, aliases of its target too."""
+        """Names with the real entry of a record, also where the name is an alias of its target."""
         by_device = {os.path.realpath(record.device): record for record in records}
         for name in self.names():
             record = by_device.get(str((self._read(name) or {}).get("device")))
@@ -163,17 +163,17 @@ class KataEntries:
                 yield name, record
 
     def names(self) -> list[str]:
-        """All names, anybody's."""
+        """All names, also of foreign entries."""
         with syscalls.translating(f"cannot list {self.root}"):
             return os.listdir(self.root)
 
     def _read(self, name: str) -> dict[str, Any] | None:
         """The content; None if there is no file that can be read as an object of JSON."""
         try:
-            found = json.loads(durable.read(self.file(name), limit_bytes=_LIMIT_BYTES))
+            content = json.loads(durable.read(self.file(name), limit_bytes=_LIMIT_BYTES))
         except (errors.CrustError, ValueError, RecursionError):
             return None
-        return found if isinstance(found, dict) else None
+        return content if isinstance(content, dict) else None
 
     def _holds_files(self, name: str) -> bool:
         try:

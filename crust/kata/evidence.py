@@ -1,9 +1,9 @@
-"""The evidence about a sandbox, whichever of Kata's runtimes made it: its virtual machine, and the devices of that.
+"""The evidence about a sandbox of either of Kata's runtimes: its virtual machine, and the machine's devices.
 
-A runtime says in files or sockets of its own which process the machine is (`go_runtime`, `rust_runtime`). That is
-compared with the kernel: a process is a sandbox's machine if the sandbox's id is in its arguments, its control group,
-or its parent's arguments, and a disk is attached if the process has the device open. What a runtime says may name a
-user of a device; it never proves that there is none.
+A runtime names the machine's process in its own files or sockets (`go_runtime`, `rust_runtime`). Crust compares that
+with the kernel: a process is a sandbox's machine if the sandbox's id is in its arguments, its control group, or its
+parent's arguments, and a disk is attached if the process has the device open. A runtime's files may name a user of a
+device; they never prove that a device has no user.
 """
 
 import abc
@@ -25,7 +25,7 @@ class VmUnknown(errors.NotReady):
 
     def __init__(self, sandbox_id: str, why: str) -> None:
         super().__init__(
-            f"the virtual machine of sandbox {sandbox_id} cannot be told",
+            f"the virtual machine of sandbox {sandbox_id} cannot be identified",
             why=why,
             hint="retry; if it stays so, delete the pod, and look for its hypervisor by the sandbox's id in `ps`",
         )
@@ -40,7 +40,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """The volume's mount in a container that runs. `guest_path` is the mount's in the guest; "": it is not known."""
+    """The volume's mount in a running container. `guest_path` is its path in the guest; "": it is not known."""
 
     sandbox_id: str
     container_id: str = ""
@@ -49,7 +49,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Runtime(abc.ABC):
-    """One of Kata's two; its shims have a directory for each sandbox in `root`. Functions block, but for `stats`."""
+    """One of Kata's two runtimes. Its shims have a directory for each sandbox in `root`. All but `stats` block."""
 
     kind: ClassVar[Kind]
     root: str
@@ -59,16 +59,13 @@ class Runtime(abc.ABC):
         return os.path.isdir(f"{self.root}/{sandbox_id}")
 
     @abc.abstractmethod
-    def vm_of(self, sandbox_id: str, told: int = 0) -> int:
-        """The process of the sandbox's virtual machine; `told` is the engine's word, 0 for none. Raises VmUnknown."""
+    def vm_of(self, sandbox_id: str, engine_pid: int = 0) -> int:
+        """The process of the sandbox's virtual machine. The engine named `engine_pid`, or 0. Raises VmUnknown."""
 
     def check_attachable(  # noqa: B027
-        self, sandbox_id: str, pid: int, record: Record, others: int
+        self, sandbox_id: str, pid: int, record: Record, mounts: int
     ) -> None:
-        """Raise if the machine must not be given the volume for a mount that is to be created.
-
-        `others` are mounts of the volume that are created now, too.
-        """
+        """Raise if the machine must not get the volume for one more mount, beside `mounts` that are created too."""
 
     @abc.abstractmethod
     def check_mounted(
@@ -79,19 +76,19 @@ class Runtime(abc.ABC):
     def guest_paths(
         self, sandbox_id: str, destinations: Sequence[str], *, just_made: bool
     ) -> list[str]:
-        """Where the guest has the mounts of one container; "": not told, or not needed for `stats`."""
+        """The guest's paths of the mounts of one container; "": not known, or not needed for `stats`."""
         return [""] * len(destinations)
 
     @abc.abstractmethod
     async def stats(self, record: Record, use: Use) -> volumes.VolumeStats:
-        """What the guest's kernel counts. Raises OSError and ValueError."""
+        """The numbers of the guest's kernel. Raises OSError and ValueError."""
 
 
 class Runtimes:
-    """Those of the node. Which one has made a sandbox says its own directory."""
+    """The runtimes of the node. The runtime that made a sandbox has a directory of it."""
 
-    def __init__(self, each: Sequence[Runtime]) -> None:
-        self._each = each
+    def __init__(self, runtimes: Sequence[Runtime]) -> None:
+        self._each = runtimes
 
     def of(self, sandbox_id: str) -> Runtime:
         """The runtime of a sandbox. Raises VmUnknown."""
@@ -115,13 +112,13 @@ def not_attached(record: Record, sandbox_id: str, why: str) -> errors.CrustError
 def has_open(pid: int, record: Record) -> bool:
     """Whether the process has the record's device open now."""
     identity = record.identity
-    wanted = os.makedev(identity.major, identity.minor)
+    device = os.makedev(identity.major, identity.minor)
     directory = f"/proc/{pid}/fd"
     try:
         names = os.listdir(directory)
     except OSError:
         return False
-    return any(_device_at(f"{directory}/{name}") == wanted for name in names)
+    return any(_device_at(f"{directory}/{name}") == device for name in names)
 
 
 def _device_at(path: str) -> int | None:
@@ -131,22 +128,24 @@ def _device_at(path: str) -> int | None:
         return None
 
 
-def check_machine(sandbox_id: str, pid: int, told: int) -> None:
+def check_machine(sandbox_id: str, pid: int, engine_pid: int) -> None:
     """Raise VmUnknown unless engine, runtime and kernel agree that the process is the sandbox's machine."""
-    if told and told != pid:
-        raise VmUnknown(sandbox_id, f"the engine names process {told}, and Kata process {pid}")
+    if engine_pid and engine_pid != pid:
+        raise VmUnknown(
+            sandbox_id, f"the engine names process {engine_pid}, and Kata process {pid}"
+        )
     if not pid or not _belongs(pid, sandbox_id):
         raise VmUnknown(sandbox_id, f"process {pid}, which Kata names, is not the sandbox's")
 
 
 def _belongs(pid: int, sandbox_id: str) -> bool:
-    wanted = sandbox_id.encode()
+    id_bytes = sandbox_id.encode()
     status = _content(pid, "status")
     parent = next(
         (line.split()[1] for line in status.split(b"\n") if line.startswith(b"PPid:")), b"0"
     )
-    said = (_content(pid, "cmdline"), _content(pid, "cgroup"), _content(int(parent), "cmdline"))
-    return any(wanted in text for text in said)
+    contents = (_content(pid, "cmdline"), _content(pid, "cgroup"), _content(int(parent), "cmdline"))
+    return any(id_bytes in text for text in contents)
 
 
 def _content(pid: int, name: str) -> bytes:
@@ -158,6 +157,6 @@ def _content(pid: int, name: str) -> bytes:
 
 
 def check_id(text: str) -> None:
-    """Raise VmUnknown for a text that is no id: it becomes a part of a path, and must not be in every text."""
+    """Raise VmUnknown for a text that is no id: an id becomes a part of a path, and is searched for in texts."""
     if len(text) < 8 or not text.isascii() or not text.replace("-", "").replace("_", "").isalnum():
         raise VmUnknown(text[:64], "this is not an id of a sandbox or a container")

@@ -1,12 +1,12 @@
 """Which container may use which deferred volume: the decisions of the NRI plugin (`nri.Gate`).
 
 A container with a mount on a deferred target is created only if its sandbox has the volume's claim and Kata's entry
-names the device, and is started only if the virtual machine has it. All else is refused with one sentence that names
-the volume and what to do. That holds for the volumes of every handler: a pod with another runtime would write to the
-guard mount, and the volume would look empty to it.
+names the device, and is started only if the virtual machine has the device. In all other cases the gate refuses, with
+one sentence that names the volume and the remedy. That holds for the volumes of every handler: a pod with another
+runtime would write to the guard mount, and the volume would look empty to it.
 
-The work of a call runs in a thread. When its time is over the container is refused, and the thread, once it comes
-back, undoes what it has begun (`_Attempt`): an earlier claim of the same sandbox stays.
+The work of a call runs in a thread. When its time is over the gate refuses the container, and the thread, once it
+returns, undoes its steps (`_Attempt`): an earlier claim of the same sandbox stays.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ from crust.runtime_handler import NotDeferred, resolve_source
 _log = logging.getLogger(__name__)
 
 _LOCKS = 64
-"""Kata's entries share locks by their names. The engine asks one call at a time, but a thread whose caller gave up
-may go on: one device that hangs must delay its own volume alone."""
+"""Kata's entries share locks by their names. The engine makes one call at a time, but a thread whose caller gave up
+may go on: a device that hangs must delay its own volume only."""
 
 Report = Callable[[str, errors.CrustError | None], None]
-"""A problem of the node under a name, for its health; None: it is over."""
+"""Reports a problem of the node under a name, for its health; None: the problem has ended."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A mount of a container that one of our handlers must serve, by Kata's entry of that name."""
+class ServedMount:
+    """A mount of a container that one of our handlers must serve. `name` is the name of Kata's entry."""
 
     record: Record
     name: str
@@ -56,12 +56,12 @@ class _Attempt:
         self._undecided = threading.Lock()
 
     def decide(self) -> bool:
-        """Of both: False if the other one was first. All that a thread has begun must be undone then."""
+        """Called by both: False if the other one was first. A thread must undo its steps then."""
         return self._undecided.acquire(blocking=False)
 
 
 class Bridge:
-    """The gate of a node. `default_handler` is the engine's runtime for a pod that names none."""
+    """The gate of a node. `default_handler` is the engine's runtime for a pod without a RuntimeClass."""
 
     def __init__(
         self,
@@ -94,56 +94,56 @@ class Bridge:
 
     async def synchronize(self, pods: dict[str, Pod], containers: list[Container]) -> None:
         """See `nri.Gate`."""
-        # now, before the engine creates another: what it does not list by now has gone
-        known = {id_ for _, id_ in list(self._created)}
-        await workers.run(self._synchronize, pods, containers, known)
+        # now, before the engine creates another container: one that it does not list has ended
+        created_ids = {id_ for _, id_ in list(self._created)}
+        await workers.run(self._synchronize, pods, containers, created_ids)
 
     def _create(self, pod: Pod, container: Container, attempt: _Attempt) -> None:
-        wanted = self._wanted(pod, container)
-        if not wanted:
+        mounts = self._served_mounts(pod, container)
+        if not mounts:
             return
-        with self._working_on(wanted), contextlib.ExitStack() as undo:
-            kinds = {self._configurations.check(each.record.handler).kind for each in wanted}
+        with self._working_on(mounts), contextlib.ExitStack() as undo:
+            kinds = {self._configurations.check(mount.record.handler).kind for mount in mounts}
             runtime = self._runtimes.of(pod.id)
             if kinds != {runtime.kind}:
                 raise _other_runtime(pod, runtime)
             sandbox = _sandbox(pod, runtime)
-            times = Counter(each.record.digest for each in wanted)
-            for each in wanted:
-                others = len({*self._needing(each.name)} - {container.id})
-                others += times[each.record.digest] - 1
-                runtime.check_attachable(pod.id, sandbox.pid, each.record, others)
-                if (key := (each.name, container.id)) not in self._created:
+            times = Counter(mount.record.digest for mount in mounts)
+            for mount in mounts:
+                other_mounts = len({*self._needing(mount.name)} - {container.id})
+                other_mounts += times[mount.record.digest] - 1
+                runtime.check_attachable(pod.id, sandbox.pid, mount.record, other_mounts)
+                if (key := (mount.name, container.id)) not in self._created:
                     self._created[key] = pod.id
                     undo.callback(self._created.pop, key, None)
-                undo.callback(self._grants.grant(sandbox, each.record, each.source))
+                undo.callback(self._grants.grant(sandbox, mount.record, mount.source))
             if attempt.decide():
                 undo.pop_all()
 
     def _start(self, pod: Pod, container: Container, attempt: _Attempt) -> None:
-        wanted = self._wanted(pod, container)
-        if not wanted:
+        mounts = self._served_mounts(pod, container)
+        if not mounts:
             return
-        with self._working_on(wanted):
+        with self._working_on(mounts):
             runtime = self._runtimes.of(pod.id)
             sandbox = _sandbox(pod, runtime)
-            for each in wanted:
-                self._grants.check(sandbox, each.record)
+            for mount in mounts:
+                self._grants.check(sandbox, mount.record)
                 runtime.check_mounted(
-                    sandbox.id, sandbox.pid, container.id, each.destination, each.record
+                    sandbox.id, sandbox.pid, container.id, mount.destination, mount.record
                 )
             if not attempt.decide():
                 return
-            for each in wanted:
-                self._settle(each.name, container.id, sandbox.id)
-                self._grants.mounted(sandbox, each.record)
-            self._note(runtime, container, wanted)
+            for mount in mounts:
+                self._settle(mount.name, container.id, sandbox.id)
+                self._grants.mounted(sandbox, mount.record)
+            self._note(runtime, container, mounts)
 
-    def _note(self, runtime: Runtime, container: Container, wanted: list[Wanted]) -> None:
-        at, box = [each.destination for each in wanted], container.pod_id
-        paths = runtime.guest_paths(box, at, just_made=not container.is_running)
-        for each, path in zip(wanted, paths, strict=True):
-            self.uses.started(each.record.digest, Use(box, container.id, path))
+    def _note(self, runtime: Runtime, container: Container, mounts: list[ServedMount]) -> None:
+        destinations, sandbox_id = [mount.destination for mount in mounts], container.pod_id
+        paths = runtime.guest_paths(sandbox_id, destinations, just_made=not container.is_running)
+        for mount, path in zip(mounts, paths, strict=True):
+            self.uses.started(mount.record.digest, Use(sandbox_id, container.id, path))
 
     def _end(self, container_id: str) -> None:
         for name, sandbox_id in self._needed_by(container_id):
@@ -151,30 +151,30 @@ class Bridge:
                 self._settle(name, container_id, sandbox_id)
 
     def _settle(self, name: str, container_id: str, sandbox_id: str) -> None:
-        """A container needs the entry no more; after the last one it names no device."""
+        """A container needs the entry no more; the entry of the last one becomes the placeholder."""
         self._created.pop((name, container_id), None)
         if not self._needing(name):
             self._grants.withdraw(sandbox_id, name)
 
     def _needing(self, name: str) -> list[str]:
-        """Containers that need an entry."""
-        return [id_ for each, id_ in list(self._created) if each == name]
+        """The containers that need an entry."""
+        return [id_ for entry_name, id_ in list(self._created) if entry_name == name]
 
     def _needed_by(self, container_id: str) -> list[tuple[str, str]]:
         """The entries that a container needs, each with its sandbox."""
-        there = list(self._created.items())
-        return [(name, sandbox_id) for (name, id_), sandbox_id in there if id_ == container_id]
+        created = list(self._created.items())
+        return [(name, sandbox_id) for (name, id_), sandbox_id in created if id_ == container_id]
 
     def _synchronize(
-        self, pods: dict[str, Pod], containers: Iterable[Container], known: set[str]
+        self, pods: dict[str, Pod], containers: Iterable[Container], created_ids: set[str]
     ) -> None:
-        """Learn which containers still need a real entry, withdraw the others, name what runs without a volume."""
+        """Learn which containers need a real entry, withdraw the others, report containers without a volume."""
         for container in containers:
             if container.is_created:
-                known.discard(container.id)
+                created_ids.discard(container.id)
             problem = self._look_at(pods.get(container.pod_id), container)
             self._report(f"container {container.id}", problem)
-        for container_id in known:
+        for container_id in created_ids:
             self._end(container_id)
         for sandbox_id in self._grants.sandbox_ids():
             with contextlib.suppress(errors.CrustError):  # its machine has ended
@@ -190,26 +190,26 @@ class Bridge:
         return self._locks[hash(name) % _LOCKS]
 
     @contextlib.contextmanager
-    def _working_on(self, wanted: list[Wanted]) -> Iterator[None]:
+    def _working_on(self, mounts: list[ServedMount]) -> Iterator[None]:
         """Hold the locks of all names, in one order."""
-        with contextlib.ExitStack() as held:
-            for at in sorted({hash(each.name) % _LOCKS for each in wanted}):
-                held.enter_context(self._locks[at])
+        with contextlib.ExitStack() as locks:
+            for index in sorted({hash(mount.name) % _LOCKS for mount in mounts}):
+                locks.enter_context(self._locks[index])
             yield
 
     def _look_at(self, pod: Pod | None, container: Container) -> errors.CrustError | None:
         if pod is None or not (container.is_created or container.is_running):
             return None
         try:
-            wanted = self._wanted(pod, container)
+            mounts = self._served_mounts(pod, container)
             if container.is_created:
-                for each in wanted:
-                    self._created[each.name, container.id] = container.pod_id
-            elif wanted:
+                for mount in mounts:
+                    self._created[mount.name, container.id] = container.pod_id
+            elif mounts:
                 runtime = self._runtimes.of(pod.id)
-                for each in wanted:
-                    self._grants.check(_sandbox(pod, runtime), each.record)
-                self._note(runtime, container, wanted)
+                for mount in mounts:
+                    self._grants.check(_sandbox(pod, runtime), mount.record)
+                self._note(runtime, container, mounts)
         except errors.CrustError as error:
             if container.is_created:
                 return None  # it is refused when it is to start
@@ -217,15 +217,15 @@ class Bridge:
                 "RunsWithoutVolume",
                 f"container {container.name} of pod {pod.name} runs without its volume",
                 why=f"it was started while crust kata was away, or lost the claim: {error}",
-                hint="delete the pod: what it wrote to the mount was refused or is lost",
+                hint="delete the pod: its writes to the mount were refused or are lost",
             )
             _log.error("a container runs without its volume", extra={"error": problem})
             return problem
         return None
 
-    def _wanted(self, pod: Pod, container: Container) -> list[Wanted]:
-        """The mounts that one of our handlers must serve. Raises for each that may not be used."""
-        found = []
+    def _served_mounts(self, pod: Pod, container: Container) -> list[ServedMount]:
+        """The mounts that one of our handlers must serve. Raises for a mount that the pod may not use."""
+        mounts = []
         for mount in container.mounts:
             resolved = resolve_source(self._grants.store.root, mount.source)
             if isinstance(resolved, NotDeferred):
@@ -234,16 +234,16 @@ class Bridge:
             if record.handler != handler:
                 raise _wrong_runtime(record, handler, pod)
             if record.handler not in self._grants.handlers:
-                continue  # another runtime's own: it claims the volume by itself
+                continue  # another runtime's volume, which that runtime claims
             whole, name = resolved.require_whole(), entry.name_of(mount.source)
-            found.append(Wanted(whole, name, mount.source, mount.destination))
-        return found
+            mounts.append(ServedMount(whole, name, mount.source, mount.destination))
+        return mounts
 
 
 async def _within(
     deadline_s: float, container: Container, work: Callable[[_Attempt], None]
 ) -> None:
-    """Run the work in a thread until the deadline, and refuse then; what it has begun is undone by itself."""
+    """Run the work in a thread until the deadline, and refuse then; the thread undoes its steps."""
     attempt = _Attempt()
     running = asyncio.ensure_future(workers.run(work, attempt))
     try:
@@ -253,17 +253,17 @@ async def _within(
         if not attempt.decide():
             await running
             return
-        running.add_done_callback(_told)
+        running.add_done_callback(_log_outcome)
         raise errors.PeerUnavailable.named(
             "EngineTimeOver",
             f"container {container.name} was not prepared in time",
             why="a volume's device, its lock or a path did not answer within the time of the container engine",
-            hint="it is tried again; `crust doctor` names devices and mounts that hang",
+            hint="the engine tries again; `crust doctor` names devices and mounts that hang",
         ) from None
 
 
-def _told(running: "asyncio.Future[None]") -> None:
-    """Take the outcome of work that nobody waits for: it has been undone."""
+def _log_outcome(running: "asyncio.Future[None]") -> None:
+    """Log the failure of work whose caller gave up: the work has been undone."""
     error = None if running.cancelled() else running.exception()
     if error is not None:
         _log.warning("a call whose time was over has failed", extra={"error": error})

@@ -28,19 +28,19 @@ _Told = TypeVar("_Told")
 
 
 class GoRuntime(evidence.Runtime):
-    """It counts the containers that use a device, and its shim is asked by the device."""
+    """It counts the containers that use a device, and its shim reports statistics by the device."""
 
     kind = Kind.GO
 
-    def vm_of(self, sandbox_id: str, told: int = 0) -> int:
+    def vm_of(self, sandbox_id: str, engine_pid: int = 0) -> int:
         """See `evidence.Runtime`."""
         evidence.check_id(sandbox_id)
         pid = self._read(f"{sandbox_id}/persist.json", sandbox_id, _pid)
-        evidence.check_machine(sandbox_id, pid, told)
+        evidence.check_machine(sandbox_id, pid, engine_pid)
         return pid
 
-    def check_attachable(self, sandbox_id: str, pid: int, record: Record, others: int) -> None:
-        """See `evidence.Runtime`. An annotation of the pod can say otherwise than the configuration."""
+    def check_attachable(self, sandbox_id: str, pid: int, record: Record, mounts: int) -> None:
+        """See `evidence.Runtime`. An annotation of the pod can override the configuration."""
         if self._read(f"{sandbox_id}/persist.json", sandbox_id, _shares):
             raise errors.NotReady.named(
                 "SandboxWithoutBlockDevices",
@@ -102,7 +102,7 @@ def _shares(sandbox: Any) -> bool:
 def _attached(container: Any) -> set[tuple[str, str]]:
     """Source and destination of each mount that Kata attached a device for."""
     mounts = container["Mounts"] or ()
-    return {(each["Source"], each["Destination"]) for each in mounts if each["BlockDeviceID"]}
+    return {(mount["Source"], mount["Destination"]) for mount in mounts if mount["BlockDeviceID"]}
 
 
 def parsed(body: bytes) -> volumes.VolumeStats:

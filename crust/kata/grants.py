@@ -2,7 +2,7 @@
 
     grant     claim the volume for the sandbox, have its keeper hold the claim, and put the real entry there
     check     the sandbox has the claim, and its keeper watches this virtual machine
-    withdraw  the placeholder again: every container that was created has started, or has gone
+    withdraw  put the placeholder back: every created container has started or ended
     recover   both processes of a keeper were killed: claim again for the same sandbox, or end its machine (H-46)
 
 The claim is taken as every runtime takes it (specs/handoff.md): before the hypervisor has the device, bound to the
@@ -55,13 +55,13 @@ class Grants:
 
     def sandbox_ids(self) -> list[str]:
         """Sandboxes that have, or had, a keeper."""
-        found = (name for name in os.listdir(self.sockets) if name.endswith(_SUFFIX))
-        return sorted(name.removesuffix(_SUFFIX) for name in found)
+        names = (name for name in os.listdir(self.sockets) if name.endswith(_SUFFIX))
+        return sorted(name.removesuffix(_SUFFIX) for name in names)
 
     def grant(self, sandbox: Sandbox, record: Record, key: str) -> Undo:
-        """Have Kata find the device at the mount source `key`; returns what undoes this call, and no earlier one.
+        """Have Kata find the device at the mount source `key`; returns a function that undoes this call only.
 
-        Raises `KataPathTooLong`, `KataEntryForeign`, and what `claim_volume` raises.
+        Raises `KataPathTooLong`, `KataEntryForeign`, and as `claim_volume`.
         """
         name = entry.name_of(key)
         with contextlib.ExitStack() as undo:
@@ -92,15 +92,15 @@ class Grants:
             self._report(sandbox, record, keeper, State.MOUNTED)
 
     def report_orphaned(self, sandbox: Sandbox, problem: errors.CrustError) -> None:
-        """Write into each claim.json of the sandbox that nobody can stop it any more. Raises `KeeperGone`."""
+        """Write into each claim.json of the sandbox that its shim has ended. Raises `KeeperGone`."""
         with self._connected(sandbox.id) as keeper:
-            held = keeper.held()
-            for found in self.store.scan():
-                if found.record is not None and found.digest in held:
-                    self._report(sandbox, found.record, keeper, State.ERROR, problem.shown())
+            digests = keeper.held()
+            for volume in self.store.scan():
+                if volume.record is not None and volume.digest in digests:
+                    self._report(sandbox, volume.record, keeper, State.ERROR, problem.shown())
 
     def withdraw(self, sandbox_id: str, name: str) -> None:
-        """Put the placeholder back; nothing to do is success, a sandbox without a keeper too."""
+        """Put the placeholder back. Without a real entry or a keeper the call succeeds."""
         with contextlib.suppress(keepers.KeeperGone), self._connected(sandbox_id) as keeper:
             keeper.withdraw(self.entries.file(name))
 
@@ -110,14 +110,14 @@ class Grants:
             return [os.path.basename(os.path.dirname(file)) for file in keeper.put_files]
 
     def recover(self, sandbox: Sandbox) -> None:
-        """Claim again what the sandbox has, if its keeper was killed with its standby; else nothing.
+        """Claim the sandbox's volumes again, if its keeper was killed with its standby; else do nothing.
 
-        Raises `kept_vm.VmKilled` when that was not possible and its machine was ended.
+        Raises `kept_vm.VmKilled` if that was impossible and crust ended the machine.
         """
         used = [
             record
-            for found in self.store.scan()
-            if (record := self._used_by(sandbox, found)) is not None
+            for volume in self.store.scan()
+            if (record := self._used_by(sandbox, volume)) is not None
         ]
         for handler in {record.handler for record in used}:
             vm = kept_vm.KeptVm(
@@ -130,8 +130,8 @@ class Grants:
             undo.pop_all()
 
     def hide_unclaimed(self) -> None:
-        """Put the placeholder over each real entry whose claim has ended with both processes of its keeper."""
-        ours = [found.record for found in self.store.scan() if found.record is not None]
+        """Replace each real entry whose claim has ended, with both processes of its keeper, by the placeholder."""
+        ours = [volume.record for volume in self.store.scan() if volume.record is not None]
         for name, record in list(self.entries.real_ones(filter(self._is_ours, ours))):
             with contextlib.suppress(claims.HeldBySandbox, claims.NotPublished):
                 paths = self.store.layout.entry(record.target)
@@ -141,21 +141,21 @@ class Grants:
     def _is_ours(self, record: Record) -> bool:
         return record.handler in self.handlers and record.image is None
 
-    def _used_by(self, sandbox: Sandbox, found: Entry) -> Record | None:
-        """The record, if the sandbox had its claim, or has its device and nobody else may have that."""
-        record = found.record
+    def _used_by(self, sandbox: Sandbox, volume: Entry) -> Record | None:
+        """The record, if the sandbox had its claim, or has its device open, which only one sandbox may have."""
+        record = volume.record
         if record is None or not self._is_ours(record):
             return None
-        is_named = found.claim is not None and found.claim.sandbox_id == sandbox.id
+        is_named = volume.claim is not None and volume.claim.sandbox_id == sandbox.id
         is_open = not record.readonly and evidence.has_open(sandbox.pid, record)
         return record if is_named or is_open else None
 
     def _is_orphaned(self, sandbox: Sandbox, record: Record) -> bool:
         """Whether the sandbox uses the volume, and nothing holds the claim."""
-        found = self.store.read(record.target)
-        if found is None or found.live:
+        volume = self.store.read(record.target)
+        if volume is None or volume.live:
             return False
-        return self._used_by(sandbox, found) is not None
+        return self._used_by(sandbox, volume) is not None
 
     def _claimed(self, sandbox: Sandbox, record: Record) -> Record | None:
         """The record of the claim that the sandbox's keeper holds; None if it holds none."""

@@ -1,8 +1,8 @@
 """Notices that a keeper has ended with its standby while the virtual machine lives, and claims again (H-46).
 
-A connection to each keeper is held. When it breaks, the standby is connected to; when there is none either, the
-claims of the machine are free: `Grants.recover` takes them again at once, or ends the machine, which then must not
-write on. That is the one case in which crust ends a machine by itself.
+The watch holds a connection to each keeper. When it breaks, the watch connects to the standby. Without a standby the
+claims of the machine are free: `Grants.recover` takes them again at once, or ends the machine, so that it writes no
+more. Only in this case does crust end a machine unasked.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from crust.runtime_handler import keepers, kept_vm
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 2.0
-"""Between two looks for new keepers. One that is killed before it was seen is noticed by the same look."""
+"""Between two looks for new keepers. The look also notices a keeper that was killed before."""
 
 
 class KeeperWatch:
@@ -34,7 +34,7 @@ class KeeperWatch:
         self._shims = Shims(grants)
 
     async def keep(self) -> None:
-        """Until cancelled."""
+        """Look until cancelled."""
         try:
             while True:
                 self._hint.clear()
@@ -53,19 +53,21 @@ class KeeperWatch:
         self._shims.close()
 
     async def look(self) -> None:
-        """Look once: connect to new keepers, and see to those whose connection has ended."""
+        """Look once: connect to new keepers, and recover the claims of ended ones."""
         for sandbox_id in await workers.run(self._grants.sandbox_ids):
             watched = self._watched.get(sandbox_id)
             if watched is not None and not _has_ended(watched):
                 continue
             if watched is not None:
                 _forget(self._watched.pop(sandbox_id))
-            found = await workers.run(
+            keeper = await workers.run(
                 self._found, sandbox_id, None if watched is None else watched.vm_pid
             )
-            if found is not None:
-                self._watched[sandbox_id] = found
-                asyncio.get_running_loop().add_reader(found.fileno(), self._noticed, found.fileno())
+            if keeper is not None:
+                self._watched[sandbox_id] = keeper
+                asyncio.get_running_loop().add_reader(
+                    keeper.fileno(), self._noticed, keeper.fileno()
+                )
         await workers.run(self._shims.look, dict(self._watched))
 
     def _noticed(self, fd: int) -> None:
@@ -73,7 +75,7 @@ class KeeperWatch:
         self._hint.set()
 
     def _found(self, sandbox_id: str, known_pid: int | None) -> keepers.Keeper | None:
-        """The sandbox's keeper, after its claims were taken again if need be; None if the machine has ended."""
+        """The sandbox's keeper, after its claims were recovered if it had ended; None if the machine has ended."""
         try:
             return keepers.connect(self._grants.socket(sandbox_id))
         except keepers.KeeperGone:
@@ -96,7 +98,7 @@ class KeeperWatch:
                 os.unlink(socket)
             return None
         except errors.CrustError as error:
-            _log.error("the claims of a sandbox could not be had again", extra={"error": error})
+            _log.error("the claims of a sandbox could not be taken again", extra={"error": error})
             return None
         _log.warning("the claims of a sandbox were taken again", extra={"sandbox": sandbox_id})
         return keeper

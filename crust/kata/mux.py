@@ -2,7 +2,7 @@
 
 A frame is a header of 8 bytes, connection and payload length, both big-endian, then the payload. A connection is a
 stream of bytes: where a frame ends says nothing about messages. The engine refuses a frame with more than 4,096 bytes
-of payload by closing the socket, and a container whose refusal was in that frame is created: so `encode` splits.
+of payload by closing the socket, and creates the container whose refusal was in that frame: so `encode` splits.
 The peer's frames are bounded too, by the largest message that ttrpc has.
 """
 
@@ -23,7 +23,7 @@ _READ_BYTES_MAX = 4 * 1024 * 1024 + 10
 
 
 class ProtocolViolated(errors.RuntimeFailed):
-    """The peer of a socket sent bytes that its protocol does not have; the connection is of no use any more."""
+    """The peer of a socket sent bytes that violate its protocol; the connection cannot be used any more."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(
@@ -35,12 +35,12 @@ class ProtocolViolated(errors.RuntimeFailed):
 
 def encode(connection: int, data: bytes) -> bytes:
     """The frames that carry `data` on a connection."""
-    parts = (data[at : at + _SENT_BYTES_MAX] for at in range(0, len(data), _SENT_BYTES_MAX))
+    parts = (data[i : i + _SENT_BYTES_MAX] for i in range(0, len(data), _SENT_BYTES_MAX))
     return b"".join(_HEADER.pack(connection, len(part)) + part for part in parts)
 
 
 class Splitter(Generic[_Part]):
-    """Takes bytes as they arrive, and gives each part that is whole. It keeps less than one.
+    """Takes bytes as they arrive, and gives each complete part. It keeps less than one part.
 
     A part is a header, in which the number `length_at` is the length, and a payload of at most `bytes_max`.
     """
@@ -50,10 +50,10 @@ class Splitter(Generic[_Part]):
         header: struct.Struct,
         length_at: int,
         bytes_max: int,
-        made: Callable[[tuple[int, ...], bytes], _Part],
+        make: Callable[[tuple[int, ...], bytes], _Part],
     ) -> None:
         self._header, self._length_at, self._bytes_max = header, length_at, bytes_max
-        self._made = made
+        self._made = make
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[_Part]:

@@ -1,13 +1,13 @@
 """The NRI plugin: the container engine asks it before a container is created, and again before its process starts.
 
-An error of ours refuses the container, and its text reaches the pod's event. So everything that goes wrong here is
-answered with an error: a call that is not understood, a time that is over, an exception that nobody expected. What
-this cannot answer for, the engine decides: a plugin that dies or hangs in CreateContainer is skipped, unless it has
-subscribed to the validation of the same container as well (containerd 2.2), which refuses then.
+An error answer refuses the container, and its text reaches the pod's event. So the plugin answers every failure with
+an error: a malformed call, an exceeded time, an unexpected exception. If the plugin dies or hangs in CreateContainer,
+the engine skips it, unless the plugin has subscribed to the validation of the same container as well (containerd
+2.2): then the engine refuses.
 
-Containers and mounts are values from here on (`Pod`, `Container`); which of them may use a volume is `gate`'s matter.
-The engine asks all plugins under one lock, and ends the connection of one that is late: a call ends at 80 % of the
-time that the engine gives it.
+This file decodes pods and containers into values (`Pod`, `Container`); `gate` decides which may use a volume.
+The engine asks all plugins under one lock, and ends the connection of a late plugin: a call ends at 80 % of the time
+that the engine gives it.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container of a pod. `is_created`: it is, and its process was not started yet."""
+    """A container of a pod. `is_created`: it is created, and its process was not started yet."""
 
     id: str
     pod_id: str
@@ -73,7 +73,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A sandbox. `handler` is that of the CRI call, "" for the engine's default; `pid` 0: the engine has none."""
+    """A sandbox. `handler` is the CRI call's, "" for the engine's default; `pid` 0: the engine names none."""
 
     id: str
     name: str
@@ -82,7 +82,7 @@ class Pod:
 
 
 class Gate(Protocol):
-    """What decides. `deadline_s` is of time.monotonic(); an error refuses, whatever its class."""
+    """Decides about containers. `deadline_s` is of time.monotonic(); an error of any class refuses."""
 
     async def create(self, pod: Pod, container: Container, deadline_s: float) -> None:
         """The container is about to be created. Called again for its validation: idempotent."""
@@ -91,17 +91,17 @@ class Gate(Protocol):
         """The runtime has created it, and its process is about to start."""
 
     async def ended(self, container: Container) -> None:
-        """It was stopped or removed."""
+        """The container was stopped or removed."""
 
     async def synchronize(self, pods: dict[str, Pod], containers: list[Container]) -> None:
         """All containers of the node, after each connection."""
 
 
-async def serve(path: str, gate: Gate, taken: Callable[[], None]) -> None:
+async def serve(path: str, gate: Gate, on_registered: Callable[[], None]) -> None:
     """Connect to the engine's socket, register, and answer until the connection ends.
 
-    `taken` is called when the engine has taken the plugin. Raises `PluginNotRegistered`, `ProtocolViolated`,
-    `EngineInOtherNamespace`, `EngineUnavailable`.
+    `on_registered` is called when the engine has accepted the plugin. Raises `PluginNotRegistered`,
+    `ProtocolViolated`, `EngineInOtherNamespace`, `EngineUnavailable`.
     """
     try:
         reader, writer = await asyncio.open_unix_connection(path)
@@ -109,7 +109,7 @@ async def serve(path: str, gate: Gate, taken: Callable[[], None]) -> None:
         raise _unavailable(f"the NRI socket {path} cannot be reached", err) from err
     try:
         _check_namespace(writer.get_extra_info("socket"))
-        await _Session(reader, writer, gate, taken).run()
+        await _Session(reader, writer, gate, on_registered).run()
     except ConnectionError as err:
         what = "the container engine ended the connection of the NRI plugin"
         raise _unavailable(what, err) from err
@@ -135,10 +135,10 @@ class _Session:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         gate: Gate,
-        taken: Callable[[], None],
+        on_registered: Callable[[], None],
     ) -> None:
         self._reader, self._writer, self._gate = reader, writer, gate
-        self._taken = taken
+        self._on_registered = on_registered
         self._calls: set[asyncio.Task[None]] = set()
         self._time_s = _TIME_S
         self._pods: dict[str, Pod] = {}
@@ -168,7 +168,7 @@ class _Session:
                 self._begin(message)
 
     def _begin(self, message: ttrpc.Frame) -> None:
-        """Answer in a task of its own: a call that takes long must not delay the others of the node."""
+        """Answer in a task of its own: a slow call must not delay the other calls of the node."""
         began_s = asyncio.get_running_loop().time()
         if len(self._calls) >= _CALLS_MAX:
             self._answer(
@@ -225,7 +225,7 @@ class _Session:
         return nri_pb2.ConfigureResponse(events=sum(1 << (number - 1) for number in events))
 
     def _synchronize(self, request: nri_pb2.SynchronizeRequest) -> Message:
-        """Answer first: until then the engine creates and starts nothing on the node."""
+        """Answer first: until then the engine creates and starts no container of the node."""
         self._pods.update((pod.id, pod_of(pod)) for pod in request.pods)
         self._containers.extend(map(container_of, request.containers))
         if len(self._containers) > _SYNCHRONIZED_MAX:
@@ -234,20 +234,20 @@ class _Session:
             work = self._gate.synchronize(self._pods, self._containers)
             self._pods, self._containers = {}, []
             self._spawn(_logged(work))
-            self._taken()
+            self._on_registered()
         return nri_pb2.SynchronizeResponse(more=request.more)
 
     async def _event(
         self, event: int, pod: nri_pb2.PodSandbox, container: nri_pb2.Container, began_s: float
     ) -> Message:
         deadline_s = began_s + self._time_s * _PART_OF_TIME
-        of, what = pod_of(pod), container_of(container)
+        nri_pod, nri_container = pod_of(pod), container_of(container)
         if event in (_METHODS["CreateContainer"], _VALIDATE):
-            await self._gate.create(of, what, deadline_s)
+            await self._gate.create(nri_pod, nri_container, deadline_s)
         elif event == _METHODS["StartContainer"]:
-            await self._gate.start(of, what, deadline_s)
+            await self._gate.start(nri_pod, nri_container, deadline_s)
         elif event in (_METHODS["StopContainer"], _METHODS["RemoveContainer"]):
-            await self._gate.ended(what)
+            await self._gate.ended(nri_container)
         # without a field: every method's empty answer
         return nri_pb2.ValidateContainerAdjustmentResponse()
 
@@ -266,7 +266,7 @@ async def _logged(work: Awaitable[None]) -> None:
 
 
 def knows_validation(request: nri_pb2.ConfigureRequest) -> bool:
-    """Whether the engine has the event: one that does not would end the registration."""
+    """Whether the engine has the event: an engine without it would refuse the registration."""
     if request.nri_version:  # since NRI 0.12
         return True
     version = re.match(r"v?(\d+)\.(\d+)", request.runtime_version)
@@ -305,12 +305,12 @@ def _check_registered(answer: bytes | ttrpc.Failure) -> None:
             "PluginNotRegistered",
             "the container engine refused the NRI plugin",
             why=answer.text[:300] or f"code {answer.code}",
-            hint="the plugin registers again by itself; read containerd's log",
+            hint="the plugin retries the registration; read containerd's log",
         )
 
 
 def _check_namespace(line: socket.socket) -> None:
-    """A mount source means the same only in one mount namespace: in another, a guard mount may not be there."""
+    """A mount source has one meaning only within a mount namespace: another one may not have the guard mount."""
     credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
     pid, _, _ = struct.unpack("iII", credentials)
     try:

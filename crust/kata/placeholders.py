@@ -1,8 +1,8 @@
 """A placeholder in Kata's directory for each volume that is published to one of our handlers.
 
-It appears with crust's entry, and goes after it: Kata refuses a container by itself from then on, also while this
-daemon is away. A placeholder that stays (the daemon was away at the unpublish) is harmless, its path has the pod's
-UID; the first look removes it.
+The placeholder appears with crust's entry, and is removed after it. In between Kata refuses a container, also while
+this daemon is away. A placeholder that stays, because the daemon was away at the unpublish, is harmless: its path has
+the pod's UID, and the first look removes it.
 """
 
 import logging
@@ -35,7 +35,7 @@ class Placeholders:
         self._known: frozenset[str] | None = None
 
     async def keep(self) -> None:
-        """Until cancelled."""
+        """Look until cancelled."""
         async with Watch(self._store.root) as watch:
             async for _ in watch:
                 await workers.run(self.look)
@@ -43,9 +43,9 @@ class Placeholders:
     def look(self) -> None:
         """Look once. Blocks."""
         look = self._looks.look()
-        for found in look.read.values():
-            if found.record is not None and found.record.handler in self._handlers:
-                self._place(found.record)
+        for volume in look.read.values():
+            if volume.record is not None and volume.record.handler in self._handlers:
+                self._place(volume.record)
         if self._known is None or self._known - look.names:
             self._remove_unpublished(look)
         self._known = frozenset(look.names)

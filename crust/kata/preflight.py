@@ -1,11 +1,11 @@
 """Whether an installation of Kata hands a block device to its virtual machine: read before its handler is registered.
 
-Kata's Go runtime starts a container on the host's directory if its configuration forbids block devices, in silence,
-and forbids them where nothing is said. So a handler is registered only if the configuration says otherwise. It is
-read again when one of its files has changed (inode, time, size): before each create, not at the next restart.
+If its configuration forbids block devices, Kata's Go runtime silently starts a container on the host's directory; by
+default it forbids them. So a handler is registered only if the configuration allows them. Before each create the
+configuration is read again if one of its files has changed (inode, time, size).
 
-What was run with real shims passes (docs/kata.md). What may work and was not run passes if the runtime's setting
-`unproven` is on; what cannot work never does.
+An installation that was run with real shims passes (docs/kata.md). An untested one that may work passes if the
+runtime's setting `unproven` is on; one that cannot work never passes.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ from crust.kata.evidence import Kind
 
 _DROP_INS = "config.d"
 _VERSION_S = 5.0
-_SAID = re.compile(r"shim \((?P<language>Golang|Rust)\).*?version: (?P<version>\d+\.\d+)")
+_VERSION_TEXT = re.compile(r"shim \((?P<language>Golang|Rust)\).*?version: (?P<version>\d+\.\d+)")
 _PROVEN_DRIVER = {Kind.GO: "virtio-blk", Kind.RUST: "virtio-blk-pci"}
 Version = tuple[int, int]
 Stamp = tuple[tuple[str, int, int, int], ...]
 
 
 class KataUnfit(errors.NotReady):
-    """Kata's configuration does not allow what a deferred volume needs."""
+    """Kata's configuration forbids something that a deferred volume needs."""
 
     def __init__(self, path: Path, why: str, hint: str) -> None:
         super().__init__(
@@ -40,8 +40,8 @@ class KataUnfit(errors.NotReady):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """An installation that may get volumes. `version` (0, 0): its program is not named."""
+class Installation:
+    """An installation that may get volumes. `version` (0, 0): the settings do not name its program."""
 
     kind: Kind
     version: Version = (0, 0)
@@ -50,29 +50,29 @@ class Found:
 @dataclass(frozen=True, slots=True)
 class _Checked:
     stamp: Stamp
-    found: Found | errors.CrustError
+    found: Installation | errors.CrustError
 
 
 class Configurations:
     """The installation of each of our handlers. Functions block."""
 
     def __init__(self, runtimes: Iterable[KataRuntime]) -> None:
-        self._runtimes = {volumes.HandlerName(each.name): each for each in runtimes}
+        self._runtimes = {volumes.HandlerName(runtime.name): runtime for runtime in runtimes}
         self._checked: dict[volumes.HandlerName, _Checked] = {}
-        self._first: dict[volumes.HandlerName, Found] = {}
+        self._first: dict[volumes.HandlerName, Installation] = {}
 
-    def check(self, handler: volumes.HandlerName) -> Found:
-        """Raise `KataUnfit` if the handler's installation must not get a volume; reads only what has changed."""
+    def check(self, handler: volumes.HandlerName) -> Installation:
+        """Raise `KataUnfit` if the handler's installation must not get a volume; reads only changed files."""
         runtime = self._runtimes[handler]
         stamp = _stamp(runtime)
         checked = self._checked.get(handler)
         if checked is None or checked.stamp != stamp:
-            found: Found | KataUnfit
+            result: Installation | KataUnfit
             try:
-                found = check(runtime, read(Path(runtime.configuration)))
+                result = check(runtime, read(Path(runtime.configuration)))
             except KataUnfit as error:
-                found = error
-            checked = self._checked[handler] = _Checked(stamp, found)
+                result = error
+            checked = self._checked[handler] = _Checked(stamp, result)
         if isinstance(checked.found, errors.CrustError):
             raise checked.found
         if self._first.setdefault(handler, checked.found) != checked.found:
@@ -97,31 +97,31 @@ def read(path: Path) -> dict[str, Any]:
     return merged
 
 
-def check(of: KataRuntime, configuration: dict[str, Any]) -> Found:
-    """Raise KataUnfit for the first thing that must be otherwise, with the key and the value to set."""
-    path = Path(of.configuration)
-    runtime, hypervisors = configuration.get("runtime", {}), configuration.get("hypervisor", {})
-    if not hypervisors or not all(isinstance(each, dict) for each in hypervisors.values()):
+def check(runtime: KataRuntime, configuration: dict[str, Any]) -> Installation:
+    """Raise KataUnfit for the first key that must change, with the value to set."""
+    path = Path(runtime.configuration)
+    settings, hypervisors = configuration.get("runtime", {}), configuration.get("hypervisor", {})
+    if not hypervisors or not all(isinstance(table, dict) for table in hypervisors.values()):
         raise KataUnfit(
             path, "it has no table [hypervisor.…]", "give Kata's own configuration.toml"
         )
-    kind = Kind.RUST if "name" in runtime else Kind.GO
+    kind = Kind.RUST if "name" in settings else Kind.GO
     for name, hypervisor in hypervisors.items():
         _check_hypervisor(path, kind, name, hypervisor)
-        if not of.unproven:
+        if not runtime.unproven:
             _check_proven(path, kind, name, hypervisor)
-    found = Found(kind, _version(of, kind))
-    if kind is Kind.RUST and found.version < (4, 0) and not of.unproven:
+    installation = Installation(kind, _version(runtime, kind))
+    if kind is Kind.RUST and installation.version < (4, 0) and not runtime.unproven:
         raise KataUnfit(
             path,
-            f"runtime-rs before 4.0 drops the options of a volume, and {of.shim} is older",
+            f"runtime-rs before 4.0 drops the options of a volume, and {runtime.shim} is older",
             "install Kata 4.1; or set unproven = true for this runtime in kata.toml",
         )
-    return found
+    return installation
 
 
 def _check_hypervisor(path: Path, kind: Kind, name: str, hypervisor: dict[str, Any]) -> None:
-    """What cannot work."""
+    """Raise KataUnfit for a hypervisor that cannot work."""
     table = f"[hypervisor.{name}]"
     shares = kind is Kind.GO and hypervisor.get("disable_block_device_use", True) is not False
     refused = (
@@ -157,11 +157,11 @@ def _check_hypervisor(path: Path, kind: Kind, name: str, hypervisor: dict[str, A
 
 
 def _check_proven(path: Path, kind: Kind, name: str, hypervisor: dict[str, Any]) -> None:
-    """What may work, and was not run."""
-    wanted = _PROVEN_DRIVER[kind]
+    """Raise KataUnfit for a hypervisor that may work, and was not tested."""
+    driver = _PROVEN_DRIVER[kind]
     for key, value, proven in (
         ("the hypervisor", name, "clh"),
-        ("block_device_driver", hypervisor.get("block_device_driver", wanted), wanted),
+        ("block_device_driver", hypervisor.get("block_device_driver", driver), driver),
         ("shared_fs", hypervisor.get("shared_fs", "virtio-fs"), "virtio-fs"),
     ):
         if value != proven:
@@ -172,9 +172,9 @@ def _check_proven(path: Path, kind: Kind, name: str, hypervisor: dict[str, Any])
             )
 
 
-def _version(of: KataRuntime, kind: Kind) -> Version:
-    """What the shim says of itself. Raises KataUnfit if it is another runtime's."""
-    path, shim = Path(of.configuration), of.shim
+def _version(runtime: KataRuntime, kind: Kind) -> Version:
+    """The shim's own version. Raises KataUnfit if it is another runtime's shim."""
+    path, shim = Path(runtime.configuration), runtime.shim
     if not shim:
         if kind is Kind.GO:
             return (0, 0)
@@ -184,18 +184,18 @@ def _version(of: KataRuntime, kind: Kind) -> Version:
             "set shim to the path of its containerd-shim-kata-v2 (containerd's runtime_path) in kata.toml",
         )
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             [shim, "--version"], capture_output=True, text=True, timeout=_VERSION_S, check=True
         ).stdout
     except (OSError, ValueError, subprocess.SubprocessError) as err:
         raise KataUnfit(
             path, f"{shim} does not say its version: {err}", "correct shim in kata.toml"
         ) from err
-    match = _SAID.search(said)
+    match = _VERSION_TEXT.search(output)
     if match is None or (match["language"] == "Rust") is not (kind is Kind.RUST):
         raise KataUnfit(
             path,
-            f"it is a configuration of Kata's {kind.value}, and {shim} is not that: {said[:120].strip()}",
+            f"it is a configuration of Kata's {kind.value}, and {shim} is not that: {output[:120].strip()}",
             "correct shim or configuration in kata.toml",
         )
     major, minor = map(int, match["version"].split("."))
@@ -211,17 +211,19 @@ def _files(path: Path) -> list[Path]:
     return [path, *(directory / name for name in names)]
 
 
-def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
-    for key, value in more.items():
+def _merge(into: dict[str, Any], drop_in: dict[str, Any]) -> None:
+    for key, value in drop_in.items():
         if isinstance(value, dict) and isinstance(into.get(key), dict):
             _merge(into[key], value)
         else:
             into[key] = value
 
 
-def _stamp(of: KataRuntime) -> Stamp:
+def _stamp(runtime: KataRuntime) -> Stamp:
     stamp = []
-    for file in _files(Path(of.configuration)) + ([Path(of.shim)] if of.shim else []):
+    for file in _files(Path(runtime.configuration)) + (
+        [Path(runtime.shim)] if runtime.shim else []
+    ):
         with contextlib.suppress(OSError):
             status = os.stat(file)
             stamp.append((str(file), status.st_ino, status.st_mtime_ns, status.st_size))

@@ -1,9 +1,9 @@
 """The daemon `crust kata`: placeholders, the NRI plugin, and a registration for each of Kata's runtimes.
 
-Its parts begin in the order of what holds without the others: keepers that lost their claims, placeholders for what
-is published, the plugin, and the registrations last, when the container engine has taken the plugin: a handler that
-is registered gets volumes. A runtime whose configuration would share the host's directory is not registered. Stopping
-the daemon ends no claim: the keepers go on.
+Its parts begin so that each one needs only the earlier ones: the recovery of claims, placeholders for the published
+volumes, the plugin, and the registrations last, when the container engine has accepted the plugin: a registered
+handler gets volumes. A runtime whose configuration would share the host's directory is not registered. Stopping the
+daemon ends no claim: the keepers go on.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from crust.kata.go_runtime import GoRuntime
 from crust.kata.grants import Grants
 from crust.kata.keeper_watch import KeeperWatch
 from crust.kata.placeholders import Placeholders
-from crust.kata.preflight import Configurations, Found
+from crust.kata.preflight import Configurations, Installation
 from crust.kata.rust_runtime import RustRuntime
 from crust.kata.statistics import KataHandler
 from crust.rpc.serving.daemon import Daemon, starting
@@ -35,9 +35,9 @@ from crust.runtime_handler import registration, service
 from crust.runtime_handler.registration import Feature
 
 FEATURES = frozenset({Feature.READ_ONLY, Feature.GROUP, Feature.GROUP_CHANGE_POLICY, Feature.STATS})
-"""What Kata's Go runtime does with a direct volume, whatever its hypervisor."""
+"""The features of Kata's Go runtime for a direct volume, with every hypervisor."""
 FEATURES_RS = frozenset({Feature.READ_ONLY, Feature.STATS})
-"""What runtime-rs does since 4.0: a group is never applied."""
+"""The features of runtime-rs since 4.0: it never applies a group."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 
@@ -50,7 +50,7 @@ async def run(settings: KataSettings) -> None:
 
 @contextlib.asynccontextmanager
 async def running(settings: KataSettings) -> AsyncIterator[Daemon]:
-    """Serve while the block runs. It begins when the container engine has taken the plugin."""
+    """Serve while the block runs. The block begins when the container engine has accepted the plugin."""
     run_dir = Path(settings.run_dir)
     await workers.run(durable.make_directories, run_dir / "keepers", 0o700)
     async with starting(str(run_dir / "kata.lock")) as daemon, AsyncExitStack() as stack:
@@ -80,11 +80,11 @@ async def running(settings: KataSettings) -> AsyncIterator[Daemon]:
         await enter(supervised("NRI plugin", plugin.keep, daemon.health))
         # an engine that is away must not keep the node's start waiting
         await enter(daemon.serves())
-        await plugin.is_taken.wait()
-        serves = KataHandler(store, runtimes, gate.uses)
-        stack.push_async_callback(serves.close)
-        for handler, has in features.items():
-            await _registered(handler, has, serves, settings, stack)
+        await plugin.is_registered.wait()
+        kata_handler = KataHandler(store, runtimes, gate.uses)
+        stack.push_async_callback(kata_handler.close)
+        for handler, offered in features.items():
+            await _registered(handler, offered, kata_handler, settings, stack)
         yield daemon
 
 
@@ -111,27 +111,27 @@ async def _fit(
     for runtime in settings.runtimes:
         name = volumes.HandlerName(runtime.name)
         try:
-            found = await workers.run(configurations.check, name)
+            installation = await workers.run(configurations.check, name)
         except errors.CrustError as error:
             _report(daemon, f"runtime {name}", error)
             problem = error
         else:
-            fit[name] = _features(found)
+            fit[name] = _features(installation)
     if not fit and problem is not None:
         raise problem
     return fit
 
 
-def _features(found: Found) -> frozenset[Feature]:
-    if found.kind is Kind.GO:
+def _features(installation: Installation) -> frozenset[Feature]:
+    if installation.kind is Kind.GO:
         return FEATURES
-    return FEATURES_RS if found.version >= (4, 0) else FEATURES_RS - {Feature.READ_ONLY}
+    return FEATURES_RS if installation.version >= (4, 0) else FEATURES_RS - {Feature.READ_ONLY}
 
 
 async def _registered(
     name: volumes.HandlerName,
     features: frozenset[Feature],
-    serves: service.Handler,
+    handler: service.Handler,
     settings: KataSettings,
     stack: AsyncExitStack,
 ) -> None:
@@ -144,29 +144,29 @@ async def _registered(
         features=features,
         max_target_path_bytes=KEY_BYTES_MAX,
     )
-    await stack.enter_async_context(service.serving(endpoint, serves))
+    await stack.enter_async_context(service.serving(endpoint, handler))
     await stack.enter_async_context(registration.registered(settings.handlers_socket, request))
 
 
 class _Plugin:
-    """The connection to the container engine, and another after it."""
+    """The connection to the container engine, made again when it ends."""
 
     def __init__(self, socket: str, gate: nri.Gate, daemon: Daemon) -> None:
         self._socket, self._gate, self._daemon = socket, gate, daemon
-        self.is_taken = asyncio.Event()
+        self.is_registered = asyncio.Event()
 
     async def keep(self) -> None:
-        """Until cancelled. An engine that is away is a problem of this process, not its end."""
+        """Serve until cancelled. While the engine is away, this process reports a problem and goes on."""
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                await nri.serve(self._socket, self._gate, self._taken)
+                await nri.serve(self._socket, self._gate, self._on_registered)
                 pause_s = _FIRST_PAUSE_S
             except errors.CrustError as error:
                 _report(self._daemon, "container engine", error)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
-    def _taken(self) -> None:
-        self.is_taken.set()
+    def _on_registered(self) -> None:
+        self.is_registered.set()
         _report(self._daemon, "container engine", None)

@@ -1,12 +1,12 @@
 """Kata's runtime-rs with Cloud Hypervisor: its sockets, the sandbox's share, and statistics by the guest's agent.
 
 The runtime names neither a machine's process nor its devices in a file. The machine is the process that listens at
-/run/kata/<sandbox>/ch-api.sock: the kernel says who that is. The guest's path of a mount is in the name of an empty
-directory that the runtime makes in the sandbox's share, with the last part of the mount's destination; it stays until
-the sandbox ends. A mount that cannot be told from another one has no statistics.
+/run/kata/<sandbox>/ch-api.sock: the kernel names it. The runtime makes an empty directory in the sandbox's share for
+each mount; its name contains the last part of the mount's destination, and gives the guest's path. The directory
+stays until the sandbox ends. If two mounts have the same last part, neither has statistics.
 
-Of two containers with one volume the first that ends makes the runtime forget the device, which stays attached: the
-next container would have it attached twice, and the filesystem mounted twice. So a container is refused while the
+If two containers have one volume, the end of the first makes the runtime forget the device, which stays attached: the
+next container would attach the device twice, and mount the filesystem twice. So a container is refused while the
 machine has the device.
 """
 
@@ -28,7 +28,7 @@ from crust.rpc.serving import sockets
 from crust.wire.kata.v1 import agent_pb2
 
 _GUEST = "/run/kata-containers/shared/containers/passthrough"
-_MADE = re.compile(r"[0-9a-f]{10}-[0-9a-f]{8}-(?P<last>.+)", re.DOTALL)
+_NAME = re.compile(r"[0-9a-f]{10}-[0-9a-f]{8}-(?P<last>.+)", re.DOTALL)
 _URL = re.compile(r"hvsock://(?P<path>/[^:\s]{1,107}):(?P<port>\d{1,5})")
 _READ_BYTES = 4096
 _LINE_BYTES = 64
@@ -42,17 +42,17 @@ class RustRuntime(evidence.Runtime):
     kind = Kind.RUST
     shares: str
 
-    def vm_of(self, sandbox_id: str, told: int = 0) -> int:
+    def vm_of(self, sandbox_id: str, engine_pid: int = 0) -> int:
         """See `evidence.Runtime`."""
         evidence.check_id(sandbox_id)
         path = f"{self.root}/{sandbox_id}/ch-api.sock"
         pid = sockets.listener(path)
         if pid is None:
-            raise VmUnknown(sandbox_id, f"nobody listens at {path}")
-        evidence.check_machine(sandbox_id, pid, told)
+            raise VmUnknown(sandbox_id, f"no process listens at {path}")
+        evidence.check_machine(sandbox_id, pid, engine_pid)
         return pid
 
-    def check_attachable(self, sandbox_id: str, pid: int, record: Record, others: int) -> None:
+    def check_attachable(self, sandbox_id: str, pid: int, record: Record, mounts: int) -> None:
         """See `evidence.Runtime`."""
         if record.readonly and not devices.is_readonly(record.device):
             raise errors.NotReady.named(
@@ -61,7 +61,7 @@ class RustRuntime(evidence.Runtime):
                 why=f"{record.device} accepts writes, and Kata's runtime-rs attaches it writable",
                 hint="use a driver that makes a read-only device, or Kata's Go runtime",
             )
-        if others or evidence.has_open(pid, record):
+        if mounts or evidence.has_open(pid, record):
             raise errors.NotReady.named(
                 "VolumeInUseInSandbox",
                 f"the volume at {record.target} cannot be given to one more container of its pod",
@@ -78,7 +78,7 @@ class RustRuntime(evidence.Runtime):
         if not evidence.has_open(pid, record):
             why = f"process {pid} has not opened {record.device} for the mount {destination}"
             raise evidence.not_attached(record, sandbox_id, why)
-        if not self._made(sandbox_id, destination):
+        if not self._mount_directories(sandbox_id, destination):
             why = f"{self.shares}/{sandbox_id} has no mount for {destination}"
             raise evidence.not_attached(record, sandbox_id, why)
 
@@ -89,22 +89,22 @@ class RustRuntime(evidence.Runtime):
         lasts = Counter(map(_last, destinations))
         paths = []
         for destination in destinations:
-            made = self._made(sandbox_id, destination)
+            names = self._mount_directories(sandbox_id, destination)
             is_told = (
-                bool(made) and lasts[_last(destination)] == 1 and (just_made or len(made) == 1)
+                bool(names) and lasts[_last(destination)] == 1 and (just_made or len(names) == 1)
             )
-            paths.append(f"{_GUEST}/{made[0]}" if is_told else "")
+            paths.append(f"{_GUEST}/{names[0]}" if is_told else "")
         return paths
 
     async def stats(self, record: Record, use: Use) -> volumes.VolumeStats:
         """See `evidence.Runtime`."""
         if not use.guest_path:
-            raise ValueError("the volume's mount in the guest cannot be told from others")
+            raise ValueError("the volume's mount in the guest cannot be distinguished from others")
         async with asyncio.timeout(shim_socket.ANSWER_S):
-            told = await shim_socket.get(
+            answer = await shim_socket.get(
                 f"{self.root}/{use.sandbox_id}/shim-monitor.sock", "/agent-url"
             )
-            url = _URL.fullmatch(told.decode("ascii", "replace").strip())
+            url = _URL.fullmatch(answer.decode("ascii", "replace").strip())
             if url is None:
                 raise ValueError("the shim names no agent behind a hybrid vsock")
             try:
@@ -112,19 +112,19 @@ class RustRuntime(evidence.Runtime):
             except mux.ProtocolViolated as err:
                 raise ValueError("an answer that is not ttrpc") from err
 
-    def _made(self, sandbox_id: str, destination: str) -> list[str]:
-        """Names of the directories that were made for a destination's last part, the newest first."""
+    def _mount_directories(self, sandbox_id: str, destination: str) -> list[str]:
+        """Names of the directories that the runtime made for a destination's last part, the newest first."""
         directory = f"{self.shares}/{sandbox_id}/rw/passthrough"
         try:
-            with os.scandir(directory) as found:
-                made = [
-                    (each.stat(follow_symlinks=False).st_ctime_ns, each.name)
-                    for each in found
-                    if (name := _MADE.fullmatch(each.name)) and name["last"] == _last(destination)
+            with os.scandir(directory) as children:
+                directories = [
+                    (child.stat(follow_symlinks=False).st_ctime_ns, child.name)
+                    for child in children
+                    if (name := _NAME.fullmatch(child.name)) and name["last"] == _last(destination)
                 ]
         except OSError:
             return []
-        return [name for _, name in sorted(made, reverse=True)]
+        return [name for _, name in sorted(directories, reverse=True)]
 
 
 def _last(destination: str) -> str:
@@ -138,23 +138,23 @@ async def _called(path: str, port: int, guest_path: str) -> bytes:
         writer.write(f"CONNECT {port}\n".encode())
         if not (await reader.readline()).startswith(b"OK "):
             raise ValueError("the hypervisor does not connect to the agent")
-        asked = agent_pb2.VolumeStatsRequest(volume_guest_path=guest_path)
-        writer.write(ttrpc.request(1, "grpc.AgentService", "GetVolumeStats", asked))
+        request = agent_pb2.VolumeStatsRequest(volume_guest_path=guest_path)
+        writer.write(ttrpc.request(1, "grpc.AgentService", "GetVolumeStats", request))
         return await _response(reader)
     finally:
         writer.close()
 
 
 async def _response(reader: asyncio.StreamReader) -> bytes:
-    decoder, left = ttrpc.decoder(), _LIMIT_BYTES
-    while left > 0 and (data := await reader.read(_READ_BYTES)):
-        left -= len(data)
-        for frame in (each for each in decoder.feed(data) if each.stream == 1):
+    decoder, left_bytes = ttrpc.decoder(), _LIMIT_BYTES
+    while left_bytes > 0 and (data := await reader.read(_READ_BYTES)):
+        left_bytes -= len(data)
+        for frame in (frame for frame in decoder.feed(data) if frame.stream == 1):
             answer = ttrpc.parse_response(frame)
             if isinstance(answer, ttrpc.Failure):
                 raise ValueError(answer.text[:300] or f"the agent answered code {answer.code}")
             return answer
-    raise ValueError("the agent closed the connection, or does not come to an end")
+    raise ValueError("the agent closed the connection, or its answer is too long")
 
 
 def parsed(data: bytes) -> volumes.VolumeStats:

@@ -1,4 +1,4 @@
-"""The HTTP socket of a shim, which both of Kata's runtimes have, and the numbers of a guest, checked."""
+"""The HTTP socket that the shims of both of Kata's runtimes have, and the check of a guest's numbers."""
 
 import asyncio
 
@@ -21,8 +21,8 @@ async def get(socket: str, path: str) -> bytes:
     try:
         writer.write(f"GET {path} HTTP/1.1\r\nHost: shim\r\nConnection: close\r\n\r\n".encode())
         answer = await reader.read(_ANSWER_BYTES)
-        while len(answer) < _ANSWER_BYTES and (more := await reader.read(_ANSWER_BYTES)):
-            answer += more
+        while len(answer) < _ANSWER_BYTES and (part := await reader.read(_ANSWER_BYTES)):
+            answer += part
     finally:
         writer.close()
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -33,16 +33,16 @@ async def get(socket: str, path: str) -> bytes:
 
 
 def stats(answer: agent_pb2.VolumeStatsResponse) -> volumes.VolumeStats:
-    """The numbers of a guest, bounded. Raises ValueError for impossible ones, and without a number of bytes."""
+    """The numbers of a guest. Raises ValueError for impossible numbers, and without a number of bytes."""
     if len(answer.usage) > _USAGES_MAX or any(
-        max(each.total, each.used, each.available) >= 2**63 for each in answer.usage
+        max(line.total, line.used, line.available) >= 2**63 for line in answer.usage
     ):
         raise ValueError("an answer with impossible numbers")
     usage = tuple(
-        volumes.VolumeUsage(_UNITS[each.unit], each.total, each.used, each.available)
-        for each in answer.usage
-        if each.unit in _UNITS
+        volumes.VolumeUsage(_UNITS[line.unit], line.total, line.used, line.available)
+        for line in answer.usage
+        if line.unit in _UNITS
     )
-    if not any(each.unit is volumes.UsageUnit.BYTES for each in usage):
+    if not any(line.unit is volumes.UsageUnit.BYTES for line in usage):
         raise ValueError("an answer without a number of bytes")
     return volumes.VolumeStats(usage)

@@ -1,8 +1,8 @@
 """Notices that the shim of a sandbox has ended while its virtual machine goes on: the sandbox is orphaned.
 
-The container engine starts a shim for each sandbox, with `-id SANDBOX` among its arguments, and never a second one.
-Without it nobody can stop the sandbox, and the engine reports it as removed; the machine keeps the volume. claim.json
-says so then, which `crust volumes`, `crust doctor` and `crust end-orphan` read. Nothing is ended here.
+The container engine starts one shim for each sandbox, with `-id SANDBOX` among its arguments, and never a second one.
+Without its shim no program can stop the sandbox, and the engine reports it as removed; the machine keeps the volume.
+Then the daemon writes it into claim.json, which `crust volumes`, `crust doctor` and `crust end-orphan` read.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from crust.runtime_handler import keepers
 _log = logging.getLogger(__name__)
 
 _GRACE_S = 5.0
-"""A sandbox that is stopped loses machine and shim at once, in either order."""
+"""When a sandbox is stopped, machine and shim end at about the same time, in either order."""
 
 
 class Shims:
@@ -32,11 +32,11 @@ class Shims:
         self._ends: dict[str, int | None] = {}
         self._gone_s: dict[str, float] = {}
 
-    def look(self, kept: Mapping[str, keepers.Keeper]) -> None:
+    def look(self, sandbox_keepers: Mapping[str, keepers.Keeper]) -> None:
         """Look once, at the sandboxes of these keepers."""
-        for sandbox_id in self._ends.keys() - kept.keys():
+        for sandbox_id in self._ends.keys() - sandbox_keepers.keys():
             self._forget(sandbox_id)
-        for sandbox_id, keeper in kept.items():
+        for sandbox_id, keeper in sandbox_keepers.items():
             if sandbox_id not in self._ends:
                 self._ends[sandbox_id] = shim_of(sandbox_id)
             end, now_s = self._ends[sandbox_id], time.monotonic()
@@ -45,10 +45,12 @@ class Shims:
             if now_s - self._gone_s.setdefault(sandbox_id, now_s) < _GRACE_S:
                 continue
             self._forget(sandbox_id)
-            if (found := shim_of(sandbox_id)) is None:  # or the process was one that only starts it
+            if (
+                shim := shim_of(sandbox_id)
+            ) is None:  # the ended process was not only the shim's starter
                 self._gone_s[sandbox_id] = math.inf  # it is reported once
                 self._report(sandbox_id, keeper.vm_pid)
-            self._ends[sandbox_id] = found
+            self._ends[sandbox_id] = shim
 
     def close(self) -> None:
         """End the watches."""
@@ -79,7 +81,7 @@ def orphaned(sandbox_id: str, vm_pid: int) -> errors.CrustError:
 
 
 def shim_of(sandbox_id: str) -> int | None:
-    """A pidfd of the sandbox's shim; None if there is none."""
+    """A pidfd of the sandbox's shim; None without a shim."""
     for pid in arguments.having("-id", sandbox_id):
         with contextlib.suppress(ProcessLookupError):
             return os.pidfd_open(pid)

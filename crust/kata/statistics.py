@@ -1,9 +1,9 @@
-"""A volume's statistics as the guest's kernel counts them, by the way that the sandbox's runtime has to its agent.
+"""A volume's statistics from the guest's kernel, through the connection of the sandbox's runtime to its agent.
 
-A shim that asks the agent gives up after a minute; a client that leaves does not end that. So a sandbox
-has one request in flight, whoever waits for it, and a sandbox that hangs delays nobody else's. Between two containers
-the device is not in the guest, and there are no statistics: then the last ones are returned, and the condition says
-how old they are. The numbers are a guest's: they are checked here, and the proxy compares them with the device.
+A shim that asks the agent gives up after a minute, even if its client has left. So a sandbox has one request in
+flight for all callers, and a sandbox that hangs delays no other one. Between two containers the device is not in the
+guest, and there are no statistics: then the last ones are returned, and the condition says how old they are. The
+numbers come from a guest: this module checks them, and the proxy compares them with the device.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from crust.runtime_handler.service import Handler
 
 _ANSWER_S = 4.0
 """How long a caller waits; the proxy gives a handler twice that."""
-_KNOWN_MAX = 1024
+_SAMPLES_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Sample:
     sandbox_id: str
     stats: volumes.VolumeStats
     at_s: float
@@ -37,50 +37,50 @@ class Uses:
         self._by_digest: dict[str, Use] = {}
 
     def started(self, digest: str, use: Use) -> None:
-        """A container has the volume from now on; of several the last one is known."""
+        """A container has the volume from now on; of several containers the last one is remembered."""
         self._by_digest[digest] = use
 
     def ended(self, container_id: str) -> None:
-        """A container has none of its volumes any more."""
+        """The container has no volume any more."""
         for digest, use in list(self._by_digest.items()):
             if use.container_id == container_id:
                 self._by_digest.pop(digest, None)
 
     def of(self, digest: str, sandbox_id: str) -> Use:
-        """The volume's mount in a sandbox; one without a container if none is known."""
+        """The volume's mount in a sandbox; without a container if no container is known."""
         use = self._by_digest.get(digest)
         return use if use is not None and use.sandbox_id == sandbox_id else Use(sandbox_id)
 
 
 class KataHandler(Handler):
-    """What the proxy calls: statistics alone."""
+    """Serves the proxy's calls: statistics only."""
 
     def __init__(self, store: Store, runtimes: Runtimes, uses: Uses) -> None:
         self._store, self._runtimes, self._uses = store, runtimes, uses
-        self._known: dict[str, _Known] = {}
+        self._samples: dict[str, _Sample] = {}
         self._requests: dict[str, asyncio.Task[volumes.VolumeStats]] = {}
         """By sandbox."""
 
     async def close(self) -> None:
-        """Leave the requests that run."""
+        """Cancel the running requests."""
         requests = list(self._requests.values())
         for request in requests:
             request.cancel()
         await asyncio.gather(*requests, return_exceptions=True)
 
     async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
-        """Those of now, or the last ones of the same sandbox. Raises `NotInSandbox`, `StatisticsUnavailable`."""
+        """The current statistics, or the sandbox's last ones. Raises `NotInSandbox`, `StatisticsUnavailable`."""
         record, sandbox_id = await workers.run(self._holder, target)
         try:
             async with asyncio.timeout(_ANSWER_S):
                 return await self._asked(sandbox_id, record)
         except (OSError, ValueError, VmUnknown) as error:  # TimeoutError is an OSError
-            known = self._known.get(record.digest)
-            if known is not None and known.sandbox_id == sandbox_id:
-                return _aged(known)
+            sample = self._samples.get(record.digest)
+            if sample is not None and sample.sandbox_id == sandbox_id:
+                return _aged(sample)
             raise errors.PeerUnavailable.named(
                 "StatisticsUnavailable",
-                f"the statistics of the volume at {target} cannot be had",
+                f"the statistics of the volume at {target} are not available",
                 why=f"the shim of sandbox {sandbox_id}: {str(error)[:300] or 'no answer in time'}",
                 hint="retry while a container of the pod runs; if it stays so, the guest's agent hangs",
             ) from error
@@ -104,10 +104,10 @@ class KataHandler(Handler):
         request = asyncio.create_task(self._request(sandbox_id, record), name="statistics")
         self._requests[sandbox_id] = request
 
-        def ended(of: asyncio.Task[volumes.VolumeStats]) -> None:
+        def ended(task: asyncio.Task[volumes.VolumeStats]) -> None:
             del self._requests[sandbox_id]
-            if not of.cancelled():
-                of.exception()  # the caller may have left
+            if not task.cancelled():
+                task.exception()  # the caller may have left
 
         request.add_done_callback(ended)
         return await asyncio.shield(request)
@@ -115,13 +115,13 @@ class KataHandler(Handler):
     async def _request(self, sandbox_id: str, record: Record) -> volumes.VolumeStats:
         runtime = await workers.run(self._runtimes.of, sandbox_id)
         stats = await runtime.stats(record, self._uses.of(record.digest, sandbox_id))
-        if len(self._known) >= _KNOWN_MAX:
-            self._known.pop(next(iter(self._known)))
-        self._known[record.digest] = _Known(sandbox_id, stats, time.monotonic())
+        if len(self._samples) >= _SAMPLES_MAX:
+            self._samples.pop(next(iter(self._samples)))
+        self._samples[record.digest] = _Sample(sandbox_id, stats, time.monotonic())
         return stats
 
 
-def _aged(known: _Known) -> volumes.VolumeStats:
-    age_s = int(time.monotonic() - known.at_s)
+def _aged(sample: _Sample) -> volumes.VolumeStats:
+    age_s = int(time.monotonic() - sample.at_s)
     message = f"the numbers are {age_s} s old: no container of the sandbox has the volume now"
-    return volumes.VolumeStats(known.stats.usage, volumes.VolumeCondition(False, message))  # noqa: FBT003
+    return volumes.VolumeStats(sample.stats.usage, volumes.VolumeCondition(False, message))  # noqa: FBT003

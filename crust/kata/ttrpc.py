@@ -1,8 +1,8 @@
 """ttrpc, containerd's RPC: messages of one call each, in both directions. Pure functions and a decoder; no I/O.
 
 A message is a header of 10 bytes, big-endian: length, stream, type, flags; then a protobuf message, at most 4 MiB. A
-stream is one call; those that this side opens are odd. Crust has unary calls alone: a message of another type is a
-part of a call that nobody made, and is ignored.
+stream is one call; the streams that this side opens are odd. Crust makes only unary calls: a message of another type
+belongs to no call, and is ignored.
 """
 
 import struct
@@ -15,7 +15,7 @@ from crust.wire.ttrpc.v1 import ttrpc_pb2
 
 REQUEST, RESPONSE = 1, 2
 UNKNOWN, UNIMPLEMENTED = 2, 12
-"""Codes of gRPC that are sent: of a refusal, and of a method that is not there."""
+"""The codes of gRPC for a refusal, and for an unknown method."""
 
 LENGTH_MAX = 4 * 1024 * 1024
 _HEADER = struct.Struct(">IIBB")
@@ -70,7 +70,7 @@ def parse_request(frame: Frame) -> ttrpc_pb2.Request:
 
 
 def parse_response(frame: Frame) -> bytes | Failure:
-    """What a call was answered with. Raises ProtocolViolated."""
+    """The answer of a call. Raises ProtocolViolated."""
     try:
         answer = ttrpc_pb2.Response.FromString(frame.data)
     except DecodeError as err:

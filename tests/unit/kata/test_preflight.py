@@ -7,7 +7,7 @@ import pytest
 from crust.core import volumes
 from crust.core.settings.kata import KataRuntime
 from crust.kata.evidence import Kind
-from crust.kata.preflight import Configurations, Found, KataUnfit, check, read
+from crust.kata.preflight import Configurations, Installation, KataUnfit, check, read
 from tests.support.raised import raised
 
 HANDLER = volumes.HandlerName("kata")
@@ -114,7 +114,7 @@ def test_the_shim_says_runtime_and_version(
 ) -> None:
     path = _written(tmp_path / "configuration.toml", text)
     shim = _shim(tmp_path / "containerd-shim-kata-v2", says)
-    assert check(_runtime(path, shim), read(path)) == Found(kind, version)
+    assert check(_runtime(path, shim), read(path)) == Installation(kind, version)
     other = {RUST: FIT, FIT: RUST}[text]
     _written(path, other)
     with pytest.raises(KataUnfit, match="is not that: Kata Containers containerd shim"):

@@ -204,7 +204,7 @@ async def test_what_is_no_answer_of_the_agent_is_an_error(
 
 
 async def test_without_the_guest_s_path_nobody_is_asked(runtime: RustRuntime) -> None:
-    with pytest.raises(ValueError, match="cannot be told"):
+    with pytest.raises(ValueError, match="cannot be distinguished"):
         await runtime.stats(a_record(), Use(ID, "container-1"))
 
 
