@@ -1,1 +1,1 @@
-"""What crust asks of the Kubernetes API. Optional: it needs the extra `crust-csi[kubernetes]`."""
+"""Crust's questions to the Kubernetes API. Optional: they need the extra `crust-csi[kubernetes]`."""

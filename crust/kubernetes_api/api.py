@@ -1,13 +1,12 @@
 """The client of the Kubernetes API, and the one place where its failures become errors of crust.
 
-lightkube, an optional package, reads the kubeconfig and knows how a client proves who it is: only `client` imports
-it, so that a program that asks no API server runs without. What the server answers is read here, because lightkube's
-own models refuse what Go's types write (`objects`). An answer is bounded, in size and in time, before anything looks
-at it.
+lightkube, an optional package, reads the kubeconfig and authenticates the client: only `client` imports it, so that a
+program that asks no API server runs without it. This module parses the server's answers, because lightkube's models
+refuse the output of Go's types (`objects`). Each answer is bounded in size and in time before it is parsed.
 
-`Followed` keeps the objects of one kind known by list and watch. A watch that lost events without an error, and one
-whose connection is dead without a word, are repaired by the next list. What is kept of an object is the caller's
-choice; an answer from there is as old as the watch is late.
+`Followed` keeps the objects of one kind known by list and watch. If a watch loses events or its connection without an
+error, the next list repairs it. The caller chooses which part of an object is kept; that part is as old as the watch
+is late.
 """
 
 import asyncio
@@ -75,7 +74,7 @@ class VersionExpiredError(Exception):
 
 
 class KubernetesApi:
-    """Asks one API server. Every method raises `KubernetesApiUnavailable`, which names what was asked."""
+    """Asks one API server. Every method raises `KubernetesApiUnavailable`, which names the question."""
 
     def __init__(self, http: "httpx2.AsyncClient") -> None:
         self._http = http
@@ -85,13 +84,13 @@ class KubernetesApi:
         await self._http.aclose()
 
     async def get(self, kind: type[Kind], name: str, *, namespace: str = "") -> Kind | None:
-        """The object, now. None only if the server says of an object of this name that it is not there."""
+        """The object, now. None only if the server says that an object of this name does not exist."""
         collection = kind.path
         if namespace:
             prefix, _, plural = collection.rpartition("/")
             collection = f"{prefix}/namespaces/{quote(namespace, safe='')}/{plural}"
-        shown = f"{namespace}/{name}" if namespace else name
-        async with _asking(f"{kind.__name__} {shown[:512]}"):
+        label = f"{namespace}/{name}" if namespace else name
+        async with _asking(f"{kind.__name__} {label[:512]}"):
             code, body = await self._answer(f"{collection}/{quote(name, safe='')}", {})
             if code == _NOT_FOUND and _status(body).details.name == name:
                 return None
@@ -156,8 +155,8 @@ def client(kubeconfig: str) -> KubernetesApi:
         raise UnusableKubeconfig(kubeconfig, why) from error
     config = lightkube.KubeConfig
     try:
-        found = config.from_file(kubeconfig) if kubeconfig else config.from_service_account()
-        chosen = found.get()
+        loaded = config.from_file(kubeconfig) if kubeconfig else config.from_service_account()
+        chosen = loaded.get()
         if chosen is None or httpx2.URL(chosen.cluster.server).scheme not in ("http", "https"):
             raise UnusableKubeconfig(kubeconfig, "it has no server's address with http or https")
         reached = client_adapter.ConnectionParams(timeout=httpx2.Timeout(_ASK_S), trust_env=False)
@@ -171,13 +170,13 @@ def client(kubeconfig: str) -> KubernetesApi:
     except yaml.YAMLError:
         raise UnusableKubeconfig(kubeconfig, "it is not YAML") from None  # its text shows the file
     except (AttributeError, LookupError, TypeError, ValueError, httpx2.InvalidURL) as error:
-        # what the library meets in a file of another form; its text does not always help
+        # the library's errors for a file of another form; their text does not always help
         why = f"it has not the form of a kubeconfig ({type(error).__name__})"
         raise UnusableKubeconfig(kubeconfig, why) from error
 
 
 class Followed(Generic[Kind, Kept]):
-    """What `keep` makes of each object, by `key`. `fields` is a field selector."""
+    """The result of `keep` for each object, by `key`. `fields` is a field selector."""
 
     def __init__(
         self,
@@ -185,7 +184,7 @@ class Followed(Generic[Kind, Kept]):
         kind: type[Kind],
         keep: Callable[[Kind], Kept],
         *,
-        key: Callable[[Kind], str] = lambda found: found.name,
+        key: Callable[[Kind], str] = lambda item: item.name,
         fields: str = "",
     ) -> None:
         self._api = api
@@ -201,7 +200,7 @@ class Followed(Generic[Kind, Kept]):
         """Why the objects are not known; empty: they are, or no answer has come yet."""
 
     async def is_known(self) -> bool:
-        """Whether list and watch have not failed. Where they have, the next list is waited for, for a while."""
+        """Whether list and watch work. After a failure this waits a few seconds for the next list."""
         try:
             async with asyncio.timeout(_WAIT_S):
                 await self._current.wait()
@@ -210,7 +209,7 @@ class Followed(Generic[Kind, Kept]):
         return True
 
     async def follow(self) -> None:
-        """Keep the objects known, until cancelled. An API server that is away is logged and waited for."""
+        """Keep the objects known, until cancelled. If the API server is away, this logs it and tries again."""
         while True:
             try:
                 async with asyncio.timeout(_RELIST_S):
@@ -241,7 +240,7 @@ class Followed(Generic[Kind, Kept]):
 
     async def _list(self) -> str:
         objects, version = await self._api.listing(self.kind, fields=self._fields)
-        self.known = {self._key(found): self._keep(found) for found in objects}
+        self.known = {self._key(item): self._keep(item) for item in objects}
         self.failure = ""
         self._current.set()
         return version
@@ -249,27 +248,27 @@ class Followed(Generic[Kind, Kept]):
     async def _watch(self, version: str) -> None:
         changes = self._api.watch(self.kind, version, fields=self._fields)
         async with contextlib.aclosing(changes):
-            async for found, is_deleted in changes:
+            async for item, is_deleted in changes:
                 self._failures = 0
                 if is_deleted:
-                    self.known.pop(self._key(found), None)
+                    self.known.pop(self._key(item), None)
                 else:
-                    self.known[self._key(found)] = self._keep(found)
+                    self.known[self._key(item)] = self._keep(item)
 
 
 @contextlib.asynccontextmanager
 async def following(health: Health, *followed: Followed[Any, Any]) -> AsyncIterator[None]:
     """Follow the objects while the block runs."""
     async with contextlib.AsyncExitStack() as stack:
-        for each in followed:
+        for objects in followed:
             await stack.enter_async_context(
-                supervised(f"follow {each.kind.__name__} objects", each.follow, health)
+                supervised(f"follow {objects.kind.__name__} objects", objects.follow, health)
             )
         yield
 
 
 class _AnswerRefused(ValueError):
-    """The server's answer is no object."""
+    """The server's answer has no usable object."""
 
 
 @contextlib.asynccontextmanager
@@ -296,8 +295,8 @@ def _refusals(what: str) -> Iterator[None]:
         raise KubernetesApiUnavailable(what, str(error) or type(error).__name__) from error
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        why = f"it answers in another form than Kubernetes' own: {where}: {first['msg']}"
+        field = ".".join(map(str, first["loc"]))
+        why = f"it answers in another form than Kubernetes' own: {field}: {first['msg']}"
         raise KubernetesApiUnavailable(what, why) from error
 
 
@@ -321,7 +320,7 @@ async def _lines(response: "httpx2.Response") -> AsyncIterator[bytes]:
 
 
 def _change(kind: type[Kind], line: bytes) -> tuple[Kind, bool] | None:
-    """The object of a line of a watch, and whether it was deleted; None of a bookmark, whose object may be null."""
+    """The object of a line of a watch, and whether it was deleted; None for a bookmark, whose object may be null."""
     if not line.strip():
         return None
     event = WatchEvent.model_validate_json(line)
@@ -333,10 +332,10 @@ def _change(kind: type[Kind], line: bytes) -> tuple[Kind, bool] | None:
 
 
 def _check(code: int, body: bytes) -> None:
-    """Raise what the server refused with."""
+    """Raise the server's refusal."""
     if code != _OK:
-        found = _status(body)
-        _refuse(found if found.code else Status(code=code, message=f"HTTP {code}"))
+        status = _status(body)
+        _refuse(status if status.code else Status(code=code, message=f"HTTP {code}"))
 
 
 def _refuse(status: Status) -> None:
@@ -346,7 +345,7 @@ def _refuse(status: Status) -> None:
 
 
 def _status(body: bytes) -> Status:
-    """The Status object of a refusal; an empty one of what a proxy on the way answers."""
+    """The Status object of a refusal; an empty one for the answer of an HTTP proxy."""
     try:
         return Status.model_validate_json(body)
     except pydantic.ValidationError:

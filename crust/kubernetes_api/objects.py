@@ -1,10 +1,9 @@
 """The objects of the Kubernetes API that crust reads, as Go's client reads them.
 
-A Go program writes an empty list without `omitempty` as null, leaves out what is empty with it, and reads both as the
-zero value. A typed client that takes the API's description at its word refuses them: CSINode.spec.drivers of a node
-without a CSI driver is null on the wire, and is required in the description. So each field here has Go's zero value
-where it is absent or null, and only what is of another type is refused. Whether "nothing" means "nobody" is for the
-caller to decide: it never does by itself.
+A Go program writes an empty list without `omitempty` as null, leaves it out with `omitempty`, and reads both as the
+zero value. A typed client that follows the API's description refuses them: CSINode.spec.drivers of a node without a
+CSI driver is null on the wire, and is required in the description. So an absent or null field has Go's zero value
+here, and only a value of another type is refused. The caller decides whether an empty field proves anything.
 """
 
 from typing import Any, ClassVar, Generic, TypeVar
@@ -23,12 +22,12 @@ class GoStruct(pydantic.BaseModel):
 
     @pydantic.model_validator(mode="before")
     @classmethod
-    def _null_is_zero(cls, given: Any) -> Any:
-        if given is None:
+    def _null_is_zero(cls, value: Any) -> Any:
+        if value is None:
             return {}
-        if isinstance(given, dict):
-            return {key: value for key, value in given.items() if value is not None}
-        return given
+        if isinstance(value, dict):
+            return {key: value for key, value in value.items() if value is not None}
+        return value
 
 
 class Metadata(GoStruct):
@@ -60,7 +59,7 @@ class Taint(GoStruct):
 
 
 class Condition(GoStruct):
-    """Of a node; the kubelet reports `Ready`, and the cluster writes "Unknown" when it has not for a while."""
+    """Of a node; the kubelet reports `Ready`, and the cluster writes "Unknown" when the reports stop."""
 
     type: str = ""
     status: str = ""
@@ -73,7 +72,7 @@ class NodeSpec(GoStruct):
 
 
 class NodeStatus(GoStruct):
-    """What the kubelet reports. `volumes_in_use`: unique names of volumes that it has not unmounted."""
+    """The kubelet's report. `volumes_in_use`: unique names of volumes that it has not unmounted."""
 
     conditions: tuple[Condition, ...] = ()
     volumes_in_use: tuple[str, ...] = ()
@@ -117,7 +116,7 @@ class CSIDriverSpec(GoStruct):
 
 
 class CSIDriver(KubernetesObject):
-    """What the cluster does for a driver."""
+    """The cluster's services for a driver."""
 
     path = "/apis/storage.k8s.io/v1/csidrivers"
 
@@ -147,7 +146,7 @@ class PersistentVolume(KubernetesObject):
 
 
 class VolumeAttachmentSource(GoStruct):
-    """One of both is there: the inline one for a volume that Kubernetes migrated from a pod's in-tree source."""
+    """One of the two is set: the inline one for a volume that Kubernetes migrated from a pod's in-tree source."""
 
     persistent_volume_name: str = ""
     inline_volume_spec: PersistentVolumeSpec | None = None
@@ -176,7 +175,7 @@ class PodSpec(GoStruct):
 
 
 class Pod(KubernetesObject):
-    """A pod. Its path is that of all namespaces; `KubernetesApi.get` goes to the one that it is told."""
+    """A pod. Its path covers all namespaces; `KubernetesApi.get` inserts its namespace."""
 
     path = "/api/v1/pods"
 
@@ -184,7 +183,7 @@ class Pod(KubernetesObject):
 
 
 class RuntimeClass(KubernetesObject):
-    """Which handler of the container engine runs the pods of the class."""
+    """Names the handler of the container engine that runs the pods of the class."""
 
     path = "/apis/node.k8s.io/v1/runtimeclasses"
 
@@ -192,7 +191,7 @@ class RuntimeClass(KubernetesObject):
 
 
 class StatusDetails(GoStruct):
-    """Which object a refusal is about."""
+    """The object that a refusal is about."""
 
     name: str = ""
 
@@ -209,7 +208,7 @@ Item = TypeVar("Item", bound=KubernetesObject)
 
 
 class ListBody(GoStruct, Generic[Item]):
-    """One page of a list. `items` is null on the wire where there is none."""
+    """One page of a list. An empty `items` is null on the wire."""
 
     metadata: Metadata = Metadata()
     items: tuple[Item, ...] = ()

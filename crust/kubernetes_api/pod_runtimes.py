@@ -1,10 +1,10 @@
-"""Which container runtime handler a pod has: by its RuntimeClass, as the Kubernetes API has it.
+"""The container runtime handler of a pod, by its RuntimeClass in the Kubernetes API.
 
-A pod's runtimeClassName and a RuntimeClass's handler are immutable, so an answer about a pod's UID is true for as
-long as the pod lives, however old it is. Therefore pods are kept by UID; classes are followed by name, because one
-can be deleted and made again. A watch of the node's pods fetches them ahead of the publishes, so that a pod that was
-seen can start while the API server is away; a publish for a pod that the watch has not brought asks directly. An
-object of the same name with another UID is another pod.
+A pod's runtimeClassName and a RuntimeClass's handler are immutable, so an answer about a pod's UID stays true while
+the pod lives. Therefore pods are kept by UID; classes are followed by name, because a class can be deleted and made
+again. A watch of the node's pods fetches them ahead of the publishes, so that a known pod can start while the API
+server is away; a publish for an unknown pod asks the server directly. An object of the same name with another UID is
+another pod.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from crust.kubernetes_api.api import Followed, KubernetesApi, following
 from crust.kubernetes_api.objects import Pod, RuntimeClass
 
 POD_INFO = "csi.storage.k8s.io/pod."
-"""What the keys of a volume context that name the pod begin with."""
+"""The prefix of the keys of a volume context that name the pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,15 @@ class PodName:
     @classmethod
     def of(cls, context: Mapping[str, str]) -> Self:
         """From a volume context. Raises `PodInfoMissing`."""
-        found = [context.get(f"{POD_INFO}{key}", "") for key in ("namespace", "name", "uid")]
-        if not all(found):
+        parts = [context.get(f"{POD_INFO}{key}", "") for key in ("namespace", "name", "uid")]
+        if not all(parts):
             raise errors.NotReady.named(
                 "PodInfoMissing",
                 "whether to defer the mount cannot be decided",
                 why="the pod's RuntimeClass decides, and the publish does not name the pod",
                 hint="set podInfoOnMount: true in the CSIDriver object",
             )
-        return cls(*found)
+        return cls(*parts)
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -54,12 +54,12 @@ class PodRuntimes:
         self._classes: Followed[Pod, str] = Followed(
             api,
             Pod,
-            lambda found: found.spec.runtime_class_name,
-            key=lambda found: found.metadata.uid,
+            lambda pod: pod.spec.runtime_class_name,
+            key=lambda pod: pod.metadata.uid,
             fields=f"spec.nodeName={node_name}",
         )
         self._handlers: Followed[RuntimeClass, str] = Followed(
-            api, RuntimeClass, lambda found: found.handler
+            api, RuntimeClass, lambda runtime_class: runtime_class.handler
         )
 
     async def handler_of(self, pod: PodName) -> str:
@@ -84,23 +84,23 @@ class PodRuntimes:
         return following(health, self._handlers, self._classes)
 
     async def _ask_class(self, pod: PodName) -> str:
-        found = await self._api.get(Pod, pod.name, namespace=pod.namespace)
-        if found is None or found.metadata.uid != pod.uid:
+        current = await self._api.get(Pod, pod.name, namespace=pod.namespace)
+        if current is None or current.metadata.uid != pod.uid:
             raise errors.PeerUnavailable.named(
                 "PodUnknown",
                 f"the RuntimeClass of pod {pod} is not known",
                 why=f"the API server has no pod of that name with the UID {pod.uid}",
                 hint="the caller will retry: an API server that lags behind learns of the pod within seconds",
             )
-        return found.spec.runtime_class_name
+        return current.spec.runtime_class_name
 
     async def _ask_handler(self, pod: PodName, name: str) -> str:
-        found = await self._api.get(RuntimeClass, name)
-        if found is None:
+        runtime_class = await self._api.get(RuntimeClass, name)
+        if runtime_class is None:
             raise errors.NotReady.named(
                 "RuntimeClassMissing",
                 f"whether to defer the mount for pod {pod} cannot be decided",
                 why=f"its RuntimeClass {name!r} does not exist",
                 hint="create the RuntimeClass, or correct the pod's runtimeClassName",
             )
-        return found.handler
+        return runtime_class.handler

@@ -1,25 +1,23 @@
-"""Whether a deferred volume may be detached: only where every node that may have it is known not to use it.
+"""Whether a deferred volume may be detached: only if every node that may have it is known not to use it.
 
-Kubernetes detaches by force when an unmount takes more than six minutes: "not safe to detach" then means nothing any
-more. A guest that outlives its pod keeps the volume for that long. On the node nobody is asked, and the driver's
-controller knows of no guest. But the kubelet reports in Node.status.volumesInUse what it has not unmounted yet, and
-writes it there before it mounts.
+Kubernetes detaches by force when an unmount takes more than six minutes, and a guest that outlives its pod keeps the
+volume. Kubernetes does not ask the node then, and the driver's controller knows of no guest. But the kubelet lists in
+Node.status.volumesInUse the volumes that it has not unmounted yet, and it adds a volume before it mounts it.
 
-Which nodes may have it: CSINode translates the driver's node id, as long as the driver is registered there. It is not
-exactly when a detach by force comes, because an orderly stop of crust ends the registration. Then every node counts
-that a VolumeAttachment of the volume names, and that has no id of the driver. These objects are followed by watches:
-their age can only hide a node, and a node that is not known is refused. What a node uses is always asked afresh, by
+The nodes that may have the volume: CSINode translates the driver's node id while the driver is registered there. An
+orderly stop of crust ends the registration, so a detach by force often finds none. Then every node counts that a
+VolumeAttachment of the volume names and that has no id of the driver. Watches follow these objects: an old object can
+only hide a node, and the detach from an unknown node is refused. The volumes in use are always requested afresh, by
 one request each, for at most three nodes.
 
-A node is gone, and uses nothing, if it is out of service, or if its Node object was absent each time that it was
-looked for, for `absent_s`. Everything else that is not known is refused: no answer, an object that is not there and a
-kubelet that never reported are not "nobody".
+A node is gone, and uses no volume, if it is out of service, or if its Node object was absent at each look for
+`absent_s`. Every other doubt refuses the detach: no answer, a missing object, a kubelet that never reported.
 
-A node is out of service by the taint of that name, set by a person or by what powers machines off: it says that the
-machine is off and nothing runs there. Kubernetes detaches and deletes by it without waiting; a driver cuts such a
-node off from storage (`OutOfServiceNodes`). It is believed only of a node that is not ready: one whose kubelet
-reports is alive, whoever tainted it. That a node is not ready, that its object was deleted and that a volume was
-detached from it by force prove nothing: each happens to a machine that only lost its network.
+A node is out of service by the taint of that name, set by a person or by the system that powers machines off: it says
+that the machine is off. Kubernetes then detaches and deletes without waiting; a driver cuts such a node off from
+storage (`OutOfServiceNodes`). Crust believes the taint only if the node is not ready: a node whose kubelet reports is
+alive. A node that is not ready, a deleted Node object and a detach by force prove nothing: each happens to a machine
+that only lost its network.
 """
 
 import time
@@ -56,7 +54,7 @@ _IF_DEAD = f"if the node is dead, taint it {TAINT}"
 
 @dataclass(slots=True)
 class _Absence:
-    """Since when a Node object is not there, and which CSINode object was left of it then."""
+    """Since when a Node object is absent, and the UID of the node's CSINode object at that time."""
 
     since: float
     uid: str
@@ -80,16 +78,16 @@ class VolumesInUse:
     _registered: Followed[CSINode, CSINode] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._attachments = Followed(self.api, VolumeAttachment, lambda found: found.spec)
-        self._volumes = Followed(self.api, PersistentVolume, lambda found: found.spec.csi)
-        self._registered = Followed(self.api, CSINode, lambda found: found)
+        self._attachments = Followed(self.api, VolumeAttachment, lambda attachment: attachment.spec)
+        self._volumes = Followed(self.api, PersistentVolume, lambda volume: volume.spec.csi)
+        self._registered = Followed(self.api, CSINode, lambda node: node)
 
     def following(self, health: Health) -> AbstractAsyncContextManager[None]:
         """Keep attachments, volumes and the nodes' ids known while the block runs."""
         return following(health, self._attachments, self._volumes, self._registered)
 
     async def check_detach(self, driver: str, volume_id: str, node_id: str) -> None:
-        """Return if the volume may be detached from the node with the driver's id `node_id`; empty: from all.
+        """Return if the volume may be detached from the node with the driver's id `node_id`; empty: from all nodes.
 
         Raises `UsedOnNode`, `VolumeUseUnknown`, `KubernetesApiUnavailable`.
         """
@@ -112,7 +110,7 @@ class VolumesInUse:
                 )
 
     def _handles(self, driver: str, volume_id: str) -> list[CSISource]:
-        """The volume as its objects have it: several that people made may name one, and a node may use each."""
+        """The volume in each of its objects: several objects made by hand may name one volume."""
         inline = map(_inline, self._attachments.known.values())
         return [
             handle
@@ -121,8 +119,8 @@ class VolumesInUse:
         ]
 
     def _may_defer(self, handle: CSISource) -> bool:
-        said = handle.volume_attributes.get(deferral_keys.DEFER)
-        return (said or self.default.value) in _DEFERRING
+        choice = handle.volume_attributes.get(deferral_keys.DEFER)
+        return (choice or self.default.value) in _DEFERRING
 
     def _nodes(self, driver: str, volume_id: str, node_id: str) -> Collection[str]:
         """The names of the nodes that may have the volume. Raises `VolumeUseUnknown`."""
@@ -132,8 +130,12 @@ class VolumesInUse:
             attached = self._attached(driver, volume_id)
             nodes = {name for name in attached if not node_id or name not in ids}
         if not nodes:
-            where = f"the node id {node_id[:192]!r} is not known" if node_id else "no node is named"
-            why = f"{where}: no CSINode and no VolumeAttachment object tells which node may have it"
+            problem = (
+                f"the node id {node_id[:192]!r} is not known" if node_id else "no node is named"
+            )
+            why = (
+                f"{problem}: no CSINode and no VolumeAttachment object tells which node may have it"
+            )
             raise _unknown(volume_id, why, "detach it by hand, once nothing uses it")
         if len(nodes) > _MOST_NODES:
             why = f"{len(nodes)} nodes may have it, and the call does not say which"
@@ -141,23 +143,23 @@ class VolumesInUse:
         return sorted(nodes)
 
     def _attached(self, driver: str, volume_id: str) -> set[str]:
-        """Where attachments of the volume are; else where those are of which it is not known what they attach."""
-        own, unknown = set(), set()
+        """The nodes with attachments of the volume; without any, the nodes with attachments of unknown volumes."""
+        nodes, unknown = set(), set()
         for attachment in self._attachments.known.values():
             if attachment.attacher != driver:
                 continue
-            named = self._volumes.known.get(attachment.source.persistent_volume_name)
-            handle = _inline(attachment) or named
+            source = self._volumes.known.get(attachment.source.persistent_volume_name)
+            handle = _inline(attachment) or source
             if handle is None:
                 unknown.add(attachment.node_name)
             elif handle.volume_handle == volume_id:
-                own.add(attachment.node_name)
-        return own or unknown
+                nodes.add(attachment.node_name)
+        return nodes or unknown
 
     def _is_migrated(self, driver: str, nodes: Collection[str]) -> bool:
-        """Whether a volume without a handle may be one that Kubernetes migrated from an in-tree plugin.
+        """Whether Kubernetes may have migrated a volume without a handle from an in-tree plugin.
 
-        Those have no attributes, and it takes the driver's name for them only in the attachment.
+        Such a volume has no attributes, and only its attachment names the driver.
         """
         names = (
             attachment.source.persistent_volume_name
@@ -178,7 +180,7 @@ class VolumesInUse:
             raise errors.NotReady.named(
                 "UsedOnNode",
                 f"volume {volume_id[:128]} is not detached from node {name}",
-                why="the node reports it in use: a guest may write to it, whatever became of its pod",
+                why="the node reports it in use: a guest may write to it, even if its pod has ended",
                 hint=f"stop the guest on that node; {_IF_DEAD}",
             )
         if not any(condition.type == "Ready" for condition in node.status.conditions):
@@ -188,7 +190,7 @@ class VolumesInUse:
     def _check_gone(self, name: str, volume_id: str) -> None:
         """Raise unless the Node object has been absent for long enough.
 
-        A CSINode object that is there and was not before means that the node came back meanwhile.
+        A new CSINode object means that the node came back meanwhile.
         """
         registered = self._registered.known.get(name)
         uid = registered.metadata.uid if registered is not None else ""
@@ -220,16 +222,16 @@ class OutOfServiceNodes:
         self._driver = driver
 
     async def ids(self) -> frozenset[str]:
-        """The driver's ids of the nodes that are gone, now. A driver that has left the CSINode object of such a node
-        was called by the node's name. Raises `KubernetesApiUnavailable`.
+        """The driver's ids of the nodes that are gone now, or the node's name if its CSINode object has no id of the
+        driver any more. Raises `KubernetesApiUnavailable`.
         """
         nodes, _ = await self._api.listing(Node)
-        gone = [node.name for node in nodes if _is_out_of_service(node)]
-        if not gone:
+        names = [node.name for node in nodes if _is_out_of_service(node)]
+        if not names:
             return frozenset()
         csi_nodes, _ = await self._api.listing(CSINode)
         ids = _ids(self._driver, csi_nodes)
-        return frozenset(ids.get(name, name) for name in gone)
+        return frozenset(ids.get(name, name) for name in names)
 
 
 def _ids(driver: str, csi_nodes: Iterable[CSINode]) -> dict[str, str]:
@@ -243,7 +245,7 @@ def _ids(driver: str, csi_nodes: Iterable[CSINode]) -> dict[str, str]:
 
 
 def _is_out_of_service(node: Node) -> bool:
-    """Whether the node has the taint, and no kubelet of it reports."""
+    """Whether the node has the taint, and its kubelet does not report."""
     is_tainted = any(taint.key == TAINT for taint in node.spec.taints)
     reported = {condition.type: condition.status for condition in node.status.conditions}
     return is_tainted and reported.get("Ready") != "True"

@@ -350,7 +350,7 @@ async def test_detach_from_a_node_that_uses_it_is_refused(with_api: Served, node
     text = await detach_error(with_api.stub, node_id)
     assert text.startswith(
         "rpc error: code = FailedPrecondition desc = [UsedOnNode] volume vol-1 is not detached from node worker-1: "
-        "the node reports it in use: a guest may write to it, whatever became of its pod; stop the guest on that node"
+        "the node reports it in use: a guest may write to it, even if its pod has ended; stop the guest on that node"
     )
     assert "node.kubernetes.io/out-of-service" in text
     assert with_api.driver.requests == []
