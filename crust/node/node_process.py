@@ -1,8 +1,8 @@
 """Proxy, shims and the block driver as one process.
 
 The process has one `Daemon`: the lock of the proxy's run directory, one health, one watchdog. The driver starts first
-and the CO's sockets last, so that what a CO can call is complete. A stop goes in the opposite order: each part drains
-its operations while the parts that these call still serve.
+and the CO's sockets last, so that a CO reaches a complete process. A stop has the opposite order: each part drains
+its operations while the parts that it calls still serve.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from crust.rpc.serving.server import Ports
 
 
 async def run(settings: NodeSettings) -> None:
-    """Serve until cancelled. If the start fails, it raises the reason and leaves no socket served."""
+    """Serve until cancelled. If the start fails, it raises the reason, and no socket is served."""
     await proxy_process.check_propagation(settings.proxy)
     for shim in settings.shim:
         await shim_process.check_mounts_seen(shim)
@@ -49,7 +49,7 @@ async def running(settings: NodeSettings) -> AsyncIterator[Daemon]:
 @asynccontextmanager
 async def _driver(settings: DriverSettings, daemon: Daemon, ports: Ports) -> AsyncIterator[None]:
     await workers.run(durable.make_directories, settings.run_dir, 0o700)
-    # a `crust driver` of the same directory has it: the process's own lock is the proxy's
+    # excludes a `crust driver` of the same directory: the process's own lock is the proxy's
     lock = await workers.run(locks.ProcessLock.acquire, os.path.join(settings.run_dir, serve.LOCK))
     with contextlib.closing(lock):
         driver = serve.driver_of(settings, ports.connect)

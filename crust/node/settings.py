@@ -1,8 +1,8 @@
 """The settings of `crust node`: the tables of its three parts, which have the keys of the three programs.
 
-What the parts have in common needs to be said once: a key that is left out follows from the others. What cannot work
-in one process is refused here, before anything is started: a part that nothing calls, two parts that name each
-other's sockets differently, a setting of the process inside of a part.
+A common value is written once: a key that is left out follows from the others. A combination that cannot work in one
+process is refused before the start: a part that no other part calls, two parts that name each other's sockets
+differently, a setting of the process inside of a part.
 """
 
 import os
@@ -47,26 +47,29 @@ class NodeSettings(ProgramSettings):
     @property
     def inner_sockets(self) -> frozenset[str]:
         """The paths that only this process calls, and that have no socket."""
-        shims, drivers = (each.socket for each in self.shim), (each.socket for each in self.driver)
+        shims, drivers = (
+            (shim.socket for shim in self.shim),
+            (driver.socket for driver in self.driver),
+        )
         return frozenset((*shims, *drivers))
 
     @classmethod
-    def at_endpoint(cls, given: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
+    def at_endpoint(cls, values: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
         """As `crust proxy`; without drivers it is the socket of our own."""
-        proxy = given.get("proxy", {})
+        proxy = values.get("proxy", {})
         if not isinstance(proxy, Mapping):
-            return dict(given)  # refused by its type
+            return dict(values)  # refused by its type
         if not proxy.get("drivers"):
-            own = [{"name": _name_of(each)} for each in _tables(given.get("driver")) or [{}]]
-            proxy = {**proxy, "drivers": tuple(own)}
-        return {**given, "proxy": ProxySettings.at_endpoint(proxy, endpoint)}
+            ours = [{"name": _name_of(driver)} for driver in _tables(values.get("driver")) or [{}]]
+            proxy = {**proxy, "drivers": tuple(ours)}
+        return {**values, "proxy": ProxySettings.at_endpoint(proxy, endpoint)}
 
     @pydantic.model_validator(mode="before")
     @classmethod
-    def _complete(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        return _completed(dict(given))
+    def _complete(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        return _completed(dict(values))
 
     @pydantic.model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -77,9 +80,9 @@ class NodeSettings(ProgramSettings):
     def _shim_problems(self) -> list[str]:
         backends = {driver.backend for driver in self.proxy.drivers}
         problems = [
-            f"two tables of shim have the {key} {each!r}"
+            f"two tables of shim have the {key} {value!r}"
             for key in ("socket", "driver_socket")
-            for each in _repeated(getattr(shim, key) for shim in self.shim)
+            for value in _repeated(getattr(shim, key) for shim in self.shim)
         ]
         for shim in self.shim:
             if shim.controller:
@@ -97,7 +100,7 @@ class NodeSettings(ProgramSettings):
     def _driver_problems(self) -> list[str]:
         problems = []
         for driver in self.driver:
-            if driver.socket not in {each.driver_socket for each in self.shim}:
+            if driver.socket not in {shim.driver_socket for shim in self.shim}:
                 problems.append(
                     f"nothing calls the driver at {driver.socket}: no shim has it as its driver_socket; leave the "
                     "table driver out if another driver is wrapped"
@@ -108,97 +111,99 @@ class NodeSettings(ProgramSettings):
 
 
 def _repeated(values: Any) -> list[str]:
-    seen = list(values)
-    return sorted({each for each in seen if seen.count(each) > 1})
+    listed = list(values)
+    return sorted({value for value in listed if listed.count(value) > 1})
 
 
-def _other(part: str, named: str, served: str) -> str:
-    return f"{part}.runtime_socket is {named!r}, and the proxy of this process serves {served}: leave it out"
+def _other(part: str, socket: str, served: str) -> str:
+    return f"{part}.runtime_socket is {socket!r}, and the proxy of this process serves {served}: leave it out"
 
 
-def _completed(given: dict[str, Any]) -> dict[str, Any]:
-    """The tables, with what follows from the others. A value of a wrong type is left for the models to refuse."""
-    proxy = given.get("proxy", {})
-    drivers, shims = _tables(given.get("driver")), _tables(given.get("shim"))
+def _completed(tables: dict[str, Any]) -> dict[str, Any]:
+    """The tables with the keys that follow from the others. The models refuse values of a wrong type."""
+    proxy = tables.get("proxy", {})
+    drivers, shims = _tables(tables.get("driver")), _tables(tables.get("shim"))
     if not isinstance(proxy, Mapping) or drivers is None or shims is None:
-        return given
+        return tables
     _check_own(proxy, *shims, *drivers)
     run_dir = str(proxy.get("run_dir", _RUN_DIR))
-    node_name = given.get("node_name", os.uname().nodename)
-    own = [_driver(each, run_dir, node_name) for each in drivers or [{}]]
-    for each in _repeated(str(each["run_dir"]) for each in own):
-        raise ValueError(f"two tables of driver have the run_dir {each!r}: give each its own")
-    named = [shim.get("driver_socket") for shim in shims]
-    further = [each["socket"] for each in own[1:] if each["socket"] not in named]
-    in_front = [*(shims or [{}]), *({"driver_socket": each} for each in further)]
-    fronts = [_shim(each, own, run_dir) for each in in_front]
-    served = _serving(proxy, own, fronts)
+    node_name = tables.get("node_name", os.uname().nodename)
+    ours = [_driver(table, run_dir, node_name) for table in drivers or [{}]]
+    for repeated in _repeated(str(driver["run_dir"]) for driver in ours):
+        raise ValueError(f"two tables of driver have the run_dir {repeated!r}: give each its own")
+    called = [shim.get("driver_socket") for shim in shims]
+    further = [driver["socket"] for driver in ours[1:] if driver["socket"] not in called]
+    in_front = [*(shims or [{}]), *({"driver_socket": socket} for socket in further)]
+    fronts = [_shim(table, ours, run_dir) for table in in_front]
+    served = _serving(proxy, ours, fronts)
     names = _names(served.get("drivers"))
     fronts = [_named(front, names) for front in fronts]
     access = served.get("kubernetes")
-    if isinstance(access, Mapping) and "node_name" in given:
-        served["kubernetes"] = {"node_name": given["node_name"], **access}
-    found = {**given, "proxy": served, "shim": tuple(fronts)}
-    if drivers or own[0]["socket"] in [front["driver_socket"] for front in fronts]:
-        found["driver"] = tuple(own)
-    return found
+    if isinstance(access, Mapping) and "node_name" in tables:
+        served["kubernetes"] = {"node_name": tables["node_name"], **access}
+    completed = {**tables, "proxy": served, "shim": tuple(fronts)}
+    if drivers or ours[0]["socket"] in [front["driver_socket"] for front in fronts]:
+        completed["driver"] = tuple(ours)
+    return completed
 
 
-def _tables(given: Any) -> list[Mapping[str, Any]] | None:
-    """Of a part that may have one table, several, or none. None: of a wrong type."""
-    found = [given] if isinstance(given, Mapping) else given or []
-    is_some = isinstance(found, list | tuple) and all(isinstance(each, Mapping) for each in found)
-    return list(found) if is_some else None
+def _tables(value: Any) -> list[Mapping[str, Any]] | None:
+    """The tables of a part: one, several, or none. None: the value has a wrong type."""
+    tables = [value] if isinstance(value, Mapping) else value or []
+    is_some = isinstance(tables, list | tuple) and all(
+        isinstance(table, Mapping) for table in tables
+    )
+    return list(tables) if is_some else None
 
 
-def _driver(given: Mapping[str, Any], run_dir: str, node_name: str) -> dict[str, Any]:
+def _driver(table: Mapping[str, Any], run_dir: str, node_name: str) -> dict[str, Any]:
     """The table of one driver of ours."""
-    its = given.get("run_dir", f"{run_dir}/driver")
-    found = {
-        "socket": f"{its}/csi.sock",
-        "run_dir": its,
+    own_run_dir = table.get("run_dir", f"{run_dir}/driver")
+    defaults = {
+        "socket": f"{own_run_dir}/csi.sock",
+        "run_dir": own_run_dir,
         "runtime_socket": f"{run_dir}/runtime.sock",
         "node_id": node_name,
     }
-    return found | dict(given)
+    return defaults | dict(table)
 
 
-def _shim(given: Mapping[str, Any], own: list[dict[str, Any]], run_dir: str) -> dict[str, Any]:
-    """The table of one shim. In front of a driver of ours it wraps nothing: that one defers, in the same version."""
-    found = {"driver_socket": own[0]["socket"], "runtime_socket": f"{run_dir}/runtime.sock"}
-    found |= dict(given)
-    called = [each for each in own if each["socket"] == found["driver_socket"]]
-    its = called[0]["run_dir"] if called and called[0] is not own[0] else run_dir
-    found.setdefault("socket", f"{its}/shim/csi.sock")
-    if called and not found.get("controller"):
-        found.setdefault("wrap", False)
-    return found
+def _shim(table: Mapping[str, Any], ours: list[dict[str, Any]], run_dir: str) -> dict[str, Any]:
+    """The table of one shim. It does not wrap a driver of ours, which defers, in the same version."""
+    shim = {"driver_socket": ours[0]["socket"], "runtime_socket": f"{run_dir}/runtime.sock"}
+    shim |= dict(table)
+    called = [driver for driver in ours if driver["socket"] == shim["driver_socket"]]
+    socket_dir = called[0]["run_dir"] if called and called[0] is not ours[0] else run_dir
+    shim.setdefault("socket", f"{socket_dir}/shim/csi.sock")
+    if called and not shim.get("controller"):
+        shim.setdefault("wrap", False)
+    return shim
 
 
 def _name_of(driver: Mapping[str, Any]) -> str:
     """The name of a driver of ours, by its table."""
-    given = driver.get("driver_name")
-    return given if isinstance(given, str) else OWN_DRIVER
+    name = driver.get("driver_name")
+    return name if isinstance(name, str) else OWN_DRIVER
 
 
 def _serving(
-    proxy: Mapping[str, Any], own: list[dict[str, Any]], shims: list[dict[str, Any]]
+    proxy: Mapping[str, Any], ours: list[dict[str, Any]], shims: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """The proxy's table: without drivers it serves our own, of which CSI_ENDPOINT may have given the socket; and of
-    several of ours those after the first in any case.
+    """The proxy's table. Without drivers it serves our own, with the socket that CSI_ENDPOINT may give. Our drivers
+    after the first are always added.
     """
     drivers = proxy.get("drivers") or ()
     if not isinstance(drivers, list | tuple):
         return dict(proxy)
-    named = [driver.get("name") for driver in drivers if isinstance(driver, Mapping)]
-    names = [_name_of(each) for each in (own[1:] if drivers else own)]
-    missing = [name for name in names if name not in named]
+    proxy_names = [driver.get("name") for driver in drivers if isinstance(driver, Mapping)]
+    names = [_name_of(driver) for driver in (ours[1:] if drivers else ours)]
+    missing = [name for name in names if name not in proxy_names]
     drivers = [
         *drivers,
         *({"name": name, "socket": _KUBELET_SOCKET.format(name=name)} for name in missing),
     ]
-    backends = {_name_of(each): _front(each, shims) for each in own}
-    backends |= _wrapped(drivers, backends, own, shims)
+    backends = {_name_of(driver): _front(driver, shims) for driver in ours}
+    backends |= _wrapped(drivers, backends, ours, shims)
     served = [
         {"backend": backends[str(driver["name"])], **driver}
         if isinstance(driver, Mapping) and str(driver.get("name")) in backends
@@ -210,40 +215,40 @@ def _serving(
 
 def _wrapped(
     drivers: list[Any],
-    known: Mapping[str, Any],
-    own: list[dict[str, Any]],
+    backends: Mapping[str, Any],
+    ours: list[dict[str, Any]],
     shims: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """The shim of the driver of somebody else that has no backend, if there is one of each."""
-    ours = [each["socket"] for each in own]
-    fronts = [shim["socket"] for shim in shims if shim["driver_socket"] not in ours]
+    """The shim of another vendor's driver that has no backend, if there is one of each."""
+    own_sockets = [driver["socket"] for driver in ours]
+    fronts = [shim["socket"] for shim in shims if shim["driver_socket"] not in own_sockets]
     open_ends = [
         str(driver.get("name"))
         for driver in drivers
         if isinstance(driver, Mapping)
         and "backend" not in driver
-        and driver.get("name") not in known
+        and driver.get("name") not in backends
     ]
     return {open_ends[0]: fronts[0]} if (len(open_ends), len(fronts)) == (1, 1) else {}
 
 
 def _front(driver: Mapping[str, Any], shims: list[dict[str, Any]]) -> Any:
-    """The socket of the shim that calls the driver; else of the first one."""
-    found = [shim for shim in shims if shim["driver_socket"] == driver["socket"]]
-    return (found or shims)[0]["socket"]
+    """The socket of the shim that calls the driver; else of the first shim."""
+    callers = [shim for shim in shims if shim["driver_socket"] == driver["socket"]]
+    return (callers or shims)[0]["socket"]
 
 
 def _named(shim: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """A shim with the name by which the CO knows its driver."""
-    known = names.get(str(shim["socket"]))
-    return shim if known is None else {"driver_name": known, **shim}
+    """The shim with the CO's name of its driver."""
+    name = names.get(str(shim["socket"]))
+    return shim if name is None else {"driver_name": name, **shim}
 
 
 def _names(drivers: Any) -> dict[str, str]:
-    """The socket of a shim to the CO's name of its driver."""
+    """The CO's name of each driver, by the socket of its shim."""
     listed = drivers if isinstance(drivers, list | tuple) else ()
-    found = [each for each in listed if isinstance(each, Mapping)]
-    pairs = [(each.get("backend"), each.get("name")) for each in found]
+    tables = [driver for driver in listed if isinstance(driver, Mapping)]
+    pairs = [(driver.get("backend"), driver.get("name")) for driver in tables]
     return {key: name for key, name in pairs if isinstance(key, str) and isinstance(name, str)}
 
 
