@@ -121,9 +121,9 @@ unit: $(VENV)/.done $(KUSTOMIZE) ## the tests that do not need root
 	@$(PYTEST) -n $(JOBS) tests/unit
 
 .PHONY: simulate
-simulate: SEEDS ?= 100
-simulate: $(VENV)/.done ## random life of a node under a simulated kubelet; SEEDS=n (docs/reliability.md has the figures)
-	$(PY) -m tests.support.nodes.simulation --seeds $(SEEDS)
+simulate: export SEEDS ?= 100
+simulate: $(VENV)/.done ## random lives of a node under a simulated kubelet; SEEDS=n (docs/reliability.md)
+	@$(PYTEST) -n $(JOBS) tests/unit/proxy/test_simulation.py
 
 .PHONY: integration
 integration: root setup third-party ## the tests on real loop devices, mounts and sockets (root)

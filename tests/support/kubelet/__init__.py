@@ -8,9 +8,8 @@ to a kubelet that nothing exists, and it never unpublishes what it forgot.
     pending     simulated seconds; one operation at a time per volume, and the exponential back-off between failures
     state       pods and volumes: what is desired, what is actual, what is uncertain
     disk        the directories below /var/lib/kubelet, vol_data.json, removal of the target
-    mount_points  mount points and bind mounts: of a fake kernel
     csi         the calls, each on a connection of its own, and the journal of their answers
-    operations  mount, unmount, unmount device, expand: of filesystems and of raw block volumes
+    operations  mount, unmount, unmount device, expand
     kubelet     the reconciler; restart and reconstruction; statistics; republish
 
 Left out, by name: SELinux, fsGroup by the kubelet's own chown, volume limits, and what a proxy on the node does not

@@ -159,4 +159,4 @@ class CsiClient:
 
 
 def _capability(volume: Volume) -> csi_pb2.VolumeCapability:
-    return capability(volume.fs_type, block=volume.block)
+    return capability(volume.fs_type)

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 from tests.support.kubelet.csi import Answer, CsiClient, OperationFailed
 from tests.support.kubelet.disk import Disk, Found, NotRemoved
-from tests.support.kubelet.mount_points import MountPoints
-from tests.support.kubelet.operations import NoVolumeData, StillReferenced, VolumeOperations
+from tests.support.kubelet.operations import NoVolumeData, VolumeOperations
 from tests.support.kubelet.pending import ANY_POD, Clock, PendingOperations
 from tests.support.kubelet.state import Actual, ActualVolume, MountedPod, Pod, State, Volume
 
@@ -25,7 +24,7 @@ POD_SYNC_S = 10.0
 REPUBLISH_EVERY_S = 5.0
 """A real one: with every pod sync, 30 to 90 s apart. Sooner here, so that it meets more."""
 
-_FAILURES = (OperationFailed, NoVolumeData, NotRemoved, StillReferenced)
+_FAILURES = (OperationFailed, NoVolumeData, NotRemoved)
 
 
 class Runtime(Protocol):
@@ -58,7 +57,7 @@ class Kubelet:
         root: str,
         driver: str,
         socket: str,
-        mount_points: MountPoints,
+        is_mount_point: Callable[[str], bool],
         runtime: Runtime,
         on_answer: Callable[[Answer], None] = lambda _: None,
         timeout_s: float = 120,
@@ -67,8 +66,7 @@ class Kubelet:
         self.journal: list[Answer] = []
         self.pods: dict[str, PodStatus] = {}
         self.wanted_bytes: dict[str, int] = {}
-        self.disk = Disk(root, driver, mount_points)
-        self._mount_points = mount_points
+        self.disk = Disk(root, driver, is_mount_point)
         self._runtime = runtime
         self._on_answer = on_answer
         self.csi = CsiClient(socket, self._heard, lambda: self.clock.now_s, timeout_s=timeout_s)
@@ -89,11 +87,6 @@ class Kubelet:
     def resize(self, volume_name: str, size_bytes: int) -> None:
         """The PersistentVolume was grown by the controller."""
         self.wanted_bytes[volume_name] = size_bytes
-
-    @property
-    def forgotten(self) -> list[str]:
-        """Volumes that the kubelet holds to be gone, and that may not be (`Actual.forgotten`)."""
-        return self.actual.forgotten
 
     def is_desired(self, pod_uid: str) -> bool:
         """Whether the pod's volumes are in the desired state."""
@@ -137,20 +130,18 @@ class Kubelet:
         Volumes of pods that are wanted are uncertain, as since Kubernetes 1.26. (1.20 left them out of the actual
         state until they were mounted again, and forgot them if their pod was deleted before.)
         """
-        known = self.actual
         self._forget_everything()
         for status in list(self.pods.values()):
             if status.deleted:
                 del self.pods[status.pod.uid]
         for found in list(self.disk.find_all()):
             await self._reconstruct(found)
-        self._note_lost_block_volumes(known)
 
     async def _reconstruct(self, found: Found) -> None:
         wanted = self.is_desired(found.pod_uid)
         pod = self.pods[found.pod_uid].pod if wanted else Pod(found.pod_uid, ())
-        volume = Volume(found.volume_name, found.handle, block=found.block)
-        if found.block or self._mount_points.is_mount_point(found.target):
+        volume = Volume(found.volume_name, found.handle)
+        if self.disk.is_mount_point(found.target):
             state = State.UNCERTAIN if wanted else State.MOUNTED
             there = self.actual.attach(volume)
             there.device = state
@@ -158,23 +149,6 @@ class Kubelet:
         elif not wanted:  # "volume is not mounted": unpublished once, and never unstaged
             with contextlib.suppress(*_FAILURES):
                 await self._operations.unmount(pod, volume.name)
-
-    def _note_lost_block_volumes(self, known: Actual) -> None:
-        """A raw volume whose pod has no link yet is found by nobody: it is never unpublished, never unstaged."""
-        for name, there in known.volumes.items():
-            if there.volume.block:
-                lost = [uid for uid in there.pods if not self._is_known(uid, name)]
-                self.disk.block.lost.update(self.disk.block.target(uid, name) for uid in lost)
-
-    def _is_known(self, pod_uid: str, name: str) -> bool:
-        there = self.actual.volumes.get(name)
-        return self.is_desired(pod_uid) or (there is not None and pod_uid in there.pods)
-
-    def _published_at(self, pod_uid: str, volume: Volume) -> str:
-        """The path of a pod's volume that containers get."""
-        if volume.block:
-            return self.disk.block.target(pod_uid, volume.name)
-        return self.disk.target(pod_uid, volume.name)
 
     def describe(self) -> str:
         """What is not as it should be, for a test that gives up."""
@@ -186,7 +160,7 @@ class Kubelet:
             for each in self.journal
         }
         paths = {
-            self._published_at(uid, volume)
+            self.disk.target(uid, volume.name)
             for uid in waiting
             for volume in self.pods[uid].pod.volumes
         }
@@ -301,9 +275,7 @@ class Kubelet:
         for there in list(self.actual.volumes.values()):
             for mounted in list(there.pods.values()):
                 if self._is_well(mounted):  # an error is a line in the log, and no more
-                    uid, name = mounted.pod.uid, there.volume.name
-                    is_block = there.volume.block
-                    path = (self.disk.block.mapped if is_block else self.disk.target)(uid, name)
+                    path = self.disk.target(mounted.pod.uid, there.volume.name)
                     with contextlib.suppress(OperationFailed):
                         await self.csi.stats(there.volume, path)
 

@@ -11,10 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Volume:
-    """A volume of a CSI driver. `republish`: the CSIDriver says requiresRepublish, with tokens.
-
-    `block`: a PersistentVolume of volumeMode Block.
-    """
+    """A volume of a CSI driver. `republish`: the CSIDriver says requiresRepublish, with tokens."""
 
     name: str
     handle: str
@@ -22,7 +19,6 @@ class Volume:
     fs_type: str = "ext4"
     readonly: bool = False
     republish: bool = False
-    block: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,12 @@ answer is compared with what exists at that moment, on the disk and in the drive
 import asyncio
 import os
 from collections import Counter
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, ExitStack
 
 import grpc
 import grpc.aio
 
-from crust.core import volumes
+from crust.core import errors, volumes
 from crust.handoff import store
 from crust.rpc import channel
 from crust.runtime_handler import registration, service
@@ -21,9 +20,9 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import FakeDriver, Gate
 from tests.support.kubelet.csi import Answer
+from tests.support.kubelet.disk import Disk
 from tests.support.kubelet.kubelet import Kubelet
-from tests.support.kubelet.mount_points import FakeMountPoints
-from tests.support.kubelet.pods import Sandboxes
+from tests.support.kubelet.state import Pod
 from tests.support.nodes import proxy_process
 from tests.support.nodes.fake_targets import GUARD, MOUNTED, MarkedMounts
 from tests.support.nodes.node import DRIVER, Places
@@ -36,23 +35,36 @@ TIMEOUT_WHILE_HUNG_S = 0.15
 """A kubelet waits two minutes: as many times longer as its clock is slower than a simulated one."""
 
 
-@dataclass
-class Figures:
-    """What a run did, and what it found. The last five must be empty."""
+class Sandboxes:
+    """The container runtime beside the kubelet (`kubelet.Runtime`). `live`: by pod; a test stops them.
 
-    counts: Counter[str] = field(default_factory=Counter)
-    final_with_residue: list[str] = field(default_factory=list)
-    expansions_given_up: list[str] = field(default_factory=list)
-    two_writers: list[str] = field(default_factory=list)
-    leaks: list[str] = field(default_factory=list)
-    unstaged_in_use: list[str] = field(default_factory=list)
+    A sandbox claims by the handoff directory as the SDK does (`fake_handler.sandbox`), and outlives its containers.
+    """
 
-    @property
-    def faults(self) -> list[str]:
-        return [
-            *self.final_with_residue, *self.expansions_given_up, *self.two_writers, *self.leaks,
-            *self.unstaged_in_use,
-        ]  # fmt: skip
+    def __init__(self, volumes_root: str) -> None:
+        self._root = volumes_root
+        self.live: dict[str, ExitStack] = {}
+        self.pods: dict[str, Pod] = {}
+        self.disk: Disk
+
+    async def start(self, pod: Pod) -> bool:
+        """Claim every volume, or none."""
+        with ExitStack() as stack:
+            for volume in pod.volumes:
+                target = self.disk.target(pod.uid, volume.name)
+                try:
+                    stack.enter_context(fake_handler.sandbox(self._root, target, name=pod.uid))
+                except errors.CrustError:
+                    return False
+            self.live[pod.uid] = stack.pop_all()
+        self.pods[pod.uid] = pod
+        return True
+
+    async def stop_containers(self, pod: Pod) -> None:
+        """The containers end; the sandbox keeps its volumes."""
+
+    def stop(self, pod_uid: str) -> None:
+        self.live.pop(pod_uid).close()
 
 
 class SimulatedNode:
@@ -60,7 +72,10 @@ class SimulatedNode:
 
     def __init__(self, places: Places) -> None:
         self.places = places
-        self.figures = Figures()
+        self.faults: list[str] = []
+        """What must not be: it was found by a comparison."""
+        self.published = 0
+        """How many publishes were answered OK."""
         self.driver = FakeDriver(mounts=MarkedMounts(), sizes_file=places.sizes)
         self.sandboxes = Sandboxes(places.volumes)
         self._parts: dict[str, AsyncExitStack] = {}
@@ -68,12 +83,11 @@ class SimulatedNode:
         self._session: registration.Registration | None = None
         self._shim: Killable | None = None
         self._handler = fake_handler.FakeHandler()
-        self._mount_points = FakeMountPoints(_is_mount_point)
         self.kubelet = Kubelet(
             root=places.kubelet,
             driver=DRIVER,
             socket=places.csi,
-            mount_points=self._mount_points,
+            is_mount_point=_is_mount_point,
             runtime=self.sandboxes,
             on_answer=self._check_answer,
             timeout_s=TIMEOUT_S,
@@ -86,10 +100,6 @@ class SimulatedNode:
         if part == "proxy" and self._proxy is not None and not self._proxy.is_alive:
             return False
         return part in self._parts
-
-    def has_died(self, part: str) -> bool:
-        """Whether a part that was started ended by itself."""
-        return part in self._parts and not self.is_up(part)
 
     def downgrade_driver(self, *, to_old: bool) -> None:
         """Make it a driver that does not know deferral and mounts on the host, or a new one again."""
@@ -181,58 +191,34 @@ class SimulatedNode:
             return False
         return self._session is not None and self._session.registered.is_set()
 
-    async def unpublish_lost(self) -> int:
-        """What an operator does with raw volumes that the kubelet lost: unpublish them, and remove what it left.
-
-        A target that the driver holds for unpublished counts too while it exists: its answer was lost half-way.
-        """
-        block = self.kubelet.disk.block
-        lost = [
-            each for each in block.lost if each in self.driver.published or os.path.exists(each)
-        ]
-        self.driver.failures_after.clear()  # the operator would repeat the command
-        for target in lost:
-            handle = block.saved_handle(os.path.basename(os.path.dirname(target)))
-            assert handle is not None, f"no vol_data.json of {target}"
-            await self.kubelet.csi.unpublish(handle, target)
-        for target in block.lost:
-            name, pod_uid = target.split("/")[-2:]
-            block.unmap(pod_uid, name)
-        block.lost.clear()
-        return len(lost)
-
     def check_writers(self) -> None:
         """One writer per volume: sandboxes that hold a claim, and entries."""
         for kind, held in (("sandboxes", self._claims()), ("entries", self._entries())):
             for handle, number in held.items():
                 if number > 1:
-                    self.figures.two_writers.append(f"{number} {kind} of {handle}")
+                    self.faults.append(f"{number} {kind} of {handle}")
 
     def check_clean(self) -> None:
         """Nothing of any volume is left on the node."""
-        leaks = self.figures.leaks
-        leaks.extend(f"bind {target}" for target in self._mount_points.binds)
-        leaks.extend(f"loop device on {path}" for path in self.kubelet.disk.block.loops)
-        leaks.extend(f"raw target {target}" for target in self.kubelet.disk.block.targets())
-        leaks.extend(f"entry {name}" for name in self.places.entries())
-        leaks.extend(f"published {target}" for target in self.driver.published)
-        found = (each.target for each in self.kubelet.disk.find_all())
-        leaks.extend(f"target {target}" for target in found if os.path.lexists(target))
+        self.faults.extend(f"entry {name}" for name in self.places.entries())
+        self.faults.extend(f"published {target}" for target in self.driver.published)
+        targets = [volume.target for volume in self.kubelet.disk.find_all()]
+        self.faults.extend(f"target {target}" for target in targets if os.path.lexists(target))
         for directory, _, files in os.walk(self.places.kubelet):
-            leaks.extend(f"{name} in {directory}" for name in {GUARD, MOUNTED} & set(files))
+            self.faults.extend(f"{name} in {directory}" for name in {GUARD, MOUNTED} & set(files))
 
     def _check_answer(self, answer: Answer) -> None:
-        self.figures.counts[f"{answer.method} {answer.code.name}"] += 1
         code = answer.code
+        self.published += answer.method == "NodePublishVolume" and code is grpc.StatusCode.OK
         if answer.method == "NodePublishVolume" and answer.is_final:
             left = self._residue(answer.path)
             if left:
-                self.figures.final_with_residue.append(f"{code.name} with {left}: {answer.details}")
+                self.faults.append(f"final {code.name} with {left}: {answer.details}")
         if answer.method == "NodeExpandVolume" and code is grpc.StatusCode.FAILED_PRECONDITION:
-            self.figures.expansions_given_up.append(answer.details)
+            self.faults.append(f"expansion is given up: {answer.details}")
         is_unstaged = answer.method == "NodeUnstageVolume" and code is grpc.StatusCode.OK
         if is_unstaged and self._claims()[answer.handle]:
-            self.figures.unstaged_in_use.append(answer.handle)
+            self.faults.append(f"{answer.handle} is unstaged in use")
 
     def _residue(self, target: str) -> list[str]:
         """What exists of a publish at a target."""
@@ -251,7 +237,7 @@ class SimulatedNode:
 
     def _claims(self) -> Counter[str]:
         pods = (self.sandboxes.pods[uid] for uid in self.sandboxes.live)
-        return Counter(volume.handle for pod in pods for volume in pod.volumes if not volume.block)
+        return Counter(volume.handle for pod in pods for volume in pod.volumes)
 
 
 def _is_mount_point(path: str) -> bool:

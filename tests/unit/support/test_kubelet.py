@@ -13,8 +13,6 @@ from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Failure, FakeDriver
 from tests.support.kubelet.kubelet import Kubelet
-from tests.support.kubelet.mount_points import FakeMountPoints
-from tests.support.kubelet.pods import PlainContainers
 from tests.support.kubelet.state import Pod, State, Volume
 from tests.support.memory_csi.node import Mounts
 from tests.support.nodes.fake_targets import MarkedMounts
@@ -26,14 +24,27 @@ POD = Pod("pod-1", (VOLUME,))
 LIFE = ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"]
 
 
+class PlainContainers:
+    """`kubelet.Runtime` without sandboxes."""
+
+    def __init__(self) -> None:
+        self.containers: set[str] = set()
+
+    async def start(self, pod: Pod) -> bool:
+        self.containers.add(pod.uid)
+        return True
+
+    async def stop_containers(self, pod: Pod) -> None:
+        self.containers.discard(pod.uid)
+
+
 @dataclass
 class Simulated:
-    """A kubelet, the driver that it calls, and the mount points that it sees."""
+    """A kubelet, and the driver that it calls."""
 
     kubelet: Kubelet
     driver: FakeDriver
     runtime: PlainContainers
-    mount_points: FakeMountPoints
 
     def methods(self, handle: str = "") -> list[str]:
         """What the driver was asked, less capabilities."""
@@ -48,16 +59,15 @@ class Simulated:
 async def simulated(short_dir: Path) -> AsyncIterator[Simulated]:
     """A kubelet whose driver serves; a published target is a mount point."""
     driver, runtime = FakeDriver(mounts=MarkedMounts()), PlainContainers()
-    mount_points = FakeMountPoints(lambda path: path in driver.published)
     kubelet = Kubelet(
         root=f"{short_dir}/kubelet",
         driver=DRIVER,
         socket=f"{short_dir}/csi.sock",
-        mount_points=mount_points,
+        is_mount_point=lambda path: path in driver.published,
         runtime=runtime,
     )
     async with fake_driver.serving(driver, f"{short_dir}/csi.sock"):
-        yield Simulated(kubelet, driver, runtime, mount_points)
+        yield Simulated(kubelet, driver, runtime)
 
 
 def _uncertain(simulated: Simulated) -> None:
@@ -236,56 +246,3 @@ async def test_expansion_refused_as_in_use_is_not_tried_again(
     simulated.kubelet.clock.advance(130)
     await simulated.kubelet.turn()
     assert len(simulated.driver.called("NodeExpandVolume")) == calls
-
-
-RAW = Volume("pv-raw", "vol-raw", block=True)
-RAW_POD = Pod("pod-1", (RAW,))
-BASE = "plugins/kubernetes.io/csi/volumeDevices"
-
-
-async def test_raw_volume_is_staged_mapped_and_removed(
-    simulated: Simulated, short_dir: Path
-) -> None:
-    await _run(simulated, RAW_POD)
-    target = f"{short_dir}/kubelet/{BASE}/publish/pv-raw/pod-1"
-    mapped = f"{short_dir}/kubelet/{BASE}/pv-raw/dev/pod-1"
-    stage, publish = (simulated.driver.called(method)[0].request for method in LIFE[:2])
-    assert stage.staging_target_path == f"{short_dir}/kubelet/{BASE}/staging/pv-raw"
-    assert publish.staging_target_path == stage.staging_target_path
-    assert publish.target_path == target
-    assert stage.volume_capability.HasField("block")
-    assert publish.volume_capability.HasField("block")
-    assert simulated.mount_points.binds == {mapped: target}
-    assert simulated.kubelet.disk.block.loops == {mapped}
-    link = f"{short_dir}/kubelet/pods/pod-1/volumeDevices/kubernetes.io~csi/pv-raw"
-    assert os.readlink(link) == target
-    await simulated.kubelet.delete("pod-1")
-    await simulated.kubelet.until(lambda: simulated.kubelet.empty, within_s=5)
-    assert simulated.methods() == LIFE
-    assert simulated.mount_points.binds == {}
-    assert simulated.kubelet.disk.block.loops == set()
-    assert sorted(os.listdir(f"{short_dir}/kubelet/{BASE}")) == ["publish", "staging"]
-
-
-async def test_raw_expansion_names_the_target_alone(simulated: Simulated, short_dir: Path) -> None:
-    await _run(simulated, RAW_POD)
-    simulated.kubelet.resize("pv-raw", 1 << 30)
-    await simulated.kubelet.until(lambda: simulated.kubelet.settled, within_s=5)
-    (expand,) = simulated.driver.called("NodeExpandVolume")
-    assert expand.request.volume_path == f"{short_dir}/kubelet/{BASE}/publish/pv-raw/pod-1"
-    assert expand.request.staging_target_path == ""
-    assert expand.request.volume_capability.HasField("block")
-
-
-async def test_raw_volume_without_a_link_is_lost(simulated: Simulated, short_dir: Path) -> None:
-    """The publish was lost, so the kubelet has mapped nothing: no directory of the pod names the volume."""
-    simulated.driver.failures_after["NodePublishVolume"] = Failure(Code.UNAVAILABLE, "lost")
-    simulated.kubelet.add(RAW_POD)
-    await simulated.kubelet.turn()
-    await simulated.kubelet.delete("pod-1")
-    await simulated.kubelet.restart()
-    for _ in range(20):
-        await simulated.kubelet.turn()
-    assert simulated.methods() == LIFE[:2]
-    target = f"{short_dir}/kubelet/{BASE}/publish/pv-raw/pod-1"
-    assert simulated.kubelet.disk.block.lost == {target}
