@@ -177,7 +177,9 @@ def init_pool(**flags: Any) -> None:
 @_CONFIG
 @click.option("--snapshots", is_flag=True, help="With csi-snapshotter and its classes.")
 @click.option(
-    "--resizer", is_flag=True, help="With csi-resizer, on a cluster of one node: it has one leader."
+    "--resizer",
+    is_flag=True,
+    help="With csi-resizer; without node_deployment, on a cluster of one node.",
 )
 @click.option("--image", default="", help="The image of crust. Default: crust-csi:<version>.")
 @click.option("--namespace", default="", help="Default: crust-system.")

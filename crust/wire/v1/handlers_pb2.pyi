@@ -115,11 +115,11 @@ class RegisterRequest(_message.Message):
     """OPTIONAL. The longest target path, in bytes, for which the runtime can be given a volume; 0: no limit is known."""
     @_builtins.property
     def volume_types(self) -> _containers.RepeatedScalarFieldContainer[_types_pb2.VolumeType.Type.ValueType]:
-        """REQUIRED."""
+        """REQUIRED. BLOCK is among them."""
 
     @_builtins.property
     def filesystems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """REQUIRED. Filesystems that the sandbox's kernel can mount."""
+        """REQUIRED. Filesystems that the sandbox's kernel can mount: at most 64, each of at most 32 characters a-z and 0-9."""
 
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[Global___HandlerFeature.ValueType]:
@@ -219,7 +219,9 @@ class GetVolumeSecretsResponse(_message.Message):
     SECRETS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """"passphrase" for a volume whose record says that it is encrypted. Empty for one that needs none."""
+        """"passphrase" for a volume whose record says that it is encrypted, "userKey" for an image of a Ceph cluster. Empty for
+        one that needs none.
+        """
 
     def __init__(
         self,

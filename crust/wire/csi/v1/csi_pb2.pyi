@@ -3846,7 +3846,7 @@ class DeferredMount(_message.Message):
     supplemental_group: _builtins.str
     """OPTIONAL. Decimal gid, 1 to 4294967294."""
     supplemental_group_change_policy: _builtins.str
-    """OPTIONAL. "Always" or "OnRootMismatch"; empty means "Always". MUST NOT be set without a group."""
+    """OPTIONAL. "Always" or "OnRootMismatch"; empty means "OnRootMismatch". MUST NOT be set without a group."""
     readonly: _builtins.bool
     """The guest gets the device read-only."""
     capacity_bytes: _builtins.int
