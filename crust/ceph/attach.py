@@ -1,12 +1,12 @@
-"""What a runtime does in the cluster for one image, in a process of its own: check, take, record, give back.
+"""A runtime's calls to the cluster for one image, in a process of its own: check, take, record, give back.
 
-A hypervisor opens an image in its main loop, and a runtime serves all its sandboxes from one event loop: a monitor
-that is away or a wrong key would stop either for the length of a timeout. So librados is in neither. A process per
-attach or detach connects, answers a few questions, and ends. One that hangs is killed.
+A hypervisor opens an image in its main loop, and a runtime serves all its sandboxes from one event loop: an absent
+monitor or a wrong key would stop either for the length of a timeout. So librados is in neither. A process per attach
+or detach connects, answers a few questions, and ends. The runtime kills a process that hangs.
 
 `asking` starts the process; the program is `python -m crust.ceph.attach`. Questions and answers are lines of JSON on
-its standard input and output. The key goes by the input and nowhere else. An error is answered by its name and texts,
-and keeps them here. The process ends with its input, and without a shutdown, which could hang.
+its standard input and output. The key goes by the input and nowhere else. The answer about an error has its name and
+texts, and `_error_of` makes it again. The process ends with its input, without a shutdown, which could hang.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Key:
 
 
 class ImageCalls:
-    """The questions about one image. Each raises what `crust.ceph.claims` and `crust.ceph.failures` say."""
+    """The questions about one image. Each raises the errors of `crust.ceph.claims` and `crust.ceph.failures`."""
 
     def __init__(
         self, image: volumes.NetworkImage, process: asyncio.subprocess.Process, timeout_s: float
@@ -85,7 +85,7 @@ class ImageCalls:
         await self.ask("give_back", holder_id=holder_id)
 
     async def ask(self, question: str, **arguments: object) -> Mapping[str, Any]:
-        """One question, one answer. Raises `ImageProcessFailed`, and the error that is answered."""
+        """One question, one answer. Raises `ImageProcessFailed`, and the answered error."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         line = json.dumps({"question": question, **arguments})
@@ -98,10 +98,10 @@ class ImageCalls:
             raise ImageProcessFailed(str(self._image), question) from err
         if not answer:
             raise ImageProcessFailed(str(self._image), question)
-        found: dict[str, Any] = json.loads(answer)
-        if "error" in found:
-            raise _error_of(found)
-        return found
+        response: dict[str, Any] = json.loads(answer)
+        if "error" in response:
+            raise _error_of(response)
+        return response
 
 
 @asynccontextmanager
@@ -115,10 +115,10 @@ async def asking(
         stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:
-        found = ImageCalls(key.image, process, timeout_s)
+        calls = ImageCalls(key.image, process, timeout_s)
         times = asdict(timeouts or Timeouts())
-        await found.ask("connect", image=asdict(key.image), key=key.key, timeouts=times)
-        yield found
+        await calls.ask("connect", image=asdict(key.image), key=key.key, timeouts=times)
+        yield calls
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()  # it has answered everything, or never will
@@ -153,21 +153,21 @@ class _Answers:
     ) -> dict[str, object]:
         self._image = volumes.NetworkImage(**{**image, "monitors": tuple(image["monitors"])})
         monitors = ",".join(self._image.monitors)
-        who = CephUser(monitors, self._image.user, key)
-        self._connection = Connection(who, Timeouts(**timeouts))
-        found = self._connection.fsid()
-        if found != self._image.cluster:
+        user = CephUser(monitors, self._image.user, key)
+        self._connection = Connection(user, Timeouts(**timeouts))
+        cluster_id = self._connection.fsid()
+        if cluster_id != self._image.cluster:
             raise errors.NotReady.named(
                 "WrongCephCluster",
                 "the Ceph cluster is another one than the volume's",
-                why=f"its id is {found}, and the volume is in {self._image.cluster}",
+                why=f"its id is {cluster_id}, and the volume is in {self._image.cluster}",
                 hint="correct the monitors in the driver's settings",
             )
         return {}
 
     def size(self) -> dict[str, object]:
-        with self._there() as image, image.opened() as there:
-            return {"size_bytes": there.size()}
+        with self._there() as image, image.opened() as opened:
+            return {"size_bytes": opened.size()}
 
     def take(
         self, mode: str, node: str, machine: str, sandbox: str, holder_id: str
@@ -195,7 +195,7 @@ class _Answers:
 
 def _answer_of(err: errors.CrustError) -> dict[str, object]:
     branch = err.answered_as or next(
-        each for each in type(err).__mro__ if errors.CrustError in each.__bases__
+        cls for cls in type(err).__mro__ if errors.CrustError in cls.__bases__
     )
     return {
         "error": err.error_name,
@@ -208,10 +208,10 @@ def _answer_of(err: errors.CrustError) -> dict[str, object]:
 
 def _error_of(answer: Mapping[str, str]) -> errors.CrustError:
     """The error of the process: its branch, with its name, by which an operator looks it up."""
-    branches = {each.__name__: each for each in errors.CrustError.__subclasses__()}
-    found = branches[answer["branch"]](answer["what"], why=answer["why"], hint=answer["hint"])
-    found.error_name = answer["error"]
-    return found
+    branches = {branch.__name__: branch for branch in errors.CrustError.__subclasses__()}
+    error = branches[answer["branch"]](answer["what"], why=answer["why"], hint=answer["hint"])
+    error.error_name = answer["error"]
+    return error
 
 
 if __name__ == "__main__":

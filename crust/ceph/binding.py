@@ -1,8 +1,8 @@
 """librados and librbd by the bindings that Ceph ships for Python, and the part of them that crust uses.
 
 They are two extension modules, `rados` and `rbd`, that a distribution builds for its own Python and that no package
-index has. So they are looked for once, when a program that needs them starts, and a program without them says so then
-and not at the first volume. Nothing here is imported unless the settings name a Ceph cluster.
+index has. So a program that needs them looks for them once, at its start, and fails then and not at the first volume.
+Nothing here is imported unless the settings name a Ceph cluster.
 """
 
 import functools
@@ -23,7 +23,7 @@ class WriteOp(Protocol):
         """Create the object; with LIBRADOS_CREATE_EXCLUSIVE it must not exist."""
 
     def omap_cmp(self, key: str, val: str, cmp_op: int = 1) -> None:
-        """Make the changes only if the key has this value (ECANCELED otherwise); a key that is absent never has."""
+        """Make the changes only if the key has this value (ECANCELED otherwise, and for an absent key)."""
 
     def remove(self) -> None:
         """Remove the object."""
@@ -110,7 +110,7 @@ class Image(Protocol):
 
 
 class Images(Protocol):
-    """What rbd.RBD does to images by name."""
+    """The methods of rbd.RBD for images by name."""
 
     def create(
         self, ioctx: Ioctx, name: str, size: int, *, old_format: bool, features: int
@@ -142,7 +142,7 @@ class Binding:
 
     @property
     def failures(self) -> tuple[type[Exception], type[Exception]]:
-        """What their calls raise; each has `errno`, or none."""
+        """The errors of their calls; each has `errno`, or none."""
         return (self.rados.Error, self.rbd.Error)
 
     @property
@@ -158,10 +158,10 @@ class Binding:
 @functools.cache
 def load() -> Binding:
     """The binding; raises `CephBindingMissing`."""
-    found = {}
+    modules = {}
     for name in ("rados", "rbd"):
         try:
-            found[name] = importlib.import_module(name)
+            modules[name] = importlib.import_module(name)
         except ImportError as err:
             version = ".".join(map(str, sys.version_info[:2]))
             module = f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
@@ -172,4 +172,4 @@ def load() -> Binding:
                 hint="install python3-rados and python3-rbd of a distribution with this Python, and make "
                 f"{module} visible to this environment",
             ) from err
-    return Binding(found["rados"], found["rbd"])
+    return Binding(modules["rados"], modules["rbd"])

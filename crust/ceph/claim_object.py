@@ -5,10 +5,10 @@ keys: `cookie`, which every write replaces by a new random one, and `claims`, on
 operation of RADOS (`omap.swap`) that requires the cookie that was read, or that there is no object: of two writers
 one wins, and the other learns it. The time of a claim is for people; nothing is decided by a clock.
 
-RBD's own exclusive lock is no claim: librbd hands it to whoever writes next, without a question.
+RBD's own exclusive lock is no claim: librbd hands it to the next writer, without a question.
 
-A holder is in one of three places: among the holders, among the ended, or nowhere. `crust.ceph.fencing.cut_off` is
-the only way out of the second.
+A holder is among the holders, or among the ended, or nowhere. Only `crust.ceph.fencing.cut_off` removes an ended
+holder.
 """
 
 import enum
@@ -30,12 +30,12 @@ _DELETION = "deletion"
 _COOKIE, _CLAIMS = "cookie", "claims"
 _FORM = pydantic.ConfigDict(extra="forbid")
 _TRIES = 20
-"""Of one change, where other writers are always first: more means that something is wrong."""
+"""The tries of one change before other writers: more of them mean a fault."""
 
 
 class Mode(enum.Enum):
-    """How an image is used: by one writer, by readers alone, or by writers that know of each other (a raw volume,
-    ReadWriteMany), of which a host has one.
+    """The use of an image: by one writer, by readers alone, or by writers that know of each other (a raw volume,
+    ReadWriteMany), at most one on each host.
     """
 
     WRITER = "writer"
@@ -56,11 +56,11 @@ class UnreadableImageClaim(errors.Corrupt):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who has an image: a sandbox on a node, or the node's own kernel.
+    """The holder of an image: a sandbox on a node, or the node's own kernel.
 
-    `id` is that of the virtual machine, which a restarted runtime still knows, or of the node's boot. `machine` is
-    the node's machine id: two hosts that were given one name are told apart. `address` is that of the client that
-    opened the image; empty until it is known, and until then nobody can write.
+    `id` names the virtual machine, which a restarted runtime still knows, or the node's boot. `machine` is the node's
+    machine id, which distinguishes two hosts with one name. `address` is the client that opened the image; empty
+    until it is known, and until then it cannot write.
     """
 
     __pydantic_config__ = _FORM
@@ -73,7 +73,7 @@ class Holder:
 
     @classmethod
     def of_host(cls, node: str, machine: str, boot: str, claimed_at: str) -> "Holder":
-        """A node itself, whose kernel has mapped the image since this boot of it."""
+        """A node's kernel, which has mapped the image since this boot."""
         return cls(f"{_HOST}{boot}/{node}", node, machine, "(none: krbd)", claimed_at)
 
     @classmethod
@@ -93,7 +93,7 @@ class Holder:
 
     @property
     def shown(self) -> str:
-        """Who it is, for people."""
+        """The holder, for people."""
         if self.is_deletion:
             return "the controller, which deletes the volume,"
         if self.is_host:
@@ -101,7 +101,7 @@ class Holder:
         return f"sandbox {self.sandbox} on node {self.node}"
 
     def is_on(self, node: str, machine: str) -> bool:
-        """Whether the holder is, or was, on this host. Without a known machine id no host is the same as another."""
+        """Whether the holder is, or was, on this host; false without a known machine id."""
         return bool(machine) and (self.node, self.machine) == (node, machine)
 
 
@@ -109,8 +109,8 @@ class Holder:
 class Claims:
     """The claims on one image.
 
-    `ended` are holders whose process has ended without closing the image, or whose node was declared gone. What
-    their clients have sent may still arrive, so nobody may take the image until they are cut off (`fencing`).
+    `ended` are holders whose process has ended without closing the image, or whose node was declared gone. Writes of
+    their clients may still arrive, so nobody may take the image until they are cut off (`fencing`).
     """
 
     __pydantic_config__ = _FORM
@@ -121,12 +121,12 @@ class Claims:
 
     @property
     def nodes(self) -> frozenset[str]:
-        """The nodes that have the image, or had it and are to be cut off."""
+        """The nodes of the holders and of the ended holders."""
         holders = (*self.holders, *self.ended)
         return frozenset(holder.node for holder in holders if not holder.is_deletion)
 
     def of_node(self, node: str) -> tuple[Holder, ...]:
-        """The holders on a node; those that have ended are none."""
+        """The holders on a node, without the ended holders."""
         return tuple(holder for holder in self.holders if holder.node == node)
 
 
@@ -135,7 +135,7 @@ _STORED = pydantic.TypeAdapter(Claims)
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What was read; `cookie` is empty if there is no object."""
+    """The claims as read; `cookie` is empty if there is no object."""
 
     cookie: str
     claims: Claims
@@ -144,11 +144,11 @@ class Read:
 def read(ioctx: Ioctx, image: str) -> Read:
     """The claims on an image. Raises `UnreadableImageClaim`, and the binding's own errors."""
     with failures.ignoring(errno.ENOENT):
-        found = omap.read_keys(ioctx, PREFIX + image, (_COOKIE, _CLAIMS))
-        if set(found) != {_COOKIE, _CLAIMS}:
-            raise UnreadableImageClaim(image, f"it has the keys {sorted(found)}")
+        stored = omap.read_keys(ioctx, PREFIX + image, (_COOKIE, _CLAIMS))
+        if set(stored) != {_COOKIE, _CLAIMS}:
+            raise UnreadableImageClaim(image, f"it has the keys {sorted(stored)}")
         try:
-            return Read(found[_COOKIE].decode("ascii"), _STORED.validate_json(found[_CLAIMS]))
+            return Read(stored[_COOKIE].decode("ascii"), _STORED.validate_json(stored[_CLAIMS]))
         except pydantic.ValidationError as err:
             where = "; ".join(".".join(map(str, error["loc"])) for error in err.errors()[:5])
             why = f"it does not have the expected form: {where}"
@@ -157,20 +157,20 @@ def read(ioctx: Ioctx, image: str) -> Read:
 
 
 def changed(ioctx: Ioctx, image: str, change: Callable[[Claims], Claims]) -> Claims:
-    """Change the claims on an image; `change` is called again if another writer was first. Returns what is there now.
+    """Change the claims on an image, and return the new claims; `change` is called again if another writer was first.
 
     Without holders, living or ended, the object is removed.
     """
     for _ in range(_TRIES):
-        before = read(ioctx, image)
-        after = change(before.claims)
-        if after == before.claims:
+        present = read(ioctx, image)
+        after = change(present.claims)
+        if after == present.claims:
             return after
         stored: dict[str, bytes | None] | None = None
         if after.holders or after.ended:
             cookie = secrets.token_hex(16).encode()
             stored = {_COOKIE: cookie, _CLAIMS: _STORED.dump_json(after)}
-        expected = {_COOKIE: before.cookie} if before.cookie else None
+        expected = {_COOKIE: present.cookie} if present.cookie else None
         with failures.ignoring(errno.ENOENT):  # another writer has removed it
             if omap.swap(ioctx, PREFIX + image, expected, stored):
                 return after if stored else Claims()
@@ -183,9 +183,9 @@ def changed(ioctx: Ioctx, image: str, change: Callable[[Claims], Claims]) -> Cla
 
 
 def images(ioctx: Ioctx) -> tuple[str, ...]:
-    """The images of the namespace that have a claim object; it asks for each, 0.3 ms.
+    """The images of the namespace that have a claim object, by one call for each image, 0.3 ms.
 
-    A listing of all objects would take the time of the data: an image has one for each 4 MiB.
+    A listing of all objects would take longer: an image has one object for each 4 MiB.
     """
     claimed = []
     for image in load().images.list2(ioctx):

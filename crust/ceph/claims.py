@@ -1,23 +1,23 @@
-"""One writer of an image in the whole cluster: taking an image, recording who opened it, giving it back.
+"""One writer of an image in the whole cluster: take an image, record the client that opened it, give it back.
 
-    take      before the hypervisor opens the image: nobody else has it, and nobody unknown watches it; the active
-              controller's client is known (`controller_lock`)
+    take      before the hypervisor opens the image: no other holder has it, and no unknown client watches it; the
+              active controller's client is known (`controller_lock`)
     record    after that, and before the guest gets the disk: the address of the client that has opened it now
     give_back when the hypervisor has closed the image, or has ended
 
 A node's own kernel takes an image in the same steps (`HostClaim`): it is the client.
 
-The address is what can be cut off later, and a client that has been silent for 30 s is listed nowhere any more. So it
-is recorded before the first write can come. A process that dies between two steps leaves a claim that names its host:
-the same host ends it, because a runtime that holds the volume's claim lock knows that no other virtual machine there
-has the volume, and what its kernel had mapped before a boot has ended, too. Another host never does: it is refused
-with the holder's name, and `fencing` is the way.
+A later cut-off needs the address, and the cluster forgets a client that has been silent for 30 s. So the address is
+recorded before the first write can come. A process that dies between two steps leaves a claim that names its host.
+The same host ends the claim: a runtime that holds the volume's claim lock knows that no other virtual machine there
+has the volume, and a boot has ended the kernel's mappings. Another host never ends it: it is refused with the
+holder's name, and `fencing` is the way.
 
-That a process has ended does not mean that nothing of it will be written any more. A claim whose client has closed
-the image is free at once. Any other has *ended*, and the image is free when its client is cut off (`fencing`).
+After the end of a process its writes may still arrive. A claim whose client has closed the image is free at once. Any
+other claim has *ended*, and the image is free when its client is cut off (`fencing`).
 
-A node's user needs the capabilities mon 'allow r' and osd 'profile rbd', and no right to blocklist. Everything here
-blocks.
+A node's user needs the capabilities mon 'allow r' and osd 'profile rbd', and no right to blocklist. All functions
+block.
 """
 
 import datetime
@@ -61,7 +61,7 @@ class ImageClaimLost(errors.NotReady):
 
     def __init__(self, image: str) -> None:
         super().__init__(
-            f"the claim on the image {image} is not this sandbox's any more",
+            f"this sandbox has lost its claim on the image {image}",
             why="it was cut off, because its node was treated as gone",
             hint="close the image without writing, and start the pod again",
         )
@@ -69,14 +69,14 @@ class ImageClaimLost(errors.NotReady):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """This host: its node name, and its machine id, which tells two hosts with one name apart; empty if unknown."""
+    """A host: its node name, and its machine id, which distinguishes two hosts with one name; empty if unknown."""
 
     node: str
     machine: str
 
     @classmethod
     def this(cls, node: str = "") -> "Host":
-        """This host; by its host name if it has no other."""
+        """This host, by `node` or its host name."""
         try:
             machine = Path(MACHINE_ID).read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError):
@@ -100,19 +100,18 @@ class Host:
 
 
 def take(image: ClusterImage, mode: Mode, host: Host, sandbox: str, holder_id: str) -> Holder:
-    """Take an image for a sandbox, whose claim on the volume this host holds; the same again is the same claim.
+    """Take an image for a sandbox, whose claim on the volume this host holds; a repeated call gives the same claim.
 
-    `holder_id` is unique to the virtual machine: another one of the same sandbox has another. Raises
-    HostNotIdentified, `ImageClaimed`, ImageBeingOpened, ImageWatched, what `fencing.cut_off` raises, and the
-    binding's own errors.
+    `holder_id` is unique to the virtual machine, also among those of one sandbox. Raises HostNotIdentified,
+    `ImageClaimed`, ImageBeingOpened, ImageWatched, and the errors of `fencing.cut_off` and of the binding.
     """
     return _taken(image, mode, host, Holder(holder_id, host.node, host.machine, sandbox, now()))
 
 
 @dataclass(frozen=True, slots=True)
 class HostClaim:
-    """A node's own claim on an image that its kernel maps: one holder per node and boot, so that a driver that was
-    killed finds it again. A claim of an earlier boot of this host has ended with it.
+    """A node's own claim on an image that its kernel maps: one holder per node and boot, so that a restarted driver
+    finds it again. A boot of the host has ended its earlier claims.
     """
 
     image: ClusterImage
@@ -123,18 +122,18 @@ class HostClaim:
         return Holder.of_host(self.host.node, self.host.machine, syscalls.boot_id(), now())
 
     def held(self) -> Holder | None:
-        """The claim, if it is there and nobody has cut it off."""
+        """The claim, if it exists and nobody has cut it off."""
         return _held(claim_object.read(self.image.ioctx, self.image.name).claims, self._me.id)
 
     def take(self, mode: Mode, address: str) -> None:
-        """Take the image; `address` is that of the mapping that there is already, empty if there is none.
+        """Take the image; `address` is the client of an existing mapping, empty if there is none.
 
         Raises as `claims.take`.
         """
         _taken(self.image, mode, self.host, replace(self._me, address=address))
 
     def record(self, address: str) -> None:
-        """Record the kernel's client, as sysfs has it. Raises `ImageClaimLost`: then the image must be unmapped."""
+        """Record the kernel's client from sysfs. Raises `ImageClaimLost`: then the image must be unmapped."""
         _record(self.image, self._me.id, address)
 
     def give_back(self) -> None:
@@ -143,23 +142,25 @@ class HostClaim:
 
     def end_earlier_boots(self) -> None:
         """End the claims that this host's kernel had before its last boot."""
-        here, me = self.host, self._me
+        host, me = self.host, self._me
         _ended(
             self.image,
-            lambda each: each.is_host and each.id != me.id and each.is_on(here.node, here.machine),
+            lambda other: (
+                other.is_host and other.id != me.id and other.is_on(host.node, host.machine)
+            ),
         )
 
 
 def _taken(image: ClusterImage, mode: Mode, host: Host, me: Holder) -> Holder:
-    """The holder's claim: `me`, or that of an earlier attempt of the same virtual machine, which may have it open."""
+    """The holder's claim: `me`, or an earlier attempt of the same virtual machine, which may have it open."""
     host.check_identified()
-    found = changed(image.ioctx, image.name, lambda now: _without_left(now, me, mode, image, host))
-    if found.ended and not _is_attempted(found, me):
+    before = changed(image.ioctx, image.name, lambda old: _without_left(old, me, mode, image, host))
+    if before.ended and not _is_attempted(before, me):
         cut_off(image)
-    after = changed(image.ioctx, image.name, lambda now: _with(now, me, mode, image.name, host))
-    mine = of(after, me.id, image.name)
-    if me.address or mine != me:
-        return mine
+    after = changed(image.ioctx, image.name, lambda old: _with(old, me, mode, image.name, host))
+    own = of(after, me.id, image.name)
+    if me.address or own != me:
+        return own
     try:
         check_watchers(image)
     except BaseException:
@@ -168,43 +169,45 @@ def _taken(image: ClusterImage, mode: Mode, host: Host, me: Holder) -> Holder:
     return me
 
 
-def _is_attempted(now: Claims, me: Holder) -> bool:
+def _is_attempted(claims: Claims, me: Holder) -> bool:
     """Whether the same virtual machine has the claim already."""
-    return not me.is_host and _held(now, me.id) is not None
+    return not me.is_host and _held(claims, me.id) is not None
 
 
-def _without_left(now: Claims, me: Holder, mode: Mode, image: ClusterImage, host: Host) -> Claims:
-    if _is_attempted(now, me):
-        return now
-    left = _left(now, me, mode)
-    check_no_other(_without(now, (me, *left)), mode, image.name, host)
-    return end(now, left, image)
+def _without_left(old: Claims, me: Holder, mode: Mode, image: ClusterImage, host: Host) -> Claims:
+    if _is_attempted(old, me):
+        return old
+    dead = _left(old, me, mode)
+    check_no_other(_without(old, (me, *dead)), mode, image.name, host)
+    return end(old, dead, image)
 
 
-def _with(now: Claims, me: Holder, mode: Mode, image: str, host: Host) -> Claims:
-    if _is_attempted(now, me):
-        return now
-    if now.ended:
-        raise ImageNotCutOff(image, now.ended)
-    others = _without(now, (me,))
+def _with(claims: Claims, me: Holder, mode: Mode, image: str, host: Host) -> Claims:
+    if _is_attempted(claims, me):
+        return claims
+    if claims.ended:
+        raise ImageNotCutOff(image, claims.ended)
+    others = _without(claims, (me,))
     check_no_other(others, mode, image, host)
     return Claims(mode, (*others.holders, me))
 
 
-def _left(now: Claims, me: Holder, mode: Mode) -> tuple[Holder, ...]:
-    """Those of this host that have ended, as `me` shows: virtual machines, because this one has the volume's claim
-    lock, or what the kernel had mapped, before a boot or by another client. One kind says nothing of the other.
+def _left(claims: Claims, me: Holder, mode: Mode) -> tuple[Holder, ...]:
+    """The holders of this host that `me` proves to have ended, of its own kind: virtual machines, because `me` has
+    the volume's claim lock, or mappings of the kernel, of an earlier boot or by another client.
     """
-    if not me.is_host and now.mode is mode is Mode.READERS:
-        return ()  # they share the lock
-    here = (holder for holder in now.holders if holder.is_on(me.node, me.machine))
-    ours = (each for each in here if each.is_host == me.is_host)
-    return tuple(each for each in ours if each.id != me.id or each.address not in ("", me.address))
+    if not me.is_host and claims.mode is mode is Mode.READERS:
+        return ()  # readers share the lock
+    on_host = (holder for holder in claims.holders if holder.is_on(me.node, me.machine))
+    ours = (holder for holder in on_host if holder.is_host == me.is_host)
+    known = ("", me.address)
+    return tuple(holder for holder in ours if holder.id != me.id or holder.address not in known)
 
 
-def _without(now: Claims, holders: tuple[Holder, ...]) -> Claims:
+def _without(claims: Claims, holders: tuple[Holder, ...]) -> Claims:
     ids = {holder.id for holder in holders}
-    return replace(now, holders=tuple(holder for holder in now.holders if holder.id not in ids))
+    others = tuple(holder for holder in claims.holders if holder.id not in ids)
+    return replace(claims, holders=others)
 
 
 def record(image: ClusterImage, holder_id: str) -> str:
@@ -215,7 +218,7 @@ def record(image: ClusterImage, holder_id: str) -> str:
     claims = claim_object.read(image.ioctx, image.name).claims
     of(claims, holder_id, image.name)
     others = (*claims.ended, *(holder for holder in claims.holders if holder.id != holder_id))
-    new = image.strangers(frozenset(other.address for other in others))
+    new = image.strangers(frozenset(holder.address for holder in others))
     if len(new) != 1:
         raise errors.RuntimeFailed.named(
             "ImageNotOpened",
@@ -231,26 +234,24 @@ def record(image: ClusterImage, holder_id: str) -> str:
 def _record(image: ClusterImage, holder_id: str, address: str) -> None:
     """Record the holder's client. Raises `ImageClaimLost`."""
 
-    def recorded(now: Claims) -> Claims:
-        mine = of(now, holder_id, image.name)
-        others = _without(now, (mine,)).holders
-        return replace(now, holders=(*others, replace(mine, address=address)))
+    def recorded(claims: Claims) -> Claims:
+        holder = of(claims, holder_id, image.name)
+        others = _without(claims, (holder,)).holders
+        return replace(claims, holders=(*others, replace(holder, address=address)))
 
     changed(image.ioctx, image.name, recorded)
 
 
 def give_back(image: ClusterImage, holder_id: str) -> None:
     """End a holder's claim: its hypervisor has closed the image, or has ended. Absent is a success."""
-    _ended(image, lambda each: each.id == holder_id)
+    _ended(image, lambda holder: holder.id == holder_id)
 
 
 def _ended(image: ClusterImage, has_ended: Callable[[Holder], bool]) -> None:
-    """End claims. The image of a client that ended without closing it is free when the client is cut off: here, if
-    this user may do so, else by the controller.
-    """
+    """End claims, and cut off clients that have not closed the image; without that right the controller does it."""
 
-    def without(now: Claims) -> Claims:
-        return end(now, tuple(holder for holder in now.holders if has_ended(holder)), image)
+    def without(claims: Claims) -> Claims:
+        return end(claims, tuple(holder for holder in claims.holders if has_ended(holder)), image)
 
     if changed(image.ioctx, image.name, without).ended:
         with suppress(ImageNotCutOff):
@@ -258,18 +259,18 @@ def _ended(image: ClusterImage, has_ended: Callable[[Holder], bool]) -> None:
 
 
 def end(claims: Claims, holders: tuple[Holder, ...], image: ClusterImage) -> Claims:
-    """The claims when these holders' processes have ended. One that has closed the image, or only read, is free."""
+    """The claims after the end of these holders' processes. A client that closed the image, or only read, goes."""
     addresses = frozenset(holder.address for holder in holders if holder.address)
-    left = frozenset[str]() if claims.mode is Mode.READERS else image.not_closed(addresses)
-    ended = with_ended(claims, tuple(holder for holder in holders if holder.address in left))
+    unclosed = frozenset[str]() if claims.mode is Mode.READERS else image.not_closed(addresses)
+    ended = with_ended(claims, tuple(holder for holder in holders if holder.address in unclosed))
     return _without(ended, holders)
 
 
 def check_claimable(ioctx: Ioctx, image: str, mode: Mode, host: Host) -> None:
-    """Raise what `take` would if no sandbox on that host could take the image now.
+    """Raise as `take` if no sandbox on that host could take the image now.
 
-    It is the driver's early answer, by the identity that a claim has: node name and machine id. The runtime decides,
-    in `take`.
+    It is the driver's early answer, by the identity of a claim: node name and machine id. The runtime decides, in
+    `take`.
     """
     host.check_identified()
     claims = claim_object.read(ioctx, image).claims
@@ -279,7 +280,7 @@ def check_claimable(ioctx: Ioctx, image: str, mode: Mode, host: Host) -> None:
 
 
 def check_no_other(claims: Claims, mode: Mode, image: str, host: Host) -> None:
-    """Raise unless one more holder may have the image beside those that have it."""
+    """Raise unless one more holder may have the image."""
     for holder in claims.holders:
         if not share(claims.mode, mode):
             raise ImageClaimed(image, holder, host)
@@ -288,7 +289,7 @@ def check_no_other(claims: Claims, mode: Mode, image: str, host: Host) -> None:
                 "ImageBeingOpened",
                 f"the image {image} cannot be shared yet",
                 why=f"{holder.shown} has taken it at {holder.claimed_at} and not opened "
-                "it: of two that open it at once nobody could tell which client is whose",
+                "it: if two open it at once, nobody can assign their clients",
                 hint="retry; if it stays so, start the pod there again, or cut that node off: `crust ceph fence`",
             )
 
@@ -300,10 +301,10 @@ def share(one: Mode, other: Mode) -> bool:
 
 def of(claims: Claims, holder_id: str, image: str) -> Holder:
     """The holder's claim. Raises `ImageClaimLost`."""
-    mine = _held(claims, holder_id)
-    if mine is None:
+    holder = _held(claims, holder_id)
+    if holder is None:
         raise ImageClaimLost(image)
-    return mine
+    return holder
 
 
 def _held(claims: Claims, holder_id: str) -> Holder | None:

@@ -1,9 +1,9 @@
-"""An image of a namespace as one client of the cluster sees it: who has it open, who has librbd's lock.
+"""An image as one client of the cluster sees it: the clients that have it open, and the client with librbd's lock.
 
 A client that opens an image for writing watches its header; the OSD forgets a watch 30 s after the last sign of life.
-A client that writes has librbd's own lock, which stays until the client gives it back, after all that it has sent was
-answered, or until it is broken. So of a client that neither watches nor has the lock nothing can arrive any more: it
-has closed the image, or has never written. That holds for images with the feature exclusive-lock alone.
+A client that writes has librbd's own lock. The client gives it back after the answers to all its requests, or another
+client breaks it. So no write can arrive from a client that neither watches nor has the lock: it has closed the image,
+or has never written. That holds only for images with the feature exclusive-lock.
 """
 
 import errno
@@ -24,7 +24,7 @@ _CLIENT = 8
 
 @dataclass(frozen=True, slots=True)
 class ClusterImage:
-    """The image `name` in the namespace of `ioctx`, and the client that asks about it."""
+    """The image `name` in the namespace of `ioctx`, and the client that looks at it."""
 
     client: Connection
     ioctx: Ioctx
@@ -33,45 +33,45 @@ class ClusterImage:
     @contextmanager
     def opened(self) -> Iterator[Image]:
         """The image, open for reading, which is no watch. Raises `rbd.ImageNotFound`."""
-        made: Image = load().rbd.Image(self.ioctx, self.name, read_only=True)
+        image: Image = load().rbd.Image(self.ioctx, self.name, read_only=True)
         try:
-            yield made
+            yield image
         finally:
-            made.close()
+            image.close()
 
     def watchers(self) -> frozenset[str]:
         """The addresses of the clients that have the image open for writing; none if there is no image."""
         try:
-            with self.opened() as there:
-                return watchers(there)
+            with self.opened() as image:
+                return watchers(image)
         except load().rbd.ImageNotFound:
             return frozenset()
 
     def strangers(self, known: frozenset[str] = frozenset()) -> frozenset[str]:
-        """Those that are none of the known ones, nor the active controller. Raises `rbd.ImageNotFound`."""
-        with self.opened() as there:
-            return controller_lock.unknown_clients(self.ioctx, lambda: watchers(there) - known)
+        """The watchers beside the known clients and the active controller. Raises `rbd.ImageNotFound`."""
+        with self.opened() as image:
+            return controller_lock.unknown_clients(self.ioctx, lambda: watchers(image) - known)
 
     def not_closed(self, addresses: frozenset[str]) -> frozenset[str]:
-        """Those of the clients of which something may still arrive: they watch the image, or have librbd's lock."""
+        """The clients whose writes may still arrive: they watch the image, or have librbd's lock."""
         try:
-            with self.opened() as there:
-                if not there.features() & load().rbd.RBD_FEATURE_EXCLUSIVE_LOCK:
+            with self.opened() as image:
+                if not image.features() & load().rbd.RBD_FEATURE_EXCLUSIVE_LOCK:
                     return addresses
-                return addresses & (watchers(there) | lockers(there))
+                return addresses & (watchers(image) | lockers(image))
         except load().rbd.ImageNotFound:
             return frozenset()
 
     def break_locks(self, addresses: frozenset[str]) -> None:
-        """Take librbd's lock from clients that are blocklisted, and from no other.
+        """Break librbd's lock of blocklisted clients, and of no other.
 
-        By the object class of locks: librbd's own call blocklists again, for an hour, and is a writer of the image.
+        It calls the object class of locks: librbd's own call blocklists again, for an hour, and writes to the image.
         """
-        with self.opened() as there:
-            header, found = f"rbd_header.{there.id()}", _lockers(there)
-        for client, cookie, address in found:
+        with self.opened() as image:
+            header, locks = f"rbd_header.{image.id()}", _lockers(image)
+        for client, cookie, address in locks:
             if address in addresses:
-                with suppress(load().rados.ObjectNotFound):  # another one has broken it
+                with suppress(load().rados.ObjectNotFound):  # another process has broken it
                     self.ioctx.execute(header, "lock", "break_lock", _break(client, cookie))
 
 
@@ -79,9 +79,9 @@ class ClusterImage:
 def reached(
     client: Connection, pool: str, namespace: str, name: str, what: str
 ) -> Iterator[ClusterImage]:
-    """The image, for calls that need it and begin and end inside the block; `what` is done, as "cannot …".
+    """The image, for calls that begin and end inside the block; `what` is for errors, as "cannot …".
 
-    Raises CephImageMissing, and what `Connection.pool` raises.
+    Raises CephImageMissing, and the errors of `Connection.pool`.
     """
     try:
         with client.pool(pool, namespace, what) as ioctx:
@@ -108,13 +108,13 @@ def _break(client: str, cookie: str) -> bytes:
 
 
 def encoded(text: bytes) -> bytes:
-    """As Ceph writes a string."""
+    """The text in Ceph's encoding of a string."""
     return struct.pack("<I", len(text)) + text
 
 
 def watchers(image: Image) -> frozenset[str]:
     """The addresses of the clients that have the image open for writing."""
-    return frozenset(str(each["addr"]) for each in image.watchers_list())
+    return frozenset(str(watcher["addr"]) for watcher in image.watchers_list())
 
 
 def lockers(image: Image) -> frozenset[str]:
@@ -123,5 +123,5 @@ def lockers(image: Image) -> frozenset[str]:
 
 
 def _lockers(image: Image) -> list[tuple[str, str, str]]:
-    found = image.list_lockers()  # of a free lock it is an empty list
-    return list(found["lockers"]) if isinstance(found, dict) else []
+    answer = image.list_lockers()  # of a free lock it is an empty list
+    return list(answer["lockers"]) if isinstance(answer, dict) else []

@@ -2,27 +2,27 @@
 
     crust.controller    holder   "<address> <nonce> <beat>" of the active controller; absent: free
 
-The address is that of the controller's client, the nonce that of its run directory, which one process has at a time.
-The beat is renewed every `RENEW_S`. Every change of the key is one operation of RADOS that requires the value that
-was read. There is no lease, and no clocks are compared.
+The address names the controller's client, the nonce its run directory, which one process has at a time. The
+controller renews the beat every `RENEW_S`. Every change of the key is one operation of RADOS that requires the value
+that was read. There is no lease, and no clocks are compared.
 
-    free                            taken
-    another nonce, a new value      this controller stands by
-    another nonce, one value for    its holder is treated as dead: its address is blocklisted, the map with that is
-    `PATIENCE_S` of our own time    waited for, and only then the lock is taken
-    our nonce, another address      a client of ours that has ended, or of our dead predecessor: the same, at once
+    the lock is free                the controller takes it
+    another nonce, a new value      the controller stands by
+    another nonce, one value for    the controller treats the holder as dead: it blocklists the address, waits for the
+    `PATIENCE_S` of our own time    map, and then takes the lock
+    our nonce, another address      it is an ended client of ours, or of our dead predecessor: the same, at once
 
-From the map on every OSD that the successor reaches refuses what the late holder sends, also what it sent before. A
-holder that wakes up gets an error from its client, and its `Connection` gives out a new one only after `admit` has
-put the new address into the lock. Where the lock has another nonce by then, `ControllerReplaced` ends the process. So
-all changes are made by the client whose address is in the lock, and none by a controller that was replaced.
+With this map every OSD that the successor reaches refuses all requests of the late holder, even older ones. A holder
+that wakes up gets an error from its client, and its `Connection` gives out a new client only after `admit` has put
+the new address into the lock. If the lock has another nonce then, `ControllerReplaced` ends the process. So the
+client whose address is in the lock makes all changes, and a replaced controller makes none.
 
-The key is given back by a client of which no call has an unknown outcome (`Connection.close`). Any other leaves the
-key, and the next controller blocklists the address first: what such a call has sent may still be carried out.
+A client gives the key back if the outcome of all its calls is known (`Connection.close`). Otherwise it leaves the
+key, and the next controller blocklists the address first: such a call may still be carried out.
 
 `crust ceph fence`, the fencing of lost nodes and the freeing of ended claims need no lock. They change claims, by
-compare-and-swap, and the blocklist, where an entry harms nobody but its own dead client; they change no image, no
-record and no snapshot.
+compare-and-swap, and the blocklist, whose entry affects only its own dead client; they change no image, no record and
+no snapshot.
 """
 
 import errno
@@ -42,7 +42,7 @@ PATIENCE_S = 30.0
 """Six beats: longer than each call of a holder that lives may take (`crust.ceph.user.Timeouts`)."""
 
 BlocklistClient = Callable[[str], None]
-"""Cuts off the client with an address, and waits for the map that says so."""
+"""Cuts off the client with an address, and waits for the map with that."""
 
 _log = logging.getLogger(__name__)
 
@@ -113,8 +113,9 @@ class ControllerLock:
             raise
 
     def admit(self, ioctx: Ioctx, address: str, blocklist: BlocklistClient) -> None:
-        """Before a new client of this process is given out: its address replaces that of the one before, if this is
-        the active controller. Raises `ControllerReplaced`.
+        """Put the address of a new client into the lock, before its use, if this is the active controller.
+
+        Raises `ControllerReplaced`.
         """
         while self.is_ours:
             if self._put(ioctx, self._own(ioctx), address, blocklist):
@@ -124,7 +125,7 @@ class ControllerLock:
         """Give a sign of life. Raises `ControllerReplaced`."""
         value = self._own(ioctx)
         holder = _Holder.of(value)
-        # of a new client that is admitted meanwhile the address stands, and that was a sign of life
+        # if a new client is admitted meanwhile, its address stays, and is a sign of life
         _replaced(ioctx, value, _Holder(holder.address, self.nonce, holder.beat + 1).value)
 
     def give_back(self, ioctx: Ioctx) -> None:
@@ -147,7 +148,7 @@ class ControllerLock:
             raise ControllerStandsBy(_Holder.of(value).address)
 
     def _put(self, ioctx: Ioctx, value: str, address: str, blocklist: BlocklistClient) -> bool:
-        """Cut off the client that the lock has, and put this one in its place; whether nobody else was first."""
+        """Cut off the client in the lock, and put this one in its place; false if another controller was first."""
         holder = _Holder.of(value)
         if holder.address not in ("", address):
             blocklist(holder.address)
@@ -157,7 +158,7 @@ class ControllerLock:
 
 
 def make(ioctx: Ioctx) -> None:
-    """Make the object, with the pool: in a full one a key can be set, and no object be made."""
+    """Make the object together with the pool: in a full pool a key can be set, but no object be made."""
     omap.make(ioctx, OBJECT)
 
 
@@ -167,24 +168,24 @@ def read(ioctx: Ioctx) -> str:
 
 
 def unknown_clients(ioctx: Ioctx, look: Callable[[], frozenset[str]]) -> frozenset[str]:
-    """Those of the addresses that `look` finds that are not the active controller's.
+    """The addresses that `look` finds, without the active controller's.
 
-    It has an image open to flatten it, grow it, or take a snapshot, and never writes a guest's data; librbd hands its
-    lock over between it and a hypervisor. The lock is read before, because the controller may end, and after, because
-    one may begin.
+    The controller opens an image to flatten it, grow it, or take a snapshot, and never writes a guest's data; librbd
+    hands its lock over between the controller and a hypervisor. The lock is read before, because the controller may
+    end, and after, because another may begin.
     """
     before = _Holder.of(_present(ioctx)).address
-    found = look() - {before}
-    return found - {_Holder.of(_present(ioctx)).address} if found else found
+    clients = look() - {before}
+    return clients - {_Holder.of(_present(ioctx)).address} if clients else clients
 
 
 def _present(ioctx: Ioctx) -> str:
-    """The value of the lock; empty also where the pool or its lock was removed."""
+    """The value of the lock; empty also if the pool or its lock was removed."""
     with failures.ignoring(errno.ENOENT):
         return read(ioctx)
     return ""
 
 
 def _replaced(ioctx: Ioctx, before: str, after: str) -> bool:
-    """Whether the lock was `before`, and is `after` now; "" is a free one."""
+    """Whether the lock was `before`, and is `after` now; "" is a free lock."""
     return omap.swap(ioctx, OBJECT, {_KEY: before}, {_KEY: after.encode("ascii") or None})

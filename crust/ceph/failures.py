@@ -1,8 +1,8 @@
-"""What librados and librbd report, as errors of crust: one table from errno, with what was being done.
+"""Errors of librados and librbd as errors of crust: one table from errno and step.
 
 An errno means different things at different steps: ENOENT is an unknown pool when the pool is opened and a missing
-image when an image is. A caller that knows which object is meant catches the errno first (`errno_of`). A timeout says
-nothing about the outcome: the change may have been made, so a retry looks first.
+image when an image is. A caller that knows the object catches the errno first (`errno_of`). A timeout says nothing
+about the outcome: the change may have been made, so a retry looks first.
 """
 
 import errno
@@ -14,7 +14,7 @@ from crust.ceph.binding import load
 from crust.core import errors
 
 Step = Literal["connect", "pool", "monitors", "data"]
-"""What was being done: connecting, opening the pool, asking the monitors, reading or writing."""
+"""The step that failed: connect, open the pool, ask the monitors, read or write."""
 
 
 class CephMonitorsUnreachable(errors.PeerUnavailable):
@@ -46,7 +46,7 @@ class CephNotPermitted(errors.Refused):
         super().__init__(
             f"{what}: client.{user} may not",
             why="its capabilities do not cover it",
-            hint="see them by `ceph auth get`: `crust explain CephNotPermitted` says which are needed",
+            hint="see them by `ceph auth get`: `crust explain CephNotPermitted` lists the necessary ones",
         )
         self.user = user
 
@@ -77,7 +77,7 @@ class CephClientBlocklisted(errors.PeerUnavailable):
 
 
 class CephImageBusy(errors.PeerUnavailable):
-    """Another client of the Ceph cluster changes the same image, or what librbd keeps of it, at this moment."""
+    """Another client of the Ceph cluster changes the same image, or librbd's data of it, at this moment."""
 
     def __init__(self, what: str, number: int) -> None:
         super().__init__(
@@ -98,7 +98,7 @@ class CephConnectionClosed(errors.PeerUnavailable):
 
 
 class CephFailed(errors.RuntimeFailed):
-    """A call of librados or librbd failed in a way that has no error of its own."""
+    """A call of librados or librbd failed with an errno that has no error of its own."""
 
     def __init__(self, what: str, number: int) -> None:
         name = errno.errorcode.get(number, "no number")
@@ -121,8 +121,8 @@ _UNREACHED = (
     errno.ENETUNREACH,
 )
 _OVERTAKEN = (errno.ESTALE, errno.EAGAIN, errno.EBUSY, errno.ECANCELED, errno.EROFS, errno.EINTR)
-"""Of an image that another client has renamed, removed or locked between two steps of librbd: a retry looks again.
-EROFS is a write of a client that has lost librbd's lock, ESTALE an entry of librbd's directory that is another's."""
+"""Another client has renamed, removed or locked the image between two steps of librbd: a retry looks again. EROFS is
+a write of a client that has lost librbd's lock, ESTALE an entry of librbd's directory of another image."""
 
 
 def errno_of(failure: BaseException) -> int:
@@ -133,7 +133,7 @@ def errno_of(failure: BaseException) -> int:
 
 @contextmanager
 def ignoring(*numbers: int) -> Iterator[None]:
-    """Take failures with one of these errnos for success: what was to be done is done already."""
+    """Treat failures with one of these errnos as success: the call had nothing to do."""
     try:
         yield
     except load().failures as err:
@@ -149,11 +149,11 @@ def is_unanswered(number: int) -> bool:
 def translated(
     number: int, what: str, *, step: Step, user: str, monitors: str, pool: str
 ) -> errors.CrustError:
-    """The error for an errno. `what` was being done, as "cannot …"."""
+    """The error for an errno. `what` is for people, as "cannot …"."""
     if number == errno.ESHUTDOWN:
         return CephClientBlocklisted(user)
     if step == "connect" and number in (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOENT):
-        # EINVAL: the key is no key at all
+        # EINVAL: the key has an invalid form
         return CephKeyRefused(user)
     if number in _UNREACHED:
         return _not_answering(what) if step == "data" else CephMonitorsUnreachable(monitors)
@@ -177,6 +177,6 @@ def _not_answering(what: str) -> errors.PeerUnavailable:
     return errors.PeerUnavailable.named(
         "CephNotAnswering",
         f"{what}: the Ceph cluster does not answer",
-        why="its OSDs have not answered in time, and may still do what they were asked",
+        why="its OSDs have not answered in time, and may still carry out the request",
         hint="see `ceph health detail`: are OSDs down, placement groups not active? A retry looks first",
     )

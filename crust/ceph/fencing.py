@@ -1,31 +1,30 @@
-"""Cutting clients off from the cluster, before anybody else gets an image that they had.
+"""Cuts clients off from the cluster, before another client gets an image that they had.
 
-What a process has sent arrives also when the process has ended: its host's kernel sends again for minutes what lies
-in a socket, and an OSD carries out what lies in its queue. RBD's writes carry no lock that an OSD would look at. It
-looks at the blocklist, and refuses what comes from an address there, also what was sent before. So a claim whose
-client did not close the image is put among the ended (`claims`, `fence`), and `cut_off` is the only
-way from there to a free image:
+Writes of a process may arrive after its end: its host's kernel repeats the data of a socket for minutes, and an OSD
+works off its queue. An OSD does not check a lock for RBD's writes. It checks the blocklist, and refuses all requests
+from an address there, even older ones. So a claim whose client did not close the image is moved to the ended
+(`claims`, `fence`), and `cut_off` is the only way from there to a free image:
 
     1. every address that could write is blocklisted: the recorded ones; and if the client of a holder was not
-       recorded, whoever else has the image open, but not the active controller (`controller_lock`)
+       recorded, all other clients that have the image open, except the active controller (`controller_lock`)
     2. this client waits for the map with the blocklist. Each later client has that map, or a newer one, and an OSD
-       answers it only with that map: so it reads and writes nothing behind which an older write could land
+       answers it only with that map: so no older write can follow the reads and writes of a later client
     3. no such client watches the image any more, and its lock is broken
     4. the ended are removed from the claims
 
-A process that dies between two steps leaves the ended, and the next one does all steps again. So do two at once: an
-address is of one client for ever, and to blocklist it again harms nobody. A client that is connected and not recorded
-is believed to be that of an ended holder only if the claims were the same before and after it was looked for: nobody
-can have taken the image in between.
+A process that dies between two steps leaves the ended, and the next process does all steps again. Two processes may
+do so at once: an address belongs to one client for ever, and a second blocklisting harms nobody. A connected client
+without a record counts as an ended holder's only if the claims were the same before and after the look for it:
+nobody can have taken the image in between.
 
-A controller has the right to blocklist, a node only if its user was given that for the addresses of its hosts. A
-process without it frees nothing (`ImageNotCutOff`): the controller's background work does so within seconds.
+A controller has the right to blocklist; a node has it only if its user has the right for the addresses of its hosts.
+A process without it frees nothing (`ImageNotCutOff`): the controller's background work does so within seconds.
 
-The blocklist's expiry is years. A client that slept through a shorter one comes back as if nothing had happened,
-takes RBD's lock, and overwrites what its successor wrote.
+The blocklist's expiry is years. A client that slept through a shorter expiry would take RBD's lock again, and
+overwrite the data of its successor.
 
-Who may be fenced: the caller has to know from an operator that the node is gone (`crust ceph fence`). A client that
-still watches the image is connected, so its virtual machine runs: it is refused, unless the operator insists.
+The caller of `fence` must know from an operator that the node is gone (`crust ceph fence`). If a client still watches
+the image, its virtual machine runs: `fence` refuses that, unless the operator insists.
 """
 
 import threading
@@ -44,14 +43,14 @@ _LOOK_EVERY_S = 0.1
 
 
 class ImageNotCutOff(errors.NotReady):
-    """A client that did not close the image is not blocklisted yet, so that what it has sent may still arrive."""
+    """A client that did not close the image is not blocklisted yet, so its writes may still arrive."""
 
     def __init__(self, image: str, ended: tuple[Holder, ...], user: str = "") -> None:
-        whose = "; ".join(f"{each.address or 'the client'} of {each.shown}" for each in ended)
+        whose = "; ".join(f"{holder.address or 'the client'} of {holder.shown}" for holder in ended)
         may_not = f", and client.{user} may not" if user else ""
         super().__init__(
             f"the image {image} is not free yet",
-            why=f"{whose} ended without closing it: what it has sent may still arrive until the cluster has "
+            why=f"{whose} ended without closing it: its writes may still arrive until the cluster has "
             f"blocklisted it{may_not}",
             hint="wait: the driver's controller does it within seconds, if it runs and serves this pool; else "
             f"`crust ceph fence {ended[0].node} --image {image}`",
@@ -59,10 +58,10 @@ class ImageNotCutOff(errors.NotReady):
 
 
 def cut_off(image: ClusterImage) -> tuple[str, ...]:
-    """Cut off the clients of the ended holders, and free what they held; returns the blocklisted addresses.
+    """Cut off the clients of the ended holders, and free the image; returns the blocklisted addresses.
 
-    Raises `ImageNotCutOff` without the right to blocklist, StillWatched, `claim_object.UnreadableImageClaim`, what
-    the connection raises, and the binding's own errors; then the image is nobody's as before.
+    Raises `ImageNotCutOff` without the right to blocklist, StillWatched, `claim_object.UnreadableImageClaim`, and the
+    errors of the connection and the binding; then the ended holders stay.
     """
     ended, addresses = _to_cut_off(image)
     if addresses:
@@ -74,9 +73,10 @@ def cut_off(image: ClusterImage) -> tuple[str, ...]:
         if image.not_closed(addresses):
             image.break_locks(addresses)
 
-    def freed(now: Claims) -> Claims:
-        """Without those that are cut off. One that has ended since stays."""
-        return replace(now, ended=tuple(each for each in now.ended if each not in ended))
+    def freed(claims: Claims) -> Claims:
+        """The claims without the holders that are cut off. A holder that has ended since stays."""
+        still_ended = tuple(holder for holder in claims.ended if holder not in ended)
+        return replace(claims, ended=still_ended)
 
     claim_object.changed(image.ioctx, image.name, freed)
     return tuple(sorted(addresses))
@@ -85,12 +85,12 @@ def cut_off(image: ClusterImage) -> tuple[str, ...]:
 def fence(image: ClusterImage, node: str, *, even_if_connected: bool = False) -> tuple[str, ...]:
     """Cut off the holders on `node` and free the image; returns the blocklisted addresses.
 
-    The caller has declared that the node is gone. A node that has no claim is a success. Raises HolderConnected,
-    and what `cut_off` raises.
+    The caller has declared that the node is gone. A node without a claim is a success. Raises HolderConnected, and
+    the errors of `cut_off`.
     """
 
-    def ended(now: Claims) -> Claims:
-        victims = now.of_node(node)
+    def ended(claims: Claims) -> Claims:
+        victims = claims.of_node(node)
         present = image.watchers() if victims else frozenset[str]()
         connected = next((victim for victim in victims if victim.address in present), None)
         if connected is not None and not even_if_connected:
@@ -100,36 +100,36 @@ def fence(image: ClusterImage, node: str, *, even_if_connected: bool = False) ->
                 why=f"its client {connected.address} is connected: {connected.shown} uses the image",
                 hint="stop the pod there; a node that was switched off is listed as connected for 30 s more",
             )
-        return with_ended(now, victims)
+        return with_ended(claims, victims)
 
-    # on exactly what was looked at: a claim of another node that came in between is not touched
+    # by compare-and-swap: a claim of another node that came in between does not change
     claim_object.changed(image.ioctx, image.name, ended)
     return cut_off(image)
 
 
 def with_ended(claims: Claims, holders: tuple[Holder, ...]) -> Claims:
-    """The claims when these holders have ended without closing the image."""
-    left = tuple(holder for holder in claims.holders if holder not in holders)
-    return replace(claims, holders=left, ended=(*claims.ended, *holders))
+    """The claims after these holders have ended without closing the image."""
+    remaining = tuple(holder for holder in claims.holders if holder not in holders)
+    return replace(claims, holders=remaining, ended=(*claims.ended, *holders))
 
 
 def _to_cut_off(image: ClusterImage) -> tuple[tuple[Holder, ...], frozenset[str]]:
     """The ended holders, and the addresses of their clients."""
     while True:
-        found = claim_object.read(image.ioctx, image.name)
-        addresses = _addresses(image, found.claims) if found.claims.ended else frozenset[str]()
-        if claim_object.read(image.ioctx, image.name).cookie == found.cookie:
-            return found.claims.ended, addresses
+        read = claim_object.read(image.ioctx, image.name)
+        addresses = _addresses(image, read.claims) if read.claims.ended else frozenset[str]()
+        if claim_object.read(image.ioctx, image.name).cookie == read.cookie:
+            return read.claims.ended, addresses
 
 
 def _addresses(image: ClusterImage, claims: Claims) -> frozenset[str]:
-    """What to blocklist: the recorded clients of the ended.
+    """The addresses to blocklist: the recorded clients of the ended.
 
-    The client of a holder that has recorded none has no guest yet, and its next step fails (`claims.record`). Whoever
-    else has the image open may be that client, unless another holder is about to open it.
+    A holder without a recorded client has no guest yet, and its next step fails (`claims.record`). Any other client
+    that has the image open may be its client, unless another holder is about to open the image.
     """
-    recorded = frozenset(each.address for each in claims.ended if each.address)
-    is_all = all(each.address for each in claims.ended)
+    recorded = frozenset(holder.address for holder in claims.ended if holder.address)
+    is_all = all(holder.address for holder in claims.ended)
     if is_all or any(not holder.address for holder in claims.holders):
         return recorded
     known = {*recorded, *(holder.address for holder in claims.holders), image.client.address()}
@@ -139,8 +139,8 @@ def _addresses(image: ClusterImage, claims: Claims) -> frozenset[str]:
 
 def _clients(image: ClusterImage) -> frozenset[str]:
     try:
-        with image.opened() as there:
-            return cluster_image.watchers(there) | cluster_image.lockers(there)
+        with image.opened() as opened:
+            return cluster_image.watchers(opened) | cluster_image.lockers(opened)
     except load().rbd.ImageNotFound:
         return frozenset()
 

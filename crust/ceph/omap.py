@@ -1,7 +1,7 @@
 """Sorted keys with values on one object of RADOS (omap), read in pages and changed by one compare-and-swap.
 
-A change that compares needs the object: without it librados answers ENOENT to everything. The comparison of values is
-of text that the binding counts in characters, so only ASCII is compared (digests and cookies, here).
+A change that compares needs the object: without it librados answers ENOENT to everything. The binding counts the
+compared text in characters, so values to compare must be ASCII (digests and cookies, here).
 """
 
 import errno
@@ -27,24 +27,24 @@ def read(ioctx: Ioctx, name: str, prefix: str) -> Iterator[tuple[str, bytes]]:
 
 
 def read_keys(ioctx: Ioctx, name: str, keys: tuple[str, ...]) -> dict[str, bytes]:
-    """Those of `keys` that there are. Raises ENOENT without the object."""
+    """The existing ones of `keys`. Raises ENOENT without the object."""
     return dict(_found(ioctx, name, ioctx.get_omap_vals_by_keys, keys))
 
 
 def _found(
-    ioctx: Ioctx, name: str, get: Callable[..., tuple[Iterator[tuple[str, bytes]], int]], *what: Any
+    ioctx: Ioctx, name: str, get: Callable[..., tuple[Iterator[tuple[str, bytes]], int]], *args: Any
 ) -> list[tuple[str, bytes]]:
     op = ioctx.create_read_op()
     try:
-        found, _ = get(op, *what)
+        pairs, _ = get(op, *args)
         ioctx.operate_read_op(op, name)
-        return [(key, bytes(value or b"")) for key, value in found]
+        return [(key, bytes(value or b"")) for key, value in pairs]
     finally:
         ioctx.release_read_op(op)
 
 
 def make(ioctx: Ioctx, name: str) -> None:
-    """Make the object, if it is not there."""
+    """Make the object, if it is absent."""
 
     def change(op: WriteOp) -> None:
         op.new(binding.load().rados.LIBRADOS_CREATE_IDEMPOTENT)
@@ -58,11 +58,11 @@ def swap(
     before: Mapping[str, str] | None,
     after: Mapping[str, bytes | None] | None,
 ) -> bool:
-    """Change the object in one step if it is as `before` says; whether it was.
+    """Change the object in one step if it is as `before` says; returns whether it was.
 
-    `before` has keys and their values, "" for an absent one; empty: whatever is there, also no object; None: there is
-    no object. `after` has keys and their new values, None for those to remove; None instead of it removes the object,
-    also in a full pool. Raises ENOENT without an object that was to be compared or removed, or to lose keys alone.
+    `before` has keys and their values, "" for an absent key; empty: any state, also no object; None: there is no
+    object. `after` has keys and their new values, None for keys to remove; None instead of it removes the object,
+    also in a full pool. Raises ENOENT without an object to compare, to remove, or to remove keys from alone.
     """
 
     def change(op: WriteOp) -> None:

@@ -1,11 +1,11 @@
-"""The user, the cluster and the key of a connection, and how long each call may take: the options of librados.
+"""The user, the cluster, the key and the timeouts of a connection: the options of librados.
 
-- Without protocol prefixes in `mon_host` a wrong key is retried by the other protocol until the timeout, and looks as
-  if the monitors were away. So they are required (MonitorsInvalid).
+- Without protocol prefixes in `mon_host` librados retries a wrong key by the other protocol until the timeout, so the
+  monitors seem to be away. Therefore the prefixes are required (MonitorsInvalid).
 - The key is passed in memory. Ceph's own configuration files, keyrings, log files and admin sockets are switched off.
-- A process that has a key of its own reads it once, at the start, from a file with the key alone, or a keyring as
-  `ceph auth get` prints it. A process that can read the key can change every volume of the pool, so a file that
-  others may read is refused.
+- A process with a key of its own reads it once, at the start, from a file with the key alone, or a keyring from
+  `ceph auth get`. A process that can read the key can change every volume of the pool, so a file that others may read
+  is refused.
 """
 
 import configparser
@@ -24,11 +24,11 @@ _KEY_FILE_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds, whole ones. `connect_s` of the first answer of a monitor, the others of each call."""
+    """Whole seconds: `connect_s` for the first answer of a monitor, the others for each call."""
 
     connect_s: int = 8
-    """Longer than monitors take to elect a leader when one of three has died: 6 s (`mon_election_timeout` and a round
-    of paxos). Shorter than the least deadline of a sidecar: the external-resizer's 10 s."""
+    """Longer than monitors take to elect a leader after one of three died: 6 s (`mon_election_timeout` and a round of
+    paxos). Shorter than the least deadline of a sidecar: the external-resizer's 10 s."""
     monitors_s: int = 8
     """For the same reasons."""
     data_s: int = 10
@@ -40,7 +40,7 @@ USUAL = Timeouts()
 
 @dataclass(frozen=True, slots=True)
 class CephUser:
-    """Who connects where. The key is never shown."""
+    """A user and the cluster to which it connects. The key is never shown."""
 
     monitors: str
     """`mon_host`, each address with its protocol."""
@@ -81,13 +81,13 @@ def key_of(path: str, user: str) -> str:
     except OSError as err:
         raise _unusable(path, f"it cannot be opened: {os.strerror(err.errno or 0)}") from None
     with os.fdopen(fd, "rb") as file:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             raise _unusable(path, "it is no regular file")
-        if found.st_uid not in (0, os.geteuid()):
+        if status.st_uid not in (0, os.geteuid()):
             raise _unusable(path, "it belongs to another user")
-        if found.st_mode & 0o077:
-            raise _unusable(path, f"others may read it: its mode is {found.st_mode & 0o777:04o}")
+        if status.st_mode & 0o077:
+            raise _unusable(path, f"others may read it: its mode is {status.st_mode & 0o777:04o}")
         text = file.read(_KEY_FILE_BYTES).decode("utf-8", "replace").strip()
     key = _of_keyring(text, user) if text.startswith("[") else text
     if not key or len(key.split()) != 1:

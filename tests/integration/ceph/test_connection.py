@@ -107,7 +107,9 @@ class Watched:
 
 @pytest.fixture
 def watched(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    made = connection._binding.connection(connection.who.user, connection.who.options(QUICK))
+    made = connection._binding.connection(
+        connection.ceph_user.user, connection.ceph_user.options(QUICK)
+    )
     found = Watched(made)
     monkeypatch.setattr(binding.Binding, "connection", lambda *_: found)
     return found
@@ -143,15 +145,15 @@ def test_blocklisted_connection_whose_last_call_ends_meanwhile_is_shut_down_once
             shut.append(self._name)
 
     made: Any = Cluster("old")
-    old = connection_module._Open(made, calls=1, is_blocklisted=True)
-    connection._open = old
+    old = connection_module._Client(made, calls=1, is_blocklisted=True)
+    connection._client = old
 
     class Overtaken(threading.Condition):
         """The last call of `old` ends as soon as it was taken out."""
 
         def __exit__(self, *why: Any) -> None:
             super().__exit__(*why)
-            if connection._open is None and old.calls:
+            if connection._client is None and old.calls:
                 connection._given_back(old)
 
     monkeypatch.setattr(connection, "_guard", Overtaken())

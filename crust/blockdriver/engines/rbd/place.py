@@ -92,7 +92,7 @@ class Place:
 
     def network_image(self, volume_id: str) -> NetworkImage:
         """The image of the volume, as a hypervisor is told of it."""
-        who = self.connection.who
+        who = self.connection.ceph_user
         cluster = self.connection.fsid()
         return NetworkImage(
             cluster, self.pool, self.namespace, volume_id, (who.monitors,), who.user

@@ -125,7 +125,7 @@ class RbdPool:
                 held.take(ioctx, address, lambda dead: connection.blocklist((dead,)))
             if connection.address() != address:
                 # it was cut off meanwhile: the next look takes the lock again
-                raise CephClientBlocklisted(connection.who.user, address)
+                raise CephClientBlocklisted(connection.ceph_user.user, address)
 
     def _new_lock(self) -> ControllerLock:
         path = os.path.join(self._run_dir, _NONCE)

@@ -118,7 +118,7 @@ class HostDevices:
 
 def _login(place: Place) -> Login:
     """By the addresses that the monitors have: the kernel knows neither names nor two protocols at once."""
-    who = place.connection.who
+    who = place.connection.ceph_user
     found = json.loads(place.connection.command("mon dump"))["mons"]
     by_type = [
         {each["type"]: each["addr"] for each in mon["public_addrs"]["addrvec"]} for mon in found

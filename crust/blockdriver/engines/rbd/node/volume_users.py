@@ -87,32 +87,32 @@ class VolumeUsers(Users):
         everything is as it was.
         """
         with self._guard:
-            known = self._known(volume_id)
-        if known is not None and not secrets.get(deferral_keys.USER_KEY):
+            connection = self._known(volume_id)
+        if connection is not None and not secrets.get(deferral_keys.USER_KEY):
             return
         name, key = deferral_keys.ceph_user(volume_id, secrets)
-        who = CephUser(self._monitors, name, key)
-        if self._take(volume_id, who):
+        user = CephUser(self._monitors, name, key)
+        if self._take(volume_id, user):
             return
-        made = self._connected(who)
-        if self._take(volume_id, who):  # another call was first
-            made.close()
+        connection = self._connected(user)
+        if self._take(volume_id, user):  # another call was first
+            connection.close()
         else:
-            self._keep(volume_id, made)
+            self._keep(volume_id, connection)
 
     def place(self, volume_id: volumes.VolumeId) -> Place:
         """The pool, as the volume's user. Raises `CephKeyNotGiven`."""
         with self._guard:
-            found = self._known(volume_id)
-        if found is None:
+            connection = self._known(volume_id)
+        if connection is None:
             raise CephKeyNotGiven(f"cannot look at the image of {volume_id}")
-        return Place.of(found, self.shared.pool, self.shared.namespace)
+        return Place.of(connection, self.shared.pool, self.shared.namespace)
 
     def forget(self, volume_id: volumes.VolumeId) -> None:
         """Forget the volume's user, unless another volume has it."""
         with self._guard:
-            left = self._left(self._user_of.pop(volume_id, ""))
-        _close(left)
+            unused = self._left(self._user_of.pop(volume_id, ""))
+        _close(unused)
 
     @property
     def ids(self) -> PoolIds:
@@ -142,11 +142,11 @@ class VolumeUsers(Users):
     def let_go(self) -> None:
         """Forget all users, and disconnect when the calls that run have ended."""
         with self._guard:
-            left = tuple(self._connections.values())
+            connections = tuple(self._connections.values())
             self._connections.clear()
             self._user_of.clear()
-        for each in left:
-            each.close()
+        for connection in connections:
+            connection.close()
 
     def _last(self, what: str) -> Connection:
         with self._guard:
@@ -157,47 +157,47 @@ class VolumeUsers(Users):
     def _known(self, volume_id: volumes.VolumeId) -> Connection | None:
         return self._connections.get(self._user_of.get(volume_id, ""))
 
-    def _take(self, volume_id: volumes.VolumeId, who: CephUser) -> bool:
+    def _take(self, volume_id: volumes.VolumeId, user: CephUser) -> bool:
         """Whether the user is known with this key, for this volume too from now on."""
         with self._guard:
-            found = self._connections.get(who.user)
-            if found is None or found.who != who:
+            connection = self._connections.get(user.user)
+            if connection is None or connection.ceph_user != user:
                 return False
-            left = self._note(volume_id, who.user)
-        _close(left)
+            unused = self._note(volume_id, user.user)
+        _close(unused)
         return True
 
-    def _connected(self, who: CephUser) -> Connection:
+    def _connected(self, user: CephUser) -> Connection:
         """A connection that reaches the pool."""
-        made = Connection(who)
+        connection = Connection(user)
         try:
-            made.check_namespace(self.shared.pool, self.shared.namespace)
-            pool = RbdPool(Place.of(made, self.shared.pool, self.shared.namespace))
+            connection.check_namespace(self.shared.pool, self.shared.namespace)
+            pool = RbdPool(Place.of(connection, self.shared.pool, self.shared.namespace))
             pool.open()
         except BaseException:
-            made.close()
+            connection.close()
             raise
         self._ids = pool.ids
-        return made
+        return connection
 
-    def _keep(self, volume_id: volumes.VolumeId, made: Connection) -> None:
-        name = made.who.user
+    def _keep(self, volume_id: volumes.VolumeId, connection: Connection) -> None:
+        name = connection.ceph_user.user
         with self._guard:
             replaced = self._connections.pop(name, None)
-            self._connections[name] = made
-            left = self._note(volume_id, name)
+            self._connections[name] = connection
+            unused = self._note(volume_id, name)
             idle = tuple(self._connections.values())[:-MOST_OPEN]
         _close(replaced)
-        _close(left)
-        for each in idle:
-            each.rest()
+        _close(unused)
+        for other in idle:
+            other.rest()
 
     def _note(self, volume_id: volumes.VolumeId, name: str) -> Connection | None:
         """Give the volume its user; returns the connection of the one that it had, as `_left`."""
-        before = self._user_of.get(volume_id, name)
+        previous = self._user_of.get(volume_id, name)
         self._user_of[volume_id] = name
         self._connections.move_to_end(name)
-        return self._left(before)
+        return self._left(previous)
 
     def _left(self, name: str) -> Connection | None:
         """The connection of the user, if no volume has that user now; it is not known any more."""
