@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import crust
+from crust import runtime_handler
 from crust.ceph.attach import Host
-from crust.core import volumes
+from crust.core import errors, volumes
 from crust.host.files import durable, locks
 from crust.runtime_handler import registration, service
 from crust.runtime_handler.registration import Feature
 from examples.kata.guest import image
-from examples.kata.runtime import ceph_images, control, handler, handoff, lines
-from examples.kata.runtime.qemu_vms import QemuVms
+from examples.kata.runtime import ceph_images, control, handler, handoff, ports
 from examples.kata.runtime.sandboxes import Sandboxes
-from examples.kata.vm import accel, images, machine, spec
+from examples.kata.vm import accel, faults, images, machine, spec
 
 _log = logging.getLogger(__name__)
 
@@ -64,10 +64,73 @@ class Options:
     """How long a guest may take until its agent answers."""
 
 
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Starts and stops sandboxes as lines of text say, one at a time: `crust conformance --runtime` writes them.
+
+        start SANDBOX MOUNT_SOURCE   ok; refused WHY; ordinary: the source is no deferred volume
+        stop SANDBOX                 ok; also if it is not there
+
+    A sandbox has a volume and no container here. docs/runtime-author.md describes the lines.
+    """
+
+    sandboxes: Sandboxes
+    handoff: ports.Handoff
+
+    async def answer(self, line: str) -> str:
+        """The answer to a line, without a newline."""
+        try:
+            match line.split():
+                case ["start", sandbox, source]:
+                    return await self._start(volumes.SandboxId(sandbox), source)
+                case ["stop", sandbox]:
+                    await self.sandboxes.stop(volumes.SandboxId(sandbox))
+                    return "ok"
+        except errors.CrustError as error:
+            return f"refused {' '.join(error.shown().split())}"
+        return "refused the line is not understood"
+
+    async def _start(self, sandbox_id: volumes.SandboxId, source: str) -> str:
+        found = await asyncio.to_thread(self.handoff.resolve, source)
+        if isinstance(found, runtime_handler.NotDeferred):
+            return "ordinary"
+        sandbox = await self.sandboxes.get(sandbox_id)
+        await sandbox.use(found.record)
+        return "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class QemuVms:
+    """`ports.Vms`, with this daemon's image and accelerator; a VM that is adopted keeps those of its start."""
+
+    image: image.GuestImage
+    acceleration: spec.Acceleration
+    claims: spec.ClaimHolder = "hypervisor"
+    boot_timeout_s: float = machine.BOOT_S
+
+    async def start(self, name: str, directory: Path) -> machine.Machine:
+        """See `machine.start`; raises VmStartFailed also if the directory cannot be used."""
+        wanted = spec.MachineSpec(
+            name, self.image, acceleration=self.acceleration, claims=self.claims
+        )
+        try:
+            return await machine.start(wanted, directory, boot_timeout_s=self.boot_timeout_s)
+        except OSError as err:
+            raise faults.VmStartFailed(directory, str(err), "") from err
+
+    async def adopt(self, directory: Path) -> machine.Machine:
+        """See `machine.adopt`."""
+        return await machine.adopt(directory)
+
+    async def destroy(self, directory: Path) -> bool:
+        """See `machine.destroy`."""
+        return await machine.destroy(directory)
+
+
 async def answer_lines(options: Options) -> None:
     """Serve, and answer the lines of standard input, until it ends."""
     async with running(options) as sandboxes:
-        front = lines.Lines(sandboxes, sandboxes.handoff)
+        front = Lines(sandboxes, sandboxes.handoff)
         while line := await asyncio.to_thread(sys.stdin.readline):
             answer = await front.answer(line)
             await asyncio.to_thread(print, answer, flush=True)

@@ -1,6 +1,6 @@
 """Protocols for VMs and the handoff directory, so that the runtime's rules are tested without a VM.
 
-`qemu_vms` and `handoff` implement them. The implementations enforce the deadlines.
+`daemon` and `handoff` implement them. The implementations enforce the deadlines.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence

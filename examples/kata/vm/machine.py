@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
@@ -34,7 +35,6 @@ from examples.kata.vm import (
     kept_descriptors,
     process,
     qmp,
-    shares,
     values,
     vm_directory,
 )
@@ -253,7 +253,7 @@ def _spawn(
     """Start the file servers and then QEMU; each is appended to `started` as soon as it runs."""
     for share in spec.shares:
         if share.kind == "virtiofs":
-            started.append(shares.serve(share, directory))
+            started.append(_serve_share(share, directory))
     listeners = vm_directory.listen(directory)
     try:
         control, channel = (listeners[n].fileno() for n in ("control.sock", "agent.sock"))
@@ -332,3 +332,28 @@ async def destroy(directory: Path) -> bool:
         return True
     finally:
         os.close(lock)
+
+
+def _serve_share(share: spec_module.Share, directory: Path) -> process.Process:
+    """Start virtiofsd for a share; it listens when this returns. Raises ShareFailed.
+
+    virtiofsd ends by itself when its VM does; the code that starts a VM kills one that QEMU never connected to. 9p is
+    served by QEMU itself.
+    """
+    path = spec_module.share_socket(share, directory)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(str(path))
+        os.chmod(path, 0o600)
+        listener.listen(1)
+        argv = [
+            *(str(spec_module.VIRTIOFSD), f"--fd={listener.fileno()}"),
+            *("-o", f"source={share.path},cache={share.cache},sandbox=chroot"),
+            "-f",
+        ]
+        pid = process.spawn(argv, [listener.fileno()], directory / "qemu.err")
+        return process.Process(pid)
+    except OSError as err:
+        raise faults.ShareFailed(share.tag, err.strerror or str(err)) from err
+    finally:
+        listener.close()
