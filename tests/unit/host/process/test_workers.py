@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import crust
-from crust.core import errors, operations
+from crust.core import errors
 from crust.core.operations import KeyedOperations, SystemCallTimedOut
 from crust.host.process import workers
 from crust.host.process.workers import NoWorkerFree, Workers
@@ -151,29 +151,6 @@ async def test_long_work_leaves_threads_for_the_rest(dead: threading.Event) -> N
     await asyncio.gather(*copies)
 
 
-async def test_volume_that_hangs_takes_one_thread_for_all_retries(dead: threading.Event) -> None:
-    pool, call = Workers("pool", limit=2), Hanging(dead)
-    running = operations.KeyedOperations(pool)
-
-    async def unstage() -> str:
-        return await workers.run(call)
-
-    async def ask(name: str, limit_s: float) -> str:
-        return await running.run("vol-1", name, None, unstage, limit_s=limit_s)
-
-    first = asyncio.create_task(ask("unstage", 3600))
-    await workers.run(call.running.wait)
-    for _ in range(10):
-        with pytest.raises(operations.OperationOverdue, match=r"unstage of vol-1 .* kernel log"):
-            await running.run("vol-1", "unstage", None, unstage, left_s=0.001)
-        with pytest.raises(operations.OperationInProgress):
-            await ask("publish", 3600)
-    await pool.probe()
-    assert call.calls == 1
-    dead.set()
-    assert await first == "it ended"
-
-
 async def test_pool_never_has_more_threads_than_its_limit_and_counts_what_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -292,36 +269,6 @@ async def test_hanging_call_times_out_and_is_joined_by_next() -> None:
     assert started == 1
 
 
-async def test_call_error_reaches_all_callers_and_next_runs_again() -> None:
-    calls = looks()
-
-    def fail() -> int:
-        raise errors.NotFound("no such volume")
-
-    for _ in range(2):
-        with pytest.raises(errors.NotFound, match="no such volume"):
-            await calls.look("key", fail, timeout_s=10)
-    assert await calls.look("key", lambda: 3, timeout_s=10) == 3
-
-
-async def test_call_error_after_callers_left_is_not_logged() -> None:
-    calls = looks()
-    release = threading.Event()
-
-    def fail_late() -> int:
-        release.wait()
-        raise errors.NotFound("late")
-
-    with pytest.raises(SystemCallTimedOut):
-        await calls.look("key", fail_late, timeout_s=0.01)
-    late = asyncio.create_task(calls.look("key", fail_late, timeout_s=10))
-    await asyncio.sleep(0)
-    late.cancel()
-    release.set()
-    with pytest.raises(asyncio.CancelledError):
-        await late
-
-
 async def test_fresh_call_joins_none_that_began_before_it_came() -> None:
     """Else a list that began before a volume was made would be the answer to who asks after it was made."""
     calls, release, made = looks(), threading.Event(), [0]
@@ -343,17 +290,3 @@ async def test_fresh_call_joins_none_that_began_before_it_came() -> None:
     release.set()
     assert await first == 0
     assert await asyncio.gather(*later) == [1] * 5
-
-
-async def test_fresh_call_behind_one_that_hangs_takes_no_thread() -> None:
-    calls, release, started = looks(), threading.Event(), [0]
-
-    def hang() -> None:
-        started[0] += 1
-        release.wait()
-
-    for _ in range(5):
-        with pytest.raises(SystemCallTimedOut, match="a list does not answer"):
-            await calls.look(("list", 1), hang, timeout_s=0.01, shown="a list", fresh=True)
-    assert started == [1]
-    release.set()
