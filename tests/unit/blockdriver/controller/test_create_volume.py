@@ -1,8 +1,6 @@
 """Creating, validating, expanding and deleting volumes on an engine in memory."""
 
 import asyncio
-import contextlib
-import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,8 +22,7 @@ from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, block, mount
 from tests.support.drivers.driver_state import create
 from tests.support.drivers.memory_backend import MemoryBackend, MemoryMaking
-from tests.support.faults import crashes
-from tests.support.faults.crashes import Killed, killed
+from tests.support.faults.crashes import Killed
 from tests.support.raised import raised
 from tests.support.records import pool_layout
 
@@ -315,25 +312,3 @@ async def test_create_writes_the_content_record_and_delete_removes_it(state: Dri
     assert (again, known.load(made.volume_id).revision) == (made, 1)
     provisioner.delete(made.volume_id)
     assert known.find(made.volume_id) is None
-
-
-async def test_create_and_delete_killed_anywhere_leave_both_records_or_none(
-    state: Driver, tmp_path: Path
-) -> None:
-    backend = state.stores.provisioning
-    assert isinstance(backend, MemoryBackend)
-    for number in itertools.count():
-        with crashes.at_call(number, killed) as count, contextlib.suppress(Killed):
-            made = await state.controller.provisioner.create(create())
-            state.controller.provisioner.delete(made.volume_id)
-        if count() <= number:
-            break
-        state = driver_state.opened(tmp_path, backend=backend)
-        stores = state.stores
-        for volume_id in stores.volume_records.ids():
-            assert stores.content_records.find(volume_id) is not None
-        made = await state.controller.provisioner.create(create())
-        assert stores.content_records.load(made.volume_id).state == "new"
-        state.controller.provisioner.delete(made.volume_id)
-        assert pool_layout.files(tmp_path / "state") == set()
-    assert number > 10

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -219,6 +220,22 @@ async def restarted(bench: Bench, root: Path) -> None:
             await modifier.modify(volume_id, ())
 
 
+async def cut_short(
+    bench: Bench, root: Path, act: Callable[[int], Awaitable[None]], fault: Callable[[str], None]
+) -> AsyncIterator[int]:
+    """The numbers of the calls of `act` that meet the fault, in turn; after each the driver has started again."""
+    for number in itertools.count():
+        await bench.change(tuple(asdict(OLD).items()))
+        failing = contextlib.suppress(Killed, errors.NotReady, errors.Exhausted)
+        with crashes.at_call(number, fault) as count, failing:
+            await act(number)
+        if count() <= number:
+            break
+        await restarted(bench, root)
+        yield number
+    assert number > 5
+
+
 @pytest.mark.parametrize("refuses", [False, True], ids=["agrees", "refuses"])
 async def test_modify_killed_anywhere_leaves_record_and_guests_equal_after_start(
     bench: Bench, tmp_path: Path, *, refuses: bool
@@ -226,61 +243,42 @@ async def test_modify_killed_anywhere_leaves_record_and_guests_equal_after_start
     first, second = bench.deferred(TARGETS[0]), bench.deferred(TARGETS[1])
     bench.state.stores.access.attach(bench.volume_id)
     seen = set()
-    for number in itertools.count():
-        second.error = None
-        await bench.change(tuple(asdict(OLD).items()))
+
+    async def change(_: int) -> None:
         second.error = errors.NotReady("the handler cannot limit") if refuses else None
-        with crashes.at_call(number, killed) as count, contextlib.suppress(Killed, errors.NotReady):
-            await bench.change()
-        if count() <= number:
-            break
-        await restarted(bench, tmp_path)
+        await bench.change()
+
+    async for _ in cut_short(bench, tmp_path, change, killed):
         assert bench.record.limits_before is None
         assert bench.limits == first.applied
         assert refuses or bench.limits == second.applied
         seen.add(bench.limits)
-    assert number > 5
+        second.error = None
     assert seen == ({OLD} if refuses else {OLD, AFTER})
 
 
-async def test_modify_killed_anywhere_is_finished_by_a_retry(bench: Bench, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", [killed, crashes.no_space])
+async def test_modify_cut_short_anywhere_is_finished_by_a_retry(
+    bench: Bench, tmp_path: Path, fault: Callable[[str], None]
+) -> None:
     guest = bench.deferred()
     backend = cast("MemoryBackend", bench.state.stores.provisioning)
     backend.attach(bench.volume_id)
-    for number in itertools.count():
-        await bench.change(tuple(asdict(OLD).items()))
+
+    def grow(number: int) -> tuple[int, bool]:
         wanted = volumes.CapacityRange(64 * MIB * (number + 2))
-        with crashes.at_call(number, killed) as count, contextlib.suppress(Killed):
-            driver_state.expand(bench.state, bench.volume_id, wanted)
-            await bench.change()
-        if count() <= number:
-            break
-        await restarted(bench, tmp_path)
-        record = bench.record
-        assert record.capacity_bytes <= backend.images[bench.volume_id]
+        return driver_state.expand(bench.state, bench.volume_id, wanted)
+
+    async def grow_and_change(number: int) -> None:
+        grow(number)
+        await bench.change()
+
+    async for number in cut_short(bench, tmp_path, grow_and_change, fault):
+        assert bench.record.capacity_bytes <= backend.images[bench.volume_id]
         assert bench.limits == guest.applied
-        grown = driver_state.expand(bench.state, bench.volume_id, wanted)
-        assert grown == (wanted.required_bytes, True)
+        assert grow(number) == (64 * MIB * (number + 2), True)
         await bench.change()
         assert (bench.limits, guest.applied) == (AFTER, AFTER)
-    assert number > 5
-
-
-async def test_modify_on_a_full_disk_is_finished_by_its_retry(bench: Bench, tmp_path: Path) -> None:
-    guest = bench.deferred()
-    bench.state.stores.access.attach(bench.volume_id)
-    for number in itertools.count():
-        await bench.change(tuple(asdict(OLD).items()))
-        no_space = contextlib.suppress(errors.Exhausted)
-        with crashes.at_call(number, crashes.no_space) as count, no_space:
-            await bench.change()
-        if count() <= number:
-            break
-        await restarted(bench, tmp_path)
-        assert bench.limits == guest.applied
-        await bench.change()
-        assert (bench.limits, guest.applied) == (AFTER, AFTER)
-    assert number > 5
 
 
 async def test_unreadable_record_does_not_block_modify_of_other_volumes(bench: Bench) -> None:
