@@ -82,25 +82,6 @@ def test_publish_that_replaces_nothing_succeeds_once_in_a_race(tmp_path: Path) -
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_read_during_publish_never_sees_a_part(tmp_path: Path) -> None:
-    durable.publish(tmp_path / "a", b"x" * 5000)
-    stop = threading.Event()
-
-    def rewrite() -> None:
-        while not stop.is_set():
-            durable.publish(tmp_path / "a", b"x" * 5000)
-            durable.publish(tmp_path / "a", b"y" * 7000)
-
-    writer = threading.Thread(target=rewrite)
-    writer.start()
-    try:
-        seen = {durable.read(tmp_path / "a", limit_bytes=10_000) for _ in range(300)}
-    finally:
-        stop.set()
-        writer.join()
-    assert seen <= {b"x" * 5000, b"y" * 7000}
-
-
 def test_read_above_the_limit_is_corrupt(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * LIMIT)
     assert len(durable.read(tmp_path / "a", limit_bytes=LIMIT)) == LIMIT
