@@ -4,8 +4,9 @@ import asyncio
 import os
 import random
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,9 +32,9 @@ async def bring_up(bench: Bench, name: str, *, deferred: bool = False) -> str:
 
 
 async def take_down(bench: Bench, name: str) -> None:
-    volume = await bench.create(name)
-    await bench.down(volume.volume_id, bench.target(name))
-    await bench.delete(volume.volume_id)
+    volume_id = bench.ids.volume_id(name)
+    await bench.down(volume_id, bench.target(name))
+    await bench.delete(volume_id)
 
 
 def check_nothing_left(bench: Bench) -> None:
@@ -43,42 +44,50 @@ def check_nothing_left(bench: Bench) -> None:
     assert [path for path in bench.root.glob("run/*/*/*") if path.suffix == ".json"] == []
 
 
+def killed_in(
+    bench: Bench, reap: Callable[[], None], act: Callable[[int], Coroutine[Any, Any, None]]
+) -> Iterator[int]:
+    """The calls before which `act(number)` is killed, in turn; after each the driver has started again."""
+    for number in crash_points(lambda _: None, lambda number: asyncio.run(act(number))):
+        reap()
+        bench.restart()
+        yield number
+    bench.restart()
+
+
 @pytest.mark.parametrize("deferred", [False, True], ids=["host", "deferred"])
 def test_driver_killed_during_create_to_publish_is_finished_by_the_retry(
     bench: Bench, reap: Callable[[], None], *, deferred: bool
 ) -> None:
-    async def lifecycle(number: int) -> None:
-        await bring_up(bench, f"v{number}", deferred=deferred)
-
-    points = 0
-    for number in crash_points(lambda _: None, lambda n: asyncio.run(lifecycle(n))):
-        reap()
-        bench.restart()
-        volume_id = asyncio.run(bring_up(bench, f"v{number}", deferred=deferred))
+    async def up(number: int) -> None:
+        volume_id = await bring_up(bench, f"v{number}", deferred=deferred)
         assert len(loop.find(str(bench.image(volume_id)))) == 1
+
+    last = 0
+    for number in killed_in(bench, reap, up):
+        asyncio.run(up(number))
         asyncio.run(take_down(bench, f"v{number}"))
         check_nothing_left(bench)
-        points += 1
-    bench.restart()
-    asyncio.run(take_down(bench, f"v{points}"))
+        last = number + 1
+    asyncio.run(take_down(bench, f"v{last}"))
     check_nothing_left(bench)
-    assert points > 35
+    assert last > 35
 
 
-def test_driver_killed_during_unpublish_to_delete_is_finished_by_the_retry(bench: Bench) -> None:
-    def prepare(number: int) -> None:
-        bench.restart()
-        asyncio.run(bring_up(bench, f"v{number}"))
+def test_driver_killed_during_unpublish_to_delete_is_finished_by_the_retry(
+    bench: Bench, reap: Callable[[], None]
+) -> None:
+    async def down(_: int) -> None:
+        await take_down(bench, "v")
 
-    points = 0
-    for number in crash_points(prepare, lambda n: asyncio.run(take_down(bench, f"v{n}"))):
-        bench.restart()
-        asyncio.run(take_down(bench, f"v{number}"))
+    asyncio.run(bring_up(bench, "v"))
+    last = 0
+    for last in killed_in(bench, reap, down):
+        asyncio.run(down(last))
         check_nothing_left(bench)
-        points += 1
-    bench.restart()
+        asyncio.run(bring_up(bench, "v"))
     check_nothing_left(bench)
-    assert points > 10
+    assert last > 10
 
 
 def test_driver_killed_during_restage_keeps_every_byte(
@@ -86,60 +95,36 @@ def test_driver_killed_during_restage_keeps_every_byte(
 ) -> None:
     target = Path(bench.target("v"))
 
-    async def down() -> None:
-        volume = await bench.create("v")
-        await bench.down(volume.volume_id, str(target))
+    async def up(_: int) -> None:
+        await bring_up(bench, "v")
 
     volume_id = asyncio.run(bring_up(bench, "v"))
     (target / "kept").write_bytes(b"every byte")
-    asyncio.run(down())
-
-    def lifecycle(_: int) -> None:
-        asyncio.run(bring_up(bench, "v"))
-
-    for _ in crash_points(lambda _: None, lifecycle):
-        reap()
-        bench.restart()
-        asyncio.run(bring_up(bench, "v"))
+    asyncio.run(bench.down(volume_id, str(target)))
+    for number in killed_in(bench, reap, up):
+        asyncio.run(up(number))
         assert (target / "kept").read_bytes() == b"every byte"
-        asyncio.run(down())
+        asyncio.run(bench.down(volume_id, str(target)))
         assert loop.find(str(bench.image(volume_id))) == ()
-    bench.restart()
     asyncio.run(take_down(bench, "v"))
 
 
-def test_driver_killed_during_expand_is_finished_by_the_retry(bench: Bench) -> None:
-    capability = mount("xfs")
-    mib = 1024 * 1024
+def test_driver_killed_during_expand_is_finished_by_the_retry(
+    bench: Bench, reap: Callable[[], None]
+) -> None:
+    volume_id, target = asyncio.run(bench.published("v", mount("xfs"), size=300 * MIB))
 
-    async def up() -> str:
-        volume = await bench.create("v", capability, size=300 * mib)
-        await bench.up(volume.volume_id, bench.target("v"), capability)
-        return volume.volume_id
-
-    volume_id = asyncio.run(up())
-
-    async def grow(number: int) -> int:
-        size = (301 + number) * mib
+    async def grow(number: int) -> None:
+        size = (301 + number) * MIB
         await bench.grow(volume_id, size)
-        assert await bench.expand(volume_id, bench.target("v"), size) == size
-        return size
+        assert await bench.expand(volume_id, target, size) == size
 
-    def lifecycle(number: int) -> None:
+    for number in killed_in(bench, reap, grow):
         asyncio.run(grow(number))
-
-    for number in crash_points(lambda _: None, lifecycle):
-        bench.restart()
-        size = asyncio.run(grow(number))
-        stats = asyncio.run(bench.stats(volume_id, bench.target("v")))
-        assert stats.usage[0].total > size - 100 * mib
-
-    async def down() -> None:
-        await bench.down(volume_id, bench.target("v"))
-        await bench.delete(volume_id)
-
-    bench.restart()
-    asyncio.run(down())
+        stats = asyncio.run(bench.stats(volume_id, target))
+        assert stats.usage[0].total > (201 + number) * MIB
+    asyncio.run(bench.down(volume_id, target))
+    asyncio.run(bench.delete(volume_id))
     check_nothing_left(bench)
 
 
@@ -166,10 +151,6 @@ def test_full_disk_at_any_call_is_an_error_that_a_retry_overcomes(bench: Bench) 
 
 def test_raw_stage_after_an_interrupted_format_reads_as_zeros(bench: Bench) -> None:
     """The record says "formatting", and what half a mkfs left must not reach the raw device's user."""
-
-    async def stage_raw(volume_id: str) -> None:
-        await bench.up(volume_id, bench.target("v"), block())
-
     volume = asyncio.run(bench.create("v"))
     records = bench.driver.stores.content_records
     known = records.load(volumes.VolumeId(volume.volume_id))
@@ -177,7 +158,7 @@ def test_raw_stage_after_an_interrupted_format_reads_as_zeros(bench: Bench) -> N
     with bench.image(volume.volume_id).open("r+b") as image:
         image.seek(5000)
         image.write(b"half a filesystem")
-    asyncio.run(stage_raw(volume.volume_id))
+    asyncio.run(bench.up(volume.volume_id, bench.target("v"), block()))
     assert Path(bench.target("v")).read_bytes().count(0) == 64 * 1024 * 1024
     asyncio.run(take_down(bench, "v"))
 
@@ -249,7 +230,7 @@ async def _survivors(driver: KilledDriver, co: RetryingCo) -> list[Volume]:
 def _check_nothing_left(root: Path, survivors: list[Volume]) -> None:
     ids = {volume.volume_id for volume in survivors}
     state = root / "pool" / "state"
-    assert [each.target for each in mountinfo.below(str(root))] == [str(root / "pool")]
+    assert [mounted.target for mounted in mountinfo.below(str(root))] == [str(root / "pool")]
     assert remnants.devices(root / "pool") == []
     assert pool_layout.files(state) == pool_layout.files_of(state, ids)
     assert [path for path in root.glob("run/*/*/*") if path.suffix == ".json"] == []

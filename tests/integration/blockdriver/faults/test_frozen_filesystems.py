@@ -22,18 +22,10 @@ from tests.support.records.copies import in_use, left_frozen, unmount_lazily, up
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
-
-async def test_start_thaws_a_filesystem_left_frozen(copying: Bench) -> None:
-    source, target = await in_use(copying, "source")
-    entry = left_frozen(copying, source, target)
-    await asyncio.to_thread(copying.restart)
-    assert not is_frozen(target)
-    assert not entry.exists()
+SIZES = [("ext4", 64 * MIB), ("xfs", 320 * MIB)]
 
 
-@pytest.mark.parametrize(
-    ("fs_type", "size"), [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 256 * MIB)]
-)
+@pytest.mark.parametrize(("fs_type", "size"), [*SIZES, ("btrfs", 256 * MIB)])
 async def test_start_thaws_a_frozen_filesystem_that_was_unmounted(
     copying: Bench, fs_type: str, size: int
 ) -> None:
@@ -97,7 +89,6 @@ async def test_snapshot_interrupted_by_a_crash_leaves_nothing(copying: Bench) ->
 
 _GOING_DOWN = 0x8004587D  # XFS_IOC_GOINGDOWN and EXT4_IOC_SHUTDOWN
 _WITHOUT_LOG = 2
-SIZES = [("ext4", 64 * MIB), ("xfs", 320 * MIB)]
 
 
 def give_up(mountpoint: str) -> None:
@@ -109,19 +100,12 @@ def give_up(mountpoint: str) -> None:
         os.close(fd)
 
 
-async def published(bench: Bench, fs_type: str, size: int) -> tuple[str, str]:
-    volume = await bench.create(capability=mount(fs_type), size=size)
-    target = bench.target("pod-a")
-    await bench.up(volume.volume_id, target, mount(fs_type))
-    return volume.volume_id, target
-
-
 @pytest.mark.parametrize(("fs_type", "size"), SIZES)
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_shut_down_filesystem_is_unhealthy_and_can_be_republished(
     bench: Bench, fs_type: str, size: int, *, restarted: bool
 ) -> None:
-    volume_id, target = await published(bench, fs_type, size)
+    volume_id, target = await bench.published(capability=mount(fs_type), size=size)
     give_up(target)
     if restarted:
         bench.restart()
@@ -146,16 +130,16 @@ async def test_shut_down_filesystem_in_csi_1_13_is_inaccessible(
 ) -> None:
     bench.profile = "1.13"
     bench.restart()
-    volume_id, target = await published(bench, fs_type, size)
+    volume_id, target = await bench.published(capability=mount(fs_type), size=size)
     give_up(target)
     request = csi_pb2.NodeGetVolumeHealthRequest(volume_id=volume_id, volume_publish_path=target)
     answer = await bench.driver.node.NodeGetVolumeHealth(request, caller())
     reported = answer.volume_health.health_statuses
-    assert [each.status for each in reported] == [csi_pb2.INACCESSIBLE]
+    assert [health.status for health in reported] == [csi_pb2.INACCESSIBLE]
 
 
 async def test_filesystem_made_read_only_by_the_kernel_is_unhealthy(bench: Bench) -> None:
-    volume_id, target = await published(bench, "ext4", 64 * MIB)
+    volume_id, target = await bench.published()
     for options in ("remount,ro", "remount,bind,rw"):  # the filesystem, as after an error
         await asyncio.to_thread(subprocess.run, ["mount", "-o", options, target], check=True)
     condition = (await bench.stats(volume_id, target)).condition

@@ -27,10 +27,7 @@ SIZE, GROWN = 32 * MIB, 48 * MIB
 
 
 class Node:
-    """A node with one driver, and a CO whose every call can be repeated, after a reboot too.
-
-    `done` are the names of the steps that were answered.
-    """
+    """A node with one driver, and a CO whose every call can be repeated, after a reboot too."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -46,12 +43,6 @@ class Node:
     async def down(self, name: str) -> None:
         await self.bench.down(self.id_of(name), self.bench.target(name))
 
-    async def create(self) -> None:
-        await self.bench.create("v", size=SIZE)
-
-    async def stage(self) -> None:
-        await self.bench.stage(self.id_of("v"))
-
     async def write(self) -> None:
         """A pod's write, which the pod syncs."""
         file = await self.up("v")
@@ -60,30 +51,9 @@ class Node:
         os.fsync(fd)
         os.close(fd)
 
-    async def snapshot(self) -> None:
-        await self.bench.co.snapshot(self.id_of("v"))
-
-    async def group(self) -> None:
-        await self.bench.co.group(self.id_of("v"))
-
     async def restore(self) -> None:
         taken = await self.bench.co.snapshot(self.id_of("v"))
         await made_of(self.bench, "restored", snapshot_id=taken.snapshot_id)
-
-    async def clone(self) -> None:
-        await made_of(self.bench, "cloned", volume_id=self.id_of("v"))
-
-    async def expand(self) -> None:
-        await self.bench.grow(self.id_of("v"), GROWN)
-
-    async def unpublish(self) -> None:
-        await self.bench.unpublish(self.id_of("v"), self.bench.target("v"))
-
-    async def unstage(self) -> None:
-        await self.bench.unstage(self.id_of("v"))
-
-    async def drop_snapshot(self) -> None:
-        await self.bench.co.delete_snapshot(self.bench.ids.snapshot_id("snap"))
 
     async def drop_group(self) -> None:
         request = csi_pb2.DeleteVolumeGroupSnapshotRequest(
@@ -92,26 +62,35 @@ class Node:
         )
         await self.bench.driver.controller.DeleteVolumeGroupSnapshot(request, caller())
 
-    async def delete(self) -> None:
-        await self.bench.delete(self.id_of("v"))
-
     async def delete_copies(self) -> None:
         for name in ("restored", "cloned"):
             await self.bench.delete(self.id_of(name))
 
-    def steps(self) -> list[Callable[[], Awaitable[None]]]:
-        """The calls, in the order of the life."""
-        return [
-            self.create, self.stage, self.write, self.snapshot, self.group, self.restore, self.clone,
-            self.expand, self.unpublish, self.unstage, self.drop_snapshot, self.drop_group, self.delete,
-            self.delete_copies,
-        ]  # fmt: skip
+    def steps(self) -> dict[str, Callable[[], Awaitable[object]]]:
+        """The calls by their names, in the order of the life."""
+        bench, volume_id = self.bench, self.id_of("v")
+        return {
+            "create": lambda: bench.create("v", size=SIZE),
+            "stage": lambda: bench.stage(volume_id),
+            "write": self.write,
+            "snapshot": lambda: bench.co.snapshot(volume_id),
+            "group": lambda: bench.co.group(volume_id),
+            "restore": self.restore,
+            "clone": lambda: made_of(bench, "cloned", volume_id=volume_id),
+            "expand": lambda: bench.grow(volume_id, GROWN),
+            "unpublish": lambda: bench.unpublish(volume_id, bench.target("v")),
+            "unstage": lambda: bench.unstage(volume_id),
+            "drop_snapshot": lambda: bench.co.delete_snapshot(bench.ids.snapshot_id("snap")),
+            "drop_group": self.drop_group,
+            "delete": lambda: bench.delete(volume_id),
+            "delete_copies": self.delete_copies,
+        }
 
     async def volumes(self) -> dict[str, csi_pb2.ListVolumesResponse.Entry]:
         """What ListVolumes shows; each must be healthy."""
         listed = await self.bench.co.volumes()
-        for each in listed.values():
-            condition = each.status.volume_condition
+        for entry in listed.values():
+            condition = entry.status.volume_condition
             # Said where no process may resize a mounted ext4: it is no damage.
             assert not condition.abnormal or "keeps its old size" in condition.message, condition
         return listed
@@ -119,7 +98,7 @@ class Node:
     async def snapshots(self) -> set[str]:
         """What ListSnapshots shows; each must be ready."""
         listed = await self.bench.co.snapshots()
-        assert all(each.ready_to_use for each in listed.values())
+        assert all(snapshot.ready_to_use for snapshot in listed.values())
         return set(listed)
 
 
@@ -136,7 +115,7 @@ class AfterTheCut:
 
     def __init__(self, node: Node, marks: int) -> None:
         self._node = node
-        names = [step.__name__ for step in node.steps()]
+        self._steps, names = node.steps(), list(node.steps())
         self._answered, self._pending = names[:marks], "".join(names[marks : marks + 1])
 
     async def check(self) -> None:
@@ -161,10 +140,13 @@ class AfterTheCut:
         for name, lifetime in LIFETIMES.items():
             must = self._must(lifetime)
             assert must is None or (ids.volume_id(name) in volumes) == must, name
-        found = {"snap": ids.snapshot_id("snap"), "g": ids.member_id("g", ids.volume_id("v"))}
+        snapshot_ids = {
+            "snap": ids.snapshot_id("snap"),
+            "g": ids.member_id("g", ids.volume_id("v")),
+        }
         for name, lifetime in SNAPSHOT_LIFETIMES.items():
             must = self._must(lifetime)
-            assert must is None or (found[name] in snapshots) == must, name
+            assert must is None or (snapshot_ids[name] in snapshots) == must, name
         if "expand" in self._answered and "delete" not in (*self._answered, self._pending):
             assert volumes[ids.volume_id("v")].volume.capacity_bytes == GROWN
 
@@ -177,10 +159,10 @@ class AfterTheCut:
         node = self._node
         if self._pending in ("unpublish", "unstage"):
             await node.up("v")
-            await node.unpublish()
-        await getattr(node, self._pending)()
+            await self._steps["unpublish"]()
+        await self._steps[self._pending]()
         if self._pending == "stage":
-            await node.unstage()
+            await self._steps["unstage"]()
         if self._pending == "write":
             await node.down("v")
 
@@ -198,12 +180,9 @@ class AfterTheCut:
             await node.down(name)
 
     async def _remove_all(self) -> None:
-        node = self._node
-        await node.drop_snapshot()
-        await node.drop_group()
-        await node.delete()
-        await node.delete_copies()
-        root = node.bench.root
+        for step in ("drop_snapshot", "drop_group", "delete", "delete_copies"):
+            await self._steps[step]()
+        root = self._node.bench.root
         assert pool_layout.files(root / "state") == set()
         assert remnants.devices(root) == []
 
@@ -225,7 +204,7 @@ def test_power_cut_after_anything_that_becomes_durable_loses_no_answer(
     live.mkdir()
 
     async def life(recorder: power_cut.Recorder) -> None:
-        for step in Node(Bench(live)).steps():
+        for step in Node(Bench(live)).steps().values():
             await step()
             recorder.mark()
 
