@@ -6,6 +6,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,25 +29,21 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
         remnants.remove(tmp_path)
 
 
-@pytest.fixture(params=["ext4", "xfs", "btrfs"])
-async def pool(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
-    with bench_on(request.param, tmp_path) as bench:
-        yield bench
-        await bench.take_down()
+def benches_on(*fs_types: str, **of: Any) -> Callable[..., AsyncIterator[Bench]]:
+    """A fixture: a driver whose pool is on each of these filesystems in turn; `of` has what else `bench_on` takes."""
+
+    @pytest.fixture(params=fs_types)
+    async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
+        with bench_on(request.param, tmp_path, **of) as made:
+            yield made
+            await made.take_down()
+
+    return bench
 
 
-@pytest.fixture(params=["xfs", "btrfs"])
-async def cloning(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
-    with bench_on(request.param, tmp_path) as bench:
-        yield bench
-        await bench.take_down()
-
-
-@pytest.fixture
-async def copying(tmp_path: Path) -> AsyncIterator[Bench]:
-    with bench_on("ext4", tmp_path) as bench:
-        yield bench
-        await bench.take_down()
+pool = benches_on("ext4", "xfs", "btrfs")
+cloning = benches_on("xfs", "btrfs")
+copying = benches_on("ext4")
 
 
 @pytest.fixture

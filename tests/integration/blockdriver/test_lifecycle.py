@@ -1,6 +1,5 @@
 """The life of a volume on real loop devices and mounts, and of one whose filesystem only guests make and read."""
 
-import asyncio
 import os
 import subprocess
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from crust.blockdriver.records.capability_check import PublishedToOtherNode
 from crust.blockdriver.records.models import Attached, Usage
 from crust.core import volumes
 from crust.host.block import devices, loop
-from crust.host.filesystems import superblocks
 from crust.host.mounts import mount_api, mountinfo
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import encoded, publish_request
@@ -108,19 +106,6 @@ async def test_unpublish_without_record_or_node_state_succeeds(bench: Bench) -> 
     await bench.unpublish(volume.volume_id, target)
     assert mountinfo.at(target) is None
     assert not is_there(target)
-
-
-async def test_publish_checks_a_filesystem_not_unmounted_cleanly(bench: Bench) -> None:
-    volume_id, target = await bench.staged(), bench.target("pod-a")
-    await bench.unstage(volume_id)
-    image = bench.image(volume_id)
-    # EXT2_ERROR_FS in the superblock, as a kernel sets it that met an error
-    argv = ["debugfs", "-w", "-R", "set_super_value state 2", str(image)]
-    await asyncio.to_thread(subprocess.run, argv, check=True, capture_output=True)
-    assert not superblocks.read_ext4(str(image)).clean
-    await bench.stage(volume_id)
-    assert superblocks.read_ext4(str(image)).clean
-    await bench.publish(volume_id, target)
 
 
 async def test_stage_formats_with_the_storage_class_options(bench: Bench) -> None:

@@ -55,19 +55,6 @@ async def conditions(bench: Bench, volume_id: str, target: str) -> set[str]:
     return {each.message for each in found if each.abnormal}
 
 
-@pytest.mark.parametrize(("fs_type", "size"), [("xfs", 320 * MIB), ("btrfs", 160 * MIB)])
-async def test_offline_expand_is_seen_by_a_publish(bench: Bench, fs_type: str, size: int) -> None:
-    volume_id = await bench.staged(capability=mount(fs_type), size=size)
-    target = bench.target("pod-a")
-    await bench.unstage(volume_id)
-    grown = await bench.grow(volume_id, 2 * size)
-    assert grown.capacity_bytes == 2 * size
-    assert grown.node_expansion_required
-    await bench.up(volume_id, target, mount(fs_type))
-    stats = await bench.stats(volume_id, target)
-    assert stats.usage[0].total > 1.5 * size
-
-
 @pytest.mark.parametrize("fs_type", ["xfs", "btrfs"])
 async def test_node_expand_of_a_mounted_filesystem_grows_it(bench: Bench, fs_type: str) -> None:
     volume_id, target = await bench.published(capability=mount(fs_type), size=320 * MIB)
@@ -174,7 +161,7 @@ async def test_publish_killed_between_mount_and_growth_grows_on_retry(
     volume_id = await bench.staged(capability=mount(fs_type), size=320 * MIB)
     target = bench.target("pod-a")
     await bench.unstage(volume_id)
-    await bench.grow(volume_id, 640 * MIB)
+    assert (await bench.grow(volume_id, 640 * MIB)).node_expansion_required
     await bench.stage(volume_id, mount(fs_type))
 
     def die(*_: object) -> None:

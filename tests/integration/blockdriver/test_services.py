@@ -1,6 +1,5 @@
 """The driver behind its socket: codes, opt-in, and a second driver."""
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,7 +21,6 @@ from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import Co
 from tests.support.faults.refusals import refused
 from tests.support.kubelet.attaching_co import KNOWS_NODE_INFO
-from tests.support.records import pool_layout
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("strict_event_loop")]
 
@@ -128,23 +126,6 @@ async def test_second_driver_of_a_pool_is_refused(co: Co, tmp_path: Path) -> Non
     with pytest.raises(locks.LockHeld):
         async with serve.running(build(tmp_path), **other):
             pytest.fail("a second driver serves the same pool")
-
-
-async def test_probe_reports_a_missing_folder_and_recovers_without_a_restart(
-    co: Co, tmp_path: Path
-) -> None:
-    folder = tmp_path / "state" / pool_layout.FOLDERS[0]
-
-    async def until(*, ready: bool) -> None:
-        async with asyncio.timeout(60):
-            while await co.is_ready() != ready:  # noqa: ASYNC110 - a Probe is all that tells
-                await asyncio.sleep(0.05)
-
-    folder.rename(tmp_path / "away")
-    await until(ready=False)
-    assert not folder.exists()
-    (tmp_path / "away").rename(folder)
-    await until(ready=True)
 
 
 async def test_absent_things_are_not_found_before_anything_else(co: Co) -> None:

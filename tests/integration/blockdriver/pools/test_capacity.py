@@ -5,7 +5,6 @@ import itertools
 import os
 import random
 import struct
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.files.provisioning import FileTaking
 from crust.core import errors
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
-from tests.support.drivers.pools import bench_on
+from tests.integration.blockdriver.conftest import benches_on
+from tests.support.drivers.block_driver import MIB, Bench, block, caller
 from tests.support.raised import raised
 from tests.support.records import pool_layout
 from tests.support.records.copies import (
@@ -34,10 +33,8 @@ from tests.support.records.copies import (
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 
-@pytest.fixture(params=["ext4", "xfs"])
-def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    with bench_on(request.param, tmp_path, size=512 * MIB) as bench:
-        yield bench
+small = benches_on("ext4", "xfs", size=512 * MIB)
+reserving = benches_on("ext4", "xfs", "btrfs", size=320 * MIB)
 
 
 def fill(bench: Bench) -> None:
@@ -81,12 +78,6 @@ async def test_capacity_excludes_other_files_in_the_pool(small: Bench) -> None:
         os.fsync(file.fileno())
     small.restart()
     assert abs(before - await small.co.capacity() - 100 * MIB) <= MIB
-
-
-@pytest.fixture(params=["ext4", "xfs", "btrfs"])
-def reserving(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    with bench_on(request.param, tmp_path, size=320 * MIB) as bench:
-        yield bench
 
 
 async def test_unpublish_and_delete_on_a_full_disk_succeed(reserving: Bench) -> None:
@@ -168,8 +159,8 @@ async def test_snapshot_in_csi_1_13_has_its_topology(tmp_path: Path) -> None:
         listed = await bench.co.snapshots()
         every = [taken, *members, looked.snapshot, *listed.values()]
         here = [{topology.KEY: topology.value_of("node-1")}] if profile == "1.13" else []
-        for each in every:
-            assert [dict(place.segments) for place in each.accessible_topology] == here
+        for snapshot in every:
+            assert [dict(place.segments) for place in snapshot.accessible_topology] == here
 
 
 async def test_snapshot_required_in_another_topology_is_refused(bench: Bench) -> None:
@@ -199,7 +190,7 @@ async def test_snapshot_or_image_without_the_other_is_reported_and_kept(tmp_path
     health = await bench.driver.node.NodeGetStorageHealth(
         csi_pb2.NodeGetStorageHealthRequest(), caller()
     )
-    reported = {each.reason: each.message for each in health.backend_health}
+    reported = {finding.reason: finding.message for finding in health.backend_health}
     assert set(reported) == {"SnapshotImageMissing", "SnapshotRecordMissing"}
     assert lost.snapshot_id in reported["SnapshotImageMissing"]
     assert orphan.stem in reported["SnapshotRecordMissing"]
@@ -252,9 +243,9 @@ class RandomWriter:
 
 async def check(bench: Bench, taken: list[str]) -> None:
     """Every list of every snapshot, against the bytes."""
-    images = {each: read_image(bench, each) for each in taken}
-    for each, data in images.items():
-        listed = covered(await blocks(bench, each))
+    images = {snapshot_id: read_image(bench, snapshot_id) for snapshot_id in taken}
+    for snapshot_id, data in images.items():
+        listed = covered(await blocks(bench, snapshot_id))
         assert listed >= differing_blocks(bytes(len(data)), data)
     for base, target in itertools.permutations(taken, 2):
         old, new = images[base], images[target]
@@ -280,42 +271,6 @@ async def test_changed_blocks_of_a_raw_device_are_exact(cloning: Bench, seed: in
     await check(cloning, taken)
 
 
-@pytest.mark.parametrize(
-    ("fs_type", "size"), [("ext4", 32 * MIB), ("xfs", 320 * MIB), ("btrfs", 128 * MIB)]
-)
-async def test_changed_blocks_of_a_filesystem_after_creates_and_deletes_are_exact(
-    cloning: Bench, fs_type: str, size: int
-) -> None:
-    chance = random.Random(fs_type)
-    source, target = await in_use(cloning, "source", mount(fs_type), size=size)
-    taken: list[str] = []
-    for number in range(3):
-        churn(chance, Path(target))
-        taken.append((await cloning.co.snapshot(source, f"s{number}")).snapshot_id)
-    await check(cloning, taken)
-
-
-def churn(chance: random.Random, directory: Path) -> None:
-    for _ in range(12):
-        path = directory / str(chance.randrange(8))
-        with path.open("r+b" if path.exists() else "w+b") as file:
-            file.seek(chance.randrange(MIB))
-            file.write(chance.randbytes(chance.randrange(1, 256 * KIB)))
-            if chance.random() < 0.3:
-                file.flush()
-                cut(file.fileno(), chance.randrange(256) * 4 * KIB, 64 * KIB)
-        if chance.random() < 0.2:
-            path.unlink()
-
-
-def cut(fd: int, offset: int, length: int) -> None:
-    """End a file early and lengthen it again: what it loses, the filesystem may give to another."""
-    size = os.fstat(fd).st_size
-    if offset < size:
-        os.ftruncate(fd, offset)
-        os.ftruncate(fd, max(size, offset + length))
-
-
 async def test_changed_blocks_with_more_extents_than_one_fiemap_call_are_complete(
     cloning: Bench,
 ) -> None:
@@ -323,7 +278,7 @@ async def test_changed_blocks_with_more_extents_than_one_fiemap_call_are_complet
     base = await cloning.co.snapshot(source, "base")
     wanted = set(range(0, 16 * MIB, 8 * KIB))
     fd = os.open(target, os.O_RDWR)
-    for offset in sorted(wanted, key=lambda each: each % (64 * KIB)):  # never two neighbours
+    for offset in sorted(wanted, key=lambda place: place % (64 * KIB)):  # never two neighbours
         os.pwrite(fd, b"x" * 4 * KIB, offset)
         if offset >= 16 * MIB - 64 * KIB:
             os.fsync(fd)

@@ -14,7 +14,7 @@ from crust.host.files import sparse
 from crust.host.files.durable import AnyPath
 from crust.host.process import syscalls
 from tests.support.drivers import remnants
-from tests.support.drivers.block_driver import MIB, Bench, block, mount
+from tests.support.drivers.block_driver import MIB, Bench, block
 from tests.support.records import pool_layout
 
 pytestmark = pytest.mark.root
@@ -111,19 +111,6 @@ async def test_gc_keeps_devices_that_are_staged_or_in_use(bench: Bench) -> None:
         await bench.unpublish(volume_id, path)
     await collect(bench)
     assert len(devices(bench)) == 1
-
-
-async def test_gc_keeps_images_without_record_and_records_without_image(bench: Bench) -> None:
-    lost = (await bench.create("lost", mount())).volume_id
-    pool = bench.root / "state"
-    pool_layout.image(pool, lost).unlink()
-    orphan = pool_layout.image(pool, bench.ids.volume_id("orphan"))
-    orphan.parent.mkdir()
-    orphan.write_bytes(b"unknown")
-    bench.restart()
-    await collect(bench)
-    assert orphan.read_bytes() == b"unknown"
-    assert bench.driver.stores.volume_records.ids() == (lost,)
 
 
 async def test_gc_detaches_a_device_of_a_removed_image_by_its_tag_when_unused(bench: Bench) -> None:

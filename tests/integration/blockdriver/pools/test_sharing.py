@@ -11,10 +11,8 @@ from crust.blockdriver.node import node_unpublish
 from crust.core import errors, volumes
 from crust.host.block import devices, holders, loop
 from crust.host.mounts import mount_api, mountinfo
-from tests.support.drivers import remnants
 from tests.support.drivers.block_driver import MIB, Bench, block, is_there, mount
 from tests.support.raised import raised
-from tests.support.records import pool_layout
 
 pytestmark = pytest.mark.root
 
@@ -108,20 +106,6 @@ async def test_read_only_publishes_on_host_and_in_guest_share_a_volume(bench: Be
     mounted = mountinfo.at(host)
     assert mounted is not None
     assert "ro" in mounted.super_options
-
-
-async def test_many_volumes_in_parallel_stay_independent(bench: Bench) -> None:
-    async def lifecycle(number: int) -> None:
-        volume = await bench.create(f"pvc-{number}")
-        target = bench.target(f"pod-{number}")
-        for _ in range(3):
-            await bench.up(volume.volume_id, target, deferred=number % 2 == 1)
-            await bench.down(volume.volume_id, target)
-        await bench.delete(volume.volume_id)
-
-    await asyncio.gather(*(lifecycle(number) for number in range(24)))
-    assert pool_layout.files(bench.root / "state") == set()
-    assert remnants.devices(bench.root) == []
 
 
 async def test_deferred_publish_of_a_mounted_btrfs_is_refused(bench: Bench) -> None:
