@@ -1,9 +1,7 @@
 """Groups on every kind of pool: all members of one point in time, raw devices in use too, or refused."""
 
-import hashlib
 import itertools
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,15 +10,13 @@ from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.files.provisioning import FileTaking
 from crust.host.block import signatures
 from crust.host.mounts import mount_api, mountinfo
-from tests.integration.blockdriver.snapshots.test_guest_snapshots import Scene
+from tests.integration.blockdriver.snapshots.test_guest_snapshots import Scene, scenes_on
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
-from tests.support.drivers.pools import bench_on
 from tests.support.frozen import is_frozen
 from tests.support.probes import probed
 from tests.support.raised import raised
 from tests.support.records import pool_layout
 from tests.support.records.copies import (
-    digest,
     down,
     in_use,
     made_of,
@@ -30,51 +26,8 @@ from tests.support.records.copies import (
     up,
     write,
 )
-from tests.support.runtimes.mounting_guests import MountingGuests
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
-
-
-async def test_group_snapshot_freezes_all_members_before_the_first_copy(
-    pool: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = [await pool.create(name) for name in ("one", "two")]
-    targets = [await up(pool, each.volume_id) for each in made]
-    data = [os.urandom(MIB) for _ in made]
-    for target, content in zip(targets, data, strict=True):
-        write(target, "file", content)
-    take, seen = FileTaking.take, []
-
-    def looking(self: FileTaking, image: protocol.Image) -> None:
-        seen.append([is_frozen(target) for target in targets])
-        take(self, image)
-
-    monkeypatch.setattr(FileTaking, "take", looking)
-    taken = await pool.co.group(*(each.volume_id for each in made))
-    assert seen == [[True, True], [True, True]]
-    assert not any(is_frozen(target) for target in targets)
-    assert {snapshot.group_snapshot_id for snapshot in taken.snapshots} == {taken.group_snapshot_id}
-    assert await pool.co.group(*(each.volume_id for each in reversed(made))) == taken
-    by_source = {snapshot.source_volume_id: snapshot.snapshot_id for snapshot in taken.snapshots}
-    for source, content in zip(made, data, strict=True):
-        member = by_source[source.volume_id]
-        restored = await made_of(pool, f"r-{member}", snapshot_id=member)
-        target = await up(pool, restored.volume_id)
-        assert digest(target, "file") == hashlib.sha256(content).hexdigest()
-        await down(pool, restored.volume_id)
-
-
-async def test_group_is_deleted_as_one_and_has_each_volume_once(cloning: Bench) -> None:
-    ids = [(await cloning.create(name)).volume_id for name in ("one", "two")]
-    with raised("SameVolumeTwice"):
-        await cloning.co.group(ids[0], ids[0], name="h")
-    taken = await cloning.co.group(*ids)
-    members = [snapshot.snapshot_id for snapshot in taken.snapshots]
-    with raised("SnapshotBelongsToGroup"):
-        await cloning.co.delete_snapshot(members[0])
-    await cloning.co.delete_group(taken)
-    assert cloning.driver.stores.snapshot_sets.ids() == ()
-    assert not pool_layout.snapshot_images(cloning.root / "state")
 
 
 async def test_group_with_a_raw_device_in_use_is_point_in_time_with_reflinks(
@@ -113,8 +66,8 @@ async def test_group_of_raw_devices_is_copied_again_after_a_write(
     made = await cloning.co.group(*ids)
     assert taken == [*ids, *ids]
     by_source = {snapshot.source_volume_id: snapshot.snapshot_id for snapshot in made.snapshots}
-    found = [read_image(cloning, by_source[each])[MIB : MIB + 7] for each in ids]
-    assert found == [b"earlier", b"later\0\0"]
+    copied = [read_image(cloning, by_source[volume_id])[MIB : MIB + 7] for volume_id in ids]
+    assert copied == [b"earlier", b"later\0\0"]
 
 
 async def test_group_of_raw_devices_always_written_to_is_refused(
@@ -148,18 +101,14 @@ async def test_group_with_a_raw_device_in_use_is_refused_without_reflinks(copyin
 SIZES = [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 256 * MIB)]
 
 
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    guests = MountingGuests()
-    with bench_on("xfs", tmp_path, runtime_guests=guests) as bench:
-        yield Scene(bench, guests)
+scene = scenes_on("xfs")
 
 
 def uuid_of(bench: Bench, volume_id: str) -> str:
     image = bench.image(volume_id)
-    found = probed(str(image))
-    assert isinstance(found, signatures.Filesystem)
-    return found.uuid
+    filesystem = probed(str(image))
+    assert isinstance(filesystem, signatures.Filesystem)
+    return filesystem.uuid
 
 
 @pytest.mark.parametrize(("fs_type", "size"), SIZES)
@@ -171,7 +120,7 @@ async def test_copies_mount_beside_their_filesystem(scene: Scene, fs_type: str, 
     restored = await made_of(bench, "restored", snapshot_id=taken.snapshot_id, fs_type=fs_type)
     clone = await made_of(bench, "clone", volume_id=source.volume_id, fs_type=fs_type)
     second = await made_of(bench, "second", volume_id=clone.volume_id, fs_type=fs_type)
-    every = [each.volume_id for each in (source, restored, clone, second)]
+    every = [made.volume_id for made in (source, restored, clone, second)]
     for volume_id in every[1:]:
         target = await up(bench, volume_id, fs_type)
         assert Path(target, "file").read_bytes() == b"kept"
@@ -185,7 +134,7 @@ async def test_copies_mount_beside_their_filesystem(scene: Scene, fs_type: str, 
     assert not Path(bench.target(source.volume_id), "own").exists()
     for volume_id in every:
         await scene.down(volume_id)
-    assert len({uuid_of(bench, each) for each in every}) == 1
+    assert len({uuid_of(bench, volume_id) for volume_id in every}) == 1
 
 
 @pytest.mark.parametrize(("fs_type", "size"), SIZES)

@@ -63,22 +63,24 @@ class Scene:
     def left(self) -> list[str]:
         """What a failed copy must not leave."""
         folders = ("state/snapshots", "run/freezes")
-        found = [path.name for folder in folders for path in (self.bench.root / folder).iterdir()]
-        return [*found, *pool_layout.snapshot_images(self.bench.root / "state")]
+        names = [path.name for folder in folders for path in (self.bench.root / folder).iterdir()]
+        return [*names, *pool_layout.snapshot_images(self.bench.root / "state")]
 
 
-@pytest.fixture(params=["ext4", "xfs", "btrfs"])
-def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
-    guests = MountingGuests()
-    with bench_on(request.param, tmp_path, runtime_guests=guests) as bench:
-        yield Scene(bench, guests)
+def scenes_on(*fs_types: str) -> Callable[..., Iterator[Scene]]:
+    """A fixture: a scene whose pool is on each of these filesystems in turn."""
+
+    @pytest.fixture(params=fs_types)
+    def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+        guests = MountingGuests()
+        with bench_on(request.param, tmp_path, runtime_guests=guests) as bench:
+            yield Scene(bench, guests)
+
+    return scene
 
 
-@pytest.fixture
-def on_xfs(tmp_path: Path) -> Iterator[Scene]:
-    guests = MountingGuests()
-    with bench_on("xfs", tmp_path, runtime_guests=guests) as bench:
-        yield Scene(bench, guests)
+scene = scenes_on("ext4", "xfs", "btrfs")
+on_xfs = scenes_on("xfs")
 
 
 @pytest.mark.parametrize(("fs_type", "size"), FILESYSTEMS)
@@ -95,13 +97,13 @@ async def test_snapshot_and_clone_contain_what_a_guest_wrote(
     clone = await made_of(bench, "clone", volume_id=source.volume_id, fs_type=fs_type)
     restored = await made_of(bench, "restored", snapshot_id=taken.snapshot_id, fs_type=fs_type)
     assert not scene.guests.is_frozen(bench.target(source.volume_id))
-    found = []
+    has_later = []
     for volume in (restored, clone):
         target = await up(bench, volume.volume_id, fs_type)
         assert digest(target, "kept") == hashlib.sha256(data).hexdigest()
-        found.append(os.path.exists(os.path.join(target, "later")))
+        has_later.append(os.path.exists(os.path.join(target, "later")))
         await down(bench, volume.volume_id)
-    assert found == [False, True]
+    assert has_later == [False, True]
     await scene.down(source.volume_id)
 
 
@@ -112,8 +114,8 @@ async def test_copy_of_a_guests_ext4_needs_no_journal_replay(scene: Scene) -> No
     write(inside, "kept", b"kept" * 1000)
     taken = await scene.bench.co.snapshot(source.volume_id)
     image = pool_layout.snapshot_image(scene.bench.root / "state", taken.snapshot_id)
-    assert "needs_recovery" not in said("dumpe2fs", "-h", str(image))
-    said("e2fsck", "-fn", str(image))
+    assert "needs_recovery" not in output_of("dumpe2fs", "-h", str(image))
+    output_of("e2fsck", "-fn", str(image))
     await scene.down(source.volume_id)
 
 
@@ -121,11 +123,11 @@ async def test_group_of_guest_and_host_volumes_is_frozen_before_the_first_copy(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = scene.bench
-    made = [await bench.create(name) for name in ("one", "two", "three")]
-    inside = [await scene.up(each.volume_id) for each in made[:2]]
-    mounted_at = [*inside, await up(bench, made[2].volume_id)]
-    for path in mounted_at:
-        write(path, "file", b"file")
+    ids = [(await bench.create(name)).volume_id for name in ("one", "two", "three")]
+    inside = [await scene.up(volume_id) for volume_id in ids[:2]]
+    mounted_at = [*inside, await up(bench, ids[2])]
+    for path, volume_id in zip(mounted_at, ids, strict=True):
+        write(path, "file", volume_id.encode())
     take, seen = FileTaking.take, []
 
     def looking(self: FileTaking, image: protocol.Image) -> None:
@@ -133,21 +135,29 @@ async def test_group_of_guest_and_host_volumes_is_frozen_before_the_first_copy(
         take(self, image)
 
     monkeypatch.setattr(FileTaking, "take", looking)
-    taken = await bench.co.group(*(each.volume_id for each in made))
+    with raised("SameVolumeTwice"):
+        await bench.co.group(ids[0], ids[0])
+    taken = await bench.co.group(*ids)
     assert seen == [[True] * 3] * 3
     assert not any(is_frozen(path) for path in mounted_at)
-    assert len(taken.snapshots) == 3
-    for volume in made:
-        await scene.down(volume.volume_id)
+    assert await bench.co.group(*reversed(ids)) == taken
+    assert {snapshot.source_volume_id for snapshot in taken.snapshots} == set(ids)
+    for snapshot in taken.snapshots:
+        assert snapshot.group_snapshot_id == taken.group_snapshot_id
+        name = f"of-{snapshot.source_volume_id}"
+        restored = await made_of(bench, name, snapshot_id=snapshot.snapshot_id)
+        target = await up(bench, restored.volume_id)
+        assert Path(target, "file").read_bytes() == snapshot.source_volume_id.encode()
+        await down(bench, restored.volume_id)
+    for volume_id in ids:
+        await scene.down(volume_id)
 
 
-def said(*argv: str) -> str:
+def output_of(*argv: str) -> str:
     return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 
 
-def meanwhile(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]
-) -> pytest.MonkeyPatch:
+def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
     """Have `act` happen while an image is copied."""
     take, clone = FileTaking.take, FileMaking.clone
 
@@ -161,7 +171,6 @@ def meanwhile(
 
     monkeypatch.setattr(FileTaking, "take", taking)
     monkeypatch.setattr(FileMaking, "clone", cloning)
-    return monkeypatch
 
 
 async def test_copy_of_a_guest_that_thawed_early_is_discarded(
@@ -172,7 +181,7 @@ async def test_copy_of_a_guest_that_thawed_early_is_discarded(
     other = await bench.create("other")
     inside = await on_xfs.up(source.volume_id)
     with monkeypatch.context() as patched:
-        meanwhile(on_xfs, patched, lambda: fsfreeze.thaw(inside))
+        meanwhile(patched, lambda: fsfreeze.thaw(inside))
         with pytest.raises(freezer.ThawedEarly):
             await bench.co.snapshot(source.volume_id)
         with pytest.raises(freezer.ThawedEarly):
@@ -203,7 +212,7 @@ async def test_exclusive_open_of_a_device_during_its_copy_is_refused(
         except holders.DeviceInUse as err:
             seen.append(err)
 
-    meanwhile(on_xfs, monkeypatch, begin)
+    meanwhile(monkeypatch, begin)
     await bench.co.snapshot(source.volume_id)
     assert len(seen) == 1
     on_xfs.start(source.volume_id)

@@ -277,12 +277,8 @@ ACTS: dict[str, Callable[[Scene], Coroutine[Any, Any, None]]] = {
 }
 
 
-@pytest.fixture(params=[False, True], ids=["idle", "mounted"])
-def mounted(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("mounted", [False, True], ids=["idle", "mounted"])
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize(("pool_type", "is_killed"), [("ext4", True), ("xfs", False)])
 def test_copy_killed_or_on_a_full_disk_leaves_nothing_frozen(

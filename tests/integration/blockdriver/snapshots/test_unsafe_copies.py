@@ -4,8 +4,6 @@ import asyncio
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,8 +15,8 @@ from crust.core import errors, operations
 from crust.host.block import devices
 from crust.host.files import file_copy
 from crust.host.mounts import mount_api
+from tests.integration.blockdriver.conftest import benches_on
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
-from tests.support.drivers.pools import bench_on
 from tests.support.frozen import is_frozen
 from tests.support.raised import raised
 from tests.support.records import pool_layout
@@ -35,28 +33,8 @@ from tests.support.records.copies import (
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 
-@pytest.fixture(params=["ext4", "xfs"])
-def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    with bench_on(request.param, tmp_path) as bench:
-        yield bench
-
-
-@pytest.fixture
-def on_btrfs(tmp_path: Path) -> Iterator[Bench]:
-    with bench_on("btrfs", tmp_path) as bench:
-        yield bench
-
-
-async def begun(bench: Bench, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clone that was begun, and could not be filled."""
-
-    def refuse(*_: object, **__: object) -> None:
-        raise errors.NotReady("not now")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(FileMaking, "clone", refuse)
-        with pytest.raises(errors.NotReady, match="not now"):
-            await made_of(bench, "clone", volume_id=source)
+pool = benches_on("ext4", "xfs")
+on_btrfs = benches_on("btrfs")
 
 
 async def test_copy_of_a_truncated_image_is_refused(pool: Bench) -> None:
@@ -69,40 +47,33 @@ async def test_copy_of_a_truncated_image_is_refused(pool: Bench) -> None:
     assert not pool.image(pool.ids.volume_id("clone")).exists()
 
 
-async def test_clone_retry_has_the_sources_present_size(
+async def test_clone_retry_has_what_its_source_has_by_then(
     pool: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = await pool.create("source")
-    await begun(pool, source.volume_id, monkeypatch)
-    await pool.grow(source.volume_id, 128 * MIB)
+    """Its size, its filesystem; and none is made of a source that was deleted."""
+    source = (await pool.create("source", block(), size=320 * MIB)).volume_id
+
+    def refuse(*_: object, **__: object) -> None:
+        raise errors.NotReady("not now")
+
+    for name in ("clone", "late"):
+        with monkeypatch.context() as patched:
+            patched.setattr(FileMaking, "clone", refuse)
+            with pytest.raises(errors.NotReady, match="not now"):
+                await made_of(pool, name, volume_id=source)
+    await pool.stage(source, mount("xfs"))
+    await pool.unstage(source)
+    await pool.grow(source, 384 * MIB)
     with raised("SmallerThanSource"):
-        await made_of(pool, "clone", volume_id=source.volume_id, size=64 * MIB)
-    clone = await made_of(pool, "clone", volume_id=source.volume_id)
-    assert clone.capacity_bytes == 128 * MIB
-    assert pool.image(clone.volume_id).stat().st_size == 128 * MIB
-
-
-async def test_clone_retry_has_the_sources_present_filesystem(
-    pool: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = await pool.create("source", block(), size=320 * MIB)
-    await begun(pool, source.volume_id, monkeypatch)
-    await pool.stage(source.volume_id, mount("xfs"))
-    await pool.unstage(source.volume_id)
+        await made_of(pool, "clone", volume_id=source, size=320 * MIB, fs_type="xfs")
     with raised("SourceFilesystemDiffers"):
-        await made_of(pool, "clone", volume_id=source.volume_id)
-    await made_of(pool, "clone", volume_id=source.volume_id, fs_type="xfs")
-
-
-async def test_clone_retry_after_source_deletion_leaves_nothing(
-    pool: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = await pool.create("source")
-    await begun(pool, source.volume_id, monkeypatch)
-    await pool.delete(source.volume_id)
+        await made_of(pool, "clone", volume_id=source)
+    clone = await made_of(pool, "clone", volume_id=source, fs_type="xfs")
+    assert clone.capacity_bytes == pool.image(clone.volume_id).stat().st_size == 384 * MIB
+    await pool.delete(source)
     with pytest.raises(models.VolumeNotFound):
-        await made_of(pool, "clone", volume_id=source.volume_id)
-    assert pool.driver.stores.volume_records.ids() == ()
+        await made_of(pool, "late", volume_id=source)
+    assert pool.driver.stores.volume_records.ids() == (clone.volume_id,)
 
 
 async def test_copy_after_lazy_unmount_with_a_writer_is_refused(pool: Bench) -> None:
@@ -197,35 +168,26 @@ async def test_restore_of_one_snapshot_in_parallel_blocks_its_deletion(
     with pytest.raises(operations.OperationInProgress, match="CreateVolume"):
         await pool.co.delete_snapshot(taken.snapshot_id)
     await asyncio.to_thread(both.wait)
-    for each in await asyncio.gather(*made):
-        assert pool.image(each.volume_id).stat().st_size == 64 * MIB
+    for restored in await asyncio.gather(*made):
+        assert pool.image(restored.volume_id).stat().st_size == 64 * MIB
     await pool.co.delete_snapshot(taken.snapshot_id)
     with raised("SnapshotNotFound"):
         await made_of(pool, "c", snapshot_id=pool.ids.volume_id("c"))
 
 
-async def test_snapshot_name_of_an_interrupted_snapshot_is_free_for_another_volume(
+async def test_name_of_an_interrupted_snapshot_or_group_is_free_for_other_volumes(
     pool: Bench,
 ) -> None:
     """What a crash has left has no record, and no answer ever named it."""
-    one, other = await pool.create("one"), await pool.create("other")
-    _interrupt(pool, pool.ids.snapshot_id("snap"))
-    taken = await pool.co.snapshot(other.volume_id)
-    assert taken.source_volume_id == other.volume_id
-    with raised("SnapshotNameTaken"):
-        await pool.co.snapshot(one.volume_id)
-
-
-async def test_group_name_of_an_interrupted_group_is_free_for_other_volumes(pool: Bench) -> None:
     one, two, other = [(await pool.create(name)).volume_id for name in ("one", "two", "other")]
-    _interrupt(pool, pool.ids.group_id("g"))
+    for set_id in (pool.ids.snapshot_id("snap"), pool.ids.group_id("g")):
+        half_made = pool.root / "state" / "snapshots" / f".new-{set_id}"
+        half_made.mkdir()
+        (half_made / "a.snap").touch()
+    assert (await pool.co.snapshot(other)).source_volume_id == other
+    with raised("SnapshotNameTaken"):
+        await pool.co.snapshot(one)
     taken = await pool.co.group(one, other)
     assert {snapshot.source_volume_id for snapshot in taken.snapshots} == {one, other}
     with raised("GroupNameTaken"):
         await pool.co.group(one, two)
-
-
-def _interrupt(pool: Bench, set_id: str) -> None:
-    half_made = pool.root / "state" / "snapshots" / f".new-{set_id}"
-    half_made.mkdir()
-    (half_made / "a.snap").touch()
