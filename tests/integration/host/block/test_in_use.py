@@ -119,8 +119,8 @@ def test_partition_of_a_disk_that_is_held_is_refused(partition: tuple[str, str])
 def test_device_that_is_mounted_in_another_mount_namespace_is_refused(
     disk: str, tmp_path: Path, *, readonly: bool
 ) -> None:
-    said = raised("DeviceMountedOnHost", match=rf"{tmp_path} as .*\[\d+\] has it")
-    with mounted_elsewhere(disk, str(tmp_path), "rw"), said:
+    refused = raised("DeviceMountedOnHost", match=rf"{tmp_path} as .*\[\d+\] has it")
+    with mounted_elsewhere(disk, str(tmp_path), "rw"), refused:
         in_use.check(source(disk), readonly=readonly)
 
 
@@ -174,10 +174,10 @@ def test_brief_user_of_the_device_is_awaited(disk: str, monkeypatch: pytest.Monk
     look = holders.of_devices
 
     def looked(numbers: frozenset[tuple[int, int]]) -> tuple[holders.Holder, ...]:
-        found = look(numbers)
+        users = look(numbers)
         if held:
             os.close(held.pop())
-        return found
+        return users
 
     monkeypatch.setattr(holders, "of_devices", looked)
     in_use.check(source(disk), readonly=False)
@@ -267,38 +267,24 @@ def test_claims_of_readers_share_the_device_and_a_writers_excludes_them(disk: st
 T = TypeVar("T")
 
 
-class HungFile:
-    """What is at `path` behind a filesystem that never answers, while the block runs.
+@pytest.fixture
+def hung(tmp_path: Path) -> Iterator[str]:
+    """A mounted filesystem whose server never answers.
 
     It is a mount of FUSE whose server reads no request. Nothing is written to it, so no sync(2) waits for it. The
     kernel ends every call when the server's descriptor is closed, which it is when this process dies too.
     """
-
-    def __init__(self, path: Path) -> None:
-        self._path = str(path)
-        kind = 0o40000 if path.is_dir() else 0o100000
-        self._server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-        options = f"fd={self._server},rootmode={kind:o},user_id=0,group_id=0"
-        if _libc.mount(b"hung", os.fsencode(path), b"fuse", 0, options.encode()):
-            number = ctypes.get_errno()
-            os.close(self._server)
-            raise OSError(number, os.strerror(number), self._path)
-
-    def __enter__(self) -> "HungFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._server)
-        mount_api.unmount(self._path)
-
-
-@pytest.fixture
-def hung(tmp_path: Path) -> Iterator[str]:
-    """A mounted filesystem whose server never answers."""
     path = tmp_path / "hung"
     path.mkdir()
-    with HungFile(path):
+    server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        options = f"fd={server},rootmode=40000,user_id=0,group_id=0"
+        if _libc.mount(b"hung", os.fsencode(path), b"fuse", 0, options.encode()):
+            raise OSError(ctypes.get_errno(), "no mount of FUSE", str(path))
         yield str(path)
+    finally:
+        os.close(server)
+    mount_api.unmount(str(path))
 
 
 def in_a_thread(look: Callable[[], T]) -> T:
@@ -318,7 +304,7 @@ def in_a_thread(look: Callable[[], T]) -> T:
 def test_of_mount_does_not_wait_for_a_hung_file_server(attach: Attach, hung: str) -> None:
     """stat(2) of a file that is open there never returns, and with it the unstage that only wants the reason."""
     device = attach()
-    open_there = os.open(hung, os.O_PATH)
+    below = os.open(hung, os.O_PATH)
     held = os.open(device.path, os.O_RDONLY)
     try:
         with pytest.raises(holders.DeviceInUse, match=rf"\[{os.getpid()}\] by fd {held}"):
@@ -326,7 +312,7 @@ def test_of_mount_does_not_wait_for_a_hung_file_server(attach: Attach, hung: str
         assert in_a_thread(lambda: holders.of_mount(hung)) != ()
     finally:
         os.close(held)
-        os.close(open_there)
+        os.close(below)
 
 
 @contextmanager
@@ -384,4 +370,4 @@ def test_device_in_use_asks_no_loop_device_on_a_file(
 
     monkeypatch.setattr(loopctl, "status", recorded)
     assert not holders.device_in_use(device.path).loops
-    assert not {os.stat(each.path).st_rdev for each in (device, other)} & set(asked)
+    assert not {os.stat(attached.path).st_rdev for attached in (device, other)} & set(asked)

@@ -20,19 +20,6 @@ pytestmark = pytest.mark.root
 _CTL_ADD, _CTL_REMOVE = 0x4C80, 0x4C81
 
 
-def test_attach_shows_the_files_size_and_content(sparse_file: MakeFile) -> None:
-    path = sparse_file(8 * MIB)
-    Path(path).write_bytes(b"content".ljust(8 * MIB, b"\0"))
-    device = loop.attach(path)
-    try:
-        assert devices.size_bytes(device.path) == 8 * MIB
-        assert devices.identify(device.path) == device.identity
-        assert Path(device.path).read_bytes()[:7] == b"content"
-        assert device.backing == path
-    finally:
-        loop.detach(device)
-
-
 def test_attach_reports_the_granted_direct_io(attach: Attach, mountpoint: str) -> None:
     """Whatever the backing filesystem makes of the wish, the result is what the kernel says in sysfs."""
     device = attach()
@@ -206,15 +193,6 @@ def test_detach_waits_for_a_brief_holder(attach: Attach) -> None:
     loop.detach(device)
     process.join()
     assert loop.find(device.backing) == ()
-
-
-def test_refresh_size_shows_the_grown_file(attach: Attach) -> None:
-    device = attach(4 * MIB)
-    os.truncate(device.backing, 8 * MIB)
-    assert devices.size_bytes(device.path) == 4 * MIB
-    loop.refresh_size(device)
-    assert devices.size_bytes(device.path) == 8 * MIB
-    assert devices.identify(device.path) == device.identity
 
 
 def _attach_once(path: str, count: int) -> list[str]:
