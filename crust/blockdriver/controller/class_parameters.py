@@ -1,16 +1,15 @@
 """The I/O limits of a volume, as parameters of a VolumeAttributesClass or a StorageClass.
 
-Four keys, each a number per second: `readIOPS`, `writeIOPS`, `readBytesPerSecond`, `writeBytesPerSecond`. A key that
-is not named keeps its value (CSI ControllerModifyVolume), which for a new volume is no limit; 0 removes a limit. So a
-class that omits a key keeps the value of an earlier class: classes between which volumes move must name all four.
+Four keys, each a number per second: `readIOPS`, `writeIOPS`, `readBytesPerSecond`, `writeBytesPerSecond`. An omitted
+key keeps its value (CSI ControllerModifyVolume), which for a new volume is no limit; 0 removes a limit. So a class
+that omits a key keeps the value of an earlier class: classes between which volumes move must name all four.
 
-Numbers are written as elsewhere in Kubernetes: 3000, 3k, 64Ki, 10Mi. They have a minimum: at a few bytes per second
-the unmount of the volume would take days.
+Numbers have Kubernetes' form: 3000, 3k, 64Ki, 10Mi. They have a minimum: at a few bytes per second the unmount of the
+volume would take days.
 
-The parameters of a StorageClass, read once at CreateVolume.
-
-An unknown key is refused: a misspelt one would have no effect for the life of the volume. Keys of sidecars
-(`csi.storage.k8s.io/…`, from --extra-create-metadata) do not concern the volume and are not kept.
+CreateVolume reads the parameters of a StorageClass once. It refuses an unknown key: a misspelt key would have no
+effect for the life of the volume. Keys of sidecars (`csi.storage.k8s.io/…`, from --extra-create-metadata) do not
+concern the volume and are not kept.
 """
 
 import re
@@ -54,8 +53,8 @@ def parse_mutable(mutable_parameters: Mapping[str, str]) -> Changes:
                 why=f"this driver knows {', '.join(LIMIT_KEYS)}",
                 hint="correct the VolumeAttributesClass; nothing was changed",
             )
-    found = {key: mutable_parameters[key] for key in LIMIT_KEYS if key in mutable_parameters}
-    return tuple(sorted(_limit(key, text) for key, text in found.items()))
+    limits = {key: mutable_parameters[key] for key in LIMIT_KEYS if key in mutable_parameters}
+    return tuple(sorted(_limit(key, text) for key, text in limits.items()))
 
 
 def changed(limits: volumes.IoLimits, changes: Changes) -> volumes.IoLimits:
@@ -64,9 +63,9 @@ def changed(limits: volumes.IoLimits, changes: Changes) -> volumes.IoLimits:
 
 
 def quantity(text: str) -> int | None:
-    """A whole number as Kubernetes writes it, or None if the text is not one; without fraction and sign."""
-    found = _QUANTITY.fullmatch(text)
-    return int(found[1]) * _UNITS[found[2] or ""] if found else None
+    """A whole number in Kubernetes' form, without fraction and sign; None for any other text."""
+    match = _QUANTITY.fullmatch(text)
+    return int(match[1]) * _UNITS[match[2] or ""] if match else None
 
 
 def _limit(key: str, text: str) -> tuple[str, int]:
@@ -87,7 +86,7 @@ _IN_CONTEXTS = (_SIDECARS, "storage.kubernetes.io/")
 """The attributes of a PersistentVolume hold the provisioner's identity under the second prefix."""
 _IN_CONTEXT = (DEFER, RUNTIME_HANDLER, FORMAT_IN, ENCRYPTION)
 KEYS = (FS_TYPE, *_IN_CONTEXT, *mkfs.KEYS, *LIMIT_KEYS)
-_DEFER_VALUES = tuple(each.value for each in Defer)
+_DEFER_VALUES = tuple(value.value for value in Defer)
 
 
 class InvalidParameter(errors.InvalidRequest):
@@ -135,7 +134,7 @@ def parse(parameters: Mapping[str, str], fs_types: tuple[str, ...]) -> Parameter
 
 
 def volume_context(kept: Mapping[str, str]) -> dict[str, str]:
-    """The recorded parameters that every later call gets: who mounts, and nothing that may change."""
+    """The recorded parameters that every later call gets: the choice of the mounter, and nothing that may change."""
     return {key: kept[key] for key in _IN_CONTEXT if key in kept}
 
 

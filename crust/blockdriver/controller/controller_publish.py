@@ -1,11 +1,11 @@
 """ControllerPublishVolume and ControllerUnpublishVolume: the node that has a volume, and whether it is read-only.
 
-A file stays on its node, so the publish is only an entry in the volume's record, durable before it is answered. The
-node part reads it: a volume that was published read-only is mounted read-only. A node has no more volumes than it can
-hold (`AttachSlots`), because a volume that is sent to a full node keeps its pod waiting there.
+A file stays on its node, so the publish is only an entry in the volume's record, durable before the answer. The node
+part reads it: a volume that was published read-only is mounted read-only. A node has no more volumes than its slots
+(`AttachSlots`), because on a full node the volume's pod would wait.
 
-One node at a time has a volume. The nodes that exist are this one and any that an older record still names (the node
-was renamed, the pool was moved); that node has the volume until it is unpublished from it.
+One node at a time has a volume: this node, or a node that an older record still names (the node was renamed, the pool
+was moved); that node has the volume until it is unpublished from it.
 """
 
 from collections.abc import Collection
@@ -44,8 +44,8 @@ class ControllerPublish:
 
     stores: Stores
 
-    def publish(self, request: PublishRequest) -> None:
-        """Publish the volume to the node; published already is a success.
+    def publish_to_node(self, request: PublishRequest) -> None:
+        """Publish the volume to the node; a repeated publish is a success.
 
         Raises `models.VolumeNotFound`, `NodeNotFound`, `capability_check.CapabilityNotSupported`,
         `PublishedToNodeDifferently`, `capability_check.PublishedToOtherNode`, `capability_check.AttachLimitReached`,
@@ -57,10 +57,10 @@ class ControllerPublish:
         if why := self.stores.supported.obstacle(request.capability):
             raise capability_check.CapabilityNotSupported(why)
         usage = capability_check.usage_of(request.capability)
-        wanted = Attached(node_id=request.node_id, usage=usage, readonly=request.readonly)
+        requested = Attached(node_id=request.node_id, usage=usage, readonly=request.readonly)
         self.stores.provisioning.check_image(request.volume_id)
         present = next((node for node in record.nodes if node.node_id == request.node_id), None)
-        if present is not None and not _is_same(present, wanted):
+        if present is not None and not _is_same(present, requested):
             raise errors.Conflict.named(
                 "PublishedToNodeDifferently",
                 f"{request.volume_id} is published to {request.node_id} already",
@@ -71,10 +71,10 @@ class ControllerPublish:
             return
         capability_check.check_not_published(record)
         with self.stores.attach_slots.taking(request.volume_id):
-            self.stores.volume_records.save(record.but(nodes=(wanted,)))
+            self.stores.volume_records.save(record.but(nodes=(requested,)))
 
-    def unpublish(self, volume_id: volumes.VolumeId, node_id: str) -> None:
-        """Unpublish the volume from the node, or from all if `node_id` is empty; not published is a success.
+    def unpublish_from_node(self, volume_id: volumes.VolumeId, node_id: str) -> None:
+        """Unpublish the volume from the node, or from all nodes without `node_id`; an absent publish is a success.
 
         Raises `StillAttached` while it is staged on this node, `IdOfOtherPool`. Blocks.
         """
@@ -86,21 +86,21 @@ class ControllerPublish:
         paths = self.stores.node_state.staging_paths(volume_id) if on_this_node else ()
         if paths and self.stores.access.attached(volume_id):
             raise StillAttached(volume_id, f"a device, staged at {', '.join(paths)}")
-        rest = tuple(node for node in record.nodes if node_id and node.node_id != node_id)
-        if rest != record.nodes:
-            self.stores.volume_records.save(record.but(nodes=rest))
+        remaining = tuple(node for node in record.nodes if node_id and node.node_id != node_id)
+        if remaining != record.nodes:
+            self.stores.volume_records.save(record.but(nodes=remaining))
 
     def slots(
-        self, node_id: str, known: Collection[str] = ()
+        self, node_id: str, known_ids: Collection[str] = ()
     ) -> tuple[int, tuple[volumes.VolumeId, ...]]:
         """The slots of a node (`AttachSlots.now`); raises `NodeNotFound`. Blocks."""
         if node_id != self.stores.node_id:
             raise NodeNotFound(node_id)
-        return self.stores.attach_slots.now(known)
+        return self.stores.attach_slots.now(known_ids)
 
 
-def _is_same(present: Attached, wanted: Attached) -> bool:
+def _is_same(present: Attached, requested: Attached) -> bool:
     """Whether both are the same; an empty fs_type matches any."""
-    before, now = present.usage, wanted.usage
-    alike = (before.kind, before.mode, present.readonly) == (now.kind, now.mode, wanted.readonly)
-    return alike and ("" in (before.fs_type, now.fs_type) or before.fs_type == now.fs_type)
+    old, new = present.usage, requested.usage
+    alike = (old.kind, old.mode, present.readonly) == (new.kind, new.mode, requested.readonly)
+    return alike and ("" in (old.fs_type, new.fs_type) or old.fs_type == new.fs_type)

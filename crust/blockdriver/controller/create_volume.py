@@ -2,8 +2,8 @@
 
 A volume exists when its record exists. The engine makes the image aside and commits it with both records in one step,
 and removes all in one step. So a crash leaves a volume or none: a repeated create finds the whole volume and compares
-it, or begins from nothing, and then other arguments are fine, because nobody was answered. Until the commit the size
-is reserved in memory alone.
+it, or begins from nothing. Then other arguments are valid, because the first call had no answer. Until the commit the
+size is reserved only in memory.
 """
 
 import logging
@@ -68,21 +68,22 @@ class Provisioner:
     sources: ContentSources
 
     async def create(self, request: Create) -> VolumeRecord:
-        """Create the volume; created already is a success. Returns its record.
+        """Create the volume; an equal volume is a success. Returns its record.
 
         Raises `capability_check.CapabilityNotSupported`, `class_parameters.UnknownParameter`,
         `class_parameters.InvalidParameter`, `VolumeSizeNotPossible`, `VolumeExistsDifferently`, `OrphanImage`,
-        `topology.TopologyNotAccessible`, `OutOfCapacity`; `ImageMissing`, `ForeignImage` for a volume that
-        was created already and whose image is gone: it is never recreated under the name that stands for its data.
+        `topology.TopologyNotAccessible`, `OutOfCapacity`; `ImageMissing`, `ForeignImage` for an existing volume whose
+        image is gone: the driver never recreates it under the name of its lost data.
         """
         record = await workers.run(self._create, request)
         return await self._copy(record) if record.stored is None else record
 
     def _create(self, request: Create) -> VolumeRecord:
-        """All of a create but the copy from a content source, for which a guest may have to be frozen."""
-        read = class_parameters.parse(dict(request.parameters), self.stores.supported.fs_types)
+        """The create without the copy from a content source, for which a guest may have to be frozen."""
+        supported = self.stores.supported
+        parameters = class_parameters.parse(dict(request.parameters), supported.fs_types)
         for capability in request.capabilities:
-            if why := self.stores.supported.obstacle(capability):
+            if why := supported.obstacle(capability):
                 raise capability_check.CapabilityNotSupported(why)
         present = self.stores.volume_records.find(self.stores.pool.ids.volume_id(request.name))
         source = (
@@ -91,7 +92,7 @@ class Provisioner:
         is_accessible = topology.is_met(request.accessibility, self.stores.segment)
         if present is None and not is_accessible:
             raise topology.TopologyNotAccessible(self.stores.segment)
-        planned = self._plan(request, read, source, present)
+        planned = self._plan(request, parameters, source, present)
         if present is not None:
             _check_same(present, planned, request, is_accessible=is_accessible)
             self.stores.provisioning.check_image(present.volume_id)
@@ -103,43 +104,43 @@ class Provisioner:
             return self._commit(making, planned, ContentRecord(volume_id=planned.volume_id))
 
     def _content_source(
-        self, name: str, wanted: content_source.Wanted, present: VolumeRecord | None
+        self, name: str, requested: content_source.Wanted, present: VolumeRecord | None
     ) -> ContentSource:
-        """The content source; that of a volume which exists is in its record, and may have been deleted since."""
+        """The content source; an existing volume has it in its record, and it may have been deleted since."""
         if present is None:
-            return self.sources.find(wanted)
-        known = present.content_source
-        if known is None or (known.kind, known.id) != (wanted.kind, wanted.id):
+            return self.sources.find(requested)
+        recorded = present.content_source
+        if recorded is None or (recorded.kind, recorded.id) != (requested.kind, requested.id):
             raise VolumeExistsDifferently(name, "volume_content_source")
-        return known
+        return recorded
 
     def _plan(
         self,
         request: Create,
-        read: class_parameters.Parameters,
+        parameters: class_parameters.Parameters,
         source: ContentSource | None,
         present: VolumeRecord | None,
     ) -> VolumeRecord:
-        """The record of the requested volume; with the size of the `present` one."""
-        fs_type = read.fs_type or (source.fs_type if source else "")
+        """The record of the requested volume, with the size of the `present` volume."""
+        fs_type = parameters.fs_type or (source.fs_type if source else "")
         usages = capability_check.usages_of(request.capabilities, fs_type)
         if present is not None:
             size_bytes = present.capacity_bytes
         else:
-            asked = (
+            size_range = (
                 content_source.sized(request.wanted, usages, source) if source else request.wanted
             )
             maximum = self.stores.provisioning.maximum_bytes()
             minimum = capacity.minimum_bytes(usages)
-            size_bytes = capacity.choose(asked, minimum=minimum, maximum=maximum)
+            size_bytes = capacity.choose(size_range, minimum=minimum, maximum=maximum)
         return VolumeRecord(
             volume_id=self.stores.pool.ids.volume_id(request.name),
             name=request.name,
             capacity_bytes=size_bytes,
-            parameters=read.kept,
+            parameters=parameters.kept,
             usages=usages,
             content_source=source,
-            limits=Limits(**dict(read.limits + request.limits)),
+            limits=Limits(**dict(parameters.limits + request.limits)),
         )
 
     @contextmanager
@@ -157,8 +158,8 @@ class Provisioner:
             return await workers.run(self._commit, making, record, content)
 
     def _commit(self, making: Making, record: VolumeRecord, content: ContentRecord) -> VolumeRecord:
-        """Make the volume exist: from there on the node part writes the content record."""
-        # a new image has none, and a copy may have those of its source
+        """Make the volume exist: from then on the node part writes the content record."""
+        # a new image has no limits, and a copy may have those of its source
         is_limited = record.limits != Limits() or record.content_source is not None
         in_storage = self.stores.engine.limits
         if in_storage is not None and is_limited:
@@ -169,7 +170,7 @@ class Provisioner:
         )
 
     def delete(self, volume_id: volumes.VolumeId) -> None:
-        """Delete the volume; absent is a success.
+        """Delete the volume; an absent volume is a success.
 
         Raises `IdOfOtherPool`, `StillAttached`, `capability_check.PublishedToOtherNode`. Blocks.
         """
@@ -194,16 +195,16 @@ class Provisioner:
         capability_check.check_not_published(record)
 
     async def settle(self) -> None:
-        """End what crashes and failed calls have left half made or half removed; not what a call works on.
+        """Remove the rest of volumes and sets that crashes and failed calls left half made or half removed.
 
-        What cannot be ended is tried again by the next call. An image without a record, or a record without an image,
-        is kept, and reported as health.
+        It skips a volume that a call works on. The next call tries a failed removal again. An image without a record,
+        or a record without an image, is kept, and reported as health.
         """
         for thing_id in await workers.run(self.stores.provisioning.unsettled):
             try:
                 settle = partial(workers.run, self._settle, thing_id)
-                what = "removal of an unfinished volume or set"
-                await self.stores.running.run(thing_id, what, None, settle)
+                operation = "removal of an unfinished volume or set"
+                await self.stores.running.run(thing_id, operation, None, settle)
             except operations.OperationInProgress:
                 continue
             except errors.CrustError as err:
@@ -214,21 +215,21 @@ class Provisioner:
         try:
             self.stores.provisioning.settle(thing_id)
         finally:
-            if self.stores.volume_records.is_id(thing_id):  # a removal may have been taken back
+            if self.stores.volume_records.is_id(thing_id):  # a removal may have been undone
                 self.stores.volume_records.look_again(thing_id)
 
     def available(self, query: CapacityQuery) -> tuple[int, int, int]:
-        """The capacity for such volumes in bytes, by the numbers that decide about new ones: what is free, and the
-        largest and the smallest size of one. All are 0 for what cannot be made. Blocks.
+        """The bytes for such volumes, by the numbers that decide about new volumes: available, the largest and the
+        smallest size. All are 0 if such a volume cannot be made. Blocks.
 
         Raises `class_parameters.UnknownParameter`, `InvalidParameter`.
         """
         supported = self.stores.supported
-        read = class_parameters.parse(dict(query.parameters), supported.fs_types)
+        parameters = class_parameters.parse(dict(query.parameters), supported.fs_types)
         is_here = not query.place or topology.is_here(query.place, self.stores.segment)
         if not is_here or any(supported.obstacle(capability) for capability in query.capabilities):
             return 0, 0, 0
-        usages = capability_check.usages_of(query.capabilities, read.fs_type)
+        usages = capability_check.usages_of(query.capabilities, parameters.fs_type)
         available = self.stores.capacity.available_bytes()
         maximum = min(available, self.stores.provisioning.maximum_bytes())
         return available, maximum, capacity.minimum_bytes(usages)
@@ -237,7 +238,7 @@ class Provisioner:
 def _check_same(
     present: VolumeRecord, planned: VolumeRecord, request: Create, *, is_accessible: bool
 ) -> None:
-    for what, is_same in {
+    for part, is_same in {
         "accessibility_requirements": is_accessible,
         "the name, with the same id": present.name == planned.name,
         "capacity_range": capacity.satisfies(present.capacity_bytes, request.wanted),
@@ -247,4 +248,4 @@ def _check_same(
         "mutable_parameters": present.limits == planned.limits,
     }.items():
         if not is_same:
-            raise VolumeExistsDifferently(request.name, what)
+            raise VolumeExistsDifferently(request.name, part)

@@ -1,10 +1,10 @@
 """ListVolumes, ControllerGetVolume and the health calls: pages of a list that may change between calls.
 
 A page's token is the last id on it, and ids are listed in order. So a volume that exists from the first page to the
-last is listed exactly once, whatever is created or deleted meanwhile, the token's own volume included, and the driver
-keeps nothing between two calls.
+last is listed exactly once, even if other volumes are created or deleted meanwhile, the token's own included, and the
+driver keeps nothing between two calls.
 
-ValidateVolumeCapabilities: whether a volume has what a CO states of it.
+ValidateVolumeCapabilities: whether a volume has the properties in the CO's request.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A volume, the nodes that have it, and its health; `record` is None for one that cannot be read."""
+    """A volume, the nodes that have it, and its health; `record` is None if it cannot be read."""
 
     volume_id: volumes.VolumeId
     record: VolumeRecord | None
@@ -38,15 +38,13 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class VolumeLister:
-    """Lists volumes, and compares one with what a CO states of it. Every method may block."""
+    """Lists volumes, and compares a volume with a CO's request. Every method may block."""
 
     stores: Stores
     health_check: HealthCheck
 
     def get(self, volume_id: volumes.VolumeId) -> Listed:
-        """One volume; raises `models.VolumeNotFound`. A node has it by a ControllerPublishVolume, or by a stage
-        without one.
-        """
+        """One volume; raises `models.VolumeNotFound`. A node has it after a ControllerPublishVolume, or a stage."""
         try:
             record = self.stores.volume_records.load(volume_id)
         except UNREADABLE:
@@ -59,16 +57,15 @@ class VolumeLister:
     def page(self, count: int, token: str) -> tuple[tuple[Listed, ...], str]:
         """The volumes after `token`, and the next token. Raises as `csi.check_page`."""
         csi.check_page(count, token, self.stores.pool.ids.is_volume_id)
-        ids = (each for each in self.stores.volume_records.index.page(token))
-        return cut(self._existing(ids, self.get), count, lambda each: each.volume_id)
+        ids = iter(self.stores.volume_records.index.page(token))
+        return cut(self._existing(ids, self.get), count, lambda listed: listed.volume_id)
 
     def health_page(self, count: int, token: str) -> tuple[tuple[Health, ...], str]:
         """The health of volumes after `token`, and the next token. Raises as `csi.check_page`."""
         csi.check_page(count, token, self.stores.pool.ids.is_volume_id)
-        ids = (each for each in self.health_check.ids() if each > token)
-        return cut(
-            self._existing(ids, self.health_check.examine), count, lambda each: each.volume_id
-        )
+        ids = (volume_id for volume_id in self.health_check.ids() if volume_id > token)
+        healths = self._existing(ids, self.health_check.examine)
+        return cut(healths, count, lambda health: health.volume_id)
 
     def _existing(
         self, ids: Iterator[volumes.VolumeId], look: Callable[[volumes.VolumeId], T]
@@ -116,17 +113,17 @@ class VolumeLister:
         access = capability.access
         if isinstance(access, volumes.BlockAccess) or not access.fs_type:
             return ""
-        known = self.stores.content_records.load(record.volume_id)
-        present = capability_check.wanted_fs_type(volumes.MountAccess(), record, known.fs_type)
+        content = self.stores.content_records.load(record.volume_id)
+        present = capability_check.wanted_fs_type(volumes.MountAccess(), record, content.fs_type)
         return "" if access.fs_type == present else f"the volume's filesystem is {present}"
 
 
-def cut(found: Iterator[T], count: int, id_of: Callable[[T], str]) -> tuple[tuple[T, ...], str]:
+def cut(items: Iterator[T], count: int, id_of: Callable[[T], str]) -> tuple[tuple[T, ...], str]:
     """The first `count` of `found`, and the token for the rest; reads one more than it returns."""
     limit = min(count or PAGE_MAX, PAGE_MAX)
     page: list[T] = []
-    for each in found:
+    for item in items:
         if len(page) == limit:
             return tuple(page), id_of(page[-1])
-        page.append(each)
+        page.append(item)
     return tuple(page), ""

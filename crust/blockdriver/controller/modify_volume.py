@@ -2,13 +2,13 @@
 
 At an expansion the image grows first, then the record, then the device.
 
-Limits are enforced on this host if the volume is published here, in its guest if it is deferred. A change of them
-happens atomically. Everything that can be checked is checked before the first write. The record then holds the new
-limits and, until they are enforced everywhere, the previous ones: a refusal restores those, also after a crash in
-between, when the caller's retry continues. While a guest is unreachable its state is unknown: the intent stays, the
-answer is UNAVAILABLE, and a retry finishes it.
+Limits are enforced on this host if the volume is published here, in its guest if it is deferred. A change of them is
+atomic. All checks come before the first write. The record then holds the new limits and, until they are enforced
+everywhere, the previous ones: a refusal restores the previous limits, also after a crash, when the caller's retry
+continues. While a guest is unreachable its state is unknown: the intent stays, the answer is UNAVAILABLE, and a retry
+finishes the change.
 
-I/O limits where the storage keeps them itself: neither this host nor a guest is asked.
+If the storage enforces I/O limits itself, the driver calls neither this host nor a guest.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from crust.core import errors, volumes
 from crust.host.process import workers
 
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-"""Pauses between the tries of a start to reach guests. Each try locks the volume."""
+"""The pauses between a starting driver's tries to reach guests. Each try locks the volume."""
 
 _log = logging.getLogger(__name__)
 
@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 class LimitEnforcement(Protocol):
     """Enforces the I/O limits of a volume: this node does (`IoLimits`), or the storage."""
 
-    def check(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
-        """Raise the reason why `limits` cannot be enforced, as far as that can be known before."""
+    def check_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
+        """Raise the reason if `limits` cannot be enforced, as far as it is known before the change."""
         ...
 
     def set_on_host(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
@@ -61,8 +61,8 @@ class VolumeModifier:
     enforcement: LimitEnforcement
 
     async def modify(self, volume_id: volumes.VolumeId, changes: class_parameters.Changes) -> None:
-        """Change limits. Raises `models.VolumeNotFound`, `ImageMissing`, and why the limits cannot be held: then they
-        are as before, unless the outcome in a guest is unknown (`PeerUnavailable`).
+        """Change limits. Raises `models.VolumeNotFound`, `ImageMissing`, and the errors of `LimitEnforcement`: then
+        the limits are as before, unless the outcome in a guest is unknown (`PeerUnavailable`).
         """
         intended = await workers.run(self._begin, volume_id, changes)
         before = (intended.limits_before or intended.limits).value
@@ -76,34 +76,34 @@ class VolumeModifier:
         if intended.limits_before is not None:
             await workers.run(self.stores.volume_records.save, intended.but(limits_before=None))
 
-    def grow_image(self, volume_id: volumes.VolumeId, wanted: volumes.CapacityRange) -> None:
+    def grow_image(self, volume_id: volumes.VolumeId, size_range: volumes.CapacityRange) -> None:
         """Grow the image alone, to a size of the range, for a CO that calls no ControllerExpandVolume. Blocks.
 
         Raises `models.VolumeNotFound`, `capacity.VolumeSizeNotPossible`, `OutOfCapacity`.
         """
         record = self.stores.volume_records.load(volume_id)
-        if record.capacity_bytes < wanted.required_bytes:
-            self._grow(record, wanted)
+        if record.capacity_bytes < size_range.required_bytes:
+            self._grow(record, size_range)
 
     async def finish_interrupted(self) -> None:
         """Finish changes of limits that a killed driver had recorded, and whose guests may not have them yet.
 
-        Those that fail are left to the CO's retry. After a reboot of the node the proxy and the handlers start a
+        If a change fails, the CO's retry finishes it. After a reboot of the node the proxy and the handlers start a
         while later, so this tries several times.
         """
-        left = await workers.run(self.interrupted)
+        unfinished = list(await workers.run(self.interrupted))
         for pause_s in (0.0, *_PAUSES_S):
             await asyncio.sleep(pause_s)
-            left = tuple([each for each in left if not await self._finish_interrupted(each)])
-            if not left:
+            unfinished = [name for name in unfinished if not await self._finish_interrupted(name)]
+            if not unfinished:
                 return
 
     async def _finish_interrupted(self, volume_id: volumes.VolumeId) -> bool:
         """Whether the outcome is final; not while a guest is unreachable, or another operation has the volume."""
-        what, no_changes = "ControllerModifyVolume", ()
+        call, no_changes = "ControllerModifyVolume", ()
         try:
             await self.stores.running.run(
-                volume_id, what, no_changes, lambda: self.modify(volume_id, no_changes)
+                volume_id, call, no_changes, lambda: self.modify(volume_id, no_changes)
             )
         except errors.CrustError as err:
             extra = {"volume_id": volume_id, "error": err}
@@ -115,7 +115,9 @@ class VolumeModifier:
     def interrupted(self) -> tuple[volumes.VolumeId, ...]:
         """Volumes with an interrupted change of limits that a guest may not have. Blocks."""
         return tuple(
-            each for each in self.stores.access.attached_here() if self._is_interrupted(each)
+            volume_id
+            for volume_id in self.stores.access.attached_here()
+            if self._is_interrupted(volume_id)
         )
 
     def _is_interrupted(self, volume_id: volumes.VolumeId) -> bool:
@@ -123,7 +125,7 @@ class VolumeModifier:
             if not self.stores.node_state.deferred_targets(volume_id):
                 return False
             record = self.stores.volume_records.find(volume_id)
-        except UNREADABLE:  # reported, and other volumes' changes do not wait for it
+        except UNREADABLE:  # it is reported, and changes of other volumes do not wait for it
             return False
         return record is not None and record.limits_before is not None
 
@@ -134,9 +136,9 @@ class VolumeModifier:
         record = self.stores.volume_records.load(volume_id)
         limits = class_parameters.changed(record.limits.value, changes)
         self.stores.provisioning.check_image(volume_id)
-        self.enforcement.check(volume_id, limits)
+        self.enforcement.check_limits(volume_id, limits)
         if limits != record.limits.value:
-            # An interrupted change is unknown only to guests: on this host the start has made it.
+            # Only guests may miss an interrupted change: on this host the start has made it.
             deferred = self.stores.node_state.deferred_targets(volume_id)
             before = (record.limits_before if deferred else None) or record.limits
             record = record.but(limits=Limits.of(limits), limits_before=before)
@@ -151,11 +153,11 @@ class VolumeModifier:
     def expand(
         self,
         volume_id: volumes.VolumeId,
-        wanted: volumes.CapacityRange,
+        size_range: volumes.CapacityRange,
         capability: volumes.VolumeCapability | None = None,
     ) -> tuple[int, bool]:
-        """Grow image and device, attached or not; large enough is a success. Returns the volume's size, and whether
-        NodeExpandVolume is needed.
+        """Grow image and device, attached or not; a large enough volume is a success. Returns the volume's size, and
+        whether NodeExpandVolume is needed.
 
         Raises `models.VolumeNotFound`, `ImageMissing`, `capability_check.CapabilityNotSupported`, `AboveLimit`,
         `capacity.VolumeSizeNotPossible`, `OutOfCapacity`. Blocks.
@@ -164,19 +166,20 @@ class VolumeModifier:
         if capability is not None and (why := self.stores.supported.obstacle(capability)):
             raise capability_check.CapabilityNotSupported(why)
         self.stores.provisioning.check_image(volume_id)
-        if record.capacity_bytes < wanted.required_bytes:
-            record = self._grow(record, wanted)
-        if wanted.limit_bytes and record.capacity_bytes > wanted.limit_bytes:
-            raise capability_check.AboveLimit(volume_id, record.capacity_bytes, wanted.limit_bytes)
+        if record.capacity_bytes < size_range.required_bytes:
+            record = self._grow(record, size_range)
+        limit_bytes = size_range.limit_bytes
+        if limit_bytes and record.capacity_bytes > limit_bytes:
+            raise capability_check.AboveLimit(volume_id, record.capacity_bytes, limit_bytes)
         # Now, also for filesystems: a raw volume needs no NodeExpandVolume.
         self.stores.access.refresh(volume_id)
         if capability is not None:
             return record.capacity_bytes, isinstance(capability.access, volumes.MountAccess)
         return record.capacity_bytes, any(usage.kind == "mount" for usage in record.usages)
 
-    def _grow(self, record: VolumeRecord, wanted: volumes.CapacityRange) -> VolumeRecord:
+    def _grow(self, record: VolumeRecord, size_range: volumes.CapacityRange) -> VolumeRecord:
         maximum = self.stores.provisioning.maximum_bytes()
-        size_bytes = capacity.choose(wanted, minimum=record.capacity_bytes, maximum=maximum)
+        size_bytes = capacity.choose(size_range, minimum=record.capacity_bytes, maximum=maximum)
         volume_id = record.volume_id
         present_bytes = record.capacity_bytes
         with self.stores.capacity.reserved(volume_id, size_bytes, present_bytes=present_bytes):
@@ -200,7 +203,7 @@ class EnforcedByStorage:
 
     limits: StorageLimits
 
-    def check(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
+    def check_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
         """The storage takes every limit."""
 
     def set_on_host(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
@@ -210,4 +213,4 @@ class EnforcedByStorage:
     async def set_in_guests(
         self, volume_id: volumes.VolumeId, limits: volumes.IoLimits, before: volumes.IoLimits
     ) -> None:
-        """Nothing: a guest's disk is limited by the storage."""
+        """Nothing: the storage limits a guest's disk."""

@@ -1,7 +1,7 @@
-"""Where volumes can be used: only on this node, a topology of one segment, `crust.dev/node`.
+"""The topology of volumes: only this node, one segment, `crust.dev/node`.
 
 A requirement is met or not; there is no other place to try. Segment values are limited to 63 plain characters (CSI
-TopologyRequirement) and node ids are not, so a node id that cannot be a value is replaced by its digest.
+TopologyRequirement) and node ids are not, so a digest replaces a node id that cannot be a value.
 """
 
 import hashlib
@@ -30,17 +30,17 @@ class InvalidTopology(errors.InvalidRequest):
 class TopologyNotAccessible(errors.Exhausted):
     """A volume or snapshot is required in a topology without this pool (CSI CreateVolume: RESOURCE_EXHAUSTED)."""
 
-    def __init__(self, segment: str, what: str = "volume") -> None:
+    def __init__(self, segment: str, thing: str = "volume") -> None:
         super().__init__(
-            f"no {what} can be made in the required topology",
-            why=f"{what}s of this pool can be used only at {KEY}={segment}",
+            f"no {thing} can be made in the required topology",
+            why=f"{thing}s of this pool can be used only at {KEY}={segment}",
             hint="let the scheduler choose that node, or another driver's pool",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """CreateVolume's accessibility_requirements; both empty when nothing is required."""
+    """CreateVolume's accessibility_requirements; both are empty without a requirement."""
 
     requisite: tuple[Segments, ...] = ()
     preferred: tuple[Segments, ...] = ()
@@ -51,7 +51,7 @@ ANYWHERE = Requirement()
 
 
 def value_of(node_id: str) -> str:
-    """The segment's value for a node: its id, or a digest where the id cannot be a value."""
+    """The segment's value for a node: its id, or a digest if the id cannot be a value."""
     if _LABEL.fullmatch(node_id):
         return node_id
     return f"node-{hashlib.sha256(node_id.encode()).hexdigest()[:40]}"
@@ -81,13 +81,14 @@ def requirement(requisite: tuple[Segments, ...], preferred: tuple[Segments, ...]
 
 
 def is_here(place: Segments, segment: str) -> bool:
-    """Whether `place` is this node; any place is, for a pool that every node reaches (`segment` is empty).
+    """Whether `place` is this node; always true for a pool that every node reaches (`segment` is empty).
 
     Segments with other keys are unknown to this driver.
     """
     return not segment or place == ((KEY, segment),)
 
 
-def is_met(wanted: Requirement, segment: str) -> bool:
-    """Whether a volume of this node meets the requirement; preferences alone require nothing."""
-    return not wanted.requisite or any(is_here(each, segment) for each in wanted.requisite)
+def is_met(requirement: Requirement, segment: str) -> bool:
+    """Whether a volume of this node meets the requirement, of which preferences are no part."""
+    places = requirement.requisite
+    return not places or any(is_here(place, segment) for place in places)

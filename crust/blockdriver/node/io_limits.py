@@ -40,7 +40,7 @@ class IoLimits:
         if limits != NONE:
             self.throttle.check()
 
-    def check(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
+    def check_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
         """Raise the reason why this node cannot enforce other limits.
 
         Raises `throttling.CannotThrottle`, NoRuntimeSocket.

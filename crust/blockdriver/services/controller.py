@@ -103,7 +103,10 @@ class Controller(SnapshotCalls):
         csi.mapping(request.volume_context, "volume_context")
         attach = PublishRequest(volume_id, node_id, capability, request.readonly)
         await self.calls.change(
-            attach.volume_id, attach, lambda: workers.run(self.publisher.publish, attach), call
+            attach.volume_id,
+            attach,
+            lambda: workers.run(self.publisher.publish_to_node, attach),
+            call,
         )
         return csi_pb2.ControllerPublishVolumeResponse()
 
@@ -118,7 +121,7 @@ class Controller(SnapshotCalls):
         await self.calls.change(
             volume_id,
             node_id,
-            lambda: workers.run(self.publisher.unpublish, volume_id, node_id),
+            lambda: workers.run(self.publisher.unpublish_from_node, volume_id, node_id),
             call,
         )
         return csi_pb2.ControllerUnpublishVolumeResponse()

@@ -1,7 +1,7 @@
-"""The content source of a new volume: a snapshot, or another volume as it is now.
+"""The content source of a new volume: a snapshot, or another volume in its present state.
 
-The new volume takes over what the driver knows of the content, so it is formatted only if its source never was, and
-was never given to anyone. Its filesystem keeps the UUID of its source's (`duplicate_uuid`).
+The new volume takes over the content record, so the driver formats it only if its source was never formatted, and
+never given to a node. Its filesystem keeps the UUID of the source's filesystem (`duplicate_uuid`).
 """
 
 from collections.abc import Iterable
@@ -33,36 +33,36 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class ContentSources:
-    """Finds content sources and copies them. The caller locks a volume that is one."""
+    """Finds content sources and copies them. The caller locks the source volume."""
 
     stores: Stores
     snapshot_sets: SnapshotSets
 
-    def find(self, wanted: Wanted) -> ContentSource:
-        """The source as it is now.
+    def find(self, requested: Wanted) -> ContentSource:
+        """The source in its present state.
 
         Raises SnapshotNotFound, `models.VolumeNotFound`, `models.RecordMissing`, `ImageMissing`, `ForeignImage`.
         """
-        if wanted.kind == "snapshot":
-            _, found = self.snapshot_sets.find(wanted.id)
+        if requested.kind == "snapshot":
+            _, snapshot = self.snapshot_sets.find(requested.id)
             return ContentSource(
                 kind="snapshot",
-                id=wanted.id,
-                size_bytes=found.size_bytes,
-                fs_type=_fs_type(found),
+                id=requested.id,
+                size_bytes=snapshot.size_bytes,
+                fs_type=_fs_type(snapshot),
             )
-        record = self.stores.volume_records.load(volumes.VolumeId(wanted.id))
-        self.stores.provisioning.check_image(volumes.VolumeId(wanted.id))
-        fs_type = _fs_type(self.stores.content_records.load(volumes.VolumeId(wanted.id)))
+        record = self.stores.volume_records.load(volumes.VolumeId(requested.id))
+        self.stores.provisioning.check_image(volumes.VolumeId(requested.id))
+        fs_type = _fs_type(self.stores.content_records.load(volumes.VolumeId(requested.id)))
         return ContentSource(
-            kind="volume", id=wanted.id, size_bytes=record.capacity_bytes, fs_type=fs_type
+            kind="volume", id=requested.id, size_bytes=record.capacity_bytes, fs_type=fs_type
         )
 
     async def fill(self, making: Making, record: VolumeRecord) -> ContentRecord:
-        """Give a volume that is being made its image; answers what is known of its bytes, not saved.
+        """Give a volume that is being made its image; returns its content record, which is not saved.
 
-        Raises what `find` raises, the errors of `freezer.plan`, those of
-        `Freezer.frozen`, `Exhausted`. A retry copies everything again.
+        Raises `Exhausted`, and the errors of `find`, `freezer.plan` and `Freezer.frozen`. A retry copies everything
+        again.
         """
         source = record.content_source
         assert source is not None
@@ -79,9 +79,9 @@ class ContentSources:
     def _restore(
         self, making: Making, record: VolumeRecord, source: ContentSource
     ) -> ContentRecord:
-        _, taken = self.snapshot_sets.find(source.id)
-        making.restore(snapshot_sets.image_of(taken), record.capacity_bytes)
-        return _filled(record.volume_id, taken)
+        _, snapshot = self.snapshot_sets.find(source.id)
+        making.restore(snapshot_sets.image_of(snapshot), record.capacity_bytes)
+        return _filled(record.volume_id, snapshot)
 
     def _clone(
         self,
@@ -89,24 +89,22 @@ class ContentSources:
         record: VolumeRecord,
         source_id: volumes.VolumeId,
     ) -> ContentRecord:
-        source, known = (
-            self.stores.volume_records.load(source_id),
-            self.stores.content_records.load(source_id),
-        )
+        source = self.stores.volume_records.load(source_id)
+        content = self.stores.content_records.load(source_id)
         making.clone(
             source_id, source_bytes=source.capacity_bytes, size_bytes=record.capacity_bytes
         )
-        # after the copy, and not only before: whoever is given the source is on record before
-        if self.stores.content_records.load(source_id) != known:
+        # after the copy, and not only before: the record names a node before the node gets the source
+        if self.stores.content_records.load(source_id) != content:
             raise snapshot_sets.ContentChanged(source_id)
-        return _filled(record.volume_id, known)
+        return _filled(record.volume_id, content)
 
 
 def sized(
-    wanted: volumes.CapacityRange, usages: Iterable[Usage], source: ContentSource
+    size_range: volumes.CapacityRange, usages: Iterable[Usage], source: ContentSource
 ) -> volumes.CapacityRange:
-    """The size range for a volume with these usages and this source; raises SmallerThanSource, and
-    SourceFilesystemDiffers for another filesystem than the source has.
+    """The size range for a volume with these usages and this source; raises SmallerThanSource,
+    SourceFilesystemDiffers.
     """
     for usage in usages:
         if source.fs_type and usage.kind == "mount" and usage.fs_type != source.fs_type:
@@ -116,31 +114,31 @@ def sized(
                 why=f"its source is formatted with {source.fs_type}",
                 hint=f"request {source.fs_type}, or a volume without a content source",
             )
-    asked = wanted.required_bytes or wanted.limit_bytes
-    if asked and asked < source.size_bytes:
+    bytes_asked = size_range.required_bytes or size_range.limit_bytes
+    if bytes_asked and bytes_asked < source.size_bytes:
         raise errors.OutOfRange.named(
             "SmallerThanSource",
-            f"a volume of {asked} bytes is too small for its source",
+            f"a volume of {bytes_asked} bytes is too small for its source",
             why=f"the source has {source.size_bytes}",
             hint="request that size or more",
         )
-    required = wanted.required_bytes or source.size_bytes
-    return volumes.CapacityRange(required, wanted.limit_bytes)
+    required = size_range.required_bytes or source.size_bytes
+    return volumes.CapacityRange(required, size_range.limit_bytes)
 
 
-def _fs_type(known: ContentRecord | Snapshot) -> str:
-    return known.fs_type if known.state == "formatted" else ""
+def _fs_type(content: ContentRecord | Snapshot) -> str:
+    return content.fs_type if content.state == "formatted" else ""
 
 
-def _filled(volume_id: str, known: ContentRecord | Snapshot) -> ContentRecord:
-    # Of a volume that guests format, "new" does not say that nobody has written it.
-    of_guest = known.state == "new" and known.in_guest
+def _filled(volume_id: str, content: ContentRecord | Snapshot) -> ContentRecord:
+    # If guests format the volume, "new" does not mean that nobody has written it.
+    of_guest = content.state == "new" and content.in_guest
     return ContentRecord(
         volume_id=volume_id,
-        state="raw" if of_guest else known.state,
-        fs_type=known.fs_type,
-        planned_uuid=known.planned_uuid,
-        filled_bytes=known.filled_bytes,
-        in_guest=known.in_guest,
+        state="raw" if of_guest else content.state,
+        fs_type=content.fs_type,
+        planned_uuid=content.planned_uuid,
+        filled_bytes=content.filled_bytes,
+        in_guest=content.in_guest,
         generation=1,
     )

@@ -1,33 +1,33 @@
-"""Freezing filesystems while their images are copied, in guests and on this host, for a limited time.
+"""Freezes filesystems while their images are copied, in guests and on this host, for a limited time.
 
-The steps are the same for both: the intent is on disk before each freeze (`host_freeze`), all are frozen before
-the first is copied, all are thawed, and the intent goes with the thaw. A stopped database is an outage, so none stays
+The steps are the same for both: the intent is on disk before each freeze (`host_freeze`), all are frozen before the
+first copy, all are thawed, and the intent goes with the thaw. A stopped database is an outage, so no filesystem stays
 frozen for longer than the limit; and the copy counts only if every filesystem was frozen until its thaw.
 
-*In a guest*, reached through the proxy by target path. A guest thaws by itself after the limit, whatever else has
-died, and its answer to the thaw says whether it was frozen until then (`ThawedEarly`). A thaw that does not reach its
-guest, because the proxy or the handler restarts, is retried until it does, or the guest has thawed by itself.
+*In a guest*, which the proxy finds by target path. A guest thaws by itself after the limit, even if all other
+processes have died, and its answer to the thaw says whether it was frozen until then (`ThawedEarly`). If a thaw does
+not reach its guest, because the proxy or the handler restarts, the driver retries until the guest has thawed.
 
-A deferred volume without a sandbox has no writers. To keep it so the driver holds its device exclusively meanwhile,
-as a sandbox would (`claim_volume`), so that a sandbox which starts now is refused. The guest is asked once more at
-the end, for a runtime that opens devices without a hold.
+A deferred volume without a sandbox has no writers. Until the copy ends, the driver holds its device exclusively, as a
+sandbox would (`claim_volume`), so that a sandbox which starts now is refused. At the end the driver asks the guest
+once more, because a runtime may open devices without a hold.
 
-*On this host* a timer thaws what takes too long (`host_freeze`).
+*On this host* a timer ends a freeze that takes too long (`host_freeze`).
 
 A freeze outlives the process that made it, so a restarted driver thaws at once, on this host before everything else.
 
-What must be frozen, so that the copy of a volume is a point-in-time one (`plan`):
+A point-in-time copy of a volume needs this (`plan`):
 
     not in use                    nothing
     mounted on this host          its filesystem is frozen
     mounted by a guest            its filesystem is frozen, by the guest
     a raw device, published       its writers cannot be stopped: the copy must be atomic
 
-With a freeze everything written is in the copy. Without one an atomic copy is crash-consistent, like after a power
+With a freeze all written data is in the copy. Without a freeze an atomic copy is crash-consistent, like after a power
 cut: the user of a raw device must cope with that. No kernel interface makes the writers of a loop device wait: its
-queue is quiesced only within an ioctl, a read-only device fails writes instead of delaying them, and freezing the
-pool's own filesystem would block the copy as well. So a raw device in use is refused where copies take time; in a
-group it is checked for writes (`snapshot_sets`).
+queue is quiesced only within an ioctl, a read-only device fails writes instead of delaying them, and a freeze of the
+pool's own filesystem would block the copy as well. So the driver refuses a raw device in use if copies take time; in
+a group it checks the device for writes (`snapshot_sets`).
 """
 
 import asyncio
@@ -84,29 +84,29 @@ Member: TypeAlias = InGuest | OnHost
 
 @dataclass(frozen=True, slots=True)
 class QuiescePlan:
-    """The writers of some volumes: what to freeze, in guests first, and what can only be checked for writes."""
+    """The writers of some volumes: filesystems to freeze, in guests first, and raw devices to check for writes."""
 
     members: tuple[Member, ...] = ()
     raw: tuple[volumes.VolumeId, ...] = ()
 
 
 def plan(stores: Stores, volume_ids: Iterable[volumes.VolumeId]) -> QuiescePlan:
-    """What to freeze for a point-in-time copy of all the volumes.
+    """The plan for a point-in-time copy of all the volumes.
 
     Raises `RawDeviceInUse`, `FilesystemMountCovered`, `BusyAfterLazyUnmount`. Valid while the caller has the volumes
     locked. Blocks.
     """
-    found = [_plan_of(stores, volume_id) for volume_id in volume_ids]
-    members = [member for one in found for member in one.members]
+    plans = [_plan_of(stores, volume_id) for volume_id in volume_ids]
+    members = [member for part in plans for member in part.members]
     return QuiescePlan(
-        members=tuple(sorted(members, key=lambda each: isinstance(each, OnHost))),
-        raw=tuple(each for one in found for each in one.raw),
+        members=tuple(sorted(members, key=lambda member: isinstance(member, OnHost))),
+        raw=tuple(volume_id for part in plans for volume_id in part.raw),
     )
 
 
 def _plan_of(stores: Stores, volume_id: volumes.VolumeId) -> QuiescePlan:
     live = stores.node_state.live_publishes(volume_id)
-    writers = [each for each in live if not each.readonly]
+    writers = [publish for publish in live if not publish.readonly]
     attachment = stores.access.attached(volume_id)
     device = attachment.device if attachment else None
     deferred = next((writer for writer in writers if writer.deferred), None)
@@ -128,10 +128,10 @@ def _plan_of(stores: Stores, volume_id: volumes.VolumeId) -> QuiescePlan:
         )
     if raw is not None:
         return QuiescePlan(raw=(volume_id,))
-    here = _mounted(volume_id, device) if device else None
+    mounted = _mounted(volume_id, device) if device else None
     if (
         device is not None
-        and here is None
+        and mounted is None
         and not live
         and holders.is_exclusively_held(device.path)
     ):
@@ -141,17 +141,19 @@ def _plan_of(stores: Stores, volume_id: volumes.VolumeId) -> QuiescePlan:
             why=f"it is not published, but {device.path} is busy: a program has it open, or it was unmounted lazily",
             hint="end the processes of its last user, then retry",
         )
-    return QuiescePlan(members=(here,) if here else ())
+    return QuiescePlan(members=(mounted,) if mounted else ())
 
 
 def _mounted(volume_id: volumes.VolumeId, source: volumes.BlockSource) -> OnHost | None:
-    found = [
-        each for each in device_mounts.filesystem_mounts(source) if "ro" not in each.super_options
+    mounts = [
+        mount
+        for mount in device_mounts.filesystem_mounts(source)
+        if "ro" not in mount.super_options
     ]
-    if not found:
+    if not mounts:
         return None
-    for mount in found:
-        # a covered mount point would freeze the mount that covers it
+    for mount in mounts:
+        # a freeze of a covered mount point would freeze the mount that covers it
         if device_mounts.is_visible(mount):
             return OnHost(volume_id, source.identity, mount.target)
     raise errors.NotReady.named(
@@ -180,54 +182,54 @@ class Freezer:
     async def frozen(self, members: Sequence[Member]) -> AsyncIterator[None]:
         """Keep all of `members` frozen while the block runs.
 
-        Raises `ThawedEarly` or FrozenTooLong afterwards if they were not: what was copied is to be thrown away.
-        Raises `SandboxStarting`, AlreadyFrozen and what `Guests.freeze` raises before the block is begun.
+        Raises `ThawedEarly` or FrozenTooLong afterwards if they were not: then the copy is invalid. Before the block
+        begins it raises `SandboxStarting`, AlreadyFrozen and the errors of `Guests.freeze`.
         """
         frozen: list[Member] = []
         idle: list[InGuest] = []
         with ExitStack() as holds:
-            here = holds.enter_context(HostFreezes(self._limit_s))
+            freezes = holds.enter_context(HostFreezes(self._limit_s))
             try:
                 for member in members:
                     frozen.append(member)  # also if the outcome is unknown
-                    if not await self._freeze(member, here):
+                    if not await self._freeze(member, freezes):
                         frozen.pop()
                         assert isinstance(member, InGuest)
                         idle.append(member)
                         await workers.run(_hold_device, member, holds)
                 yield
             except BaseException:
-                for each in frozen:
-                    await self._thaw(each, here)
+                for to_thaw in frozen:
+                    await self._thaw(to_thaw, freezes)
                 raise
-            problems = [await self._thaw(each, here) for each in frozen]
-            problems += [await self._woken(each, here) for each in idle]
+            problems = [await self._thaw(member, freezes) for member in frozen]
+            problems += [await self._woken(guest, freezes) for guest in idle]
         for problem in problems:
             if problem is not None:
                 raise problem
 
-    async def _freeze(self, member: Member, here: HostFreezes) -> bool:
-        """Whether it is frozen; False: no guest has it."""
+    async def _freeze(self, member: Member, freezes: HostFreezes) -> bool:
+        """Freeze the filesystem; returns False if no guest has it."""
         self._left.pop(member.volume_id, None)
         await workers.run(self._intents.note, _intent(member))
         if isinstance(member, OnHost):
-            await workers.run(here.freeze, member)
+            await workers.run(freezes.freeze, member)
             return True
         try:
-            held = await self._guests.freeze(member.target, math.ceil(self._limit_s))
+            is_frozen = await self._guests.freeze(member.target, math.ceil(self._limit_s))
         except errors.NotFound:
-            held = False  # never published, or unpublished since
-        if not held:
+            is_frozen = False  # never published, or unpublished since
+        if not is_frozen:
             await workers.run(self._intents.forget, member.volume_id)
-        return held
+        return is_frozen
 
-    async def _thaw(self, member: Member, here: HostFreezes) -> errors.CrustError | None:
-        """Why its copy does not count; None if it was frozen until now. Raises no error: others are to be thawed."""
+    async def _thaw(self, member: Member, freezes: HostFreezes) -> errors.CrustError | None:
+        """Thaw the filesystem; returns the error if its copy is invalid. Raises nothing: others follow."""
         extra: dict[str, object] = {"volume_id": member.volume_id}
         try:
             if isinstance(member, OnHost):
-                await workers.run(here.thaw, member)
-                problem = here.problem(member)
+                await workers.run(freezes.thaw, member)
+                problem = freezes.problem(member)
             else:
                 problem = await self._thaw_guest(member)
             if member.volume_id not in self._left:
@@ -238,7 +240,7 @@ class Freezer:
         return problem
 
     async def _thaw_guest(self, member: InGuest) -> errors.CrustError | None:
-        """The same in a guest. One that cannot be reached is left to `keep_recovering`."""
+        """Thaw in a guest. If it cannot be reached, `keep_recovering` thaws it."""
         try:
             if await self._guests.thaw(member.target):
                 return None
@@ -250,35 +252,33 @@ class Freezer:
                 self._more.set()
         return ThawedEarly(member.volume_id, "its guest thawed before the copy ended")
 
-    async def _woken(self, member: InGuest, here: HostFreezes) -> ThawedEarly | None:
-        """Why its copy does not count, if a guest has the volume that none had before."""
-        if not await self._freeze(member, here):
+    async def _woken(self, member: InGuest, freezes: HostFreezes) -> ThawedEarly | None:
+        """The error if a guest has the volume now and had not before: its copy is invalid."""
+        if not await self._freeze(member, freezes):
             return None
-        await self._thaw(member, here)
+        await self._thaw(member, freezes)
         return ThawedEarly(member.volume_id, "a sandbox began to use it during the copy")
 
     def thaw_mounted(self) -> None:
-        """Thaw what a killed driver may have left frozen and what is mounted here. Before everything else: writers
-        wait, and a later step may keep the driver from starting.
-        """
-        for left in self._intents.open():
-            if not left.target and host_freeze.thaw(left):
-                self._intents.forget(left.volume_id)
+        """Thaw mounted filesystems that a killed driver left frozen, before a later step of the start can fail."""
+        for intent in self._intents.open():
+            if not intent.target and host_freeze.thaw(intent):
+                self._intents.forget(intent.volume_id)
 
     def open(self) -> None:
-        """Thaw what only the engine finds; note for `recover` what is frozen in guests. After the engine opened."""
-        for left in self._intents.open():
-            if not left.target:
-                if host_freeze.thaw(left, self._access):
-                    self._intents.forget(left.volume_id)
+        """Thaw filesystems that only the open engine finds; note frozen guests for `recover`."""
+        for intent in self._intents.open():
+            if not intent.target:
+                if host_freeze.thaw(intent, self._access):
+                    self._intents.forget(intent.volume_id)
                 continue
             try:
-                self._left[left.volume_id] = volumes.TargetPath.parse(left.target)
+                self._left[intent.volume_id] = volumes.TargetPath.parse(intent.target)
             except errors.InvalidRequest:
-                self._intents.forget(left.volume_id)
+                self._intents.forget(intent.volume_id)
 
     async def recover(self) -> None:
-        """Thaw the guests that were left frozen, or wait until they have thawed by themselves."""
+        """Thaw the guests of left intents, or wait until they have thawed by themselves."""
         async with asyncio.TaskGroup() as group:
             self._begin_to_recover(group)
 
@@ -319,7 +319,7 @@ class Freezer:
         if self._left.pop(volume_id, None) is not None:
             try:
                 await workers.run(self._intents.forget, volume_id)
-            except errors.CrustError as err:  # the next start thaws once more, which does no harm
+            except errors.CrustError as err:  # the next start thaws once more, without harm
                 _log.warning("a freeze intent cannot be removed", extra={**extra, "error": err})
 
 

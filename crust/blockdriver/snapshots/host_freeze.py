@@ -1,16 +1,16 @@
-"""Freezing filesystems of this host: for `freezer`, which notes and orders what is frozen.
+"""Freezes filesystems of this host: for `freezer`, which notes and orders the freezes.
 
-While the process lives, a timer thaws what takes too long: a thread of its own, so that it does not wait for the
-copying thread or the loop. What a killed process left frozen is found by its intent, mounted or not.
+While the process lives, a timer ends a freeze that takes too long: a thread of its own, so that it does not wait for
+the copying thread or the loop. By the intent a start finds a freeze of a killed process, mounted or not.
 
-Freeze intents, on disk before each freeze: a freeze outlives the process that made it.
+Freeze intents are on disk before each freeze: a freeze outlives the process that made it.
 
-    <run dir>/freezes/<volume id>    one line: the boot, and what will be frozen
+    <run dir>/freezes/<volume id>    one line: the boot, and the subject of the freeze
 
-That is a device (major:minor@disk sequence) whose filesystem this host has mounted, or "guest:" and the target path
-of a deferred publish. The line is removed when the thaw is confirmed. A reboot thaws everything, so nothing is
-synced, and lines of another boot are ignored. No path holds a NUL: a later version may add to a line after one, and
-what it added is not read and stays until the thaw.
+The subject is a device (major:minor@disk sequence) whose filesystem this host has mounted, or "guest:" and the target
+path of a deferred publish. The line is removed when the thaw is confirmed. A reboot thaws everything, so nothing is
+synced, and lines of another boot are ignored. No path holds a NUL: a later version may add text to a line after a
+NUL, which this version does not read and keeps until the thaw.
 """
 
 import logging
@@ -51,17 +51,17 @@ class Intents:
         self._directory = os.path.join(run_dir, "freezes")
 
     def open(self) -> tuple[Intent, ...]:
-        """What a driver that died in this boot may have left frozen. Creates the directories."""
+        """The intents of drivers that died in this boot: their subjects may be frozen. Creates the directories."""
         durable.make_directory(self._run_dir, 0o700)
         durable.make_directory(self._directory, 0o700)
         durable.remove_temporary_files(self._directory)
-        found = (self._read(volumes.VolumeId(name)) for name in os.listdir(self._directory))
-        return tuple(each for each in found if each is not None)
+        intents = (self._read(volumes.VolumeId(name)) for name in os.listdir(self._directory))
+        return tuple(intent for intent in intents if intent is not None)
 
     def note(self, intent: Intent) -> None:
         """Record an intent, before the freeze."""
-        what = intent.identity or f"{_GUEST}{intent.target}"
-        line = f"{syscalls.boot_id()} {what}\n".encode()
+        subject = intent.identity or f"{_GUEST}{intent.target}"
+        line = f"{syscalls.boot_id()} {subject}\n".encode()
         durable.publish(self._path(intent.volume_id), line, survives_power_cut=False)
 
     def forget(self, volume_id: volumes.VolumeId) -> None:
@@ -71,19 +71,19 @@ class Intents:
     def _read(self, volume_id: volumes.VolumeId) -> Intent | None:
         try:
             data = durable.read(self._path(volume_id), limit_bytes=_LIMIT_BYTES)
-            boot_id, _, what = data.decode("utf-8", "replace").removesuffix("\n").partition(" ")
+            boot_id, _, subject = data.decode("utf-8", "replace").removesuffix("\n").partition(" ")
             if boot_id != syscalls.boot_id():
                 self.forget(volume_id)
                 return None
-        except errors.CrustError as err:  # the writers of other volumes must not wait for this one
+        except errors.CrustError as err:  # the writers of other volumes must not wait
             _log.error(
                 "a freeze intent cannot be read", extra={"volume_id": volume_id, "error": err}
             )
             return None
-        what = what.partition("\0")[0]
-        if what.startswith(_GUEST):
-            return Intent(volume_id, target=what.removeprefix(_GUEST))
-        return Intent(volume_id, identity=what)
+        subject = subject.partition("\0")[0]
+        if subject.startswith(_GUEST):
+            return Intent(volume_id, target=subject.removeprefix(_GUEST))
+        return Intent(volume_id, identity=subject)
 
     def _path(self, volume_id: volumes.VolumeId) -> str:
         return os.path.join(self._directory, volume_id)
@@ -113,7 +113,7 @@ class HostFreezes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing stays frozen, nor what a thread is freezing still."""
+        """Thaw everything, even a filesystem that a thread is still freezing."""
         if self._timer is not None:
             self._timer.cancel()
         self._end()
@@ -123,21 +123,21 @@ class HostFreezes:
         if self._timer is None:
             self._timer = threading.Timer(self._limit_s, self._expire)
             self._timer.start()
-        made = fsfreeze.Freeze(member.mountpoint)
+        freeze = fsfreeze.Freeze(member.mountpoint)
         with self._guard:
-            self._frozen[member.volume_id] = made
+            self._frozen[member.volume_id] = freeze
             if self._has_ended:  # the timer was faster
                 self._thaw(member.volume_id)
 
     def thaw(self, member: OnHost) -> None:
-        """Thaw it, if it is frozen; raises why it could not be thawed, by the timer or now."""
+        """Thaw it, if it is frozen; raises the error of the thaw, of the timer's too."""
         with self._guard:
             self._thaw(member.volume_id)
         if member.volume_id in self._failed:
             raise self._failed[member.volume_id]
 
     def problem(self, member: OnHost) -> errors.CrustError | None:
-        """Why the copy of what was thawed does not count."""
+        """The error if the filesystem was thawed too early for its copy to count."""
         if not self._has_ended:
             return None
         return errors.NotReady.named(
@@ -158,50 +158,50 @@ class HostFreezes:
                 self._thaw(volume_id)
 
     def _thaw(self, volume_id: volumes.VolumeId) -> None:
-        made = self._frozen.pop(volume_id, None)
+        freeze = self._frozen.pop(volume_id, None)
         try:
-            if made is not None:
-                made.thaw()
+            if freeze is not None:
+                freeze.thaw()
         except errors.CrustError as err:
             self._failed[volume_id] = err
 
 
-def thaw(left: Intent, access: NodeAccess | None = None) -> bool:
-    """Thaw what a killed driver may have left frozen; whether nothing is left. Without the engine's `access` that is
-    what is mounted here; with it also what is unmounted or covered: a frozen filesystem stays alive without a path.
+def thaw(intent: Intent, access: NodeAccess | None = None) -> bool:
+    """Thaw the filesystem of an intent that a killed driver left; returns whether nothing is left to thaw.
 
-    What fails is in the log; the intent stays for the next start.
+    Without the engine's `access` only a mounted filesystem; with it also an unmounted or covered one: a frozen
+    filesystem stays alive without a path. An error is in the log, and the intent stays for the next start.
     """
     try:
-        return _thaw_mounted(left) if access is None else _thaw_unmounted(left, access)
+        return _thaw_mounted(intent) if access is None else _thaw_unmounted(intent, access)
     except errors.CrustError as err:
-        _log.error("a filesystem stays frozen", extra={"volume_id": left.volume_id, "error": err})
+        _log.error("a filesystem stays frozen", extra={"volume_id": intent.volume_id, "error": err})
         return False
 
 
-def _thaw_mounted(left: Intent) -> bool:
-    mount = _mount_of(left.identity)
+def _thaw_mounted(intent: Intent) -> bool:
+    mount = _mount_of(intent.identity)
     if mount is None:
         return False
     fsfreeze.thaw(mount.target)
-    _log.warning("thawed a filesystem that was left frozen", extra={"volume_id": left.volume_id})
+    _log.warning("thawed a filesystem that was left frozen", extra={"volume_id": intent.volume_id})
     return True
 
 
-def _thaw_unmounted(left: Intent, access: NodeAccess) -> bool:
-    attachment = access.attached(left.volume_id)
+def _thaw_unmounted(intent: Intent, access: NodeAccess) -> bool:
+    attachment = access.attached(intent.volume_id)
     source = attachment.device if attachment else None
-    if source is None or str(source.identity) != left.identity:
-        return True  # no device any more: no filesystem either
+    if source is None or str(source.identity) != intent.identity:
+        return True  # the device is gone, and its filesystem too
     if not holders.is_exclusively_held(source.path):
         return True  # no filesystem has it open
-    found = signatures.probe(source.path)
-    if isinstance(found, signatures.Filesystem):
-        with suppress(holders.DeviceInUse):  # a guest or a tool has it by now
-            fsfreeze.thaw_unmounted(source.path, found.type)
+    probed = signatures.probe(source.path)
+    if isinstance(probed, signatures.Filesystem):
+        with suppress(holders.DeviceInUse):  # a guest or a tool has it now
+            fsfreeze.thaw_unmounted(source.path, probed.type)
             _log.warning(
                 "thawed a filesystem that was left frozen without a mount",
-                extra={"volume_id": left.volume_id},
+                extra={"volume_id": intent.volume_id},
             )
     return True
 

@@ -1,18 +1,18 @@
 """CreateSnapshot, CreateVolumeGroupSnapshot, and their deletion: sets of snapshots.
 
 A single snapshot is a set of one. The snapshots of a group are taken, answered and deleted together; each can be
-restored alone. The order is: freeze everything that is mounted, first in guests, then on this host; copy the images
+restored alone. The order is: freeze all mounted filesystems, first in guests, then on this host; copy the images
 aside; thaw; commit them with their record in one step of the engine. The commit comes after the last thaw, because
 only then a guest says whether it was frozen. A failure or a crash leaves nothing: the CO's retry takes the set again.
 The id is derived from the name, so a retry finds a finished set.
 
-A copy of a volume whose content record has changed since the plan, because a node was given it, is not used: the
-snapshot would say that nobody ever wrote it, and a volume made from it would be formatted.
+The driver does not use the copy of a volume whose content record has changed since the plan, because a node got the
+volume: the snapshot would say that nobody ever wrote it, and a volume made from it would be formatted.
 
-The writers of raw devices cannot be stopped, and those on other nodes are not known. In a group one such volume is
-copied while the others are frozen. Several are copied one after the other and then checked: if none but the last was
-written to since its copy, all copies are of the moment of the last one. Otherwise they are copied again, a few times;
-then the group is refused (GroupNeverIdle).
+The writers of raw devices cannot be stopped, and writers on other nodes are not known. In a group the driver copies
+one such volume while the others are frozen. It copies several one after the other and then checks them: if only the
+last was written to since its copy, all copies are of the moment of the last copy. Otherwise it copies them again, a
+few times; then it refuses the group (GroupNeverIdle).
 """
 
 import time
@@ -32,17 +32,17 @@ from crust.host.process import workers
 
 _ROUNDS = 8
 _OF_CONTENT = ("state", "fs_type", "planned_uuid", "filled_bytes", "in_guest")
-"""What a snapshot takes over of its volume's content record."""
+"""The fields that a snapshot takes over from its volume's content record."""
 
 
 class ContentChanged(errors.OperationPending):
-    """What is recorded of a volume's content has changed while the volume was copied."""
+    """A volume's content record has changed during the copy."""
 
     def __init__(self, volume_id: str) -> None:
         super().__init__(
             f"the copy of {volume_id} is not used",
             why="the volume was given to a node, or formatted, while it was copied",
-            hint="retry: the call then copies it as it is now",
+            hint="retry: the call then copies its present state",
         )
         self.volume_id = volume_id
 
@@ -58,52 +58,50 @@ class SnapshotSets:
     freezer: Freezer
 
     async def create(self, name: str, volume_id: volumes.VolumeId) -> SnapshotSet:
-        """Take a snapshot; taken already is a success, unless it is gone: its name stands for that moment alone.
+        """Take a snapshot; an existing one is a success. A lost one is not taken again: its name means that moment.
 
-        Raises SnapshotNameTaken, `models.VolumeNotFound`, the errors of `freezer.plan`, those of
-        `Freezer.frozen`, `ContentChanged`, `ImageMissing`, `ForeignImage`, `SnapshotMissing`, `Exhausted`.
+        Raises SnapshotNameTaken, `models.VolumeNotFound`, `ContentChanged`, `ImageMissing`, `ForeignImage`,
+        `SnapshotMissing`, `Exhausted`, and the errors of `freezer.plan` and `Freezer.frozen`.
         """
         set_id = self.stores.pool.ids.snapshot_id(name)
         return await self._create(set_id, name, {volume_id: set_id})
 
     async def create_group(self, name: str, volume_ids: Sequence[volumes.VolumeId]) -> SnapshotSet:
-        """Take a group; the same, with GroupNameTaken, and GroupNeverIdle."""
+        """Take a group, as `create`; raises GroupNameTaken and GroupNeverIdle too."""
         ids = self.stores.pool.ids
-        wanted = {volume_id: ids.member_id(name, volume_id) for volume_id in sorted(volume_ids)}
-        return await self._create(ids.group_id(name), name, wanted)
+        member_ids = {volume_id: ids.member_id(name, volume_id) for volume_id in sorted(volume_ids)}
+        return await self._create(ids.group_id(name), name, member_ids)
 
     async def _create(
-        self, set_id: str, name: str, wanted: Mapping[volumes.VolumeId, str]
+        self, set_id: str, name: str, member_ids: Mapping[volumes.VolumeId, str]
     ) -> SnapshotSet:
-        found = await workers.run(self._present_or_plan, set_id, name, wanted)
-        return found if found.stored is not None else await self._take(found)
+        snapshot_set = await workers.run(self._present_or_plan, set_id, name, member_ids)
+        return snapshot_set if snapshot_set.stored is not None else await self._take(snapshot_set)
 
     def _present_or_plan(
-        self, set_id: str, name: str, wanted: Mapping[volumes.VolumeId, str]
+        self, set_id: str, name: str, member_ids: Mapping[volumes.VolumeId, str]
     ) -> SnapshotSet:
         present = self.stores.snapshot_sets.find(set_id)
         if present is None:
-            planned = tuple(self._plan(*each) for each in wanted.items())
+            planned = tuple(self._plan(*pair) for pair in member_ids.items())
             return SnapshotSet(set_id=set_id, name=name, created_ns=0, snapshots=planned)
-        if [snapshot.source_volume_id for snapshot in present.snapshots] != list(wanted):
+        if [snapshot.source_volume_id for snapshot in present.snapshots] != list(member_ids):
             raise _name_taken(present)
         for image in images_of(present):
             self.stores.provisioning.check_snapshot(image)
         return present
 
     def _plan(self, volume_id: volumes.VolumeId, snapshot_id: str) -> Snapshot:
-        """A snapshot that is to be taken of a volume, with what is known of its bytes now."""
+        """The plan of a volume's snapshot, with the volume's present content record."""
         self.stores.volume_records.load(volume_id)
         self.stores.provisioning.check_image(volume_id)
-        record, known = (
-            self.stores.volume_records.load(volume_id),
-            self.stores.content_records.load(volume_id),
-        )
+        record = self.stores.volume_records.load(volume_id)
+        content = self.stores.content_records.load(volume_id)
         return Snapshot(
             snapshot_id=snapshot_id,
             source_volume_id=volume_id,
             size_bytes=record.capacity_bytes,
-            **{name: getattr(known, name) for name in _OF_CONTENT},
+            **{name: getattr(content, name) for name in _OF_CONTENT},
         )
 
     async def _take(self, plan: SnapshotSet) -> SnapshotSet:
@@ -133,25 +131,25 @@ class SnapshotSets:
         """Copy all while the mounted ones are frozen; returns the point in time."""
         everywhere = self.stores.provisioning.is_used_elsewhere
         images = images_of(plan)
-        unheld = [each for each in images if everywhere or each.volume_id in moving.raw]
+        unheld = [image for image in images if everywhere or image.volume_id in moving.raw]
         for image in images:
             if image not in unheld:
                 taking.take(image)
         moment_ns = _copy_unheld(taking, unheld)
-        for snapshot in plan.snapshots:  # after the copy: what a node is given is on record before
+        for snapshot in plan.snapshots:  # after the copy: a record names a node before it gets one
             self._check_as_planned(snapshot)
         return moment_ns
 
     def _check_as_planned(self, plan: Snapshot) -> None:
-        known = self.stores.content_records.load(plan.source_volume_id)
-        if any(getattr(known, name) != getattr(plan, name) for name in _OF_CONTENT):
+        content = self.stores.content_records.load(plan.source_volume_id)
+        if any(getattr(content, name) != getattr(plan, name) for name in _OF_CONTENT):
             raise ContentChanged(plan.source_volume_id)
 
     def find(self, snapshot_id: str) -> tuple[SnapshotSet, Snapshot]:
         """A snapshot and its set; raises SnapshotNotFound."""
-        for found in self._members(set_of(snapshot_id)):
-            if found[1].snapshot_id == snapshot_id:
-                return found
+        for member in self._members(set_of(snapshot_id)):
+            if member[1].snapshot_id == snapshot_id:
+                return member
         raise errors.NotFound.named("SnapshotNotFound", f"there is no snapshot {snapshot_id!r}")
 
     def _members(self, set_id: str) -> list[tuple[SnapshotSet, Snapshot]]:
@@ -159,23 +157,24 @@ class SnapshotSets:
         return [(kept, snapshot) for snapshot in kept.snapshots] if kept else []
 
     def page(self, source_volume_id: str, after: str) -> Iterator[tuple[SnapshotSet, Snapshot]]:
-        """The snapshots after the one with the id `after`, of one volume or of all, by set and id.
+        """The snapshots with ids after `after`, of one volume or of all, by set and id.
 
-        A set is read when it is reached; one whose record cannot be read is left out.
+        Each set is read when the list reaches it; a set with an unreadable record is left out.
         """
         first = set_of(after)
         for set_id in (first, *self.stores.snapshot_sets.index.page(first)):
-            known = self.stores.snapshot_sets.index.get(set_id)
-            if known and source_volume_id not in ("", *(source for _, source in known.snapshots)):
+            summary = self.stores.snapshot_sets.index.get(set_id)
+            sources = (source for _, source in summary.snapshots) if summary else ()
+            if summary and source_volume_id not in ("", *sources):
                 continue
             try:
-                found = self._members(set_id)
+                members = self._members(set_id)
             except UNREADABLE:
                 continue
-            for kept, each in sorted(found, key=lambda pair: pair[1].snapshot_id):
-                is_after = set_id != first or each.snapshot_id > after
-                if is_after and source_volume_id in ("", each.source_volume_id):
-                    yield kept, each
+            for kept, snapshot in sorted(members, key=lambda pair: pair[1].snapshot_id):
+                is_after = set_id != first or snapshot.snapshot_id > after
+                if is_after and source_volume_id in ("", snapshot.source_volume_id):
+                    yield kept, snapshot
 
     def delete(self, snapshot_id: str) -> None:
         """Delete a snapshot; absent is a success. Raises IdOfOtherPool, SnapshotBelongsToGroup."""
@@ -224,12 +223,12 @@ class SnapshotSets:
 
 
 def _copy_unheld(taking: Taking, images: Sequence[Image]) -> int:
-    """Copy, last, what cannot be frozen: consistent if none but the last was written to since its copy."""
+    """Copy the unfrozen volumes last: consistent if only the last was written to since its copy."""
     for _ in range(_ROUNDS):
-        for each in images:
+        for next_image in images:
             moment_ns = time.time_ns()
-            taking.take(each)
-        if not any(taking.moved_on(each) for each in images[:-1]):
+            taking.take(next_image)
+        if not any(taking.moved_on(image) for image in images[:-1]):
             return moment_ns if images else time.time_ns()
     raise errors.OperationPending.named(
         "GroupNeverIdle",

@@ -49,9 +49,9 @@ async def test_controller_publish_with_another_mode_is_a_conflict(
     state: Driver, publisher: ControllerPublish
 ) -> None:
     (volume_id,) = await made(state)
-    publisher.publish(attach(volume_id))
+    publisher.publish_to_node(attach(volume_id))
     with raised("PublishedToNodeDifferently"):
-        publisher.publish(attach(volume_id, mount(mode=Mode.SINGLE_NODE_WRITER)))
+        publisher.publish_to_node(attach(volume_id, mount(mode=Mode.SINGLE_NODE_WRITER)))
 
 
 async def test_controller_publish_without_fs_type_matches_before_and_after_formatting(
@@ -59,16 +59,16 @@ async def test_controller_publish_without_fs_type_matches_before_and_after_forma
 ) -> None:
     create = driver_state.create("pvc-1", capability=mount("xfs"), required=320 * MIB)
     volume_id = (await state.controller.provisioner.create(create)).volume_id
-    publisher.publish(attach(volume_id, mount("")))
+    publisher.publish_to_node(attach(volume_id, mount("")))
     known = state.stores.content_records.load(volume_id)
     state.stores.content_records.save(known.but(state="formatted", fs_type="xfs"))
-    publisher.publish(attach(volume_id, mount("")))
-    publisher.publish(attach(volume_id, mount("xfs")))
-    publisher.unpublish(volume_id, NODE)
-    publisher.publish(attach(volume_id, mount("xfs")))
-    publisher.publish(attach(volume_id, mount("")))
+    publisher.publish_to_node(attach(volume_id, mount("")))
+    publisher.publish_to_node(attach(volume_id, mount("xfs")))
+    publisher.unpublish_from_node(volume_id, NODE)
+    publisher.publish_to_node(attach(volume_id, mount("xfs")))
+    publisher.publish_to_node(attach(volume_id, mount("")))
     with raised("PublishedToNodeDifferently"):
-        publisher.publish(attach(volume_id, mount("ext4")))
+        publisher.publish_to_node(attach(volume_id, mount("ext4")))
 
 
 async def test_controller_publish_to_second_node_names_the_first_until_unpublished(
@@ -79,18 +79,18 @@ async def test_controller_publish_to_second_node_names_the_first_until_unpublish
     old = Attached(node_id="renamed-since", usage=usage, readonly=False)
     state.stores.volume_records.save(state.stores.volume_records.load(volume_id).but(nodes=(old,)))
     with pytest.raises(capability_check.PublishedToOtherNode, match="renamed-since"):
-        publisher.publish(attach(volume_id))
-    publisher.unpublish(volume_id, NODE)
+        publisher.publish_to_node(attach(volume_id))
+    publisher.unpublish_from_node(volume_id, NODE)
     assert state.controller.lister.get(volume_id).nodes == ("renamed-since",)
-    publisher.unpublish(volume_id, "")
-    publisher.publish(attach(volume_id))
+    publisher.unpublish_from_node(volume_id, "")
+    publisher.publish_to_node(attach(volume_id))
 
 
 async def test_controller_publish_survives_a_restart_and_blocks_delete(
     state: Driver, publisher: ControllerPublish, tmp_path: Path
 ) -> None:
     (volume_id,) = await made(state)
-    publisher.publish(attach(volume_id, readonly=True))
+    publisher.publish_to_node(attach(volume_id, readonly=True))
     backend = state.stores.provisioning
     assert isinstance(backend, MemoryBackend)
     again = driver_state.opened(tmp_path, backend=backend)
@@ -99,23 +99,23 @@ async def test_controller_publish_survives_a_restart_and_blocks_delete(
     assert again.stores.volume_records.index.on_node(NODE) == {volume_id}
     with pytest.raises(capability_check.PublishedToOtherNode):
         again.controller.provisioner.delete(volume_id)
-    again.controller.publisher.unpublish(volume_id, NODE)
-    again.controller.publisher.unpublish(volume_id, NODE)
+    again.controller.publisher.unpublish_from_node(volume_id, NODE)
+    again.controller.publisher.unpublish_from_node(volume_id, NODE)
     again.controller.provisioner.delete(volume_id)
-    again.controller.publisher.unpublish(volume_id, "")
+    again.controller.publisher.unpublish_from_node(volume_id, "")
 
 
 async def test_controller_unpublish_of_a_staged_volume_is_refused(
     state: Driver, publisher: ControllerPublish
 ) -> None:
     (volume_id,) = await made(state)
-    publisher.publish(attach(volume_id))
+    publisher.publish_to_node(attach(volume_id))
     state.stores.access.attach(volume_id)
     state.stores.node_state.note_staged(
         Staged(volume_id=volume_id, kind="mount", fs_type="ext4", paths=("/s",))
     )
     with pytest.raises(StillAttached):
-        publisher.unpublish(volume_id, "")
+        publisher.unpublish_from_node(volume_id, "")
     state.stores.volume_records.save(state.stores.volume_records.load(volume_id).but(nodes=()))
     assert state.controller.lister.get(volume_id).nodes == (NODE,)
     state.stores.access.detach(volume_id)
@@ -131,7 +131,7 @@ async def test_attach_slots_when_full_refuse_an_unannounced_volume(
     slots.limit = 2
     with slots.taking(attached):
         access.attach(attached)
-    publisher.publish(attach(published))
+    publisher.publish_to_node(attach(published))
     with raised("AttachLimitReached"), slots.taking(third):
         pytest.fail("it was given a slot")
     with slots.taking(published):
@@ -148,7 +148,7 @@ async def test_slots_name_each_volume_once_however_it_got_its_slot(
 ) -> None:
     published, attached, both = await made(state, "abc")
     for volume_id in (published, both):
-        publisher.publish(attach(volume_id))
+        publisher.publish_to_node(attach(volume_id))
     for volume_id in (attached, both):
         state.stores.access.attach(volume_id)
     assert publisher.slots(NODE) == (3, tuple(sorted((published, attached, both))))
@@ -192,7 +192,7 @@ async def test_limit_for_co_that_names_volumes_excludes_the_others(
     state: Driver, publisher: ControllerPublish
 ) -> None:
     known, unannounced = await made(state, "ab")
-    publisher.publish(attach(known))
+    publisher.publish_to_node(attach(known))
     state.stores.access.attach(unannounced)
     assert publisher.slots(NODE)[0] == 3
     assert publisher.slots(NODE, [known])[0] == 2
@@ -208,11 +208,11 @@ async def test_refused_publish_leaves_no_free_slot_in_the_next_answer(
     unannounced, *known, refused = await made(state, "abcd")
     state.stores.access.attach(unannounced)  # nobody published it: the CO does not know it
     for volume_id in known:
-        publisher.publish(attach(volume_id))
+        publisher.publish_to_node(attach(volume_id))
     with raised("AttachLimitReached"):
-        publisher.publish(attach(refused))
+        publisher.publish_to_node(attach(refused))
     limit, taken = publisher.slots(NODE)
     assert limit - len(set(taken) - set(known)) == len(known)
     assert publisher.slots(NODE, known)[0] == len(known)
     state.stores.access.detach(unannounced)
-    publisher.publish(attach(refused))
+    publisher.publish_to_node(attach(refused))
