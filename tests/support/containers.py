@@ -13,16 +13,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from watchdog import events
-from watchdog.observers import Observer
 
 from crust.host.mounts import mount_api, mountinfo
 
@@ -170,7 +165,7 @@ class Containerd:
             ],
             "linux": {
                 "namespaces": [
-                    {"type": each} for each in ("pid", "mount", "network", "ipc", "uts")
+                    {"type": kind} for kind in ("pid", "mount", "network", "ipc", "uts")
                 ],
                 "rootfsPropagation": "rshared",
                 "resources": {"devices": [{"allow": True, "access": "rwm"}]},
@@ -199,15 +194,14 @@ class Container:
         )
         python = ("/opt/crust/bin/python", "-c", program)
         probe = ("task", "exec", "--exec-id", f"probe-{path.strip('/')}", self.name)
-        said = self.containerd.ctr(*probe, *python, may_fail=True)
-        assert said, f"{path} was not answered; the container's log:\n{self.text()}"
-        status, _, text = said.partition(" ")
+        answered = self.containerd.ctr(*probe, *python, may_fail=True)
+        assert answered, f"{path} was not answered; the container's log:\n{self.text()}"
+        status, _, text = answered.partition(" ")
         return int(status), text
 
     def wait_for(self, words: str) -> None:
         """Wait until its log has `words`."""
-        found = _wait_until(self.log.parent, lambda: words in self.text(), timeout_s=_TIMEOUT_S)
-        assert found, self.text()
+        assert _logs(self.log, words), self.text()
 
     def kill(self, number: str = "KILL") -> None:
         """Send its process a signal, wait until it has ended, and remove the container."""
@@ -220,9 +214,9 @@ class Container:
         if process is not None:
             ended = select.poll()
             ended.register(process, select.POLLIN)
-            found = ended.poll(_TIMEOUT_S * 1000)
+            has_ended = ended.poll(_TIMEOUT_S * 1000)
             os.close(process)
-            assert found, self.text()
+            assert has_ended, self.text()
         self.containerd.remove(self.name)
 
     def _process(self) -> int | None:
@@ -270,21 +264,18 @@ def containerd() -> Iterator[Containerd]:
         (base / "tmpfs" / name).mkdir()
     upper = f"upperdir={base}/tmpfs/upper,workdir={base}/tmpfs/work"
     _mount("-t", "overlay", "-o", f"lowerdir=/,{upper}", "overlay", daemon.rootfs)
-    log = (base / "containerd.log").open("wb")
-    process = subprocess.Popen(
-        ["containerd", "--config", str(base / "config.toml")], stdout=log, stderr=log
-    )
+    log = base / "containerd.log"
+    with log.open("wb") as file:
+        command = ["containerd", "--config", str(base / "config.toml")]
+        process = subprocess.Popen(command, stdout=file, stderr=file)
     try:
-        # it listens when all of its parts are there
-        listens = _wait_until(base, lambda: (base / "c.sock").is_socket(), timeout_s=_TIMEOUT_S)
-        assert listens, (base / "containerd.log").read_text()
+        assert _logs(log, "containerd successfully booted"), log.read_text()
         daemon.ctr("version")
         yield daemon
     finally:
         daemon.remove_all()
         process.terminate()
         process.wait()
-        log.close()
         for mount in reversed(mountinfo.below(str(base))):
             mount_api.unmount(mount.target)
         shutil.rmtree(base)
@@ -298,28 +289,11 @@ def _mount(*arguments: object) -> None:
     subprocess.run(["mount", *map(str, arguments)], check=True)
 
 
-class _Changes(events.FileSystemEventHandler):
-    def __init__(self, changed: threading.Event) -> None:
-        self._changed = changed
-
-    def on_any_event(self, event: events.FileSystemEvent) -> None:
-        self._changed.set()
-
-
-def _wait_until(directory: Path, condition: Callable[[], bool], *, timeout_s: float) -> bool:
-    """Look after each change in the directory; returns whether the condition came true in time."""
-    changed = threading.Event()
-    observer = Observer()
-    observer.schedule(_Changes(changed), str(directory))
-    observer.start()
-    try:
-        until_s = time.monotonic() + timeout_s
-        while not condition():  # after the watch began, so that no change is missed
-            left_s = until_s - time.monotonic()
-            if left_s <= 0 or not changed.wait(left_s):
-                return condition()
-            changed.clear()
-        return True
-    finally:
-        observer.stop()
-        observer.join()
+def _logs(log: Path, words: str) -> bool:
+    """Whether a line of the log, which may not exist yet, has `words` in time."""
+    follow = ("timeout", str(_TIMEOUT_S), "tail", "--lines=+1", "--follow=name", "--retry", log)
+    with subprocess.Popen(follow, stdout=subprocess.PIPE, text=True) as tail:
+        assert tail.stdout is not None
+        is_logged = any(words in line for line in tail.stdout)
+        tail.terminate()
+    return is_logged
