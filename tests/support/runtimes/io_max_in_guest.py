@@ -1,17 +1,15 @@
-"""Runs on a node with a kernel of its own (`kernel_node`): what io.max makes of `crust.host.cgroups.io_max`.
+"""Tests that a node with a kernel of its own runs, one after the other (`tests/e2e/test_io_max.py`): io.max.
 
-Prints one line of JSON. The disks are virtual ones without content.
+The disks are virtual ones without content. The machine of the tests may have control groups v1 alone.
 """
 
 import errno
-import json
 import os
 import subprocess
-import sys
 import threading
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+
+import pytest
 
 from crust.core.volumes import DeviceIdentity, IoLimits
 from crust.host.cgroups.io_max import IoMax
@@ -30,53 +28,54 @@ KINDS = {
 *LIMITED, FREE = DISKS = ("vda", "vdb", "vdc", "vdd", "vde")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _hierarchy() -> None:
+    os.mkdir(ROOT)
+    subprocess.run(["mount", "-t", "cgroup2", "cgroup2", ROOT], check=True)
+
+
 def device_of(name: str) -> DeviceIdentity:
     major, minor = map(int, Path(f"/sys/block/{name}/dev").read_text().split(":"))
     return DeviceIdentity(major, minor, 0)
 
 
-def obstacles() -> list[str]:
-    """The obstacles to limits, from a bare hierarchy to one that is ready."""
-    found = [IoMax(ROOT, ("",)).obstacle(), IoMax(ROOT, ("pods",)).obstacle()]
+def test_obstacle_names_what_is_missing_and_the_remedy() -> None:
+    assert "root group" in IoMax(ROOT, ("",)).obstacle()
+    throttle = IoMax(ROOT, ("pods",))
+    assert throttle.obstacle() == f"there is no pods in {ROOT}"
     os.mkdir(PODS)
-    found.append(IoMax(ROOT, ("pods",)).obstacle())
+    assert f"write +io to {ROOT}/cgroup.subtree_control" in throttle.obstacle()
     Path(f"{ROOT}/cgroup.subtree_control").write_text("+io")
-    found.append(IoMax(ROOT, ("pods",)).obstacle())
-    return found
+    assert throttle.obstacle() == ""
 
 
-def after_set() -> list[Any]:
-    """The content of io.max after each change, and the limits read back from it."""
+def test_set_replaces_previous_limits() -> None:
     throttle = IoMax(ROOT, ("absent", "pods"))
     one, other = device_of("vda"), device_of("vdb")
     throttle.set(other, IoLimits(write_iops=77))
-    found: list[Any] = []
-    for limits in (IoLimits(3000, 4000, 5 << 20, 6 << 20), IoLimits(write_iops=9), IoLimits()):
+    for limits, line in (
+        (IoLimits(3000, 4000, 5 << 20, 6 << 20), "rbps=5242880 wbps=6291456 riops=3000 wiops=4000"),
+        (IoLimits(write_iops=9), "rbps=max wbps=max riops=max wiops=9"),
+        (IoLimits(), ""),
+    ):
         throttle.set(one, limits)
-        text = Path(f"{PODS}/io.max").read_text()
-        lines = [
-            splitline
-            for splitline in text.splitlines()
-            if splitline.startswith(f"{one.major}:{one.minor} ")
-        ]
-        found.append([lines, asdict(throttle.get(one)), asdict(limits)])
+        assert throttle.get(one) == limits
+        begin, text = f"{one.major}:{one.minor} ", Path(f"{PODS}/io.max").read_text()
+        lines = [of.removeprefix(begin) for of in text.splitlines() if of.startswith(begin)]
+        assert lines == [line] * bool(line)
     throttle.set(one, IoLimits(read_iops=1 << 40))
     throttle.set(one, IoLimits())
-    found.append(throttle.get(other).write_iops)
+    assert throttle.get(other).write_iops == 77
     throttle.set(other, IoLimits())
-    found.append(Path(f"{PODS}/io.max").read_text())
-    return found
+    assert Path(f"{PODS}/io.max").read_text() == ""
 
 
-def absent() -> list[str]:
-    """Limits of an absent device: removing them succeeds, setting them fails."""
+def test_limits_of_absent_device_are_removed_without_error() -> None:
     throttle, device = IoMax(ROOT, ("pods",)), DeviceIdentity(259, 77, 0)
     throttle.set(device, IoLimits())
-    try:
+    with pytest.raises(OSError) as caught:  # noqa: PT011 - the errno is compared
         throttle.set(device, IoLimits(read_iops=5))
-    except OSError as err:
-        return [errno.errorcode[err.errno or 0]]
-    return []
+    assert caught.value.errno == errno.ENODEV
 
 
 def operate(fd: int, kind: str, number: int) -> None:
@@ -90,14 +89,21 @@ def operate(fd: int, kind: str, number: int) -> None:
         os.fdatasync(fd)
 
 
-def race() -> dict[str, int]:
-    """In a child of the limited group: operations on a disk without limits while each limited disk did its own."""
-    done = [0]
-    seen: dict[str, int] = {}
+def test_limits_apply_to_child_groups_and_page_cache() -> None:
+    """The disk without limits does many operations while each limited disk does its own.
+
+    Also through the page cache: cgroup v2 attributes writeback to the group that wrote the pages.
+    """
+    throttle = IoMax(ROOT, ("pods",))
+    for name, limits in zip(LIMITED, KINDS.values(), strict=True):
+        throttle.set(device_of(name), limits)
+    os.mkdir(f"{PODS}/container")
+    Path(f"{PODS}/container/cgroup.procs").write_text(str(os.getpid()))
+    done, meanwhile = [0], dict[str, int]()
 
     def use_free_disk() -> None:
         fd = os.open(f"/dev/{FREE}", os.O_RDWR)
-        while len(seen) < len(KINDS):
+        while len(meanwhile) < len(KINDS):
             operate(fd, "rw"[done[0] % 2], done[0])
             done[0] += 1
 
@@ -107,37 +113,16 @@ def race() -> dict[str, int]:
         before = done[0]
         for number in range(OPERATIONS):
             operate(fd, kind[0], number)
-        seen[kind] = done[0] - before
+        meanwhile[kind] = done[0] - before
 
     threads = [threading.Thread(target=use_free_disk)]
     threads += [
-        threading.Thread(target=use_limited_disk, args=each)
-        for each in zip(LIMITED, KINDS, strict=True)
+        threading.Thread(target=use_limited_disk, args=of)
+        for of in zip(LIMITED, KINDS, strict=True)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return seen
-
-
-def limited_race() -> dict[str, int]:
-    """The race, with the limits in force."""
-    throttle = IoMax(ROOT, ("pods",))
-    for name, limits in zip(LIMITED, KINDS.values(), strict=True):
-        throttle.set(device_of(name), limits)
-    os.mkdir(f"{PODS}/container")
-    Path(f"{PODS}/container/cgroup.procs").write_text(str(os.getpid()))
-    return race()
-
-
-if __name__ == "__main__":
-    os.mkdir(ROOT)
-    subprocess.run(["mount", "-t", "cgroup2", "cgroup2", ROOT], check=True)
-    answer = {
-        "obstacles": obstacles(),
-        "after_set": after_set(),
-        "absent": absent(),
-        "race": limited_race(),
-    }
-    sys.stdout.write(json.dumps(answer) + "\n")
+    assert set(meanwhile) == set(KINDS)
+    assert all(operations >= 10 * OPERATIONS for operations in meanwhile.values()), meanwhile
