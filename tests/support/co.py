@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from crust.core import volumes
+from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 MIB = 1 << 20
@@ -17,6 +18,8 @@ MODE = csi_pb2.VolumeCapability.AccessMode
 
 Answer = TypeVar("Answer")
 Metadata = tuple[tuple[str, str], ...]
+KNOWS_NODE_INFO: Metadata = ((extensions.KEY, extensions.NODE_INFO),)
+"""Of a CO that asks the controller about nodes (specs/node-identity.md)."""
 
 
 def capability(

@@ -18,9 +18,8 @@ from crust.host.files import locks
 from crust.rpc import channel
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.co import Co
+from tests.support.co import KNOWS_NODE_INFO, Co
 from tests.support.faults.refusals import refused
-from tests.support.kubelet.attaching_co import KNOWS_NODE_INFO
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("strict_event_loop")]
 
