@@ -16,9 +16,11 @@ import pytest
 
 from crust.host.block import loop
 from crust.rpc import channel
-from tests.support import capabilities
+from tests.support import capabilities, processes
 from tests.support.co import Co
+from tests.support.drivers import own_driver
 from tests.support.faults.refusals import refused
+from tests.support.nodes.node import Places
 from tests.support.pages.page_programs import program
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
@@ -28,8 +30,7 @@ CALL_S = 30
 
 @asynccontextmanager
 async def _running(*argv: str) -> AsyncIterator[Process]:
-    environment = {key: each for key, each in os.environ.items() if not key.startswith("CRUST_")}
-    process = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE, env=environment)
+    process = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE)
     try:
         yield process
     finally:
@@ -58,27 +59,22 @@ async def _node(driver: str, *argv: str, tmp_path: Path) -> AsyncIterator[_Node]
     (tmp_path / "runtime.py").write_text(program("runtime-author.md"))
     async with AsyncExitStack() as stack:
         root = stack.enter_context(tempfile.TemporaryDirectory(prefix="crust-"))
-        for name in ("pool", "run", "kubelet", "mnt"):
+        places = Places.make(root)
+        for name in ("pool", "mnt"):
             os.mkdir(f"{root}/{name}", 0o700)
-        own = [each.replace("ROOT", root) for each in argv]
-        await stack.enter_async_context(_running(*own))
-        shim = (
-            *("--driver-socket", f"{root}/driver.sock", "--socket", f"{root}/shim.sock"),
-            *("--runtime-socket", f"{root}/run/runtime.sock", "--kubelet-root", f"{root}/kubelet"),
-        )
-        proxy = (
-            *("--driver", f"{driver},{root}/csi.sock,{root}/shim.sock", "--run-dir", f"{root}/run"),
-            *("--volumes-root", f"{root}/volumes", "--target-root", f"{root}/kubelet"),
-            *("--handler-grace-s", "20"),
-        )
-        for name, flags in (("shim", shim), ("proxy", proxy)):
-            crust = (sys.executable, "-m", "crust", name, "--no-check-propagation", *flags)
-            await stack.enter_async_context(_running(*crust))
-        places = (f"{root}/run/handlers.sock", f"{root}/box.sock", f"{root}/mnt")
+        await stack.enter_async_context(_running(*(each.replace("ROOT", root) for each in argv)))
+        lines = places.arguments(driver)
+        shim_and_proxy = {
+            "shim": lines["shim"],
+            "proxy": (*lines["proxy"], "--handler-grace-s=20"),
+        }
+        programs = own_driver.crust_programs(places, shim_and_proxy)
+        stack.enter_context(processes.running(*programs.values()))
+        arguments = (places.sockets.handlers, f"{root}/box.sock", f"{root}/mnt")
         runtime = await stack.enter_async_context(
-            _running(sys.executable, str(tmp_path / "runtime.py"), *places)
+            _running(sys.executable, str(tmp_path / "runtime.py"), *arguments)
         )
-        connected = await stack.enter_async_context(channel.connect(f"{root}/csi.sock"))
+        connected = await stack.enter_async_context(channel.connect(places.csi))
         yield _Node(root, Co(connected, CALL_S, waits=True), runtime)
 
 

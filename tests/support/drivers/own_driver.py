@@ -85,7 +85,7 @@ def _reflinking_pool(base: Path) -> Iterator[None]:
 def _programs(base: Path, profile: str, way: Way) -> dict[str, Program]:
     at = FrontPlaces(str(base), is_alone=way in ("alone", "node-deployment"))
     if way == "node":
-        return _made(at, {"node": _node(at, NAME, _driver_toml(base, profile))})
+        return crust_programs(at, {"node": _node(at, NAME, _driver_toml(base, profile))})
     older = f"{base}/older.sock" if way == "wrapped" else ""
     lines = at.arguments(NAME, behind=older)
     lines["shim"] += (f"--csi-profile={profile}",)
@@ -94,15 +94,15 @@ def _programs(base: Path, profile: str, way: Way) -> dict[str, Program]:
         *["--node-deployment"] * (way == "node-deployment"),
     )  # fmt: skip
     if at.is_alone:
-        return _made(at, {"driver": lines["driver"]})
-    made = _made(at, lines)
+        return crust_programs(at, {"driver": lines["driver"]})
+    made = crust_programs(at, lines)
     if older:
         program = ("tests.support.drivers.without_deferral", at.driver, older)
         made["older"] = Program(base, "older", program, base / "log")
     return made
 
 
-def _made(at: Places, lines: Mapping[str, Sequence[str]]) -> dict[str, Program]:
+def crust_programs(at: Places, lines: Mapping[str, Sequence[str]]) -> dict[str, Program]:
     """Programs of crust by their command lines."""
     base = Path(at.root)
     return {
@@ -133,7 +133,7 @@ def wrapping(base: Path, kind: str, driver_socket: str, *, as_node: bool) -> Ite
     else:
         lines = at.arguments(name, behind=driver_socket)
         del lines["driver"]
-    with processes.running(*_made(at, lines).values()):
+    with processes.running(*crust_programs(at, lines).values()):
         with grpc.insecure_channel(f"unix:{at.csi}", channel.OPTIONS) as connected:
             grpc.channel_ready_future(connected).result(timeout=TIMEOUT_S)
         yield at.csi
