@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -20,11 +19,11 @@ from crust.handoff import layout
 from crust.host.block import loop
 from crust.host.mounts import mount_api
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.co import capability, publish_request
+from tests.support.co import capability
 from tests.support.faults.refusals import refused
 from tests.support.memory_csi.node import Mounts
 from tests.support.nodes import node as nodes
-from tests.support.nodes.node import Node, Places
+from tests.support.nodes.node import Places
 from tests.support.nodes.served_node import BlockNode
 
 pytestmark = pytest.mark.root
@@ -190,8 +189,8 @@ async def test_a_hypervisor_that_is_killed_frees_the_volume_at_once(chain: Block
     await vm.wait()
 
 
-class DeviceMounts(Mounts):
-    """A publish on the host mounts the device, or binds its node, whoever has it."""
+class DeviceNodes(Mounts):
+    """A raw publish binds the device's node."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -200,73 +199,21 @@ class DeviceMounts(Mounts):
         if request.volume_capability.HasField("block"):
             Path(request.target_path).touch()
             mount_api.bind(self._device, request.target_path, readonly=request.readonly)
-        elif not request.defer_fs_ops:
-            Path(request.target_path).mkdir()
-            mount_api.mount_device(self._device, request.target_path, "ext4")
-
-    def unpublish(self, request: csi_pb2.NodeUnpublishVolumeRequest) -> None:
-        if not request.defer_fs_ops:
-            mount_api.unmount(request.target_path)
-            target = Path(request.target_path)
-            target.rmdir() if target.is_dir() else target.unlink()
-
-
-@pytest.fixture
-async def node(places: Places, ext4_device: loop.LoopDevice) -> AsyncIterator[Node]:
-    async with (
-        nodes.running_on(ext4_device.path, places, DeviceMounts(ext4_device.path)) as running,
-        running.handler(),
-    ):
-        yield running
-
-
-@pytest.mark.parametrize("volume_id", ["vol-1", "vol-2"], ids=["same volume", "same device"])
-async def test_deferred_publish_beside_a_host_mount_fails(node: Node, volume_id: str) -> None:
-    one, two = node.places.target("one"), node.places.target("two")
-    await node.co.publish("vol-1", one, defer=False)
-    await refused(node.co.publish(volume_id, two), Code.FAILED_PRECONDITION, one)
-    node.check_untouched(two)
-    await node.co.unpublish("vol-1", one)
-    await node.co.publish(volume_id, two)
-
-
-def raw_request(
-    volume_id: str, target: str, *, readonly: bool = False
-) -> csi_pb2.NodePublishVolumeRequest:
-    """A publish of a raw block volume."""
-    return publish_request(
-        volume_id, target, capability(block=True), defer=False, readonly=readonly
-    )
-
-
-def raw_target(places: Places) -> str:
-    directory = f"{places.kubelet}/plugins/kubernetes.io/csi/volumeDevices/publish/pv-1"
-    Path(directory).mkdir(parents=True)
-    return f"{directory}/uid-1"
-
-
-@pytest.mark.parametrize("volume_id", ["vol-1", "vol-2"], ids=["same volume", "same device"])
-async def test_deferred_publish_beside_a_raw_one_fails(node: Node, volume_id: str) -> None:
-    raw, target = raw_target(node.places), node.places.target("one")
-    await node.co.node.NodePublishVolume(raw_request("vol-1", raw), timeout=60)
-    await refused(node.co.publish(volume_id, target), Code.FAILED_PRECONDITION, raw)
-    node.check_untouched(target)
-    await node.co.unpublish("vol-1", raw)
-    await node.co.publish(volume_id, target)
 
 
 async def test_raw_publish_of_an_earlier_proxy_is_seen(
     places: Places, ext4_device: loop.LoopDevice
 ) -> None:
-    raw, target = raw_target(places), places.target("one")
+    raw = f"{places.kubelet}/plugins/kubernetes.io/csi/volumeDevices/publish/pv-1/uid-1"
+    os.makedirs(os.path.dirname(raw))
+    target, block = places.target("one"), capability(block=True)
     for began in (False, True):
         async with (
-            nodes.running_on(ext4_device.path, places, DeviceMounts(ext4_device.path)) as node,
+            nodes.running_on(ext4_device.path, places, DeviceNodes(ext4_device.path)) as node,
             node.handler(),
         ):
             if began:
                 await refused(node.co.publish("vol-2", target), Code.FAILED_PRECONDITION, raw)
                 await node.co.publish("vol-2", target, readonly=True)
             else:
-                request = raw_request("vol-1", raw, readonly=True)
-                await node.co.node.NodePublishVolume(request, timeout=60)
+                await node.co.publish("vol-1", raw, block, defer=False, readonly=True)

@@ -16,7 +16,6 @@ import pytest
 from crust.handoff.store import Store
 from crust.runtime_handler import Claim
 from tests.integration.runtime_handler.conftest import is_held, vm_process
-from tests.support import processes
 
 pytestmark = pytest.mark.root
 
@@ -54,23 +53,6 @@ def _asked(socket: Path, *pieces: bytes) -> dict[str, Any]:
             client.sendall(piece)
         answer: dict[str, Any] = json.loads(client.makefile().readline())
         return answer
-
-
-@pytest.mark.spec("H-44")
-@pytest.mark.spec("H-45")
-def test_each_process_may_be_killed_and_the_claim_ends_with_the_hypervisor(
-    store: Store, claim: Claim, process: subprocess.Popen[bytes], socket: Path
-) -> None:
-    state = _held_by_keeper(socket, process, claim)
-    assert (state["vm"], state["held"]) == (process.pid, {"volume": 2})
-    for number in (0, 1):
-        assert is_held(store, claim.record.device)
-        processes.end(state["pids"][number])
-        state = _asked(socket, b'{"op": "held"}\n')
-        assert state["held"] == {"volume": 2}
-    with processes.ending(*state["pids"]):
-        process.kill()
-    assert not is_held(store, claim.record.device)
 
 
 def test_running_keeper_takes_more_and_releases_by_its_socket(
@@ -119,17 +101,6 @@ def test_client_that_sends_no_line_is_the_only_one_whose_connection_ends(
         other.sendall(b'{"op": "held"}\n')
         assert json.loads(other.makefile().readline())["held"] == {"volume": 2}
     assert "unknown request" in _asked(socket, b"[]\n")["error"]
-
-
-def test_another_machine_than_the_keepers_is_refused(
-    process: subprocess.Popen[bytes], socket: Path
-) -> None:
-    _started("--socket", socket, "--pid", process.pid)
-    with vm_process() as another:
-        ran = _run("--socket", socket, "--pid", another.pid)
-    assert (ran.returncode, ran.stdout) == (1, "")
-    assert "[KeeperRuns]" in ran.stderr
-    assert f"of process {process.pid}" in ran.stderr
 
 
 def test_hypervisor_that_has_ended_is_refused(socket: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -10,13 +10,11 @@ from crust.core import errors, volumes
 from crust.proxy import handler_calls
 from crust.proxy.handler_calls import HandlerNotResponding
 from crust.proxy.handlers import Handler
-from crust.rpc import channel
 from crust.rpc.port import SocketPort
 from crust.runtime_handler import service
-from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
 from tests.support.drivers.fake_driver import Gate
 from tests.support.records.records import TARGET
-from tests.support.runtimes.fake_handler import USAGE, FakeHandler
+from tests.support.runtimes.fake_handler import FakeHandler
 
 GIB = 1 << 30
 RANGE = volumes.CapacityRange(GIB)
@@ -26,8 +24,7 @@ class WithoutLimits(FakeHandler):
     """Grows and freezes its volume when it is allowed to, and lacks a feature."""
 
     def __init__(self) -> None:
-        abnormal = volumes.VolumeCondition(abnormal=True, message="remounted read-only")
-        super().__init__(volumes.VolumeStats(USAGE, abnormal))
+        super().__init__()
         self.growing = self.gates["expand", TARGET.text] = Gate()
         self.freezing = self.gates["freeze", TARGET.text] = Gate()
 
@@ -60,12 +57,6 @@ async def given_up(call: Callable[[], Awaitable[object]], gate: Gate) -> None:
     while not gate.entered.is_set():
         with pytest.raises(HandlerNotResponding):
             await call()
-
-
-async def test_statistics_arrive_unchanged(handler: Handler) -> None:
-    stats = await handler_calls.stats(handler, TARGET, None)
-    assert stats.usage == USAGE
-    assert stats.condition == volumes.VolumeCondition(abnormal=True, message="remounted read-only")
 
 
 async def test_end_of_a_session_does_not_end_the_calls_of_another_one_on_the_same_endpoint(
@@ -182,19 +173,3 @@ async def test_feature_that_a_runtime_does_not_offer_is_unsupported(handler: Han
         await handler_calls.set_limits(handler, TARGET, volumes.IoLimits(read_iops=1))
     with pytest.raises(errors.InvalidRequest, match="read_iops is -1"):
         await handler_calls.set_limits(handler, TARGET, volumes.IoLimits(read_iops=-1))
-
-
-async def test_health_is_served(handler: Handler) -> None:
-    async with aclosing(_Closing(handler.endpoint)) as to_handler:
-        stub: handlers_pb2_grpc.RuntimeHandlerAsyncStub
-        stub = handlers_pb2_grpc.RuntimeHandlerStub(to_handler.channel)
-        request = handlers_pb2.GetVolumeHealthRequest(target_path=TARGET.text)
-        assert not (await stub.GetVolumeHealth(request)).volume_condition.abnormal
-
-
-class _Closing:
-    def __init__(self, path: str) -> None:
-        self.channel = channel.connect(path)
-
-    async def aclose(self) -> None:
-        await self.channel.close()
