@@ -5,19 +5,15 @@ One node for the file; each test has volumes and sandboxes of its own.
 
 import asyncio
 import hashlib
-import os
-import subprocess
 from pathlib import Path
 
 import grpc
 import pytest
 
-from crust.host.block import loop
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.kubelet import capability
 from examples.kata.runtime import messages
 from examples.kata.runtime.client import RuntimeRefused
-from tests.support import processes
 from tests.support.faults.refusals import refused
 from tests.support.kubelet import sub_paths
 from tests.support.nodes.whole_node import MIB, WholeNode
@@ -85,84 +81,9 @@ async def test_fs_group_is_applied_in_the_guest(node: WholeNode, policy: str) ->
     assert group == ("4059" if policy == "Always" else "0")
 
 
-async def test_fs_group_set_on_the_target_reaches_the_guest(node: WholeNode) -> None:
-    """For drivers without VOLUME_MOUNT_GROUP the kubelet changes the target directory, as if it were the root."""
-    target = await node.publish(await node.volume())
-    await asyncio.to_thread(os.chown, target, -1, 4060)
-    await asyncio.to_thread(os.chmod, target, 0o2775)
-    assert await node.output("one", target, "stat -c '%g %a' /data") == "4060 2775"
-
-
-async def test_sub_path_prepared_by_a_kubelet_is_the_volumes_directory(node: WholeNode) -> None:
-    """The kubelet creates an empty directory in the guard mount; the guest mounts the one in the volume.
-
-    One that the volume does not have is created in the guest, as a kubelet creates it in a volume on the host.
-    """
-    target = await node.publish(await node.volume())
-    await node.output("one", target, "mkdir -p /data/a/b; echo deep > /data/a/b/f")
-    bounds = [target.parent / "volume-subpaths" / "c" / str(number) for number in range(2)]
-    for sub_path, bound in zip(("a/b", "new/dir"), bounds, strict=True):
-        await asyncio.to_thread(sub_paths.prepare, str(target), sub_path, str(bound))
-    try:
-        assert await node.output("one", bounds[0], "cat /data/f") == "deep"
-        await node.output("one", bounds[1], "echo made > /data/g")
-        assert await node.output("one", target, "cat /data/new/dir/g") == "made"
-    finally:
-        for bound in bounds:
-            sub_paths.clean(str(bound))
-
-
-async def test_a_read_only_publish_cannot_be_written_in_the_guest(node: WholeNode) -> None:
-    volume = await node.volume()
-    first = await node.publish(volume)
-    await node.output("one", first, "echo kept > /data/f")
-    await node.runtime.stop("one")
-    await node.kubelet.unpublish(volume, first)
-    target = await node.publish(volume, readonly=True)
-    ended = await node.run("two", target, "cat /data/f; echo x > /data/g")
-    assert ended.code != 0
-    assert ended.stdout == b"kept\n"
-    assert b"Read-only" in ended.stderr
-
-
-async def test_the_host_cannot_mount_or_format_a_device_that_a_guest_has(node: WholeNode) -> None:
-    volume = await node.volume()
-    target = await node.publish(volume)
-    await node.output("one", target, "true")
-    device = _device_of(node, volume)
-    for command in (["mount", device, "/mnt"], ["mkfs.ext4", "-F", device]):
-        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=False)
-        assert done.returncode != 0, command
-    assert await node.output("one", target, "echo alive > /data/f; cat /data/f") == "alive"
-
-
 async def test_undeferred_mount_source_is_refused(node: WholeNode, tmp_path: Path) -> None:
     with pytest.raises(RuntimeRefused, match="not a deferred volume"):
         await node.run("one", tmp_path, "true")
-
-
-async def test_killed_vm_releases_its_volume_and_keeps_synced_data(node: WholeNode) -> None:
-    volume = await node.volume()
-    target = await node.publish(volume)
-    await node.output("one", target, "echo synced > /data/f; sync")
-    await asyncio.to_thread(processes.end, await node.qemu_pid("one"))
-    assert await node.output("two", target, "cat /data/f") == "synced"
-    await node.runtime.stop("two")
-    await node.unpublish(volume, target)
-
-
-def _loops(node: WholeNode, volume: csi_pb2.Volume) -> list[str]:
-    pool = str(node.daemons.paths.base / "pool")
-    return [
-        each.path
-        for each in loop.list_named(lambda _: True)
-        if each.backing.startswith(pool) and volume.volume_id in each.backing
-    ]
-
-
-def _device_of(node: WholeNode, volume: csi_pb2.Volume) -> str:
-    (device,) = _loops(node, volume)
-    return device
 
 
 GROUP = capability("ext4", "100", "OnRootMismatch")

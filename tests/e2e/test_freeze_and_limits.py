@@ -122,31 +122,3 @@ async def test_limits_apply_to_running_and_next_sandbox(
     assert await runtime_api.limits_in_force(node) == {str(target): fewer}
     assert await api.limit(target, volumes.IoLimits()) is True
     assert await runtime_api.limits_in_force(node) == {}
-
-
-async def test_snapshot_of_written_volume_has_all_synced_data(node: WholeNode) -> None:
-    volume = await node.volume()
-    target = await node.publish(volume)
-    async with writing(node, WRITER, {"/data": target}) as writer:
-        said = writer.rounds
-        snapshot = await node.kubelet.snapshot(volume, "while-it-writes")
-        await writer.next_round()
-    try:
-        copy = await node.publish(await node.volume(snapshot_id=snapshot))
-        assert int(await node.output("two", copy, "cat /data/n")) >= said
-    finally:
-        await node.kubelet.delete_snapshot(snapshot)
-
-
-async def test_modify_volume_limits_running_and_next_guest(node: WholeNode) -> None:
-    volume = await node.volume()
-    target = await node.publish(volume)
-    await node.output("one", target, "true")
-    await node.kubelet.modify(volume, {"readIOPS": "300", "writeBytesPerSecond": "8Mi"})
-    wanted = volumes.IoLimits(read_iops=300, write_bytes_per_second=8 * MIB)
-    assert await runtime_api.limits_in_force(node) == {str(target): wanted}
-    await node.runtime.stop("one")
-    await node.unpublish(volume, target)
-    again = await node.publish(volume)
-    await node.output("two", again, "true")
-    assert await runtime_api.limits_in_force(node) == {str(again): wanted}

@@ -110,17 +110,6 @@ async def test_volume_is_formatted_by_its_first_guest_kept_for_the_next_and_grow
     assert await node.output("two", again, "cat /data/file") == "kept"
 
 
-async def test_volume_of_the_same_driver_that_says_nothing_is_mounted_on_the_host(
-    driver: tuple[WholeNode, Driver], node: WholeNode
-) -> None:
-    node.kubelet.parameters = driver[1].parameters
-    volume = await node.volume(size_bytes=driver[1].size_bytes)
-    target = await node.publish(volume, defer=False)
-    assert not volume.volume_context
-    Path(target, "file").write_text("on the host")
-    assert host_mounts(node) == {"ext4"}
-
-
 @pytest.mark.parametrize("driver", ["own", "cloud"], indirect=True)
 async def test_encrypted_volume_is_opened_by_guests_alone(
     driver: tuple[WholeNode, Driver], node: WholeNode
@@ -161,22 +150,6 @@ async def test_encrypted_volume_is_opened_by_guests_alone(
     assert any(content.startswith(b"LUKS\xba\xbe\x00\x02") for content in files.values())
     for secret in (PASSPHRASE, WRONG, PLAINTEXT):
         assert [path for path, content in files.items() if secret.encode() in content] == []
-
-
-@pytest.mark.parametrize("driver", ["ember"], indirect=True)
-async def test_repeated_call_of_a_kubelet_is_answered_as_the_first(node: WholeNode) -> None:
-    volume = await node.volume(size_bytes=ember.MIN_BYTES)
-    await node.kubelet.stage(volume)
-    target = await node.publish(volume, defer=False)
-    await node.kubelet.publish(volume, target, defer=False)
-    await node.unpublish(volume, target)
-    await node.kubelet.unpublish(volume, target)
-    await node.kubelet.unstage(volume)
-    await node.kubelet.unstage(volume)
-    await node.kubelet.delete(volume)
-    await node.kubelet.delete(volume)
-    assert not list(Path(node.daemons.paths.base, "pool", "volumes").iterdir())
-    node.volumes.remove(volume)
 
 
 async def test_volume_in_use_outlives_the_death_of_driver_shims_and_proxy(

@@ -291,15 +291,6 @@ class Kubelet:
             csi_pb2.DeleteSnapshotRequest(snapshot_id=snapshot_id), timeout=TIMEOUT_S
         )
 
-    async def modify(self, volume: csi_pb2.Volume, parameters: Mapping[str, str]) -> None:
-        """ControllerModifyVolume, as for another VolumeAttributesClass."""
-        await self._controller.ControllerModifyVolume(
-            csi_pb2.ControllerModifyVolumeRequest(
-                volume_id=volume.volume_id, mutable_parameters=parameters
-            ),
-            timeout=TIMEOUT_S,
-        )
-
     async def delete(self, volume: csi_pb2.Volume) -> None:
         """DeleteVolume."""
         await self._controller.DeleteVolume(

@@ -117,20 +117,6 @@ async def test_destination_through_a_symlink_of_a_volume_is_refused(
         await attempt(vm, "true", *binds)
 
 
-async def test_fs_group_stays_in_the_volume(vm: machine.Machine, plug: MountDisk) -> None:
-    """The links of the tree point at /etc and /run of the guest, as its agent sees them."""
-    volume = await plug("ext4")
-    await vm.guest.mount(values.VolumeMount(volume, "ext4"))
-    links = "ln -s /etc /data/etc; ln -s ../../../../run /data/up; ln -s loop /data/loop"
-    await shell(vm, links, values.Bind(volume, "/data"))
-    look = "stat -c '%g %a %n' /etc /etc/passwd /run /usr/bin/python3.11"
-    before = await shell(vm, look)
-    await vm.guest.own(volume, values.FsGroup(4242, "Always"))
-    changed = await shell(vm, "stat -c %g /data /data/etc", values.Bind(volume, "/data"))
-    assert changed.split() == ["4242", "4242"]
-    assert await shell(vm, look) == before
-
-
 _STEAL = """
 cat > /data/thief.sh <<X
 #!/bin/sh

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.core import errors, volumes
+from crust.core import volumes
 from examples.kata.guest import image
 from examples.kata.vm import faults, machine, spec, values
 from tests.e2e.microvm.conftest import MIB, make_disk, shell
@@ -273,28 +273,6 @@ async def test_dead_agent_is_restarted_and_volumes_stay_mounted(
     assert await writer.read() is not None
     assert await vm.guest.shutdown() == []
     await vm.kill()
-
-
-async def test_agent_death_while_grow_waits_for_thaw_leaves_nothing_frozen(
-    vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
-) -> None:
-    """If it waited in the kernel, the agent could not exit, so no new agent would start and thaw."""
-    disk = await asyncio.to_thread(make_disk, tmp_path / "disk", "ext4")
-    vm = await machine.start(wanted, vm_directory)
-    await vm.attach("vol", disk)
-    await vm.guest.mount(values.VolumeMount("vol", "ext4"))
-    await vm.guest.freeze("vol", 600)
-    os.truncate(disk, 128 * MIB)
-    growing = asyncio.create_task(vm.grow("vol", 128 * MIB))
-    for _ in range(3):  # requests that come after it are answered: it has begun
-        await shell(vm, "true")
-    assert not growing.done()
-    vm = await _with_another_agent(vm)
-    with pytest.raises(errors.PeerUnavailable):
-        await growing
-    assert await vm.guest.thaw("vol") is False
-    assert (await vm.grow("vol", 128 * MIB)).total_bytes > 100 * MIB
-    assert await vm.stop() == []
 
 
 async def test_a_directory_shared_by_virtio_fs_is_seen_in_the_guest(

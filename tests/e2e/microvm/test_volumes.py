@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from crust.core import volumes
-from crust.host.block import loop
 from examples.kata.vm import faults, machine, values
 from tests.e2e.microvm.conftest import MIB, SMALLEST, MountDisk, attempt, make_disk, shell
 
@@ -92,24 +91,6 @@ async def test_a_volume_grows_while_a_container_writes_to_it(
     assert int(done.stdout) > 0
 
 
-async def test_loop_device_is_attached_and_grows(vm: machine.Machine, tmp_path: Path) -> None:
-    source = make_disk(tmp_path / "disk", "ext4")
-    device = await asyncio.to_thread(loop.attach, str(source))
-    try:
-        disk = await vm.attach("looped", Path(device.path))
-        assert disk.size_bytes == SMALLEST["ext4"]
-        await vm.guest.mount(values.VolumeMount("looped", "ext4"))
-        os.truncate(source, 256 * MIB)
-        with pytest.raises(faults.DiskNotGrown):
-            await vm.grow("looped", 256 * MIB)
-        await asyncio.to_thread(loop.refresh_size, device)
-        assert (await vm.grow("looped", 256 * MIB)).total_bytes > 200 * MIB
-        assert (await vm.usage("looped")).total_bytes > 200 * MIB
-        await vm.detach("looped")
-    finally:
-        await asyncio.to_thread(loop.detach, device)
-
-
 async def test_read_only_volume_refuses_all_changes(vm: machine.Machine, plug: MountDisk) -> None:
     volume = await plug("ext4", read_only=True)
     with pytest.raises(faults.GuestReadOnly, match="mount it read-only"):
@@ -180,16 +161,6 @@ async def test_limits_end_when_the_disk_is_detached(
     assert await vm.limits(volume) == volumes.IoLimits()
     with pytest.raises(faults.DiskNotAttached):
         await vm.limit("never-there", wanted)
-
-
-async def test_frozen_volume_is_thawed_by_the_watchdog(
-    vm: machine.Machine, mounted: MountDisk
-) -> None:
-    """The caller may have died; the thaw reports that the copy is not crash-consistent."""
-    volume = await mounted()
-    await vm.guest.freeze(volume, 2)
-    await shell(vm, "echo x > /data/x", values.Bind(volume, "/data"))
-    assert await vm.guest.thaw(volume) is False
 
 
 async def test_mounting_again_succeeds_and_with_other_options_is_a_conflict(
