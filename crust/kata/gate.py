@@ -103,7 +103,7 @@ class Bridge:
         if not mounts:
             return
         with self._working_on(mounts), contextlib.ExitStack() as undo:
-            kinds = {self._configurations.check(mount.record.handler).kind for mount in mounts}
+            kinds = {self._configurations.check_kata(mount.record.handler).kind for mount in mounts}
             runtime = self._runtimes.of(pod.id)
             if kinds != {runtime.kind}:
                 raise _other_runtime(pod, runtime)
@@ -128,7 +128,7 @@ class Bridge:
             runtime = self._runtimes.of(pod.id)
             sandbox = _sandbox(pod, runtime)
             for mount in mounts:
-                self._grants.check(sandbox, mount.record)
+                self._grants.check_claimed(sandbox, mount.record)
                 runtime.check_mounted(
                     sandbox.id, sandbox.pid, container.id, mount.destination, mount.record
                 )
@@ -208,7 +208,7 @@ class Bridge:
             elif mounts:
                 runtime = self._runtimes.of(pod.id)
                 for mount in mounts:
-                    self._grants.check(_sandbox(pod, runtime), mount.record)
+                    self._grants.check_claimed(_sandbox(pod, runtime), mount.record)
                 self._note(runtime, container, mounts)
         except errors.CrustError as error:
             if container.is_created:

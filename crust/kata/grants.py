@@ -1,9 +1,9 @@
 """A sandbox's claim of a volume, in its keeper, and Kata's real entry for as long as a container needs it.
 
-    grant     claim the volume for the sandbox, have its keeper hold the claim, and put the real entry there
-    check     the sandbox has the claim, and its keeper watches this virtual machine
-    withdraw  put the placeholder back: every created container has started or ended
-    recover   both processes of a keeper were killed: claim again for the same sandbox, or end its machine (H-46)
+    grant          claim the volume for the sandbox, have its keeper hold the claim, and put the real entry there
+    check_claimed  the sandbox has the claim, and its keeper watches this virtual machine
+    withdraw       put the placeholder back: every created container has started or ended
+    recover        both processes of a keeper were killed: claim again for the same sandbox, or end its machine (H-46)
 
 The claim is taken as every runtime takes it (specs/handoff.md): before the hypervisor has the device, bound to the
 hypervisor's process, freed by its end alone. A sandbox has one keeper, at a socket that its id names, so a restarted
@@ -73,7 +73,7 @@ class Grants:
             self._put(sandbox, claimed, name, undo)
             return undo.pop_all().close
 
-    def check(self, sandbox: Sandbox, record: Record) -> Record:
+    def check_claimed(self, sandbox: Sandbox, record: Record) -> Record:
         """The claimed record. Raises `VolumeNotClaimed` unless the sandbox has it by a keeper of its machine."""
         claimed = self._claimed(sandbox, record)
         if claimed is None:

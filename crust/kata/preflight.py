@@ -61,7 +61,7 @@ class Configurations:
         self._checked: dict[volumes.HandlerName, _Checked] = {}
         self._first: dict[volumes.HandlerName, Installation] = {}
 
-    def check(self, handler: volumes.HandlerName) -> Installation:
+    def check_kata(self, handler: volumes.HandlerName) -> Installation:
         """Raise `KataUnfit` if the handler's installation must not get a volume; reads only changed files."""
         runtime = self._runtimes[handler]
         stamp = _stamp(runtime)
@@ -69,7 +69,7 @@ class Configurations:
         if checked is None or checked.stamp != stamp:
             result: Installation | KataUnfit
             try:
-                result = check(runtime, read(Path(runtime.configuration)))
+                result = check_configuration(runtime, read(Path(runtime.configuration)))
             except KataUnfit as error:
                 result = error
             checked = self._checked[handler] = _Checked(stamp, result)
@@ -97,7 +97,7 @@ def read(path: Path) -> dict[str, Any]:
     return merged
 
 
-def check(runtime: KataRuntime, configuration: dict[str, Any]) -> Installation:
+def check_configuration(runtime: KataRuntime, configuration: dict[str, Any]) -> Installation:
     """Raise KataUnfit for the first key that must change, with the value to set."""
     path = Path(runtime.configuration)
     settings, hypervisors = configuration.get("runtime", {}), configuration.get("hypervisor", {})

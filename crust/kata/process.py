@@ -111,7 +111,7 @@ async def _fit(
     for runtime in settings.runtimes:
         name = volumes.HandlerName(runtime.name)
         try:
-            installation = await workers.run(configurations.check, name)
+            installation = await workers.run(configurations.check_kata, name)
         except errors.CrustError as error:
             _report(daemon, f"runtime {name}", error)
             problem = error

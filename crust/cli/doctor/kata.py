@@ -1,6 +1,6 @@
 """`crust kata`: which runtimes get volumes, and which of the layers of docs/kata.md hold on this node.
 
-What a configuration of Kata must say is the bridge's own rule (`crust.kata.preflight`); containerd's is read here.
+`crust.kata.preflight` has the rules for a configuration of Kata; this module reads containerd's configuration.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from crust.cli.doctor.finding import Finding, doctor_check, error, of, ok, warning
+from crust.cli.doctor.finding import Finding, doctor_check, error, of_error, ok, warning
 from crust.cli.doctor.node import Node
 from crust.kata import preflight
 
@@ -33,10 +33,10 @@ def runtimes(node: Node) -> Iterator[Finding]:
         shim = runtime.shim and str(node.at(runtime.shim))
         placed = runtime.model_copy(update={"configuration": str(configuration), "shim": shim})
         try:
-            preflight.check(placed, preflight.read(configuration))
+            preflight.check_configuration(placed, preflight.read(configuration))
         except preflight.KataUnfit as problem:
-            found = of(problem)
-            yield replace(found, what=f"runtime {runtime.name} gets no volumes: {found.what}")
+            finding = of_error(problem)
+            yield replace(finding, what=f"runtime {runtime.name} gets no volumes: {finding.what}")
             continue
         registered = node.answer is not None and any(
             handler.name == runtime.name for handler in node.answer.handlers
@@ -44,8 +44,8 @@ def runtimes(node: Node) -> Iterator[Finding]:
         if node.answer is not None and not registered:
             yield error(
                 f"runtime {runtime.name} is not registered",
-                "crust kata does not run, or containerd has not taken its plugin: every publish for it is refused",
-                "systemctl status crust-kata; its log says what it waits for",
+                "crust kata does not run, or containerd has not accepted its plugin: every publish for it is refused",
+                "systemctl status crust-kata; its log has the reason",
             )
         else:
             yield ok(
@@ -55,16 +55,16 @@ def runtimes(node: Node) -> Iterator[Finding]:
 
 @doctor_check("kata-engine")
 def engine(node: Node) -> Iterator[Finding]:
-    """What containerd refuses, while `crust kata` runs, hangs or is away."""
+    """The containers that containerd refuses while `crust kata` runs, hangs or is away."""
     if node.kata_settings() is None:
-        yield ok("crust kata, which alone needs an engine with NRI, does not run here")
+        yield ok("no engine with NRI is needed: crust kata does not run here")
         return
     version = _version(node)
     if version is None:
         yield warning(
-            "there is no containerd on the PATH, whose version says what it asks a plugin",
-            "CRI-O asks before it creates a container and not before it starts one: then guard and placeholder hold",
-            "nothing, where CRI-O runs; else install containerd 2.2 or later",
+            "there is no containerd on the PATH, and its version decides which calls a plugin gets",
+            "CRI-O asks before it creates a container, but not before it starts it: then guard and placeholder hold",
+            "nothing, if CRI-O runs; else install containerd 2.2 or later",
         )
         return
     nri = _nri(node)
@@ -96,7 +96,7 @@ def engine(node: Node) -> Iterator[Finding]:
     else:
         yield warning(
             "containers start while crust kata is away",
-            "Kata refuses those that have a placeholder; a pod with another runtime starts on the guard mount",
+            "Kata refuses a container with a placeholder; a pod with another runtime starts on the guard mount",
             _lines(".default_validator", f'enable = true, required_plugins = ["{_PLUGIN}"]')
             + '; static pods need the annotation crust.dev/tolerate-missing-plugin/pod: "true"',
         )
@@ -107,28 +107,28 @@ def _lines(table: str, lines: str) -> str:
 
 
 def _version(node: Node) -> tuple[int, int] | None:
-    found = re.search(r"\bv?(\d+)\.(\d+)\.\d+", node.version_of("containerd --version"))
-    return (int(found[1]), int(found[2])) if found else None
+    match = re.search(r"\bv?(\d+)\.(\d+)\.\d+", node.version_of("containerd --version"))
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _nri(node: Node) -> Mapping[str, Any]:
-    """The table of NRI in containerd's configuration and what that imports; empty where nothing is said."""
+    """The table of NRI in containerd's configuration and its imports; empty if they do not mention NRI."""
     merged: dict[str, Any] = {}
     main = _toml(node, _CONFIG)
-    imports = [each for each in main.get("imports", ()) if isinstance(each, str)]
+    imports = [pattern for pattern in main.get("imports", ()) if isinstance(pattern, str)]
     names = [
         f"/{path.relative_to(node.root)}"
         for pattern in imports
         for path in sorted(node.root.glob(_pattern(pattern)))
     ]
-    for each in (main, *(_toml(node, name) for name in names)):
-        plugins = each.get("plugins", {})
+    for table in (main, *(_toml(node, name) for name in names)):
+        plugins = table.get("plugins", {})
         merged |= plugins.get(_NRI, {}) if isinstance(plugins, dict) else {}
     return merged
 
 
 def _pattern(text: str) -> str:
-    """Of an import, below the root; containerd takes it relative to the file that has it."""
+    """The pattern of an import, below the root. In containerd it is relative to the importing file."""
     return str(Path(_CONFIG).parent / text).lstrip("/")
 
 

@@ -7,7 +7,7 @@ import pytest
 from crust.core import volumes
 from crust.core.settings.kata import KataRuntime
 from crust.kata.evidence import Kind
-from crust.kata.preflight import Configurations, Installation, KataUnfit, check, read
+from crust.kata.preflight import Configurations, Installation, KataUnfit, check_configuration, read
 from tests.support.raised import raised
 
 HANDLER = volumes.HandlerName("kata")
@@ -65,35 +65,35 @@ def test_a_configuration_that_would_share_the_host_s_directory_is_named(
 ) -> None:
     path = _written(tmp_path / "configuration.toml", text)
     with pytest.raises(KataUnfit, match=why) as refused:
-        check(_runtime(path), read(path))
+        check_configuration(_runtime(path), read(path))
     assert str(path) in str(refused.value)
 
 
 def test_a_fit_one_passes_and_a_drop_in_decides(tmp_path: Path) -> None:
     path = _written(tmp_path / "configuration.toml", FIT)
-    check(_runtime(path), read(path))
+    check_configuration(_runtime(path), read(path))
     drop_in = "[hypervisor.clh]\ndisable_block_device_use = true"
     _written(tmp_path / "config.d" / "10-x.toml", drop_in)
     with raised("KataUnfit"):
-        check(_runtime(path), read(path))
+        check_configuration(_runtime(path), read(path))
     _written(tmp_path / "config.d" / "20-y.toml", FIT)
-    check(_runtime(path), read(path))
+    check_configuration(_runtime(path), read(path))
 
 
 def test_a_change_is_noticed_and_so_is_its_repair(tmp_path: Path) -> None:
     path = _written(tmp_path / "configuration.toml", FIT)
     configurations = Configurations([_runtime(path)])
-    configurations.check(HANDLER)
+    configurations.check_kata(HANDLER)
     _written(tmp_path / "config.d" / "x.toml", "[hypervisor.clh]\ndisable_block_device_use = true")
     with raised("KataUnfit"):
-        configurations.check(HANDLER)
+        configurations.check_kata(HANDLER)
     with raised("KataUnfit"):
-        configurations.check(HANDLER)
+        configurations.check_kata(HANDLER)
     (tmp_path / "config.d" / "x.toml").unlink()
-    configurations.check(HANDLER)
+    configurations.check_kata(HANDLER)
     path.unlink()
     with raised("KataUnfit"):
-        configurations.check(HANDLER)
+        configurations.check_kata(HANDLER)
 
 
 def _shim(path: Path, says: str) -> Path:
@@ -114,11 +114,11 @@ def test_the_shim_says_runtime_and_version(
 ) -> None:
     path = _written(tmp_path / "configuration.toml", text)
     shim = _shim(tmp_path / "containerd-shim-kata-v2", says)
-    assert check(_runtime(path, shim), read(path)) == Installation(kind, version)
+    assert check_configuration(_runtime(path, shim), read(path)) == Installation(kind, version)
     other = {RUST: FIT, FIT: RUST}[text]
     _written(path, other)
     with pytest.raises(KataUnfit, match="is not that: Kata Containers containerd shim"):
-        check(_runtime(path, shim), read(path))
+        check_configuration(_runtime(path, shim), read(path))
 
 
 @pytest.mark.parametrize("says", ["nothing", "(Rust): id: x, version: four"])
@@ -127,26 +127,26 @@ def test_a_program_that_is_no_shim_is_named(tmp_path: Path, says: str) -> None:
     shim = _shim(tmp_path / "shim", says)
     for program in (shim, tmp_path / "absent"):
         with pytest.raises(KataUnfit, match=f"{program}.*; correct shim"):
-            check(_runtime(path, program), read(path))
+            check_configuration(_runtime(path, program), read(path))
 
 
 def test_what_was_not_run_needs_the_setting_and_what_cannot_work_never_passes(
     tmp_path: Path,
 ) -> None:
     path = _written(tmp_path / "configuration.toml", FIT.replace("clh", "qemu"))
-    assert check(_runtime(path, unproven=True), read(path)).kind is Kind.GO
+    assert check_configuration(_runtime(path, unproven=True), read(path)).kind is Kind.GO
     _written(path, RUST)
     shim = _shim(tmp_path / "shim", "(Rust): id: io.containerd.kata.v2, version: 3.30.0")
     with pytest.raises(KataUnfit, match="drops the options"):
-        check(_runtime(path, shim), read(path))
-    assert check(_runtime(path, shim, unproven=True), read(path)).version == (3, 30)
+        check_configuration(_runtime(path, shim), read(path))
+    assert check_configuration(_runtime(path, shim, unproven=True), read(path)).version == (3, 30)
     _written(path, RUST.replace("clh", "remote"))
     with pytest.raises(KataUnfit, match="peer pods"):
-        check(_runtime(path, shim, unproven=True), read(path))
+        check_configuration(_runtime(path, shim, unproven=True), read(path))
     for never in ("qemu", "dragonball", "firecracker", "openvmm"):  # its process is named nowhere
         _written(path, RUST.replace("clh", never))
         with pytest.raises(KataUnfit, match="found by Cloud Hypervisor's socket"):
-            check(_runtime(path, shim, unproven=True), read(path))
+            check_configuration(_runtime(path, shim, unproven=True), read(path))
 
 
 def test_an_upgrade_while_the_daemon_runs_is_refused_until_it_registers_again(
@@ -155,9 +155,9 @@ def test_an_upgrade_while_the_daemon_runs_is_refused_until_it_registers_again(
     path = _written(tmp_path / "configuration.toml", RUST)
     shim = _shim(tmp_path / "shim", "(Rust): id: io.containerd.kata.v2, version: 4.1.0")
     configurations = Configurations([_runtime(path, shim)])
-    configurations.check(HANDLER)
+    configurations.check_kata(HANDLER)
     _shim(shim, "(Rust): id: io.containerd.kata.v2, version: 4.20.0")
     with pytest.raises(KataUnfit, match="restart crust kata"):
-        configurations.check(HANDLER)
+        configurations.check_kata(HANDLER)
     _shim(shim, "(Rust): id: io.containerd.kata.v2, version: 4.1.0")
-    configurations.check(HANDLER)
+    configurations.check_kata(HANDLER)
