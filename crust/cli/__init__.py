@@ -2,5 +2,5 @@
 
 import os
 
-# At each start pydantic would look through all installed packages for plugins of its own. There are none for crust.
+# At each start pydantic would search all installed packages for its plugins. Crust has none.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")

@@ -1,7 +1,7 @@
-"""Questions to the daemons of this node, and the answer of one that does not run: a sentence of ours.
+"""Questions to the daemons of this node, and one sentence for a daemon that does not run.
 
-gRPC's own text for a socket that nobody serves names no reason that an operator knows. So the socket itself is asked
-before the first call: is it there, may we open it, does anybody listen?
+gRPC's own text for an unserved socket names no reason that an operator knows. So the command checks the socket before
+the first call: does it exist, may this user open it, does a process listen?
 """
 
 import asyncio
@@ -37,39 +37,39 @@ _CONNECT_S = 2.0
 
 
 class DaemonNotResponding(errors.PeerUnavailable):
-    """Nobody answers on the socket of a daemon."""
+    """No process answers on the socket of a daemon."""
 
-    def __init__(self, who: str, path: str, why: str, hint: str) -> None:
-        super().__init__(f"{who} does not answer on {path}", why=why, hint=hint)
+    def __init__(self, daemon: str, path: str, why: str, hint: str) -> None:
+        super().__init__(f"{daemon} does not answer on {path}", why=why, hint=hint)
 
 
-def check_socket(who: str, path: str, *, start: str) -> None:
-    """Raise `DaemonNotResponding` unless somebody listens on the unix socket `path`. `start`: what starts it."""
+def check_socket(daemon: str, path: str, *, start: str) -> None:
+    """Raise `DaemonNotResponding` unless a process listens on the unix socket `path`. `start`: how to start it."""
     channel.target_of(path)
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
-            raise DaemonNotResponding(who, path, "another kind of file is there", "move it away")
+            raise DaemonNotResponding(daemon, path, "another kind of file is there", "move it away")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connected:
             connected.settimeout(_CONNECT_S)
             connected.connect(path)
     except OSError as err:
         why, hint = _reason(err, start)
-        raise DaemonNotResponding(who, path, why, hint) from err
+        raise DaemonNotResponding(daemon, path, why, hint) from err
 
 
 @asynccontextmanager
-async def connected(who: str, path: str) -> AsyncIterator[SocketPort]:
-    """A daemon's socket; what is answered with another code than OK is raised as `answer_of` has it."""
+async def connected(daemon: str, path: str) -> AsyncIterator[SocketPort]:
+    """A daemon's socket. An answer with another code than OK is raised as the error of `answer_of`."""
     async with SocketPort(path) as port:
         try:
             yield port
         except PeerStatus as err:
-            raise answer_of(who, path, err) from err
+            raise answer_of(daemon, path, err) from err
 
 
 @asynccontextmanager
 async def inspecting(run_dir: str) -> AsyncIterator[Stub]:
-    """The proxy's API for operators. Raises `DaemonNotResponding`, and what the proxy answers as errors of ours."""
+    """The proxy's API for operators. Raises `DaemonNotResponding`, and the errors that the proxy answers."""
     path = f"{run_dir}/inspect.sock"
     start = "start crust-node or crust-proxy"
     await workers.run(check_socket, "the proxy", path, start=start)
@@ -113,36 +113,36 @@ async def events_of(inspect: Stub) -> AsyncIterator[inspect_pb2.Event]:
 
 
 async def _joined(
-    first: asyncio.Future[inspect_pb2.Event | None], others: AsyncGenerator[inspect_pb2.Event, None]
+    first: asyncio.Future[inspect_pb2.Event | None], events: AsyncGenerator[inspect_pb2.Event, None]
 ) -> AsyncIterator[inspect_pb2.Event]:
     try:
         event = await first
         while event is not None:
             yield event
-            event = await anext(others, None)
+            event = await anext(events, None)
     finally:
         first.cancel()
 
 
-def answer_of(who: str, path: str, err: PeerStatus) -> errors.CrustError:
+def answer_of(daemon: str, path: str, err: PeerStatus) -> errors.CrustError:
     """The error that a daemon answered with; `DaemonNotResponding` if it did not answer."""
     if codes.name_in(err.trailing):
         return codes.to_error(err)
     if err.code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return DaemonNotResponding(who, path, "it took too long", "read its log")
+        return DaemonNotResponding(daemon, path, "it took too long", "read its log")
     if err.code is grpc.StatusCode.UNAVAILABLE:
-        return DaemonNotResponding(who, path, "the connection was lost", "ask again")
+        return DaemonNotResponding(daemon, path, "the connection was lost", "ask again")
     return codes.to_error(err)
 
 
 def reason(err: errors.CrustError | OSError) -> str:
-    """What was raised, as one sentence."""
+    """The error as one sentence."""
     return err.shown() if isinstance(err, errors.CrustError) else str(err)
 
 
 def _reason(err: OSError, start: str) -> tuple[str, str]:
     reasons = {
-        errno.ENOENT: ("there is no such socket", f"{start}, or give its own --run-dir"),
+        errno.ENOENT: ("the socket does not exist", f"{start}, or give its own --run-dir"),
         errno.ECONNREFUSED: ("the socket is stale, no process listens on it", start),
         errno.EACCES: ("this user may not open it", "run the command as root"),
         errno.ENOTDIR: ("a part of its path is not a directory", "correct the path"),

@@ -1,8 +1,8 @@
 """`crust bundle FILE`: a support archive of this node, for a bug report.
 
-It collects what is there and says of the rest why it is missing. Each part is bounded, and every line of text passes
-the filter for credentials before it is written; nothing is read that holds secrets by design (kubeconfigs, volumes).
-The archive is new, only its owner can read it, and it is removed if it cannot be completed.
+It collects the parts that exist, and lists the missing ones with the reason. Each part is bounded, and every line of
+text passes the filter for credentials before it is written. Files that hold secrets by design (kubeconfigs, volumes)
+are not read. The archive is new, only its owner can read it, and it is removed if it cannot be completed.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ _PACKAGES = ("click", "grpcio", "protobuf", "pydantic", "prometheus-client", "ri
 
 @dataclass(frozen=True, slots=True)
 class NodeFiles:
-    """Where a node has its things; a test has its own."""
+    """The directories of a node, and its journal's program."""
 
     run_dir: str
     state_dir: str
@@ -67,7 +67,7 @@ def write_bundle(path: Path, places: NodeFiles) -> None:
 async def write(path: Path, members: AsyncIterator[tuple[str, bytes]]) -> int:
     """Write a new archive; returns how many files it has. A file that exists is not touched.
 
-    An unfinished archive is removed. Raises `UnknownArchive`, and one of crust's errors for what the kernel refuses.
+    An unfinished archive is removed. Raises `UnknownArchive`, and the kernel's refusals as errors of crust.
     """
     if not path.name.endswith(SUFFIXES):
         raise errors.InvalidRequest.named(
@@ -102,7 +102,7 @@ def _private(path: str, flags: int) -> int:
 
 
 async def parts(places: NodeFiles) -> AsyncIterator[tuple[str, bytes]]:
-    """Name and content of each file of the archive. What cannot be read is listed in `missing.txt`."""
+    """Name and content of each file of the archive. `missing.txt` lists the files that cannot be read."""
     missing: list[str] = []
     for name, question in _questions(places).items():
         try:
@@ -116,14 +116,14 @@ async def parts(places: NodeFiles) -> AsyncIterator[tuple[str, bytes]]:
 
 
 async def _files(places: NodeFiles, missing: list[str]) -> AsyncIterator[tuple[str, bytes]]:
-    """The files, as they are. A disk that hangs takes a thread for each, and after 16 nothing is read any more."""
+    """The files, as they are. On a disk that hangs each file takes a thread; after 16 no file is read any more."""
     calls = operations.KeyedOperations(workers.Workers("crust bundle", limit=16))
     for root, pattern, into in _file_sets(places):
-        where = f"{root}/{pattern}"
+        glob = f"{root}/{pattern}"
         try:
-            paths = await calls.look(where, partial(_matching, root, pattern), timeout_s=READ_S)
+            paths = await calls.look(glob, partial(_matching, root, pattern), timeout_s=READ_S)
         except (errors.CrustError, OSError) as err:
-            missing.append(f"{where}: {asking.reason(err)}")
+            missing.append(f"{glob}: {asking.reason(err)}")
             continue
         if len(paths) > LIMIT_FILES:
             missing.append(f"{into}: {len(paths) - LIMIT_FILES} files more")
@@ -164,22 +164,22 @@ def _file_sets(places: NodeFiles) -> tuple[tuple[str, str, str], ...]:
 
 
 def _matching(root: str, pattern: str) -> list[Path]:
-    """Files of every kind, because a pipe that is left out in silence is not found; none where there is no root."""
+    """Files of every kind, so that a skipped pipe is listed as missing; empty if the root does not exist."""
     return sorted(Path(root).glob(pattern))
 
 
 def _end_of(path: Path) -> bytes:
     """The last lines of a regular file. O_NONBLOCK: opening a pipe must not hang. Blocks."""
-    kept, is_cut = b"", False
+    tail, is_cut = b"", False
     with open(path, "rb", opener=_nonblocking) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"{path} is no regular file")
-        while more := file.read(1 << 20):
-            whole = kept + more
+        while chunk := file.read(1 << 20):
+            whole = tail + chunk
             is_cut |= len(whole) > LIMIT_BYTES
-            kept = whole[-LIMIT_BYTES:]
-    # in a part of a line, a credential may stand without its name
-    return kept.partition(b"\n")[2] if is_cut else kept
+            tail = whole[-LIMIT_BYTES:]
+    # a part of a line may contain a credential without its name
+    return tail.partition(b"\n")[2] if is_cut else tail
 
 
 def _nonblocking(path: str, flags: int) -> int:
@@ -188,7 +188,7 @@ def _nonblocking(path: str, flags: int) -> int:
 
 
 def _output(*argv: str) -> bytes:
-    """The end of what a program prints. Blocks."""
+    """The end of a program's output. Blocks."""
     with tempfile.NamedTemporaryFile() as file:
         try:
             subprocess.run(
@@ -207,15 +207,15 @@ def _filtered(data: bytes) -> bytes:
     return "\n".join(map(credentials.hidden, lines)).encode()
 
 
-async def _json(asked: Awaitable[show.Shown]) -> bytes:
-    return output.document((await asked).document).encode()
+async def _json(answer: Awaitable[show.Shown]) -> bytes:
+    return output.document((await answer).document).encode()
 
 
 def _versions() -> bytes:
-    found = [f"crust {crust.__version__}", f"python {sys.version.split()[0]}", platform.platform()]
+    lines = [f"crust {crust.__version__}", f"python {sys.version.split()[0]}", platform.platform()]
     for name in _PACKAGES:
-        found.append(f"{name} {importlib.metadata.version(name)}")
-    return "\n".join([*found, ""]).encode()
+        lines.append(f"{name} {importlib.metadata.version(name)}")
+    return "\n".join([*lines, ""]).encode()
 
 
 def _loops() -> bytes:

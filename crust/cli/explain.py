@@ -1,7 +1,7 @@
 """`crust explain`: the page of an error, found by the name that a message, a log line or ErrorInfo shows.
 
 It reads docs/errors.md, the one table of the names, which is a part of the wheel: an installed crust explains its
-own version, and imports none of its modules for it, whose optional dependencies may be missing.
+own version. It imports no other module of crust, whose optional dependencies may be missing.
 """
 
 import difflib
@@ -19,12 +19,12 @@ _OTHERS = "## What others say"
 _BRANCH = re.compile(r"## (\w+): `(\w+)`")
 _ROW = re.compile(r"\| `(\w+)` \| (.*) \| (.*) \|")
 _OTHER = re.compile(r"\| (`.*) \| (.*) \| (.*) \|")
-_WHO = re.compile(r"Who retries: (.*)\. What to do: (.*)\.")
+_ADVICE = re.compile(r"Who retries: (.*)\. What to do: (.*)\.")
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What is known of one error. `kind` is the branch's name and its meaning."""
+    """The page of one error. `kind` is the branch's name and its meaning."""
 
     name: str
     happened: str
@@ -57,44 +57,44 @@ def print_page(name: str) -> None:
         table = _table().read_text(encoding="utf-8")
     except OSError as error:
         raise click.UsageError(f"the table of the errors is missing: {error}") from None
-    known = {page.name.lower(): page for page in (*pages(table), *others(table))}
-    wanted = name.strip("[]").lower()
-    if wanted not in known:
-        near = difflib.get_close_matches(wanted, known, n=1)
-        suggestion = f": did you mean {known[near[0]].name}?" if near else ""
+    pages_by_name = {page.name.lower(): page for page in (*pages(table), *foreign_pages(table))}
+    key = name.strip("[]").lower()
+    if key not in pages_by_name:
+        near = difflib.get_close_matches(key, pages_by_name, n=1)
+        suggestion = f": did you mean {pages_by_name[near[0]].name}?" if near else ""
         raise click.UsageError(f"no error of crust is called {name!r}{suggestion}")
-    click.echo(known[wanted].text())
+    click.echo(pages_by_name[key].text())
 
 
 def _table() -> Path:
-    """Of the checkout, else of the environment that the wheel was installed in."""
+    """The table of the checkout, else of the environment that the wheel was installed in."""
     checkout = Path(__file__).parents[2] / "docs" / "errors.md"
     return checkout if checkout.exists() else Path(sys.prefix, "share", "crust", "errors.md")
 
 
 def pages(table: str) -> Iterator[Page]:
-    """Of all errors in the text of docs/errors.md, the branches' own included.
+    """The pages of all errors in the text of docs/errors.md, with the branches' own.
 
     Raises click.ClickException for a section without its branch, its meaning or its advice.
     """
     for section in re.split(r"^(?=## )", table.partition(_OTHERS)[0], flags=re.MULTILINE)[1:]:
         lines = section.splitlines()
         branch = _BRANCH.fullmatch(lines[0])
-        by = _WHO.fullmatch(lines[3]) if len(lines) > 3 else None
-        if branch is None or by is None:
+        retry = _ADVICE.fullmatch(lines[3]) if len(lines) > 3 else None
+        if branch is None or retry is None:
             raise click.ClickException(
                 f"the table of the errors cannot be read: {lines[0]!r} is no branch with its meaning and advice"
             )
         meaning = lines[2]
         kind = f"{branch[1]}: {meaning}"
-        yield Page(branch[1], meaning, branch[2], kind, by[1], by[2])
+        yield Page(branch[1], meaning, branch[2], kind, retry[1], retry[2])
         for row in filter(None, map(_ROW.fullmatch, lines[4:])):
             happened, advice = (cell.replace("\\|", "|") for cell in row.group(2, 3))
-            yield Page(row[1], happened, branch[2], kind, by[1], advice or by[2])
+            yield Page(row[1], happened, branch[2], kind, retry[1], advice or retry[2])
 
 
-def others(table: str) -> Iterator[Page]:
-    """What other programs say because of crust: a page for each name of a row."""
+def foreign_pages(table: str) -> Iterator[Page]:
+    """The messages of other programs because of crust: a page for each name of a row."""
     for row in filter(None, map(_OTHER.fullmatch, table.partition(_OTHERS)[2].splitlines())):
         for name in re.findall(r"[`\"]([^`\"]+)[`\"]", row[1]):
             yield Page(name, row[2], "", "", "", row[3])

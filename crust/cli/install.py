@@ -1,9 +1,9 @@
 """`crust install --systemd` and `crust uninstall`: from a Python environment to a node that systemd runs.
 
-What belongs to crust is written below /usr/local, and is replaced by each installation: change a unit by a drop-in
-(`systemctl edit`). What belongs to the operator, /etc/crust, is written once and never touched again. All files are
-written beside their names before the first one is renamed, so a full disk leaves the node as it was. Nothing is
-enabled or started: the last lines say how.
+Crust's own files are below /usr/local, and each installation replaces them: change a unit by a drop-in (`systemctl
+edit`). The operator's files, /etc/crust, are written once and never touched again. All files are written beside their
+names before the first one is renamed, so a full disk leaves the node as it was. The command enables and starts
+nothing: its last lines say how.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ COMPLETIONS: Mapping[Shell, Path] = {
     "zsh": Path("usr/local/share/zsh/site-functions/_crust"),
     "fish": Path("usr/local/share/fish/vendor_completions.d/crust.fish"),
 }
-"""Where each shell looks by itself."""
+"""Where each shell searches by default."""
 MANIFEST = Path("usr/local/share/crust/installed")
-"""The files that installations wrote, of earlier versions, too, and nobody has removed: a path in each line."""
+"""The files of this and earlier installations that still exist: a path in each line."""
 _PLACES = frozenset({UNITS, RULES, MAN_PAGES, *(path.parent for path in COMPLETIONS.values())})
 _OVERRIDES = Path("etc/systemd/system")
 _NAMED = 8
@@ -55,12 +55,12 @@ Systemctl = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 
 class NotInstallable(errors.InvalidRequest):
-    """Crust cannot be installed, or removed, as things are on this machine."""
+    """Crust cannot be installed on this machine, or removed from it, in its present state."""
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file to be installed, by its path below the root. `is_kept`: one that is there is the operator's."""
+    """A file to be installed, by its path below the root. `is_kept`: an existing file is the operator's."""
 
     path: Path
     content: bytes
@@ -70,18 +70,18 @@ class File:
 def shipped() -> Path:
     """The directory of units, settings and manifests: the environment's, or the checkout's."""
     installed = Path(sys.prefix, "share", "crust")
-    found = installed if installed.is_dir() else Path(__file__).parents[2] / "deploy"
-    if not (found / "systemd").is_dir():
+    directory = installed if installed.is_dir() else Path(__file__).parents[2] / "deploy"
+    if not (directory / "systemd").is_dir():
         raise NotInstallable(
             "crust cannot be installed",
-            why=f"neither {installed} nor {found} has the units",
+            why=f"neither {installed} nor {directory} has the units",
             hint="install the wheel: pip install crust-csi",
         )
-    return found
+    return directory
 
 
 def files(source: Path, command: str) -> Iterator[File]:
-    """What is installed, from the shipped files, for a command at that path."""
+    """The files to be installed, from the shipped files, for a command at that path."""
     for unit in sorted((source / "systemd").glob("*.service")):
         text = unit.read_text(encoding="utf-8").replace(f"={_PROGRAM} ", f"={command} ")
         yield File(UNITS / unit.name, text.encode())
@@ -96,18 +96,18 @@ def files(source: Path, command: str) -> Iterator[File]:
 
 
 def _man_pages(source: Path) -> Path:
-    """Where the man pages of the shipped files are: the environment's own, or the checkout's."""
+    """The directory of the shipped man pages: the environment's, or the checkout's."""
     installed = source.parent / "man" / "man1"
     return installed if installed.is_dir() else source.parent / "docs" / "man"
 
 
 def command_path() -> str:
-    """The `crust` of this Python environment; raises `NotInstallable` where there is none."""
+    """The `crust` of this Python environment. Raises `NotInstallable` if it has none."""
     path = Path(sys.prefix, "bin", "crust")
     if not os.access(path, os.X_OK):
         raise NotInstallable(
             "crust cannot be installed",
-            why=f"{path} does not exist: this is no environment that crust is installed in",
+            why=f"{path} does not exist: crust is not installed in this environment",
             hint="make one: python3 -m venv /opt/crust, then /opt/crust/bin/pip install of the wheel",
         )
     return str(path)
@@ -120,27 +120,27 @@ def install(root: Path, source: Path, command: str, systemctl: Systemctl, say: R
     """
     link = root / COMMAND
     _check_ours(link)
-    wanted = list(files(source, command))
-    wanted.append(_manifest(root, wanted))
-    changed = [each for each in wanted if _differs(root, each)]
+    new_files = list(files(source, command))
+    new_files.append(_manifest(root, new_files))
+    changed = [file for file in new_files if _differs(root, file)]
     _write(root, changed)
     _link(link, command)
-    for line in _report(wanted, changed):
+    for line in _report(new_files, changed):
         say(line)
     say(f"/{COMMAND}: a link to {command}")
-    for each in wanted:
-        if (root / _OVERRIDES / each.path.name).exists():
+    for file in new_files:
+        if (root / _OVERRIDES / file.path.name).exists():
             say(
-                f"warning: /{_OVERRIDES}/{each.path.name} hides the unit that was installed: remove it"
+                f"warning: /{_OVERRIDES}/{file.path.name} hides the unit that was installed: remove it"
             )
     _reload(systemctl, say)
 
 
 def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> None:
-    """Remove what `install` wrote, but no settings and no data; refused while a unit runs."""
-    written = {file.path for file in files(source, _PROGRAM) if not file.is_kept}
-    written |= set(_listed(root))
-    units = sorted(each.name for each in written if each.parent == UNITS)
+    """Remove the files of `install`, but no settings and no data. Refused while a unit runs."""
+    paths = {file.path for file in files(source, _PROGRAM) if not file.is_kept}
+    paths |= set(_listed(root))
+    units = sorted(path.name for path in paths if path.parent == UNITS)
     active = _running(units, systemctl)
     if active:
         raise NotInstallable(
@@ -152,20 +152,20 @@ def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> No
     _check_ours(link)
     # the list goes last: what is left is removed by the next call
     for path in (
-        *sorted(written),
+        *sorted(paths),
         MANIFEST,
     ):
         if (root / path).exists():
             durable.remove(root / path)
             say(f"/{path}: removed")
-    with contextlib.suppress(OSError):  # it has something else
+    with contextlib.suppress(OSError):  # the directory has other files
         (root / MANIFEST).parent.rmdir()
     if link.is_symlink():
         durable.remove(link)
         say(f"/{COMMAND}: removed")
     _reload(systemctl, say)
     say(
-        "kept: /etc/crust, /var/lib/crust (the volumes!) and /run/crust; remove them by hand if nobody needs them"
+        "kept: /etc/crust, /var/lib/crust (the volumes!) and /run/crust; remove them by hand if no longer needed"
     )
 
 
@@ -189,7 +189,7 @@ def _reported(command: str) -> Iterator[None]:
             raise NotInstallable(
                 f"{command} failed", why="it is not run by root", hint="run it as root"
             )
-        os.umask(0o022)  # others may read what is installed
+        os.umask(0o022)  # all users may read the installed files
         with syscalls.translating(f"{command} failed"):
             yield
     except errors.CrustError as error:
@@ -197,15 +197,15 @@ def _reported(command: str) -> Iterator[None]:
         sys.exit(1)
 
 
-def _manifest(root: Path, wanted: Sequence[File]) -> File:
-    """The list with what is installed now, and what is left of earlier versions."""
-    own = {each.path for each in wanted if not each.is_kept}
-    left = {path for path in _listed(root) if (root / path).exists()}
-    return File(MANIFEST, "".join(f"{path}\n" for path in sorted(own | left)).encode())
+def _manifest(root: Path, new_files: Sequence[File]) -> File:
+    """The list of the files of this installation, and of the remaining ones of earlier versions."""
+    own_paths = {file.path for file in new_files if not file.is_kept}
+    old_paths = {path for path in _listed(root) if (root / path).exists()}
+    return File(MANIFEST, "".join(f"{path}\n" for path in sorted(own_paths | old_paths)).encode())
 
 
 def _listed(root: Path) -> Iterator[Path]:
-    """The paths of the list. One that leads elsewhere than installations write is not crust's, whoever wrote it."""
+    """The paths of the list. A path outside of the directories that installations write is ignored."""
     with contextlib.suppress(FileNotFoundError):
         for line in (root / MANIFEST).read_text(encoding="utf-8").splitlines():
             path = Path(line)
@@ -213,23 +213,23 @@ def _listed(root: Path) -> Iterator[Path]:
                 yield path
 
 
-def _differs(root: Path, wanted: File) -> bool:
-    path = root / wanted.path
+def _differs(root: Path, file: File) -> bool:
+    path = root / file.path
     if not path.exists():
         return True
-    return not wanted.is_kept and path.read_bytes() != wanted.content
+    return not file.is_kept and path.read_bytes() != file.content
 
 
-def _write(root: Path, wanted: Sequence[File]) -> None:
+def _write(root: Path, changed: Sequence[File]) -> None:
     staged: list[tuple[Path, Path]] = []
     try:
-        for each in wanted:
-            path = root / each.path
+        for file in changed:
+            path = root / file.path
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             aside = path.with_name(f".{path.name}.crust-new")
             aside.unlink(missing_ok=True)
             staged.append((aside, path))
-            durable.write_staged(aside, each.content, mode=0o644)
+            durable.write_staged(aside, file.content, mode=0o644)
         for aside, path in staged:
             os.replace(aside, path)
         for directory in {path.parent for _, path in staged}:
@@ -239,12 +239,12 @@ def _write(root: Path, wanted: Sequence[File]) -> None:
             aside.unlink(missing_ok=True)
 
 
-def _report(wanted: Sequence[File], changed: Sequence[File]) -> Iterator[str]:
+def _report(new_files: Sequence[File], changed: Sequence[File]) -> Iterator[str]:
     """A line for each directory, with the files that are new, or were kept because they are the operator's."""
-    for directory in dict.fromkeys(each.path.parent for each in wanted):
-        files_there = [each for each in wanted if each.path.parent == directory]
-        written = [each.path.name for each in files_there if each in changed]
-        kept = [each.path.name for each in files_there if each.is_kept and each not in changed]
+    for directory in dict.fromkeys(file.path.parent for file in new_files):
+        files_there = [file for file in new_files if file.path.parent == directory]
+        written = [file.path.name for file in files_there if file in changed]
+        kept = [file.path.name for file in files_there if file.is_kept and file not in changed]
         parts = [f"{len(files_there)} files" if len(files_there) > 1 else files_there[0].path.name]
         if written:
             parts.append(
@@ -272,7 +272,7 @@ def _link(link: Path, command: str) -> None:
 
 
 def run_systemctl(arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
-    """Call systemctl; returns its exit code and output. 127 where there is none."""
+    """Call systemctl; returns its exit code and output, 127 without systemd."""
     program = shutil.which("systemctl")
     if program is None or not Path("/run/systemd/system").is_dir():
         return subprocess.CompletedProcess(arguments, 127, "", "systemd does not run here")

@@ -20,9 +20,7 @@ _NO_ANSWER = 3
 
 
 class _Commands(click.Group):
-    """Prints what a command was refused with. click suggests the nearest command; what other tools have as a command
-    is an option here.
-    """
+    """Prints the error of a refused command. click suggests the nearest command, this class the nearest option."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. An error of crust is its sentence, and the exit code of its branch."""
@@ -45,13 +43,13 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(crust.__version__, prog_name="crust")
 def main() -> None:
-    """Hand CSI volumes to microVM runtimes, with nothing patched."""
+    """Hand CSI volumes to unpatched microVM runtimes."""
 
 
 _CHECKS = (checking.config, checking.conformance, checking.try_publish)
 _OTHERS = (*_CHECKS, ceph)
-for _each in (*programs.COMMANDS, *inspecting.COMMANDS, *_OTHERS):
-    main.add_command(_each)
+for _command in (*programs.COMMANDS, *inspecting.COMMANDS, *_OTHERS):
+    main.add_command(_command)
 
 
 @main.command()
@@ -60,9 +58,9 @@ for _each in (*programs.COMMANDS, *inspecting.COMMANDS, *_OTHERS):
 @click.option("--target", help="Why the volume at this target path is deferred.")
 @inspecting.RUN_DIR
 def explain(name: str | None, volume: str | None, target: str | None, run_dir: str) -> None:
-    """What an error means, who retries, what to do: `crust explain MountFailed`.
+    """Explain an error: its meaning, its retries and its remedy: `crust explain MountFailed`.
 
-    With --volume or --target: what decided that a volume is deferred.
+    With --volume or --target: the rule that decided that a volume is deferred.
     """
     if [name, volume, target].count(None) != 2:
         raise click.UsageError("give the name of an error, or --volume, or --target")
@@ -86,14 +84,14 @@ def policy() -> None:
 @policy.command("explain")
 @click.option("--driver", required=True, help="The driver's name.")
 @click.option(
-    "--context", "pairs", multiple=True, metavar="KEY=VALUE", help="Of the volume context."
+    "--context", "pairs", multiple=True, metavar="KEY=VALUE", help="A pair of the volume context."
 )
 @click.option("--pod", metavar="NAMESPACE/NAME/UID", help="The pod that the volume is for.")
 @click.option("--flag", is_flag=True, help="The CO's flag defer_fs_ops is set.")
 @click.option("--block", is_flag=True, help="The volume is published as a raw block device.")
 @inspecting.RUN_DIR
 def policy_explain(run_dir: str, **question: Any) -> None:
-    """Whether a publish would be deferred, to which handler, and which rule says so.
+    """Show whether a publish would be deferred, to which handler, and by which rule.
 
     Exit codes: 0 it was decided, 1 it is refused, 2 the command cannot be understood, 3 the proxy does not answer.
     """
@@ -119,7 +117,7 @@ def install(*, systemd: bool) -> None:
 
 @main.command()
 def uninstall() -> None:
-    """Remove what `crust install` wrote, but no settings and no volumes. The units must have been stopped.
+    """Remove the files of `crust install`, but no settings and no volumes. Stop the units before.
 
     Exit codes: 0 removed, 1 refused or failed.
     """

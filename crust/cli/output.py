@@ -1,8 +1,8 @@
 """How the commands for operators print lists: as a table, a wide table, JSON or names.
 
-A line of a table is never wrapped or cut, so that grep, awk and copying work: a terminal wraps it by itself. A cell
-is never empty ("-") and shows control characters escaped, because ids and messages come from other programs. Colour
-says how things stand, on a terminal only, and not with NO_COLOR; the words say it as well.
+A line of a table is never wrapped or cut, so that grep, awk and copying work: the terminal wraps it. An empty cell is
+"-", and control characters are escaped, because ids and messages come from other programs. On a terminal, without
+NO_COLOR, colours show the states that the words name.
 """
 
 import dataclasses
@@ -26,38 +26,40 @@ _TITLE = "bold"
 class Column:
     """A column of a table; `wide`: shown with `-o wide` only.
 
-    A cell is the row's field `of`, by default the one that is called as the column, or what the function `of` gives.
+    A cell is the row's field `value`, by default the field of the title, or the result of the function `value`.
     """
 
     title: str
-    of: str | Callable[[Any], str] = ""
+    value: str | Callable[[Any], str] = ""
     wide: bool = False
     styles: Mapping[str, str] = field(default_factory=dict)
     """The colour of a cell, by its text."""
 
     def cell(self, row: object) -> str:
         """The text of a row's cell."""
-        if callable(self.of):
-            return self.of(row)
-        value = getattr(row, self.of or self.title)
+        if callable(self.value):
+            return self.value(row)
+        value = getattr(row, self.value or self.title)
         return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def table(columns: Sequence[Column], rows: Sequence[object], *, wide: bool) -> Text:
     """The rows below the titles, each column as wide as its widest cell."""
-    shown = [column for column in columns if wide or not column.wide]
-    texts = [[printable(each.cell(row)) or "-" for each in shown] for row in rows]
-    titles = [each.title.upper() for each in shown]
+    visible = [column for column in columns if wide or not column.wide]
+    texts = [[printable(column.cell(row)) or "-" for column in visible] for row in rows]
+    titles = [column.title.upper() for column in visible]
     widths = [max(map(cells.cell_len, column)) for column in zip(titles, *texts, strict=True)]
     lines = [_line([(title, _TITLE) for title in titles], widths)]
     for row in texts:
-        styled = [(text, each.styles.get(text, "")) for text, each in zip(row, shown, strict=True)]
+        styled = [
+            (text, column.styles.get(text, "")) for text, column in zip(row, visible, strict=True)
+        ]
         lines.append(_line(styled, widths))
     return Text("\n").join(lines)
 
 
 def fields(pairs: Iterable[tuple[str, str]]) -> Text:
-    """One fact per line, those without a text left out."""
+    """One fact per line, without the empty ones."""
     lines = [
         Text.assemble((f"{title:<14}", _TITLE), printable(text)) for title, text in pairs if text
     ]
@@ -79,7 +81,7 @@ def yaml_document(value: Any) -> str:
 
 def printable(text: str) -> str:
     """The text on one line, with control characters escaped."""
-    return "".join(each if each.isprintable() else _escaped(each) for each in text)
+    return "".join(char if char.isprintable() else _escaped(char) for char in text)
 
 
 def age(since: datetime.datetime | None, now: datetime.datetime) -> str:
@@ -110,7 +112,7 @@ def _escaped(character: str) -> str:
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
     if isinstance(value, datetime.datetime):
         return value.isoformat()
     if isinstance(value, enum.Enum):

@@ -1,4 +1,4 @@
-"""What `crust ceph` asks and changes: the claims on the images of one namespace."""
+"""The work of `crust ceph`: it reads and changes the claims on the images of one namespace."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from crust.core import errors
 
 @dataclass(frozen=True, slots=True)
 class PoolAccess:
-    """A namespace of a pool, and who asks."""
+    """A namespace of a pool, and the user of the command."""
 
     monitors: str
     user: str
@@ -27,7 +27,7 @@ class PoolAccess:
 
     @contextmanager
     def opened(self, what: str) -> Iterator[tuple[Connection, Ioctx]]:
-        """The connection and the namespace. Raises what `Connection` raises."""
+        """The connection and the namespace. Raises as `Connection`."""
         connection = Connection(CephUser(self.monitors, self.user, self.key))
         try:
             with connection.pool(self.pool, self.namespace, what) as ioctx:
@@ -36,22 +36,22 @@ class PoolAccess:
             connection.close()
 
 
-def listed(where: PoolAccess) -> None:
+def listed(access: PoolAccess) -> None:
     """Print the claims, one line each."""
-    with where.opened("cannot list the claims") as (_, ioctx):
+    with access.opened("cannot list the claims") as (_, ioctx):
         for image in sorted(claim_object.images(ioctx)):
             _print(image, claim_object.read(ioctx, image).claims)
 
 
-def fenced(where: PoolAccess, node: str, image: str, *, even_if_connected: bool) -> int:
-    """Cut the node off from the image, or from all that it has; the exit code."""
+def fenced(access: PoolAccess, node: str, image: str, *, even_if_connected: bool) -> int:
+    """Cut the node off from the image, or from all its images; returns the exit code."""
     failed = False
-    known: set[str] = set()
-    with where.opened("cannot fence") as (connection, ioctx):
+    claimants: set[str] = set()
+    with access.opened("cannot fence") as (connection, ioctx):
         for name in [image] if image else sorted(claim_object.images(ioctx)):
             try:
                 nodes = claim_object.read(ioctx, name).claims.nodes
-                known |= nodes
+                claimants |= nodes
                 if node not in nodes:
                     continue
                 claimed = ClusterImage(connection, ioctx, name)
@@ -61,32 +61,32 @@ def fenced(where: PoolAccess, node: str, image: str, *, even_if_connected: bool)
                 failed = True
                 continue
             click.echo(f"{name}: free; blocklisted {', '.join(cut) or 'no client'}")
-    if node not in known:
+    if node not in claimants:
         raise errors.NotFound.named(
             "NodeWithoutClaim",
             f"node {node} has no claim on {f'the image {image}' if image else 'any image'}",
-            why=f"claims are of {', '.join(sorted(known)) or 'no node'}",
-            hint="compare the name with `crust ceph claims`; a node that was fenced before has none any more",
+            why=f"claims are of {', '.join(sorted(claimants)) or 'no node'}",
+            hint="compare the name with `crust ceph claims`; a node that was fenced before has no claim",
         )
     return int(failed)
 
 
-def capabilities(where: PoolAccess, image: str) -> None:
+def capabilities(access: PoolAccess, image: str) -> None:
     """Print the capabilities of a user for one image. Raises CephImageMissing."""
     what = f"cannot look at {image}"
     with (
-        where.opened(what) as (connection, _),
-        cluster_image.reached(connection, where.pool, where.namespace, image, what) as found,
+        access.opened(what) as (connection, _),
+        cluster_image.reached(connection, access.pool, access.namespace, image, what) as opened,
     ):
-        click.echo(pool.capabilities(found.ioctx, where.pool, where.namespace, image))
+        click.echo(pool.capabilities(opened.ioctx, access.pool, access.namespace, image))
 
 
 def _print(image: str, claims: claim_object.Claims) -> None:
-    for each in (*claims.holders, *claims.ended):
-        address = each.address or "not opened yet"
-        whose = "krbd" if each.is_host else f"sandbox {each.sandbox}"
-        state = " ended, to be cut off" if each in claims.ended else ""
+    for claim in (*claims.holders, *claims.ended):
+        address = claim.address or "not opened yet"
+        holder = "krbd" if claim.is_host else f"sandbox {claim.sandbox}"
+        state = " ended, to be cut off" if claim in claims.ended else ""
         click.echo(
-            f"{image}  {claims.mode.value}  node {each.node}  {whose}  {address}  "
-            f"since {each.claimed_at}{state}"
+            f"{image}  {claims.mode.value}  node {claim.node}  {holder}  {address}  "
+            f"since {claim.claimed_at}{state}"
         )

@@ -1,1 +1,1 @@
-"""The commands that try something out: configuration, conformance, a publish."""
+"""The commands that test: configuration, conformance, a publish."""

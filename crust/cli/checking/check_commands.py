@@ -1,4 +1,4 @@
-"""`crust config check` and `crust conformance`, whose suites for drivers and for runtimes share a few flags."""
+"""`crust try`, `crust config check` and `crust conformance`."""
 
 import sys
 from pathlib import Path
@@ -24,7 +24,7 @@ _NEW_FILE = click.Path(dir_okay=False, resolve_path=True, path_type=Path)
 @click.option("--size-mib", type=click.IntRange(min=1), default=64, show_default=True)
 @click.option("--fs-type", default="ext4", show_default=True)
 @click.option(
-    "--parameter", "parameters", multiple=True, metavar="KEY=VALUE", help="Of the StorageClass."
+    "--parameter", "parameters", multiple=True, metavar="KEY=VALUE", help="StorageClass parameter."
 )
 @click.option("--target-root", default="/var/lib/kubelet", show_default=True)
 @click.option(
@@ -35,11 +35,11 @@ _NEW_FILE = click.Path(dir_okay=False, resolve_path=True, path_type=Path)
     help="Wait so long for a sandbox that claims the volume, and for its end. 0: do not wait.",
 )
 @RUN_DIR
-def try_publish(run_dir: str, size_mib: int, parameters: tuple[str, ...], **wish: Any) -> None:
-    """Create a volume, publish it deferred as a kubelet does, then undo everything.
+def try_publish(run_dir: str, size_mib: int, parameters: tuple[str, ...], **fields: Any) -> None:
+    """Create a volume, publish it deferred as a kubelet does, then undo all steps.
 
-    No other volume is touched. Exit codes: 0 it worked and nothing is left, 1 a step was refused or something
-    is left, 2 the command cannot be understood, 3 the proxy does not answer, 130 interrupted, with the steps undone.
+    No other volume is touched. Exit codes: 0 it worked and all steps are undone, 1 a step was refused or could not be
+    undone, 2 the command cannot be understood, 3 the proxy does not answer, 130 interrupted, with the steps undone.
     """
     pairs = [parameter.partition("=") for parameter in parameters]
     if bad := [key for key, separator, _ in pairs if not (key and separator)]:
@@ -48,11 +48,11 @@ def try_publish(run_dir: str, size_mib: int, parameters: tuple[str, ...], **wish
 
     from crust.cli.checking import trial
 
-    wanted = trial.TrialRequest(
-        size_bytes=size_mib << 20, parameters={key: value for key, _, value in pairs}, **wish
+    request = trial.TrialRequest(
+        size_bytes=size_mib << 20, parameters={key: value for key, _, value in pairs}, **fields
     )
     try:
-        sys.exit(asyncio.run(trial.try_publish(run_dir, wanted)))
+        sys.exit(asyncio.run(trial.try_publish(run_dir, request)))
     except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit(130)
 
@@ -68,13 +68,13 @@ def config() -> None:
     "--config",
     "path",
     type=_FILE,
-    help="This file, and not /etc/crust/<program>.toml.",
+    help="The settings file. Default: /etc/crust/<program>.toml.",
 )
 @FORMAT
 def config_check(programs: tuple[str, ...], path: Path | None, form: "Format") -> None:
-    """What the daemons would use as their settings, and from where; without PROGRAMS of all in /etc/crust.
+    """Show the settings that daemons would use, with their sources. Default: all programs with a file in /etc/crust.
 
-    Nothing is started. Exit codes: 0 the settings are good, 1 some are refused, 2 the command cannot be understood.
+    No daemon is started. Exit codes: 0 the settings are good, 1 some are refused, 2 the command cannot be understood.
     """
     from crust.cli.checking import config_check
 
@@ -85,52 +85,52 @@ def config_check(programs: tuple[str, ...], path: Path | None, form: "Format") -
 @click.option("--endpoint", help="The driver's socket, unix:///…/csi.sock.")
 @click.option(
     "--controller-endpoint",
-    help="The socket of its controller part, if that is another process; --endpoint is then the node part's.",
+    help="The socket of a separate controller part; --endpoint is then the node part's.",
 )
 @click.option(
     "--profile",
     type=click.Choice(["1.12", "1.13"]),
-    help="The CSI that the driver speaks. Default: by what it advertises.",
+    help="The driver's version of CSI. Default: by its capabilities.",
 )
 @click.option(
     "--target-root",
     type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
     default="/var/lib/kubelet",
-    help="Below it volumes are staged and published. Default: /var/lib/kubelet.",
+    help="The directory for staging and target paths. Default: /var/lib/kubelet.",
 )
 @click.option(
     "--junit",
     type=_NEW_FILE,
-    help="Where a report goes (JUnit XML).",
+    help="The file for a report (JUnit XML).",
 )
 @click.option(
     "--json",
     type=_NEW_FILE,
-    help="Where a report goes (JSON: every case, clause, request and answer).",
+    help="The file for a report (JSON: every case, clause, request and answer).",
 )
 @click.option(
     "--parameters",
     type=_FILE,
-    help="What the driver's volumes need: a TOML file with its parameters, secrets and sizes.",
+    help="A TOML file with the parameters, secrets and sizes of the driver's volumes.",
 )
 @click.option(
     "--log",
     type=_FILE,
-    help="The driver's log, to look for planted secrets.",
+    help="The driver's log, which is searched for planted secrets.",
 )
-@click.option("--restart-command", default="", help="Kills the driver and starts it again.")
-@click.option("--only", multiple=True, metavar="C-101", help="These cases: C-101, C-100..C-199.")
-@click.option("--skip", multiple=True, metavar="C-101", help="All but these cases.")
+@click.option("--restart-command", default="", help="A command that restarts the driver.")
+@click.option("--only", multiple=True, metavar="C-101", help="Run these: C-101, C-100..C-199.")
+@click.option("--skip", multiple=True, metavar="C-101", help="Run all but these cases.")
 @click.option(
     "--strict", is_flag=True, help="Fail also on a broken SHOULD, and beyond the specification."
 )
-@click.option("--list", "list_cases", is_flag=True, help="List the cases and run none.")
+@click.option("--list", "list_cases", is_flag=True, help="List the cases, and do not run them.")
 @click.option(
     "--timeout-s",
     type=click.FloatRange(min=0, min_open=True),
     default=60.0,
     show_default=True,
-    help="Of each call.",
+    help="The deadline of each call.",
 )
 @click.option(
     "--runtime",
@@ -144,22 +144,22 @@ def config_check(programs: tuple[str, ...], path: Path | None, form: "Format") -
 def conformance(context: click.Context, /, runtime: str | None, **flags: Any) -> None:
     """Check any CSI driver against the rules of the specification.
 
-    Run it as root where the driver's mounts are visible. Exit codes: 0 no MUST is broken, 1 one is, 2 the command
-    cannot be understood or was interrupted, 3 the driver does not answer.
+    Run it as root where the driver's mounts are visible. Exit codes: 0 no MUST is broken, 1 a MUST is broken, 2 the
+    command cannot be understood or was interrupted, 3 the driver does not answer.
     """
     from crust.cli.checking import conformance
 
     if runtime is None:
         sys.exit(conformance.of_driver(**flags))
-    given = {
+    chosen = {
         name: value
         for name, value in flags.items()
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT
     }
-    if misplaced := sorted(given.keys() - _OF_BOTH):
+    if misplaced := sorted(chosen.keys() - _OF_BOTH):
         names = ", ".join(f"--{name.replace('_', '-')}" for name in misplaced)
         raise click.UsageError(f"{names}: not with --runtime, but for drivers")
-    sys.exit(conformance.of_runtime(runtime, **given))
+    sys.exit(conformance.of_runtime(runtime, **chosen))
 
 
 _OF_BOTH = {"only", "skip", "list_cases", "timeout_s", "strict", "junit", "json"}

@@ -1,7 +1,7 @@
-"""`crust config check`: what a daemon would use as its settings, and from where, without starting it.
+"""`crust config check`: the settings that a daemon would use, each with its source, without a start.
 
-The sources are those of the daemon's start: defaults, its file, the environment of this command. A unit may give its
-daemon another environment; flags of the unit are seen by nobody but the daemon.
+The sources are the same as at the daemon's start: defaults, its file, the environment of this command. A unit may
+give its daemon another environment, and flags, which this command does not see.
 """
 
 import os
@@ -25,7 +25,7 @@ from crust.core.settings.program import ProgramSettings
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value that a daemon would take."""
+    """One value that a daemon would use."""
 
     program: str
     setting: str
@@ -39,11 +39,11 @@ _COLUMNS = tuple(map(Column, ("program", "setting", "value", "source")))
 def print_settings(programs: Sequence[str], config: Path | None, form: Format) -> int:
     """Print the settings; returns the exit code: 0 all are good, 1 some are refused.
 
-    Raises click.UsageError for what cannot be understood, and `NoSettingsFile`.
+    Raises click.UsageError, `NoSettingsFile`.
     """
     if config is not None and len(programs) != 1:
-        raise click.UsageError("--config needs the one program whose settings the file has")
-    chosen = programs or [each for each in PROGRAMS if daemons.installed(each)]
+        raise click.UsageError("--config needs exactly one program, whose settings the file has")
+    chosen = programs or [program for program in PROGRAMS if daemons.installed(program)]
     if not chosen:
         raise errors.NotFound.named(
             "NoSettingsFile",
@@ -71,32 +71,32 @@ def _table(rows: list[Setting]) -> Text:
 def _checked(program: str, path: Path | None, refused: list[str]) -> Sequence[Setting]:
     try:
         text = daemons.text(program, path) if path else ""
-        return tuple(of(program, text, str(path or ""), os.environ))
+        return tuple(rows_in(program, text, str(path or ""), os.environ))
     except errors.InvalidRequest as error:
         refused.append(f"{path or program}: {error.shown()}")
         return ()
 
 
-def of(program: str, text: str, path: str, environ: Mapping[str, str]) -> Iterator[Setting]:
+def rows_in(program: str, text: str, path: str, environ: Mapping[str, str]) -> Iterator[Setting]:
     """The settings of a program from the text of its file. Raises `InvalidSettings`."""
     loaded = daemons.load(program, text, environ=environ)
-    written = {name for name, _ in _flat(tomllib.loads(text))}
+    written_names = {name for name, _ in _flat(tomllib.loads(text))}
     for name, value in _flat(loaded.model_dump(mode="json")):
         _, is_of_part, last = name.rpartition(".")
         if is_of_part and last in ProgramSettings.model_fields:
-            continue  # a part of crust node has none of its own
+            continue  # a part of crust node has no such settings
         shown = credentials.hidden(f"{name}={value}").removeprefix(f"{name}=")
-        yield Setting(program, name, shown, _source(name, written, path, environ))
+        yield Setting(program, name, shown, _source(name, written_names, path, environ))
 
 
-def _source(name: str, written: set[str], path: str, environ: Mapping[str, str]) -> str:
+def _source(name: str, written_names: set[str], path: str, environ: Mapping[str, str]) -> str:
     variable = f"{loading.ENVIRONMENT_PREFIX}{name.partition('.')[0].partition('[')[0].upper()}"
     if variable in environ:
         return f"${variable}"
-    if name.endswith("socket") and environ.get("CSI_ENDPOINT") and name not in written:
+    if name.endswith("socket") and environ.get("CSI_ENDPOINT") and name not in written_names:
         return "$CSI_ENDPOINT, or default"
     # a list may be written as one table: shim, shim[0]
-    is_written = name in written or name.replace("[0]", "", 1) in written
+    is_written = name in written_names or name.replace("[0]", "", 1) in written_names
     return path if is_written else "default"
 
 

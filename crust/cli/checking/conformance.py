@@ -1,4 +1,4 @@
-"""`crust conformance`, for drivers and for runtimes: flags to options; reports what is missing before a case runs."""
+"""`crust conformance`, for drivers and for runtimes: turns flags into options, and checks them before a case runs."""
 
 import importlib.util
 import os
@@ -26,7 +26,7 @@ def of_driver(
 ) -> int:
     """Run the suite for drivers; `flags` are the other fields of `Options`. Returns the exit code.
 
-    Raises click.UsageError and `errors.InvalidRequest` for what cannot be used.
+    Raises click.UsageError, `errors.InvalidRequest`.
     """
     if list_cases:
         return _list("C", flags["only"], flags["skip"])
@@ -55,7 +55,7 @@ def of_driver(
 def of_runtime(command: str, *, list_cases: bool = False, **flags: Any) -> int:
     """Run the suite for runtimes; `flags` are fields of `RunOptions`. Returns the exit code.
 
-    Raises click.UsageError and `errors.InvalidRequest` for what cannot be used.
+    Raises click.UsageError, `errors.InvalidRequest`.
     """
     if list_cases:
         return _list("R", flags.get("only", ()), flags.get("skip", ()))
@@ -72,34 +72,34 @@ def of_runtime(command: str, *, list_cases: bool = False, **flags: Any) -> int:
 
 @contextmanager
 def _checked_run(kind: str, chosen: options.RunOptions) -> Iterator[None]:
-    """Around the run, whose cases exist and whose reports can be written. Raises `errors.InvalidRequest`.
+    """Check that the cases exist and the reports can be written, then run. Raises `errors.InvalidRequest`.
 
-    SIGTERM ends it as SIGINT does: the suite removes what the running case has created.
+    SIGTERM ends the run as SIGINT does: the suite removes the objects of the running case.
     """
     if importlib.util.find_spec("pytest") is None:
         raise click.UsageError("pytest is not installed: pip install 'crust-csi[conformance]'")
     catalogue.chosen(catalogue.cases(kind), chosen.only, chosen.skip)
     for report in filter(None, (chosen.junit, chosen.json)):
         _check_writable(report)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _list(kind: str, only: tuple[str, ...], skip: tuple[str, ...]) -> int:
-    """A line for each case that --only and --skip leave."""
-    known = catalogue.cases(kind)
-    for number in sorted(catalogue.chosen(known, only, skip)):
-        case = known[number]
+    """Print a line for each chosen case."""
+    cases = catalogue.cases(kind)
+    for number in sorted(catalogue.chosen(cases, only, skip)):
+        case = cases[number]
         needs = f" (needs {', '.join(case.needs)})" if case.needs else ""
         click.echo(f"{number} {case.strength:<6} {case.rule}{needs}")
     return 0
 
 
 def _check_writable(report: Path) -> None:
-    """The report is written after minutes; check before the run that it can be."""
+    """Check before the run, which takes minutes, that the report can be written."""
     try:
         with tempfile.TemporaryFile(dir=report.parent):
             pass
@@ -112,10 +112,10 @@ def _check_writable(report: Path) -> None:
 
 
 def _tell_if_away(path: str, timeout_s: float) -> None:
-    """Say which socket the suite waits for: the driver may be starting."""
-    with socket.socket(socket.AF_UNIX) as one:
+    """Print the socket that the suite waits for: the driver may be starting."""
+    with socket.socket(socket.AF_UNIX) as connection:
         try:
-            one.connect(path)
+            connection.connect(path)
         except OSError as err:
             why = err.strerror or str(err)
             click.echo(f"no driver at {path} ({why}), waiting {timeout_s:g} s", err=True)

@@ -1,6 +1,5 @@
-"""`crust doctor`: what a node needs, one small check per requirement.
+"""`crust doctor`: the requirements of a node, one small check for each.
 
-A check only looks: it changes nothing, starts nothing, and needs no daemon. It looks below a root directory, so that
-tests give it a directory of their own. What it finds is ok, a warning (crust works, with less) or an error, and says
-what, why and what to do.
+A check changes nothing, starts nothing, and needs no daemon. It looks below a root directory, so that tests give it
+their own. A finding is ok, a warning (crust works with fewer features) or an error, with its reason and remedy.
 """

@@ -1,9 +1,8 @@
-"""The CSIDriver objects of the drivers on this node, where crust may read them, and whether its settings go with
-them.
+"""Whether the CSIDriver objects of the drivers on this node fit the settings, if crust may read the objects.
 
 Kubernetes decides by this object whether a volume is attached before a node has it, and whether a publish names its
-pod. Without an object it attaches, and does not name the pod. A mismatch stops nothing, and nothing of a cluster is
-changed: an object can be corrected while nodes serve (attachRequired only by recreating it).
+pod. Without an object it attaches, and does not name the pod. A mismatch is only reported: an object can be corrected
+while nodes serve (attachRequired only by recreating it).
 """
 
 import asyncio
@@ -32,10 +31,10 @@ _PUBLISHES = csi_pb2.ControllerServiceCapability.RPC.PUBLISH_UNPUBLISH_VOLUME
 @doctor_check("csidriver")
 def fits_the_settings(node: Node) -> Iterator[Finding]:
     """attachRequired and podInfoOnMount of the CSIDriver objects go with the settings."""
-    found = node.proxy_settings()
-    if found is None or found.kubernetes is None or node.csi_driver_mismatches is None:
+    settings = node.proxy_settings()
+    if settings is None or settings.kubernetes is None or node.csi_driver_mismatches is None:
         return
-    for name, mismatches in node.csi_driver_mismatches(found).items():
+    for name, mismatches in node.csi_driver_mismatches(settings).items():
         yield from mismatches or [ok(f"CSIDriver {name} goes with the settings")]
 
 
@@ -48,39 +47,39 @@ def mismatches(settings: ProxySettings) -> Mismatches:
 async def _mismatches(settings: ProxySettings, kubernetes: KubernetesSettings) -> Mismatches:
     api = client(kubernetes.kubeconfig)
     try:
-        found = {}
+        mismatches = {}
         for served in settings.drivers:
             async with SocketPort(served.socket) as driver:
-                found[served.name] = await of_driver(api, served, driver)
-        return found
+                mismatches[served.name] = await of_driver(api, served, driver)
+        return mismatches
     finally:
         await api.close()
 
 
 async def of_driver(api: KubernetesApi, served: ServedDriver, driver: Port) -> list[Finding]:
-    """What of a driver's CSIDriver object does not go with it. Raises `KubernetesApiUnavailable`."""
-    found = await api.get(CSIDriver, served.name)
+    """The mismatches of a driver and its CSIDriver object. Raises `KubernetesApiUnavailable`."""
+    csi_driver = await api.get(CSIDriver, served.name)
     default = Defer(served.defer) if served.defer else None
-    return compare(served.name, found, default=default, attaches=await _attaches(driver))
+    return compare(served.name, csi_driver, default=default, attaches=await _attaches(driver))
 
 
 def compare(
-    name: str, found: CSIDriver | None, *, default: Defer | None, attaches: bool | None
+    name: str, csi_driver: CSIDriver | None, *, default: Defer | None, attaches: bool | None
 ) -> list[Finding]:
-    """What of a driver's object does not go with the settings; without one Kubernetes has its defaults.
+    """The mismatches of a driver's object and the settings; without an object Kubernetes has its defaults.
 
-    An error: volumes do not get to their pods. `default` decides about volumes that say nothing. `attaches`: whether
-    the driver's controller publishes volumes to nodes; None: it is not known here.
+    A mismatch is an error if volumes do not reach their pods. `default` decides about volumes without a choice.
+    `attaches`: whether the driver's controller publishes volumes to nodes; None: it is not known here.
     """
-    spec = CSIDriver().spec if found is None else found.spec
-    cause = f"{_WITHOUT_OBJECT}; " if found is None else ""
+    spec = CSIDriver().spec if csi_driver is None else csi_driver.spec
+    cause = f"{_WITHOUT_OBJECT}; " if csi_driver is None else ""
     mismatches: list[Finding] = []
     if not spec.pod_info_on_mount:
         by_default = default is Defer.RUNTIME_CLASS
-        which = "every publish" if by_default else "a publish with crust.dev/defer: runtime-class"
+        calls = "every publish" if by_default else "a publish with crust.dev/defer: runtime-class"
         pod_info = (error if by_default else warning)(
             f"podInfoOnMount of CSIDriver {name} is false",
-            f"{cause}a pod's RuntimeClass decides, and {which} is refused without its name",
+            f"{cause}a pod's RuntimeClass decides, and {calls} is refused without its name",
             "set spec.podInfoOnMount: true",
         )
         mismatches.append(pod_info)
@@ -91,8 +90,8 @@ def compare(
             "make the object again with spec.attachRequired: false, or run external-attacher",
         )
         mismatches.append(attaches_in_vain)
-    # volumes of crust's own driver need no attach, and are not refused without
-    if found and attaches and spec.attach_required is False and name != _OWN_DRIVER:
+    # volumes of crust's own driver work without an attach
+    if csi_driver and attaches and spec.attach_required is False and name != _OWN_DRIVER:
         never_attaches = warning(
             f"attachRequired of CSIDriver {name} is false",
             "the driver's controller attaches volumes, and is never asked to (crust's own needs no attach)",
@@ -103,8 +102,8 @@ def compare(
 
 
 async def _attaches(driver: Port) -> bool | None:
-    """Whether its controller publishes to nodes. Where the controller is not at this socket, as the driver says that
-    is our own; None of any other, and where it is away.
+    """Whether the driver's controller publishes to nodes. If the controller is not at this socket, our own driver
+    says it; None for other drivers, and if the driver is away.
     """
     request = csi_pb2.ControllerGetCapabilitiesRequest()
     try:

@@ -1,6 +1,6 @@
-"""The daemons: their settings, their sockets, their versions, what they say of themselves, the handlers.
+"""The daemons: their settings, sockets, versions and own reports, and the handlers.
 
-Every settings file is accepted, and the sockets that they name lead from one program to the next.
+Every settings file is accepted, and each program calls the socket that the next one serves.
 """
 
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from functools import partial
 
 import crust
 from crust.cli import asking
-from crust.cli.doctor.finding import Finding, doctor_check, error, of, ok, tried, warning
+from crust.cli.doctor.finding import Finding, doctor_check, error, of_error, ok, tried, warning
 from crust.cli.doctor.node import CONFIG_DIR, Node
 from crust.cli.inspecting import views
 from crust.core import errors
@@ -16,20 +16,20 @@ from crust.core.settings.driver import DriverSettings
 from crust.core.settings.proxy import ProxySettings
 from crust.core.settings.shim import ShimSettings
 
-_OWN = ("runtime.sock", "handlers.sock", "inspect.sock")
+_SOCKETS = ("runtime.sock", "handlers.sock", "inspect.sock")
 
 
 @doctor_check("settings")
 def accepted(node: Node) -> Iterator[Finding]:
-    """Every file that is there has valid keys and values, and is the administrator's alone to change."""
-    found = node.installed()
-    if not found:
+    """Every settings file has valid keys and values, and only the administrator can change it."""
+    paths = node.installed()
+    if not paths:
         yield warning(
             f"there are no settings in {CONFIG_DIR}",
-            "the daemons have been given other files, or none",
-            "run crust install --systemd, or ignore this where flags say everything",
+            "the daemons have other files, or no files",
+            "run crust install --systemd, or ignore this if flags have all settings",
         )
-    for program, path in found.items():
+    for program, path in paths.items():
         try:
             node.load(program)
         except errors.InvalidRequest as problem:
@@ -40,7 +40,7 @@ def accepted(node: Node) -> Iterator[Finding]:
             )
             continue
         if node.at(path).stat().st_mode & 0o022:
-            why = "others than its owner can change what daemons run as root do"
+            why = "other users could change the settings of daemons that run as root"
             yield error(f"{path} can be written by others", why, f"chmod go-w {path}")
         else:
             yield ok(f"{path} is accepted")
@@ -48,8 +48,8 @@ def accepted(node: Node) -> Iterator[Finding]:
 
 @doctor_check("sockets-match")
 def sockets_match(node: Node) -> Iterator[Finding]:
-    """Files of proxy, shim and driver that are used together name the same sockets."""
-    proxy, shim, driver = (node.settings_of(each) for each in ("proxy", "shim", "driver"))
+    """The files of proxy, shim and driver name the same sockets."""
+    proxy, shim, driver = (node.settings_of(program) for program in ("proxy", "shim", "driver"))
     if not (isinstance(proxy, ProxySettings) and isinstance(shim, ShimSettings)):
         return
     wrong = list(_mismatches(proxy, shim, driver if isinstance(driver, DriverSettings) else None))
@@ -67,25 +67,25 @@ def _mismatches(
     serves = f"the proxy serves {runtime}"
     if shim.socket not in backends:
         why = f"the proxy calls {', '.join(sorted(backends)) or 'none'}"
-        yield f"nobody calls the shim at {shim.socket}", why
+        yield f"no proxy calls the shim at {shim.socket}", why
     if not shim.controller and shim.runtime_socket != runtime:
         yield f"the shim asks the proxy at {shim.runtime_socket}", serves
     if driver is None:
         return
     if driver.socket != shim.driver_socket:
-        yield f"nobody calls the driver at {driver.socket}", f"the shim calls {shim.driver_socket}"
+        yield f"no shim calls the driver at {driver.socket}", f"the shim calls {shim.driver_socket}"
     if driver.runtime_socket and driver.runtime_socket != runtime:
         yield f"the driver asks the proxy at {driver.runtime_socket}", serves
 
 
 @doctor_check("sockets")
 def sockets(node: Node) -> Iterator[Finding]:
-    """Each socket of the proxy is served, or does not exist; none is stale."""
-    paths = [f"{node.run_dir}/{each}" for each in _OWN]
+    """Each socket of the proxy is served, or does not exist; no socket is stale."""
+    paths = [f"{node.run_dir}/{name}" for name in _SOCKETS]
     if node.answer is not None:
         paths += [driver.socket for driver in node.answer.drivers]
-    elif found := node.proxy_settings():
-        paths += [driver.socket for driver in found.drivers]
+    elif settings := node.proxy_settings():
+        paths += [driver.socket for driver in settings.drivers]
     run_dir = node.at(node.run_dir)
     if run_dir.is_dir() and run_dir.stat().st_mode & 0o022:
         why = "daemons do not start: a socket there could be another user's"
@@ -106,7 +106,7 @@ def sockets(node: Node) -> Iterator[Finding]:
 def proxy(node: Node) -> Iterator[Finding]:
     """The proxy answers, and is healthy."""
     if isinstance(node.proxy, errors.CrustError):
-        yield of(node.proxy)
+        yield of_error(node.proxy)
     elif node.answer is not None:
         for problem in node.answer.problems:
             yield error(
@@ -134,7 +134,7 @@ def drivers(node: Node) -> Iterator[Finding]:
 
 @doctor_check("versions")
 def versions(node: Node) -> Iterator[Finding]:
-    """Each daemon that runs is of the version that is installed."""
+    """Each running daemon has the installed version."""
     if (answer := node.answer) is None:
         return
     for name, version in views.versions(answer).items():
@@ -167,15 +167,15 @@ def handlers(node: Node) -> Iterator[Finding]:
 
 @doctor_check("orphans")
 def orphans(node: Node) -> Iterator[Finding]:
-    """No virtual machine has a volume that nobody can stop any more."""
+    """No virtual machine with a volume is lost to its runtime."""
     if (answer := node.answer) is None:
         return
-    found = [volume for volume in answer.volumes if volume.is_orphaned]
-    for volume in found:
+    orphaned = [volume for volume in answer.volumes if volume.is_orphaned]
+    for volume in orphaned:
         yield error(
             f"volume {volume.name}: {volume.message}",
-            "another virtual machine would write to the same filesystem, so the volume is refused to everybody",
+            "another virtual machine would write to the same filesystem, so every other pod is refused the volume",
             f"crust end-orphan {volume.volume_id}",
         )
-    if not found:
+    if not orphaned:
         yield ok("no virtual machine with a volume is lost to its runtime")

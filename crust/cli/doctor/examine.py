@@ -1,4 +1,4 @@
-"""Runs the checks and prints what they found. Exit code 1 if there is an error; warnings do not count."""
+"""Runs the checks and prints their findings. Exit code 1 if there is an error; warnings do not count."""
 
 import asyncio
 import dataclasses
@@ -31,30 +31,30 @@ _COLUMNS = (
 
 
 async def examine(run_dir: str, only: Iterable[str] = ()) -> show.Shown:
-    """All checks on this node, or those that are named."""
+    """Run all checks on this node, or the named ones."""
     return shown(await workers.run(findings, await _node(run_dir), tuple(only)))
 
 
 def findings(node: Node, only: tuple[str, ...] = ()) -> tuple[Finding, ...]:
-    """What the checks find, in their order. A check that fails itself is an error that it found. Blocks."""
+    """The findings of the checks, in their order. A check that fails gives an error finding. Blocks."""
     return tuple(
-        dataclasses.replace(found, check=name)
+        dataclasses.replace(finding, check=name)
         for name in (only or CHECKS)
-        for found in _guarded(name, node)
+        for finding in _guarded(name, node)
     )
 
 
-def shown(found: tuple[Finding, ...]) -> show.Shown:
-    """In every format; `-o name` names the checks that found an error."""
-    bad = [each for each in found if each.level is Level.ERROR]
+def shown(results: tuple[Finding, ...]) -> show.Shown:
+    """The findings in every format; `-o name` names the checks that found an error."""
+    bad = [finding for finding in results if finding.level is Level.ERROR]
 
     def table(wide: bool) -> Text:  # noqa: FBT001 - one flag, and its caller is `Shown`
         if wide:
-            return output.table(_COLUMNS, found, wide=True)
-        return Text("\n").join(_sentence(each) for each in found)
+            return output.table(_COLUMNS, results, wide=True)
+        return Text("\n").join(_sentence(finding) for finding in results)
 
-    names = tuple(dict.fromkeys(each.check for each in bad))
-    return show.Shown({"healthy": not bad, "findings": found}, names, table, healthy=not bad)
+    names = tuple(dict.fromkeys(finding.check for finding in bad))
+    return show.Shown({"healthy": not bad, "findings": results}, names, table, healthy=not bad)
 
 
 def print_findings(run_dir: str, form: output.Format, only: tuple[str, ...]) -> int:
@@ -70,11 +70,11 @@ def _guarded(name: str, node: Node) -> tuple[Finding, ...]:
         return (error(what, str(err), "run the command as root"),)
 
 
-def _sentence(found: Finding) -> Text:
-    level = found.level.value
-    line = Text.assemble((f"{level:<8}", _STYLES[level]), f"{found.check}: ")
-    line.append(output.printable(found.what))
-    for title, text in (("why", found.why), ("do", found.todo)):
+def _sentence(finding: Finding) -> Text:
+    level = finding.level.value
+    line = Text.assemble((f"{level:<8}", _STYLES[level]), f"{finding.check}: ")
+    line.append(output.printable(finding.what))
+    for title, text in (("why", finding.why), ("do", finding.todo)):
         if text:
             line.append(f"\n{'':<8}{title}: {output.printable(text)}")
     return line

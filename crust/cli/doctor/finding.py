@@ -1,4 +1,4 @@
-"""What a check finds, and the registry of checks."""
+"""The finding of a check, and the registry of checks."""
 
 import enum
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # a node's look at the cluster gives findings
 
 
 class Level(enum.Enum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
@@ -21,7 +21,7 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One result: what was found, why it matters, and what to do. `check` is the name of the check that found it."""
+    """One result: `what` was found, `why` it matters, and what to do. `check` is the name of its check."""
 
     level: Level
     what: str
@@ -30,16 +30,16 @@ class Finding:
     check: str = ""
 
 
-Check = Callable[["Node"], Iterator[Finding]]
+DoctorCheck = Callable[["Node"], Iterator[Finding]]
 
-CHECKS: dict[str, Check] = {}
+CHECKS: dict[str, DoctorCheck] = {}
 """By name, in the order in which they run."""
 
 
-def doctor_check(name: str) -> Callable[[Check], Check]:
+def doctor_check(name: str) -> Callable[[DoctorCheck], DoctorCheck]:
     """Register a check."""
 
-    def register(function: Check) -> Check:
+    def register(function: DoctorCheck) -> DoctorCheck:
         CHECKS[name] = function
         return function
 
@@ -47,29 +47,29 @@ def doctor_check(name: str) -> Callable[[Check], Check]:
 
 
 def ok(what: str) -> Finding:
-    """As it should be."""
+    """A finding without a problem."""
     return Finding(Level.OK, what)
 
 
 def warning(what: str, why: str, todo: str) -> Finding:
-    """crust works, with less."""
+    """A finding with which crust works, with fewer features."""
     return Finding(Level.WARNING, what, why, todo)
 
 
 def error(what: str, why: str, todo: str) -> Finding:
-    """Something does not work."""
+    """A finding with which a part of crust does not work."""
     return Finding(Level.ERROR, what, why, todo)
 
 
 def tried(look: Callable[[], object], what: str) -> Finding:
-    """As it should be, unless the look raises an error of crust."""
+    """Ok, unless the look raises an error of crust."""
     try:
         look()
     except errors.CrustError as problem:
-        return of(problem)
+        return of_error(problem)
     return ok(what)
 
 
-def of(problem: errors.CrustError) -> Finding:
-    """An error, as it says it."""
+def of_error(problem: errors.CrustError) -> Finding:
+    """The finding of an error of crust, with its own words."""
     return error(f"[{problem.error_name}] {problem.what}", problem.why, problem.hint)

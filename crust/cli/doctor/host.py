@@ -1,4 +1,4 @@
-"""The host: its kernel, the driver's programs and libraries, and tools of the node that must leave volumes alone."""
+"""The host: its kernel, the driver's programs and libraries, and the node's tools that must not use volumes."""
 
 import re
 from collections.abc import Iterator
@@ -32,12 +32,12 @@ _UDEV_RULES = (
 
 @doctor_check("kernel")
 def version(node: Node) -> Iterator[Finding]:
-    """Linux 5.15: openat2(2), and diskseq, by which a device is known again."""
+    """Linux 5.15: openat2(2), and diskseq, which identifies a device."""
     number = _number(node.release)
     if number < _LEAST:
         yield error(
             f"the kernel is {node.release}",
-            "crust knows a device again by its diskseq, which Linux 5.15 and later have",
+            "crust identifies a device by its diskseq, which Linux 5.15 and later have",
             "install a newer kernel",
         )
     else:
@@ -48,7 +48,7 @@ def version(node: Node) -> Iterator[Finding]:
 def loop(node: Node) -> Iterator[Finding]:
     """Loop devices, of which crust's own driver makes one per volume."""
     if not node.has_own_driver():
-        yield ok("crust's driver does not run here, which alone makes loop devices")
+        yield ok("no loop devices are needed: crust's driver does not run here")
     elif node.at("/dev/loop-control").exists():
         yield ok("the kernel has loop devices")
     else:
@@ -62,8 +62,8 @@ def loop(node: Node) -> Iterator[Finding]:
 @doctor_check("rbd")
 def rbd(node: Node) -> Iterator[Finding]:
     """The kernel's client of RBD, by which the host itself uses images of a Ceph pool."""
-    own = node.driver_settings()
-    if not any(each.engine == "rbd" and each.mode != "controller" for each in own):
+    drivers = node.driver_settings()
+    if not any(driver.engine == "rbd" and driver.mode != "controller" for driver in drivers):
         yield ok("no driver with the engine rbd has its node part here")
     elif node.at("/sys/bus/rbd").is_dir() or _has_module(node, "rbd"):
         yield ok("the kernel has rbd: raw block volumes and mounts on the host work")
@@ -77,7 +77,7 @@ def rbd(node: Node) -> Iterator[Finding]:
 
 @doctor_check("filesystems")
 def filesystems(node: Node) -> Iterator[Finding]:
-    """What the host can mount; a guest mounts with its own kernel."""
+    """The filesystems that the host can mount; a guest mounts with its own kernel."""
     for name in SUPPORTED:
         if _has_module(node, name):
             yield ok(f"the kernel has {name}")
@@ -91,16 +91,16 @@ def filesystems(node: Node) -> Iterator[Finding]:
 
 @doctor_check("mkfs")
 def mkfs(node: Node) -> Iterator[Finding]:
-    """An mkfs newer than the kernel makes what the kernel may not mount; of ext4 crust names the features."""
+    """The kernel may not mount a filesystem of a newer mkfs. For ext4 crust names the features."""
     if not node.has_own_driver():
-        yield ok("crust's driver does not run here, which alone makes filesystems")
+        yield ok("no mkfs is needed: crust's driver does not run here")
         return
     for name in ("mkfs.xfs", "mkfs.btrfs"):
-        made_for, here = _number(node.version_of(f"{name} -V")), _number(node.release)
-        if made_for > here:
+        made_for, kernel = _number(node.version_of(f"{name} -V")), _number(node.release)
+        if made_for > kernel:
             yield warning(
                 f"{name} is of Linux {made_for[0]}.{made_for[1]}, and the kernel is {node.release}",
-                "it makes what this kernel may not mount: a first publish then fails with the kernel's reason",
+                "this kernel may not mount its filesystems: a first publish then fails with the kernel's reason",
                 "install the version of the kernel's own distribution, or use ext4",
             )
         else:
@@ -108,9 +108,9 @@ def mkfs(node: Node) -> Iterator[Finding]:
 
 
 def _number(text: str) -> tuple[int, int]:
-    """The first version number in a text; 0.0 if there is none."""
-    found = re.search(r"(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    """The first version number in a text; (0, 0) without one."""
+    match = re.search(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def _has_module(node: Node, name: str) -> bool:
@@ -147,7 +147,7 @@ def cgroups(node: Node) -> Iterator[Finding]:
 
 @doctor_check("programs")
 def programs(node: Node) -> Iterator[Finding]:
-    """What driver and proxy run on volumes. Encryption needs nothing: guests open LUKS themselves."""
+    """The programs that driver and proxy run on volumes. Encryption needs none: guests open LUKS themselves."""
     if not node.has_own_driver() and node.kata_settings() is None:
         yield ok(
             "crust's driver does not run here, nor crust kata: nothing needs programs or libraries"
@@ -169,7 +169,7 @@ def programs(node: Node) -> Iterator[Finding]:
 
 @doctor_check("udev")
 def udev(node: Node) -> Iterator[Finding]:
-    """The rule that keeps udev, and what it starts, off volumes."""
+    """The rule that keeps udev, and the programs that it starts, away from volumes."""
     if not node.at("/run/udev/control").exists():
         yield ok("udev does not run here")
     elif any(node.at(f"{rule}/59-crust.rules").exists() for rule in _UDEV_RULES):
@@ -177,7 +177,7 @@ def udev(node: Node) -> Iterator[Finding]:
     else:
         yield warning(
             "udev has no rule 59-crust.rules",
-            "it reads what pods write on their volumes, and LVM or md may take a volume: it cannot be detached then",
+            "it reads the data of pods on their volumes, and LVM or md may take a volume: it cannot be detached then",
             "crust install --systemd; udevadm control --reload",
         )
 
@@ -203,15 +203,15 @@ _USES_DEVICES_FILE = re.compile(r"^[\s#]*use_devicesfile\s*=\s*([01])", re.MULTI
 
 
 def _uses_devices_file(node: Node) -> bool:
-    """What lvm.conf says, else what its comment names as the default: 1 in RHEL 9, 0 in Debian 12."""
+    """The value in lvm.conf, else the default in its comment: 1 in RHEL 9, 0 in Debian 12."""
     text = node.text("/etc/lvm/lvm.conf")
-    said = _USES_DEVICES_FILE.search(_without_comments(text)) or _USES_DEVICES_FILE.search(text)
-    return said is not None and said[1] == "1"
+    match = _USES_DEVICES_FILE.search(_without_comments(text)) or _USES_DEVICES_FILE.search(text)
+    return match is not None and match[1] == "1"
 
 
 @doctor_check("multipath")
 def multipath(node: Node) -> Iterator[Finding]:
-    """No map of a volume."""
+    """multipath makes no map of a volume."""
     if not node.has_program("multipathd"):
         yield ok("multipath is not installed")
     elif node.at("/etc/multipath/conf.d/crust.conf").exists():

@@ -1,4 +1,4 @@
-"""The kubelet's directories, and what the cluster must have that no node can see."""
+"""The kubelet's directories, and a requirement of the cluster that no node can see."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -13,12 +13,12 @@ from crust.core.settings.proxy import ProxySettings
 def root(node: Node) -> Iterator[Finding]:
     """The directories in which a kubelet has pods, plugins and registrations."""
     for path in node.kubelet_roots():
-        missing = [each for each in ("pods", "plugins") if not node.at(f"{path}/{each}").is_dir()]
+        missing = [name for name in ("pods", "plugins") if not node.at(f"{path}/{name}").is_dir()]
         if not node.at(path).is_dir():
             yield error(
                 f"the kubelet's root {path} is not there",
                 "targets of volumes are below it",
-                "set target_roots (and kubelet_root of a shim) to what --root-dir of the kubelet says",
+                "set target_roots (and kubelet_root of a shim) to the kubelet's --root-dir",
             )
         elif missing:
             yield warning(
@@ -32,27 +32,27 @@ def root(node: Node) -> Iterator[Finding]:
 
 @doctor_check("kubelet-registry")
 def registry(node: Node) -> Iterator[Finding]:
-    """Where the proxy registers its drivers."""
-    found = node.proxy_settings()
-    if found is None or not found.plugins_registry:
+    """The directory in which the proxy registers its drivers."""
+    settings = node.proxy_settings()
+    if settings is None or not settings.plugins_registry:
         yield warning(
             "the proxy registers no driver with the kubelet",
             "plugins_registry is not set, or there are no settings of the proxy",
             "set plugins_registry, unless node-driver-registrar runs beside each driver",
         )
-    elif not node.at(found.plugins_registry).is_dir():
+    elif not node.at(settings.plugins_registry).is_dir():
         yield error(
-            f"{found.plugins_registry} is not there",
-            "the kubelet looks for drivers there, so it will not know them",
+            f"{settings.plugins_registry} is not there",
+            "the kubelet looks for drivers there, so it will not find them",
             "correct plugins_registry, or start the kubelet once",
         )
     else:
-        yield ok(f"drivers are registered in {found.plugins_registry}")
+        yield ok(f"drivers are registered in {settings.plugins_registry}")
 
 
 @doctor_check("mount-propagation")
 def propagation(node: Node) -> Iterator[Finding]:
-    """What this process would mount reaches the host. A daemon looks again at its own start."""
+    """Mounts of this process would reach the host. A daemon checks it again at its own start."""
     if node.check_propagation is None:
         return
     for path in node.kubelet_roots():
@@ -61,7 +61,7 @@ def propagation(node: Node) -> Iterator[Finding]:
 
 @doctor_check("forced-detach")
 def forced_detach(node: Node) -> Iterator[Finding]:
-    """A switch of kube-controller-manager, which runs elsewhere. It concerns drivers that a controller attaches."""
+    """A switch of kube-controller-manager, for drivers whose controller attaches. No node can see it."""
     served = node.proxy_settings()
     attached = sorted(_driver_names(node, served) - {OWN_DRIVER}) if served else []
     if served is not None and not attached:
@@ -80,7 +80,7 @@ def forced_detach(node: Node) -> Iterator[Finding]:
 
 
 def _driver_names(node: Node, served: ProxySettings) -> set[str]:
-    """Of the settings, and of the proxy that runs."""
+    """The drivers of the settings, and of the running proxy."""
     names = {driver.name for driver in served.drivers}
     if node.answer is not None:
         names |= {driver.name for driver in node.answer.drivers}

@@ -1,4 +1,4 @@
-"""What the checks look at: the files of a node below a root directory, its settings, and what the proxy answered."""
+"""The subject of the checks: a node's files below a root directory, its settings, and the proxy's answer."""
 
 import os
 import shutil
@@ -24,16 +24,16 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 Mismatches = Mapping[str, Sequence[Finding]]
-"""What does not go together, by the driver's name."""
+"""Mismatches, by the driver's name."""
 
 
 def _version_of(command: str) -> str:
-    """What a program says of its version; "" if it is not installed."""
+    """The output of a command that prints a version; "" if its program is not installed."""
     try:
-        found = subprocess.run(command.split(), capture_output=True, text=True, timeout=10)
+        result = subprocess.run(command.split(), capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return found.stdout
+    return result.stdout
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +44,17 @@ class Node:
     run_dir: str = "/run/crust"
     release: str = field(default_factory=lambda: os.uname().release)
     version_of: Callable[[str], str] = _version_of
-    """What a command says of the version of its program."""
+    """The output of a command that prints a version."""
     proxy: views.ProxyAnswer | errors.CrustError | None = None
-    """None: it was not asked."""
+    """The proxy's answer, or the error; None: it was not asked."""
     check_propagation: Callable[[str], None] | None = None
-    """Raises what is wrong with the mounts below a directory; None: it is not looked at."""
+    """Raises the problem of the mounts below a directory; None: they are not checked."""
     csi_driver_mismatches: Callable[[ProxySettings], Mismatches] | None = None
-    """What of the cluster's CSIDriver objects does not go with the settings; None: nobody is asked. Blocks."""
+    """The mismatches of the cluster's CSIDriver objects and the settings; None: they are not checked. Blocks."""
 
     @property
     def answer(self) -> views.ProxyAnswer | None:
-        """What the proxy answered; None if it was not asked, or did not answer."""
+        """The proxy's answer; None if it was not asked, or did not answer."""
         return self.proxy if isinstance(self.proxy, views.ProxyAnswer) else None
 
     def at(self, path: str) -> Path:
@@ -70,21 +70,21 @@ class Node:
 
     def has_program(self, name: str) -> bool:
         """Whether a program is installed."""
-        directories = os.pathsep.join(str(self.at(each)) for each in _PATH.split(":"))
+        directories = os.pathsep.join(str(self.at(directory)) for directory in _PATH.split(":"))
         return shutil.which(name, path=directories) is not None
 
     def has_library(self, name: str) -> bool:
         """Whether a shared library is installed where Debian and Fedora have theirs."""
         places = ("usr/lib", "lib", "usr/lib64", "lib64")
         return any(
-            found
+            path
             for place in places
             for pattern in (name, f"*/{name}")
-            for found in (self.root / place).glob(pattern)
+            for path in (self.root / place).glob(pattern)
         )
 
     def installed(self) -> dict[str, str]:
-        """The settings files that are there: program to path."""
+        """The existing settings files: program to path."""
         paths = {program: f"{CONFIG_DIR}/{program}.toml" for program in PROGRAMS}
         return {program: path for program, path in paths.items() if self.at(path).exists()}
 
@@ -104,40 +104,40 @@ class Node:
     @property
     def is_one_process(self) -> bool:
         """Whether `crust node` runs here. `crust install` writes the settings of all programs: a unit decides."""
-        found = self.installed()
-        return "node" in found and not ("proxy" in found and os.path.lexists(self.at(_PROXY_UNIT)))
+        files = self.installed()
+        return "node" in files and not ("proxy" in files and os.path.lexists(self.at(_PROXY_UNIT)))
 
     def proxy_settings(self) -> ProxySettings | None:
-        """The proxy's part, of the file that is used."""
-        found = self.settings_of("node" if self.is_one_process else "proxy")
-        return found.proxy if isinstance(found, NodeSettings) else _proxy(found)
+        """The proxy's settings, from the file that is used."""
+        settings = self.settings_of("node" if self.is_one_process else "proxy")
+        return settings.proxy if isinstance(settings, NodeSettings) else _proxy(settings)
 
     def driver_settings(self) -> tuple[DriverSettings, ...]:
-        """The settings of crust's drivers, of the file that is used."""
-        found = self.settings_of("node" if self.is_one_process else "driver")
-        drivers = found.driver if isinstance(found, NodeSettings) else (found,)
+        """The settings of crust's drivers, from the file that is used."""
+        settings = self.settings_of("node" if self.is_one_process else "driver")
+        drivers = settings.driver if isinstance(settings, NodeSettings) else (settings,)
         return tuple(driver for driver in drivers if isinstance(driver, DriverSettings))
 
     def has_own_driver(self) -> bool:
-        """Whether crust's driver runs here, as far as settings say it."""
+        """Whether crust's driver runs here, according to the settings."""
         if self.is_one_process:
-            found = self.settings_of("node")
-            return not isinstance(found, NodeSettings) or bool(found.driver)
+            settings = self.settings_of("node")
+            return not isinstance(settings, NodeSettings) or bool(settings.driver)
         return "driver" in self.installed() or "proxy" not in self.installed()
 
     def kata_settings(self) -> KataSettings | None:
-        """Those of `crust kata`, if it runs here: `crust install` writes the settings of all programs."""
-        found = self.settings_of("kata")
-        if not isinstance(found, KataSettings):
+        """The settings of `crust kata`, if it runs here: `crust install` writes the settings of all programs."""
+        settings = self.settings_of("kata")
+        if not isinstance(settings, KataSettings):
             return None
-        is_used = os.path.lexists(self.at(_KATA_UNIT)) or self.at(found.run_dir).exists()
-        return found if is_used else None
+        is_used = os.path.lexists(self.at(_KATA_UNIT)) or self.at(settings.run_dir).exists()
+        return settings if is_used else None
 
     def kubelet_roots(self) -> tuple[str, ...]:
-        """Where targets are."""
-        found = self.proxy_settings()
-        return found.target_roots if found else ("/var/lib/kubelet",)
+        """The directories that have targets."""
+        settings = self.proxy_settings()
+        return settings.target_roots if settings else ("/var/lib/kubelet",)
 
 
-def _proxy(found: ProgramSettings | None) -> ProxySettings | None:
-    return found if isinstance(found, ProxySettings) else None
+def _proxy(settings: ProgramSettings | None) -> ProxySettings | None:
+    return settings if isinstance(settings, ProxySettings) else None

@@ -1,7 +1,7 @@
-"""Finds, proves, settles, prints: the publishes that a kubelet forgot, and what a killed `crust try` left.
+"""Finds, proves, settles and prints the publishes that a kubelet forgot, and the trials of killed `crust try`.
 
-Exit code 1: one of them is left, without a complete proof or by a refused step. The steps can each be repeated after
-a kill. The file of the kubelet's bind goes last: as long as it is there, the next `crust gc` finds the publish again.
+Exit code 1: a publish remains, for lack of a complete proof or because a step was refused. Each step can be repeated
+after a kill. The file of the kubelet's bind is removed last: with it the next `crust gc` finds the publish again.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one publish. `outcome`: "proven" (dry run), "settled", "kept" (a check failed) or "refused"."""
+    """The result of one publish. `outcome`: "proven" (dry run), "settled", "kept" (a check failed) or "refused"."""
 
     publish: ForgottenPublish
-    checks: tuple[proof.Check, ...]
+    checks: tuple[proof.ProofCheck, ...]
     steps: tuple[str, ...]
     outcome: str
     message: str
@@ -40,7 +40,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How the command was called."""
+    """The options of the command."""
 
     run_dir: str
     kubelet_root: str
@@ -55,26 +55,26 @@ def print_settled(options: Options, form: output.Format) -> int:
 
 
 async def collect(options: Options, kernel: Kernel) -> tuple[Result, ...]:
-    """Every forgotten publish of this node, settled if that is asked for. Raises what `asking.inspecting` does."""
+    """Find every forgotten publish of this node, and settle it, if not a dry run. Raises as `asking.inspecting`."""
     async with asking.inspecting(options.run_dir) as inspect:
         evidence = await _evidence(inspect, options)
         results = []
         for publish in await workers.run(forgotten.find, options.kubelet_root, evidence.entries):
             evidence = await _evidence(inspect, options)  # the one before may have taken minutes
-            results.append(await _one(publish, evidence, options, kernel))
-        for note in await workers.run(trial.left, options.kubelet_root):
+            results.append(await _result(publish, evidence, options, kernel))
+        for note in await workers.run(trial.killed_trials, options.kubelet_root):
             results.append(await _trial(note, inspect, options))
     return tuple(results)
 
 
 async def _evidence(inspect: asking.Stub, options: Options) -> proof.Evidence:
-    """What the proxy knows now."""
+    """The proxy's present answers."""
     sockets = {driver.name: driver.socket for driver in await asking.drivers(inspect)}
     return proof.Evidence(sockets, await show.volumes_of(inspect), options.grace_s)
 
 
 async def _trial(note: Path, inspect: asking.Stub, options: Options) -> Result:
-    """A `crust try` that was killed: the lock of its note proves it."""
+    """Settle a killed `crust try`: the free lock of its note proves the kill."""
     publish = ForgottenPublish(
         kind="trial",
         driver=note.parent.parent.name,
@@ -88,16 +88,16 @@ async def _trial(note: Path, inspect: asking.Stub, options: Options) -> Result:
         if options.dry_run:
             with trial.locked(note):
                 return Result(publish, (), steps, "proven", "")
-        left = await trial.undo(note, inspect)
+        remaining = await trial.undo(note, inspect)
     except errors.CrustError as error:
         return Result(publish, (), steps, "kept", error.shown())
-    return Result(publish, (), steps, "refused" if left else "settled", "; ".join(left))
+    return Result(publish, (), steps, "refused" if remaining else "settled", "; ".join(remaining))
 
 
-async def _one(
+async def _result(
     publish: ForgottenPublish, evidence: proof.Evidence, options: Options, kernel: Kernel
 ) -> Result:
-    checks: tuple[proof.Check, ...] = ()
+    checks: tuple[proof.ProofCheck, ...] = ()
     steps: tuple[str, ...] = ()
     try:
         checks = await workers.run(proof.checks, publish, evidence, kernel)
@@ -117,27 +117,27 @@ async def _one(
 
 
 def _steps(publish: ForgottenPublish, why_staged: str, kernel: Kernel) -> list[str]:
-    """What is done for a proven one, in words. Blocks."""
+    """The steps for a proven publish, in words. Blocks."""
     loops = kernel.loops_of(publish.mapped) if publish.mapped else ()
-    found = [f"detach the kubelet's loop device {loop}" for loop in loops]
+    steps = [f"detach the kubelet's loop device {loop}" for loop in loops]
     if publish.mapped and os.path.lexists(publish.mapped):
-        found.append(f"unmount the kubelet's bind {publish.mapped}")
-    found.append(f"NodeUnpublishVolume {publish.volume_id} {publish.target}")
+        steps.append(f"unmount the kubelet's bind {publish.mapped}")
+    steps.append(f"NodeUnpublishVolume {publish.volume_id} {publish.target}")
     if why_staged:
-        found.append(f"no NodeUnstageVolume: {why_staged}, whose kubelet will call it")
+        steps.append(f"no NodeUnstageVolume: {why_staged}, whose kubelet will call it")
     elif publish.staging:
-        found.append(f"NodeUnstageVolume {publish.volume_id} {publish.staging}")
-    return found
+        steps.append(f"NodeUnstageVolume {publish.volume_id} {publish.staging}")
+    return steps
 
 
 async def _settle(
     publish: ForgottenPublish, evidence: proof.Evidence, why_staged: str, kernel: Kernel
 ) -> None:
-    """Raises what the kernel, the proxy or the driver refuse; the rest is left then, for the next time."""
+    """Make the steps. Raises the refusal of the kernel, the proxy or the driver; the next run continues."""
     if publish.mapped:
         await workers.run(_release, publish.mapped, kernel)
-    who, socket = f"driver {publish.driver}", evidence.sockets[publish.driver]
-    async with asking.connected(who, socket) as port:
+    daemon, socket = f"driver {publish.driver}", evidence.sockets[publish.driver]
+    async with asking.connected(daemon, socket) as port:
         node = stub(csi_pb2_grpc.NodeStub, port)
         unpublish = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=publish.volume_id, target_path=publish.target
@@ -155,12 +155,12 @@ async def _settle(
 
 
 def _check_unused(publish: ForgottenPublish, grace_s: float) -> None:
-    """Look again: an unpublish may take minutes, in which a kubelet can have staged the volume for a new pod."""
-    if why := proof.why_staged(publish, grace_s):
+    """Look again: during an unpublish, which may take minutes, a kubelet can stage the volume for a new pod."""
+    if reason := proof.why_staged(publish, grace_s):
         raise errors.NotReady.named(
             "VolumeInUseAgain",
             f"volume {publish.volume_id} stays staged at {publish.staging}",
-            why=f"{why}, since the proof",
+            why=f"{reason}, since the proof",
             hint="run crust gc again",
         )
 
@@ -172,25 +172,25 @@ def _release(mapped: str, kernel: Kernel) -> None:
 
 
 def shown(results: tuple[Result, ...], kubelet_root: str) -> show.Shown:
-    """In every format; healthy if nothing is left."""
+    """The results in every format; healthy if all are settled or proven."""
 
     def table(_: bool) -> Text:  # noqa: FBT001 - there is one width, and its caller is `Shown`
         if not results:
             return Text(
-                f"no kubelet has forgotten anything below {kubelet_root}, and no `crust try` was killed"
+                f"no kubelet has forgotten a publish below {kubelet_root}, and no `crust try` was killed"
             )
         return Text("\n\n").join(Text("\n").join(_described(result)) for result in results)
 
-    left = [result for result in results if result.outcome in ("kept", "refused")]
+    unsettled = [result for result in results if result.outcome in ("kept", "refused")]
     names = tuple(result.publish.volume_id or result.publish.target for result in results)
-    return show.Shown({"forgotten": results}, names, table, healthy=not left)
+    return show.Shown({"forgotten": results}, names, table, healthy=not unsettled)
 
 
 def _described(result: Result) -> Iterator[Text]:
     publish = result.publish
     styles = {"settled": output.GOOD, "proven": output.GOOD}
-    what = f"{publish.kind} {publish.volume_id or '?'} of {publish.driver or '?'}: "
-    yield Text.assemble(what, (result.outcome, styles.get(result.outcome, output.BAD)))
+    title = f"{publish.kind} {publish.volume_id or '?'} of {publish.driver or '?'}: "
+    yield Text.assemble(title, (result.outcome, styles.get(result.outcome, output.BAD)))
     yield Text(f"  target    {output.printable(publish.target)}")
     for check in result.checks:
         word, style = ("proven", output.GOOD) if check.proven else ("failed", output.BAD)

@@ -1,10 +1,10 @@
-"""What may be forgotten: publishes whose pod's directory is gone. A kubelet removes it when it has forgotten the pod.
+"""Publishes whose pod's directory is gone, which a kubelet removes when it has forgotten the pod.
 
 A kubelet's paths of a raw block volume, below plugins/kubernetes.io/csi/volumeDevices:
 
     staging/<pv>, publish/<pv>/<pod uid>   where the driver stages and publishes
     <pv>/dev/<pod uid>                     the kubelet's own bind of the target, and its loop device upon that
-    <pv>/data/vol_data.json                which volume of which driver it is; written at each attempt
+    <pv>/data/vol_data.json                the driver and the volume's id; written at each attempt
 """
 
 import json
@@ -24,9 +24,9 @@ _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z.-]*")
 
 @dataclass(frozen=True, slots=True)
 class ForgottenPublish:
-    """A publish without a pod. `driver` and `volume_id` are empty where nothing says which volume it is.
+    """A publish without a pod. `driver` and `volume_id` are empty if no file names the volume.
 
-    `mapped` (the kubelet's bind), `staging` and `data` belong to a raw volume; a deferred one has none of them.
+    `mapped` (the kubelet's bind), `staging` and `data` are empty for a deferred volume.
     """
 
     kind: str
@@ -41,20 +41,20 @@ class ForgottenPublish:
 
     @property
     def pod_directory(self) -> str:
-        """The directory that the kubelet has as long as it knows the pod."""
+        """The directory of the pod, as long as the kubelet knows the pod."""
         return f"{self.pods}/{self.pod_uid}"
 
 
-def find(kubelet_root: str, entries: Iterable[views.Volume]) -> tuple[ForgottenPublish, ...]:
-    """All of them; none without the directory of all pods: the kubelet's root is not mounted then. Blocks."""
+def find(kubelet_root: str, entries: Iterable[views.VolumeRow]) -> tuple[ForgottenPublish, ...]:
+    """All such publishes; empty without the directory of all pods: the kubelet's root is not mounted then. Blocks."""
     if not os.path.isdir(f"{kubelet_root}/pods"):
         return ()
-    found = (*_raw(kubelet_root), *_deferred(kubelet_root, entries))
-    return tuple(publish for publish in found if is_absent(publish.pod_directory))
+    publishes = (*_raw(kubelet_root), *_deferred(kubelet_root, entries))
+    return tuple(publish for publish in publishes if is_absent(publish.pod_directory))
 
 
 def is_absent(path: str) -> bool:
-    """Whether nothing is at the path. `os.path.lexists` says so too where it may not look, or the disk fails."""
+    """Whether the path does not exist. `os.path.lexists` is also false without permission, or if the disk fails."""
     try:
         os.lstat(path)
     except FileNotFoundError:
@@ -86,7 +86,7 @@ def _raw(root: str) -> Iterator[ForgottenPublish]:
         )
 
 
-def _deferred(root: str, entries: Iterable[views.Volume]) -> Iterator[ForgottenPublish]:
+def _deferred(root: str, entries: Iterable[views.VolumeRow]) -> Iterator[ForgottenPublish]:
     for entry in entries:
         if entry.pod_uid and entry.target_path.startswith(f"{root}/pods/{entry.pod_uid}/"):
             yield ForgottenPublish(
@@ -100,15 +100,15 @@ def _deferred(root: str, entries: Iterable[views.Volume]) -> Iterator[ForgottenP
 
 
 def other_pods(publish: ForgottenPublish) -> tuple[str, ...]:
-    """The UIDs of other pods at which the raw volume is published or bound. Blocks."""
+    """The UIDs of other pods for which the raw volume is published or bound. Blocks."""
     directories = (os.path.dirname(publish.target), os.path.dirname(publish.mapped))
-    found = {path.name for directory in directories for path in Path(directory).glob("*")}
-    return tuple(sorted(found - {publish.pod_uid}))
+    uids = {path.name for directory in directories for path in Path(directory).glob("*")}
+    return tuple(sorted(uids - {publish.pod_uid}))
 
 
 def _volume(data: str) -> tuple[str, str]:
     try:
-        found = json.loads(Path(data).read_text(encoding="utf-8"))
-        return str(found["driverName"]), str(found["volumeHandle"])
+        content = json.loads(Path(data).read_text(encoding="utf-8"))
+        return str(content["driverName"]), str(content["volumeHandle"])
     except (OSError, ValueError, KeyError, TypeError):
         return "", ""

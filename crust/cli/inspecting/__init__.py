@@ -1,1 +1,1 @@
-"""The commands that show what a node has: status, volumes, handlers, drivers, describe, events."""
+"""The commands that show the state of a node: status, volumes, handlers, drivers, pool, describe."""

@@ -1,4 +1,4 @@
-"""What `crust explain --volume`, `--target` and `crust policy explain` print: plain lines, one fact each."""
+"""The output of `crust explain --volume`, `--target` and `crust policy explain`: plain lines, one fact each."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ from crust.cli.inspecting import show
 from crust.wire.v1 import inspect_pb2
 
 TIMEOUT_S = 15.0
-"""The Kubernetes API may be asked."""
+"""The proxy may ask the Kubernetes API."""
 
 
 async def volume(run_dir: str, *, volume: str, target: str) -> None:
@@ -32,15 +32,15 @@ async def volume(run_dir: str, *, volume: str, target: str) -> None:
 
 
 def _how_to_ask(target: str) -> str:
-    """The entry of a deferred volume says what decided. Of another one the proxy's log does, and the kubelet's own
-    file names the PersistentVolume whose attributes decide.
+    """The entry of a deferred volume names the rule that decided. For another volume the proxy's log names it, and
+    the kubelet's own file names the PersistentVolume whose attributes decide.
     """
     driver, pv = "DRIVER", "PV"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        said = json.loads((Path(target).parent / "vol_data.json").read_text())
-        driver, pv = str(said["driverName"]), str(said["specVolID"])
+        data = json.loads((Path(target).parent / "vol_data.json").read_text())
+        driver, pv = str(data["driverName"]), str(data["specVolID"])
     return (
-        "what decided for a publish on the host is `decided_by` in the proxy's log line of it; what decides now: "
+        "`decided_by` in the proxy's log line of a publish on the host names the rule; for the present rule: "
         f"crust policy explain --driver {driver} --context KEY=VALUE, with the volumeAttributes "
         f"that kubectl get pv {pv} -o jsonpath='{{.spec.csi.volumeAttributes}}' prints"
     )
@@ -49,13 +49,13 @@ def _how_to_ask(target: str) -> str:
 async def policy(
     run_dir: str, *, driver: str, pairs: Sequence[str], pod: str | None, flag: bool, block: bool
 ) -> None:
-    """What would be decided for a publish. Raises why it would be refused."""
+    """Print the decision for a publish. Raises the error with which it would be refused."""
     request = inspect_pb2.ExplainPolicyRequest(
         driver=driver, defer_fs_ops=flag, block=block, volume_context=_context(pairs, pod)
     )
     async with asking.inspecting(run_dir) as stub:
         answer = await stub.ExplainPolicy(request, timeout=TIMEOUT_S)
-    handler = answer.handler or "the only one that is registered"
+    handler = answer.handler or "the only registered one"
     _print(
         ("decision", "deferred" if answer.deferred else "ordinary mount on the host"),
         ("handler", handler if answer.deferred else ""),

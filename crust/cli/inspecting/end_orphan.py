@@ -1,8 +1,8 @@
-"""`crust end-orphan`: ends a virtual machine that nobody can stop any more, and that has a volume.
+"""`crust end-orphan`: ends a virtual machine that has a volume and is lost to its runtime.
 
-The runtime says that its sandbox is lost (claim.json, `SandboxOrphaned`). The kernel says which process is the
+The runtime reports that its sandbox is lost (claim.json, `SandboxOrphaned`). The kernel proves which process is the
 claim's: it has the lock, or a process that has the lock watches it by a pidfd, as a keeper does. Only then is it
-killed, by a pidfd that was opened before it was proved, so that no other process can be meant.
+killed, by a pidfd that was opened before the proof, so that no other process can be hit.
 """
 
 import os
@@ -31,14 +31,14 @@ async def end(run_dir: str, name: str, *, is_confirmed: bool) -> None:
     """
     async with asking.inspecting(run_dir) as proxy:
         rows = await show.find(proxy, name)
-    orphans = [each for each in rows if each.is_orphaned]
+    orphans = [row for row in rows if row.is_orphaned]
     if not orphans:
         raise _not_orphaned(rows)
     for row in orphans:
         await workers.run(_end, run_dir, row, is_confirmed)
 
 
-def _not_orphaned(rows: Sequence[views.Volume]) -> errors.CrustError:
+def _not_orphaned(rows: Sequence[views.VolumeRow]) -> errors.CrustError:
     row = rows[0]
     state = f"it is {row.state}" + (f" for sandbox {row.sandbox_id}" if row.sandbox_id else "")
     return errors.NotReady.named(
@@ -49,21 +49,21 @@ def _not_orphaned(rows: Sequence[views.Volume]) -> errors.CrustError:
     )
 
 
-def question(row: views.Volume, command: str) -> str:
-    """What is asked before; `command` is the process's name."""
+def question(row: views.VolumeRow, command: str) -> str:
+    """The question before the end; `command` is the process's name."""
     return (
         f"Process {row.claimed_by_pid} ({command}) is the virtual machine of sandbox {row.sandbox_id} of "
-        f"{row.handler}. It is lost to its runtime, and has the volume {row.volume_id}. What its guest has not "
-        "written is lost. End it?"
+        f"{row.handler}. It is lost to its runtime, and has the volume {row.volume_id}. Data that its guest has "
+        "not written is lost. End it?"
     )
 
 
-def ended(row: views.Volume) -> str:
-    """What is said after."""
+def ended(row: views.VolumeRow) -> str:
+    """The message after the end."""
     return f"ended process {row.claimed_by_pid}, sandbox {row.sandbox_id}: the volume {row.volume_id} is free"
 
 
-def _end(run_dir: str, row: views.Volume, is_confirmed: bool) -> None:  # noqa: FBT001 - of a thread
+def _end(run_dir: str, row: views.VolumeRow, is_confirmed: bool) -> None:  # noqa: FBT001 - of a thread
     paths = layout.Layout(f"{run_dir}/volumes").entry(row.entry)
     with syscalls.translating(f"cannot look at process {row.claimed_by_pid}"):
         pidfd = os.pidfd_open(row.claimed_by_pid)
@@ -81,12 +81,12 @@ def _end(run_dir: str, row: views.Volume, is_confirmed: bool) -> None:  # noqa: 
             "OrphanLives",
             f"process {row.claimed_by_pid} was killed, and the volume {row.volume_id} is not free",
             why="its claim is held still" if has_ended else "the kernel has not ended it yet",
-            hint="a process that waits for a disk ends when the disk answers; its claim is freed by itself then",
+            hint="a process that waits for a disk ends when the disk answers; the kernel frees its claim then",
         )
     click.echo(ended(row))
 
 
-def _prove(paths: layout.EntryPaths, row: views.Volume) -> None:
+def _prove(paths: layout.EntryPaths, row: views.VolumeRow) -> None:
     """Raise `OrphanNotProven` unless the process is the claim's, and the sandbox has no shim."""
     claim, pid, why = claims.read(paths), row.claimed_by_pid, ""
     is_same = claim is not None and claim.live and claim.is_orphaned
@@ -103,12 +103,12 @@ def _prove(paths: layout.EntryPaths, row: views.Volume) -> None:
             "OrphanNotProven",
             f"process {pid} is not ended for the volume {row.volume_id}",
             why=why,
-            hint="`crust describe VOLUME` shows who has it; run this in the host's PID namespace",
+            hint="`crust describe VOLUME` shows its holders; run this in the host's PID namespace",
         )
 
 
 def _is_freed(paths: layout.EntryPaths) -> bool:
-    """Whether the claim ends: a keeper needs a moment."""
+    """Whether the claim ends within the time that a keeper needs."""
     until = time.monotonic() + _FREE_S
     while claims.is_held(paths):
         if time.monotonic() > until:

@@ -1,4 +1,4 @@
-"""The commands for operators that show what the proxy knows, and their options."""
+"""The commands for operators, and their options."""
 
 import functools
 import sys
@@ -28,12 +28,12 @@ FORMAT = click.option(
 )
 _WATCH = click.option("-w", "--watch", is_flag=True, help="Show every change, until Ctrl-C.")
 _CODES = """\b
-    Exit codes: 0 all is as it should be, 1 something is not, 2 the command cannot be understood,
+    Exit codes: 0 healthy, 1 a problem is shown, 2 the command cannot be understood,
     3 the proxy does not answer, 130 interrupted."""
 
 
 def _shows(ask: Callable[..., "Question | None"]) -> Command:
-    """A command that prints the answer to its question, once or with each change; for None it prints nothing."""
+    """A command that prints the answer to its question, once or at each change; for None it prints nothing."""
 
     @functools.wraps(ask)
     def command(run_dir: str, form: "Format", *, watch: bool, **options: Any) -> None:
@@ -49,7 +49,7 @@ def _shows(ask: Callable[..., "Question | None"]) -> Command:
 @click.command()
 @_shows
 def status() -> "Question":
-    """Whether this node is ready: the proxy, its drivers (each is asked by Probe), handlers, volumes."""
+    """Show whether this node is ready: the proxy, its drivers (each is asked by Probe), handlers, volumes."""
     from crust.cli.inspecting import show
 
     return show.status
@@ -57,13 +57,13 @@ def status() -> "Question":
 
 @click.command()
 @_shows
-@click.option("--driver", default="", help="Of this driver.")
-@click.option("--handler", default="", help="For this runtime handler.")
+@click.option("--driver", default="", help="Only volumes of this driver.")
+@click.option("--handler", default="", help="Only volumes for this runtime handler.")
 @click.option("--state", default="", help="published, claimed, mounted, error or unreadable.")
-@click.option("--target", default="", help="At or below this path.")
-@click.option("--pod", default="", help="Of this pod: NAMESPACE/NAME, NAME, or how its UID begins.")
+@click.option("--target", default="", help="Only volumes at or below this path.")
+@click.option("--pod", default="", help="Of a pod: NAMESPACE/NAME, NAME, or the start of its UID.")
 def volumes(**filters: str) -> "Question":
-    """Deferred volumes of this node."""
+    """List the deferred volumes of this node."""
     from crust.cli.inspecting import show
 
     return show.volumes(**filters)
@@ -71,9 +71,9 @@ def volumes(**filters: str) -> "Question":
 
 @click.command()
 @_shows
-@click.option("--handler", default="", help="This one only.")
+@click.option("--handler", default="", help="Only this handler.")
 def handlers(handler: str) -> "Question":
-    """Registered runtime handlers of this node."""
+    """List the registered runtime handlers of this node."""
     from crust.cli.inspecting import show
 
     return show.handlers(handler)
@@ -81,10 +81,10 @@ def handlers(handler: str) -> "Question":
 
 @click.command()
 @_shows
-@click.option("--driver", default="", help="This one only.")
+@click.option("--driver", default="", help="Only this driver.")
 @click.option("--state", type=click.Choice(["", "ready", "not-ready"]), default="")
 def drivers(driver: str, state: str) -> "Question":
-    """CSI drivers of this node; each is asked by Probe, within five seconds."""
+    """List the CSI drivers of this node; each is asked by Probe, within five seconds."""
     from crust.cli.inspecting import show
 
     return show.drivers(driver, state)
@@ -92,10 +92,10 @@ def drivers(driver: str, state: str) -> "Question":
 
 @click.group(invoke_without_command=True)
 @_shows
-@click.option("--driver", default="", help="This one's only.")
+@click.option("--driver", default="", help="Only the pool of this driver.")
 @click.pass_context
 def pool(context: click.Context, driver: str) -> "Question | None":
-    """The pools of this node's drivers: their space, and each volume, used or not."""
+    """Show the pools of this node's drivers: their space, and each volume, used or unused."""
     if context.invoked_subcommand is not None:
         return None
     from crust.cli.inspecting import pool
@@ -108,7 +108,7 @@ def pool(context: click.Context, driver: str) -> "Question | None":
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
 def delete(context: click.Context, volume: str, *, yes: bool) -> None:
-    """Delete VOLUME, by its id or its PersistentVolume, with its data: a volume that no pod has and a CO forgot.
+    """Delete VOLUME, by its id or its PersistentVolume, with its data, if it is unused: for one that a CO forgot.
 
     Exit codes: 0 deleted, 1 refused or not confirmed, 2 the command cannot be understood, 3 the proxy does not
     answer.
@@ -125,7 +125,7 @@ def delete(context: click.Context, volume: str, *, yes: bool) -> None:
 @_shows
 @click.argument("volume")
 def describe(volume: str) -> "Question":
-    """One deferred volume: by its PersistentVolume, its pod, its id, its target path or the name of its entry."""
+    """Show a deferred volume, by its PersistentVolume, its pod, its id, its target path or the name of its entry."""
     from crust.cli.inspecting import show
 
     return show.describe(volume)
@@ -136,10 +136,10 @@ def describe(volume: str) -> "Question":
 @click.argument("volume")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def end_orphan(run_dir: str, volume: str, *, yes: bool) -> None:
-    """End the virtual machine that has VOLUME and that its runtime cannot stop any more, after a check.
+    """End the virtual machine that has VOLUME and is lost to its runtime, after a check.
 
-    VOLUME is named as for describe. The check: the runtime has said that the sandbox is lost, no shim of it runs, and
-    the claim ends with that process.
+    VOLUME is named as for describe. The check: the runtime has reported that the sandbox is lost, no shim of it runs,
+    and the claim ends with that process.
 
     Exit codes: 0 ended, and the volume is free; 1 refused or not confirmed; 2 the command cannot be understood;
     3 the proxy does not answer.
@@ -154,16 +154,16 @@ def end_orphan(run_dir: str, volume: str, *, yes: bool) -> None:
 @click.command()
 @RUN_DIR
 @FORMAT
-@click.option("--check", "only", multiple=True, metavar="NAME", help="Run this check only.")
+@click.option("--check", "only", multiple=True, metavar="NAME", help="Run only this check.")
 def doctor(run_dir: str, form: "Format", only: tuple[str, ...]) -> None:
-    """Check what this node needs: kernel, programs, settings, the kubelet's directories, sockets, versions.
+    """Check this node: kernel, programs, settings, the kubelet's directories, sockets, versions.
 
     Exit codes: 0 no error was found (warnings may be), 1 an error, 2 the command cannot be understood.
     """
     from crust.cli.doctor import examine
     from crust.cli.doctor.finding import CHECKS
 
-    unknown = [each for each in only if each not in CHECKS]
+    unknown = [name for name in only if name not in CHECKS]
     if unknown:
         raise click.UsageError(f"no check is called {unknown[0]!r}: there are {', '.join(CHECKS)}")
     sys.exit(examine.print_findings(run_dir, form, only))
@@ -175,7 +175,7 @@ def doctor(run_dir: str, form: "Format", only: tuple[str, ...]) -> None:
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Say what is forgotten, the proof and the steps; change nothing.",
+    help="Show the forgotten publishes, the proof and the steps; change nothing.",
 )
 @click.option("--kubelet-root", default="/var/lib/kubelet", show_default=True)
 @click.option(
@@ -183,15 +183,15 @@ def doctor(run_dir: str, form: "Format", only: tuple[str, ...]) -> None:
     type=click.FloatRange(min=60),
     default=600.0,
     show_default=True,
-    help="What changed since is left alone.",
+    help="The age that a publish must have.",
 )
 def gc(run_dir: str, form: "Format", *, dry_run: bool, kubelet_root: str, grace_s: float) -> None:
-    """Settle what a kubelet forgot: publishes whose pod is gone, with proof that nobody uses them.
+    """Settle publishes that a kubelet forgot: their pod is gone, and a proof shows that no process uses them.
 
-    Without complete proof nothing is touched, and the check that failed is named. Run it as root in the host's
+    Without complete proof no publish is touched, and the output names the failed check. Run it as root in the host's
     namespaces.
 
-    Exit codes: 0 nothing is left (with --dry-run: all that was found is proven), 1 something is,
+    Exit codes: 0 all publishes are settled (with --dry-run: proven), 1 a publish remains,
     2 the command cannot be understood, 3 the proxy does not answer.
     """
     from crust.cli.gc import collect
@@ -231,10 +231,10 @@ def completion_script(shell: Shell) -> str:
     """The script. It asks the `crust` of the PATH at each completion, so it need not change with the commands."""
     from click import shell_completion  # for this command only
 
-    made = shell_completion.get_completion_class(shell)
-    assert made is not None
-    of_crust = made(click.Command("crust"), {}, "crust", "_CRUST_COMPLETE")
-    # Bash's own `source` starts this machine's bash, for its version: there may be none, and another may read this.
+    completion_class = shell_completion.get_completion_class(shell)
+    assert completion_class is not None
+    of_crust = completion_class(click.Command("crust"), {}, "crust", "_CRUST_COMPLETE")
+    # click's `source` for bash starts this machine's bash, for its version; another machine may use the script.
     return shell_completion.ShellComplete.source(of_crust)
 
 

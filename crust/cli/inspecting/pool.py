@@ -1,8 +1,8 @@
-"""`crust pool`: the space and the volumes of each pool of this node's drivers, and the deletion of a forgotten one.
+"""`crust pool`: the space and the volumes of each pool of this node's drivers, and the deletion of a volume.
 
-The driver says what is in its pool (crust.v1, Pool), the proxy which volume has which sandbox. A driver of somebody
-else has no such service, and is left out. DeleteVolume at the driver deletes a volume, and refuses one in use. This
-command cannot know whether Kubernetes still has a PersistentVolume for the volume, so it asks the operator.
+The driver lists the volumes of its pool (crust.v1, Pool), the proxy knows the sandbox of each volume. Drivers of
+other vendors have no such service, and are left out. DeleteVolume at the driver deletes a volume, unless it is in
+use. The command asks the operator first: it cannot know whether Kubernetes still has a PersistentVolume for it.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class PoolVolume:
-    """A volume of a pool. `pods` are names, UIDs where the CO does not say names.
+    """A volume of a pool. `pods` are names, or UIDs if the CO does not send names.
 
-    `state` is `unused` if nobody has the volume, as far as this node knows.
+    `state` is `unused` if this node knows no user of the volume.
     """
 
     pv: str
@@ -53,18 +53,18 @@ VOLUMES = (
 
 
 def pools(driver: str = "") -> show.Question:
-    """Every pool, or that of `driver`; healthy if none is low and no volume has a problem. Raises `NoPool`."""
+    """Every pool, or the pool of `driver`; healthy if no pool is low and no volume has a problem. Raises `NoPool`."""
 
     async def ask(proxy: Stub, _: str) -> show.Shown:
-        known, volumes = await _pools(proxy, driver)
-        if not known:
+        drivers, volumes = await _pools(proxy, driver)
+        if not drivers:
             raise errors.NotFound.named(
                 "NoPool",
                 "there is no pool to show",
                 why=f"no driver {driver or 'of this node'} that answers has a pool of crust",
                 hint="`crust drivers` shows them",
             )
-        return shown(known, volumes)
+        return shown(drivers, volumes)
 
     return ask
 
@@ -72,27 +72,27 @@ def pools(driver: str = "") -> show.Question:
 async def delete(run_dir: str, name: str, *, is_confirmed: bool) -> None:
     """Delete a volume, by its id or its PersistentVolume, after asking.
 
-    Raises `VolumeNotInPool`, `VolumeAmbiguous`, `VolumeNotUnused`, and what its driver refuses.
+    Raises `VolumeNotInPool`, `VolumeAmbiguous`, `VolumeNotUnused`, and the driver's refusal.
     """
     async with asking.inspecting(run_dir) as proxy:
-        known, volumes = await _pools(proxy)
-    sockets = {each.name: each.socket for each in known}
-    found = [volume for volume in volumes if name in (volume.volume_id, volume.pv)]
-    if not found:
+        drivers, volumes = await _pools(proxy)
+    sockets = {driver.name: driver.socket for driver in drivers}
+    matching = [volume for volume in volumes if name in (volume.volume_id, volume.pv)]
+    if not matching:
         raise errors.NotFound.named(
             "VolumeNotInPool",
             f"{name} is not in a pool of this node",
             why="no driver that answers lists a volume of that id or name",
             hint="`crust pool -o wide` lists them",
         )
-    if len(found) > 1:
+    if len(matching) > 1:
         raise errors.InvalidRequest.named(
             "VolumeAmbiguous",
             f"{name} is not deleted",
-            why=f"{len(found)} volumes have this name: {', '.join(each.volume_id for each in found)}",
+            why=f"{len(matching)} volumes have this name: {', '.join(volume.volume_id for volume in matching)}",
             hint="give the id of the volume",
         )
-    (volume,) = found
+    (volume,) = matching
     if volume.state != "unused":
         raise errors.NotReady.named(
             "VolumeNotUnused",
@@ -117,30 +117,35 @@ async def delete(run_dir: str, name: str, *, is_confirmed: bool) -> None:
 def _users(volume: PoolVolume) -> str:
     pods = [f"pod {pod}" for pod in volume.pods]
     nodes = [f"node {node}" for node in volume.nodes]
-    return ", ".join((*pods, *nodes)) or "a reason that its message says"
+    return ", ".join((*pods, *nodes)) or "the reason in its message"
 
 
-async def _pools(proxy: Stub, driver: str = "") -> tuple[list[views.Driver], list[PoolVolume]]:
-    """The drivers that have a pool, or the one that is named, and the volumes of their pools."""
+async def _pools(proxy: Stub, driver: str = "") -> tuple[list[views.DriverRow], list[PoolVolume]]:
+    """The drivers that have a pool, or the named one, and the volumes of their pools."""
     served = await show.drivers_of(proxy)
-    known = [each for each in served if each.pool and driver in ("", each.name)]
+    drivers = [row for row in served if row.pool and driver in ("", row.name)]
     deferred = await show.volumes_of(proxy)
-    listed = await asyncio.gather(*(_volumes(each, deferred) for each in known))
-    return known, [volume for volumes in listed for volume in volumes]
+    listed = await asyncio.gather(*(_volumes(row, deferred) for row in drivers))
+    return drivers, [volume for volumes in listed for volume in volumes]
 
 
-async def _volumes(driver: views.Driver, deferred: Iterable[views.Volume]) -> list[PoolVolume]:
-    here = {each.volume_id: each for each in deferred if each.driver == driver.name}
+async def _volumes(
+    driver: views.DriverRow, deferred: Iterable[views.VolumeRow]
+) -> list[PoolVolume]:
+    entries = {volume.volume_id: volume for volume in deferred if volume.driver == driver.name}
     async with asking.connected(f"the driver {driver.name}", driver.socket) as port:
         pool = stub(pool_pb2_grpc.PoolStub, port)
         request = pool_pb2.ListPoolVolumesRequest()
         listed = pool.ListPoolVolumes(request, timeout=TIMEOUT_S, metadata=asking.WITH_ERROR_INFO)
-        return [_row(driver.name, each, here.get(each.volume_id)) async for each in listed]
+        return [
+            _row(driver.name, pool_volume, entries.get(pool_volume.volume_id))
+            async for pool_volume in listed
+        ]
 
 
-def _row(driver: str, listed: pool_pb2.PoolVolume, entry: views.Volume | None) -> PoolVolume:
-    known = {entry.target_path: entry.pod} if entry is not None else {}
-    pods = [known.get(target) or views.pod_of(target) for target in listed.targets]
+def _row(driver: str, listed: pool_pb2.PoolVolume, entry: views.VolumeRow | None) -> PoolVolume:
+    pod_names = {entry.target_path: entry.pod} if entry is not None else {}
+    pods = [pod_names.get(target) or views.pod_of(target) for target in listed.targets]
     return PoolVolume(
         pv=listed.name,
         pods=tuple(dict.fromkeys(filter(None, pods))),
@@ -153,7 +158,7 @@ def _row(driver: str, listed: pool_pb2.PoolVolume, entry: views.Volume | None) -
     )
 
 
-def _state(listed: pool_pb2.PoolVolume, entry: views.Volume | None) -> str:
+def _state(listed: pool_pb2.PoolVolume, entry: views.VolumeRow | None) -> str:
     if entry is not None:
         return entry.state
     if listed.targets:
@@ -163,17 +168,17 @@ def _state(listed: pool_pb2.PoolVolume, entry: views.Volume | None) -> str:
     return "unused"
 
 
-def shown(known: Sequence[views.Driver], volumes: list[PoolVolume]) -> show.Shown:
+def shown(drivers: Sequence[views.DriverRow], volumes: list[PoolVolume]) -> show.Shown:
     """The pools and their volumes, in every format."""
 
     def table(wide: bool) -> Text:  # noqa: FBT001 - one flag, and its caller is `Shown`
-        space = output.table(views.POOLS, known, wide=wide)
+        space = output.table(views.POOLS, drivers, wide=wide)
         return Text("\n\n").join((space, output.table(VOLUMES, volumes, wide=wide)))
 
-    is_healthy = not any(each.pool and each.pool.is_low for each in known)
+    is_healthy = not any(driver.pool and driver.pool.is_low for driver in drivers)
     return show.Shown(
         {
-            "pools": [{"driver": each.name, "space": each.pool} for each in known],
+            "pools": [{"driver": driver.name, "space": driver.pool} for driver in drivers],
             "volumes": volumes,
         },
         tuple(volume.volume_id for volume in volumes),

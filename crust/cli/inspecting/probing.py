@@ -1,7 +1,7 @@
-"""Whether a driver answers, asked through the proxy and its shim: CSI's Probe, with a deadline.
+"""Whether a driver answers through the proxy and its shim: CSI's Probe, with a deadline.
 
-The driver's socket is the one that the kubelet calls, so the whole chain is asked. If the proxy is healthy and the
-chain is not, the shim's socket says which part is away.
+The probe uses the socket that the kubelet calls, so it tests the whole chain. If the proxy is healthy and the chain
+is not, the shim's socket shows which part is away.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _PROBE = "/csi.v1.Identity/Probe"
 _METADATA = ((extensions.KEY, f"{extensions.ERROR_INFO},{extensions.VERSIONS}"),)
 
 
-async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> views.Driver:
+async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> views.DriverRow:
     """The driver as it is now, with the reason if it is not ready."""
     version = shim = ""
     pool: views.Pool | None = None
@@ -52,7 +52,7 @@ async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> views.Driver
     except errors.CrustError as err:
         problem = err
     return views.row(
-        views.Driver,
+        views.DriverRow,
         answer,
         state="not-ready" if problem else "ready",
         version=version,
@@ -63,16 +63,16 @@ async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> views.Driver
 
 
 def _has_kubelet(socket: str) -> bool:
-    """Whether a kubelet has run on this node, by the socket that each has for device plugins. Blocks.
+    """Whether a kubelet has run on this node, by its socket for device plugins. Blocks.
 
-    Without one nobody will ever register the driver, and the node is as ready as it can be.
+    Without a kubelet no process registers the driver, and a missing registration is no problem.
     """
     root = Path(socket).parent.parent.parent
     return (root / "device-plugins" / "kubelet.sock").exists()
 
 
 async def _probe(name: str, socket: str) -> tuple[str, str, views.Pool | None]:
-    """The version of the driver, that of the shim in front of it, if it says so, and the space of its pool."""
+    """The driver's version, the shim's version or "", and the space of the driver's pool."""
     await workers.run(
         asking.check_socket, f"the proxy for driver {name}", socket, start="restart the proxy"
     )
@@ -80,16 +80,16 @@ async def _probe(name: str, socket: str) -> tuple[str, str, views.Pool | None]:
         identity = stub(csi_pb2_grpc.IdentityStub, port)
         call = Call(_PROBE, _METADATA, TIMEOUT_S)
         answer = await port.answer(call, csi_pb2.ProbeRequest().SerializeToString())
-        answered, said = csi_pb2.ProbeResponse.FromString(answer), dict(call.trailing)
+        answered, trailing = csi_pb2.ProbeResponse.FromString(answer), dict(call.trailing)
         if answered.HasField("ready") and not answered.ready.value:
-            raise _not_ready(name, said.get(extensions.NOT_READY, b""))
+            raise _not_ready(name, trailing.get(extensions.NOT_READY, b""))
         info = await identity.GetPluginInfo(csi_pb2.GetPluginInfoRequest(), timeout=TIMEOUT_S)
         pool = await _pool(port)
-    return info.vendor_version, str(said.get(extensions.SHIM_VERSION, "")), pool
+    return info.vendor_version, str(trailing.get(extensions.SHIM_VERSION, "")), pool
 
 
 async def _pool(port: SocketPort) -> views.Pool | None:
-    """The space of the driver's pool; None where it has none of crust, or cannot say it now."""
+    """The space of the driver's pool; None without a pool of crust, or if the driver cannot report it now."""
     pool = stub(pool_pb2_grpc.PoolStub, port)
     with contextlib.suppress(PeerStatus):  # a driver of others: UNIMPLEMENTED
         return views.row(
@@ -99,13 +99,13 @@ async def _pool(port: SocketPort) -> views.Pool | None:
 
 
 def _not_ready(name: str, cause: str | bytes) -> errors.CrustError:
-    """A driver of others gives no cause."""
+    """The error of a driver that is not ready; another vendor's driver gives no cause."""
     text = cause.decode(errors="replace") if isinstance(cause, bytes) else cause
     if text:
         why, hint = text[:_CAUSE_MAX], ""
     else:
         why = "it answers Probe with ready = false, and no reason"
-        hint = "wait; if it stays so, its log says what it waits for"
+        hint = "wait; if it stays so, its log has the reason"
     return errors.NotReady.named(
         "DriverNotReady", f"the driver {name} is not ready", why=why, hint=hint
     )
@@ -114,7 +114,7 @@ def _not_ready(name: str, cause: str | bytes) -> errors.CrustError:
 def _diagnosed(
     answer: inspect_pb2.ListDriversResponse.Driver, err: PeerStatus
 ) -> errors.CrustError:
-    """What is wrong with the chain. Only a status that no process of crust gave is looked into."""
+    """The problem of the chain. A status with a name of crust is the answer; others are examined."""
     away = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
     if codes.name_in(err.trailing) or err.code not in away:
         return codes.to_error(err)
@@ -128,14 +128,14 @@ def _diagnosed(
     elif err.code is grpc.StatusCode.UNAVAILABLE:
         return asking.DaemonNotResponding(
             f"the shim of driver {answer.name}", answer.backend,
-            "there is no such socket", "start crust-shim, or correct `backend`",
+            "the socket does not exist", "start crust-shim, or correct `backend`",
         )  # fmt: skip
     why = (
         f"it did not answer a Probe in {TIMEOUT_S:.0f} s"
         if err.code is grpc.StatusCode.DEADLINE_EXCEEDED
-        else "nobody listens there"
+        else "no process listens there"
     )
-    where = f"its own socket, which the shim at {answer.backend} calls"
+    socket = f"its own socket, which the shim at {answer.backend} calls"
     return asking.DaemonNotResponding(
-        f"the driver {answer.name}", where, why, "start the driver, and read its log"
+        f"the driver {answer.name}", socket, why, "start the driver, and read its log"
     )

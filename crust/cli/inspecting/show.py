@@ -1,4 +1,4 @@
-"""`crust status`, `volumes`, `handlers`, `drivers`, `describe`: what they ask, and whether all is as it should be."""
+"""`crust status`, `volumes`, `handlers`, `drivers`, `describe`: their questions, and the health in the answers."""
 
 import asyncio
 import datetime
@@ -15,12 +15,12 @@ from crust.core import errors
 from crust.host.process import arguments, open_files
 from crust.wire.v1 import inspect_pb2
 
-Named = TypeVar("Named", views.Driver, views.Handler, views.Volume)
+Named = TypeVar("Named", views.DriverRow, views.HandlerRow, views.VolumeRow)
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An answer in every format, and whether it is as it should be."""
+    """An answer in every format, and whether it shows a healthy state."""
 
     document: object
     names: tuple[str, ...]
@@ -39,18 +39,18 @@ class Shown:
 
 
 Question = Callable[[Stub, str], Awaitable[Shown]]
-"""Asks the proxy, whose run directory comes second."""
+"""Asks the proxy. The second argument is the proxy's run directory."""
 
 
 async def status(stub: Stub, _: str = "") -> Shown:
-    """Everything; healthy if a pod with a deferred volume could start now. A pool that is low is a warning."""
-    found = await everything(stub)
-    return of_node(found, (*views.outdated(found), *views.low_pools(found.drivers)))
+    """The whole node; healthy if a pod with a deferred volume could start now. A low pool is a warning."""
+    node = await everything(stub)
+    return of_node(node, (*views.outdated(node), *views.low_pools(node.drivers)))
 
 
 def of_node(node: views.ProxyAnswer, warnings: tuple[views.Problem, ...] = ()) -> Shown:
     """The answer of `status`, from its parts. Warnings leave the node ready."""
-    problems = (*node.problems, *_found(node))
+    problems = (*node.problems, *_problems_of(node))
     document = {
         "ready": not problems, "problems": problems, "warnings": warnings, "drivers": node.drivers,
         "handlers": node.handlers, "volumes": node.volumes,
@@ -75,21 +75,21 @@ def of_node(node: views.ProxyAnswer, warnings: tuple[views.Problem, ...] = ()) -
 
 
 def drivers(name: str = "", state: str = "") -> Question:
-    """The drivers, each asked by Probe; healthy if those that are shown are ready."""
+    """The drivers, each asked by Probe; healthy if the shown ones are ready."""
 
-    def admits(driver: views.Driver) -> bool:
+    def admits(driver: views.DriverRow) -> bool:
         return name in ("", driver.name) and state in ("", driver.state)
 
-    return _listing("drivers", drivers_of, views.DRIVERS, admits, lambda it: it.state == "ready")
+    return _listing("drivers", drivers_of, views.DRIVERS, admits, lambda row: row.state == "ready")
 
 
 def handlers(name: str = "") -> Question:
     """The registered handlers; healthy if the proxy can call them."""
 
-    def admits(handler: views.Handler) -> bool:
+    def admits(handler: views.HandlerRow) -> bool:
         return name in ("", handler.name)
 
-    return _listing("handlers", _handlers, views.HANDLERS, admits, lambda it: not it.message)
+    return _listing("handlers", _handlers, views.HANDLERS, admits, lambda row: not row.message)
 
 
 def volumes(
@@ -97,10 +97,10 @@ def volumes(
 ) -> Question:
     """The deferred volumes; healthy if each entry can be read. An empty argument admits all.
 
-    A target admits what is below it; a pod is a name, or how its UID begins.
+    A target also admits the paths below it; a pod is a name, or the start of its UID.
     """
 
-    def admits(volume: views.Volume) -> bool:
+    def admits(volume: views.VolumeRow) -> bool:
         return (
             driver in ("", volume.driver)
             and handler in ("", volume.handler)
@@ -132,12 +132,12 @@ def _listing(
     return ask
 
 
-def _is_readable(volume: views.Volume) -> bool:
+def _is_readable(volume: views.VolumeRow) -> bool:
     return volume.state != "unreadable"
 
 
 def describe(name: str) -> Question:
-    """All that is known of one volume, at each of its targets. Raises `VolumeNotDeferred`."""
+    """All facts about one volume, at each of its targets. Raises `VolumeNotDeferred`."""
 
     async def ask(stub: Stub, run_dir: str) -> Shown:
         rows = await find(stub, name)
@@ -151,10 +151,10 @@ def describe(name: str) -> Question:
     return ask
 
 
-_HOW_TO_NAME = "`crust volumes` lists what is deferred; give its id, its PersistentVolume, pod, target or entry"
+_HOW_TO_NAME = "`crust volumes` lists deferred volumes; give its id, its PersistentVolume, pod, target or entry"
 
 
-async def find(stub: Stub, name: str, hint: str = _HOW_TO_NAME) -> tuple[views.Volume, ...]:
+async def find(stub: Stub, name: str, hint: str = _HOW_TO_NAME) -> tuple[views.VolumeRow, ...]:
     """The volume of that name, at each of its targets. Raises `VolumeNotDeferred`, with the hint."""
     volumes = await volumes_of(stub)
     if rows := tuple(volume for volume in volumes if name and name in volume.names):
@@ -168,7 +168,7 @@ async def find(stub: Stub, name: str, hint: str = _HOW_TO_NAME) -> tuple[views.V
 
 
 async def everything(stub: Stub) -> views.ProxyAnswer:
-    """The proxy's version, drivers, handlers, problems of its own, and the deferred volumes."""
+    """The proxy's version, drivers, handlers, own problems, and the deferred volumes."""
     health, served, registered, entries = await asyncio.gather(
         stub.GetHealth(inspect_pb2.GetHealthRequest(), timeout=asking.ANSWER_S),
         drivers_of(stub),
@@ -180,12 +180,12 @@ async def everything(stub: Stub) -> views.ProxyAnswer:
 
 
 async def answer(run_dir: str, question: Question) -> Shown:
-    """Ask the proxy once. Raises what `asking.inspecting` does."""
+    """Ask the proxy once. Raises as `asking.inspecting`."""
     async with asking.inspecting(run_dir) as stub:
         return await question(stub, run_dir)
 
 
-def _found(node: views.ProxyAnswer) -> Iterable[views.Problem]:
+def _problems_of(node: views.ProxyAnswer) -> Iterable[views.Problem]:
     for driver in node.drivers:
         if driver.state != "ready":
             yield _problem(f"driver {driver.name}", driver.message)
@@ -210,7 +210,7 @@ def _problem(part: str, message: str) -> views.Problem:
     return views.Problem(part, "", message)
 
 
-def described(row: views.Volume, run_dir: str) -> Text:
+def described(row: views.VolumeRow, run_dir: str) -> Text:
     """One volume, a fact per line."""
     now = views.now()
     return output.fields(
@@ -241,7 +241,7 @@ def described(row: views.Volume, run_dir: str) -> Text:
 
 
 def _holders(lock_path: str) -> list[str]:
-    """The processes that have a claim's lock open, as far as this one may look: the runtime's, and the hypervisor."""
+    """The processes that have a claim's lock open and that this user may see: the runtime's, and the hypervisor."""
     return [f"{arguments.command_of(pid)}[{pid}]" for pid in open_files.holders(lock_path)]
 
 
@@ -255,16 +255,16 @@ def _section(title: str, table: Text) -> Text:
     return Text.assemble((title, "bold"), "\n", table)
 
 
-async def drivers_of(stub: Stub) -> tuple[views.Driver, ...]:
+async def drivers_of(stub: Stub) -> tuple[views.DriverRow, ...]:
     """The drivers, each asked by Probe and for its pool."""
     return tuple(await asyncio.gather(*map(probing.driver, await asking.drivers(stub))))
 
 
-async def _handlers(stub: Stub) -> tuple[views.Handler, ...]:
+async def _handlers(stub: Stub) -> tuple[views.HandlerRow, ...]:
     answered = await stub.ListHandlers(inspect_pb2.ListHandlersRequest(), timeout=asking.ANSWER_S)
-    return tuple(map(views.Handler.of, answered.handlers))
+    return tuple(map(views.HandlerRow.of, answered.handlers))
 
 
-async def volumes_of(stub: Stub) -> tuple[views.Volume, ...]:
+async def volumes_of(stub: Stub) -> tuple[views.VolumeRow, ...]:
     """The deferred volumes of this node."""
-    return tuple(map(views.Volume.of, await asking.deferred(stub)))
+    return tuple(map(views.VolumeRow.of, await asking.deferred(stub)))

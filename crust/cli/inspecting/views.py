@@ -1,4 +1,4 @@
-"""What operators see of drivers, handlers and deferred volumes: rows, made from the answers of the proxy.
+"""The rows that operators see of drivers, handlers and deferred volumes, made from the proxy's answers.
 
 The names of a row's fields are the keys of `-o json`, and stay (docs/api.md).
 """
@@ -58,10 +58,10 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Driver:
+class DriverRow:
     """A CSI driver that the proxy serves. `message`: why it is not ready.
 
-    `shim_version` is empty without a shim, and of one that does not say it.
+    `shim_version` is empty without a shim, and if the shim does not report it.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Driver:
 
 
 @dataclass(frozen=True, slots=True)
-class Handler:
+class HandlerRow:
     """A registered runtime handler."""
 
     name: str
@@ -91,8 +91,8 @@ class Handler:
     """Why the proxy cannot call it."""
 
     @classmethod
-    def of(cls, answer: inspect_pb2.ListHandlersResponse.Handler) -> "Handler":
-        """As the proxy answered."""
+    def of(cls, answer: inspect_pb2.ListHandlersResponse.Handler) -> "HandlerRow":
+        """The row of the proxy's answer."""
         return row(
             cls,
             answer.registration,
@@ -103,8 +103,8 @@ class Handler:
 
 
 @dataclass(frozen=True, slots=True)
-class Volume:
-    """A deferred volume at one target. Of an entry that cannot be read, `entry`, `state` and `message` alone."""
+class VolumeRow:
+    """A deferred volume at one target. An unreadable entry has only `entry`, `state` and `message`."""
 
     volume_id: str
     driver: str
@@ -126,35 +126,35 @@ class Volume:
     message: str
     request_id: str = ""
     pod: str = ""
-    """Namespace and name; empty where the CO does not say them."""
+    """Namespace and name; empty if the CO does not send them."""
 
     @classmethod
-    def of(cls, answer: inspect_pb2.DeferredVolume) -> "Volume":
-        """As the proxy answered. Pod and PersistentVolume are those of a kubelet's target path."""
+    def of(cls, answer: inspect_pb2.DeferredVolume) -> "VolumeRow":
+        """The row of the proxy's answer, with pod and PersistentVolume from a kubelet's target path."""
         target = answer.target_path
         return row(cls, answer, pod_uid=pod_of(target), pv=_first(_PV, target))
 
     @property
     def name(self) -> str:
-        """What `crust volumes -o name` prints."""
+        """The name that `crust volumes -o name` prints."""
         return self.volume_id or self.entry
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether its runtime says that nobody can stop the sandbox that has it any more."""
-        from crust.handoff import claims  # it imports pydantic, for which every look would pay
+        """Whether the volume's sandbox is lost to its runtime, by the runtime's report."""
+        from crust.handoff import claims  # imports pydantic, which would slow down every command
 
         return self.state == claims.State.ERROR.value and self.message.startswith(claims.ORPHANED)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What `crust describe` finds it by."""
+        """The names by which `crust describe` finds the volume."""
         return (self.volume_id, self.target_path, self.entry, self.pv, self.pod, self.pod_uid)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is not ready. `message`: what, why, and what to do."""
+    """A part that is not ready. `message`: the problem, its reason and its remedy."""
 
     part: str
     error_name: str
@@ -163,13 +163,13 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ProxyAnswer:
-    """What a proxy that runs says of itself."""
+    """The answer of a running proxy about itself and its node."""
 
     version: str
-    drivers: tuple[Driver, ...]
-    handlers: tuple[Handler, ...]
+    drivers: tuple[DriverRow, ...]
+    handlers: tuple[HandlerRow, ...]
     problems: tuple[Problem, ...]
-    volumes: tuple[Volume, ...] = ()
+    volumes: tuple[VolumeRow, ...] = ()
 
 
 DRIVERS = (
@@ -185,7 +185,7 @@ DRIVERS = (
 )
 
 DRIVERS_OF_STATUS = DRIVERS[:-1]
-"""What is wrong with one is among the problems above them."""
+"""Without `message`: the problems above the drivers have it."""
 
 POOLS = (
     Column("driver", "name"),
@@ -195,7 +195,7 @@ POOLS = (
     Column("reserved", lambda row: size(row.pool.reserved_bytes)),
     Column("free", lambda row: size(row.pool.free_bytes)),
 )
-"""Of drivers that have a pool."""
+"""For drivers that have a pool."""
 
 HANDLERS = (
     Column("name"),
@@ -238,18 +238,18 @@ WARNINGS = (PROBLEMS[0], PROBLEMS[2])
 
 
 def versions(answer: ProxyAnswer) -> Mapping[str, str]:
-    """The version of each daemon of crust; empty if it is too old to say it. Drivers of others are none of ours."""
-    found = {"the proxy": answer.version}
+    """The version of each daemon of crust; empty if it is too old to report it. Only our own drivers are listed."""
+    by_daemon = {"the proxy": answer.version}
     for driver in answer.drivers:
         if driver.shim_version:
-            found[f"the shim of driver {driver.name}"] = driver.shim_version
+            by_daemon[f"the shim of driver {driver.name}"] = driver.shim_version
         if driver.name == OWN_DRIVER and driver.version:
-            found[f"driver {driver.name}"] = driver.version
-    return found
+            by_daemon[f"driver {driver.name}"] = driver.version
+    return by_daemon
 
 
 def outdated(answer: ProxyAnswer) -> Iterator[Problem]:
-    """The daemons of another version than this command, so not restarted since an upgrade."""
+    """The daemons with another version than this command: they were not restarted since an upgrade."""
     for name, version in versions(answer).items():
         if version != crust.__version__:
             yield Problem(name, "", f"{other_version(version)}: {NOT_RESTARTED}; {RESTART}")
@@ -260,14 +260,14 @@ def other_version(version: str) -> str:
     return f"runs {version or 'an older version'}, installed is {crust.__version__}"
 
 
-def low_pools(drivers: Iterable[Driver]) -> Iterator[Problem]:
-    """What operators are warned of."""
+def low_pools(drivers: Iterable[DriverRow]) -> Iterator[Problem]:
+    """A warning for each pool that is low."""
     for driver in drivers:
         if driver.pool is not None and driver.pool.is_low:
             free, whole = size(driver.pool.free_bytes) or "nothing", size(driver.pool.size_bytes)
             message = (
                 f"{free} of {whole} is free for new volumes; delete volumes or snapshots, or enlarge the pool: "
-                "`crust pool` shows what has it"
+                "`crust pool` shows its volumes"
             )
             yield Problem(f"pool of driver {driver.name}", "", message)
 
@@ -278,7 +278,7 @@ def pod_of(target: str) -> str:
 
 
 def now() -> datetime.datetime:
-    """What ages are counted to."""
+    """The time to which ages are counted."""
     return datetime.datetime.now(datetime.UTC)
 
 
@@ -289,8 +289,8 @@ def size(count: int) -> str:
     return number + _UNITS[power] if count else ""
 
 
-def access(row: Volume) -> str:
-    """Read-only or writable; nothing if it is not known."""
+def access(row: VolumeRow) -> str:
+    """`ro` or `rw`; empty if it is not known."""
     if not row.volume_id:
         return ""
     return "ro" if row.readonly else "rw"
@@ -301,10 +301,10 @@ def _feature(number: "handlers_pb2.HandlerFeature.ValueType") -> str:
     return name.removeprefix("HANDLER_FEATURE_")
 
 
-def row(kind: type[Row], answer: Message, **more: object) -> Row:
+def row(kind: type[Row], answer: Message, **fields: object) -> Row:
     """A row with the message's fields of the same names: moments as such, lists as tuples."""
-    names = {field.name for field in dataclasses.fields(cast("Any", kind))} - more.keys()
-    return kind(**{name: _value(answer, name) for name in names}, **more)
+    names = {field.name for field in dataclasses.fields(cast("Any", kind))} - fields.keys()
+    return kind(**{name: _value(answer, name) for name in names}, **fields)
 
 
 def _value(answer: Message, name: str) -> object:
@@ -316,8 +316,8 @@ def _value(answer: Message, name: str) -> object:
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:
-    found = pattern.search(text)
-    return found[1] if found else ""
+    match = pattern.search(text)
+    return match[1] if match else ""
 
 
 def _age(since: datetime.datetime | None) -> str:

@@ -1,10 +1,10 @@
 """Runs a question once, or again at each event of the proxy (`--watch`).
 
-The exit code says what was seen: 0 all is as it should be, 1 something is not, 3 the proxy does not answer, 130
-interrupted. A watch goes on when the proxy goes away, and says so in the place of its answer.
+Exit codes: 0 healthy, 1 a problem is shown, 3 the proxy does not answer, 130 interrupted. A watch continues while the
+proxy is away, and shows the error in place of the answer.
 
-On a terminal a watch has the alternate screen, as less and top have: its end restores what was there before.
-Elsewhere it prints each answer that differs from the last one; JSON on one line each.
+On a terminal a watch uses the alternate screen, as less and top do: its end restores the terminal. Elsewhere it
+prints each answer that differs from the last one; JSON on one line each.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from crust.core import errors
 INTERRUPTED = 128 + signal.SIGINT
 
 _REFRESH_S = 5.0
-"""What no event tells: whether the drivers answer, and ages."""
+"""For facts without events: whether the drivers answer, and ages."""
 
 
 def print_answers(
@@ -44,10 +44,10 @@ def print_answers(
         return 0
 
 
-def print_once(found: show.Shown, form: output.Format) -> int:
+def print_once(answer: show.Shown, form: output.Format) -> int:
     """Print an answer; returns the exit code."""
-    _printed(Console(), found.rendered(form))
-    return 0 if found.healthy else 1
+    _printed(Console(), answer.rendered(form))
+    return 0 if answer.healthy else 1
 
 
 async def _once(run_dir: str, question: show.Question, form: output.Format) -> int:
@@ -57,35 +57,35 @@ async def _once(run_dir: str, question: show.Question, form: output.Format) -> i
 async def _watch(run_dir: str, question: show.Question, form: output.Format) -> None:
     console = Console()
     with ExitStack() as stack:
-        put = _putter(console, form, stack)
+        display = _putter(console, form, stack)
         while True:
             try:
-                await _follow(run_dir, question, form, put)
+                await _follow(run_dir, question, form, display)
             except errors.CrustError as error:
-                put(Text(error.shown(), output.BAD))
+                display(Text(error.shown(), output.BAD))
             await asyncio.sleep(1)
 
 
 async def _follow(
-    run_dir: str, question: show.Question, form: output.Format, put: Callable[[Text], None]
+    run_dir: str, question: show.Question, form: output.Format, display: Callable[[Text], None]
 ) -> None:
     async with asking.inspecting(run_dir) as stub:
-        each = await asking.events_of(stub)  # what changes from here on is an event
-        event = asyncio.ensure_future(anext(each, None))
+        events = await asking.events_of(stub)  # later changes are events
+        event = asyncio.ensure_future(anext(events, None))
         try:
             while True:
-                put((await question(stub, run_dir)).rendered(form))
+                display((await question(stub, run_dir)).rendered(form))
                 await asyncio.wait((event,), timeout=_REFRESH_S)
                 if event.done():
                     if event.result() is None:
                         return
-                    event = asyncio.ensure_future(anext(each, None))
+                    event = asyncio.ensure_future(anext(events, None))
         finally:
             event.cancel()
 
 
 def _putter(console: Console, form: output.Format, stack: ExitStack) -> Callable[[Text], None]:
-    """Shows an answer in the place of the last one, or after it."""
+    """The function that shows an answer in place of the last one, or after it."""
     if console.is_terminal and form != "json":
         live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
 

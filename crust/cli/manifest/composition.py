@@ -1,8 +1,8 @@
-"""The files that kustomize reads: those of deploy/kubernetes that a configuration needs, as one directory.
+"""The directory that kustomize reads: the files of deploy/kubernetes that a configuration needs.
 
-The directories there stay the one source of the objects, and kubectl renders them. What several overlays add to one
-workload is in one directory here, with each base once; so kubectl knows all patches of the workload, whichever
-overlay brings them. A command that must know the pod before it is rendered asks `pod`.
+The directories there stay the only source of the objects, and kubectl renders them. The written directory has each
+base once, with the patches of all chosen overlays, so kubectl applies all patches of a workload. `pod` gives the pod
+to checks before it is rendered.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +18,7 @@ WORKLOADS = ("DaemonSet", "Deployment")
 
 @dataclass(slots=True)
 class Pod:
-    """Of a workload and its patches: volumes by name, mounts of crust's container by path, arguments by container."""
+    """The pod of a workload and its patches: volumes by name, mounts of crust's container by path, arguments."""
 
     volumes: dict[str, Object] = field(default_factory=dict)
     mounts: dict[str, Object] = field(default_factory=dict)
@@ -32,37 +32,37 @@ class Composition:
     resources: dict[str, list[Object]] = field(default_factory=dict)
     patches: list[Object] = field(default_factory=list)
     renames: list[Object] = field(default_factory=list)
-    """Patches that give all objects of one name another one: `target`, and the operations as `patch`."""
+    """Patches that rename all objects of one name: `target`, and the operations as `patch`."""
 
     config_map: str = ""
     _read: set[Path] = field(default_factory=set)
 
     def change(self, changed: Callable[[Object], Object]) -> None:
-        """Replace each object, and each patch of one, by what the function makes of it."""
+        """Replace each object, and each patch of an object, by the function's result."""
         self.resources = {
-            file: [changed(found) for found in objects] for file, objects in self.resources.items()
+            file: [changed(item) for item in objects] for file, objects in self.resources.items()
         }
         self.patches = [changed(patch) for patch in self.patches]
 
     def pod(self) -> Pod:
         """The pod of its workload, as far as a check of the settings needs it."""
-        found = Pod()
+        pod = Pod()
         for part in (*self._workloads(), *self.patches):
             if part["kind"] in WORKLOADS:
-                _merge(found, part["spec"]["template"]["spec"])
-        return found
+                _merge(pod, part["spec"]["template"]["spec"])
+        return pod
 
     def mount_more(self, other: "Composition") -> None:
-        """Give the pod the volumes that the other one's has beside those of the same name."""
+        """Give the pod those volumes of the other pod whose names it does not have."""
         mine, theirs = self.pod(), other.pod()
-        more = [volume for name, volume in theirs.volumes.items() if name not in mine.volumes]
-        names = {volume["name"] for volume in more}
+        volumes = [volume for name, volume in theirs.volumes.items() if name not in mine.volumes]
+        names = {volume["name"] for volume in volumes}
         mounts = [mount for mount in theirs.mounts.values() if mount["name"] in names]
         (workload,) = self._workloads()
         containers = [{"name": "crust", "volumeMounts": mounts}]
-        kept = {key: workload[key] for key in ("apiVersion", "kind", "metadata")}
-        pod = {"spec": {"containers": containers, "volumes": more}}
-        self.patches.append({**kept, "spec": {"template": pod}})
+        identity = {key: workload[key] for key in ("apiVersion", "kind", "metadata")}
+        pod = {"spec": {"containers": containers, "volumes": volumes}}
+        self.patches.append({**identity, "spec": {"template": pod}})
 
     def write(self, directory: Path, namespace: str, settings: tuple[str, str]) -> None:
         """Write the directory, with a settings file (its name and text). Raises `OSError`."""
@@ -87,10 +87,10 @@ class Composition:
 
     def _workloads(self) -> list[Object]:
         return [
-            found
+            item
             for objects in self.resources.values()
-            for found in objects
-            if found["kind"] in WORKLOADS
+            for item in objects
+            if item["kind"] in WORKLOADS
         ]
 
     def _add(self, directory: Path) -> None:
@@ -114,25 +114,25 @@ class Composition:
 
 
 def composed(directories: Sequence[Path]) -> Composition:
-    """What the directories have together."""
-    made = Composition()
+    """The composition of all the directories."""
+    composition = Composition()
     for directory in directories:
-        made._add(directory.resolve())
-    return made
+        composition._add(directory.resolve())
+    return composition
 
 
 def _objects(path: Path) -> list[Object]:
     return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
 
 
-def _merge(found: Pod, spec: Object) -> None:
-    """Add what a pod's specification, or a patch of it, says; as kustomize merges lists of named things."""
-    _by_key(found.volumes, spec.get("volumes", ()), "name")
+def _merge(pod: Pod, spec: Object) -> None:
+    """Add a pod's specification, or a patch of it, as kustomize merges lists of named objects."""
+    _by_key(pod.volumes, spec.get("volumes", ()), "name")
     for container in spec.get("containers", ()):
         if container["name"] == "crust":
-            _by_key(found.mounts, container.get("volumeMounts", ()), "mountPath")
+            _by_key(pod.mounts, container.get("volumeMounts", ()), "mountPath")
         if "args" in container:
-            found.arguments[container["name"]] = container["args"]
+            pod.arguments[container["name"]] = container["args"]
 
 
 def _by_key(into: dict[str, Object], items: Iterable[Object], key: str) -> None:

@@ -1,13 +1,12 @@
-"""The files of deploy/kubernetes for a configuration, with what its settings say; `kubectl apply -k` takes them.
+"""The files of deploy/kubernetes for a configuration, adapted to its settings, for `kubectl apply -k`.
 
-A cluster has two kinds of settings: those of `crust node`, for the DaemonSet, and, where the controller is apart
-from the nodes, those of its `crust driver`, for the Deployment. Each has its objects, and both know the driver's
-name. What a pod needs is checked (`problems`), so that the objects are not accepted by the API server and then fail
-in each pod.
+A cluster has two kinds of settings: the settings of `crust node`, for the DaemonSet, and, if the controller is apart
+from the nodes, the settings of its `crust driver`, for the Deployment. Each has its objects, and both know the
+driver's name. The command checks the pod's needs (`problems`): the API server would accept objects that fail later.
 
 For `kubectl apply` an object of the same kind, namespace and name is the same object: a second driver's DaemonSet
-would replace the first one's, with no word. So each name begins with a stem that follows from the driver's name, and
-no two drivers have one stem.
+would silently replace the first one's. So each name begins with a stem that follows from the driver's name, and no
+two drivers have the same stem.
 """
 
 import re
@@ -38,7 +37,7 @@ _STEMS = {OWN_DRIVER: "crust", EXAMPLE_SHARED: "crust-rbd"}
 """The beginning of the names of a driver's objects, in the files of deploy/kubernetes."""
 _SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _OF_ALL = ("Namespace", "CSIDriver")
-"""Their names are not made from a stem: one is the cluster's, the other the driver's own."""
+"""The kinds whose names have no stem: Namespace has the cluster's name, CSIDriver the driver's."""
 _RUN_DIRS = {OWN_DRIVER: "/run/crust", EXAMPLE_SHARED: "/run/crust-rbd"}
 _KUBELET = "/var/lib/kubelet"
 NAMESPACE = "crust-system"
@@ -48,7 +47,7 @@ _OF_NO_DRIVER = (NAMESPACE, _IMAGE)
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What the cluster is to run: the settings of the nodes, or of the controller, and the choices of the command."""
+    """The settings of the nodes, or of the controller, and the choices of the command."""
 
     settings: NodeSettings | DriverSettings
     snapshots: bool = False
@@ -57,45 +56,47 @@ class Configuration:
     namespace: str = ""
 
 
-def composed(source: Path, wanted: Configuration) -> composition.Composition:
+def composed(source: Path, configuration: Configuration) -> composition.Composition:
     """The files for kustomize, from the directory of deploy/kubernetes. Raises `InvalidSettings`."""
-    first, *others = _of_each_driver(wanted)
-    made = _composed(source, first)
+    first, *others = _of_each_driver(configuration)
+    files = _composed(source, first)
     for further in others:
-        other = _composed(source, further)
-        made.resources |= {
+        further_files = _composed(source, further)
+        files.resources |= {
             file: objects
-            for file, objects in other.resources.items()
-            if all(found["kind"] == "CSIDriver" for found in objects)
+            for file, objects in further_files.resources.items()
+            if all(item["kind"] == "CSIDriver" for item in objects)
         }
-        made.mount_more(other)
-    found = list(problems.of(made.pod(), wanted.settings, own_image=bool(wanted.image)))
-    if found:
-        raise InvalidSettings(_PROGRAM, "; ".join(found))
-    return made
+        files.mount_more(further_files)
+    reasons = list(
+        problems.of_pod(files.pod(), configuration.settings, own_image=bool(configuration.image))
+    )
+    if reasons:
+        raise InvalidSettings(_PROGRAM, "; ".join(reasons))
+    return files
 
 
-def _of_each_driver(wanted: Configuration) -> list[Configuration]:
-    """One configuration for each driver of a node's process. The first one's objects have the pods: of the driver
-    whose pool is there, because only such a pod has the pool's directory.
+def _of_each_driver(configuration: Configuration) -> list[Configuration]:
+    """One configuration for each driver of a node's process. The objects of the first have the pods: it is the driver
+    with a local pool, if there is one, because only its pod has the pool's directory.
     """
-    settings = wanted.settings
+    settings = configuration.settings
     if isinstance(settings, DriverSettings) or len(settings.driver) < 2:
-        return [wanted]
-    drivers = sorted(settings.driver, key=lambda each: each.engine not in LOCAL_ENGINES)
+        return [configuration]
+    drivers = sorted(settings.driver, key=lambda driver: driver.engine not in LOCAL_ENGINES)
     alone = [settings.model_copy(update={"driver": (driver,)}) for driver in drivers]
-    first, *others = (replace(wanted, settings=each) for each in alone)
+    first, *others = (replace(configuration, settings=part) for part in alone)
     return [first, *(replace(other, snapshots=False, resizer=False) for other in others)]
 
 
-def _composed(source: Path, wanted: Configuration) -> composition.Composition:
-    made = composition.composed([source / "overlays" / name for name in _overlays(wanted)])
-    made.change(lambda found: _changed(found, wanted))
-    if driver := _driver_of(wanted.settings):
+def _composed(source: Path, configuration: Configuration) -> composition.Composition:
+    files = composition.composed([source / "overlays" / name for name in _overlays(configuration)])
+    files.change(lambda item: _changed(item, configuration))
+    if driver := _driver_of(configuration.settings):
         example = _example_of(driver)
-        named = _named(example, driver.driver_name)
-        made.config_map, made.renames = named(made.config_map), _mapped(made.renames, named)
-    return made
+        rename = _named(example, driver.driver_name)
+        files.config_map, files.renames = rename(files.config_map), _mapped(files.renames, rename)
+    return files
 
 
 def needs_pod_info(settings: NodeSettings) -> bool:
@@ -103,16 +104,16 @@ def needs_pod_info(settings: NodeSettings) -> bool:
     return settings.proxy.kubernetes is not None
 
 
-def _overlays(wanted: Configuration) -> list[str]:
-    """The directories."""
-    settings = wanted.settings
+def _overlays(configuration: Configuration) -> list[str]:
+    """The overlays of the configuration."""
+    settings = configuration.settings
     if isinstance(settings, DriverSettings):
         return ["ceph-controller"]
-    return _node_overlays(wanted, _driver_of(settings))
+    return _node_overlays(configuration, _driver_of(settings))
 
 
-def _node_overlays(wanted: Configuration, driver: DriverSettings | None) -> list[str]:
-    with_sidecars = wanted.snapshots or wanted.resizer
+def _node_overlays(configuration: Configuration, driver: DriverSettings | None) -> list[str]:
+    with_sidecars = configuration.snapshots or configuration.resizer
     if driver is None:
         if with_sidecars:
             raise InvalidSettings(
@@ -133,28 +134,28 @@ def _node_overlays(wanted: Configuration, driver: DriverSettings | None) -> list
             " and run a controller apart",
         )
     with_resizer = "distributed" if driver.node_deployment else "single-node"
-    chosen = [("snapshots", wanted.snapshots), (with_resizer, wanted.resizer)]
+    chosen = [("snapshots", configuration.snapshots), (with_resizer, configuration.resizer)]
     return [name for name, is_wanted in chosen if is_wanted] or ["block-driver"]
 
 
-def _changed(found: Object, wanted: Configuration) -> Object:
+def _changed(item: Object, configuration: Configuration) -> Object:
     """An object, or a patch of one, for the settings."""
-    settings = wanted.settings
+    settings = configuration.settings
     if driver := _driver_of(settings):
-        found = _renamed(found, _example_of(driver), driver.driver_name)
-    with_settings = partial(_with_settings, texts=_texts(wanted), image=wanted.image)
-    found = _mapped(found, with_settings)
-    if found["kind"] == "CSIDriver" and isinstance(settings, NodeSettings):
-        found["spec"]["podInfoOnMount"] = needs_pod_info(settings)
-    if found["kind"] in composition.WORKLOADS:
-        _set_port(found, settings.metrics_address)
-    return found
+        item = _renamed(item, _example_of(driver), driver.driver_name)
+    with_settings = partial(_with_settings, texts=_texts(configuration), image=configuration.image)
+    item = _mapped(item, with_settings)
+    if item["kind"] == "CSIDriver" and isinstance(settings, NodeSettings):
+        item["spec"]["podInfoOnMount"] = needs_pod_info(settings)
+    if item["kind"] in composition.WORKLOADS:
+        _set_port(item, settings.metrics_address)
+    return item
 
 
-def _texts(wanted: Configuration) -> dict[str, str]:
-    """What stands for the settings' own in the files: whole strings, and the elements of paths."""
-    settings = wanted.settings
-    texts = {NAMESPACE: wanted.namespace} if wanted.namespace else {}
+def _texts(configuration: Configuration) -> dict[str, str]:
+    """The texts of the files to be replaced, with the settings' texts: whole strings, and elements of paths."""
+    settings = configuration.settings
+    texts = {NAMESPACE: configuration.namespace} if configuration.namespace else {}
     driver = _driver_of(settings)
     if isinstance(settings, NodeSettings):
         texts[_KUBELET] = settings.proxy.target_roots[0]
@@ -173,28 +174,28 @@ def _driver_of(settings: NodeSettings | DriverSettings) -> DriverSettings | None
 
 
 def _example_of(driver: DriverSettings | None) -> str:
-    """The name that the files have in the place of the driver's."""
+    """The driver's name in the files."""
     is_shared = driver is not None and driver.engine not in LOCAL_ENGINES
     return EXAMPLE_SHARED if is_shared else OWN_DRIVER
 
 
-def _mapped(found: Any, change: Callable[[str], str]) -> Any:
-    """The same, each of its texts changed, and no key."""
-    if isinstance(found, dict):
-        return {key: _mapped(value, change) for key, value in found.items()}
-    if isinstance(found, list):
-        return [_mapped(value, change) for value in found]
-    return change(found) if isinstance(found, str) else found
+def _mapped(content: Any, change: Callable[[str], str]) -> Any:
+    """The content with each text changed, but no key."""
+    if isinstance(content, dict):
+        return {key: _mapped(value, change) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_mapped(value, change) for value in content]
+    return change(content) if isinstance(content, str) else content
 
 
 def _with_settings(text: str, texts: dict[str, str], image: str) -> str:
     if image and text.startswith(_IMAGE):
         return image
-    for before, after in texts.items():
-        if text == before or text.startswith(f"{before}/"):
-            text = after + text[len(before) :]
-        elif text.endswith(f"/{before}"):
-            text = text[: -len(before)] + after
+    for old, new in texts.items():
+        if text == old or text.startswith(f"{old}/"):
+            text = new + text[len(old) :]
+        elif text.endswith(f"/{old}"):
+            text = text[: -len(old)] + new
     return text
 
 
@@ -206,33 +207,33 @@ def stem(driver: str) -> str:
             f"a CSIDriver object cannot have the name {driver}: driver_name must be lower-case letters, digits and"
             " '-', in parts that '.' separates",
         )
-    # '-' is doubled, and stands neither first nor last in a part: so no two names become one
-    found = _STEMS.get(driver) or f"crust-{driver.replace('-', '--').replace('.', '-')}"
-    if driver not in _STEMS and found in _STEMS.values():
+    # '-' is doubled, and is neither first nor last in a part: so each stem has one name
+    prefix = _STEMS.get(driver) or f"crust-{driver.replace('-', '--').replace('.', '-')}"
+    if driver not in _STEMS and prefix in _STEMS.values():
         raise InvalidSettings(
             _PROGRAM,
             f"the objects of driver_name {driver} would have the names of {EXAMPLE_SHARED}'s: give it a domain",
         )
-    return found
+    return prefix
 
 
-def _renamed(found: Object, example: str, driver: str) -> Object:
-    """An object that is written for the driver `example`, with the names of `driver`."""
-    if found["kind"] in _OF_ALL:
-        return found
-    changed: Object = _mapped(found, _named(example, driver, _OF_NO_DRIVER))
-    if found["metadata"]["name"] == _STEMS[example]:
+def _renamed(item: Object, example: str, driver: str) -> Object:
+    """An object of the driver `example`, with the names of `driver`."""
+    if item["kind"] in _OF_ALL:
+        return item
+    changed: Object = _mapped(item, _named(example, driver, _OF_NO_DRIVER))
+    if item["metadata"]["name"] == _STEMS[example]:
         changed["metadata"]["name"] = stem(driver)
     return changed
 
 
-def _named(example: str, driver: str, others: tuple[str, ...] = ()) -> Callable[[str], str]:
-    """Makes the names of `driver` of those of `example`. What begins with one of `others` is no such name."""
-    before, after = _STEMS[example], stem(driver)
+def _named(example: str, driver: str, excluded: tuple[str, ...] = ()) -> Callable[[str], str]:
+    """Turns names of `example` into names of `driver`, but no text that begins with one of `excluded`."""
+    old, new = _STEMS[example], stem(driver)
 
     def named(text: str) -> str:
-        is_name = text.startswith(f"{before}-") and not text.startswith(others)
-        return after + text[len(before) :] if is_name else text
+        is_name = text.startswith(f"{old}-") and not text.startswith(excluded)
+        return new + text[len(old) :] if is_name else text
 
     return named
 
@@ -245,25 +246,25 @@ def _set_port(workload: Object, address: str) -> None:
 
 
 def write_manifest(config: Path | None, directory: Path, **choices: Any) -> None:
-    """Write the directory. Raises `InvalidSettings`, and one of crust's errors for what the kernel refuses."""
+    """Write the directory. Raises `InvalidSettings`, and the kernel's refusals as errors of crust."""
     source = shipped() / "kubernetes"
     text = _settings_text(config, source)
     settings = _settings(text)
-    wanted = Configuration(settings=settings, **choices)
-    made = composed(source, wanted)
+    configuration = Configuration(settings=settings, **choices)
+    files = composed(source, configuration)
     name = "node.toml" if isinstance(settings, NodeSettings) else "controller.toml"
     with syscalls.translating(f"cannot write {directory}"):
-        made.write(directory, wanted.namespace or NAMESPACE, (name, text))
+        files.write(directory, configuration.namespace or NAMESPACE, (name, text))
     click.echo(f"kubectl apply -k {directory}")
 
 
 def _settings(text: str) -> NodeSettings | DriverSettings:
-    """Those of the controller if they say so, else those of the nodes. Without the environment of this process: the
-    pods have their own.
+    """The settings of the controller if their mode is controller, else of the nodes. The environment of this process
+    is ignored: the pods have their own.
     """
-    found = daemons.load("driver" if _is_of_controller(text) else "node", text)
-    assert isinstance(found, NodeSettings | DriverSettings)
-    return found
+    settings = daemons.load("driver" if _is_of_controller(text) else "node", text)
+    assert isinstance(settings, NodeSettings | DriverSettings)
+    return settings
 
 
 def _is_of_controller(text: str) -> bool:

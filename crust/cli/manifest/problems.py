@@ -1,5 +1,5 @@
-"""Why a configuration cannot work in its pods: probes reach the metrics port, the kubelet learns of the driver, the
-sidecars find the socket, and each path of the settings outlives the container.
+"""Problems of a configuration in its pods. It must satisfy: probes reach the metrics port, the kubelet learns of the
+driver, the sidecars find the socket, and each path of the settings outlives the container.
 """
 
 import os
@@ -10,8 +10,8 @@ from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
 from crust.node.settings import NodeSettings
 
 
-def of(pod: Pod, settings: NodeSettings | DriverSettings, *, own_image: bool) -> Iterator[str]:
-    """What is wrong with the settings, for the pod that would run them. `own_image`: the image is not crust's."""
+def of_pod(pod: Pod, settings: NodeSettings | DriverSettings, *, own_image: bool) -> Iterator[str]:
+    """The problems of the settings in the pod that would run them. `own_image`: the image is not crust's."""
     if settings.traces and not own_image:
         yield (
             "the image has no OpenTelemetry, and the pod no OTEL_EXPORTER_OTLP_ENDPOINT: leave traces out, or name an"
@@ -35,13 +35,13 @@ def _of_node(pod: Pod, settings: NodeSettings) -> Iterator[str]:
 
 
 def _of_one_node(settings: NodeSettings) -> Iterator[str]:
-    """All pods have the same settings, and each its node's name by CRUST_NODE_NAME."""
+    """All pods have the same settings; CRUST_NODE_NAME gives each the name of its node."""
     access = settings.proxy.kubernetes
-    given = [
-        *(("driver.node_id", each.node_id) for each in settings.driver),
+    names = [
+        *(("driver.node_id", driver.node_id) for driver in settings.driver),
         ("proxy.kubernetes.node_name", access and access.node_name),
     ]
-    for setting, name in given:
+    for setting, name in names:
         if name and name != settings.node_name:
             yield f"every pod would be the node {name}: leave {setting} out"
 
@@ -54,7 +54,7 @@ def _of_controller(pod: Pod, settings: DriverSettings) -> Iterator[str]:
 
 
 def _called(pod: Pod) -> set[str]:
-    """The sockets that sidecars are given."""
+    """The sockets that the sidecars call."""
     flag = "--csi-address="
     return {
         argument.removeprefix(flag)
@@ -70,18 +70,18 @@ def _path_problems(pod: Pod, paths: Iterator[str], kinds: tuple[str, ...]) -> It
     }
     mounted = [path for path, mount in pod.mounts.items() if mount["name"] in outside]
     for path in sorted(set(paths)):
-        if not any(f"{path}/".startswith(f"{each}/") for each in mounted):
+        if not any(f"{path}/".startswith(f"{parent}/") for parent in mounted):
             yield f"{path} would be the container's own: choose a path below {', '.join(mounted)}"
 
 
 def _socket_problems(pod: Pod, settings: NodeSettings) -> Iterator[str]:
-    """The sidecars of our driver have its socket's directory."""
+    """The sidecars of our driver mount the directory of its socket."""
     if "csi" not in pod.volumes:
         return
     directory = pod.volumes["csi"]["hostPath"]["path"]
-    own = {driver.driver_name for driver in settings.driver if driver.engine in LOCAL_ENGINES}
+    own_names = {driver.driver_name for driver in settings.driver if driver.engine in LOCAL_ENGINES}
     for served in settings.proxy.drivers:
-        if served.name in own and os.path.dirname(served.socket) != directory:
+        if served.name in own_names and os.path.dirname(served.socket) != directory:
             yield f"the sidecars look for the socket of {served.name} in {directory}"
 
 
@@ -89,7 +89,7 @@ def _node_paths(settings: NodeSettings) -> Iterator[str]:
     proxy = settings.proxy
     yield from (proxy.run_dir, proxy.volumes_root, *proxy.target_roots)
     yield from (path for driver in proxy.drivers for path in (driver.socket, driver.backend))
-    yield from (each.driver_socket for each in settings.shim)
+    yield from (shim.driver_socket for shim in settings.shim)
     if proxy.kubernetes and proxy.kubernetes.kubeconfig:
         yield proxy.kubernetes.kubeconfig
     for driver in settings.driver:
@@ -100,6 +100,6 @@ def _node_paths(settings: NodeSettings) -> Iterator[str]:
 
 
 def _secret_paths(driver: DriverSettings) -> Iterator[str]:
-    """What a Secret brings."""
+    """The paths of files in a Secret."""
     if driver.rbd is not None:
         yield driver.rbd.key_file

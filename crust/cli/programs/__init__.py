@@ -1,18 +1,18 @@
-"""The commands that run a program, and the settings, logs and metrics that all have."""
+"""The commands that run a program, with its settings, logs and metrics."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 STOP_S = 140.0
-"""How long a process may stop: its operations end, and its callers leave. Its supervisor kills it 10 s later."""
+"""How long a stop may take, until operations and calls have ended. The supervisor kills the process 10 s later."""
 
 _STOP_OF_DRIVER_S = 890.0
-"""The same where mkfs and e2fsck run."""
+"""The same for a program that runs mkfs and e2fsck."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A daemon. The model of its settings and its function are named, and imported when it runs."""
+    """A daemon, with the names of its settings' model and of its function, which are imported when it runs."""
 
     help: str
     model: str
@@ -49,4 +49,4 @@ PROGRAMS: Mapping[str, Program] = {
         "crust.kata.process:run",
     ),
 }
-"""By the name of the command, which is that of its settings file, too."""
+"""By the name of the command, which is also the name of its settings file."""

@@ -1,9 +1,9 @@
-"""The commands that serve: node, proxy, shim, driver, kata; and the keeper. Each setting of a daemon is a flag of the
-same name.
+"""The commands of the daemons: node, proxy, shim, driver, kata; and the keeper. Each setting of a daemon is a flag of
+the same name.
 
-The flags are made from the model of the settings when a command is looked at or run, and their help is the setting's
-own docstring: a setting is described once. A list is a flag in the singular that is repeated; tables have no flags,
-but for the two lists whose rows are few words. A daemon's packages are imported when its command runs.
+The flags are made from the model of the settings when a command runs or prints its help, and their help is the
+setting's docstring: each setting is described once. A list is a repeated flag in the singular; tables have no flags,
+except the two lists with short rows. A daemon's packages are imported when its command runs.
 """
 
 import ast
@@ -26,11 +26,11 @@ if TYPE_CHECKING:  # pydantic takes a third of the time of a short command
     from crust.core.settings.program import ProgramSettings
 
 _ROWS = {"drivers": "NAME,SOCKET,BACKEND", "runtimes": "NAME,CONFIGURATION"}
-"""Lists of tables that are flags, too."""
+"""The lists of tables that are also flags, and the fields of a row."""
 
 
 def _row(text: str, fields: str) -> dict[str, str]:
-    """A row of such a list, as a table of the settings file has it."""
+    """A row of such a list, as a table of the settings file."""
     names, parts = fields.lower().split(","), text.split(",")
     if len(parts) != len(names):
         raise click.BadParameter(f"{text!r} is not {fields}")
@@ -38,33 +38,33 @@ def _row(text: str, fields: str) -> dict[str, str]:
 
 
 class _Setting(click.Option):
-    """The flag of a setting. pydantic checks its value, as that of every other source."""
+    """The flag of a setting. pydantic checks its value, as it checks every other source."""
 
     def __init__(self, model: "type[ProgramSettings]", name: str) -> None:
         field = model.model_fields[name]
-        self._of = model
+        self._model = model
         flag, kind = name.replace("_", "-"), field.annotation
-        more: dict[str, Any] = {"metavar": _ROWS.get(name, "TEXT")}
+        keywords: dict[str, Any] = {"metavar": _ROWS.get(name, "TEXT")}
         declared = [f"--{flag}", name]
         if kind is bool:
-            declared, more = [f"--{flag}/--no-{flag}", name], {}
+            declared, keywords = [f"--{flag}/--no-{flag}", name], {}
         elif get_origin(kind) is tuple:
-            declared, more["multiple"] = [f"--{flag.removesuffix('s')}", name], True
+            declared, keywords["multiple"] = [f"--{flag.removesuffix('s')}", name], True
         elif get_origin(kind) is Literal:
             choices = get_args(kind)
-            more["metavar"] = f"[{'|'.join(choices)}]"
-            more["shell_complete"] = lambda *asked: [
-                choice for choice in choices if choice.startswith(asked[2])
+            keywords["metavar"] = f"[{'|'.join(choices)}]"
+            keywords["shell_complete"] = lambda *arguments: [
+                choice for choice in choices if choice.startswith(arguments[2])
             ]
         if name in _ROWS:
-            more["type"] = lambda text: _row(text, _ROWS[name])
+            keywords["type"] = lambda text: _row(text, _ROWS[name])
         self._default = field.default
-        super().__init__(declared, default=None, **more)
+        super().__init__(declared, default=None, **keywords)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """As click has it; the help is read from the settings' source only for who wants it."""
+        """Give the help and the default. The help is read from the settings' source only here."""
         assert self.name is not None
-        self.help = _docstrings(self._of)[self.name]
+        self.help = _docstrings(self._model)[self.name]
         shown = str(self._default).lower() if isinstance(self._default, bool) else self._default
         if isinstance(shown, str | int | float) and shown not in ("", os.uname().nodename):
             self.help += f"  [default: {shown}]"
@@ -72,10 +72,10 @@ class _Setting(click.Option):
 
 
 class _Daemon(click.Command):
-    """A command with a flag for each setting of `model` (module:class), or for those of `only`."""
+    """A command with a flag for each setting of `model` (module:class), or only for the settings in `only`."""
 
-    def __init__(self, *args: Any, model: str, only: tuple[str, ...] = (), **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(self, *args: Any, model: str, only: tuple[str, ...] = (), **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
         self._model, self._only = model, only
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -101,12 +101,12 @@ def _flags(path: str, only: tuple[str, ...]) -> tuple[click.Option, ...]:
 
 @functools.cache
 def _docstrings(model: type) -> dict[str, str]:
-    """The text below each setting of the model, and of those that it builds upon."""
-    found: dict[str, str] = {}
-    for each in reversed(model.__mro__):
-        if each.__module__.startswith("crust."):
-            found |= dict(_texts(each))
-    return found
+    """The text below each setting of the model, and of its base models."""
+    texts: dict[str, str] = {}
+    for cls in reversed(model.__mro__):
+        if cls.__module__.startswith("crust."):
+            texts |= dict(_texts(cls))
+    return texts
 
 
 def _texts(model: type) -> Iterator[tuple[str, str]]:
@@ -120,7 +120,7 @@ def _texts(model: type) -> Iterator[tuple[str, str]]:
 _CONFIG = click.option(
     "--config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="TOML settings. Default: /etc/crust/<program>.toml, if it is there.",
+    help="TOML settings. Default: /etc/crust/<program>.toml, if it exists.",
 )
 
 
@@ -151,7 +151,7 @@ def _serve(name: str, flags: dict[str, Any]) -> None:
 @click.pass_context
 @_CONFIG
 def driver(context: click.Context, /, **flags: Any) -> None:
-    """`crust driver`, with the commands for its pool and its objects below it."""
+    """`crust driver`, and the commands for its pool and its Kubernetes objects."""
     if context.invoked_subcommand is None:
         _serve("driver", flags)
 
@@ -164,7 +164,7 @@ def driver(context: click.Context, /, **flags: Any) -> None:
 )
 @_CONFIG
 def init_pool(**flags: Any) -> None:
-    """Make this node's pool, once, and print its id. If it is there already, nothing is changed.
+    """Make this node's pool, once, and print its id. An existing pool is not changed.
 
     The settings may be those of `crust driver` or of `crust node`.
     """
@@ -187,8 +187,8 @@ def init_pool(**flags: Any) -> None:
 def manifest(config: Path | None, directory: Path, **choices: Any) -> None:
     """Write a DIRECTORY with the Kubernetes objects for settings, for `kubectl apply -k DIRECTORY`.
 
-    For those of `crust node` the nodes' objects, for those of `crust driver` in mode controller the controller's.
-    Without --config for those of this node, or of deploy/kubernetes where there are none. No cluster is asked.
+    Settings of `crust node` give the nodes' objects, settings of `crust driver` in mode controller the controller's.
+    Default of --config: the settings of this node, or of deploy/kubernetes. The command calls no cluster.
     """
     from crust.cli.manifest import objects
 
@@ -200,7 +200,7 @@ Held = tuple[str, tuple[int, ...]]
 
 
 def _held(value: str) -> Held:
-    """NAME=FD,FD: descriptors that were inherited."""
+    """Parse NAME=FD,FD, of inherited descriptors."""
     name, _, numbers = value.partition("=")
     try:
         fds = tuple(map(int, numbers.split(",")))
@@ -209,7 +209,7 @@ def _held(value: str) -> Held:
     except ValueError:
         raise click.BadParameter(f"{value!r} is not NAME=FD,FD") from None
     except (OSError, OverflowError):
-        why = f"of {value!r}, a descriptor is not open: was it inherited?"
+        why = f"a descriptor of {value!r} is not open: was it inherited?"
         raise click.BadParameter(why) from None
     return name, fds
 
@@ -219,7 +219,7 @@ def _held(value: str) -> Held:
     "--socket",
     type=click.Path(path_type=Path),
     required=True,
-    help="Where it listens, in a directory that only you can write to.",
+    help="The keeper's socket, in a directory that only you can write to.",
 )
 @click.option("--pid", type=click.IntRange(min=1), help="The hypervisor's process.")
 @click.option("--pidfd", type=click.IntRange(min=0), help="The same, by an inherited pidfd.")
@@ -231,11 +231,11 @@ def _held(value: str) -> Held:
     help="Inherited descriptors of a claim, lock and device, and your name for it. May be repeated.",
 )
 def keeper(socket: Path, pid: int | None, pidfd: int | None, hold: tuple[Held, ...]) -> None:
-    """Hold claims for as long as a hypervisor lives that takes no descriptors: for runtimes in any language.
+    """Hold claims for a hypervisor that takes no descriptors, until it ends: for runtimes in any language.
 
-    Two processes in the background hold the descriptors and replace each other; when the hypervisor has ended, they
-    end. If they run already, they are given what --hold names. When this command has ended with 0, all is held, and
-    a line of JSON says by which processes.
+    Two processes in the background hold the descriptors and replace each other; they end after the hypervisor. If
+    they run already, they get the descriptors of --hold. When this command has ended with 0, they hold all
+    descriptors, and a line of JSON names the processes.
 
     Exit codes: 0 held, 1 refused or failed, 2 the command cannot be understood.
     """

@@ -1,4 +1,4 @@
-"""How every daemon of crust starts and stops: settings, logs, SIGTERM and SIGINT, and the exit code."""
+"""The start and the stop of every daemon of crust: settings, logs, SIGTERM and SIGINT, and the exit code."""
 
 import asyncio
 import gc
@@ -25,13 +25,13 @@ if TYPE_CHECKING:  # pydantic takes a third of the time of a short command
 _log = logging.getLogger(__name__)
 
 CONFIG_DIR = Path("/etc/crust")
-"""Its `<program>.toml` is read where no --config is given."""
+"""Its `<program>.toml` is read without --config."""
 
 
 @contextmanager
 def _loading() -> Iterator[None]:
-    """Around the import of a daemon's modules. They are garbage never: a collector that looks through them again and
-    again takes a tenth of the start, and later a part of each of its rounds.
+    """Exclude the modules that the block imports from garbage collection. They are never garbage, and searching them
+    would take a tenth of the start, and a part of each later collection.
     """
     gc.disable()
     try:
@@ -49,7 +49,7 @@ def serve(program: str, flags: dict[str, Any]) -> None:
     with _loading():
         run = pkgutil.resolve_name(PROGRAMS[program].run)
     loaded = settings_of(program, flags)
-    # here, because `crust status` should not pay for prometheus_client
+    # here, because prometheus_client would slow down `crust status`
     from crust.cli.programs import monitoring
     from crust.core import metrics
     from crust.core.settings.loading import InvalidSettings
@@ -76,10 +76,10 @@ def serve(program: str, flags: dict[str, Any]) -> None:
 
 
 def settings_of(program: str, flags: dict[str, Any]) -> "ProgramSettings":
-    """The settings of a daemon that is started with these flags. Raises `InvalidSettings`."""
+    """The settings of a daemon with these flags. Raises `InvalidSettings`."""
     config = flags.pop("config", None) or installed(program)
-    given = {name: value for name, value in flags.items() if value not in (None, ())}
-    return load(program, text(program, config) if config else "", environ=os.environ, flags=given)
+    chosen = {name: value for name, value in flags.items() if value not in (None, ())}
+    return load(program, text(program, config) if config else "", environ=os.environ, flags=chosen)
 
 
 def load(
@@ -107,13 +107,13 @@ def load(
 
 
 def installed(program: str) -> Path | None:
-    """The settings file that is read where none is named."""
+    """The settings file that is read without --config."""
     path = CONFIG_DIR / f"{program}.toml"
     return path if path.exists() else None
 
 
 def text(program: str, path: Path) -> str:
-    """A settings file. Raises `InvalidSettings`."""
+    """The text of a settings file. Raises `InvalidSettings`."""
     from crust.core.settings.loading import InvalidSettings
 
     try:
@@ -123,23 +123,23 @@ def text(program: str, path: Path) -> str:
 
 
 def make_pool(flags: dict[str, Any]) -> None:
-    """Make the pool that the settings name, and print its id. Raises `InvalidSettings`, and why it cannot be made.
+    """Make the pool that the settings name, and print its id. Raises `InvalidSettings`, and as `DirectoryPool.open`.
 
-    A node's settings file is `driver.toml` where the driver is a process of its own, and `node.toml` with a table
-    `driver` where it is a part of `crust node`. The pool is the same, so each of the two files is read here.
+    A node's settings file is `driver.toml` if the driver is a process of its own, and `node.toml` with a table
+    `driver` if it is a part of `crust node`. The pool is the same, so either file is read here.
     """
     from crust.blockdriver.engines.files import memory_beside
     from crust.blockdriver.engines.files.pool import DirectoryPool
 
-    wanted = _driver_settings(flags)
-    memory = wanted.pool_id_file or memory_beside(wanted.state_dir)
-    pool = DirectoryPool(wanted.state_dir, memory, create=True)
+    settings = _driver_settings(flags)
+    memory = settings.pool_id_file or memory_beside(settings.state_dir)
+    pool = DirectoryPool(settings.state_dir, memory, create=True)
     pool.open()
     click.echo(pool.ids.pool_id)
 
 
 def _driver_settings(flags: dict[str, Any]) -> "DriverSettings":
-    """Of the file that --config names, else of the one that is installed; flags are stronger."""
+    """The settings of the file that --config names, else of the installed one; flags are stronger."""
     from crust.core.settings import loading
     from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
     from crust.node.settings import NodeSettings
@@ -147,7 +147,7 @@ def _driver_settings(flags: dict[str, Any]) -> "DriverSettings":
     config = flags.pop("config", None) or installed("driver") or installed("node")
     toml = text("driver", config) if config else ""
     environ: Mapping[str, str] = os.environ
-    own: dict[str, Any] = {"socket": "/run/crust/driver/csi.sock"}
+    defaults: dict[str, Any] = {"socket": "/run/crust/driver/csi.sock"}
     if _names_in(toml) & (NodeSettings.model_fields.keys() - DriverSettings.model_fields.keys()):
         node = load("node", toml, environ=environ)
         assert isinstance(node, NodeSettings)
@@ -157,27 +157,27 @@ def _driver_settings(flags: dict[str, Any]) -> "DriverSettings":
                 "driver init-pool",
                 f"{config} is of a node with {len(local)} drivers that have a pool of the node, and one is needed",
             )
-        toml, environ, own = "", {}, local[0].model_dump()
-    found = load("driver", toml, environ=environ, flags=flags, **own)
-    assert isinstance(found, DriverSettings)
-    return found
+        toml, environ, defaults = "", {}, local[0].model_dump()
+    settings = load("driver", toml, environ=environ, flags=flags, **defaults)
+    assert isinstance(settings, DriverSettings)
+    return settings
 
 
 def _names_in(toml: str) -> set[str]:
     try:
         return set(tomllib.loads(toml))
     except tomllib.TOMLDecodeError:
-        return set()  # loading it says what is wrong
+        return set()  # loading it reports the error
 
 
 async def until_signal(work: Awaitable[None], stop_s: float = STOP_S) -> None:
     """Run until done, or until SIGTERM or SIGINT cancels it; cancellation lets running operations finish.
 
-    Later signals cancel nothing. A second one would end the wait for operations, and with it a tool that writes to
-    somebody's volume. SIGKILL is there for those who want that.
+    Later signals are ignored. A second cancellation would end the wait for operations, and with it a tool that writes
+    to a volume. An operator who wants that sends SIGKILL.
 
-    A stop that takes longer than `stop_s` ends as a kill -9 does: the kernel frees the locks, and no lock is free
-    while this process writes. A call that hangs would otherwise keep the successor waiting for ever.
+    After `stop_s` the process ends as by kill -9: the kernel frees the locks, and no lock is free while this process
+    writes. Otherwise a call that hangs would keep the successor waiting for ever.
     """
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)
@@ -198,7 +198,7 @@ async def until_signal(work: Awaitable[None], stop_s: float = STOP_S) -> None:
 
 
 def _kill(after_s: float) -> None:
-    """End the process at once, and say what did not end."""
+    """End the process at once, and log the tasks that did not end."""
     running = sorted(task.get_name() for task in asyncio.all_tasks())
     _log.critical(
         "killed: it has not stopped in time", extra={"after_s": after_s, "tasks": running}

@@ -4,9 +4,9 @@
 a restart would help. `/readyz` fails until everything is served, and while a driver or the pool is away. Threads
 serve them, so a loop that hangs is an answer of 503, and the metrics can still be read.
 
-There is no authentication: the address belongs on a loopback, or where a network policy protects it. Whoever can
-connect can still not take the threads and descriptors that the node's calls need: the oldest connection is closed
-when there are too many, so that a probe is answered while others are held open.
+There is no authentication: the address belongs on a loopback, or behind a network policy. A client cannot exhaust
+the threads and descriptors that the node's calls need: with too many connections the oldest one is closed, so a probe
+is answered while other connections stay open.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ ANSWER_S = 5.0
 
 
 CONNECTIONS = 32
-"""How many there may be; each has a thread."""
+"""The largest number of connections; each has a thread."""
 
 
 class _Monitor:
@@ -89,8 +89,8 @@ class _Server(http.server.ThreadingHTTPServer):
         super().__init__((host, port), _Answers)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Close the oldest one if there are too many, which ends its thread. Called by `serve_forever` alone."""
-        self._connected = deque(each for each in self._connected if each.fileno() >= 0)
+        """Close the oldest connection if there are too many, which ends its thread. Only `serve_forever` calls it."""
+        self._connected = deque(peer for peer in self._connected if peer.fileno() >= 0)
         if len(self._connected) >= CONNECTIONS:
             with suppress(OSError):  # it is closed meanwhile
                 self._connected.popleft().shutdown(socket.SHUT_RDWR)
@@ -98,7 +98,7 @@ class _Server(http.server.ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news; anything else is, and in the log's form."""
+        """Log errors in the log's form, except that a client went away."""
         if not isinstance(sys.exc_info()[1], OSError):
             _log.error("a request for metrics or health failed", exc_info=True)
 
@@ -139,12 +139,12 @@ class _Answers(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: it is read every few seconds."""
+        """Log nothing: the metrics are read every few seconds."""
 
 
 @contextmanager
 def serving(address: str) -> Iterator[None]:
-    """Serve at `address` while the block runs; nothing if it is empty. Raises why the address cannot be had."""
+    """Serve at `address` while the block runs, unless it is empty. Raises an error if the address cannot be used."""
     if not address:
         yield
         return

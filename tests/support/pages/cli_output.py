@@ -14,14 +14,14 @@ from crust.cli.doctor import examine as doctor
 from crust.cli.doctor.finding import Finding, Level
 from crust.cli.gc import collect as gc
 from crust.cli.gc.forgotten import ForgottenPublish
-from crust.cli.gc.proof import Check
+from crust.cli.gc.proof import ProofCheck
 from crust.cli.inspecting import end_orphan, pool, show, views
 from crust.core.volumes import HandlerFeature
 from crust.kata import shims
 
 _AWAY = (
     "[DaemonNotResponding] the shim of driver csi.example.com does not answer on /run/crust/shim/csi.sock: "
-    "there is no such socket; start crust-shim, or correct `backend`"
+    "the socket does not exist; start crust-shim, or correct `backend`"
 )
 NOW = datetime.datetime(2026, 1, 2, 12, 0, tzinfo=datetime.UTC)
 _POD_NAME = "shop/db-0"
@@ -77,8 +77,8 @@ def _plain(shown: show.Shown) -> str:
     return shown.rendered("table").plain
 
 
-def _driver(message: str = "") -> views.Driver:
-    return views.Driver(
+def _driver(message: str = "") -> views.DriverRow:
+    return views.DriverRow(
         name="csi.example.com",
         socket=f"{_KUBELET}/plugins/csi.example.com/csi.sock",
         backend="/run/crust/shim/csi.sock",
@@ -92,16 +92,16 @@ def _driver(message: str = "") -> views.Driver:
     )
 
 
-def _handlers() -> tuple[views.Handler, ...]:
+def _handlers() -> tuple[views.HandlerRow, ...]:
     since = NOW - datetime.timedelta(hours=3)
     offered = (HandlerFeature.GROUP, HandlerFeature.ONLINE_EXPAND, HandlerFeature.STATS)
     features = tuple(each.name for each in offered)
-    return (views.Handler("kata", "0.1.0", "/run/h.sock", ("ext4", "xfs"), features, 0, since),)
+    return (views.HandlerRow("kata", "0.1.0", "/run/h.sock", ("ext4", "xfs"), features, 0, since),)
 
 
-def _volume(state: str, sandbox: str) -> views.Volume:
+def _volume(state: str, sandbox: str) -> views.VolumeRow:
     name = "pvc-1" if sandbox else "pvc-2"
-    return views.Volume(
+    return views.VolumeRow(
         volume_id=name,
         driver="csi.example.com",
         target_path=f"{_KUBELET}/pods/{_POD}/volumes/kubernetes.io~csi/{name}/mount",
@@ -125,7 +125,7 @@ def _volume(state: str, sandbox: str) -> views.Volume:
     )
 
 
-def _orphaned() -> views.Volume:
+def _orphaned() -> views.VolumeRow:
     message = shims.orphaned("web-0", 4711).shown()
     return dataclasses.replace(_volume("error", "web-0"), message=message)
 
@@ -141,7 +141,7 @@ def _findings() -> tuple[Finding, ...]:
         Finding(
             Level.WARNING,
             "udev has no rule 59-crust.rules",
-            "it reads what pods write on their volumes, and LVM or md may take a volume",
+            "it reads the data of pods on their volumes, and LVM or md may take a volume",
             "crust install --systemd; udevadm control --reload",
             "udev",
         ),
@@ -154,8 +154,12 @@ def _forgotten() -> gc.Result:
         "raw volume", "csi.example.com", "vol-3", _POD, f"{_KUBELET}/pods", target, mapped
     )
     seen = (
-        Check("pod-directory", proven=True, text=f"{publish.pod_directory} does not exist"),
-        Check("device", proven=True, text="nobody has /dev/loop4, /dev/loop5 open, mounted or built upon"),
+        ProofCheck("pod-directory", proven=True, text=f"{publish.pod_directory} does not exist"),
+        ProofCheck(
+            "device",
+            proven=True,
+            text="/dev/loop4, /dev/loop5: not open, not mounted, and no device is built upon it",
+        ),
     )  # fmt: skip
     steps = (
         "detach the kubelet's loop device /dev/loop5",

@@ -101,7 +101,7 @@ def test_config_without_its_program_is_wrong_usage(etc: Path) -> None:
 
 def test_value_that_looks_like_a_credential_is_hidden() -> None:
     text = 'socket = "/run/d.sock"\nnode_id = "password=hunter2"\n'
-    found = {each.setting: each.value for each in config_check.of("driver", text, "f", {})}
+    found = {each.setting: each.value for each in config_check.rows_in("driver", text, "f", {})}
     assert "hunter2" not in found["node_id"]
 
 

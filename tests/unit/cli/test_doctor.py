@@ -25,8 +25,8 @@ from tests.unit.cli.conftest import invoked
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 RELEASE = "6.1.0-18-amd64"
-DRIVER = views.Driver("block.csi.crust.dev", "/s", "/b", "ready", crust.__version__, "", 0, "")
-HANDLER_ANSWER = (views.Handler("kata", "1", "/h", (), (), 0, None),)  # type: ignore[arg-type]
+DRIVER = views.DriverRow("block.csi.crust.dev", "/s", "/b", "ready", crust.__version__, "", 0, "")
+HANDLER_ANSWER = (views.HandlerRow("kata", "1", "/h", (), (), 0, None),)  # type: ignore[arg-type]
 HEALTHY = ProxyAnswer(crust.__version__, (DRIVER,), HANDLER_ANSWER, ())
 
 
@@ -264,8 +264,8 @@ def test_node_without_settings_is_a_warning(root: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "old", "new", "words"),
     [
-        ("shim", 'socket = "/run/crust/shim', 'socket = "/run/x', "nobody calls the shim at /run/x"),
-        ("driver", 'socket = "/run/crust/driver', 'socket = "/run/x', "nobody calls the driver"),
+        ("shim", 'socket = "/run/crust/shim', 'socket = "/run/x', "no proxy calls the shim at /run/x"),
+        ("driver", 'socket = "/run/crust/driver', 'socket = "/run/x', "no shim calls the driver"),
         ("driver", "/run/crust/runtime.sock", "/run/x.sock", "the driver asks the proxy at /run/x"),
     ],
 )  # fmt: skip

@@ -21,7 +21,7 @@ REQUIRED = f'{NRI}.default_validator]\nenable = true\nrequired_plugins = ["crust
 
 
 def _handlers(*names: str) -> ProxyAnswer:
-    handlers = tuple(views.Handler(name, "1", "/h", (), (), 0, None) for name in names)  # type: ignore[arg-type]
+    handlers = tuple(views.HandlerRow(name, "1", "/h", (), (), 0, None) for name in names)  # type: ignore[arg-type]
     return ProxyAnswer(crust.__version__, (), handlers, ())
 
 

@@ -73,7 +73,7 @@ async def test_driver_that_is_away_is_named_without_grpcs_words(places: Places) 
     async with nodes.running(places, backend=f"{places.root}/nobody.sock") as node:
         result = await crust(node, "drivers")
     assert result.exit_code == 1
-    assert "there is no such socket; start crust-shim" in result.output
+    assert "the socket does not exist; start crust-shim" in result.output
     assert "failed to connect" not in result.output
 
 
@@ -82,7 +82,7 @@ async def test_proxy_that_does_not_answer_is_said_with_what_to_do(places: Places
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(places.sockets.inspect)
     for command, run_dir, code, says in (
-        ("status", places.root, 3, "there is no such socket; start crust-node or crust-proxy"),
+        ("status", places.root, 3, "the socket does not exist; start crust-node or crust-proxy"),
         ("volumes", places.run, 3, "the socket is stale"),
         ("status", "relative", 2, "it is not absolute"),
     ):

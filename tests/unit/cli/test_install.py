@@ -202,9 +202,7 @@ def test_uninstall_is_refused_while_a_unit_runs(root: Path) -> None:
 
 def test_missing_command_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.prefix", str(tmp_path))
-    with pytest.raises(
-        install.NotInstallable, match="is no environment that crust is installed in"
-    ):
+    with pytest.raises(install.NotInstallable, match="crust is not installed in this environment"):
         install.command_path()
 
 
