@@ -135,7 +135,7 @@ async def _opened(driver: Driver, daemon: Daemon, owned: AsyncExitStack) -> Pool
 async def check(settings: DriverSettings) -> None:
     """Raise what would make a running driver useless on this host."""
     if settings.mode != "controller" and settings.check_propagation:
-        await workers.run(propagation.check, settings.target_roots)
+        await workers.run(propagation.check_propagation, settings.target_roots)
 
 
 def driver_of(settings: DriverSettings, connect: Callable[[str], Port] = SocketPort) -> Driver:

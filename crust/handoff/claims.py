@@ -259,7 +259,7 @@ def write(paths: layout.EntryPaths, claim: Claim) -> None:
         _ClaimModel.model_validate_json(data)
     except pydantic.ValidationError as err:
         raise errors.InvalidRequest("the claim cannot be written", why=reasons(err)) from err
-    durable.publish(paths.claim, data)
+    durable.write_file(paths.claim, data)
     touch(paths)
 
 

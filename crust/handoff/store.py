@@ -229,7 +229,7 @@ class Store:
     def _replace(self, entry: Entry, record: Record) -> Entry:
         new = record.but(generation=entry.require().crust.generation + 1)
         paths = self.layout.entry(record.target)
-        durable.publish(paths.record, new.to_bytes(), mode=layout.FILE_MODE)
+        durable.write_file(paths.record, new.to_bytes(), mode=layout.FILE_MODE)
         claims.touch(paths)
         return replace(entry, record=new)
 

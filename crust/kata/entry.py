@@ -116,7 +116,7 @@ class KataEntries:
         staging = f"{self._aside}/{secrets.token_hex(8)}"
         with syscalls.translating(f"cannot make Kata's entry for {record.target}"):
             os.mkdir(staging, 0o700)
-            durable.publish(f"{staging}/{_FILE}", placeholder(record), survives_power_cut=False)
+            durable.write_file(f"{staging}/{_FILE}", placeholder(record), survives_power_cut=False)
             os.rename(staging, f"{self.root}/{name}")
         return kind
 
@@ -124,8 +124,8 @@ class KataEntries:
         """The real file and the placeholder that follows it, ready to be renamed. Each name has one pair."""
         stem = f"{self._aside}/{hashlib.sha256(name.encode()).hexdigest()}"
         new, back = f"{stem}.real", f"{stem}.placeholder"
-        durable.publish(new, real(record), survives_power_cut=False)
-        durable.publish(back, placeholder(record), survives_power_cut=False)
+        durable.write_file(new, real(record), survives_power_cut=False)
+        durable.write_file(back, placeholder(record), survives_power_cut=False)
         return new, back
 
     def hide(self, name: str, record: Record) -> None:

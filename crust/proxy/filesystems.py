@@ -114,5 +114,5 @@ def _judge(key: volumes.VolumeKey, source: volumes.BlockSource, fs_type: str) ->
         fs_type,
         signatures.probe(source.path),
         is_blank=lambda: devices.is_blank(source.path),
-        left=lambda fs_type: superblocks.read(source.path, fs_type),
+        superblock_of=lambda fs_type: superblocks.read(source.path, fs_type),
     )

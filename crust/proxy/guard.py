@@ -160,7 +160,7 @@ class Targets:
 
     def mounts_changed(self) -> bool:
         """Whether mounts may have changed since the last question. Never blocks."""
-        return self._changes.seen()
+        return self._changes.have_happened()
 
     def mount_guard(self, target: volumes.TargetPath, *, names: bool) -> None:
         """Create the directory and mount the guard, if they are absent; raises TargetMounted for another mount.
@@ -212,8 +212,8 @@ class Targets:
         claims: Collection[str],
         writers: Openers | None,
     ) -> None:
-        """As `in_use.check` and `in_use.check_unwritten`; without `writers`, as the former without its probe."""
-        in_use.check(source, readonly=readonly, claims=claims, probe=writers is not None)
+        """As `in_use.check_usable` and `in_use.check_unwritten`; without `writers`, the former without its probe."""
+        in_use.check_usable(source, readonly=readonly, claims=claims, probe=writers is not None)
         if writers is not None:
             in_use.check_unwritten(source, claims=claims, opened=writers)
 

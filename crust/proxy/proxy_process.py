@@ -76,7 +76,7 @@ async def run(settings: ProxySettings) -> None:
 async def check_propagation(settings: ProxySettings) -> None:
     """Raise if mounts of the proxy cannot reach this host."""
     if settings.check_propagation:
-        await workers.run(propagation.check, settings.target_roots)
+        await workers.run(propagation.check_propagation, settings.target_roots)
 
 
 @asynccontextmanager

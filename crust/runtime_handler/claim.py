@@ -188,7 +188,7 @@ def _opened(record: Record) -> int:
     try:
         _check_identity(record, fd)
         if is_reader:  # checks exclusivity once, and does not keep it: readers share the device
-            in_use.check(record.block, readonly=True)
+            in_use.check_usable(record.block, readonly=True)
     except BaseException:
         os.close(fd)
         raise

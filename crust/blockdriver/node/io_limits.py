@@ -38,7 +38,7 @@ class IoLimits:
     def check_host(self, limits: volumes.IoLimits) -> None:
         """Raise `throttling.CannotThrottle` if this host cannot hold a volume to `limits`."""
         if limits != NONE:
-            self.throttle.check()
+            self.throttle.check_can_limit()
 
     def check_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
         """Raise the reason why this node cannot enforce other limits.
@@ -50,7 +50,7 @@ class IoLimits:
         if limits != NONE and any(
             not publish.deferred for publish in self.stores.node_state.live_publishes(volume_id)
         ):
-            self.throttle.check()
+            self.throttle.check_can_limit()
 
     def hold(self, limits: volumes.IoLimits, device: volumes.BlockSource) -> None:
         """Set the limits of a volume that is on the host now; one without any was cleared when it was attached."""

@@ -137,7 +137,7 @@ class FilesystemPreparation:
             fs_type,
             signatures.Blank() if zeros else signatures.probe(device),
             is_blank=lambda: zeros or devices.is_blank(device),
-            left=lambda fs_type: superblocks.read(device, fs_type),
+            superblock_of=lambda fs_type: superblocks.read(device, fs_type),
         )
 
     def give_out_raw(self, content: ContentRecord, attachment: Attachment) -> None:
@@ -156,7 +156,9 @@ class FilesystemPreparation:
         with due.held:
             if due.action in (Action.KEEP, Action.ADOPT):
                 completely = due.action is Action.ADOPT
-                await fsck.check(device, fs_type, completely=completely, inherits=inherits)
+                await fsck.check_filesystem(
+                    device, fs_type, completely=completely, inherits=inherits
+                )
             else:
                 await mkfs.make(
                     device,
@@ -184,7 +186,7 @@ def _clear_interrupted(content: ContentRecord, device: str) -> None:
     """Zero what an interrupted mkfs left, but never a complete filesystem, which may have been used."""
     found = signatures.probe(device)
     action = format_decision.judge_interrupted(
-        content, found, left=lambda fs_type: superblocks.read(device, fs_type)
+        content, found, superblock_of=lambda fs_type: superblocks.read(device, fs_type)
     )
     if action is Action.CLEAR_AND_MAKE:
         devices.zero_device(device)

@@ -204,7 +204,7 @@ class NodeState:
 
     def _write(self, volume_id: volumes.VolumeId, file: NodeFile) -> None:
         data = file.model_dump_json().encode() + b"\n"
-        durable.publish(self._path(volume_id), data, survives_power_cut=False)
+        durable.write_file(self._path(volume_id), data, survives_power_cut=False)
         with self._guard:
             self._files.pop(volume_id, None)
             self._files[volume_id] = file

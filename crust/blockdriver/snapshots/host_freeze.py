@@ -62,7 +62,7 @@ class Intents:
         """Record an intent, before the freeze."""
         subject = intent.identity or f"{_GUEST}{intent.target}"
         line = f"{syscalls.boot_id()} {subject}\n".encode()
-        durable.publish(self._path(intent.volume_id), line, survives_power_cut=False)
+        durable.write_file(self._path(intent.volume_id), line, survives_power_cut=False)
 
     def forget(self, volume_id: volumes.VolumeId) -> None:
         """Remove an intent, after the thaw; absent is a success."""

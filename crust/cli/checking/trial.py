@@ -148,7 +148,7 @@ class Trial:
         """Write the note; `undo_steps` removes it. Blocks. Raises an error if it cannot be written."""
         with syscalls.translating(f"cannot write {self.note}"):
             _make_directory(os.path.dirname(self.note))
-        durable.publish(self.note, self.request.model_dump_json().encode())
+        durable.write_file(self.note, self.request.model_dump_json().encode())
 
     async def adopt(self) -> None:
         """Find the steps of a killed trial, for `undo_steps`. Raises the driver's refusal."""

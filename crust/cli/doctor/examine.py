@@ -91,6 +91,6 @@ async def _node(run_dir: str) -> Node:
         root=Path("/"),
         run_dir=run_dir,
         proxy=answered,
-        check_propagation=lambda path: propagation.check((path,)),
+        check_propagation=lambda path: propagation.check_propagation((path,)),
         csi_driver_mismatches=csi_driver_objects.mismatches,
     )

@@ -180,9 +180,9 @@ async def _ran(s: Subject, device: str, **mount: Any) -> None:
 async def test_r221_group(s: Subject) -> None:
     device = await s.formatted()
     await _ran(s, device, group=volumes.GroupChange(GROUP))
-    await commands.run(["e2fsck", "-fy", device], timeout_s=60, ok=(0, 1))
+    await commands.run_command(["e2fsck", "-fy", device], timeout_s=60, ok=(0, 1))
     for path in ("/lost+found", "/"):
-        ran = await commands.run(["debugfs", "-R", f"stat {path}", device], timeout_s=60)
+        ran = await commands.run_command(["debugfs", "-R", f"stat {path}", device], timeout_s=60)
         said = ran.stdout.decode()
         found = re.search(r"Mode: +0*(\d+).*?Group: +(\d+)", said, re.DOTALL)
         assert found is not None, said

@@ -221,7 +221,7 @@ class Subject:
         """A device with an ext4 of that size."""
         device = self.device()
         argv = ["mkfs.ext4", "-q", "-b", "4096", device, str(filesystem_bytes // 4096)]
-        await commands.run(argv, timeout_s=60)
+        await commands.run_command(argv, timeout_s=60)
         return device
 
     async def volume(self, name: str = "one", **mount: Any) -> str:

@@ -1,8 +1,8 @@
-"""Which block devices share bytes with a device: its disk, its partitions, what it is made of, what is made of it.
+"""The block devices that share bytes with a device: its disk, its partitions, the devices below it and above it.
 
-A writer to any of them writes to the others, so a reservation covers them all. Two partitions of a disk share
-nothing, nor do two logical volumes of one group. Two paths to one disk (multipath) have different numbers and
-the same world-wide name. Only sysfs is read: no device is opened.
+A writer to any of them writes to the others, so a reservation covers them all. Two partitions of a disk share no
+byte, and neither do two logical volumes of one group. Two paths to one disk (multipath) have different numbers and
+the same world-wide name. It reads sysfs alone and opens no device.
 """
 
 import os
@@ -23,14 +23,14 @@ Key = volumes.DeviceIdentity | str
 
 @dataclass(frozen=True, slots=True)
 class DeviceSet:
-    """A device and those that share bytes with it. `own` is part of `related`."""
+    """The keys of a device (`own`), and of the devices that share bytes with it (`related`), `own` included."""
 
     own: frozenset[Key]
     related: frozenset[Key]
 
     @classmethod
     def alone(cls, identity: Key) -> "DeviceSet":
-        """A device of which nothing else is known, or an image: no device of this host shares bytes with it."""
+        """A device without known relatives, or an image: no device of this host shares bytes with it."""
         return cls(frozenset({identity}), frozenset({identity}))
 
     def shares_bytes_with(self, other: "DeviceSet") -> bool:
@@ -39,18 +39,18 @@ class DeviceSet:
 
 
 def device_set(identity: volumes.DeviceIdentity, *, by_number: str = _BY_NUMBER) -> DeviceSet:
-    """The set of a device; alone if the kernel does not have it, or has another one of its number."""
+    """The set of a device; alone if the kernel does not have it, or another device has its number."""
     device = _Device.at(_leads_to(f"{by_number}/{identity.major}:{identity.minor}"))
     own = frozenset(device.keys())
     if identity not in own:
         return DeviceSet.alone(identity)
     below, above = _closure(device, _Device.made_of), _closure(device, _Device.made_of_it)
-    return DeviceSet(own, own.union(*(each.keys() for each in below | above)))
+    return DeviceSet(own, own.union(*(device.keys() for device in below | above)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """A device's directory, with the names in it: of what is looked for most is absent, which one listing tells."""
+    """A device's directory, with the names in it: most attributes are absent, and one listing shows that."""
 
     directory: str
     names: frozenset[str] = field(compare=False)
@@ -68,7 +68,7 @@ class _Device:
         if number and sequence:
             major, _, minor = number.partition(":")
             yield volumes.DeviceIdentity(int(major), int(minor), int(sequence))
-        if "partition" in self.names:  # the same one over another path to its disk
+        if "partition" in self.names:  # the same partition over another path to its disk
             disk, partition = self.at(os.path.dirname(self.directory)), self._attribute("partition")
             yield from (f"{name}, partition {partition}" for name in disk._unique_names())
         yield from self._unique_names()
@@ -80,16 +80,16 @@ class _Device:
                 yield name
 
     def made_of(self) -> Iterator[Self]:
-        """What the device is made of: the disk of a partition, the slaves of a mapped device."""
+        """The devices below this one: the disk of a partition, the slaves of a mapped device."""
         if "partition" in self.names:
             yield self.at(os.path.dirname(self.directory))
         yield from self._linked("slaves")
 
     def made_of_it(self) -> Iterator[Self]:
-        """What is made of the device: the partitions of a disk, the holders."""
+        """The devices above this one: the partitions of a disk, the holders."""
         disk = os.path.basename(self.directory)
         for name in self.names:
-            # the kernel names a partition after its disk; the other thirty names need no look each
+            # the kernel names a partition after its disk; the other thirty names need no look
             if name.startswith(disk) and os.path.exists(f"{self.directory}/{name}/partition"):
                 yield self.at(f"{self.directory}/{name}")
         yield from self._linked("holders")
@@ -105,17 +105,17 @@ class _Device:
 
 
 def _closure(device: _Device, neighbours: Callable[[_Device], Iterator[_Device]]) -> set[_Device]:
-    found: set[_Device] = set()
+    reached: set[_Device] = set()
     todo = [device]
     while todo:
-        new = set(neighbours(todo.pop())) - found
-        found |= new
-        todo += new
-    return found
+        neighbours_found = set(neighbours(todo.pop())) - reached
+        reached |= neighbours_found
+        todo += neighbours_found
+    return reached
 
 
 def _leads_to(link: str) -> str:
-    """The directory of a device. Links of sysfs lead to real paths, so nothing has to be looked up on the way."""
+    """The directory of a device. Links of sysfs lead to real paths, so one readlink is enough."""
     try:
         return os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
     except OSError:  # it is gone, or no link

@@ -1,14 +1,10 @@
-"""Block devices: identity, size, nodes and partitions, exclusive opens, and whether there is anything on them.
+"""Block devices: identity, size, nodes and partitions, exclusive opens, and blank or cleared content.
 
-Exclusive open: one descriptor opened with O_EXCL is at once the test and the lock. While it is open, mount(2) of the
-device gets EBUSY and mkfs refuses; a hypervisor that opens the device plainly still can. While the device is mounted,
-the exclusive open itself gets EBUSY.
-
-Making a complete block device read as zeros.
-
-The zeros go through the device and not its backing file, so that no cache of the device keeps old bytes. Holes are
-punched where the device can (fallocate(2) of a block device): BLKZEROOUT would allocate a loop device's complete
-file. The device is held exclusively meanwhile, so the kernel refuses one that is mounted or used by a guest.
+An exclusive open (O_EXCL) is at once the test and the lock. While the descriptor is open, mount(2) of the device gets
+EBUSY and mkfs refuses; a hypervisor can still open the device plainly. While the device is mounted, the exclusive
+open itself gets EBUSY. `zero_device` holds the device exclusively too, so it changes no device in use. It writes its
+zeros through the device and not the backing file, so that no cache of the device keeps old bytes, and punches holes
+where the device can (fallocate(2)): BLKZEROOUT would allocate a loop device's complete file.
 """
 
 import ctypes
@@ -24,7 +20,7 @@ from crust.host.block import device_sets, holders
 from crust.host.process import syscalls
 
 device_set = device_sets.device_set
-"""Part of what a caller may want to replace as a whole: identity, set, exclusive opens."""
+"""Here, so that a caller may replace identity, set and exclusive opens together."""
 _BY_NUMBER = "/sys/dev/block"
 _CRYPT = "CRYPT-"
 _BLKROSET = 0x125D
@@ -34,7 +30,7 @@ _KIB = 1024
 _MIB = 1024 * _KIB
 _GIB = 1024 * _MIB
 
-# The first is nearly all: ext, xfs, btrfs, f2fs, gpt, dos, lvm, luks, md 1.1 and 1.2, bcache, zfs, iso, udf, swap.
+# The first window has ext, xfs, btrfs, f2fs, gpt, dos, lvm, luks, md 1.1 and 1.2, bcache, zfs, iso, udf, swap.
 PROBE_WINDOWS: tuple[tuple[int, int], ...] = (
     (0, _MIB),
     (2 * _MIB, 4 * _KIB),  # luks2, second header
@@ -59,7 +55,7 @@ class NotABlockDevice(errors.InvalidRequest):
 
 
 class DeviceNodeMissing(errors.NotReady):
-    """A block device has no node in /dev, or the node there is that of another device."""
+    """A block device has no node in /dev, or the node belongs to another device."""
 
     def __init__(self, number: str, path: str) -> None:
         super().__init__(
@@ -70,7 +66,7 @@ class DeviceNodeMissing(errors.NotReady):
 
 
 def identify(path: str) -> volumes.DeviceIdentity:
-    """Which device this is; links are followed (/dev/disk/by-id). Raises `NotFound`, `NotABlockDevice`."""
+    """The identity of the device; follows links (/dev/disk/by-id). Raises `NotFound`, `NotABlockDevice`."""
     number = _number(path)
     text = _attribute(path, number, "diskseq")
     return volumes.DeviceIdentity(os.major(number), os.minor(number), int(text))
@@ -81,10 +77,10 @@ def node_of(number: int) -> str:
     name = _uevent(number).get("DEVNAME", "")
     path = f"/dev/{name}"
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError as err:
         raise DeviceNodeMissing(_text(number), path) from err
-    if not stat.S_ISBLK(found.st_mode) or found.st_rdev != number:
+    if not stat.S_ISBLK(status.st_mode) or status.st_rdev != number:
         raise DeviceNodeMissing(_text(number), path)
     return path
 
@@ -108,7 +104,7 @@ def partition_of(number: int, partition: int) -> int:
 
 
 def is_encrypted(number: int) -> bool:
-    """Whether the device is a dm-crypt mapping: smaller than what is below it, by its header."""
+    """Whether the device is a dm-crypt mapping: smaller than the device below it, by its header."""
     return syscalls.known_attribute(f"{_directory(number)}/dm/uuid").startswith(_CRYPT)
 
 
@@ -117,17 +113,17 @@ def _is_partition(directory: str, partition: int) -> bool:
 
 
 def size_bytes(path: str) -> int:
-    """The size of the device now, from sysfs: the device is not opened."""
+    """The size of the device now, from sysfs, without an open."""
     return int(_attribute(path, _number(path), "size")) * _SECTOR
 
 
 def size_of(identity: volumes.DeviceIdentity) -> int:
-    """The size of a whole disk now; 0 when it was detached, or its number is another one's. Opens nothing."""
+    """The size of a whole disk now; 0 when it was detached, or another disk has its number. Opens no device."""
     directory = f"{_BY_NUMBER}/{identity.major}:{identity.minor}"
     with syscalls.translating(f"cannot look at {directory}"):
         try:
-            same = syscalls.read_attribute(f"{directory}/diskseq") == str(identity.disk_sequence)
-            return int(syscalls.read_attribute(f"{directory}/size")) * _SECTOR if same else 0
+            is_same = syscalls.read_attribute(f"{directory}/diskseq") == str(identity.disk_sequence)
+            return int(syscalls.read_attribute(f"{directory}/size")) * _SECTOR if is_same else 0
         except FileNotFoundError:
             return 0  # the number itself was removed
 
@@ -135,8 +131,8 @@ def size_of(identity: volumes.DeviceIdentity) -> int:
 def open_exclusive(path: str, access: int = os.O_RDONLY) -> int:
     """Open the device with O_EXCL: no mount and no mkfs until the descriptor is closed. Raises `DeviceInUse`.
 
-    A proxy's or a tool's probe holds a device for a moment. When the search for its holder, which takes milliseconds,
-    finds none, it was that: the open is tried again.
+    A proxy's or a tool's probe holds a device for a moment. If the search for its holder, which takes milliseconds,
+    finds none, it tries again.
     """
     _number(path)
     for attempt in range(_LOOKS_MAX):
@@ -156,7 +152,7 @@ def open_shared(path: str) -> int:
 
 
 def sync(path: str) -> None:
-    """Write back what the page cache has of the device, durably: what was written to its node, by whomever."""
+    """Write back the dirty pages of the device, durably: all writes to its node."""
     with (
         syscalls.translating(f"cannot write back {path}"),
         syscalls.closing(os.open(path, os.O_RDONLY)) as fd,
@@ -197,7 +193,7 @@ def _is_device(status: os.stat_result, number: int) -> bool:
 
 
 def set_readonly(path: str, *, readonly: bool) -> None:
-    """Make the device itself refuse writes, or accept them again (BLKROSET)."""
+    """Let the device itself refuse writes, or accept them again (BLKROSET)."""
     with (
         syscalls.translating(f"cannot set {path} read-only or writable"),
         syscalls.closing(os.open(path, os.O_RDONLY)) as fd,
@@ -213,8 +209,8 @@ def is_readonly(path: str) -> bool:
 def is_blank(path: str) -> bool:
     """Whether every position of a superblock reads as zeros.
 
-    One half of the rule "never format on doubt"; the other one is the driver's record. Raises for a device that
-    cannot be read.
+    One half of the rule "never format on doubt"; the other half is the driver's record. Raises `CrustError` for an
+    unreadable device.
     """
     return reads_zero(path, PROBE_WINDOWS)
 

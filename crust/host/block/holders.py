@@ -1,12 +1,12 @@
-"""Who keeps a mount or a device busy: for the error message, after the kernel has refused an operation.
+"""The holders that keep a mount or a device busy, for the error message after the kernel has refused an operation.
 
-Mounts, loop devices, processes, and the devices that LVM, md or multipath built upon a device: a raw volume's bytes
-belong to a pod, and if they look like a part of one of these, the host's tools may activate it (deploy/host keeps
-them from it). The kernel then holds the device without any process, and only sysfs names the holder.
+Holders are mounts, loop devices, processes, and the devices that LVM, md or multipath built upon a device: if the
+bytes of a raw volume look like a part of one, the host's tools may activate it (deploy/host prevents that). The
+kernel then holds the device without any process, and only sysfs names the holder.
 
-Reads /proc of every process, which takes milliseconds, and so never runs on the happy path. Best effort: processes
-start and end meanwhile, and those of other PID namespaces are not visible. A process's open file may be on a file
-server that hangs, so nothing here asks for more than the kernel knows without it.
+The search reads /proc of every process, which takes milliseconds, and so never runs on the happy path. It is best
+effort: processes start and end meanwhile, and processes of other PID namespaces are not visible. A process's open
+file may be on a file server that hangs, so the search uses only the kernel's own data.
 """
 
 import errno
@@ -28,7 +28,7 @@ _IN_MEMORY = ("devtmpfs", "tmpfs", "ramfs")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Holder:
-    """A process and how it holds: by "cwd", "root", "exe", "fd 3" or "map"; whether it writes is known of devices."""
+    """A process and its hold: by "cwd", "root", "exe", "fd 3" or "map"; `writes` is known for devices only."""
 
     pid: int
     command: str
@@ -62,7 +62,7 @@ class DeviceInUse(errors.NotReady):
         )
         super().__init__(
             f"{path} is in use",
-            why=", ".join(f"{how} {_some(found)}" for how, found in users if found)
+            why=", ".join(f"{how} {_some(texts)}" for how, texts in users if texts)
             or "the kernel does not say what holds it: perhaps a process of another PID namespace",
             hint="unmount it, stop the process that holds it, or release what is built upon it; "
             "crust never detaches lazily",
@@ -75,17 +75,17 @@ class DeviceInUse(errors.NotReady):
 
     @property
     def is_explained(self) -> bool:
-        """Whether a user of the device was found. If not, it may have been held for a moment only."""
+        """Whether a user of the device was found. If not, the hold may have lasted a moment only."""
         return bool(self.mounts or self.loops or self.holders or self.stacked)
 
 
 def device_in_use(path: str, related: Collection[tuple[int, int]] = ()) -> DeviceInUse:
     """The error for a busy device, with its mounts, loop devices and processes, and those of `related` devices."""
     try:
-        own = os.stat(path).st_rdev
+        number = os.stat(path).st_rdev
     except OSError:
         return DeviceInUse(path)
-    numbers = {(os.major(own), os.minor(own)), *related}
+    numbers = {(os.major(number), os.minor(number)), *related}
     return DeviceInUse(
         path,
         tuple(mount.target for mount in mountinfo.of_devices(numbers, "self")),
@@ -124,9 +124,9 @@ def openers() -> Openers:
     """The processes that have block devices open.
 
     The process that serves a network block device (`pid` in sysfs: rbd-nbd, qemu-nbd) has it open all the time, and
-    holds nothing.
+    is no user of it.
     """
-    found: dict[tuple[int, int], tuple[Holder, ...]] = {}
+    openers_of: dict[tuple[int, int], tuple[Holder, ...]] = {}
     for pid, fd in _descriptors():
         try:
             device = syscalls.block_device_at(f"/proc/{pid}/fd/{fd}")
@@ -137,8 +137,8 @@ def openers() -> Openers:
         number = (os.major(device), os.minor(device))
         if syscalls.known_attribute(f"{_BY_NUMBER}/{number[0]}:{number[1]}/pid") != pid:
             holder = _holder(pid, f"fd {fd}", writes=_writes(pid, fd))
-            found[number] = (*found.get(number, ()), holder)
-    return found
+            openers_of[number] = (*openers_of.get(number, ()), holder)
+    return openers_of
 
 
 def _writes(pid: str, fd: str) -> bool:
@@ -151,18 +151,18 @@ def _writes(pid: str, fd: str) -> bool:
 
 
 def stacked_on(number: int, *, by_number: str = _BY_NUMBER) -> tuple[str, ...]:
-    """The names of the devices that hold the one with this `st_rdev`, or a partition of it; () if it is gone."""
+    """The names of the devices that hold the device with this `st_rdev`, or a partition of it; () if it is gone."""
     directory = f"{by_number}/{os.major(number)}:{os.minor(number)}"
     parts = [
-        each
-        for each in syscalls.names_in(directory)
-        if os.path.exists(f"{directory}/{each}/partition")
+        name
+        for name in syscalls.names_in(directory)
+        if os.path.exists(f"{directory}/{name}/partition")
     ]
     places = [f"{directory}/holders", *(f"{directory}/{part}/holders" for part in parts)]
-    found = {
+    names = {
         _shown(f"{place}/{name}", name) for place in places for name in syscalls.names_in(place)
     }
-    return tuple(sorted(found))
+    return tuple(sorted(names))
 
 
 def _shown(directory: str, name: str) -> str:
@@ -177,20 +177,20 @@ def of_mount(target: str) -> tuple[Holder, ...]:
     if mount is None:
         return ()
     target = mount.target
-    found: set[Holder] = set()
+    holders: set[Holder] = set()
     for pid in _processes():
-        found.update(_holder(pid, by) for by in _links_below(pid, target))
-        found.update(_holder(pid, "map") for _ in _maps_below(pid, target))
+        holders.update(_holder(pid, by) for by in _links_below(pid, target))
+        holders.update(_holder(pid, "map") for _ in _maps_below(pid, target))
     for pid, fd in _descriptors():
         with suppress(OSError):
             if mountinfo.mount_id_of(pid, fd) == mount.mount_id:
-                found.add(_holder(pid, f"fd {fd}"))
-    return tuple(sorted(found))
+                holders.add(_holder(pid, f"fd {fd}"))
+    return tuple(sorted(holders))
 
 
 def _some(texts: tuple[str, ...]) -> str:
-    rest = len(texts) - _SHOWN
-    return ", ".join(texts[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+    others = len(texts) - _SHOWN
+    return ", ".join(texts[:_SHOWN]) + (f" and {others} more" if others > 0 else "")
 
 
 def _holder(pid: str, by: str, *, writes: bool = False) -> Holder:
@@ -231,28 +231,27 @@ def _loops_below(target: str) -> tuple[str, ...]:
 def _loops_on(number: int) -> tuple[str, ...]:
     """The loop devices backed by a block device: a kubelet keeps one on each raw volume.
 
-    Nodes of devices are in memory. Others are not asked: the kernel would ask the file's server, which may hang.
-
-    A node whose bind was detached since (`umount --lazy`, the end of a container) has the path "/", which tells
-    nothing. Such a loop device is asked if it is no larger than the device.
+    Nodes of devices are in memory. It opens no loop device of other files: the kernel would ask the file's server,
+    which may hang. A node whose bind was detached since (`umount --lazy`, the end of a container) has the path "/":
+    it opens such a loop device if that is no larger than the device.
     """
-    # a cover before what it covers
-    mounts = sorted(mountinfo.read_all(), key=lambda each: len(each.target))[::-1]
-    found: list[str] = []
-    for each in loopctl.attached_numbers():
+    # a mount before the mount that it covers
+    mounts = sorted(mountinfo.read_all(), key=lambda mount: len(mount.target))[::-1]
+    nodes: list[str] = []
+    for loop_number in loopctl.attached_numbers():
         with suppress(OSError):
-            backing = loopctl.backing_file(each)
+            backing = loopctl.backing_file(loop_number)
             mount = next((mount for mount in mounts if _covers(mount, backing)), None)
             is_askable = (mount is not None and mount.fs_type in _IN_MEMORY) or (
-                backing == "/" and _may_be_upon(each, number)
+                backing == "/" and _may_be_upon(loop_number, number)
             )
-            if is_askable and _is_backed_by(each, number):
-                found.append(f"/dev/loop{each}")
-    return tuple(found)
+            if is_askable and _is_backed_by(loop_number, number):
+                nodes.append(f"/dev/loop{loop_number}")
+    return tuple(nodes)
 
 
 def _may_be_upon(loop_number: int, number: int) -> bool:
-    """By the sizes, which sysfs knows: a loop device keeps its size when the device below it grows."""
+    """Compare the sizes in sysfs: a loop device keeps its size when the device below it grows."""
     below = int(
         syscalls.read_attribute(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/size")
     )

@@ -1,14 +1,14 @@
 """Whether a block device is free for a guest: the one answer for a publish and for a reader's claim.
 
 The kernel has one exclusive holder of a disk at a time, and its partitions count: a mount holds, and so do mkfs, md,
-LVM, swap and a claim. One open with O_EXCL asks for all of them, in every mount namespace, and is over at once. It
-succeeds beside a process that has the device open plainly. A tool that only reads may; a process that writes, as a
-virtual machine that has lost its runtime, is looked for among the open files of all processes (`check_unwritten`):
-before a publish, before a format, and before a driver detaches. A claim asks for exclusivity alone.
+LVM, swap and a claim. One open with O_EXCL tests all of them, in every mount namespace. It succeeds beside a process
+that has the device open plainly. That is right for a tool that only reads; `check_unwritten` searches the open files
+of all processes for a process that writes, as a virtual machine without its runtime does: before a publish, before a
+format, and before a driver detaches. A claim tests exclusivity alone.
 
-A device that is busy is refused, unless that is explained: by read-only mounts, for a reader, or by a process that
-has the claim of an entry that the caller names. That no holder can be found explains nothing. Tools that have a
-device for a moment (udev, smartd, multipathd, the probe of another publish) are waited for within the call.
+It refuses a busy device, except for known users: read-only mounts, for a reader, or a process that has the claim of
+an entry that the caller names. A search without a result is no reason to accept. It waits within the call for tools
+that have a device for a moment (udev, smartd, multipathd, the probe of another publish).
 """
 
 import logging
@@ -29,7 +29,7 @@ _PAUSES_S = (0.0, 0.01, 0.05, 0.15)
 """Before each look at a busy device. Tools have it for a moment."""
 
 
-def check(
+def check_usable(
     device: volumes.BlockSource,
     *,
     readonly: bool,
@@ -39,9 +39,9 @@ def check(
     """Return if a guest may have the device. Blocks. Raises `DeviceMountedOnHost`, `holders.DeviceInUse`.
 
     `readonly`: the guest only reads, and may share the device with other readers. `claims` are the lock files of
-    entries whose holders may have it: of this very entry, or of others that only read. Without `probe`, for an entry
-    that exists, whose sandbox may be opening the device just now, only this namespace's mounts are looked for: the
-    claim asks for the others.
+    entries whose holders may have it: of this very entry, or of others that only read. Without `probe`, for an
+    existing entry whose sandbox may open the device at this moment, it looks only for this namespace's mounts: the
+    claim tests the others.
     """
     if not probe:
         _check_mounts(device, _related(device), ("self",), readonly=readonly)
@@ -68,10 +68,10 @@ def check_unwritten(
     claims: Collection[str] = (),
     opened: holders.Openers | None = None,
 ) -> None:
-    """Return if no process has the device open for writing, those excepted that have a claim. Blocks.
+    """Return if no process without a claim has the device open for writing. Blocks.
 
-    `opened` is the result of a first look (`holders.openers`), if the caller has one. Raises `holders.DeviceInUse`
-    with the processes. Those of other PID namespaces are not seen.
+    `opened` is the result of a first look (`holders.openers`), if the caller has it. Raises `holders.DeviceInUse`
+    with the processes. It does not see processes of other PID namespaces.
     """
     _check_none(
         device, lambda holder: holder.writes and not _has_claim(holder, claims), opened=opened
@@ -81,7 +81,7 @@ def check_unwritten(
 def check_unopened(device: volumes.BlockSource) -> None:
     """Return if no other process has the device open in any way. Blocks.
 
-    Raises `holders.DeviceInUse` with the processes. Those of other PID namespaces are not seen.
+    Raises `holders.DeviceInUse` with the processes. It does not see processes of other PID namespaces.
     """
     _check_none(device, lambda holder: holder.pid != os.getpid())
 
@@ -95,10 +95,10 @@ def _check_none(
         if pause_s:
             time.sleep(pause_s)
             opened = None
-        others = tuple(filter(counts, holders.of_devices(_related(device), opened)))
-        if not others:
+        users = tuple(filter(counts, holders.of_devices(_related(device), opened)))
+        if not users:
             return
-    raise holders.DeviceInUse(device.path, holders=others)
+    raise holders.DeviceInUse(device.path, holders=users)
 
 
 def _related(device: volumes.BlockSource) -> frozenset[tuple[int, int]]:

@@ -1,21 +1,21 @@
 """The kernel's own client of RBD: images of a Ceph cluster as block devices of this host, by sysfs alone.
 
-It is driven through /sys/bus/rbd (Documentation/ABI/testing/sysfs-bus-rbd): `add_single_major` takes one line of
-monitors, options and image, and returns when the device is there or cannot be; what is mapped is read from `devices`,
-so that a process that was killed finds its mappings again. No program `rbd` takes part.
+crust uses /sys/bus/rbd (Documentation/ABI/testing/sysfs-bus-rbd): `add_single_major` takes one line of monitors,
+options and image, and returns when the device exists or cannot exist; `devices` lists the mappings, so that a
+process that was killed finds its own again. The program `rbd` takes no part.
 
-Each mapping has a client of its own (`noshare`): its address is that of one image, and can be blocklisted alone. The
-user's key is handed over as a key of the kernel (`thread_key`): the options of a mapping can be read in sysfs. The
-name of that key marks the mappings of one node: those of others are neither used nor removed, and several nodes that
-are containers of one kernel have mappings of their own.
+Each mapping has a client of its own (`noshare`): its address belongs to one image, and can be blocklisted alone. The
+user's key goes to the kernel as a key (`thread_key`), because sysfs shows the options of a mapping. The name of that
+key marks the mappings of one node: a node neither uses nor removes the mappings of another node, and several nodes
+that are containers of one kernel have mappings of their own.
 
-The client lives in the network namespace of the thread that makes it. A pod's ends with the pod, and the client would
-lose its network while others use its device. So the client is made in the host's namespace: the initial one, or that
-of process 1, where it is another's (a pod with hostPID).
+The client lives in the network namespace of the thread that makes it. A pod's namespace ends with the pod, and the
+client would lose its network while others use its device. So crust makes the client in the host's namespace: the
+initial one, or that of process 1 for a pod with hostPID.
 
-RBD's exclusive lock is left to move between clients, as librbd leaves it: a mapping that kept it (`exclusive`) would
-refuse the controller its snapshots. It is no fence. Nothing is unmapped by force: what the page cache has not written
-back would be lost.
+RBD's exclusive lock moves between clients, as with librbd: a mapping that kept it (`exclusive`) would refuse the
+controller its snapshots. It fences no client. crust unmaps no device by force: that would lose the pages that the
+kernel has not written back.
 """
 
 import base64
@@ -39,12 +39,12 @@ from crust.host.process import syscalls
 
 BUS = "/sys/bus/rbd"
 _KEY = "crust.rbd."
-"""How the names of our keys begin."""
+"""The prefix of the names of crust's keys."""
 _LOCK_S, _MOUNT_S = 30, 15
 _MODPROBE_S = 20.0
 _NO_NETWORK = (
-    "this driver has a network namespace of its own and does not see the host's, with which a mapped image would go: "
-    "run it with hostPID or hostNetwork"
+    "this driver has a network namespace of its own and does not see the host's; a mapped image would end with it: "
+    "run the driver with hostPID or hostNetwork"
 )
 _THREAD_KEYRING = -1
 _INVALIDATE = 21
@@ -68,8 +68,8 @@ class KernelRefusesImage(errors.RuntimeFailed):
 
     def __init__(self, image: str, number: int) -> None:
         why = {
-            errno.ENXIO: "the image, or one that it is a clone of, has features that this kernel does not know",
-            errno.ENOENT: "the pool, the namespace or the image is not there",
+            errno.ENXIO: "the image, or a parent of this clone, has features that this kernel does not know",
+            errno.ENOENT: "the pool, the namespace or the image does not exist",
             errno.EACCES: "the cluster refuses the user",
             errno.EPERM: "the cluster refuses the user",
             errno.ENOKEY: "the kernel did not find the user's key",
@@ -86,7 +86,7 @@ class KernelRefusesImage(errors.RuntimeFailed):
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """How the kernel reaches the cluster: addresses without a protocol, all of the same one."""
+    """The kernel's access to the cluster: addresses without a protocol, which is the same for all."""
 
     monitors: Sequence[str]
     mode: str
@@ -97,7 +97,7 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A mapped image, as the kernel has it. `address` is that of its client in the cluster."""
+    """A mapped image, as the kernel has it. `address` is the address of its client in the cluster."""
 
     number: int
     image: NetworkImage
@@ -107,7 +107,7 @@ class Mapping:
 
 
 def _modprobe() -> None:
-    """Whether it worked is seen in sysfs."""
+    """Load the module, if possible; sysfs then shows the bus."""
     if not Path("/proc/modules").exists():
         return
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -119,7 +119,7 @@ def _modprobe() -> None:
 
 @dataclass(frozen=True, slots=True)
 class KernelRbd:
-    """The kernel's client of this host, for the node `owner`. Every method blocks. `bus` is another one in tests."""
+    """The kernel's client of this host, for the node `owner`. Every method blocks. Tests give another `bus`."""
 
     owner: str = ""
     bus: str = BUS
@@ -127,7 +127,7 @@ class KernelRbd:
     load_module: Callable[[], None] = _modprobe
 
     def obstacle(self) -> str:
-        """Why this kernel maps no images; empty if it does. Loads the module if it can be loaded."""
+        """The reason why this kernel maps no images; empty if it does. Loads the module if possible."""
         if not os.path.isdir(self.bus):
             self.load_module()
         if os.path.isdir(self.bus):
@@ -135,14 +135,14 @@ class KernelRbd:
         return "this host's kernel has no driver for RBD, or its module rbd is not loaded"
 
     def unsupported(self, features: int) -> tuple[str, ...]:
-        """Which features of an image this kernel does not know."""
+        """The features of an image that this kernel does not know."""
         with syscalls.translating("cannot read what the kernel's driver for RBD supports"):
-            known = int(syscalls.read_attribute(f"{self.bus}/supported_features"), 16)
-        left = features & ~known
+            supported = int(syscalls.read_attribute(f"{self.bus}/supported_features"), 16)
+        unknown = features & ~supported
         return tuple(
-            _FEATURES.get(each, f"bit {each}")
-            for each in range(left.bit_length())
-            if left >> each & 1
+            _FEATURES.get(bit, f"bit {bit}")
+            for bit in range(unknown.bit_length())
+            if unknown >> bit & 1
         )
 
     def find(self, image: NetworkImage) -> Mapping | None:
@@ -153,8 +153,8 @@ class KernelRbd:
             except FileNotFoundError:
                 return None
         for name in sorted(names, key=int):
-            if found := self._read(int(name), image):
-                return found
+            if mapping := self._read(int(name), image):
+                return mapping
         return None
 
     def map(self, image: NetworkImage, login: Login, *, readonly: bool) -> Mapping:
@@ -172,13 +172,13 @@ class KernelRbd:
         _check_plain((*login.monitors, login.user, image.pool, image.namespace, image.image))
         with thread_key("ceph", key, _secret(login.key)), host_network():
             self._add(image, " ".join(words).encode())
-        found = self.find(image)
-        if found is None:
+        mapping = self.find(image)
+        if mapping is None:
             raise KernelRefusesImage(str(image), errno.ENODEV)
-        return found
+        return mapping
 
     def unmap(self, mapping: Mapping) -> None:
-        """Unmap, and verify it; one that is not mapped is a success. Raises `DeviceInUse`."""
+        """Unmap the image; success if it is not mapped. Raises `DeviceInUse`."""
         line = str(mapping.number).encode()
         with syscalls.translating(f"cannot unmap the image {mapping.image}"):
             try:
@@ -193,7 +193,7 @@ class KernelRbd:
                 raise
 
     def refresh(self, mapping: Mapping) -> None:
-        """Give the device the image's size now: a read-only mapping is not told of a change."""
+        """Give the device the image's size now: the cluster tells a read-only mapping of no change."""
         with syscalls.translating(f"cannot refresh the image {mapping.image}"):
             self.write(f"{self.bus}/devices/{mapping.number}/refresh", b"1")
 
@@ -215,7 +215,7 @@ class KernelRbd:
         try:
             self.write(self._entry("add"), line)
         except OSError as err:
-            # not chained: what was written has no secret, and still belongs in no traceback
+            # not chained: the line has no secret, and still belongs in no traceback
             raise KernelRefusesImage(str(image), err.errno or 0) from None
 
     def _entry(self, name: str) -> str:
@@ -223,7 +223,7 @@ class KernelRbd:
         return single if os.path.exists(single) else f"{self.bus}/{name}"
 
     def _read(self, number: int, image: NetworkImage) -> Mapping | None:
-        """The mapping of that number; None if it is another image's or another owner's, or is unmapped meanwhile."""
+        """The mapping of that number; None if it belongs to another image or owner, or is unmapped meanwhile."""
         directory = f"{self.bus}/devices/{number}"
 
         def text(name: str) -> str:
@@ -235,8 +235,8 @@ class KernelRbd:
                     return None
                 options = text("config_info").split(" ")[1].split(",")
                 is_ours = any(option.startswith(f"key={self._mark}") for option in options)
-                where = text("cluster_fsid"), text("pool"), text("pool_ns")
-                if not is_ours or where != (image.cluster, image.pool, image.namespace):
+                place = text("cluster_fsid"), text("pool"), text("pool_ns")
+                if not is_ours or place != (image.cluster, image.pool, image.namespace):
                     return None
                 device = os.makedev(int(text("major")), int(text("minor")))
                 return Mapping(number, image, text("client_addr"), device, "ro" in options)
@@ -253,8 +253,8 @@ def thread_key(kind: str, description: str, payload: bytes) -> Iterator[None]:
     """A key of this thread's own keyring (keyrings(7)), for its calls inside the block; no other thread sees it.
 
     The kernel's client takes a secret in its options, which stay readable in sysfs, or the description of a key. It
-    looks the key up in the thread that maps, and has a copy when the block ends. Raises what the kernel answers,
-    without the payload.
+    looks the key up in the thread that maps, and has a copy when the block ends. Raises translated errors of the
+    kernel, without the payload.
     """
     add_key, keyctl = _key_calls()
     with syscalls.translating(
@@ -272,12 +272,12 @@ def thread_key(kind: str, description: str, payload: bytes) -> Iterator[None]:
 
 
 def _key_calls() -> tuple[int, int]:
-    found = _KEY_CALLS.get(os.uname().machine)
-    if found is None or ctypes.sizeof(ctypes.c_void_p) != 8:
+    numbers = _KEY_CALLS.get(os.uname().machine)
+    if numbers is None or ctypes.sizeof(ctypes.c_void_p) != 8:
         raise errors.Unsupported(
             "cannot give the kernel a key", why=f"crust does not know how on {os.uname().machine}"
         )
-    return found
+    return numbers
 
 
 def sees_host_network() -> bool:
@@ -293,14 +293,14 @@ def host_network() -> Iterator[None]:
         return
     with (
         syscalls.translating("cannot use the host's network namespace"),
-        syscalls.closing(os.open(_OWN, os.O_RDONLY)) as own,
+        syscalls.closing(os.open(_OWN, os.O_RDONLY)) as pod,
         syscalls.closing(os.open(_FIRST, os.O_RDONLY)) as host,
     ):
         _enter(host)
         try:
             yield
         finally:
-            _enter(own)
+            _enter(pod)
 
 
 def _is_first() -> bool:
@@ -316,10 +316,10 @@ def _enter(descriptor: int) -> None:
 
 
 def _check_plain(words: Sequence[str]) -> None:
-    """Nothing in a word may end it: the kernel splits the line by spaces and commas."""
-    for each in filter(None, words):
-        if not _PLAIN.fullmatch(each):
-            raise errors.InvalidRequest(f"the kernel cannot be told of {each!r}")
+    """Refuse spaces and commas in a word: the kernel splits the line by them."""
+    for word in filter(None, words):
+        if not _PLAIN.fullmatch(word):
+            raise errors.InvalidRequest(f"the kernel does not take {word!r}")
 
 
 def _secret(key: str) -> bytes:

@@ -1,16 +1,16 @@
 """Loop devices are attached and detached by ioctl: attach takes 0.1 ms, where losetup(8) takes 2.
 
-The kernel leaves three races to its callers. One file can be attached twice without an error: `attach`, asked for one
-device, looks and attaches under a lock on the file. Clearing a device that is open reports success and happens later:
-`detach` refuses a device in use, and afterwards verifies that it is detached. A loop number is reused at once:
-everything that acts on a device compares its disk sequence first.
+The kernel leaves three races to its callers. It attaches one file twice without an error: `attach` with `once` looks
+and attaches under a lock on the file. It reports success for the clear of an open device and clears it later:
+`detach` refuses a device in use, and afterwards verifies that it is detached. It reuses a loop number at once: every
+function that acts on a device compares its disk sequence first.
 
-Devices are matched with files by (device, inode), never by name: names are cut at 63 bytes and go stale. The name
-that the kernel keeps is the attacher's own mark, a `tag`: it is still there when the file is not. But both are known
-only to a process that opens the device, and the kernel then asks the filesystem of the backing file: with one file
-server that hangs, a search would. So a search goes by the last part of the backing file's present path first, which
-sysfs tells without the file, and opens only devices whose file has the name. A file that root bound over one of
-another name is not found; of a file with several names any device may be, and each is opened.
+A device and a file match by (device, inode), never by name: the kernel cuts names at 63 bytes, and they go stale. The
+name that the kernel keeps is the attacher's own mark, a `tag`: it survives the file. But both are visible only to a
+process that opens the device, and the kernel then asks the filesystem of the backing file: a search would hang with
+one file server. So a search first compares the last part of the backing file's present path, which sysfs shows
+without the file, and opens only devices whose file has the name. It does not find a file that root bound over a file
+of another name; for a file with several names it opens every device.
 """
 
 import contextlib
@@ -33,10 +33,10 @@ _ATTEMPTS = 1000
 
 @dataclass(frozen=True, slots=True)
 class LoopDevice:
-    """A loop device at the time of the call. `direct_io` is what the kernel granted, not what was asked for.
+    """A loop device at the time of the call. `direct_io` is the kernel's choice, not the request.
 
     `backing` is the file's present path, `file` its (device, inode). `tag` is the attacher's mark: losetup(8) leaves
-    the path of then. A device that is not `is_whole` has an offset or a size limit.
+    the path of that time. Without `is_whole` the device has an offset or a size limit.
     """
 
     path: str
@@ -67,9 +67,9 @@ def attach(
 ) -> LoopDevice:
     """Attach the file to a free loop device, with up to 63 bytes of `tag`, even if it is attached already.
 
-    With `once` it has one device: the existing one, unchanged, or the new one. Two processes that ask for that never
-    attach twice. A size that is no multiple of the sector is rounded down by the kernel. Without direct I/O on the
-    backing filesystem the device is buffered, and `direct_io` of the result is false.
+    With `once` it has one device: the existing one, unchanged, or the new one; two processes that use `once` never
+    attach twice. The kernel rounds the size down to a multiple of the sector. Without direct I/O on the backing
+    filesystem the device is buffered, and `direct_io` of the result is false.
 
     Raises `NotFound`, `Refused`, `NoFreeLoopDevice`; with `once` also `LoopAttachPending` and
     `LoopAttachedDifferently` (read-only, a part of the file, more than one device).
@@ -81,8 +81,8 @@ def attach(
             raise errors.InvalidRequest(
                 f"{backing} cannot back a loop device", why="it is not a regular file"
             )
-        if once and (found := of_open_file(file)):
-            return _the_one(backing, found)
+        if once and (devices := of_open_file(file)):
+            return _only_usable(backing, devices)
         with syscalls.translating(f"cannot attach {backing} to a loop device"):
             number, fd = _configure(file, loopctl.DIRECT_IO * direct_io, tag or str(backing))
             with syscalls.closing(fd):
@@ -122,7 +122,7 @@ class Scratch:
 def scratch(size_bytes: int) -> Iterator[Scratch]:
     """A blank device in memory, while the block runs.
 
-    The kernel detaches it at its last close, so a process that is killed leaves nothing.
+    The kernel detaches it at its last close, so a killed process leaves no device.
     """
     with (
         syscalls.translating("cannot make a scratch device"),
@@ -180,30 +180,30 @@ def find(backing: AnyPath) -> tuple[LoopDevice, ...]:
         return of_open_file(fd)
 
 
-def list_named(is_wanted: Callable[[str], bool]) -> tuple[LoopDevice, ...]:
-    """The attached devices whose file's name is wanted, or was when the file was removed. Opens no other device.
+def list_named(matches: Callable[[str], bool]) -> tuple[LoopDevice, ...]:
+    """The attached devices whose file's name, or last name before its removal, matches. Opens no other device.
 
-    By number; `backing` of a removed file ends in " (deleted)".
+    In the order of numbers; `backing` of a removed file ends in " (deleted)".
     """
     with syscalls.translating("cannot list the loop devices"):
         named = [(number, _name_of(number)) for number in loopctl.attached_numbers()]
-        wanted = [number for number, name in named if name is not None and is_wanted(name)]
-    return tuple(_described(wanted))
+        matching = [number for number, name in named if name is not None and matches(name)]
+    return tuple(_described(matching))
 
 
 def of_open_file(fd: int) -> tuple[LoopDevice, ...]:
-    """The devices that write into an open file: one without a size does not."""
+    """The devices with a size, and so the writers, of an open file."""
     with syscalls.translating("cannot list the loop devices"):
         status, name = os.fstat(fd), _last_part(os.readlink(f"/proc/self/fd/{fd}"))
         numbers = loopctl.attached_numbers()
         if status.st_nlink <= 1:
             numbers = [number for number in numbers if _name_of(number) == name]
     file = status.st_dev, status.st_ino
-    return tuple(each for each in _described(numbers) if each.file == file)
+    return tuple(device for device in _described(numbers) if device.file == file)
 
 
 def is_attached(device: LoopDevice) -> bool:
-    """Whether it is attached; not by opening it, because an open would keep it attached."""
+    """Whether the device is attached, without an open, which would keep it attached."""
     try:
         return (
             loopctl.is_bound(device.number) and loopctl.identity(device.number) == device.identity
@@ -213,7 +213,7 @@ def is_attached(device: LoopDevice) -> bool:
 
 
 def _configure(backing_fd: int, flags: int, name: str) -> tuple[int, int]:
-    """Attach to a free number; returns it and an open descriptor of the device."""
+    """Attach to a free number; returns the number and an open descriptor of the device."""
     config = loopctl.configuration(backing_fd, flags, name)
     for _ in range(_ATTEMPTS):
         with syscalls.closing(os.open("/dev/loop-control", os.O_RDWR)) as control:
@@ -226,7 +226,7 @@ def _configure(backing_fd: int, flags: int, name: str) -> tuple[int, int]:
         except OSError as err:
             if fd >= 0:
                 os.close(fd)
-            # Between "number is free" and now another caller took it (EBUSY), or removed it (ENXIO, ENOENT).
+            # After "number is free" another caller took it (EBUSY), or removed it (ENXIO, ENOENT).
             if err.errno not in (errno.EBUSY, errno.ENXIO, errno.ENOENT):
                 raise
         else:
@@ -240,7 +240,7 @@ def _configure(backing_fd: int, flags: int, name: str) -> tuple[int, int]:
 
 
 def _clear(device: LoopDevice, fd: int) -> None:
-    # While this descriptor is open the number cannot be given to another file, so the comparison holds.
+    # While this descriptor is open the kernel gives the number to no other file, so the comparison holds.
     with syscalls.closing(fd):
         if _is_same(device, fd):
             loopctl.make_writable(fd)  # the next user of the number may not check
@@ -257,7 +257,7 @@ def _wait_until_gone(device: LoopDevice) -> None:
 
 
 def _keep(device: LoopDevice) -> None:
-    """Undo the refused clear, which left a device that would be detached at its holder's last close."""
+    """Undo the refused clear: the kernel would detach the device at its holder's last close."""
     try:
         with syscalls.closing(os.open(device.path, os.O_RDONLY)) as fd:
             if _is_same(device, fd):
@@ -266,17 +266,17 @@ def _keep(device: LoopDevice) -> None:
         return
 
 
-def _the_one(backing: AnyPath, found: tuple[LoopDevice, ...]) -> LoopDevice:
+def _only_usable(backing: AnyPath, devices: tuple[LoopDevice, ...]) -> LoopDevice:
     why = ""
-    if len(found) > 1:
+    if len(devices) > 1:
         why = "more than one device writes into one file"
-    elif found[0].readonly:
+    elif devices[0].readonly:
         why = "that device is read-only"
-    elif not found[0].is_whole:
+    elif not devices[0].is_whole:
         why = "that device has an offset or a size limit"
     if why:
-        raise LoopAttachedDifferently(str(backing), found, why)
-    return found[0]
+        raise LoopAttachedDifferently(str(backing), devices, why)
+    return devices[0]
 
 
 def _is_same(device: LoopDevice, fd: int) -> bool:

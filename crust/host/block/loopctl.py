@@ -1,6 +1,6 @@
 """The loop driver's interface: ioctls, structures and sysfs names (include/uapi/linux/loop.h).
 
-It raises `OSError`: its callers, `loop` and `holders`, know what each errno means.
+It raises `OSError`: its callers, `loop` and `holders`, know the meaning of each errno.
 """
 
 import fcntl
@@ -45,10 +45,9 @@ _GONE_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What LOOP_GET_STATUS64 says. `device` and `inode` are st_dev and st_ino of the backing file.
+    """The result of LOOP_GET_STATUS64. `device` and `inode` are st_dev and st_ino of the backing file.
 
-    `backing_device` is the st_rdev of what is backed by a block device; one that is not `is_whole` has an offset or a
-    size limit.
+    `backing_device` is the st_rdev of a backing block device; without `is_whole` there is an offset or a size limit.
     """
 
     device: int
@@ -76,8 +75,8 @@ def node(number: int) -> str:
     path = f"/dev/loop{number}"
     if not os.path.exists(path) and os.path.exists(f"/sys/block/loop{number}"):
         try:
-            found = identity(number)
-            os.mknod(path, 0o660 | stat.S_IFBLK, os.makedev(found.major, found.minor))
+            device = identity(number)
+            os.mknod(path, 0o660 | stat.S_IFBLK, os.makedev(device.major, device.minor))
         except FileExistsError:
             return path
     return path
@@ -93,7 +92,7 @@ def status(fd: int) -> Status:
 
 
 def set_flags(fd: int, flags: int) -> None:
-    """Change the flags that may be changed on an attached device, of which AUTOCLEAR is one."""
+    """Change the flags of an attached device; the kernel takes some of them, AUTOCLEAR too."""
     fields = list(_INFO.unpack(fcntl.ioctl(fd, _GET_STATUS64, bytes(_INFO.size))))
     fields[8] = flags
     fcntl.ioctl(fd, _SET_STATUS64, _INFO.pack(*fields))
@@ -107,15 +106,14 @@ def make_writable(fd: int) -> None:
 def attached_numbers() -> list[int]:
     """The numbers of the attached devices, ascending, in one read of /proc/partitions: nothing is opened.
 
-    It shows those that have a size; no other device takes a write.
-
-    A kernel that hides removable disks there does not hide loop devices.
+    It shows devices with a size; no other device takes a write. A kernel that hides removable disks there still shows
+    loop devices.
     """
     names = (
         line.rpartition(b" ")[2] for line in syscalls.read_whole("/proc/partitions").split(b"\n")
     )
-    found = (name.removeprefix(b"loop") for name in names if name.startswith(b"loop"))
-    return sorted(int(number) for number in found if number.isdigit())  # loop0p1 is a partition
+    numbers = (name.removeprefix(b"loop") for name in names if name.startswith(b"loop"))
+    return sorted(int(number) for number in numbers if number.isdigit())  # loop0p1 is a partition
 
 
 def is_bound(number: int) -> bool:
@@ -133,8 +131,10 @@ def identity(number: int) -> volumes.DeviceIdentity:
     device reserves minors for partitions.
     """
     lines = syscalls.read_attribute(f"/sys/block/loop{number}/uevent").splitlines()
-    found = dict(line.split("=", 1) for line in lines)
-    return volumes.DeviceIdentity(int(found["MAJOR"]), int(found["MINOR"]), int(found["DISKSEQ"]))
+    fields = dict(line.split("=", 1) for line in lines)
+    return volumes.DeviceIdentity(
+        int(fields["MAJOR"]), int(fields["MINOR"]), int(fields["DISKSEQ"])
+    )
 
 
 def size_bytes(number: int) -> int:
@@ -153,13 +153,13 @@ class Changes:
         )
         self._socket.bind((0, 1))
 
-    def wait_until(self, done: Callable[[], bool]) -> bool:
-        """Call `done` at every event until it is true, or two seconds have passed."""
+    def wait_until(self, is_done: Callable[[], bool]) -> bool:
+        """Call `is_done` at every event until it is true, or two seconds have passed."""
         deadline = time.monotonic() + _GONE_TIMEOUT_S
-        while not done():
+        while not is_done():
             rest_s = deadline - time.monotonic()
             if rest_s <= 0 or not select.select([self._socket], [], [], rest_s)[0]:
-                return done()
+                return is_done()
             self._drop_pending()
         return True
 
@@ -168,7 +168,7 @@ class Changes:
             while self._socket.recv(8192):
                 continue
         except OSError:
-            return  # no more events, or an overflow: in both cases `done` is called again
+            return  # no more events, or an overflow: in both cases `wait_until` checks again
 
     def __enter__(self) -> Self:
         return self

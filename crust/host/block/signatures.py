@@ -1,10 +1,10 @@
-"""What is on a block device, by its signatures: libblkid's safe probe.
+"""The content of a block device, by its signatures: libblkid's safe probe.
 
 "Safe" means that two signatures which contradict each other are an error instead of a guess. The answer decides
-whether a device is formatted, so every doubt is an error.
+whether the driver formats a device, so every doubt is an error.
 
-blkid(8) does it, confined: a guest or a pod may have written the bytes. It takes 15 ms; a new volume of which its
-engine stores no data is not probed.
+blkid(8) runs confined: a guest or a pod may have written the bytes. It takes 15 ms; the driver does not probe a new
+volume without stored data.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class ProbeFailed(errors.RuntimeFailed):
 
 
 def probe(path: str) -> Signature:
-    """What is on the device or file. Blocks.
+    """The signature on the device or file. Blocks.
 
     Raises `NotFound`, `AmbiguousSignature`, `ProbeFailed`, `CannotConfine`.
     """
@@ -75,14 +75,16 @@ def probe(path: str) -> Signature:
             raise ProbeFailed(path, "it has no size")
     program = ("blkid", "-p", "-o", "export", confined.DEVICE)
     # A loop of its own: this runs in a worker thread, and `commands` bounds time and output.
-    done = asyncio.run(confined.run(program, device=path, limits=_LIMITS, timeout_s=_TIMEOUT_S))
-    if done.code == _BLKID_NOTHING:
+    blkid = asyncio.run(
+        confined.run_confined(program, device=path, limits=_LIMITS, timeout_s=_TIMEOUT_S)
+    )
+    if blkid.code == _BLKID_NOTHING:
         return Blank()
-    if done.code == _BLKID_AMBIGUOUS:
+    if blkid.code == _BLKID_AMBIGUOUS:
         raise AmbiguousSignature(path)
-    if done.code:
-        raise ProbeFailed(path, done.stderr_tail.strip() or f"blkid exited with {done.code}")
-    lines = done.stdout.decode("utf-8", "replace").splitlines()
+    if blkid.code:
+        raise ProbeFailed(path, blkid.stderr_tail.strip() or f"blkid exited with {blkid.code}")
+    lines = blkid.stdout.decode("utf-8", "replace").splitlines()
     values = dict(line.split("=", 1) for line in lines if "=" in line)
     return _signature(path, lambda name: values.get(name, ""))
 

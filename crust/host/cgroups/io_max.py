@@ -71,8 +71,8 @@ def parse(text: str, device: volumes.DeviceIdentity) -> volumes.IoLimits:
         name, *words = splitline.split()
         if name == f"{device.major}:{device.minor}":
             pairs = (word.partition("=") for word in words)
-            found = {key: value for key, _, value in pairs if key in _KEYS and value != _NO_LIMIT}
-            return volumes.IoLimits(**{_KEYS[key]: int(value) for key, value in found.items()})
+            limits = {key: value for key, _, value in pairs if key in _KEYS and value != _NO_LIMIT}
+            return volumes.IoLimits(**{_KEYS[key]: int(value) for key, value in limits.items()})
     return volumes.IoLimits()
 
 

@@ -1,15 +1,14 @@
 """I/O limits of a block device, enforced by the kernel's control groups for one group and all groups below it.
 
-A limit is a line of a group: this device, so many operations and bytes per second. The group is the one that holds
-all pods and not a single pod's: a device belongs to one volume alone, and the volume has its limits however many
-pods of the node use it. Which group that is differs between nodes, so it can be configured; the default is the
-kubelet's.
+A limit is a line of a group: this device, so many operations and bytes per second. The group holds all pods of the
+node: a device belongs to one volume, and the volume has its limits for all its pods together. The group differs
+between nodes, so it is a setting; the default is the kubelet's.
 
-The kernel keeps a line when its loop device is detached, and the next file that gets the number inherits it: so the
-lines are removed at each attach and at each detach. A node that cannot limit says so (`check`): a volume with limits
-is then refused, and not used without.
+The kernel keeps a line when its loop device is detached, and the next file with that number inherits it: so crust
+removes the lines at each attach and detach. A node that cannot limit (`check_can_limit`) refuses a volume with
+limits.
 
-Control groups v2 only (`io_max`): under v1 a line binds its own group and none below it, so no line limits all pods.
+Control groups v2 only (`io_max`): under v1 a line binds its own group and none below it, so it cannot limit all pods.
 """
 
 import errno
@@ -46,48 +45,48 @@ class Throttle:
 
     def __init__(self, io_cgroup: str = "") -> None:
         self._groups = (io_cgroup.strip("/"),) if io_cgroup else KUBELETS
-        self._found: IoMax | None = None
+        self._hierarchy: IoMax | None = None
 
     def look(self) -> None:
         """Find the hierarchy: once, before the first device is attached."""
         with syscalls.translating("cannot look for control groups"):
-            self._found = _hierarchy(self._groups)
+            self._hierarchy = _hierarchy(self._groups)
 
-    def check(self) -> None:
-        """Raise `CannotThrottle` if a limit could not be set now. What was missing is looked for again."""
-        if self._found is None:
+    def check_can_limit(self) -> None:
+        """Raise `CannotThrottle` if a limit could not be set now. Looks again for a hierarchy that was missing."""
+        if self._hierarchy is None:
             self.look()
-        if self._found is None:
+        if self._hierarchy is None:
             raise CannotThrottle(_why_none())
-        if why := self._found.obstacle():
+        if why := self._hierarchy.obstacle():
             raise CannotThrottle(why)
 
     def limits_of(self, device: volumes.DeviceIdentity) -> volumes.IoLimits:
-        """What the kernel has for the device; none where nothing can be limited."""
-        found = self._found
+        """The kernel's limits for the device; none on a node that cannot limit."""
+        found = self._hierarchy
         with syscalls.translating(f"cannot read the I/O limits of {device}"):
             return NONE if found is None else found.get(device)
 
     def set(self, device: volumes.DeviceIdentity, limits: volumes.IoLimits) -> None:
-        """Make the kernel have these limits, and no others. Cheap when it has them.
+        """Give the kernel these limits, and no others. Cheap if it has them.
 
-        Raises `CannotThrottle`, unless there are none to set, and what the kernel says; call it again then.
+        Raises `CannotThrottle`, unless `limits` is empty, and translated errors of the kernel; call it again then.
         """
         if limits != NONE:
-            self.check()
-        found = self._found
+            self.check_can_limit()
+        found = self._hierarchy
         if found is None:
-            return  # where nothing was ever limited nothing is left to remove
+            return  # a node that never limited a device has no limit to remove
         try:
             found.set(device, limits)
         except OSError as err:
-            if err.errno in _GONE:  # as NOT_FOUND it would say that the volume does not exist
+            if err.errno in _GONE:  # NOT_FOUND would mean that the volume does not exist
                 raise CannotThrottle(f"{device}: {syscalls.reason(err)}") from err
             raise syscalls.translate(err, f"cannot set the I/O limits of {device}") from err
 
 
 def _hierarchy(groups: tuple[str, ...]) -> IoMax | None:
-    """The hierarchy that has the io controller; a host may have several mounted, and it is in one of them."""
+    """The hierarchy that has the io controller; a host may have several, and the controller is in one of them."""
     for mount in mountinfo.read_all():
         if mount.fs_type == "cgroup2" and "io" in _controllers(mount.target):
             return IoMax(mount.target, groups)

@@ -5,14 +5,14 @@ fsyncs the directory. A crash leaves the old content or the new, and at worst a 
 `remove_temporary_files` removes. Every function is one thread hop for its caller: spread over awaits, a cancellation
 could fall between write and rename.
 
-A read refuses what another user could have written: a symbolic link, a pipe or device, a file that another user owns
-or may write.
+A read refuses a file that another user could have written: a symbolic link, a pipe or device, a file that another
+user owns or may write.
 
-A path is looked up again by each system call: when a disk is unmounted, or another one is mounted over a directory,
-the next call writes to another filesystem. So a `HeldDirectory` has a descriptor, which stays with the directory that
-was opened. A `HeldPath` below it is used as a path in any system call, by way of /proc/self/fd, and is shown as the
-path that people know; it is of use in this process only. From the descriptor on a path is looked up as any other one,
-so a mount over a folder would be entered: a folder that holds what matters is held too (`hold_folder`).
+Each system call looks a path up again: when a disk is unmounted, or another one is mounted over a directory, the next
+call writes to another filesystem. So a `HeldDirectory` has a descriptor, which stays with the directory that was
+opened. A `HeldPath` below it serves as a path in any system call of this process, by way of /proc/self/fd, and prints
+as the path that people know. From the descriptor on the kernel looks a path up as usual, and would enter a mount over
+a folder: so a folder with important files is held too (`hold_folder`).
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class PathAlreadyExists(errors.Conflict):
     """A path that is to be created exists already."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"{path} exists already", hint="find out what made it")
+        super().__init__(f"{path} exists already", hint="find out which program made it")
 
 
 class UntrustedFile(errors.Refused):
@@ -64,7 +64,7 @@ class UnreadableFile(errors.Corrupt):
         )
 
 
-def publish(
+def write_file(
     path: AnyPath,
     data: bytes,
     *,
@@ -72,7 +72,7 @@ def publish(
     survives_power_cut: bool = True,
     replaces: bool = True,
 ) -> None:
-    """Make `path` hold exactly `data`, in place of whatever was there, atomically and durably.
+    """Make `path` hold exactly `data`, in place of any earlier content, atomically and durably.
 
     Without `replaces` it must be absent; raises `PathAlreadyExists`. Without `survives_power_cut` nothing is synced:
     for state that a reboot makes invalid anyway. Every process of this boot still sees the old content or the new.
@@ -150,7 +150,7 @@ def sync_directory(path: AnyPath) -> None:
 
 
 def make_directory(path: AnyPath, mode: int) -> None:
-    """Make one directory, durably, with exactly `mode` whatever the umask; one that is there is kept, and synced.
+    """Make one directory, durably, with exactly `mode` whatever the umask; keep and sync an existing one.
 
     The parent must exist. Raises `UntrustedFile` when a file is there, or a directory that another user could write.
     """
@@ -162,7 +162,7 @@ def make_directory(path: AnyPath, mode: int) -> None:
             if not stat.S_ISDIR(status.st_mode):
                 raise UntrustedFile(str(path), "it is not a directory") from None
             _check_only_ours(str(path), status)
-            # Names that a killed process gave are not known to be durable, and are about to be relied on.
+            # A killed process may not have synced the names that it gave.
             _sync(os.fspath(path))
         _sync(os.path.dirname(path) or ".")
 
@@ -185,7 +185,7 @@ def make_staging(path: AnyPath, mode: int) -> None:
             os.mkdir(path, mode)
         except FileExistsError as err:
             raise PathAlreadyExists(str(path)) from err
-        # only if the umask changed it: a chmod is an event for those who watch the directory
+        # only if the umask changed it: a chmod is an event for the watchers of the directory
         if stat.S_IMODE(os.lstat(path).st_mode) != mode:
             os.chmod(path, mode)
 
@@ -200,7 +200,7 @@ def write_staged(
 ) -> None:
     """Write a new file, its content synced, into a directory of `make_staging`, or aside; `shown` is its name then.
 
-    It needs no rename of its own, nor a sync of its name: `publish_directory` makes both visible and durable at once.
+    It needs no rename and no sync of its name: `publish_directory` makes file and name visible and durable at once.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with (
@@ -208,9 +208,9 @@ def write_staged(
         syscalls.closing(os.open(path, flags, 0o600)) as fd,
     ):
         os.fchmod(fd, mode)  # the umask must not decide
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(fd, rest) :]
+        unwritten = memoryview(data)
+        while unwritten:
+            unwritten = unwritten[os.write(fd, unwritten) :]
         if sync:
             os.fsync(fd)
 
@@ -233,7 +233,7 @@ def publish_directory(staging: AnyPath, final: AnyPath) -> None:
 
 
 def temporary_name(path: AnyPath) -> str:
-    """A name beside `path` for a file that is to be renamed; what a crash leaves of it is removed."""
+    """A name beside `path` for a file before its rename; `remove_temporary_files` removes it after a crash."""
     directory, name = os.path.split(path)
     return os.path.join(directory, f".{name[:200]}.{secrets.token_hex(6)}{_TEMPORARY_SUFFIX}")
 
@@ -242,7 +242,7 @@ def remove_temporary_files(directory: AnyPath) -> None:
     """Remove the temporary files that a crash left in a directory.
 
     Only the directory's one writer may call it, while it writes nothing: a file in progress looks the same.
-    One that cannot be removed, a damaged one for example, stays: nothing ever reads it.
+    A file that cannot be removed, for example a damaged one, stays: no code ever reads it.
     """
     with syscalls.translating(f"cannot remove temporary files from {directory}"):
         names = os.listdir(directory)
@@ -290,7 +290,7 @@ class HeldDirectory:
         self._folders: dict[str, HeldDirectory] = {}
 
     def hold(self) -> None:
-        """Hold what is at the path now, in place of what was held. Raises `NotFound`, and `Conflict` for a file."""
+        """Hold the directory now at the path, in place of an earlier one. Raises `NotFound`, `Conflict` (a file)."""
         for folder in self._folders.values():
             folder.let_go()
         with syscalls.translating(f"cannot open {self.path}"):
@@ -308,7 +308,7 @@ class HeldDirectory:
                 raise errors.PeerUnavailable.named(
                     "FolderMountedOver",
                     f"{folder.path} is a mount point",
-                    why="its files are below what is mounted there",
+                    why="its files are below the mount",
                     hint="unmount it; if the files are in the mount, "
                     "stop the program first, and move them into the folder",
                 )
@@ -335,10 +335,10 @@ class HeldDirectory:
         with syscalls.translating(f"cannot look at {self.path}"):
             held = os.stat(self.descriptor())
             try:
-                found = os.stat(path)
+                present = os.stat(path)
             except FileNotFoundError as err:
                 raise DirectoryReplaced(self.path) from err
-        if not os.path.samestat(held, found):
+        if not os.path.samestat(held, present):
             raise DirectoryReplaced(self.path)
 
     def descriptor(self) -> int:
@@ -382,10 +382,10 @@ class HeldPath(os.PathLike[str]):
 
     def __fspath__(self) -> str:
         """For a system call now. Raises `DirectoryNotHeld`."""
-        first, _, rest = self.name.partition("/")
+        first, _, below = self.name.partition("/")
         folder = self.directory._folders.get(first)
         if folder is not None and folder._is_held:
-            return f"/proc/self/fd/{folder._fd}/{rest or '.'}"
+            return f"/proc/self/fd/{folder._fd}/{below or '.'}"
         return f"/proc/self/fd/{self.directory.descriptor()}/{self.name}"
 
     def __str__(self) -> str:

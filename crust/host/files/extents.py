@@ -1,9 +1,9 @@
-"""Which parts of a file hold data, and which parts of two files are different blocks.
+"""The parts of a file that hold data, and the parts of two files that are different blocks.
 
 `allocated` uses SEEK_DATA: a hole, or a part that was reserved and never written, reads as zeros. `differing`
 compares where the blocks of two files are (FIEMAP): blocks that both share by reference are equal, and no byte is
 read. That is exact as long as neither file changes. Blocks without a known position (compressed, inline, not yet
-allocated) count as different, so an error can only report too much.
+allocated) count as different: the result may be too large, and is never too small.
 
 Source: lseek(2), and Linux Documentation/filesystems/fiemap.rst.
 """
@@ -63,7 +63,7 @@ def allocated(path: AnyPath) -> tuple[Extent, ...]:
 def differing(base: AnyPath, target: AnyPath) -> tuple[Extent, ...]:
     """The parts of `target` that are not the same blocks as in `base`, or are in one file only; ascending.
 
-    Exact if neither file is written to meanwhile. If one is, the parts left out were equal at some moment during
+    Exact if no process writes to either file meanwhile. Otherwise the parts left out were equal at some moment during
     the call. Raises `NotFound`, and `Unsupported` where the filesystem has no FIEMAP.
     """
     with syscalls.translating(f"cannot compare {base} with {target}"):
@@ -90,8 +90,8 @@ def data_of(fd: int) -> Iterator[Extent]:
 
 
 def _placed_of(path: AnyPath) -> list[_Placed]:
-    """The extents of a file, ascending, after what was not written back yet is."""
-    found: list[_Placed] = []
+    """The extents of a file, ascending, after its dirty pages are written back."""
+    placed: list[_Placed] = []
     with syscalls.closing(_open(path)) as fd:
         size, end, flags, count = os.fstat(fd).st_size, 0, 0, 1
         while count and end < size and not flags & _LAST:
@@ -103,23 +103,23 @@ def _placed_of(path: AnyPath) -> list[_Placed]:
                 fields = _EXTENT.unpack_from(answer, _HEAD.size + number * _EXTENT.size)
                 start, place, flags = fields[0], fields[1], fields[5]
                 end = start + fields[2]
-                if start < size and not flags & _UNWRITTEN:  # which reads as zeros, as a hole does
-                    known = None if flags & _PLACE_UNKNOWN else place
-                    found.append(_Placed(start, min(end, size), known))
-    return found
+                if start < size and not flags & _UNWRITTEN:  # unwritten reads as zeros
+                    position = None if flags & _PLACE_UNKNOWN else place
+                    placed.append(_Placed(start, min(end, size), position))
+    return placed
 
 
 def _differences(old: list[_Placed], new: list[_Placed]) -> Iterator[Extent]:
     """Walk both maps from one border to the next: between two borders each file has one extent or none."""
-    borders = sorted({border for each in (*old, *new) for border in (each.start, each.end)})
+    borders = sorted({border for extent in (*old, *new) for border in (extent.start, extent.end)})
     for start, end in itertools.pairwise(borders):
         if _shift_at(old, start) != _shift_at(new, start):
             yield Extent(start, end - start)
 
 
 def _shift_at(extents: list[_Placed], offset: int) -> object:
-    """How far a byte of a file is moved on the device: None in a hole; equal to nothing where it is not known."""
-    number = bisect.bisect_right(extents, offset, key=lambda each: each.start) - 1
+    """The distance from a byte's offset to its position on the device; None in a hole; unique where it is unknown."""
+    number = bisect.bisect_right(extents, offset, key=lambda extent: extent.start) - 1
     if number < 0 or extents[number].end <= offset:
         return None
     place = extents[number].place

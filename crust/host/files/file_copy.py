@@ -2,8 +2,8 @@
 
 A clone takes 2 ms whatever the size, and is a point-in-time copy: xfs and btrfs block writers meanwhile. On other
 filesystems only the data that SEEK_DATA finds is copied, because copy_file_range(2) of the complete file allocates
-its holes. Such a copy takes time in proportion to the data, and may or may not contain what is written to the source
-meanwhile: `clones` says which kind a directory gives.
+its holes. Such a copy takes time in proportion to the data, and may contain later writes to the source: `clones`
+says which kind a directory gives.
 
 The copy is made under a temporary name, synced, and renamed, so it appears atomically. The caller syncs its name.
 `durable.remove_temporary_files` removes the temporary file that a crash leaves.
@@ -112,7 +112,7 @@ def _opened(source: AnyPath, least_bytes: int) -> Iterator[tuple[int, int]]:
                 "SourceTooShort",
                 f"{source} is not copied",
                 why=f"it has {status.st_size} bytes and should have {least_bytes}",
-                hint="find out what truncated it; nothing was changed",
+                hint="find out which program truncated it; nothing was changed",
             )
         yield fd, status.st_size
 
@@ -136,10 +136,10 @@ def _copy_segments(source: int, target: int, size_bytes: int) -> None:
 def _copy_range(source: int, target: int, start: int, end: int) -> None:
     while start < end:
         count = min(_CHUNK_BYTES, end - start)
-        done = os.copy_file_range(source, target, count, start, start)
-        if not done:
+        copied_bytes = os.copy_file_range(source, target, count, start, start)
+        if not copied_bytes:
             raise OSError(errno.EIO, "the file became shorter while it was copied")
-        start += done
+        start += copied_bytes
 
 
 @contextmanager

@@ -3,14 +3,14 @@
 Such a lock is inherited over fork, exec and SCM_RIGHTS, and ends when the last copy of the descriptor is closed. It
 can be tested (F_OFD_GETLK) without being taken: a test that takes the lock for a moment makes another process's
 attempt in that moment fail. /proc/locks is no substitute: inside a PID namespace it hides a lock whose taker is dead,
-and a lock that a virtual machine inherited is one of those. Which processes have a lock, `open_files.holders` knows.
+as it is for a lock that a virtual machine inherited. `open_files.holders` finds the processes that have a lock.
 
 `ProcessLock` is the lock of one process on a file. `ToolLocks` has a lock per volume that lives as long as any
-program that a process of crust has started on the volume's device. A process that is killed leaves its mkfs or e2fsck
-running, perhaps stuck on a slow disk, and not every one of them holds the device exclusively: mkfs.btrfs writes
-through a plain descriptor. So each program inherits two descriptors: a lock, and the open device. Nobody stages,
-publishes or gives back the volume until the last copy of the lock is closed, and the kernel does not detach the
-device, so that no other volume gets it, until its last copy is.
+program that a process of crust has started on the volume's device. A killed process leaves its mkfs or e2fsck
+running, perhaps stuck on a slow disk, and some do not hold the device exclusively: mkfs.btrfs writes through a plain
+descriptor. So each program inherits two descriptors: a lock, and the open device. The driver stages, publishes and
+gives back the volume only after the last copy of the lock is closed. The kernel detaches the device for another
+volume only after the last copy of the open device is closed.
 
 A lock file is never unlinked: two processes could then each hold a lock on a file of that name.
 """
@@ -35,7 +35,7 @@ _OFFSET_BYTES = 7
 
 
 def try_lock(fd: int) -> bool:
-    """Take the exclusive lock on the file behind `fd`, opened for writing; False if it is held. Never waits."""
+    """Take the exclusive lock on the file of `fd`, opened for writing; False if it is held. Never waits."""
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, None))
     except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, as POSIX lets a system choose
@@ -48,7 +48,7 @@ def try_lock(fd: int) -> bool:
 def unlock(fd: int, *, at: int | None = None) -> None:
     """Release the lock, of the byte `at` or of the file, for every copy of the descriptor.
 
-    Closing alone would not do: a child that is between fork and exec still has a copy.
+    Closing is not enough: a child that is between fork and exec still has a copy.
     """
     with syscalls.translating("cannot unlock a file"):
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, at))
@@ -130,8 +130,8 @@ class ToolLocks:
 
     One file of no size serves all volumes: a volume's lock is one byte of it, at an offset made from its id. The lock
     is shared and the file open for reading only, because a confined program gets it too. That is enough: the file has
-    one owner at a time (the driver that has the pool, the proxy that has the run directory), so the question is never
-    who comes first, only whether anybody is left.
+    one owner at a time (the driver of the pool, the proxy of the run directory), and this owner asks only whether a
+    program is left.
     """
 
     path: Place
@@ -154,7 +154,7 @@ class ToolLocks:
             unlock(fd, at=at)
 
     def check_free(self, volume: str) -> None:
-        """Raise `VolumeInUseByTool` if a program runs on the volume, and take nothing."""
+        """Raise `VolumeInUseByTool` if a program runs on the volume; take no lock."""
         with syscalls.translating(f"cannot open {self.path}"):
             try:  # usually it is absent, and creating a CrustError costs more than this call
                 fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -165,7 +165,7 @@ class ToolLocks:
 
 
 def _free_byte(fd: int, volume: str) -> int:
-    """Which byte of the file is the volume's lock. Raises `VolumeInUseByTool` while a program has it."""
+    """The offset of the volume's lock in the file. Raises `VolumeInUseByTool` while a program has the lock."""
     at = int.from_bytes(hashlib.sha256(volume.encode()).digest()[:_OFFSET_BYTES])
     if is_locked(fd, at=at):
         raise errors.PeerUnavailable.named(

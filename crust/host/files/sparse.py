@@ -1,12 +1,11 @@
 """Sparse files as the images of volumes and snapshots: created and grown.
 
-Nothing here makes an image smaller, and nothing follows a symbolic link.
+No function makes an image smaller, and none follows a symbolic link.
 
-Whether a file is open for writing anywhere, loop devices included: one question to the kernel about the file.
-
-A read lease (fcntl(2), F_SETLEASE) is granted exactly while no writer has the file open, and is given back at once.
-Readers notice nothing. A process that opens the file for writing in between waits that long; one that opens without
-blocking would get EAGAIN, which says nothing about the file, so crust's own writers open by `open_file`.
+`has_writers` asks the kernel whether any process or loop device has a file open for writing, by a read lease
+(fcntl(2)). The kernel grants it exactly while no writer has the file open, and crust gives it back at once. Readers
+notice nothing. A process that opens the file for writing in between waits that long; without blocking it gets EAGAIN,
+which says nothing about the file. So crust's own writers open the file by `open_file`.
 """
 
 import errno
@@ -45,7 +44,7 @@ class Space:
 
 
 def exists(path: AnyPath) -> bool:
-    """Whether `path` exists; raises where that cannot be known."""
+    """Whether `path` exists; raises if the kernel does not say it."""
     with syscalls.translating(f"cannot stat {path}"):
         try:
             os.lstat(path)
@@ -126,7 +125,7 @@ def space(directory: AnyPath) -> Space:
 
 
 def allocations(directory: AnyPath) -> dict[str, int]:
-    """The blocks of each regular file, in bytes; one that cannot be looked at counts none."""
+    """The blocks of each regular file, in bytes; 0 for a file that stat(2) refuses."""
     with syscalls.translating(f"cannot list {directory}"), os.scandir(directory) as entries:
         files = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
         return {file.name: _blocks_bytes(file) for file in files}
@@ -175,9 +174,9 @@ def has_writers(path: AnyPath) -> bool:
 
 
 def open_file(path: AnyPath, flags: int, mode: int = 0o600) -> int:
-    """open(2) with O_NONBLOCK, so that a pipe does not hang it, which waits until a lease is given back.
+    """open(2) that does not hang on a pipe (O_NONBLOCK), and waits until a lease is given back. Raises `OSError`.
 
-    The kernel ends the wait after /proc/sys/fs/lease-break-time (45 s), whoever has the lease. Raises `OSError`.
+    The kernel ends the wait after /proc/sys/fs/lease-break-time (45 s).
     """
     try:
         return os.open(path, flags | os.O_NONBLOCK, mode)
@@ -186,8 +185,8 @@ def open_file(path: AnyPath, flags: int, mode: int = 0o600) -> int:
 
 
 def _open_regular(path: AnyPath, flags: int) -> int:
-    """Open with blocking what is certainly a regular file: the descriptor is of the file that was looked at."""
-    with syscalls.closing(os.open(path, os.O_PATH | flags & os.O_NOFOLLOW)) as seen:
-        if not stat.S_ISREG(os.fstat(seen).st_mode):
+    """Open with blocking, after a check that it is a regular file, by a descriptor of the file that was checked."""
+    with syscalls.closing(os.open(path, os.O_PATH | flags & os.O_NOFOLLOW)) as path_fd:
+        if not stat.S_ISREG(os.fstat(path_fd).st_mode):
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
-        return os.open(f"/proc/self/fd/{seen}", flags & ~(os.O_CREAT | os.O_NOFOLLOW))
+        return os.open(f"/proc/self/fd/{path_fd}", flags & ~(os.O_CREAT | os.O_NOFOLLOW))

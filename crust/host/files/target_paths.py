@@ -1,8 +1,8 @@
 """Target paths, which a CO names: used only below allowed roots, and never through a symbolic link below them.
 
-A `TargetPath` is well formed; where it leads is known only at the moment of use. So the parent is opened from the
-root with every link refused (openat2(2)), and the target is created or removed in that directory, by descriptor. The
-root itself may be reached through links: the operator wrote it.
+A `TargetPath` is well formed; the kernel decides at each use to which directory it leads. So `parent_of` opens the
+parent from the root with every link refused (openat2(2)), and the target is created or removed in that directory, by
+descriptor. Links may lead to the root itself: the operator wrote it.
 
 Removal takes only empty directories and empty files: a recursive delete of a target that is still mounted would
 delete the volume's data.
@@ -40,7 +40,7 @@ class SymlinkInPath(errors.Refused):
         super().__init__(
             f"{target} is refused",
             why=f"its component {component!r} is a symbolic link",
-            hint="find out what made the link; target paths are plain directories",
+            hint="find out which program made the link; target paths are plain directories",
         )
 
 
@@ -57,7 +57,7 @@ class TargetConflict(errors.Conflict):
 
 @contextmanager
 def parent_of(target: TargetPath, roots: Sequence[str]) -> Iterator[int]:
-    """An O_PATH descriptor of the directory that holds `target`. The CO creates that one (CSI NodePublishVolume).
+    """An O_PATH descriptor of the parent of `target`. The CO creates the parent (CSI NodePublishVolume).
 
     Raises `PathOutsideRoots`, `SymlinkInPath`, `NotFound`.
     """
@@ -79,7 +79,7 @@ def parent_of(target: TargetPath, roots: Sequence[str]) -> Iterator[int]:
 
 
 def _check_components(target: TargetPath, root: str, above: str) -> None:
-    """Raise what names the component that is in the way, if it still is."""
+    """Raise the error that names the component in the way, if it is still there."""
     path = root
     for name in above.split("/"):
         path = f"{path}/{name}"
@@ -91,26 +91,26 @@ def _check_components(target: TargetPath, root: str, above: str) -> None:
 
 def make_directory(target: TargetPath, roots: Sequence[str]) -> bool:
     """As `made_directory`; True if the directory was created."""
-    with made_directory(target, roots) as (_, made):
-        return made
+    with made_directory(target, roots) as (_, created):
+        return created
 
 
 @contextmanager
 def made_directory(target: TargetPath, roots: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """Create the target directory: a path of it, and whether it was created, and so cannot be a mount point.
+    """Create the target directory; gives a path of it, and whether it is new, and so cannot be a mount point.
 
     The path leads through the descriptor of its parent: no link above it can be changed meanwhile. An existing
     directory is kept if it is empty or a mount point; else raises `TargetConflict`.
     """
     with parent_of(target, roots) as parent:
-        made, name = True, os.path.basename(target.text)
+        created, name = True, os.path.basename(target.text)
         with syscalls.translating(f"cannot create {target}"):
             try:
                 os.mkdir(name, 0o750, dir_fd=parent)
             except FileExistsError:
                 _check_free_directory(target, parent, name)
-                made = False
-        yield f"/proc/self/fd/{parent}/{name}", made
+                created = False
+        yield f"/proc/self/fd/{parent}/{name}", created
 
 
 def make_file(target: TargetPath, roots: Sequence[str]) -> None:
@@ -150,7 +150,7 @@ def remove_empty_below(target: TargetPath, roots: Sequence[str]) -> None:
     """Remove directories that hold nothing but such directories, below a target that is not mounted.
 
     A kubelet creates them for a `subPath`, in the directory itself where the guard mount was lost. rmdir(2) alone is
-    used, so data cannot be lost; whatever else is there stays, and `remove` then names it. No mount is entered.
+    used, so data cannot be lost; everything else stays, and `remove` then names it. It enters no mount.
     """
     try:
         with parent_of(target, roots) as parent:

@@ -2,15 +2,15 @@
 
 mkfs runs when the record says that no user ever had the device *and* the device is blank: it reads so, or its engine
 stores no data of it at all. Two sources, because each can be wrong: a record may come from an old backup, a probe
-may read a failing disk. If they disagree the stage is refused.
+may read a failing disk. If they disagree, the driver refuses the stage.
 
 After an interrupted mkfs the record says "formatting". That is one source, and the record may be an old one, of a
 volume that has been in use since. The other is the device: mkfs.ext4 and mkfs.btrfs write the superblock last, and
-mkfs.xfs marks its own until it ends. Without a complete filesystem the device is cleared and formatted again. A
-complete one with the UUID that the record planned is kept. Anything else is in doubt: nothing that is a complete
-filesystem is ever cleared.
+mkfs.xfs marks its own until it ends. The driver clears and formats the device again if it has no complete filesystem,
+and keeps a complete one with the UUID that the record planned. Any other complete filesystem is in doubt, and never
+cleared.
 
-A volume that guests had may have a filesystem of theirs while its record still says "new": that is kept, too.
+A guest may have made a filesystem while the record still says "new": the driver keeps that, too.
 """
 
 import enum
@@ -23,7 +23,7 @@ from crust.host.filesystems import superblocks
 
 
 class Content(Protocol):
-    """What a driver has recorded of a volume's content: the first source."""
+    """A driver's record of a volume's content: the first source."""
 
     @property
     def volume_id(self) -> str:
@@ -49,83 +49,85 @@ class Content(Protocol):
 class ContentInDoubt(errors.Corrupt):
     """The record and the device contradict each other."""
 
-    def __init__(self, volume_id: str, recorded: str, found: str) -> None:
+    def __init__(self, volume_id: str, recorded: str, holds: str) -> None:
         super().__init__(
             f"{volume_id} is neither formatted nor mounted",
-            why=f"its record says {recorded}, but the device holds {found}",
+            why=f"its record says {recorded}, but the device holds {holds}",
             hint="check the image by hand; nothing was written to it",
         )
 
 
 class Action(enum.Enum):
-    """What to do with a device before its first mount."""
+    """The work on a device before its first mount."""
 
     KEEP = "keep"
     MAKE = "make"
     CLEAR_AND_MAKE = "clear and make"
     ADOPT = "adopt"
-    """mkfs had ended when the driver was killed: check what it made, and keep it."""
+    """mkfs had ended when the driver was killed: check the new filesystem, and keep it."""
 
 
 def judge(
     content: Content,
-    wanted: str,
-    found: signatures.Signature,
+    fs_type: str,
+    signature: signatures.Signature,
     *,
     is_blank: Callable[[], bool],
-    left: Callable[[str], superblocks.Superblock],
+    superblock_of: Callable[[str], superblocks.Superblock],
 ) -> Action:
-    """The action after which the volume has the filesystem `wanted`.
+    """The action after which the volume has the filesystem `fs_type`.
 
-    `is_blank` looks at every place where a superblock could be; it is asked only when the answer may be to format.
-    `left` reads the superblock of the type that was found: an interrupted mkfs may have left it.
+    `is_blank` looks at every place where a superblock could be; it is called only if the action may be to format.
+    `superblock_of` reads the superblock of the type that was found: an interrupted mkfs may have left it.
     Raises `ContentInDoubt`, `FormattedDifferently`, `NoFilesystemOnDevice`.
     """
     if content.state == "new":
-        return _judge_new(content, wanted, found, is_blank, left)
+        return _judge_new(content, fs_type, signature, is_blank, superblock_of)
     if content.state == "formatting":
-        action = judge_interrupted(content, found, left=left)
+        action = judge_interrupted(content, signature, superblock_of=superblock_of)
         if action is Action.ADOPT:
-            _check_wanted(content, content.fs_type, wanted)
+            _check_wanted(content, content.fs_type, fs_type)
         return action
-    if not isinstance(found, signatures.Filesystem):
+    if not isinstance(signature, signatures.Filesystem):
         if content.state == "raw":
             raise errors.NotReady.named(
                 "NoFilesystemOnDevice",
                 f"{content.volume_id} cannot be mounted",
-                why=f"it was published as a raw device, and holds {describe(found)}",
+                why=f"it was published as a raw device, and holds {describe(signature)}",
                 hint="make a filesystem on it as a raw volume, or create another volume",
             )
-        raise ContentInDoubt(content.volume_id, f"{content.fs_type} was made", describe(found))
-    if content.state == "formatted" and found.type != content.fs_type:
-        raise ContentInDoubt(content.volume_id, f"{content.fs_type} was made", describe(found))
-    _check_wanted(content, found.type, wanted)
+        raise ContentInDoubt(content.volume_id, f"{content.fs_type} was made", describe(signature))
+    if content.state == "formatted" and signature.type != content.fs_type:
+        raise ContentInDoubt(content.volume_id, f"{content.fs_type} was made", describe(signature))
+    _check_wanted(content, signature.type, fs_type)
     return Action.KEEP
 
 
 def _judge_new(
     content: Content,
-    wanted: str,
-    found: signatures.Signature,
+    fs_type: str,
+    signature: signatures.Signature,
     is_blank: Callable[[], bool],
-    left: Callable[[str], superblocks.Superblock],
+    superblock_of: Callable[[str], superblocks.Superblock],
 ) -> Action:
-    if isinstance(found, signatures.Blank) and is_blank():
+    if isinstance(signature, signatures.Blank) and is_blank():
         return Action.MAKE
-    what = "data without a signature" if isinstance(found, signatures.Blank) else describe(found)
-    if content.in_guest and isinstance(found, signatures.Filesystem):
-        _check_wanted(content, found.type, wanted)  # somebody else has made it
-        if left(found.type).complete:
+    holds = describe(signature)
+    if isinstance(signature, signatures.Blank):
+        holds = "data without a signature"
+    if content.in_guest and isinstance(signature, signatures.Filesystem):
+        _check_wanted(content, signature.type, fs_type)  # somebody else has made it
+        if superblock_of(signature.type).complete:
             return Action.KEEP
-        what = f"{found.type} whose mkfs was interrupted"
-    raise ContentInDoubt(content.volume_id, "that it was never used", what)
+        holds = f"{signature.type} whose mkfs was interrupted"
+    raise ContentInDoubt(content.volume_id, "that it was never used", holds)
 
 
-def _check_wanted(content: Content, present: str, wanted: str) -> None:
-    if present != wanted:
+def _check_wanted(content: Content, present: str, fs_type: str) -> None:
+    if present != fs_type:
         raise errors.NotReady.named(
             "FormattedDifferently",
-            f"{content.volume_id} cannot be mounted as {wanted}",
+            f"{content.volume_id} cannot be mounted as {fs_type}",
             why=f"it is formatted with {present}",
             hint=f"request {present}",
         )
@@ -133,43 +135,41 @@ def _check_wanted(content: Content, present: str, wanted: str) -> None:
 
 def judge_interrupted(
     content: Content,
-    found: signatures.Signature,
+    signature: signatures.Signature,
     *,
-    left: Callable[[str], superblocks.Superblock],
+    superblock_of: Callable[[str], superblocks.Superblock],
 ) -> Action:
     """CLEAR_AND_MAKE or ADOPT for a volume whose record says "formatting". Raises `ContentInDoubt`."""
-    if isinstance(found, signatures.Blank):
+    if isinstance(signature, signatures.Blank):
         return Action.CLEAR_AND_MAKE
-    if isinstance(found, signatures.Filesystem) and found.type == content.fs_type:
-        superblock = left(found.type)
+    if isinstance(signature, signatures.Filesystem) and signature.type == content.fs_type:
+        superblock = superblock_of(signature.type)
         if not superblock.complete:
             return Action.CLEAR_AND_MAKE
         if content.planned_uuid and superblock.uuid == content.planned_uuid:
             return Action.ADOPT
-        what = f"a complete {found.type} with the UUID {superblock.uuid}"
+        holds = f"a complete {signature.type} with the UUID {superblock.uuid}"
     else:
-        what = describe(found)
+        holds = describe(signature)
     planned = f"{content.fs_type} {content.planned_uuid}".strip()
-    raise ContentInDoubt(content.volume_id, f"that making {planned} was interrupted", what)
+    raise ContentInDoubt(content.volume_id, f"that making {planned} was interrupted", holds)
 
 
 def check_readable(volume_id: str, action: Action | None) -> None:
-    """Raise ReadOnlyVolumeNotFormatted unless a volume that is to be read only can be mounted as it is."""
+    """Raise ReadOnlyVolumeNotFormatted unless a volume can be mounted for reading without any work."""
     if action not in (None, Action.KEEP):
         raise errors.NotReady.named(
             "ReadOnlyVolumeNotFormatted",
             f"{volume_id} cannot be mounted",
-            why=(
-                "it has no filesystem, or none that was made completely, and it is to be read only"
-            ),
+            why="it has no filesystem, or only a part of one, and it is published read-only",
             hint="publish it for writing first, or create it from a snapshot",
         )
 
 
-def describe(found: signatures.Signature) -> str:
+def describe(signature: signatures.Signature) -> str:
     """The content, for messages."""
-    if isinstance(found, signatures.Filesystem):
-        return found.type
-    if isinstance(found, signatures.Other):
-        return found.what
+    if isinstance(signature, signatures.Filesystem):
+        return signature.type
+    if isinstance(signature, signatures.Other):
+        return signature.what
     return "no signature"

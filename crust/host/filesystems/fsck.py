@@ -1,6 +1,6 @@
 """Checking an unmounted filesystem before it is mounted writable.
 
-The kernel parses a filesystem only when it is mounted: what is decided before that is read from the superblock.
+The kernel parses a filesystem only when it is mounted: a decision before that reads the superblock.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from crust.host.process import confined, workers
 
 _TIMEOUT_S = 3600.0
 _LIMITS = confined.Limits(memory_bytes=4 * 1024**3, cpu_s=int(_TIMEOUT_S))
-"""Address space and processor time of an e2fsck: what it needs for some tens of terabytes."""
+"""Address space and processor time of an e2fsck, enough for some tens of terabytes."""
 _E2FSCK_UNCORRECTED, _E2FSCK_FAILED = 4, 8
 _OUTPUT_TAIL_BYTES = 1024
 
 
-async def check(
+async def check_filesystem(
     path: str, fs_type: str, *, completely: bool = False, inherits: Sequence[int] = ()
 ) -> bool:
     """Repair an unmounted filesystem as far as is safe without asking; whether anything was repaired.
@@ -27,10 +27,10 @@ async def check(
     replayed. e2fsck has the descriptors `inherits` open. Raises `FilesystemNeedsRepair` and `FilesystemCheckFailed`,
     after which nothing may mount it writable.
     """
-    found = await workers.run(superblocks.read, path, fs_type)
+    superblock = await workers.run(superblocks.read, path, fs_type)
     if fs_type == "ext4" and completely:
         return await _e2fsck(path, ["-f", "-p"], inherits)
-    return not found.clean and await _e2fsck(path, ["-p"], inherits)
+    return not superblock.clean and await _e2fsck(path, ["-p"], inherits)
 
 
 async def _e2fsck(path: str, options: Sequence[str], inherits: Sequence[int]) -> bool:
@@ -38,33 +38,33 @@ async def _e2fsck(path: str, options: Sequence[str], inherits: Sequence[int]) ->
 
     Raises `DeviceInUse`, `FilesystemNeedsRepair`, `FilesystemCheckFailed`.
     """
-    # Of the status, bit 1 is "corrected" and bit 4 "left as it is"; from 8 on e2fsck itself failed, and that is
-    # not "clean". fsck(8)'s callers often read it so.
+    # Of the status, bit 1 is "corrected" and bit 4 "left as it is"; from 8 on e2fsck itself failed, which is not
+    # "clean", as callers of fsck(8) often believe.
     program = ["e2fsck", *options, confined.DEVICE]
-    done = await confined.run(
+    completed = await confined.run_confined(
         program, device=path, limits=_LIMITS, timeout_s=_TIMEOUT_S, inherits=inherits
     )
-    said = _tail(done.stdout.decode("utf-8", "replace"), path)
-    if done.code >= _E2FSCK_FAILED:
+    output = _tail(completed.stdout.decode("utf-8", "replace"), path)
+    if completed.code >= _E2FSCK_FAILED:
         if await workers.run(holders.is_exclusively_held, path):
             raise await workers.run(holders.device_in_use, path)
         raise errors.Corrupt.named(
             "FilesystemCheckFailed",
             f"the ext4 on {path} cannot be checked",
-            why=_tail(done.stderr_tail, path).strip() or "e2fsck failed without a message",
+            why=_tail(completed.stderr_tail, path).strip() or "e2fsck failed without a message",
             hint=(
                 "check whether the device can be read, or newer tools know the filesystem; "
                 "it is not mounted"
             ),
         )
-    if done.code & _E2FSCK_UNCORRECTED:
+    if completed.code & _E2FSCK_UNCORRECTED:
         raise errors.Corrupt.named(
             "FilesystemNeedsRepair",
             f"the ext4 on {path} is damaged",
-            why=said.strip() or "e2fsck found errors that it does not correct unasked",
+            why=output.strip() or "e2fsck found errors that it does not correct unasked",
             hint="take a copy, then repair it by hand",
         )
-    return done.code != 0
+    return completed.code != 0
 
 
 def _tail(text: str, path: str) -> str:

@@ -23,7 +23,7 @@ _FITHAW = 0xC0045878
 class Freeze:
     """A filesystem that is frozen until `thaw`, by the descriptor that froze it.
 
-    So a thaw cannot fail for lack of a descriptor, nor act on another filesystem that was mounted over it.
+    So a thaw needs no new descriptor, and cannot reach another filesystem that was mounted over it.
     """
 
     def __init__(self, mountpoint: str) -> None:

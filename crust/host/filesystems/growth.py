@@ -1,7 +1,7 @@
 """Growing a mounted filesystem to the size of its device, by one ioctl on its mount point and no program.
 
-Never an unmounted one: the kernel journals what it does, and a resize2fs that is killed leaves what nothing mounts
-and e2fsck does not repair (docs/decisions/0038).
+Never an unmounted one: the kernel journals the growth, but a killed resize2fs leaves a filesystem that nobody can
+mount and e2fsck does not repair (docs/decisions/0038).
 """
 
 import errno
@@ -40,9 +40,9 @@ class MissingCapability(errors.Refused):
 
 
 def has_cap_sys_resource() -> bool:
-    """Whether growing a mounted ext4 is allowed: EXT4_IOC_RESIZE_FS asks for it, xfs and btrfs do not.
+    """Whether growing a mounted ext4 is allowed: EXT4_IOC_RESIZE_FS requires it, xfs and btrfs do not.
 
-    Root in a container or a small VM often lacks it: a look gives a better error than EPERM (capabilities(7)).
+    Root in a container or a small VM often lacks it: this check gives a better error than EPERM (capabilities(7)).
     """
     with syscalls.translating("cannot read the capabilities of this process"):
         lines = syscalls.read_whole("/proc/thread-self/status").splitlines()
@@ -51,14 +51,14 @@ def has_cap_sys_resource() -> bool:
 
 
 def obstacle(fs_type: str) -> str:
-    """Why this process cannot grow a filesystem of the kind; empty if it can."""
+    """The reason why this process cannot grow a filesystem of the kind; empty if it can."""
     if fs_type == "ext4" and not has_cap_sys_resource():
         return MissingCapability("a mounted ext4 is not grown", "CAP_SYS_RESOURCE").why
     return ""
 
 
 def grow_mounted(mountpoint: str, fs_type: str) -> None:
-    """Grow the filesystem mounted at `mountpoint` to its device's size; one that fills it is a success. Blocks.
+    """Grow the filesystem mounted at `mountpoint` to its device's size, if it is smaller. Blocks.
 
     Raises `FilesystemNotMounted`, `MissingCapability` (ext4 without CAP_SYS_RESOURCE), `Unsupported`,
     `RuntimeFailed`.
@@ -70,52 +70,52 @@ def grow_mounted(mountpoint: str, fs_type: str) -> None:
             f"no {fs_type} is mounted at {mountpoint}",
             hint="stage the volume first",
         )
-    what = f"cannot grow the {fs_type} at {mountpoint}"
-    with syscalls.translating(what):
+    action = f"cannot grow the {fs_type} at {mountpoint}"
+    with syscalls.translating(action):
         device_bytes = _device_bytes(mount)
         with syscalls.closing(os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)) as fd:
             if fs_type == "ext4":
-                _grow_ext4(fd, mount.source, device_bytes, what)
+                _grow_ext4(fd, mount.source, device_bytes, action)
             elif fs_type == "xfs":
                 _grow_xfs(fd, device_bytes)
             elif fs_type == "btrfs":
                 fcntl.ioctl(fd, _BTRFS_RESIZE, bytearray(_BTRFS_ARGUMENTS.pack(0, b"max")))
             else:
-                raise errors.Unsupported(what, why="crust cannot grow this kind of filesystem")
+                raise errors.Unsupported(action, why="crust cannot grow this kind of filesystem")
 
 
-def _grow_ext4(fd: int, device: str, device_bytes: int, what: str) -> None:
-    # A mounted ext4 keeps its superblock in the device's page cache, where it can be read; statfs(2) leaves out the
-    # overhead. Read first, because the kernel requires the capability even for a resize that changes nothing.
-    now = superblocks.read_ext4(device)
-    wanted = device_bytes // now.block_size_bytes
-    if wanted <= now.blocks:
+def _grow_ext4(fd: int, device: str, device_bytes: int, action: str) -> None:
+    # A mounted ext4 keeps its superblock in the device's page cache; statfs(2) leaves out the overhead. Read it
+    # first, because the kernel requires the capability even for a resize that changes nothing.
+    superblock = superblocks.read_ext4(device)
+    blocks = device_bytes // superblock.block_size_bytes
+    if blocks <= superblock.blocks:
         return
     try:
-        _resize_ext4(fd, wanted)
+        _resize_ext4(fd, blocks)
     except PermissionError as err:
         if has_cap_sys_resource():
             raise
-        raise MissingCapability(what, "CAP_SYS_RESOURCE") from err
+        raise MissingCapability(action, "CAP_SYS_RESOURCE") from err
     except OSError as err:
         if err.errno == errno.EBUSY:
             raise errors.OperationPending(
-                what, why="another resize is running", hint="retry"
+                action, why="another resize is running", hint="retry"
             ) from err
         raise
 
 
 def _resize_ext4(fd: int, blocks: int) -> None:
-    """To so many of the filesystem's own blocks, which are 1 KiB on some small volumes."""
+    """Resize to `blocks` of the filesystem's own blocks, which are 1 KiB on some small volumes."""
     fcntl.ioctl(fd, _EXT4_RESIZE_FS, struct.pack("=Q", blocks))
 
 
 def _grow_xfs(fd: int, device_bytes: int) -> None:
     geometry = fcntl.ioctl(fd, _XFS_FSGEOMETRY_V1, bytes(_GEOMETRY_BYTES))
     block_bytes, *_, inode_percent, blocks = _GEOMETRY.unpack_from(geometry)
-    wanted = device_bytes // block_bytes
-    if wanted > blocks:
-        fcntl.ioctl(fd, _XFS_GROWFSDATA, _GROW.pack(wanted, inode_percent))
+    new_blocks = device_bytes // block_bytes
+    if new_blocks > blocks:
+        fcntl.ioctl(fd, _XFS_GROWFSDATA, _GROW.pack(new_blocks, inode_percent))
 
 
 def _device_bytes(mount: mountinfo.Mount) -> int:

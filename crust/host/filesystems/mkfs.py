@@ -1,15 +1,13 @@
 """Making a filesystem on a device, by its mkfs program.
 
-`make` never overwrites: it looks first, because mkfs.ext4 asks "proceed?" of a terminal only, and without one it
-formats over whatever is there. A caller that has a better source may look in its place: an engine that knows that it
-stores no data for the device at all. Whether a blank device may be formatted is the caller's decision, from its own
-record and `devices.is_blank`.
+`make` never overwrites: it looks first, because mkfs.ext4 asks "proceed?" on a terminal only, and without one it
+overwrites any content. A caller with a better source may look in its place: an engine knows whether it stores any
+data for the device. The caller decides whether a blank device may be formatted, by its own record and
+`devices.is_blank`.
 
-The options of mkfs that a StorageClass may set: two of ext4, each with its values.
-
-Nothing of a parameter reaches a command line but what is listed here. A key names its filesystem, so that one class
-can serve several; a key of another filesystem than the volume's has no effect. These options come after crust's own,
-and mkfs uses the last of two.
+A StorageClass may set the options of mkfs in `_OPTIONS`, with the values listed there; no other parameter reaches a
+command line. A key names its filesystem, so that one class can serve several; for a volume of another filesystem it
+has no effect. These options come after crust's own, and mkfs uses the last of two.
 """
 
 import re
@@ -46,8 +44,8 @@ _BUSY_TRIES = 5
 """How often mkfs is tried on a device that it finds held exclusively, before the holder is looked for."""
 
 # 4 KiB blocks and 256-byte inodes also on a small volume: mke2fs would choose 1 KiB, and the volume may grow. No
-# reserve for root: it would be lost space in a guest. No discard: a fresh device has nothing to forget. The features
-# are named: a mke2fs that is newer than the kernel of a node or guest would choose some that it does not mount.
+# reserve for root: it would be lost space in a guest. No discard: a fresh device has no data to drop. Named features:
+# a mke2fs newer than the kernel of a node or guest would choose features that this kernel does not mount.
 _EXT4_FEATURES = (
     "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,flex_bg,sparse_super,large_file,"
     "huge_file,dir_nlink,extra_isize,metadata_csum"
@@ -57,11 +55,11 @@ _MKFS_EXT4 = (
     *("-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"),
 )
 
-# Not -f: mkfs.xfs then refuses by itself what is not blank.
+# Not -f: mkfs.xfs then refuses by itself a device that is not blank.
 _MKFS_XFS = ("mkfs.xfs", "-q", "-K")
 
 # Not -f, as for xfs. One device holds one copy of the data and two of the metadata, which is mkfs's own choice.
-# With -U it looks for the UUID on every block device that /sys names, as root, in what guests wrote: so it sees none.
+# With -U it searches every block device of /sys for the UUID, as root, in bytes of guests: so it gets an empty /sys.
 _MKFS_BTRFS = ("bwrap", "--dev-bind", "/", "/", "--tmpfs", "/sys", "--", "mkfs.btrfs", "-q", "-K")
 
 _TABLE = {
@@ -95,7 +93,7 @@ async def make(
 ) -> None:
     """Make a filesystem on a device without signatures, with a UUID that the caller may choose.
 
-    It probes the device, while that is held exclusively, unless the caller has called `check_size` and `check_blank`.
+    It probes the device under an exclusive hold, unless the caller has called `check_size` and `check_blank`.
     mkfs has the descriptors `inherits` open.
 
     Raises `UnknownFilesystem`, `DeviceNotBlank`, `DeviceTooSmallForFilesystem`, `DeviceInUse`, `AmbiguousSignature`,
@@ -103,17 +101,17 @@ async def make(
     """
     mkfs = row(_TABLE, fs_type)
     if looks:
-        await workers.run(_check, path, fs_type)
+        await workers.run(_check_device, path, fs_type)
     chosen = [word.format(uuid) for word in mkfs.uuid] if uuid else []
     argv = [*mkfs.command, *chosen, *extra_options, path]
     busy: commands.CommandFailed | None = None
     for _ in range(_BUSY_TRIES):
         try:
-            await commands.run(argv, timeout_s=_MAKE_TIMEOUT_S, inherits=inherits)
+            await commands.run_command(argv, timeout_s=_MAKE_TIMEOUT_S, inherits=inherits)
         except commands.CommandFailed as err:
             if not _BUSY.search(err.stderr_tail):
                 raise
-            # A program that is being started for another volume has a copy of our own hold until it executes.
+            # A program that crust starts for another volume has a copy of this hold until it executes.
             busy = err
         else:
             return
@@ -125,7 +123,7 @@ def minimum_bytes(fs_type: str) -> int:
     return row(_TABLE, fs_type).minimum_bytes
 
 
-def _check(path: str, fs_type: str) -> None:
+def _check_device(path: str, fs_type: str) -> None:
     check_size(path, fs_type, devices.size_bytes(path))
     # Held exclusively meanwhile, so that no other mkfs is running on it.
     with syscalls.closing(devices.open_exclusive(path)):
@@ -144,14 +142,14 @@ def check_size(path: str, fs_type: str, size_bytes: int) -> None:
         )
 
 
-def check_blank(path: str, found: Signature) -> None:
-    """Raise `DeviceNotBlank` for a device on which something was found."""
-    if not isinstance(found, Blank):
-        what = found.type if isinstance(found, Filesystem) else getattr(found, "what", "something")
+def check_blank(path: str, signature: Signature) -> None:
+    """Raise `DeviceNotBlank` for a device with a signature."""
+    if not isinstance(signature, Blank):
+        content = signature.type if isinstance(signature, Filesystem) else signature.what
         raise errors.Conflict.named(
             "DeviceNotBlank",
             f"{path} is not formatted",
-            why=f"there is already {what} on it",
+            why=f"there is already {content} on it",
             hint="find out whose data it is; wipe it by hand if it is not needed",
         )
 
@@ -174,7 +172,7 @@ KEYS = tuple(_OPTIONS)
 
 
 def allowed(key: str, value: str) -> str:
-    """What `key` of `KEYS` may be, in words, if `value` is not that; empty if it is."""
+    """The range of `key` of `KEYS`, in words, if `value` is outside of it; empty otherwise."""
     option = _OPTIONS[key]
     plain = value.isascii() and value.isdecimal() and str(int(value)) == value
     if plain and option.least <= int(value) <= option.most:
@@ -184,8 +182,8 @@ def allowed(key: str, value: str) -> str:
 
 def arguments(fs_type: str, parameters: Mapping[str, str]) -> tuple[str, ...]:
     """The options for mkfs of `fs_type` besides crust's own, from checked parameters."""
-    found: list[str] = []
+    chosen: list[str] = []
     for key, option in _OPTIONS.items():
         if key in parameters and option.fs_type == fs_type:
-            found += [option.flag, parameters[key]]
-    return tuple(found)
+            chosen += [option.flag, parameters[key]]
+    return tuple(chosen)

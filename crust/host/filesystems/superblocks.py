@@ -1,10 +1,10 @@
-"""The superblock fields that decide something, read with one pread and no program.
+"""The superblock fields that crust decides by, read with one pread and no program.
 
 Formats: Linux Documentation/filesystems/ext4/super.rst; xfs on-disk format, struct xfs_dsb. For a filesystem that
 is *not* mounted: a mounted xfs keeps its present state in memory and in its log.
 
-A guest may have written each field. So each is checked against what the format allows before anything is computed
-from it: a block size is a power of two within the format's bounds, and a filesystem is not larger than its device.
+A guest may have written each field. So crust checks each against the format before it computes with it: a block size
+is a power of two within the format's bounds, and a filesystem is not larger than its device.
 """
 
 import os
@@ -69,13 +69,13 @@ def read_ext4(path: str) -> Superblock:
     shift = _field("<I", data, 0x18)
     if shift > _EXT_LOG_BLOCK_SIZE_MAX:
         raise InvalidSuperblock(path, "ext4", f"its blocks have 1024 << {shift} bytes")
-    found = Superblock(
+    superblock = Superblock(
         block_size_bytes=1024 << shift,
         blocks=high << 32 | _field("<I", data, 0x04),
         clean=_is_clean(data, incompat),
         uuid=_uuid(data, 0x68),
     )
-    return _checked(found, path, "ext4", device_bytes)
+    return _checked(superblock, path, "ext4", device_bytes)
 
 
 def read_xfs(path: str) -> Superblock:
@@ -83,14 +83,14 @@ def read_xfs(path: str) -> Superblock:
     data, device_bytes = _read(path, 0)
     if data[:4] != _XFS_MAGIC:
         raise InvalidSuperblock(path, "xfs")
-    found = Superblock(
+    superblock = Superblock(
         block_size_bytes=_field(">I", data, 4),
         blocks=_field(">Q", data, 8),
         clean=True,
         uuid=_uuid(data, 32),
         complete=not data[_XFS_IN_PROGRESS],
     )
-    return _checked(found, path, "xfs", device_bytes)
+    return _checked(superblock, path, "xfs", device_bytes)
 
 
 def read_btrfs(path: str) -> Superblock:
@@ -102,8 +102,8 @@ def read_btrfs(path: str) -> Superblock:
     if not sector_bytes:
         raise InvalidSuperblock(path, "btrfs", "its sectors have 0 bytes")
     blocks = _field("<Q", data, 0x70) // sector_bytes
-    found = Superblock(sector_bytes, blocks, clean=True, uuid=_uuid(data, 0x20))
-    return _checked(found, path, "btrfs", device_bytes)
+    superblock = Superblock(sector_bytes, blocks, clean=True, uuid=_uuid(data, 0x20))
+    return _checked(superblock, path, "btrfs", device_bytes)
 
 
 _READERS = {"ext4": read_ext4, "xfs": read_xfs, "btrfs": read_btrfs}
@@ -117,8 +117,8 @@ def read(path: str, fs_type: str) -> Superblock:
 def find(path: str, fs_type: str) -> Superblock | None:
     """The superblock on the device, None if it is not that of the filesystem: one read, where a probe makes many.
 
-    Only for a device that the caller's own record says has this filesystem: for any other use `signatures.probe`. If
-    it is `clean`, `fsck.check` would find nothing to do.
+    Only for a device with this filesystem by the caller's own record; for any other device use `signatures.probe`. If
+    it is `clean`, `fsck.check_filesystem` would find nothing to do.
     """
     try:
         return read(path, fs_type)
@@ -131,14 +131,14 @@ def fsid_of_btrfs(path: str) -> str:
     return _uuid(_read(path, _BTRFS_OFFSET)[0], 0x20)
 
 
-def _checked(found: Superblock, path: str, fs_type: str, device_bytes: int) -> Superblock:
-    size, bounds = found.block_size_bytes, _BLOCK_SIZES[fs_type]
+def _checked(superblock: Superblock, path: str, fs_type: str, device_bytes: int) -> Superblock:
+    size, bounds = superblock.block_size_bytes, _BLOCK_SIZES[fs_type]
     if size & (size - 1) or not bounds[0] <= size <= bounds[1]:
         raise InvalidSuperblock(path, fs_type, f"its blocks have {size} bytes")
-    if not 0 < found.size_bytes <= device_bytes:
-        why = f"it says {found.size_bytes} bytes, and its device has {device_bytes}"
+    if not 0 < superblock.size_bytes <= device_bytes:
+        why = f"it says {superblock.size_bytes} bytes, and its device has {device_bytes}"
         raise InvalidSuperblock(path, fs_type, why)
-    return found
+    return superblock
 
 
 def _is_clean(data: bytes, incompat: int) -> bool:
@@ -163,7 +163,7 @@ def _field(code: str, data: bytes, offset: int) -> int:
 
 
 def _read(path: str, offset: int) -> tuple[bytes, int]:
-    """What is at the offset, and the size of the device."""
+    """1024 bytes at the offset, and the size of the device."""
     with (
         syscalls.translating(f"cannot read the superblock of {path}"),
         syscalls.closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd,

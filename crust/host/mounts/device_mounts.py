@@ -1,7 +1,7 @@
-"""Which mounts are of a device: of the filesystem on it, or a bind of its node.
+"""The mounts of a device: of the filesystem on it, or a bind of its node.
 
-A raw block volume is published as a bind of the device's node, which mountinfo shows as a mount of devtmpfs. A number
-and a name are reused, so a caller first makes sure that the device is still the one it means.
+A raw block volume is published as a bind of the device's node, which mountinfo shows as a mount of devtmpfs. The
+kernel reuses numbers and names, so a caller first compares the device's identity.
 """
 
 import os
@@ -29,9 +29,9 @@ def is_node(mount: mountinfo.Mount, device: volumes.BlockSource) -> bool:
 
 
 def is_visible(mount: mountinfo.Mount) -> bool:
-    """Whether the mount's own path leads to it, and not to what covers it."""
-    found = mountinfo.at(mount.target)
-    return found is not None and found.mount_id == mount.mount_id
+    """Whether the mount's own path leads to it, and not to a mount that covers it."""
+    topmost = mountinfo.at(mount.target)
+    return topmost is not None and topmost.mount_id == mount.mount_id
 
 
 def filesystem_mounts(device: volumes.BlockSource) -> tuple[mountinfo.Mount, ...]:
@@ -40,5 +40,5 @@ def filesystem_mounts(device: volumes.BlockSource) -> tuple[mountinfo.Mount, ...
 
 
 def node_mounts(device: volumes.BlockSource) -> tuple[mountinfo.Mount, ...]:
-    """Every bind in this namespace of the device's node: it keeps the number, whichever device has that later."""
-    return tuple(each for each in mountinfo.read_all() if is_node(each, device))
+    """Every bind in this namespace of the device's node: it keeps the number, even if another device has it later."""
+    return tuple(mount for mount in mountinfo.read_all() if is_node(mount, device))

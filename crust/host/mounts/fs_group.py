@@ -5,9 +5,9 @@ have the group too. A symbolic link is changed itself and never followed, other 
 alone, and each step is by descriptor, so a writer inside the volume cannot redirect it. The root comes last: its
 having the group proves that an earlier pass was complete (OnRootMismatch).
 
-However deep a tree is, few descriptors are open: the lowest directories' and no others. Those above are opened again
-on the way back, as "..", and compared with what they were: a directory that a writer moved meanwhile must not lead
-the walk out of the volume.
+In a deep tree only the lowest directories have an open descriptor. The walk opens the others again on the way back,
+as "..", and compares them with their earlier identity: a directory that a writer moved meanwhile must not lead the
+walk out of the volume.
 """
 
 import os
@@ -20,7 +20,7 @@ from crust.host.process import syscalls
 _FILE_BITS = 0o660
 _DIRECTORY_BITS = 0o2770
 _HELD = 64
-"""The descriptors of one walk: for most trees all of their levels, so that a writer may move what it likes."""
+"""The descriptors of one walk: for most trees all of their levels, so that a writer may move any directory."""
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -88,7 +88,7 @@ def _leave(levels: list[_Level], gid: int) -> None:
 
 
 def _open_again(level: _Level, child: int) -> None:
-    """Open a closed directory as the parent of the one below it, if it still is that."""
+    """Open a closed directory as the parent of `child`, if it still is the parent."""
     level.fd = os.open("..", _OPEN, dir_fd=child)
     if _inode(level.fd) != level.inode:
         raise errors.OperationPending.named(
@@ -111,7 +111,7 @@ def _inode(directory: int) -> tuple[int, int]:
 
 
 def _visit(parent: int, name: str, device: int, gid: int) -> int:
-    """Change an entry that is not a directory and return -1; return a descriptor of one that is."""
+    """Change a file and return -1, or return a descriptor of a directory."""
     try:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if status.st_dev != device:
@@ -142,20 +142,20 @@ def _change_file(parent: int, name: str, status: os.stat_result, gid: int) -> No
     # By descriptor: chmod(2) by name follows a link that was put there since the stat. O_PATH, because a plain
     # open would break leases on the file.
     with syscalls.closing(os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=parent)) as fd:
-        now = os.fstat(fd)
-        if not stat.S_ISREG(now.st_mode):
+        present = os.fstat(fd)
+        if not stat.S_ISREG(present.st_mode):
             return
         path = f"/proc/self/fd/{fd}"
-        if now.st_gid != gid:
+        if present.st_gid != gid:
             os.chown(path, -1, gid)
-        wanted = stat.S_IMODE(now.st_mode) | _FILE_BITS
-        if stat.S_IMODE(os.fstat(fd).st_mode) != wanted:
-            os.chmod(path, wanted)
+        mode = stat.S_IMODE(present.st_mode) | _FILE_BITS
+        if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
+            os.chmod(path, mode)
 
 
 def _change_directory(fd: int, status: os.stat_result, gid: int) -> None:
     if status.st_gid != gid:
         os.fchown(fd, -1, gid)
-    wanted = stat.S_IMODE(status.st_mode) | _DIRECTORY_BITS
-    if stat.S_IMODE(status.st_mode) != wanted:
-        os.fchmod(fd, wanted)
+    mode = stat.S_IMODE(status.st_mode) | _DIRECTORY_BITS
+    if stat.S_IMODE(status.st_mode) != mode:
+        os.fchmod(fd, mode)

@@ -4,14 +4,14 @@ Two reasons against mount(2): the kernel's log of the context gives the reason a
 'bogus'"), and a mount is built detached and then attached atomically: a read-only bind is never visible while it is
 writable.
 
-Nothing here follows a symbolic link at the end of a target, and nothing detaches lazily: a lazy unmount of a busy
-volume reports success while a writer goes on writing.
+No function follows a symbolic link at the end of a target, and none detaches lazily: a lazy unmount of a busy volume
+reports success while a writer goes on writing.
 
-Two filesystems on one host may have one UUID: a clone or a restored snapshot has that of its source, and keeps it.
-ext4 ignores that. xfs refuses the second mount unless it has `nouuid`, a check that protects nothing here, because
-the driver identifies a device by its number; so every xfs is mounted with `nouuid`, in a guest too. btrfs gives the
-second one a temporary fsid from Linux 6.7 on; an older kernel treats it as another device of the first, and there it
-is refused. No UUID is ever changed: the tools that could would parse what a guest wrote.
+Two filesystems on one host may have one UUID: a clone or a restored snapshot keeps the UUID of its source. ext4
+ignores that. xfs refuses the second mount unless it has `nouuid`; this check protects nothing here, because the
+driver identifies a device by its number; so crust mounts every xfs with `nouuid`, in a guest too. btrfs gives the
+second filesystem a temporary fsid from Linux 6.7 on; an older kernel treats it as another device of the first, and
+there crust refuses it. crust changes no UUID: the tools for it would parse bytes of a guest.
 """
 
 import errno
@@ -45,7 +45,7 @@ _INVALID = {
 }
 
 
-def mount_device(  # noqa: PLR0913 - each is a decision of its own of a publish
+def mount_device(  # noqa: PLR0913 - a publish decides each separately
     device: str,
     target: str,
     fs_type: str,
@@ -58,8 +58,8 @@ def mount_device(  # noqa: PLR0913 - each is a decision of its own of a publish
     """Mount the filesystem on a block device at the directory `target`.
 
     With `beside_writers` a read-only mount leaves the filesystem itself writable: the kernel keeps one instance per
-    device, and one that is read-only could not be mounted writable elsewhere at the same time. With `untrusted`,
-    for what a guest or a pod may have written, set-user-ID programs and device nodes on it have no effect.
+    device, and could not mount a read-only instance writable elsewhere at the same time. With `untrusted`, for a
+    filesystem that a guest or a pod may have written, its set-user-ID programs and device nodes have no effect.
 
     Raises `InvalidMountOption`, `DeviceInUse`, `InvalidMountTarget`, `Corrupt` (the kernel finds damage),
     `MountFailed`, `DuplicateFilesystemUuid`.
@@ -91,13 +91,13 @@ def bind(source: str, target: str, *, readonly: bool = False) -> None:
     Mounts below `source` are not included. Read-only holds from the first moment (mount_setattr(2) on the detached
     copy). A read-only bind of a device *node* does not stop writes to the device: use `devices.set_readonly`.
     """
-    what = f"cannot bind {source} to {target}"
-    with syscalls.translating(what, hint=""):
+    action = f"cannot bind {source} to {target}"
+    with syscalls.translating(action, hint=""):
         directory = stat.S_ISDIR(os.stat(source).st_mode)
     clone = syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC
     with (
         _target(target, directory=directory) as onto,
-        syscalls.translating(what),
+        syscalls.translating(action),
         syscalls.closing(syscalls.open_tree(source, clone)) as mount,
     ):
         if readonly:
@@ -146,9 +146,9 @@ def _guard_mount(inodes: int) -> int:
 def _is_sealed(mount: int) -> bool:
     """Whether a guard of two inodes has none left, once its root has a small attribute.
 
-    Since Linux 6.6 a tmpfs counts extended attributes as parts of an inode: what the mark leaves of the second one is
-    too little for a name, and enough for the security label that a container engine gives to the root. Earlier
-    kernels, and those without attributes on a tmpfs, count a label as nothing, and a file has to take the inode.
+    Since Linux 6.6 a tmpfs counts extended attributes as parts of an inode: the mark leaves too little of the second
+    inode for a name, and enough for the security label that a container engine gives to the root. Earlier kernels,
+    and kernels without attributes on a tmpfs, do not count a label, and a file has to take the inode.
     """
     try:
         os.setxattr(f"/proc/self/fd/{mount}", _GUARD_MARK, b"1")
@@ -159,7 +159,7 @@ def _is_sealed(mount: int) -> bool:
 
 
 def _fill(mount: int) -> None:
-    """Fill the only page of a guard by a file of root's, which takes an inode too."""
+    """Fill the only page of a guard by a file of root, which takes an inode too."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with syscalls.closing(os.open(GUARD_FILLER, flags, 0o400, dir_fd=mount)) as filler:
         os.write(filler, bytes(mmap.PAGESIZE))
@@ -195,8 +195,8 @@ def unmount_one(target: str, *, parent: int | None = None) -> bool:
                 return False
             if err.errno != errno.EBUSY:
                 raise syscalls.translate(err, f"cannot unmount {target}") from err
-            # A kubelet's or an agent's stat of the path keeps the mount busy for a moment: when the search for
-            # holders, which takes milliseconds, finds none, it was that.
+            # A kubelet's or an agent's stat of the path keeps the mount busy for a moment: that is the reason if the
+            # search for holders, which takes milliseconds, finds none.
             busy = holders.mount_in_use(target)
             if busy.is_explained or look == _LOOKS_MAX - 1:
                 raise busy from err
@@ -214,7 +214,7 @@ def _is_gone(err: OSError, target: str) -> bool:
 
 @contextmanager
 def _target(target: str, *, directory: bool) -> Iterator[int]:
-    """A descriptor of the target: the mount goes onto this inode, whatever is renamed meanwhile."""
+    """A descriptor of the target: the mount goes onto this inode, even after a rename."""
     with syscalls.translating(f"cannot mount on {target}"):
         onto = os.open(target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     with syscalls.closing(onto):
@@ -250,7 +250,7 @@ def _context(fs_type: str) -> Iterator[int]:
 
 @contextmanager
 def _mounted(
-    device: str, fs_type: str, where: str, parameters: Parameters = (), attributes: int = 0
+    device: str, fs_type: str, place: str, parameters: Parameters = (), attributes: int = 0
 ) -> Iterator[int]:
     """A detached mount of the filesystem on a device. Raises `DuplicateFilesystemUuid` where the kernel would take it
     for a part of a mounted one.
@@ -262,7 +262,7 @@ def _mounted(
             _configure(context, device, fs_type, parameters)
             mount = syscalls.fsmount(context, attributes)
         except OSError as err:
-            raise _refusal(err, device, fs_type, where, context) from err
+            raise _refusal(err, device, fs_type, place, context) from err
         with syscalls.closing(mount):
             yield mount
 
@@ -299,26 +299,26 @@ def _configure(context: int, source: str, fs_type: str, parameters: Parameters) 
 
 
 def _attach(mount: int, onto: int, target: str) -> None:
-    # A detached mount that is not attached vanishes with its last descriptor: nothing to undo here.
+    # A detached mount vanishes with its last descriptor: an error leaves nothing to undo.
     with syscalls.translating(f"cannot mount on {target}"):
         syscalls.move_mount(mount, onto)
 
 
 def _refusal(
-    err: OSError, device: str, fs_type: str, where: str, context: int
+    err: OSError, device: str, fs_type: str, place: str, context: int
 ) -> errors.CrustError:
-    what = f"cannot mount {device} as {fs_type} {where}"
+    action = f"cannot mount {device} as {fs_type} {place}"
     log = _kernel_log(context)
     if err.errno == errno.EBUSY:
         return holders.device_in_use(device)
     if err.errno == errno.EINVAL:
         return errors.RuntimeFailed.named(
             "MountFailed",
-            what,
+            action,
             why=log or _INVALID.get(fs_type, f"there is no valid {fs_type} on it"),
             hint="the kernel log may say more; check the filesystem",
         )
-    error = syscalls.translate(err, what)
+    error = syscalls.translate(err, action)
     if log:
         error.why = f"{log}; {error.why}"
     return error

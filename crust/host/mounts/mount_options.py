@@ -1,11 +1,11 @@
-"""Mount options: which of a CO's mount flags a kernel gets, the host's or a guest's, and how the host's takes them.
+"""Mount options: the flags of a CO for the kernel that mounts, the host's or a guest's, and the host's form of them.
 
 A CO's mount flags are options of mount(8). Some are instructions to the *host* (`_netdev`, `x-systemd…`,
 propagation). `ro` has a field of its own in CSI. Some move or replace mounts (`bind`, `remount`) and never belong to
 a volume. Some filesystems accept credentials as options. Credentials must not be written to any file, so this module
 refuses such an option where it reads it; the error has the option's name, never its value.
 
-What is left are attributes of the mount (nosuid, noatime, …), and parameters of the filesystem, which pass unchanged
+The others are attributes of the mount (nosuid, noatime, …), and parameters of the filesystem, which pass unchanged
 and which the kernel checks (fsconfig(2), fsmount(2)). Their values may be credentials too: no error repeats them.
 """
 
@@ -23,7 +23,7 @@ _HOST_ONLY = frozenset({
 _CHANGES_MOUNTS = frozenset({"bind", "rbind", "remount", "move"})
 _NAMES_DEVICES = frozenset({"device", "journal_dev", "journal_path", "logdev", "rtdev", "source"})
 _TUNES_THE_HOST = re.compile(r"read_ahead_kb|directmount|btrfs-.+")
-"""What some drivers take out of the mount flags themselves: no option of any kernel (gce, azuredisk)."""
+"""Flags that some drivers take out themselves: no option of any kernel (gce, azuredisk)."""
 _SECURITY_LABELS = frozenset({"context", "fscontext", "defcontext", "rootcontext", "seclabel"})
 _CREDENTIAL = re.compile(r"pass|secret|token|cred|key")
 _LOGIN_IN_URL = re.compile(r"://[^/]*:[^/]*@")
@@ -78,15 +78,15 @@ _ALLOWED = {
         "treelog", "user_subvol_rm_allowed",
     }),
 }  # fmt: skip
-"""What a volume may ask of its filesystem, from ext4(5), xfs(5) and btrfs(5).
+"""The options that a volume may have, from ext4(5), xfs(5) and btrfs(5).
 
-Not here is what names another device or file (logdev, rtdev, journal_path, journal_dev, device, quota files), what
-looks for another superblock, and what is for debugging.
+Options that name another device or file (logdev, rtdev, journal_path, journal_dev, device, quota files), that choose
+another superblock or that serve debugging are not here.
 """
 _LABELS = ("context", "fscontext", "defcontext", "rootcontext", "seclabel")
 """Of the kernel's security modules, for every filesystem."""
 _DEFAULTS = {"ext4": (("errors", "remount-ro"),)}
-"""Against the superblock's own word: whoever wrote the volume could have set errors=panic there."""
+"""They override the superblock: a writer of the volume could have set errors=panic there."""
 _STOPS_THE_HOST = {("errors", "panic"), ("fatal_errors", "panic")}
 _NOSUID_NODEV = 0x02 | 0x04
 
@@ -110,7 +110,7 @@ def parse(flags: Iterable[str], *, for_guest: bool) -> MountOptions:
     for flag in flags:  # one flag may hold several options; a quoted SELinux label holds commas
         for option in map(str.strip, _OPTION.findall(flag)):
             name = option.partition("=")[0]
-            _check(option, name)
+            _check_option(option, name)
             is_left_out = name in _HOST_ONLY or name.startswith(("x-", "X-"))
             if for_guest and (name in _SECURITY_LABELS or _TUNES_THE_HOST.fullmatch(name)):
                 is_left_out = True
@@ -121,7 +121,7 @@ def parse(flags: Iterable[str], *, for_guest: bool) -> MountOptions:
     return MountOptions(tuple(options), readonly)
 
 
-def _check(option: str, name: str) -> None:
+def _check_option(option: str, name: str) -> None:
     if _CREDENTIAL.search(name.lower()) or _LOGIN_IN_URL.search(option):
         raise errors.InvalidRequest.named(
             "CredentialInOptions",
@@ -159,8 +159,7 @@ def for_kernel(
     """Sort mount options, as `parse` gives them, for the host's kernel; raises `InvalidMountOption`.
 
     Returns MOUNT_ATTR_* of fsmount(2), and parameters. A later option overrides an earlier one, and the defaults of
-    the filesystem. `untrusted=True` (somebody else than this driver may have written the filesystem) overrides "suid"
-    and "dev".
+    the filesystem. `untrusted=True` (a guest or a pod may have written the filesystem) overrides "suid" and "dev".
     """
     attributes = 0
     parameters: list[tuple[str, str | None]] = list(_DEFAULTS.get(fs_type, ()))

@@ -1,8 +1,8 @@
 """The mounts of this process's mount namespace, as the kernel lists them in /proc/self/mountinfo.
 
-The kernel writes the list whole for each question: 6 ms with 3,000 mounts. statmount(2) asks for one mount, but only
-Linux 6.14 tells all of a line by it, and with few mounts it saves 30 us. Nothing is cached: a filesystem that became
-read-only by an error changes its line, and no event says so.
+The kernel writes the complete list for each read: 6 ms with 3,000 mounts. statmount(2) reads one mount, but has all
+fields of a line only since Linux 6.14, and with few mounts it saves 30 us. crust caches no line: a filesystem that
+became read-only by an error changes its line, and no event says so.
 """
 
 import logging
@@ -51,7 +51,7 @@ class Mount:
 
 
 def read_all() -> tuple[Mount, ...]:
-    """All mounts, in the kernel's order: of two mounts on one target, the later one covers the earlier."""
+    """All mounts, in the kernel's order: of two mounts on one target, the later covers the earlier."""
     return parse(_text())
 
 
@@ -63,9 +63,9 @@ def parse(text: bytes) -> tuple[Mount, ...]:
 def at(target: str) -> Mount | None:
     """The topmost mount at `target`; None if it is not a mount point, or absent.
 
-    The kernel is asked for the mount id, because a comparison of paths fails twice: a directory above the target may
-    be a symbolic link, and mountinfo lists mounts that others have covered. A link at the end is not followed.
-    By path, because a descriptor, even O_PATH, would make a concurrent unmount fail with EBUSY.
+    It asks the kernel for the mount id, because a comparison of paths fails twice: a directory above the target may
+    be a symbolic link, and mountinfo lists mounts that others have covered. It follows no link at the end. It asks by
+    path, because a descriptor, even O_PATH, would make a concurrent unmount fail with EBUSY.
     """
     with syscalls.translating(f"cannot look at {target}"):
         try:
@@ -73,20 +73,20 @@ def at(target: str) -> Mount | None:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as err:
-            found = _failed_mount_at(target)
-            if found is None:
+            mount = _failed_mount_at(target)
+            if mount is None:
                 raise
             _log.warning(
                 "a mounted filesystem answers with errors", extra={"target": target, "error": err}
             )
-            return found
+            return mount
         return _of_id(place.mount_id) if place.is_root else None
 
 
 def holding(path: str) -> Mount | None:
-    """The mount that `path`, which has no links, lies on, or will lie on once it is made.
+    """The mount that `path`, which has no links, lies on, or will lie on once it exists.
 
-    The kernel is asked for the mount's id; a filesystem that answers with errors is found by its path.
+    It asks the kernel for the mount's id, and compares paths if the filesystem answers with errors.
     """
     try:
         return _of_id(syscalls.mount_at(path).mount_id)
@@ -96,18 +96,18 @@ def holding(path: str) -> Mount | None:
 
 def _listed_above(path: str) -> Mount | None:
     """The deepest mount above a path, and the topmost of several on one directory."""
-    found = None
+    deepest = None
     for mount in read_all():
         covers = path == mount.target or path.startswith(mount.target.rstrip("/") + "/")
-        if covers and (found is None or len(mount.target) >= len(found.target)):
-            found = mount
-    return found
+        if covers and (deepest is None or len(mount.target) >= len(deepest.target)):
+            deepest = mount
+    return deepest
 
 
 def _failed_mount_at(target: str) -> Mount | None:
     """The mount at a target whose filesystem returns only errors, as xfs does after an I/O error on its device.
 
-    Without it such a volume could never be unmounted. Opening a descriptor of a mount's root asks nothing of the
+    Without it such a volume could never be unmounted. The kernel opens a descriptor of a mount's root without the
     filesystem.
     """
     try:
@@ -134,7 +134,7 @@ def mount_id_of(pid: str, descriptor: str) -> int:
 
 
 class Changes:
-    """Whether the mounts have changed: the kernel flags an open mountinfo, so that nobody has to read it to know."""
+    """Whether the mounts have changed: the kernel flags an open mountinfo at each change, and no read is needed."""
 
     def __init__(self) -> None:
         descriptor = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
@@ -142,8 +142,8 @@ class Changes:
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLPRI)
 
-    def seen(self) -> bool:
-        """Whether they have changed since the last call, or since the beginning."""
+    def have_happened(self) -> bool:
+        """Whether the mounts have changed since the last call, or since construction."""
         return bool(self._poll.poll(0))
 
 
@@ -154,22 +154,22 @@ def of_device(major: int, minor: int) -> tuple[Mount, ...]:
 
 def of_devices(numbers: Collection[tuple[int, int]], pid: str) -> tuple[Mount, ...]:
     """The mounts of the filesystems on these devices in the mount namespace of a process; none if it has ended."""
-    # A node of many pods has hundreds of lines, so only those that may be meant are parsed.
+    # A node of many pods has hundreds of lines, so it parses only lines that may name one of the devices.
     fields = (*(b" %d:%d " % number for number in numbers), b" - btrfs ")
     lines = _text(pid).split(b"\n")
-    found = (_parse_line(line) for line in lines if any(field in line for field in fields))
-    return tuple(mount for mount in found if (mount.major, mount.minor) in numbers)
+    mounts = (_parse_line(line) for line in lines if any(field in line for field in fields))
+    return tuple(mount for mount in mounts if (mount.major, mount.minor) in numbers)
 
 
 def namespaces() -> Iterator[str]:
-    """A process of each mount namespace that can be seen: "self", then the pids of the others."""
-    seen = {_namespace_of("self"), ""}
+    """A process of each visible mount namespace: "self", then the pids of the others."""
+    namespaces_seen = {_namespace_of("self"), ""}
     yield "self"
     for pid in os.listdir("/proc"):
         if pid.isdecimal():
             namespace = _namespace_of(pid)
-            if namespace not in seen:
-                seen.add(namespace)
+            if namespace not in namespaces_seen:
+                namespaces_seen.add(namespace)
                 yield pid
 
 
@@ -183,7 +183,7 @@ def _namespace_of(pid: str) -> str:
 def stacked_at(target: str) -> tuple[Mount, ...]:
     """All mounts on the path, the lowest first: a driver may have mounted there more than once.
 
-    By the path itself, which must have no symbolic link: of mounts that others cover, the kernel knows nothing else.
+    By the path itself, which must have no symbolic link: of a covered mount the kernel shows only the path.
     """
     name = os.fsencode(os.path.basename(target))
     lines = (line for line in _text().split(b"\n") if name in line)

@@ -1,12 +1,12 @@
-"""Whether what this process mounts below a directory is seen by the host, and so by the CO and the runtimes.
+"""Whether the host, and so the CO and the runtimes, see the mounts of this process below a directory.
 
-A mount that does not propagate is no error for mount(2): a guard would be mounted into nowhere, and the host's
-directory would be open. So daemons look before they serve (mount_namespaces(7)):
+mount(2) reports no error for a mount that does not propagate: only this process would see a guard, and the host's
+directory would be open. So daemons check before they serve (mount_namespaces(7)):
 
-- a mount with `master:` is a slave: nothing that is mounted here reaches the host. It is what a systemd unit with
-  PrivateTmp= or ProtectSystem= gets, a pod with HostToContainer, and `ctr` with an `rshared` bind alone;
-- a mount with neither `shared:` nor `master:` is private: only its own mount namespace sees what is mounted on it;
-- a mount with `shared:` alone is the host's own group, if the host's process 1 (where it can be seen) has it too.
+- a mount with `master:` is a slave: mounts made here do not reach the host. A systemd unit with PrivateTmp= or
+  ProtectSystem= gets it, a pod with HostToContainer, and `ctr` with an `rshared` bind alone;
+- a mount with neither `shared:` nor `master:` is private: only its own mount namespace sees mounts on it;
+- a mount with `shared:` alone is the host's own group, if the host's process 1 (where it is visible) has it too.
 
 In the host's own mount namespace propagation does not matter: it is the initial one, or that of process 1 of the
 initial PID namespace.
@@ -22,14 +22,14 @@ _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO of linux/proc_ns.h."""
 
 _INITIAL_MOUNT_NAMESPACE = "mnt:[4026531832]"
-"""MNT_NS_INIT_INO: from Linux 6.18 on. Older kernels gave it any number, which only a look at process 1 tells."""
+"""MNT_NS_INIT_INO: from Linux 6.18 on. Older kernels chose any number, which process 1 shows."""
 
 _BELOW = ("", "pods", "plugins")
-"""Of a kubelet's root: where volumes are published and staged, each of which may be a mount of its own."""
+"""Directories of a kubelet's root where volumes are published and staged; each may be a mount of its own."""
 
 
 def check_seen(path: str) -> None:
-    """Raise `MountsNotSeen` unless what the host mounts below `path` is seen here. Blocks."""
+    """Raise `MountsNotSeen` unless this process sees the host's mounts below `path`. Blocks."""
     if in_namespace_of_host():
         return
     mount = _mount_of(path)
@@ -44,7 +44,7 @@ def check_seen(path: str) -> None:
         )
 
 
-def check(roots: Iterable[str]) -> None:
+def check_propagation(roots: Iterable[str]) -> None:
     """Raise `MountsNotPropagated` unless mounts below each of `roots` reach the host. Blocks."""
     if in_namespace_of_host():
         return
@@ -87,12 +87,12 @@ def host_is_visible() -> bool:
 
 
 def in_namespace_of_host() -> bool:
-    own = os.readlink("/proc/self/ns/mnt")
-    if own == _INITIAL_MOUNT_NAMESPACE:
+    namespace = os.readlink("/proc/self/ns/mnt")
+    if namespace == _INITIAL_MOUNT_NAMESPACE:
         return True
     try:
-        return host_is_visible() and os.readlink("/proc/1/ns/mnt") == own
-    except OSError:  # it may be forbidden to look at process 1: then the mounts themselves decide
+        return host_is_visible() and os.readlink("/proc/1/ns/mnt") == namespace
+    except OSError:  # the kernel may forbid a look at process 1: then the mounts themselves decide
         return False
 
 

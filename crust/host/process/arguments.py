@@ -1,4 +1,4 @@
-"""What a process was started with, and the processes that were started with something."""
+"""The arguments of a process, and the processes that have given arguments."""
 
 import os
 from collections.abc import Iterator
@@ -8,10 +8,10 @@ _BYTES = 64 * 1024
 
 
 def having(*words: str) -> Iterator[int]:
-    """The processes that have these words, one after the other, among the arguments that they were started with."""
-    wanted = "".join(f"\0{word}" for word in words).encode() + b"\0"
+    """The processes that have these words, one after the other, among their arguments."""
+    sequence = "".join(f"\0{word}" for word in words).encode() + b"\0"
     for name in os.listdir("/proc"):
-        if name.isdigit() and wanted in b"\0" + of(int(name)):
+        if name.isdigit() and sequence in b"\0" + of(int(name)):
             yield int(name)
 
 

@@ -56,7 +56,7 @@ class CommandFailed(errors.RuntimeFailed):
         self.stderr_tail = stderr_tail
 
 
-async def run(
+async def run_command(
     argv: Sequence[str],
     *,
     timeout_s: float,
@@ -115,7 +115,7 @@ async def _started(argv: Sequence[str], inherits: Sequence[int]) -> asyncio.subp
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
         while not starting.done():
-            with suppress(asyncio.CancelledError):  # the first one is raised when nothing is left
+            with suppress(asyncio.CancelledError):  # the first one is raised below
                 await asyncio.wait([starting])
         if not starting.cancelled() and starting.exception() is None:
             try:
@@ -169,8 +169,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def _close_pipes(process: asyncio.subprocess.Process) -> None:
-    # A grandchild that left the group may hold the other ends open without end, and otherwise too asyncio closes its
-    # own ends some time later, or never if the loop ends first. It has no public way to close them now.
+    # asyncio closes its ends some time later, or never if the loop ends first or a grandchild outside of the group
+    # holds the other ends open. It has no public way to close them now.
     process._transport.close()  # type: ignore[attr-defined]
 
 

@@ -3,9 +3,9 @@
 A parser of filesystems that runs as root on a hostile disk is one bug away from the node. So e2fsck and blkid see a
 root directory that holds /usr read-only and the device at `DEVICE`, and nothing else: no network, no other
 process, no capability, bounded memory and CPU time, and of the kernel's system calls those that such a tool
-makes. The walls are bubblewrap's (bwrap(1)), the filter is libseccomp's (seccomp_export_bpf(3)).
+makes. bubblewrap (bwrap(1)) makes the namespaces, and libseccomp (seccomp_export_bpf(3)) the filter.
 
-A status of bwrap's own must not be confused with one of the program: 1 is "corrected" to e2fsck. So bwrap reports the
+A status of bwrap must not be taken for a status of the program: 1 is "corrected" to e2fsck. So bwrap reports the
 program's status apart (`--json-status-fd`), and without that report the program counts as never started.
 """
 
@@ -27,8 +27,8 @@ _ALLOW = 0x7FFF0000
 _ANSWER_ENOSYS = 0x00050000 | errno.ENOSYS
 """SCMP_ACT_ALLOW and SCMP_ACT_ERRNO of seccomp_init(3). ENOSYS, because the C library then tries the older call."""
 
-# Measured with strace(1) on e2fsck and blkid of Debian 12, with what another C library would call instead. The last
-# line is bwrap's and the loader's: the filter is in force when bwrap executes the program, and its init waits for it.
+# Measured with strace(1) on e2fsck and blkid of Debian 12, with the calls of other C libraries. The last line is for
+# bwrap and the loader: the filter is in force when bwrap executes the program, and its init waits for it.
 _SYSTEM_CALLS = (
     "access", "brk", "close", "dup", "dup2", "dup3", "faccessat", "fadvise64", "fallocate", "fcntl", "fdatasync",
     "fstat", "fstatfs", "fsync", "ftruncate", "futex", "getdents64", "getegid", "geteuid", "getgid", "getpid",
@@ -54,13 +54,13 @@ class CannotConfine(errors.RuntimeFailed):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a confined program may use at most."""
+    """The memory and processor time of a confined program at most."""
 
     memory_bytes: int
     cpu_s: int
 
 
-async def run(
+async def run_confined(
     program: Sequence[str],
     *,
     device: str,
@@ -68,9 +68,9 @@ async def run(
     timeout_s: float,
     inherits: Sequence[int] = (),
 ) -> commands.Completed:
-    """Run `program`, whose arguments name `DEVICE`, on `device` to its end, whatever its exit status.
+    """Run `program`, whose arguments name `DEVICE`, on `device` to its end; any exit status is a result.
 
-    Raises `CannotConfine` if it never ran, and what `commands.run` raises.
+    Raises `CannotConfine` if it never ran, and the errors of `commands.run_command`.
     """
     with tempfile.TemporaryFile() as rules, tempfile.TemporaryFile() as report:
         rules.write(_filter(program[0]))
@@ -82,18 +82,18 @@ async def run(
             *("--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"),
             *("--symlink", "usr/sbin", "/sbin", "--symlink", "usr/lib", "/lib"),
             *("--symlink", "usr/lib64", "/lib64", "--dev-bind", device, DEVICE),
-            # e2fsck opens both. Whether the device is mounted, the kernel knows better than an mtab.
+            # e2fsck opens both. The kernel knows better than an mtab whether the device is mounted.
             *("--dev-bind", "/dev/null", "/dev/null", "--dev-bind", "/dev/null", "/etc/mtab"),
             *("--seccomp", str(rules.fileno()), "--json-status-fd", str(report.fileno())),
             *("--", *program),
         )
-        descriptors = (rules.fileno(), report.fileno(), *inherits)
-        done = await commands.run(argv, timeout_s=timeout_s, ok=range(256), inherits=descriptors)
+        fds = (rules.fileno(), report.fileno(), *inherits)
+        ended = await commands.run_command(argv, timeout_s=timeout_s, ok=range(256), inherits=fds)
         report.seek(0)
         for status in map(json.loads, report):
             if "exit-code" in status:
-                return replace(done, code=int(status["exit-code"]))
-    raise CannotConfine(program[0], done.stderr_tail.strip() or "bwrap does not say why")
+                return replace(ended, code=int(status["exit-code"]))
+    raise CannotConfine(program[0], ended.stderr_tail.strip() or "bwrap does not say why")
 
 
 @functools.cache

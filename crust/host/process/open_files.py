@@ -1,4 +1,4 @@
-"""Who has a lock on a file, and a copy of what another process has open: pidfd_getfd(2).
+"""The holders of a lock on a file, and copies of another process's descriptors: pidfd_getfd(2).
 
 A copy shares the open file description, and with it an OFD lock or an exclusive open, which opening the file again
 would not. It needs the right to trace the process: root, with CAP_SYS_PTRACE where the process is in another user
@@ -15,7 +15,7 @@ from crust.host.process import syscalls
 def copies(pid: int, path: str) -> Generator[int, None, None]:
     """A copy of each descriptor that the process has of the file; the caller closes them.
 
-    None if the process has ended. Raises `errors.Refused` if it may not be traced.
+    No copy if the process has ended. Raises `errors.Refused` if it may not be traced.
     """
     file = os.lstat(path)
     with (
@@ -28,38 +28,38 @@ def copies(pid: int, path: str) -> Generator[int, None, None]:
 
 
 def holders(path: str | os.PathLike[str], pids: Iterable[int] = ()) -> list[int]:
-    """The processes, of these or of all, that have a lock on the file, as far as this one may look.
+    """The processes, of `pids` or of all, that have a lock on the file, as far as this process may look.
 
-    None if there is no such file. A process that inherited the lock has it like the one that took it.
+    Empty if there is no such file. A process that inherited the lock has it like the process that took it.
     """
-    found = []
+    locking = []
     with contextlib.suppress(OSError):
         file = os.stat(path)
         every = [name for name in os.listdir("/proc") if name.isdigit()]
-        for pid in [str(each) for each in pids] or every:
+        for pid in [str(number) for number in pids] or every:
             with contextlib.suppress(OSError):
                 opened = _of(pid, path, file)
                 if any(
                     b"\nlock:" in syscalls.read_whole(f"/proc/{pid}/fdinfo/{fd}") for fd in opened
                 ):
-                    found.append(int(pid))
-    return found
+                    locking.append(int(pid))
+    return locking
 
 
 def watched(pid: int) -> set[int]:
     """The processes that a process watches by pidfds (proc_pid_fdinfo(5))."""
-    directory, found = f"/proc/{pid}/fdinfo", set()
+    directory, targets = f"/proc/{pid}/fdinfo", set()
     with contextlib.suppress(OSError):
         for fd in os.listdir(directory):
             with contextlib.suppress(OSError), open(f"{directory}/{fd}", encoding="ascii") as file:
-                found |= {int(line.split()[1]) for line in file if line.startswith("Pid:")}
-    return found
+                targets |= {int(line.split()[1]) for line in file if line.startswith("Pid:")}
+    return targets
 
 
 def _of(pid: str, path: str | os.PathLike[str], file: os.stat_result) -> Iterator[int]:
     """The descriptors that a process has of the file.
 
-    A look at an open file may hang, so only those of the same name are looked at: in another mount namespace the path
+    A look at an open file may hang, so it looks only at files of the same name: in another mount namespace the path
     has another beginning.
     """
     directory, name = f"/proc/{pid}/fd", os.path.basename(os.fspath(path))

@@ -63,7 +63,7 @@ class ProcessOutOfResources(errors.Exhausted):
     """This process has no memory or no file descriptors left."""
 
     answered_as = errors.PeerUnavailable
-    advice = "look at the limits of the service (LimitNOFILE, MemoryMax) and at what uses them up"
+    advice = "look at the limits of the service (LimitNOFILE, MemoryMax) and at its use of them"
 
 
 _ERRORS: dict[int, type[errors.CrustError]] = {
@@ -102,10 +102,10 @@ def reason(err: OSError) -> str:
     if err.errno is None:
         return str(err)
     name = errno.errorcode.get(err.errno, str(err.errno))
-    # a `HeldPath` says nothing to people; the act that failed names what it leads to
+    # the path of a `HeldPath` means nothing to people; the failed action names the real one
     is_known = isinstance(err.filename, str) and not err.filename.startswith("/proc/self/fd/")
-    where = f", {err.filename}" if is_known else ""
-    return f"{os.strerror(err.errno)} ({name}){where}"
+    place = f", {err.filename}" if is_known else ""
+    return f"{os.strerror(err.errno)} ({name}){place}"
 
 
 def translate(err: OSError, what: str, *, hint: str = "") -> errors.CrustError:
@@ -292,13 +292,13 @@ def open_tree(path: str, flags: int) -> int:
 
 def set_mount_attributes(mount: int, attributes: int) -> None:
     """Set MOUNT_ATTR_* of one mount that is given by its descriptor, mount_setattr(2)."""
-    wanted = _MountAttributes(attr_set=attributes)
-    size = ctypes.sizeof(wanted)
-    _mount_setattr(mount, b"", AT_EMPTY_PATH, ctypes.byref(wanted), size)
+    request = _MountAttributes(attr_set=attributes)
+    size = ctypes.sizeof(request)
+    _mount_setattr(mount, b"", AT_EMPTY_PATH, ctypes.byref(request), size)
 
 
 def move_mount(mount: int, target: int) -> None:
-    """Attach a detached mount onto what the descriptor `target` refers to, move_mount(2)."""
+    """Attach a detached mount onto the file of the descriptor `target`, move_mount(2)."""
     flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH
     _move_mount(mount, b"", target, b"", flags)
 
@@ -313,22 +313,22 @@ class MountAt(NamedTuple):
 def mount_at(path: str, *, directory: int = AT_FDCWD) -> MountAt:
     """The mount that `path` lies on, statx(2).
 
-    A link at the end is not followed, and no file server is asked. With an empty path, of the descriptor `directory`.
+    The kernel follows no link at the end and asks no file server. An empty path means the descriptor `directory`.
     """
     flags = (_AS_IT_IS if path else AT_EMPTY_PATH) | _AT_STATX_DONT_SYNC
-    found = _Statx()
-    _statx(directory, os.fsencode(path), flags, _STATX_MNT_ID, ctypes.byref(found))
-    return MountAt(found.mount_id, bool(found.attributes & _STATX_ATTR_MOUNT_ROOT))
+    status = _Statx()
+    _statx(directory, os.fsencode(path), flags, _STATX_MNT_ID, ctypes.byref(status))
+    return MountAt(status.mount_id, bool(status.attributes & _STATX_ATTR_MOUNT_ROOT))
 
 
 def block_device_at(path: str) -> int | None:
     """The number (st_rdev) of the block device that `path` leads to, statx(2); None if it is none.
 
-    Where stat(2) would wait for a file server that hangs, this does not.
+    Unlike stat(2), it does not wait for a file server that hangs.
     """
-    found = _Statx()
-    _statx(AT_FDCWD, os.fsencode(path), _AT_STATX_DONT_SYNC, _STATX_TYPE, ctypes.byref(found))
-    return os.makedev(found.rdev_major, found.rdev_minor) if stat.S_ISBLK(found.mode) else None
+    status = _Statx()
+    _statx(AT_FDCWD, os.fsencode(path), _AT_STATX_DONT_SYNC, _STATX_TYPE, ctypes.byref(status))
+    return os.makedev(status.rdev_major, status.rdev_minor) if stat.S_ISBLK(status.mode) else None
 
 
 def umount(path: str) -> None:
@@ -346,7 +346,7 @@ def read_attribute(path: str) -> str:
 
 
 def known_attribute(path: str) -> str:
-    """The attribute as `read_attribute` gives it; empty if it is not there, or its device has just gone."""
+    """The attribute as `read_attribute` gives it; empty if it, or its device, does not exist."""
     try:
         return read_attribute(path)
     except OSError:
@@ -354,7 +354,7 @@ def known_attribute(path: str) -> str:
 
 
 def names_in(directory: str) -> list[str]:
-    """The names in a directory; none if it is not there, or its device or process has just gone."""
+    """The names in a directory; none if it, or its device or process, does not exist."""
     try:
         return os.listdir(directory)
     except OSError:

@@ -1,7 +1,7 @@
-"""What a unit of systemd is told: that it serves (Type=notify), and that it lives (WatchdogSec=); sd_notify(3).
+"""A process tells systemd that it serves (Type=notify) and that it lives (WatchdogSec=); sd_notify(3).
 
-No library: each is one datagram. Without such a unit nothing is sent. What systemd does not take is not sent again: a
-start that it misses ends at its TimeoutStartSec=, and the watchdog is pinged every few seconds.
+Each message is one datagram, without a library. Outside of such a unit the process sends nothing. It repeats no lost
+message: a start that systemd misses ends at its TimeoutStartSec=, and the next ping comes in a few seconds.
 """
 
 import contextlib

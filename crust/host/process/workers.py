@@ -1,20 +1,19 @@
 """The threads of a program, or of an engine, on which its blocking calls run.
 
-A system call that hangs keeps its thread until the kernel lets it go: nothing in this process can end it. So each
-part of a process has threads of its own, their number is bounded, and new work asks first whether one can be had
-(`check_free`). The threads are daemons: a process ends while one of them hangs. How long a caller waits is not
-decided here: an operation or a look has one thread at a time, keeps its key while that one hangs, and tells its
-callers so (`crust.core.operations`).
+A system call that hangs keeps its thread until the kernel returns: nothing in this process can end it. So each part
+of a process has a bounded number of threads of its own, and new work checks first that one is free (`check_free`).
+The threads are daemons: a process ends while one of them hangs. `crust.core.operations` decides how long a caller
+waits: an operation or a look has one thread at a time, and keeps its key while that thread hangs.
 
 The pool of a call belongs to the operation, not to the function: code below calls `run`, and gets a thread of the
-pool that is `used` around it. Nothing uses the event loop's own threads (asyncio.to_thread), which nobody watches;
+pool that is `used` around it. No code uses the event loop's own threads (asyncio.to_thread), which have no watch;
 tests/unit/host/process/test_workers.py holds it. Work that takes long by its nature (copies, fsGroup) holds one of a
-few places (`long_work`), or many at once would look like a pool in which everything hangs.
+few places (`long_work`): without this limit it would look like a pool in which every call hangs.
 
-`concurrent.futures` lets its idle threads wait on one lock, so each call wakes a second thread, which finds nothing
-and takes the interpreter's lock away from the first; its futures belong to no event loop, and each is copied into one
-that does. Here each idle thread waits at a queue of its own, the last one that became idle is taken first, and a
-result goes straight to the loop: 24 us a hop instead of 35 to 79, of which a publish makes several.
+`concurrent.futures` lets its idle threads wait on one lock, so each call wakes a second thread, which takes the
+interpreter's lock away from the first; its futures belong to no event loop, and must be copied into futures of the
+loop. Here each idle thread waits at a queue of its own, a call goes to the thread that became idle last, and its
+result goes straight to the loop: 24 us a hop instead of 35 to 79, and a publish makes several hops.
 """
 
 import asyncio
@@ -37,8 +36,7 @@ FREE_WITHIN_S = 1.0
 """How long a new operation, or a Probe, waits for a thread. Kubernetes' livenessprobe waits 3 s for the answer."""
 
 IDLE_S = 10.0
-"""How long a thread without a call lives. A watch asks for one more often: the last one of a part that serves
-stays."""
+"""How long a thread without a call lives. A watch uses one more often, so a serving part keeps its last thread."""
 
 _current: contextvars.ContextVar["Workers | None"] = contextvars.ContextVar("workers", default=None)
 
@@ -102,9 +100,9 @@ class Workers:
         }
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call `function` on a thread, when one is free. Raises what it raises; `NoWorkerFree` if none can be made.
+        """Call `function` on a thread, when one is free. Raises its errors; `NoWorkerFree` if no thread can start.
 
-        A caller that is cancelled leaves the call as it is: one that runs keeps its thread.
+        A cancelled caller ends no call that runs: the call keeps its thread.
         """
         bound = partial(contextvars.copy_context().run, function, *args, **kwargs)
         call: _Call = (bound, asyncio.get_running_loop().create_future())
@@ -121,27 +119,27 @@ class Workers:
         return result
 
     def _start(self, call: _Call) -> None:
-        given: SimpleQueue[_Call] = SimpleQueue()
-        given.put(call)
+        queue: SimpleQueue[_Call] = SimpleQueue()
+        queue.put(call)
         name = f"hop-{self._made}"
         try:
-            threading.Thread(target=self._work, args=(given,), name=name, daemon=True).start()
+            threading.Thread(target=self._work, args=(queue,), name=name, daemon=True).start()
         except RuntimeError as error:  # "can't start new thread": the limit of the unit or pod
             why = "no thread can be started: the limit of its processes is reached"
             self._refused += 1
             raise NoWorkerFree(self.name, why) from error
         self._made += 1
 
-    def _work(self, given: "SimpleQueue[_Call]") -> None:
-        """Make the calls that are given to this thread, until none comes for a while."""
+    def _work(self, queue: "SimpleQueue[_Call]") -> None:
+        """Make the calls in this thread's queue, until none comes for a while."""
         while True:
             try:
-                function, future = given.get(timeout=IDLE_S)
+                function, future = queue.get(timeout=IDLE_S)
             except Empty:
                 with self._guard:
-                    if given not in self._idle:
+                    if queue not in self._idle:
                         continue  # a call came in this moment
-                    self._idle.remove(given)
+                    self._idle.remove(queue)
                     self._made -= 1
                 return
             result, error = None, None
@@ -149,15 +147,15 @@ class Workers:
                 if not future.cancelled():
                     result = function()
             except BaseException as raised:
-                # whatever it is, the caller gets it, and the thread goes on
+                # the caller gets every error, and the thread goes on
                 error = raised
             with self._guard:
-                # before the loop is told: what it does next finds this thread, and starts no other
+                # before the loop gets the result: its next call then finds this thread, and starts no other
                 if self._waiting:
-                    given.put(self._waiting.popleft())
+                    queue.put(self._waiting.popleft())
                 else:
-                    self._idle.append(given)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits it
+                    self._idle.append(queue)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no caller is left
                 future.get_loop().call_soon_threadsafe(_settle, future, result, error)
             del function, future, result, error  # or the result would live until the next call
 
@@ -167,7 +165,7 @@ class Workers:
             await self.probe()
 
     async def probe(self) -> None:
-        """Have a thread do nothing; raises `NoWorkerFree` if none can be had soon."""
+        """Make an empty call; raises `NoWorkerFree` if no thread makes it soon."""
         try:
             async with asyncio.timeout(FREE_WITHIN_S):
                 await self.run(lambda: None)

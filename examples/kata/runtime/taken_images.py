@@ -71,7 +71,7 @@ class TakenImages:
             "image": image,
         }
         durable.make_directory(self._directory, 0o700)
-        durable.publish(self._path(taken.vm_id, taken.target), json.dumps(plain).encode())
+        durable.write_file(self._path(taken.vm_id, taken.target), json.dumps(plain).encode())
 
     def remove(self, vm_id: str, target: volumes.TargetPath) -> None:
         """It was given back; absent is a success."""

@@ -123,4 +123,4 @@ def _disk(serial: str, node: dict[str, object]) -> Disk:
 
 
 def _write(path: Path, text: str) -> None:
-    durable.publish(path, text.encode(), survives_power_cut=False)
+    durable.write_file(path, text.encode(), survives_power_cut=False)

@@ -113,7 +113,7 @@ async def test_options_of_the_storage_class_reach_mkfs(node: Node, device: loop.
     target = node.places.target("one")
     await node.co.publish("vol-1", target)
     await node.co.unpublish("vol-1", target)
-    shown = await commands.run(["dumpe2fs", "-h", device.path], timeout_s=60)
+    shown = await commands.run_command(["dumpe2fs", "-h", device.path], timeout_s=60)
     lines = dict(line.split(b":", 1) for line in shown.stdout.splitlines() if b":" in line)
     blocks, reserved = int(lines[b"Block count"]), int(lines[b"Reserved block count"])
     assert reserved == blocks // 100

@@ -283,7 +283,7 @@ def _replace(path: Place, data: bytes) -> None:
             os.pwrite(fd, data, 0)
             os.fdatasync(fd)
             return
-    durable.publish(path, data)
+    durable.write_file(path, data)
 
 
 def _sync_record(path: Place) -> None:

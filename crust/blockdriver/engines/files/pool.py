@@ -95,7 +95,7 @@ class DirectoryPool:
         durable.remove_temporary_files(self.directory / ".")
         identity = self._read() or self._make()
         if self._remembered() != identity.pool_id:
-            durable.publish(self._memory, identity.pool_id.encode() + b"\n")
+            durable.write_file(self._memory, identity.pool_id.encode() + b"\n")
         self.ids = PoolIds(identity.pool_id)
         # written once: a pool that was restored from a backup has another file, and other folders
         written = os.stat(self._identity)
@@ -221,5 +221,5 @@ class DirectoryPool:
             {"schema": SCHEMA, "pool_id": secrets.token_hex(8), "created": created}
         )
         data = identity.model_dump_json(by_alias=True).encode() + b"\n"
-        durable.publish(self._identity, data, replaces=False)
+        durable.write_file(self._identity, data, replaces=False)
         return identity

@@ -131,7 +131,7 @@ class RbdPool:
         path = os.path.join(self._run_dir, _NONCE)
         durable.make_directories(self._run_dir, 0o700)
         with suppress(durable.PathAlreadyExists):
-            durable.publish(path, secrets.token_hex(8).encode(), replaces=False)
+            durable.write_file(path, secrets.token_hex(8).encode(), replaces=False)
         nonce = durable.read(path, limit_bytes=64).decode("ascii", "replace")
         return ControllerLock(self._place.pool, self._place.namespace, nonce)
 

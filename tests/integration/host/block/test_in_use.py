@@ -92,7 +92,7 @@ def mounted_elsewhere(device: str, target: str, option: str) -> Iterator[int]:
 
 @READONLY
 def test_device_that_nobody_has_is_free(disk: str, *, readonly: bool) -> None:
-    in_use.check(source(disk), readonly=readonly)
+    in_use.check_usable(source(disk), readonly=readonly)
 
 
 @READONLY
@@ -103,16 +103,16 @@ def test_disk_whose_partition_is_mounted_is_refused(
     run("mount", part, mountpoint)
     for probe in (True, False):
         with raised("DeviceMountedOnHost", match=mountpoint):
-            in_use.check(source(disk), readonly=readonly, probe=probe)
+            in_use.check_usable(source(disk), readonly=readonly, probe=probe)
 
 
 def test_partition_of_a_disk_that_is_held_is_refused(partition: tuple[str, str]) -> None:
     disk, part = partition
     held = devices.open_exclusive(disk)
     with pytest.raises(holders.DeviceInUse, match=rf"\[{os.getpid()}\] by fd {held}"):
-        in_use.check(source(part), readonly=True)
+        in_use.check_usable(source(part), readonly=True)
     os.close(held)
-    in_use.check(source(part), readonly=True)
+    in_use.check_usable(source(part), readonly=True)
 
 
 @READONLY
@@ -121,15 +121,15 @@ def test_device_that_is_mounted_in_another_mount_namespace_is_refused(
 ) -> None:
     refused = raised("DeviceMountedOnHost", match=rf"{tmp_path} as .*\[\d+\] has it")
     with mounted_elsewhere(disk, str(tmp_path), "rw"), refused:
-        in_use.check(source(disk), readonly=readonly)
+        in_use.check_usable(source(disk), readonly=readonly)
 
 
 def test_reader_joins_read_only_mounts_alone(disk: str, tmp_path: Path, mountpoint: str) -> None:
     run("mount", "-o", "ro", disk, mountpoint)
     with mounted_elsewhere(disk, str(tmp_path), "ro"):
-        in_use.check(source(disk), readonly=True)
+        in_use.check_usable(source(disk), readonly=True)
         with raised("DeviceMountedOnHost"):
-            in_use.check(source(disk), readonly=False)
+            in_use.check_usable(source(disk), readonly=False)
 
 
 @READONLY
@@ -137,7 +137,7 @@ def test_device_busy_without_a_mount_names_its_holder(disk: str, *, readonly: bo
     """Another virtual machine, md, swap: whatever it is, it is somebody."""
     code = "held = os.open(sys.argv[1], os.O_RDONLY | os.O_EXCL)"
     with a_process(code, disk) as pid, pytest.raises(holders.DeviceInUse, match=rf"\[{pid}\]"):
-        in_use.check(source(disk), readonly=readonly)
+        in_use.check_usable(source(disk), readonly=readonly)
 
 
 def test_device_with_a_hidden_holder_is_refused(disk: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_device_with_a_hidden_holder_is_refused(disk: str, monkeypatch: pytest.M
     held = devices.open_exclusive(disk)
     monkeypatch.setattr(holders, "of_devices", lambda _: ())
     with pytest.raises(holders.DeviceInUse, match="does not say what holds it"):
-        in_use.check(source(disk), readonly=True)
+        in_use.check_usable(source(disk), readonly=True)
     os.close(held)
 
 
@@ -156,16 +156,16 @@ def test_holder_of_a_named_claim_explains_a_busy_device(disk: str, tmp_path: Pat
     locked = os.open(claim, os.O_RDWR)
     assert locks.try_lock(locked)
     held, written = devices.open_exclusive(disk), os.open(disk, os.O_RDWR)
-    in_use.check(source(disk), readonly=True, claims=[str(claim)])
+    in_use.check_usable(source(disk), readonly=True, claims=[str(claim)])
     in_use.check_unwritten(source(disk), claims=[str(claim)])
     with pytest.raises(holders.DeviceInUse):
-        in_use.check(source(disk), readonly=True, claims=[str(other), "/none"])
+        in_use.check_usable(source(disk), readonly=True, claims=[str(other), "/none"])
     with pytest.raises(holders.DeviceInUse):
         in_use.check_unwritten(source(disk))
     os.close(written)
     os.close(locked)
     with pytest.raises(holders.DeviceInUse):
-        in_use.check(source(disk), readonly=True, claims=[str(claim)])
+        in_use.check_usable(source(disk), readonly=True, claims=[str(claim)])
     os.close(held)
 
 
@@ -180,14 +180,14 @@ def test_brief_user_of_the_device_is_awaited(disk: str, monkeypatch: pytest.Monk
         return users
 
     monkeypatch.setattr(holders, "of_devices", looked)
-    in_use.check(source(disk), readonly=False)
+    in_use.check_usable(source(disk), readonly=False)
     assert held == []
 
 
 def test_process_that_only_reads_refuses_nothing(disk: str) -> None:
     """udev, smartd, multipathd."""
     with a_process("held = os.open(sys.argv[1], os.O_RDONLY)", disk):
-        in_use.check(source(disk), readonly=False)
+        in_use.check_usable(source(disk), readonly=False)
         in_use.check_unwritten(source(disk))
         with pytest.raises(holders.DeviceInUse):
             in_use.check_unopened(source(disk))

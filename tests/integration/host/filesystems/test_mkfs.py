@@ -35,7 +35,7 @@ async def test_make_on_blank_device_makes_a_clean_mountable_filesystem(
     made = probed(device.path)
     assert isinstance(made, signatures.Filesystem)
     assert (made.type, len(made.uuid)) == (fs_type, 36)
-    assert not await fsck.check(device.path, fs_type)
+    assert not await fsck.check_filesystem(device.path, fs_type)
     assert not devices.is_blank(device.path)
     mount_api.mount_device(device.path, mountpoint, fs_type)
     (Path(mountpoint) / "file").write_bytes(b"x")
@@ -46,7 +46,9 @@ async def test_make_ext4_has_the_features_that_old_kernels_mount(attach: Attach)
     device = attach(mkfs.minimum_bytes("ext4"))
     await mkfs.make(device.path, "ext4")
     assert superblocks.read_ext4(device.path).block_size_bytes == 4096
-    listed = (await commands.run(["dumpe2fs", "-h", device.path], timeout_s=60)).stdout.decode()
+    listed = (
+        await commands.run_command(["dumpe2fs", "-h", device.path], timeout_s=60)
+    ).stdout.decode()
     [line] = [line for line in listed.splitlines() if line.startswith("Filesystem features:")]
     assert set(line.partition(":")[2].split()) == {
         *("has_journal", "ext_attr", "resize_inode", "dir_index", "filetype", "extent", "64bit"),
@@ -114,7 +116,7 @@ async def test_make_on_a_device_held_for_a_moment_is_tried_again(
 ) -> None:
     """A program that starts for another volume has a copy of our own hold until it executes."""
     device = attach(512 * MIB)
-    real, tries = commands.run, []
+    real, tries = commands.run_command, []
 
     async def held(argv: Sequence[str], **options: Any) -> commands.Completed:
         if f"mkfs.{fs_type}" not in argv:
@@ -127,7 +129,7 @@ async def test_make_on_a_device_held_for_a_moment_is_tried_again(
             if hold is not None:
                 os.close(hold)
 
-    monkeypatch.setattr(commands, "run", held)
+    monkeypatch.setattr(commands, "run_command", held)
     if tries_held == 1:
         await mkfs.make(device.path, fs_type)
         assert isinstance(probed(device.path), signatures.Filesystem)
@@ -193,7 +195,7 @@ def _decision(content: ContentRecord, device: str) -> format_decision.Action:
     return format_decision.judge_interrupted(
         content,
         probed(device),
-        left=lambda fs_type: superblocks.read(device, fs_type),
+        superblock_of=lambda fs_type: superblocks.read(device, fs_type),
     )
 
 
@@ -253,9 +255,9 @@ async def test_check_of_ext4_not_unmounted_leaves_it_clean(attach: Attach) -> No
     assert not superblocks.read_ext4(device.path).clean
     hold = devices.open_exclusive(device.path)
     with pytest.raises(holders.DeviceInUse):
-        await fsck.check(device.path, "ext4")
+        await fsck.check_filesystem(device.path, "ext4")
     os.close(hold)
-    await fsck.check(device.path, "ext4")
+    await fsck.check_filesystem(device.path, "ext4")
     assert superblocks.read_ext4(device.path).clean
 
 
@@ -275,11 +277,11 @@ async def test_check_of_ext4_that_is_not_repaired_unasked_is_corrupt(
     for change in changes:
         run("debugfs", "-w", "-R", change, device.path)
     with raised(name, errors.Corrupt, match=why):
-        await fsck.check(device.path, "ext4")
+        await fsck.check_filesystem(device.path, "ext4")
 
 
 async def test_check_of_another_content_is_corrupt(attach: Attach) -> None:
     device = attach()
     for fs_type in mkfs.SUPPORTED:
         with pytest.raises(errors.Corrupt):
-            await fsck.check(device.path, fs_type)
+            await fsck.check_filesystem(device.path, fs_type)

@@ -39,13 +39,13 @@ import sys
 from crust.core import errors
 from crust.host.mounts import propagation
 try:
-    propagation.check([sys.argv[1]])
+    propagation.check_propagation([sys.argv[1]])
     print("propagates")
 except errors.CrustError as error:
     print(error.error_name, error)
 """
 
-_SEEN = _CHECK.replace("check([sys.argv[1]])", "check_seen(sys.argv[1])")
+_SEEN = _CHECK.replace("check_propagation([sys.argv[1]])", "check_seen(sys.argv[1])")
 
 
 @pytest.fixture

@@ -14,7 +14,9 @@ LIMITS = confined.Limits(memory_bytes=512 * 1024**2, cpu_s=10)
 
 
 def run(program: tuple[str, ...], device: Path) -> commands.Completed:
-    return asyncio.run(confined.run(program, device=str(device), limits=LIMITS, timeout_s=60))
+    return asyncio.run(
+        confined.run_confined(program, device=str(device), limits=LIMITS, timeout_s=60)
+    )
 
 
 def tried(script: str, device: Path) -> str:

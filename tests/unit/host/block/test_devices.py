@@ -331,7 +331,7 @@ def test_unmapping_is_idempotent_and_never_forced(
     [
         (errno.ENXIO, "features that this kernel does not know"),
         (errno.EACCES, "refuses the user"),
-        (errno.ENOENT, "is not there"),
+        (errno.ENOENT, "does not exist"),
         (errno.ETIMEDOUT, "did not answer"),
         (errno.EINVAL, "ms_mode"),
     ],

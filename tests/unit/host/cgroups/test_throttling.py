@@ -52,12 +52,12 @@ def test_hierarchy_with_the_io_controller(tmp_path: Path, monkeypatch: pytest.Mo
     legacy.mkdir()
     mounted(monkeypatch, ("cgroup2", without, ""), ("cgroup", legacy, "blkio"))
     with pytest.raises(CannotThrottle, match=rf"control groups v1 \({legacy}\)"):
-        Throttle().check()
+        Throttle().check_can_limit()
     Throttle().set(DEVICE, NONE)
     whole = hierarchy(tmp_path / "whole", "cpu io memory\n", "kubepods")
     mounted(monkeypatch, ("cgroup2", whole, ""))
     cgroups = Throttle()
-    cgroups.check()
+    cgroups.check_can_limit()
     cgroups.set(DEVICE, LIMITS)
     assert (whole / "kubepods" / "io.max").read_text() == io_max.line(DEVICE, LIMITS)
     assert cgroups.limits_of(DEVICE) == LIMITS
@@ -100,4 +100,4 @@ def test_group_that_vanishes_or_has_no_controller_is_refused(
         Throttle().set(DEVICE, LIMITS)
     (root / "kubepods" / "io.max").unlink()
     with pytest.raises(CannotThrottle, match=r"\+io"):
-        Throttle().check()
+        Throttle().check_can_limit()

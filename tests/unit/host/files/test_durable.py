@@ -17,17 +17,17 @@ LIMIT = 1000
 
 
 def test_publish_then_read_returns_the_content(tmp_path: Path) -> None:
-    durable.publish(tmp_path / "a", b"one")
-    durable.publish(tmp_path / "a", b"two")
+    durable.write_file(tmp_path / "a", b"one")
+    durable.write_file(tmp_path / "a", b"two")
     assert durable.read(tmp_path / "a", limit_bytes=LIMIT) == b"two"
-    durable.publish(tmp_path / ("n" * 255), b"x")
+    durable.write_file(tmp_path / ("n" * 255), b"x")
     assert set(os.listdir(tmp_path)) == {"a", "n" * 255}
 
 
 def test_publish_sets_the_exact_mode_under_any_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        durable.publish(tmp_path / "a", b"", mode=0o644)
+        durable.write_file(tmp_path / "a", b"", mode=0o644)
         durable.make_directory(tmp_path / "d", 0o755)
         durable.make_staging(tmp_path / "s", 0o755)
     finally:
@@ -40,7 +40,7 @@ def test_publish_sets_the_exact_mode_under_any_umask(tmp_path: Path) -> None:
 def test_publish_replaces_a_symlink_and_not_its_target(tmp_path: Path) -> None:
     (tmp_path / "victim").write_bytes(b"precious")
     (tmp_path / "a").symlink_to("victim")
-    durable.publish(tmp_path / "a", b"new")
+    durable.write_file(tmp_path / "a", b"new")
     assert (tmp_path / "victim").read_bytes() == b"precious"
     assert not (tmp_path / "a").is_symlink()
 
@@ -48,14 +48,14 @@ def test_publish_replaces_a_symlink_and_not_its_target(tmp_path: Path) -> None:
 def test_publish_over_a_directory_fails_without_temporary_files(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with pytest.raises(errors.Conflict):
-        durable.publish(tmp_path / "a", b"new")
+        durable.write_file(tmp_path / "a", b"new")
     assert os.listdir(tmp_path) == ["a"]
 
 
 def test_publish_that_replaces_nothing_is_refused_on_an_existing_file(tmp_path: Path) -> None:
-    durable.publish(tmp_path / "a", b"first", replaces=False)
+    durable.write_file(tmp_path / "a", b"first", replaces=False)
     with pytest.raises(durable.PathAlreadyExists):
-        durable.publish(tmp_path / "a", b"second", replaces=False)
+        durable.write_file(tmp_path / "a", b"second", replaces=False)
     assert (tmp_path / "a").read_bytes() == b"first"
     assert os.listdir(tmp_path) == ["a"]
 
@@ -67,7 +67,7 @@ def test_publish_that_replaces_nothing_succeeds_once_in_a_race(tmp_path: Path) -
     def compete(number: int) -> None:
         barrier.wait()
         try:
-            durable.publish(tmp_path / "a", bytes([number]) * 100, replaces=False)
+            durable.write_file(tmp_path / "a", bytes([number]) * 100, replaces=False)
             results.append("won")
         except durable.PathAlreadyExists:
             results.append("lost")
@@ -165,14 +165,14 @@ def test_publish_syncs_the_content_before_the_name_and_the_name_after(
     tmp_path: Path, *, replaces: bool
 ) -> None:
     with recorded() as steps:
-        durable.publish(tmp_path / "a", b"content", replaces=replaces)
+        durable.write_file(tmp_path / "a", b"content", replaces=replaces)
     content, name = ("sync", steps[0][1]), ("name", str(tmp_path / "a"))
     assert content[1].startswith(f"{tmp_path}/.a.")
     assert (steps[:2], steps[-1]) == ([content, name], ("sync", str(tmp_path)))
 
 
 def test_remove_syncs_the_directory_after_the_name_is_gone(tmp_path: Path) -> None:
-    durable.publish(tmp_path / "a", b"")
+    durable.write_file(tmp_path / "a", b"")
     with recorded() as steps:
         durable.remove(tmp_path / "a")
     assert steps == [("name", str(tmp_path / "a")), ("sync", str(tmp_path))]

@@ -83,7 +83,7 @@ def test_a_held_path_leads_to_the_directory_that_was_opened(tmp_path: Path) -> N
     directory = held(tmp_path / "a")
     (tmp_path / "a").rename(tmp_path / "b")
     durable.make_directory(directory / "c", 0o700)
-    durable.publish(directory / "c" / "file", b"1")
+    durable.write_file(directory / "c" / "file", b"1")
     assert (tmp_path / "b" / "c" / "file").read_bytes() == b"1"
     assert not (tmp_path / "a").exists()
 
@@ -91,7 +91,7 @@ def test_a_held_path_leads_to_the_directory_that_was_opened(tmp_path: Path) -> N
 def test_errors_name_the_path_that_people_know(tmp_path: Path) -> None:
     directory = held(tmp_path / "a")
     with pytest.raises(errors.NotFound) as caught:
-        durable.publish(directory / "absent" / "file", b"")
+        durable.write_file(directory / "absent" / "file", b"")
     assert f"{tmp_path}/a/absent/file" in str(caught.value)
     assert "/proc/" not in str(caught.value)
     (tmp_path / "a" / "link").symlink_to("x")
@@ -105,13 +105,13 @@ def test_path_below_a_released_directory_is_refused(tmp_path: Path) -> None:
     path = f"/proc/self/fd/{directory.descriptor()}/file"
     directory.let_go()
     with raised("DirectoryNotHeld"):
-        durable.publish(directory / "file", b"")
+        durable.write_file(directory / "file", b"")
     # a thread that looked the path up before is led nowhere either, whatever was opened since
     with (tmp_path / "other").open("w"), pytest.raises(NotADirectoryError):
         Path(path).write_bytes(b"")
     directory.hold()
     assert f"/proc/self/fd/{directory.descriptor()}/file" == path
-    durable.publish(directory / "file", b"")
+    durable.write_file(directory / "file", b"")
 
 
 def with_folder(tmp_path: Path) -> HeldDirectory:
@@ -127,7 +127,7 @@ def test_a_held_folder_is_reached_after_another_one_took_its_name(tmp_path: Path
     folder.rename(tmp_path / "moved")
     folder.mkdir()
     durable.make_directory(directory / "folder", 0o700)
-    durable.publish(directory / "folder" / "file", b"1")
+    durable.write_file(directory / "folder" / "file", b"1")
     durable.make_directory(directory / "folder" / "deep", 0o700)
     assert {each.name for each in (tmp_path / "moved").iterdir()} == {"file", "deep"}
     assert not any(folder.iterdir())
@@ -143,7 +143,7 @@ def test_folder_is_released_with_its_directory_and_held_again(tmp_path: Path) ->
     path = (directory / "folder" / "file").__fspath__()
     directory.let_go()
     with raised("DirectoryNotHeld"):
-        durable.publish(directory / "folder" / "file", b"")
+        durable.write_file(directory / "folder" / "file", b"")
     with pytest.raises(NotADirectoryError):
         Path(path).write_bytes(b"")
     folder.rename(tmp_path / "moved")
@@ -151,7 +151,7 @@ def test_folder_is_released_with_its_directory_and_held_again(tmp_path: Path) ->
     directory.hold()
     directory.hold_folder("folder")
     directory.check_in_place()
-    durable.publish(directory / "folder" / "file", b"")
+    durable.write_file(directory / "folder" / "file", b"")
     assert (folder / "file").exists()
 
 

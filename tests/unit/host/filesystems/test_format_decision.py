@@ -49,7 +49,7 @@ def judge(
     )
     try:
         return format_decision.judge(
-            content, wanted, found, is_blank=lambda: zeros, left=lambda _: left
+            content, wanted, found, is_blank=lambda: zeros, superblock_of=lambda _: left
         )
     except errors.CrustError as error:
         return error.error_name

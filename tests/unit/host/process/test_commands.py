@@ -41,7 +41,7 @@ async def started(argv: list[str], tmp_path: Path) -> tuple[asyncio.Task[command
     """Run a program that writes a process id into the file named by its last argument; that process's pidfd."""
     ready = tmp_path / "ready"
     os.mkfifo(ready)
-    task = asyncio.create_task(commands.run([*argv, str(ready)], timeout_s=LONG_S))
+    task = asyncio.create_task(commands.run_command([*argv, str(ready)], timeout_s=LONG_S))
     return task, os.pidfd_open(int(await asyncio.to_thread(ready.read_text)))
 
 
@@ -49,7 +49,7 @@ async def test_run_passes_only_the_inherited_descriptors(tmp_path: Path) -> None
     (tmp_path / "file").touch()
     fds = [os.open(tmp_path / "file", os.O_RDONLY | os.O_CLOEXEC) for _ in range(2)]
     look = ["sh", "-c", f"readlink /proc/self/fd/{fds[0]}; readlink /proc/self/fd/{fds[1]}; true"]
-    done = await commands.run(look, timeout_s=LONG_S, inherits=fds[:1])
+    done = await commands.run_command(look, timeout_s=LONG_S, inherits=fds[:1])
     assert done.stdout.decode() == f"{tmp_path}/file\n"
     for fd in fds:
         os.close(fd)
@@ -60,7 +60,7 @@ async def test_run_has_an_empty_input_a_small_environment_and_a_session_of_its_o
         "import os, sys; print(repr(sys.stdin.read()), os.getsid(0) == os.getpid(), os.environ['LC_ALL'], "
         "*sorted(os.environ.keys() - {'LC_CTYPE'})); sys.stdout.write('x' * 300_000)"
     )
-    done = await commands.run(python(code), timeout_s=LONG_S)
+    done = await commands.run_command(python(code), timeout_s=LONG_S)
     assert done.code == 0
     said, _, rest = done.stdout.partition(b"\n")
     assert said == b"'' True C LC_ALL PATH"
@@ -70,27 +70,27 @@ async def test_run_has_an_empty_input_a_small_environment_and_a_session_of_its_o
 async def test_run_failure_has_status_and_stderr_tail() -> None:
     code = "import sys; sys.stderr.write('x' * 10000 + 'the end'); sys.exit(3)"
     with pytest.raises(commands.CommandFailed, match="exited with 3") as caught:
-        await commands.run(python(code), timeout_s=LONG_S)
+        await commands.run_command(python(code), timeout_s=LONG_S)
     assert caught.value.stderr_tail.endswith("the end")
     assert len(caught.value.stderr_tail) == commands.STDERR_TAIL_BYTES
-    assert (await commands.run(python(code), timeout_s=LONG_S, ok=(0, 3))).code == 3
+    assert (await commands.run_command(python(code), timeout_s=LONG_S, ok=(0, 3))).code == 3
     with pytest.raises(commands.CommandFailed, match="signal 9"):
-        await commands.run(python("import os; os.kill(os.getpid(), 9)"), timeout_s=LONG_S)
+        await commands.run_command(python("import os; os.kill(os.getpid(), 9)"), timeout_s=LONG_S)
 
 
 async def test_run_of_a_program_that_cannot_start_says_why(tmp_path: Path) -> None:
     with raised("CommandMissing", match="e2fsprogs"):
-        await commands.run(["/nonexistent/mkfs.ext4"], timeout_s=LONG_S)
+        await commands.run_command(["/nonexistent/mkfs.ext4"], timeout_s=LONG_S)
     (tmp_path / "data").write_bytes(b"x")
     with pytest.raises(errors.Refused):
-        await commands.run([str(tmp_path / "data")], timeout_s=LONG_S)
+        await commands.run_command([str(tmp_path / "data")], timeout_s=LONG_S)
 
 
 @pytest.mark.parametrize("argv", [["sleep", "600"], ["sh", "-c", "sleep 600 & exit 0"]])
 async def test_run_past_the_deadline_ends_the_program(argv: list[str]) -> None:
     """The wait is for the output's end too, which a child in the background holds open."""
     with raised("CommandTimedOut", match=r"within 0.2 s"):
-        await commands.run(argv, timeout_s=0.2)
+        await commands.run_command(argv, timeout_s=0.2)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ async def test_run_cancelled_while_the_program_starts_ends_it_with_its_children(
 
     monkeypatch.setattr(subprocess, "Popen", Cancelled)
     code = f"sleep 600 & echo $! > {ready}; wait"
-    task = asyncio.create_task(commands.run(["sh", "-c", code], timeout_s=LONG_S))
+    task = asyncio.create_task(commands.run_command(["sh", "-c", code], timeout_s=LONG_S))
     await asyncio.wait([task], timeout=LONG_S)
     assert task.cancelled(), "it waits without end"
     assert await asyncio.to_thread(ends, pidfds[0])
@@ -162,7 +162,7 @@ async def test_endless_output_fails_with_bounded_memory(monkeypatch: pytest.Monk
     argv = ["sh", "-c", "exec 2>&-; exec yes"]
     monkeypatch.setattr(commands, "OUTPUT_LIMIT_BYTES", 1000)
     with pytest.raises(commands.CommandFailed, match="more than 1000 bytes"):
-        await commands.run(argv, timeout_s=LONG_S)
+        await commands.run_command(argv, timeout_s=LONG_S)
 
 
 Code = grpc.StatusCode

@@ -304,7 +304,7 @@ class RbdAccess:
     def _write_note(self, note: _Note) -> None:
         durable.make_directories(self._directory, 0o700)
         path = self._note(note.image.image)
-        durable.publish(path, note.model_dump_json().encode() + b"\n")
+        durable.write_file(path, note.model_dump_json().encode() + b"\n")
 
     def _read_note(self, volume_id: str) -> _Note | None:
         with syscalls.translating(f"cannot read the note of {volume_id}"):
