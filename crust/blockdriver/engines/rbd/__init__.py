@@ -1,16 +1,16 @@
 """The engine for images in a Ceph pool (RBD): images, snapshots and records in one namespace.
 
-    place, pool              where it is, which pool it is, and the lock of its active controller
+    place, pool              the namespace, the pool's identity, and the lock of its active controller
     records                  the records, and the intents of unfinished volumes and sets
-    provisioning/            what a controller changes and asks: `engine`, on top of `snapshots`, on top of `images`
-      copies                 how a volume is made: empty, or as a clone
-      image_use              who has an image open, and changes that harm none of them
+    provisioning/            the controller's side: `engine`, on top of `snapshots`, on top of `images`
+      copies                 makes a volume: empty, or as a clone
+      image_use              the clients that have an image open, and changes that harm none of them
       librbd_objects         headers of images, librbd's names and its trash
       background             work that takes the time of the data
       freeing                images whose clients ended without closing them, or whose nodes are gone
-    node/                    what a node has
+    node/                    the node's side
       access, host_devices   a hypervisor opens an image itself, or this host's kernel maps it
-      volume_users           as which user of Ceph a node connects
+      volume_users           the users of Ceph as which a node connects
 
 The pool is the only truth, and one controller serves it at a time (`crust.ceph.controller_lock`). A host whose kernel
 cannot map images refuses raw volumes and mounts; a hypervisor does not need the kernel.
@@ -33,34 +33,34 @@ __all__ = ["Place", "engine", "node_engine"]
 def engine(
     place: Place, *, run_dir: str, create: bool = False, node: str = "", trash_keep_s: int = 0
 ) -> Engine:
-    """The engine of a controller with the pool in `place`, without I/O; `create` as `RbdPool` has it, `trash_keep_s`
-    as `VolumeImages`. What this node has attached is noted in `run_dir`, and `node` is this node's name in claims.
+    """The engine of a controller with the pool in `place`, without I/O; `create` is for `RbdPool`, `trash_keep_s` for
+    `VolumeImages`. Notes of this node's attachments are in `run_dir`, and `node` is this node's name in claims.
     """
-    made = RbdProvisioning(place, trash_keep_s)
+    provisioning = RbdProvisioning(place, trash_keep_s)
     return Engine(
         "rbd",
-        RbdPool(place, run_dir=run_dir, create=create, on_close=made.stop),
-        made,
+        RbdPool(place, run_dir=run_dir, create=create, on_close=provisioning.stop),
+        provisioning,
         RbdAccess(Users(place), run_dir, node),
         functools.partial(store, place),
-        limits=made,
-        fencing=made.freeing,
+        limits=provisioning,
+        fencing=provisioning.freeing,
     )
 
 
 def node_engine(monitors: str, pool: str, namespace: str, *, run_dir: str, node: str) -> Engine:
-    """The engine of a node that has no key of its own, only those that calls bring (`volume_users`). Without I/O."""
+    """The engine of a node without a key of its own: calls bring the keys (`volume_users`). Without I/O."""
 
     def pool_noted() -> str:
-        return next((found for each in noted(run_dir) if (found := pool_of(each))), "")
+        return next(filter(None, map(pool_of, noted(run_dir))), "")
 
     users = VolumeUsers(monitors, pool, namespace, pool_noted)
-    made = RbdProvisioning(users.shared)
+    provisioning = RbdProvisioning(users.shared)
     return Engine(
         "rbd",
         users,
-        made,
+        provisioning,
         RbdAccess(users, run_dir, node),
         functools.partial(store, users.shared),
-        limits=made,
+        limits=provisioning,
     )

@@ -1,4 +1,4 @@
-"""A namespace of a Ceph pool, and the connection to it: where the engine keeps images and records.
+"""A namespace of a Ceph pool with the engine's images and records, and the connection to it.
 
 A call that ends with a timeout may still be carried out; each method of the engine looks before it acts.
 """
@@ -20,14 +20,14 @@ from crust.core.volumes import NetworkImage
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The namespace `namespace` of the pool `pool`; empty for the pool's default one."""
+    """The namespace `namespace` of the pool `pool`; empty for the pool's default namespace."""
 
     client: Callable[[str], Connection]
-    """The connection of a user, for what is done, as "cannot …"."""
+    """The connection of a user; its argument is for errors, as "cannot …"."""
     pool: str
     namespace: str
     is_lent: bool = False
-    """Whether there may be no user: no key is here before a call brings one."""
+    """Whether the user may be unknown: this node has no key before a call brings one."""
     _guard: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
     _turns: "WeakValueDictionary[str, threading.Lock]" = field(
         default_factory=WeakValueDictionary, repr=False, compare=False
@@ -45,13 +45,13 @@ class Place:
 
     @property
     def shown(self) -> str:
-        """Where it is, for people."""
+        """The pool and the namespace, for people."""
         where = f"{self.pool}/{self.namespace}" if self.namespace else self.pool
         return f"the Ceph pool {where}"
 
     @property
     def images(self) -> binding.Images:
-        """What librbd does to images by name."""
+        """librbd's methods for images by name."""
         return binding.load().images
 
     @contextmanager
@@ -71,15 +71,15 @@ class Place:
 
     @contextmanager
     def image(self, ioctx: Ioctx, name: str, *, read_only: bool = True) -> Iterator[Image]:
-        """An open image; one that is opened read-only registers no watch. Raises `rbd.ImageNotFound`."""
+        """An open image; a read-only client registers no watch. Raises `rbd.ImageNotFound`."""
         image: Image = binding.load().rbd.Image(ioctx, name, read_only=read_only)
         with closing(image):
             yield image
 
     @contextmanager
     def turn(self, volume_id: str) -> Iterator[None]:
-        """One thread at a time changes a volume's image and snapshots, by name. Operations of the volume and of each
-        of its snapshots have different keys.
+        """Let one thread at a time change a volume's image and snapshots, by name: operations of the volume and of
+        its snapshots have different keys.
         """
         with self._guard:
             turn = self._turns.setdefault(volume_id, threading.Lock())
@@ -91,11 +91,11 @@ class Place:
         return ClusterImage(self.connection, ioctx, name)
 
     def network_image(self, volume_id: str) -> NetworkImage:
-        """The image of the volume, as a hypervisor is told of it."""
-        who = self.connection.ceph_user
+        """The image of the volume, for a hypervisor."""
+        user = self.connection.ceph_user
         cluster = self.connection.fsid()
         return NetworkImage(
-            cluster, self.pool, self.namespace, volume_id, (who.monitors,), who.user
+            cluster, self.pool, self.namespace, volume_id, (user.monitors,), user.user
         )
 
     def has_image(self, ioctx: Ioctx, name: str) -> bool:
@@ -104,7 +104,7 @@ class Place:
 
     def names(self, ioctx: Ioctx) -> list[str]:
         """The names of all images."""
-        return [str(each["name"]) for each in self.images.list2(ioctx)]
+        return [str(image["name"]) for image in self.images.list2(ioctx)]
 
 
 def has_object(ioctx: Ioctx, name: str) -> bool:

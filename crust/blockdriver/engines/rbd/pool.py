@@ -1,14 +1,14 @@
-"""The pool in a namespace of Ceph: its identity, and that it is the one that this driver serves.
+"""The pool in a namespace of Ceph: its identity, by which the driver recognizes its pool.
 
     crust.pool       {"schema": 1, "pool_id": "…", "created": "…", "fsid": "…"}, an object written once
 
 It is created exclusively, so of several controllers that start at an empty namespace one makes the pool and the
-others find it. A namespace with images and without this object is not treated as an empty one: the pool's volumes
-would be unknown. The cluster's id is in it too: a pool that was copied to another cluster is another pool.
+others find it. A namespace with images and without this object is not treated as empty: the pool's volumes would be
+unknown. The cluster's id is in it too: a pool that was copied to another cluster is another pool.
 
 One controller changes the pool at a time, by the pool's lock (`crust.ceph.controller_lock`). The lock's nonce is a
-file of the run directory, which one process has at a time: a process that finds its own nonce in the lock succeeds
-one that has ended, and does not wait.
+file of the run directory, which one process has at a time: a process that finds its own nonce in the lock succeeds an
+ended process, and does not wait.
 """
 
 import datetime
@@ -62,8 +62,8 @@ _STORED = pydantic.TypeAdapter(_Identity)
 
 
 class RbdPool:
-    """The pool in `place`. With `create` the first start at an empty namespace makes it. `on_close` ends what uses
-    the connection by itself. `run_dir` is a controller's, which takes the pool's lock.
+    """The pool in `place`. With `create` the first start at an empty namespace makes it. `on_close` ends the
+    background users of the connection. Only a controller has a `run_dir`, and takes the pool's lock.
     """
 
     def __init__(
@@ -93,11 +93,10 @@ class RbdPool:
         return self._place.shown
 
     def find(self) -> None:
-        """Connect, and look for the identity. Raises what `Connection` does, RbdPoolNotEmpty, and
-        `RbdPoolUnreadable`.
+        """Connect, and look for the identity. Raises as `Connection`, RbdPoolNotEmpty, and `RbdPoolUnreadable`.
 
-        A cluster that does not answer is asked by a new connection the next time: a client that connects while OSD
-        and monitors restart may never learn that the OSD is back.
+        If the cluster does not answer, the next call uses a new connection: a client that connects while OSD and
+        monitors restart may never learn that the OSD is back.
         """
         connection = self._place.connection
         connection.reopen()
@@ -116,13 +115,13 @@ class RbdPool:
         if not self._run_dir:
             return
         connection = self._place.connection
-        held = connection.controller_lock = connection.controller_lock or self._new_lock()
+        lock = connection.controller_lock = connection.controller_lock or self._new_lock()
         with self._place.ioctx(f"cannot take the lock of {self.shown}") as ioctx:
             if self._read(ioctx) is None:
                 controller_lock.make(ioctx)
             address = connection.address()
             with present(self._place, controller_lock.OBJECT):
-                held.take(ioctx, address, lambda dead: connection.blocklist((dead,)))
+                lock.take(ioctx, address, lambda dead: connection.blocklist((dead,)))
             if connection.address() != address:
                 # it was cut off meanwhile: the next look takes the lock again
                 raise CephClientBlocklisted(connection.ceph_user.user, address)
@@ -137,10 +136,10 @@ class RbdPool:
 
     def renew(self) -> None:
         """Give the other controllers a sign of life. Raises `ControllerReplaced`."""
-        held = self._place.connection.controller_lock
-        if held is not None:
+        lock = self._place.connection.controller_lock
+        if lock is not None:
             with self._place.ioctx(f"cannot renew the lock of {self.shown}") as ioctx:
-                held.renew(ioctx)
+                lock.renew(ioctx)
 
     def open(self) -> None:
         """Read the identity, or make the pool. Raises as `find` does."""
@@ -162,8 +161,8 @@ class RbdPool:
             raise self._absent(f"its object {OBJECT} is gone, or another pool's")
 
     def let_go(self) -> None:
-        """Give the lock back and disconnect, when the calls that run have ended (`Connection.close`). A controller
-        that stands by stays connected: it looks at the lock each second.
+        """Give the lock back and disconnect, after running calls have ended (`Connection.close`). A controller that
+        stands by stays connected: it looks at the lock each second.
         """
         self._on_close()
         connection = self._place.connection
@@ -172,12 +171,12 @@ class RbdPool:
 
     def _check_makeable(self) -> None:
         with self._place.ioctx(f"cannot list {self.shown}") as ioctx:
-            found = next(iter(self._place.names(ioctx)), "")
-        if found:
+            image = next(iter(self._place.names(ioctx)), "")
+        if image:
             raise errors.Corrupt.named(
                 "RbdPoolNotEmpty",
                 f"{self.shown} is no pool of crust, and is not made one",
-                why=f"it has the image {found} and no object {OBJECT}",
+                why=f"it has the image {image} and no object {OBJECT}",
                 hint="name an empty namespace; if it was a pool of crust, restore the object",
             )
         if not self._create:
@@ -189,7 +188,7 @@ class RbdPool:
         with self._place.ioctx(f"cannot make {self.shown}") as ioctx:
             for kind in set(RecordKind) - {RecordKind.CONTENT}:
                 omap.make(ioctx, object_name(kind))  # before the identity, which shows them
-            # librbd makes it at the first delete, and cannot in a full pool, where the delete matters most
+            # librbd makes it at the first delete, and cannot in a full pool, which needs the delete most
             omap.make(ioctx, "rbd_trash")
             omap.swap(ioctx, OBJECT, None, {_KEY: _STORED.dump_json(identity)})
             return self._read(ioctx) or identity
@@ -220,23 +219,24 @@ class RbdPool:
 
 
 def capabilities(ioctx: Ioctx, pool: str, namespace: str, image: str) -> str:
-    """What `osd` has in the capabilities of a user for one volume: its image can be opened and written, and no other
-    image's data be read. Raises the binding's own errors.
+    """The `osd` part of the capabilities of a user for one volume: the user can open and write its image, and read
+    no other image's data. Raises the binding's own errors.
 
-    Objects are named by prefixes, which Ceph compares: those of an image have its id, the claim has its name. A clone
-    reads what it shares with the images that it was made from, so these are there to be read, until it is flattened.
-    The records of the namespace can be read. The content record, which nodes write, is in an object of the volume.
+    Ceph compares prefixes of objects' names: an image's objects have its id, the claim has its name. A clone reads
+    the data that it shares with its ancestors, so the user can read these until the clone is flattened. The user can
+    read the records of the namespace. The content record, which nodes write, is in an object of the volume.
     """
-    own, *ancestors = _ids(ioctx, image)
-    written = [*_objects(own), f"{claim_object.PREFIX}{image}", f"{CONTENT}{image}"]
-    read = [f"rbd_id.{image}", "rbd_directory", OBJECT, "crust.records.", controller_lock.OBJECT]
+    image_id, *ancestors = _ids(ioctx, image)
+    writable = [*_objects(image_id), f"{claim_object.PREFIX}{image}", f"{CONTENT}{image}"]
+    lock = controller_lock.OBJECT
+    readable = [f"rbd_id.{image}", "rbd_directory", OBJECT, "crust.records.", lock]
     for ancestor in ancestors:
-        read += _objects(ancestor)
+        readable += _objects(ancestor)
     where = f"pool={pool} namespace={namespace} object_prefix"
-    caps = [f"allow rwx {where} {each}" for each in written]
-    caps += [f"allow rx {where} {each}" for each in read]
-    # in the pool's default namespace: which namespaces there are
-    caps += [f"allow rx pool={pool} object_prefix {each}" for each in ("rbd_namespace", "rbd_info")]
+    caps = [f"allow rwx {where} {prefix}" for prefix in writable]
+    caps += [f"allow rx {where} {prefix}" for prefix in readable]
+    # the list of namespaces is in the pool's default namespace
+    caps += [f"allow rx pool={pool} object_prefix {name}" for name in ("rbd_namespace", "rbd_info")]
     return ", ".join(caps)
 
 
@@ -245,13 +245,13 @@ def _objects(image_id: str) -> list[str]:
 
 
 def _ids(ioctx: Ioctx, image: str) -> Iterator[str]:
-    """The image's id, and those of the images that it shares data with; one of them may be in the trash."""
+    """The ids of the image and of the images with which it shares data; one of them may be in the trash."""
     rbd = binding.load().rbd
-    wanted = {"name": image}
+    name = {"name": image}
     for _ in range(_MOST_ANCESTORS):
-        with rbd.Image(ioctx, read_only=True, **wanted) as found:
-            yield str(found.id())
+        with rbd.Image(ioctx, read_only=True, **name) as opened:
+            yield str(opened.id())
             try:
-                wanted = {"image_id": str(found.parent_id())}
+                name = {"image_id": str(opened.parent_id())}
             except rbd.ImageNotFound:
                 return

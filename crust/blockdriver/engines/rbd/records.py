@@ -1,22 +1,22 @@
-"""Records in the pool itself, and the intents of what has none: unfinished volumes and snapshot sets.
+"""Records in the pool itself, and the intents of unfinished volumes and snapshot sets, which have no record.
 
     crust.records.<kind>     d.<id>   the record
                              v.<id>   its SHA-256, which a write compares
                              i.<id>   the intent: half made ("make"), or half removed ("remove"), and a note
     crust.content.<id>       d. and v. without id: the content record of a volume
-                             f.       the SHA-256 of the first one, as it was when the volume was made
+                             f.       the SHA-256 of the first record, from the creation of the volume
 
-Each change is one operation of RADOS (`omap.swap`) that requires the digest of what the caller has read, so of a
-controller and a node that change a record one wins, whatever their clocks say. It changes a record and its intent
-together. So a volume or set exists, or it has an intent, or nothing is known of it; an image without both was made by
-somebody else, or its record was lost. The note of an intent is the record of a volume that is half removed, the
-source of a volume that is cloned, and the snapshots of a set.
+Each change is one operation of RADOS (`omap.swap`) that requires the digest that the caller has read, so if a
+controller and a node change a record, one wins, without a clock. It changes a record and its intent together. So a
+volume or set exists, or it has an intent, or nothing is known of it; an image without both was made by another
+program, or its record was lost. The note of an intent is the record of a half removed volume, the source of a cloned
+volume, and the snapshots of a set.
 
 A cluster warns of an object with more than 200,000 keys: that is 100,000 volumes in one namespace. Nodes write
-content records, and a user may have the key of one volume alone (`pool.capabilities`). So each of these has an object
-of its own, which comes and goes with the record. The other objects are made once, with the pool. An object that
-is missing later was removed by hand: nothing is served then, and no empty object takes its place, because its volumes
-would seem to be gone.
+content records, and a user may have the key of one volume alone (`pool.capabilities`). So each content record has an
+object of its own, which comes and goes with it. The other objects are made once, with the pool. If one is missing
+later, a person has removed it: then the driver serves nothing, and makes no empty object in its place, because its
+volumes would seem to be gone.
 """
 
 import errno
@@ -44,7 +44,7 @@ def object_name(kind: RecordKind) -> str:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What there is of a volume or set: its `record`; or it is half made or half removed, with what was noted."""
+    """The state of a volume or set: its `record`; or the note of its intent, if it is half made or half removed."""
 
     record: bytes | None = None
     making: bytes | None = None
@@ -56,7 +56,7 @@ class RbdRecords:
     """The records of volumes or of snapshot sets, and their intents.
 
     Safe from any thread, and beside other processes. Every method raises `PoolAbsent` if the object was removed, each
-    change but `end` raises `RecordChanged` if another state is there.
+    change but `end` raises `RecordChanged` if the state is another one.
     """
 
     place: Place
@@ -70,55 +70,55 @@ class RbdRecords:
     def unfinished(self) -> tuple[volumes.VolumeId, ...]:
         """The volumes or sets that have an intent."""
         with self._opened("the intents") as ioctx:
-            found = omap.read(ioctx, object_name(self.kind), _INTENT)
-            return tuple(volumes.VolumeId(key) for key, _ in found)
+            values = omap.read(ioctx, object_name(self.kind), _INTENT)
+            return tuple(volumes.VolumeId(key) for key, _ in values)
 
     def load(self, key: str) -> bytes | None:
         """The record's bytes."""
         return self.state(key).record
 
     def state(self, key: str) -> State:
-        """What there is now."""
+        """The present state."""
         data, intent = _DATA + key, _INTENT + key
         with self._opened(key) as ioctx:
-            found = omap.read_keys(ioctx, object_name(self.kind), (data, intent))
-        verb, _, note = found.get(intent, b"").partition(b" ")
-        making, removing = (note if verb == each else None for each in (_MAKE, _REMOVE))
-        return State(found.get(data), making, removing)
+            values = omap.read_keys(ioctx, object_name(self.kind), (data, intent))
+        verb, _, note = values.get(intent, b"").partition(b" ")
+        making, removing = (note if verb == intended else None for intended in (_MAKE, _REMOVE))
+        return State(values.get(data), making, removing)
 
     def save(self, key: str, data: bytes, *, previous: bytes) -> None:
-        """Another record in place of `previous`."""
+        """Replace the record `previous`."""
         self._swap(key, {_DIGEST + key: _digest(previous)}, _values(key, data))
 
     def begin(self, key: str, note: bytes = b"") -> None:
-        """Note that a volume or set is made, which does not exist: before an image or snapshot."""
+        """Note that a new volume or set is made, before its image or snapshots."""
         self._swap(key, {_DIGEST + key: ""}, {_INTENT + key: _intent(_MAKE, note)})
 
     def note(self, key: str, note: bytes) -> None:
-        """Note more of a volume that is being made, of which nothing was noted."""
+        """Add the note to the intent of a volume that is being made."""
         before = {_INTENT + key: _intent(_MAKE, b"").decode()}
         self._swap(key, before, {_INTENT + key: _intent(_MAKE, note)})
 
     def commit(self, key: str, record: bytes, note: bytes = b"") -> None:
-        """Have the record of a half made volume or set, with this `note`."""
+        """Put the record in place of the intent of a half made volume or set, with this `note`."""
         before = {_DIGEST + key: "", _INTENT + key: _intent(_MAKE, note).decode()}
         self._swap(key, before, {**_values(key, record), _INTENT + key: None})
 
     def begin_removal(self, key: str, record: bytes, note: bytes) -> None:
-        """Note that a volume or set is removed, in place of its record: before the image or a snapshot goes."""
+        """Put an intent in place of the record, before the image or a snapshot is removed."""
         after = {_INTENT + key: _intent(_REMOVE, note), _DATA + key: None, _DIGEST + key: None}
         self._swap(key, {_DIGEST + key: _digest(record)}, after)
 
     def put_back(self, key: str, record: bytes) -> None:
-        """Have the record of a half removed volume again: somebody has the image."""
+        """Put the record back in place of the intent: the image of the half removed volume is in use."""
         self._swap(key, {_DIGEST + key: ""}, {**_values(key, record), _INTENT + key: None})
 
     def end(self, key: str) -> None:
-        """Forget the intent of a volume or set of which nothing is left."""
+        """Remove the intent of a volume or set without remains."""
         self._swap(key, {}, {_INTENT + key: None})
 
     def shown(self, key: str) -> str:
-        """Object and key, as `rados getomapval` takes them."""
+        """Object and key, for `rados getomapval`."""
         return f"{_DATA}{key} of {object_name(self.kind)} in {self.place.shown}"
 
     def _swap(self, key: str, before: Mapping[str, str], after: Mapping[str, bytes | None]) -> None:
@@ -141,9 +141,9 @@ class RbdContentRecords:
     place: Place
 
     def ids(self) -> tuple[str, ...]:
-        """By a listing of all objects, which takes the time of the data: nothing in a driver's life needs it."""
+        """By a listing of all objects, which takes the time of the data; no call of a driver needs it."""
         with self.place.ioctx(f"cannot list {self.place.shown}") as ioctx:
-            names = (str(each.key) for each in ioctx.list_objects())
+            names = (str(listed.key) for listed in ioctx.list_objects())
             return tuple(name.removeprefix(CONTENT) for name in names if name.startswith(CONTENT))
 
     def load(self, key: str) -> bytes | None:
@@ -151,16 +151,16 @@ class RbdContentRecords:
         return self._read(key).get(_DATA)
 
     def is_first(self, key: str) -> bool:
-        """Whether nobody has written it since the volume was made; so it is without a record, too."""
-        found = self._read(key)
-        return found.get(_DIGEST) == found.get(_FIRST)
+        """Whether the record is unchanged since the volume was made; true without a record, too."""
+        values = self._read(key)
+        return values.get(_DIGEST) == values.get(_FIRST)
 
     def save(self, key: str, data: bytes, *, previous: bytes) -> None:
-        """Another record in place of `previous`. Raises `RecordChanged`."""
+        """Replace the record `previous`. Raises `RecordChanged`."""
         self._write(key, {_DIGEST: _digest(previous)}, _values("", data))
 
     def make(self, key: str, data: bytes) -> None:
-        """Write the first record of a volume that is being made; a record that is there belongs to no volume."""
+        """Write the first record of a volume that is being made; an existing record belongs to no volume."""
         self._write(key, {}, {**_values("", data), _FIRST: _digest(data).encode()})
 
     def remove(self, key: str) -> None:
@@ -170,7 +170,7 @@ class RbdContentRecords:
             omap.swap(ioctx, CONTENT + key, {}, None)
 
     def shown(self, key: str) -> str:
-        """Object and key, as `rados getomapval` takes them."""
+        """Object and key, for `rados getomapval`."""
         return f"{_DATA} of {CONTENT}{key} in {self.place.shown}"
 
     def _read(self, key: str) -> dict[str, bytes]:
@@ -194,7 +194,7 @@ def store(place: Place, kind: RecordKind) -> RbdRecords | RbdContentRecords:
 
 @contextmanager
 def present(place: Place, name: str) -> Iterator[None]:
-    """Raise `PoolAbsent` if the object, one of the pool's, is not there."""
+    """Raise `PoolAbsent` if the object of the pool is absent."""
     try:
         yield
     except binding.load().failures as err:
@@ -203,7 +203,7 @@ def present(place: Place, name: str) -> Iterator[None]:
         raise PoolAbsent(
             f"the records of {place.shown} are gone",
             why=f"the object {name} does not exist, and the driver does not remove it",
-            hint="find out who removed it; the images are untouched, and the driver goes on when it is back",
+            hint="find out who removed it; the images are untouched, and the driver serves again when it is back",
         ) from err
 
 
@@ -213,7 +213,7 @@ def _values(key: str, data: bytes) -> dict[str, bytes]:
 
 
 def _digest(data: bytes) -> str:
-    """What is compared of a record: only ASCII can be."""
+    """The digest by which RADOS compares a record: it can only compare ASCII."""
     return hashlib.sha256(data).hexdigest()
 
 

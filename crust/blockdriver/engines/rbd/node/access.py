@@ -1,12 +1,12 @@
 """The node's side: the image's name for a hypervisor that opens it, or a device of this host (`host_devices`).
 
-Attaching for a hypervisor opens nothing. It checks that the image is there, and that no other node has it when the
-volume may have one writer; the runtime claims the image when its virtual machine starts (`crust.ceph.claims`), which
-is what decides. What this node has attached is a note in the run directory, gone with the boot, like everything that
-a hypervisor had open. The note has what was attached, without any key, so that the volume can be unstaged and counted
-by a node that was started since and has no key so far (`volume_users`).
+An attach for a hypervisor opens nothing. It checks that the image exists, and that no other node has it if the volume
+may have one writer; the runtime's claim at the start of its virtual machine decides (`crust.ceph.claims`). An
+attachment of this node is a note in the run directory, gone with the boot, like everything that a hypervisor had
+open. The note has the image, without any key, so that a restarted node without a key can unstage and count the volume
+(`volume_users`).
 
-A volume that this host itself uses is mapped by the kernel; its note is written before, and says so.
+The kernel maps a volume that this host itself uses; its note is written before, and says so.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ _MODES = {
     volumes.AccessMode.MULTI_NODE_READER_ONLY: Mode.READERS,
     volumes.AccessMode.MULTI_NODE_MULTI_WRITER: Mode.SHARED,
 }
-"""The others have one writer, or readers of one node: for a stage that is the same, one holder's host."""
+"""The other modes have one writer, or readers of one node: a stage treats them as one holder's host."""
 
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ _NO_KEY = (CephKeyNotGiven, CephKeyRefused, CephNotPermitted)
 
 
 class _Note(pydantic.BaseModel):
-    """What was attached."""
+    """An attachment."""
 
     model_config = pydantic.ConfigDict(frozen=True)
 
@@ -63,7 +63,7 @@ class _Note(pydantic.BaseModel):
     on_host: bool = False
     """Whether this host's kernel maps the image."""
     is_image: bool = False
-    """Whether it was attached for a hypervisor before, and is so again when it is not mapped any more."""
+    """Whether it was attached for a hypervisor before, and will be again after the unmap."""
 
     @property
     def attachment(self) -> Attachment:
@@ -72,7 +72,7 @@ class _Note(pydantic.BaseModel):
 
 
 def directory(run_dir: str) -> str:
-    """Where the notes are."""
+    """The directory of the notes."""
     return os.path.join(run_dir, "rbd", syscalls.boot_id())
 
 
@@ -81,7 +81,7 @@ def noted(run_dir: str) -> tuple[volumes.VolumeId, ...]:
     path = directory(run_dir)
     with syscalls.translating(f"cannot list {path}"):
         try:
-            return tuple(volumes.VolumeId(each) for each in sorted(os.listdir(path)))
+            return tuple(volumes.VolumeId(name) for name in sorted(os.listdir(path)))
         except FileNotFoundError:
             return ()
 
@@ -89,7 +89,7 @@ def noted(run_dir: str) -> tuple[volumes.VolumeId, ...]:
 class RbdAccess:
     """The volumes of this node, as `users` reach them; `run_dir` is below /run.
 
-    `node` is the node's name, the one that this node's runtimes have in their claims; empty: the host's name.
+    `node` is the node's name in the claims of its runtimes; empty: the host's name.
     """
 
     def __init__(
@@ -101,18 +101,16 @@ class RbdAccess:
         self._host = claims.Host.this(node)
         self._settling = threading.Lock()
         self._is_settled = False
-        """No claim of this host is known to be left on an image that its kernel does not map."""
+        """Whether all images that this host's kernel does not map are free of its claims."""
         self._devices = HostDevices(self._host, replace(kernel, owner=self._host.node))
 
     def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
-        """As `Users.use`. Frees the images that an earlier boot had mapped, and those that were unmapped while no key
-        was known.
-        """
+        """As `Users.use`. Frees images that an earlier boot had mapped, or that were unmapped without a key."""
         self._users.use(volume_id, secrets)
         if self._is_settled:
             return
         place = self._users.place(volume_id)
-        try:  # all images, if the user may read their claims: the CO unstages only what it remembers
+        try:  # all images, if the user may read their claims: the CO may have forgotten a volume
             with place.ioctx("cannot free images that this node has unmapped") as ioctx:
                 for image in claim_object.images(ioctx):
                     self._free(place, ioctx, image)
@@ -124,7 +122,7 @@ class RbdAccess:
             self._is_settled = True
 
     def _free_if_known(self, volume_id: volumes.VolumeId) -> None:
-        """Free one image, if the cluster can be asked now. Else the next key frees it."""
+        """Free one image, if the cluster answers now. Otherwise the next key frees it."""
         place = self._known_place(volume_id)
         with (
             contextlib.suppress(errors.CrustError),
@@ -144,15 +142,15 @@ class RbdAccess:
                 claim.give_back()
 
     def _known_place(self, volume_id: volumes.VolumeId) -> Place:
-        """The pool as the volume's user, or as any other."""
+        """The pool as the volume's user, or as any other user."""
         try:
             return self._users.place(volume_id)
         except CephKeyNotGiven:
             return self._users.shared
 
     def attach(self, volume_id: volumes.VolumeId, access: Access = READ_WRITE) -> Attachment:
-        """Note that the volume is used here, and map it for this host itself. Raises `ImageMissing`,
-        `ForeignImage`, `claims.ImageClaimed`, and what `HostDevices.attach` does.
+        """Note that this node uses the volume, and map it for this host itself. Raises `ImageMissing`,
+        `ForeignImage`, `claims.ImageClaimed`, and the errors of `HostDevices.attach`.
         """
         mode = _MODES.get(access.mode, Mode.WRITER)
         place = self._users.place(volume_id)
@@ -172,8 +170,8 @@ class RbdAccess:
     ) -> Attachment:
         if why := self._devices.kernel.obstacle():
             raise NoHostDevice(why)
-        image, before = self._seen(place, volume_id), self._read_note(volume_id)
-        is_image = before is not None and (before.is_image or not before.on_host)
+        image, previous = self._seen(place, volume_id), self._read_note(volume_id)
+        is_image = previous is not None and (previous.is_image or not previous.on_host)
         note = image.model_copy(update={"on_host": True, "is_image": is_image})
         with self._settling:  # from here on the claim is this attach's
             self._write_note(note)
@@ -192,9 +190,9 @@ class RbdAccess:
         return noted(self._run_dir)
 
     def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """By the note, and the image; by the note alone where no key is here: no use of it begins without one.
+        """By the note, and the image; without a key by the note alone: no use of the image begins without a key.
 
-        What this host has mapped: by the kernel.
+        A mapping of this host: by the kernel.
         """
         note = self._read_note(volume_id)
         if note is None:
@@ -220,17 +218,17 @@ class RbdAccess:
         return ()
 
     def drop(self, orphan: Attachment) -> None:
-        """There are none."""
+        """Nothing: there are no orphans."""
 
     def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """The image's size, which its clients learn from librbd. Raises `CephKeyNotGiven`."""
         note = self._read_note(volume_id)
         if note is None:
             return None
-        found = self._seen(self._users.place(volume_id), volume_id)
+        image = self._seen(self._users.place(volume_id), volume_id)
         if note.on_host:
-            return self._devices.refresh(note.image, found.size_bytes)
-        return found.attachment
+            return self._devices.refresh(note.image, image.size_bytes)
+        return image.attachment
 
     def is_empty(self, volume_id: volumes.VolumeId) -> bool:
         """By the object map, which the kernel's client keeps too. Raises `ImageMissing`."""
@@ -241,9 +239,10 @@ class RbdAccess:
 
         A claim whose client is not connected refuses nothing: its runtime may have had no key to give it back, and
         nobody would ever do so. That is safe, because the note holds nothing: the claim stays, so no other host gets
-        the image before `crust ceph fence`, and a sandbox of this host takes it over. It is not ended here: a virtual
-        machine that is only frozen looks the same. The proxy refuses an unstage below a guest that has the volume's
-        claim, frozen or not. Without a key nothing can be asked, and the note is removed for the same reasons.
+        the image before `crust ceph fence`, and a sandbox of this host takes it over. The detach does not end the
+        claim: a frozen virtual machine looks the same. The proxy refuses an unstage below a guest that has the
+        volume's claim, frozen or not. Without a key the cluster cannot be asked, and the note is removed for the same
+        reasons.
         """
         note = self._read_note(volume_id)
         if note is not None:
@@ -265,10 +264,10 @@ class RbdAccess:
         self._users.forget(volume_id)
 
     def _detach_host(self, image: volumes.NetworkImage, volume_id: volumes.VolumeId) -> None:
-        """Unmap, and give the claim back; without a key the next one that is brought does that."""
+        """Unmap, and give the claim back; without a key the next call with a key does that."""
         place = self._known_place(volume_id)
         try:
-            # the kernel, asked first, would wait without end for a cluster that does not answer
+            # if the cluster does not answer, the kernel would wait without end
             with place.ioctx(f"cannot unmap the image of {volume_id}") as ioctx:
                 claim = HostClaim(place.claimed(ioctx, volume_id), self._host)
                 claim.held()
@@ -282,15 +281,15 @@ class RbdAccess:
         place = self._users.place(volume_id)
         with place.ioctx(f"cannot look at the claims on {volume_id}") as ioctx:
             holders = claim_object.read(ioctx, volume_id).claims.holders
-            here = [
+            holders_here = [
                 holder for holder in holders if holder.is_on(self._host.node, self._host.machine)
             ]
-            if not here:
+            if not holders_here:
                 return
             present = place.claimed(ioctx, volume_id).watchers()
-        for each in here:
-            if each.address in present:
-                raise StillAttached(volume_id, f"an image of {each.shown}")
+        for holder_here in holders_here:
+            if holder_here.address in present:
+                raise StillAttached(volume_id, f"an image of {holder_here.shown}")
 
     def _note(self, volume_id: str) -> str:
         check_file_name(volume_id)
@@ -316,5 +315,5 @@ class RbdAccess:
         try:
             return _Note.model_validate_json(data)
         except pydantic.ValidationError:
-            # that it is there says that the volume is attached
+            # even an unreadable note means that the volume is attached
             return _Note(image=volumes.NetworkImage("", "", "", volume_id, (), ""))

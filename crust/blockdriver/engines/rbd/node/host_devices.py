@@ -1,12 +1,12 @@
 """A volume's image as a block device of this host, by the kernel's client of RBD (`krbd`), and the claim for it.
 
-Attaching:  1. the claim (`HostClaim`): nobody else has the image
-            2. map
-            3. the address of the kernel's client into the claim; only then is the device given out
-Detaching:  unmap, then give the claim back.
+Attach:  1. take the claim (`HostClaim`): nobody else has the image
+         2. map
+         3. record the address of the kernel's client in the claim; only then is the device given out
+Detach:  unmap, then give the claim back.
 
-A crash between any two is completed by the same call: the claim is this boot's, and the kernel knows what is mapped.
-A mapping whose client the claim does not name was cut off, or its claim is gone: it is unmapped, never used again.
+After a crash between two steps the same call completes them: the claim is this boot's, and the kernel lists its
+mappings. A mapping whose client the claim does not name was cut off, or its claim is gone: it is unmapped.
 """
 
 import json
@@ -36,13 +36,13 @@ class HostDevices:
     def attach(
         self, place: Place, volume_id: volumes.VolumeId, mode: Mode, access: Access
     ) -> Attachment:
-        """Raises `NoHostDevice`, KernelLacksFeatures, `krbd.KernelRefusesImage`, and what a claim raises."""
+        """Raises `NoHostDevice`, KernelLacksFeatures, `krbd.KernelRefusesImage`, and the errors of a claim."""
         if why := self.kernel.obstacle():
             raise NoHostDevice(why)
         image = place.network_image(volume_id)
         with place.ioctx(f"cannot map the image of {volume_id}") as ioctx:
-            with place.image(ioctx, volume_id) as there:
-                missing = self.kernel.unsupported(there.features())
+            with place.image(ioctx, volume_id) as opened:
+                missing = self.kernel.unsupported(opened.features())
             if missing:
                 raise errors.NotReady.named(
                     "KernelLacksFeatures",
@@ -72,14 +72,14 @@ class HostDevices:
         mapping = self.kernel.find(image)
         if mapping is None:
             return None
-        found = self._attachment(mapping)
-        if found.size_bytes != size_bytes:
+        attachment = self._attachment(mapping)
+        if attachment.size_bytes != size_bytes:
             self.kernel.refresh(mapping)
-            found = self._attachment(mapping)
-        return found
+            attachment = self._attachment(mapping)
+        return attachment
 
     def unmap(self, image: NetworkImage) -> None:
-        """Unmap the image; one that is not mapped is a success. Raises `StillAttached`."""
+        """Unmap the image; an unmapped image is a success. Raises `StillAttached`."""
         mapping = self.kernel.find(image)
         if mapping is None:
             return
@@ -89,12 +89,12 @@ class HostDevices:
             raise StillAttached(image.image, f"{err.path}: {err.why}") from err
 
     def _usable(self, image: NetworkImage, claim: HostClaim, *, readonly: bool) -> Mapping | None:
-        """The mapping that there is; one that the claim does not name, or of another kind, is unmapped."""
+        """The existing mapping; unmaps a mapping that the claim does not name, or of another kind."""
         mapping = self.kernel.find(image)
         if mapping is None:
             return None
-        held = claim.held()
-        is_named = held is not None and held.address in ("", mapping.address)
+        holder = claim.held()
+        is_named = holder is not None and holder.address in ("", mapping.address)
         if is_named and mapping.is_readonly == readonly:
             return mapping
         self.unmap(image)
@@ -107,7 +107,7 @@ class HostDevices:
             return self.kernel.map(image, _login(place), readonly=readonly)
         except BaseException:
             if self.kernel.find(image) is None:
-                # a claim that stays is this host's, for the next attempt
+                # if the claim stays, it is this host's, for the next attempt
                 with suppress(errors.CrustError):
                     claim.give_back()
             raise
@@ -117,12 +117,12 @@ class HostDevices:
 
 
 def _login(place: Place) -> Login:
-    """By the addresses that the monitors have: the kernel knows neither names nor two protocols at once."""
-    who = place.connection.ceph_user
-    found = json.loads(place.connection.command("mon dump"))["mons"]
-    by_type = [
-        {each["type"]: each["addr"] for each in mon["public_addrs"]["addrvec"]} for mon in found
-    ]
-    if all("v2" in each for each in by_type):
-        return Login([each["v2"] for each in by_type], "prefer-crc", who.user, who.key)
-    return Login([each["v1"] for each in by_type if "v1" in each], "legacy", who.user, who.key)
+    """The login by the monitors' own addresses: the kernel takes neither names nor two protocols at once."""
+    user = place.connection.ceph_user
+    monitors = json.loads(place.connection.command("mon dump"))["mons"]
+    vectors = [monitor["public_addrs"]["addrvec"] for monitor in monitors]
+    by_type = [{address["type"]: address["addr"] for address in vector} for vector in vectors]
+    if all("v2" in monitor for monitor in by_type):
+        return Login([monitor["v2"] for monitor in by_type], "prefer-crc", user.user, user.key)
+    v1 = [monitor["v1"] for monitor in by_type if "v1" in monitor]
+    return Login(v1, "legacy", user.user, user.key)

@@ -1,16 +1,16 @@
-"""The users of Ceph whose keys calls bring to a node, which has none of its own: kept in memory, never written.
+"""The users of Ceph of a node without a key of its own: calls bring their keys, which stay in memory.
 
     stage, publish, expand      `use` connects as the volume's user, reads the pool's identity, and only then keeps it
     unstage                     `forget`: the user is forgotten with its last volume, and its connection closed
     a restart                   forgets all; the next stage or publish brings a key again (decision 0018)
 
-A user whose key the cluster refuses, or that does not reach the pool, is not kept, and takes no other's place. An
-image is read as its volume's user, because that may be all that this user may read. Records are read as the user that
-a call has brought last: whoever may use a volume of the pool may read the pool's records.
+A user whose key the cluster refuses, or that does not reach the pool, is not kept, and replaces no other. The node
+reads an image as its volume's user, because this user may have no other right. It reads records as the user of the
+last call: every user of a volume of the pool may read the pool's records.
 
-Which pool this is, the first connection reads: a volume id names its pool, but whoever sends an id can write one, and
-the identity also says which cluster the pool was made in. Before that no volume of it is used here, and after a
-restart the notes of what is attached (`access`) name it, so what is staged can be unstaged without a key.
+The first connection reads the pool's identity: a volume id names its pool, but a caller can invent one, and the
+identity also names the cluster in which the pool was made. Before that the node uses no volume of it, and after a
+restart the notes of attachments (`access`) name the pool, so staged volumes can be unstaged without a key.
 """
 
 import threading
@@ -30,43 +30,43 @@ MOST_OPEN = 16
 
 
 class CephKeyNotGiven(errors.NotReady):
-    """A node that has no Ceph user of its own was given no key since it was started."""
+    """A node without a Ceph user of its own has got no key since its start."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
             f"{what}: no key of a Ceph user is known",
             why="this node has none of its own; it gets them with the calls and keeps them in memory, so none has "
             "come since this process was started",
-            hint="it goes on with the next stage or publish; set csi.storage.k8s.io/node-stage-secret-name, "
+            hint="the next stage or publish brings one; set csi.storage.k8s.io/node-stage-secret-name, "
             "node-publish-secret-name and node-expand-secret-name in the StorageClass",
         )
 
 
 class Users:
-    """As whom a node's volumes are reached: as the one user of a process that has a key of its own."""
+    """The user as which a node reaches its volumes: the one user of a process with a key of its own."""
 
     def __init__(self, shared: Place) -> None:
         self.shared = shared
-        """The pool, as whatever user is known; it raises `CephKeyNotGiven` when it is used and none is."""
+        """The pool, as any known user; its use raises `CephKeyNotGiven` if none is known."""
 
     def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
-        """Take a user for a volume from what a call brought; here nothing: the secrets are the guest's."""
+        """Take a volume's user from the secrets of a call; nothing here: the secrets are the guest's."""
 
     def place(self, volume_id: volumes.VolumeId) -> Place:
         """The pool, as the volume's user. Raises `CephKeyNotGiven`."""
         return self.shared
 
     def forget(self, volume_id: volumes.VolumeId) -> None:
-        """The volume is not used here any more."""
+        """Forget the user of a volume that this node does not use any more."""
 
 
 class VolumeUsers(Users):
     """The users by whose keys this node reaches the pool `pool`/`namespace`. Safe from any thread."""
 
     def __init__(self, monitors: str, pool: str, namespace: str, noted: Callable[[], str]) -> None:
-        """`noted`: the pool's id by what is attached here, or nothing.
+        """`noted`: the pool's id by the notes of attachments, or nothing.
 
-        Raises `MonitorsInvalid`, `CephBindingMissing`: they are the start's errors, not the first volume's.
+        Raises `MonitorsInvalid`, `CephBindingMissing`: the start fails, and not the first volume.
         """
         binding.load()
         CephUser(monitors, "", "")
@@ -75,16 +75,16 @@ class VolumeUsers(Users):
         self._guard = threading.Lock()
         self._ids: PoolIds | None = None
         self._connections: OrderedDict[str, Connection] = OrderedDict()
-        """By user, the one that was brought last at the end."""
+        """By user, the user of the last call at the end."""
         self._user_of: dict[volumes.VolumeId, str] = {}
-        # as the user that was brought last
+        # as the user of the last call
         super().__init__(Place(self._last, pool, namespace, is_lent=True))
 
     def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
         """Reach the volume as the user of `secrets`, or as before if there are none.
 
-        Raises `CephKeyMissing`, `CephKeyRefused`, `CephMonitorsUnreachable`, and what `RbdPool.open` does; then
-        everything is as it was.
+        Raises `CephKeyMissing`, `CephKeyRefused`, `CephMonitorsUnreachable`, and the errors of `RbdPool.open`; then
+        nothing has changed.
         """
         with self._guard:
             connection = self._known(volume_id)
@@ -116,7 +116,7 @@ class VolumeUsers(Users):
 
     @property
     def ids(self) -> PoolIds:
-        """As the first connection has read them; before, by the notes; if there are none, of no pool."""
+        """From the first connection; before, from the notes; without notes, of no pool."""
         return self._ids or PoolIds(self._noted())
 
     @property
@@ -125,7 +125,7 @@ class VolumeUsers(Users):
         return self.shared.shown
 
     def find(self) -> None:
-        """Nothing: no key is here."""
+        """Nothing: this node has no key."""
 
     def lock(self) -> None:
         """Nothing: every node uses the pool."""
@@ -137,10 +137,10 @@ class VolumeUsers(Users):
         """Nothing: the first key opens it."""
 
     def check_in_place(self) -> None:
-        """Nothing: each call finds out for itself, and a pod's key is not used between calls."""
+        """Nothing: each call checks by itself, and a pod's key is not used between calls."""
 
     def let_go(self) -> None:
-        """Forget all users, and disconnect when the calls that run have ended."""
+        """Forget all users, and disconnect after running calls have ended."""
         with self._guard:
             connections = tuple(self._connections.values())
             self._connections.clear()
@@ -158,7 +158,7 @@ class VolumeUsers(Users):
         return self._connections.get(self._user_of.get(volume_id, ""))
 
     def _take(self, volume_id: volumes.VolumeId, user: CephUser) -> bool:
-        """Whether the user is known with this key, for this volume too from now on."""
+        """Give the volume this user, if it is known with this key; returns whether it is."""
         with self._guard:
             connection = self._connections.get(user.user)
             if connection is None or connection.ceph_user != user:
@@ -193,14 +193,14 @@ class VolumeUsers(Users):
             other.rest()
 
     def _note(self, volume_id: volumes.VolumeId, name: str) -> Connection | None:
-        """Give the volume its user; returns the connection of the one that it had, as `_left`."""
+        """Give the volume its user; returns the connection of its previous user, as `_left`."""
         previous = self._user_of.get(volume_id, name)
         self._user_of[volume_id] = name
         self._connections.move_to_end(name)
         return self._left(previous)
 
     def _left(self, name: str) -> Connection | None:
-        """The connection of the user, if no volume has that user now; it is not known any more."""
+        """Forget the user and return its connection, if no volume has that user now."""
         return None if name in self._user_of.values() else self._connections.pop(name, None)
 
 

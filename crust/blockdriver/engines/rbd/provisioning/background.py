@@ -1,14 +1,14 @@
-"""Work that takes the time of the data, on a thread of its own: emptying the trash, flattening deep clones.
+"""Work that takes the time of the data, on a thread of its own: empty the trash, flatten deep clones.
 
-Everything to do is in the pool (RBD's trash, `crust.work`), so it goes on after a kill. What is busy is looked at
-again. A piece of work that fails is tried again at the next look and keeps nothing else from being done.
+The lists of work are in the pool (RBD's trash, `crust.work`), so it goes on after a kill. The next look tries a busy
+image again, and a failed piece of work, which does not stop the others.
 
 It waits for no other change of a volume (`Place.turn`). Images leave the trash by their ids, which no other image
-ever has, and flattening changes no byte that anybody reads; a piece of work that was put again meanwhile has another
-value, so it is not forgotten with the first one.
+ever has, and flattening does not change the image's data; a piece of work that was put again meanwhile has another
+value, so it is not removed with the first.
 
-A stop waits for the piece of work that runs, but not for the time of the data: what is not done is in the lists, and
-what is half done is done again from its beginning, by the next start or by the next controller.
+A stop waits for the running piece of work, but not for the time of the data: undone work is in the lists, and half
+done work begins again, at the next start or by the next controller.
 """
 
 import errno
@@ -29,7 +29,7 @@ from crust.core import errors
 
 PERIOD_S = 60.0
 STOP_S = 10.0
-"""A process that is stopped has 30 s in all, as Kubernetes does it."""
+"""A stop has 30 s in all, by Kubernetes' default."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Looks:
         """The piece of work that takes its time now."""
 
     def look(self, ends: threading.Event | None = None) -> None:
-        """Do all that there is to do now; `ends` says that this is to end."""
+        """Do all present work; `ends` ends the look."""
         raise NotImplementedError
 
     def pause_s(self, took_s: float) -> float:
@@ -56,7 +56,7 @@ class Looks:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Begin to look, unless it runs. A thread that `stop` did not wait for ends with its piece of work."""
+        """Begin to look, unless the thread runs. A thread that `stop` has left ends after its piece of work."""
         if self._thread is None:
             self._ends = threading.Event()
             self._thread = threading.Thread(
@@ -69,24 +69,24 @@ class Looks:
         self._wake.set()
 
     def stop(self, limit_s: float = STOP_S) -> str:
-        """End after the piece of work that runs, or leave it after `limit_s`; returns what was left, or nothing."""
+        """End after the running piece of work, or leave it after `limit_s`; returns the work that was left."""
         self._ends.set()
         self._wake.set()
         thread, self._thread = self._thread, None
         if thread is None:
             return ""
         thread.join(limit_s)
-        left = self._doing if thread.is_alive() else ""
-        if left:
-            extra = {"work": left, "waited_s": limit_s}
+        unfinished = self._doing if thread.is_alive() else ""
+        if unfinished:
+            extra = {"work": unfinished, "waited_s": limit_s}
             _log.warning(
                 "background work is left to the next start, or the next controller", extra=extra
             )
-        return left
+        return unfinished
 
     def _run(self, ends: threading.Event) -> None:
         while True:
-            self._wake.clear()  # before the end is looked at: a stop that comes after that wakes it
+            self._wake.clear()  # before the look at `ends`: a later stop wakes the thread
             if ends.is_set():
                 return
             began_s = time.monotonic()
@@ -110,7 +110,7 @@ class BackgroundWork(Looks):
         return PERIOD_S
 
     def look(self, ends: threading.Event | None = None) -> None:
-        """Do all that there is to do now. Raises the first error, after the rest was tried."""
+        """Do all present work. Raises the first error, after a try of the rest."""
         failed: list[errors.CrustError] = []
         work: list[tuple[str, Callable[[], None]]] = [
             (f"removing the image {image_id} from the trash", partial(self._remove, image_id, name))
@@ -132,16 +132,16 @@ class BackgroundWork(Looks):
             raise failed[0]
 
     def _trash(self) -> list[tuple[str, str]]:
-        """The ids and names of the images in the trash that have the name of a volume; others are somebody else's."""
+        """The ids and names of the images in the trash that have the name of a volume; others are not crust's."""
         with self._place.ioctx(f"cannot list the trash of {self._place.shown}") as ioctx:
             entries = self._place.images.trash_list(ioctx)
-            found = [(str(entry["id"]), str(entry["name"])) for entry in entries]
-        return [(image_id, name) for image_id, name in found if pool_of(images.volume_of(name))]
+            pairs = [(str(entry["id"]), str(entry["name"])) for entry in entries]
+        return [(image_id, name) for image_id, name in pairs if pool_of(images.volume_of(name))]
 
     def _remove(self, image_id: str, name: str) -> None:
         with (
             self._place.ioctx(f"cannot remove the image {image_id} from the trash") as ioctx,
-            # kept as long as clones share its data, or a client has it open, or until its time in the trash has ended
+            # RBD keeps it while clones share its data, a client has it open, or its time in the trash has not ended
             ignoring(errno.ENOTEMPTY, errno.EBUSY, errno.ENOENT, errno.EPERM),
         ):
             with ignoring(errno.EUCLEAN):

@@ -1,12 +1,12 @@
 """Volumes that are made: empty, or clones that share the unwritten parts with a snapshot or volume.
 
-A clone costs the same whatever its source holds. Each clone of a clone makes reads and opens slower, so a clone
-that is deeper than `SOFT_DEPTH` is flattened in the background: it gets all its data, and no parent. `HARD_DEPTH` is
-only reached where flattening cannot keep up, and refused until it has.
+The cost of a clone does not depend on its source. Each clone of a clone makes reads and opens slower, so the
+background work flattens a clone that is deeper than `SOFT_DEPTH`: it gets all its data, and no parent. If flattening
+cannot keep up, a clone at `HARD_DEPTH` is refused until it has.
 
-A clone of a volume is one of a snapshot that is deleted at once; RBD keeps it until the clone is flattened or
+A clone of a volume is a clone of a snapshot that is deleted at once; RBD keeps it until the clone is flattened or
 removed. The intent of the volume has the source (`records`), so the next controller removes the snapshot that a
-killed one has left there. The list of the volumes to flatten is in the pool, too:
+killed controller has left there. The list of the volumes to flatten is in the pool, too:
 
     crust.work       flatten.<volume id>   a value of its own
 """
@@ -44,7 +44,7 @@ class RbdMaking:
     volume_id: volumes.VolumeId
     is_committed: bool = False
     _note: bytes = b""
-    """Of the intent."""
+    """The intent's note."""
 
     @property
     def _place(self) -> Place:
@@ -68,7 +68,7 @@ class RbdMaking:
             self._clone(ioctx, source, image.snapshot_id, size_bytes)
 
     def clone(self, source: volumes.VolumeId, *, source_bytes: int, size_bytes: int) -> None:
-        """A clone of a snapshot that is taken for it. Raises `ImageMissing`, SourceTruncated."""
+        """A clone of a snapshot that is taken for the clone. Raises `ImageMissing`, SourceTruncated."""
         with self._place.volume(source, f"cannot make {self.volume_id} from {source}") as ioctx:
             image_use.check_answers(self._place, ioctx, source)  # before anything is noted
             self._note = source.encode()
@@ -88,7 +88,7 @@ class RbdMaking:
 
     @contextmanager
     def _finished(self, ioctx: Ioctx, size_bytes: int) -> Iterator[None]:
-        """The block makes the image; then it is finished. Raises `ForeignImage` if there is one of that name."""
+        """Finish the image that the block makes. Raises `ForeignImage` if there is an image of that name."""
         librbd_objects.forget_removed(ioctx, self.volume_id)
         try:
             yield
@@ -132,7 +132,7 @@ class RbdMaking:
 
 
 def clear(snapshots: RbdSnapshots, volume_id: volumes.VolumeId, source: str) -> None:
-    """Remove the snapshot that a clone of `source` to this volume has left there, and the note to flatten it."""
+    """Remove the snapshot that a clone of `source` to this volume has left, and the note to flatten the volume."""
     with snapshots.place.ioctx(f"cannot clear what {volume_id} was made from") as ioctx:
         if source:
             snapshots.remove_snapshot(ioctx, source, _snapshot_for(volume_id))
@@ -141,21 +141,21 @@ def clear(snapshots: RbdSnapshots, volume_id: volumes.VolumeId, source: str) -> 
 
 
 def depth(place: Place, ioctx: Ioctx, name: str) -> int:
-    """How many parents an image has in a row."""
-    found = 0
-    while found < HARD_DEPTH + 1:
+    """The number of parents of an image in a row."""
+    parents = 0
+    while parents < HARD_DEPTH + 1:
         with place.image(ioctx, name) as image:
             name = parent(image)
         if not name:
-            return found
-        found += 1
+            return parents
+        parents += 1
         if not place.has_image(ioctx, name):
-            return found  # in the trash: its own parents are not looked at
-    return found
+            return parents  # it is in the trash: its own parents do not count
+    return parents
 
 
 def put_flatten(ioctx: Ioctx, name: str) -> None:
-    """Note that the image is to be flattened; the value is new each time, so that an earlier note is told apart."""
+    """Note that the image must be flattened; the value is new each time, to distinguish it from an earlier note."""
     omap.swap(ioctx, WORK, {}, {FLATTEN + name: secrets.token_hex(8).encode()})
 
 

@@ -1,4 +1,4 @@
-"""The engine of a controller: the order of steps in which volumes and snapshot sets of a Ceph pool come and go.
+"""The engine of a controller: the steps by which volumes and snapshot sets of a Ceph pool come and go.
 
     make      intent; image, mark; content record; in one operation the volume record for the intent
     remove    in one operation an intent for the volume record; claim; image; content record; no intent
@@ -6,12 +6,12 @@
     remove    in one operation an intent for the record; snapshots; no intent
 
 librbd and the records share no transaction, so a crash leaves an intent (`records`). The next call for the volume or
-set, or the next start, ends it as removed. A half made volume goes only if no node has used it: an intent can be
-older than the image, restored from a backup. A removal that finds a client of the image, which came before the claim,
-is taken back.
+set, or the next start, removes the rest. It removes a half made volume only if no node has used it: an intent can be
+older than the image, restored from a backup. If a removal finds a client of the image, which came before the claim,
+it puts the record back.
 
 Every call blocks for as long as the cluster takes (`crust.ceph.user.Timeouts`), and raises the errors of
-`crust.ceph.failures` beside those that it names.
+`crust.ceph.failures` beside its own.
 """
 
 import json
@@ -46,7 +46,7 @@ from crust.core import errors, volumes
 
 _OBJECT_BYTES = 4 * 1024**2
 _MOST_OBJECTS = 256_000_000
-"""What librbd keeps an object map for."""
+"""The most objects of an image with an object map of librbd."""
 _FRESH_S = 2.0
 
 _log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class RbdProvisioning(RbdSnapshots):
     modes: ClassVar = MODES
     """One writer in the cluster, or any number of readers."""
     raw_modes: ClassVar = MODES | {volumes.AccessMode.MULTI_NODE_MULTI_WRITER}
-    """Several writers too: each has a claim, and RBD orders what they write."""
+    """Several writers too: each has a claim, and RBD orders their writes."""
     is_used_elsewhere: ClassVar = True
     """By the guests and kernels of all nodes."""
 
@@ -76,22 +76,23 @@ class RbdProvisioning(RbdSnapshots):
         return True
 
     def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """Snapshots and clones share the parts that are not written."""
+        """0: snapshots and clones share the unwritten parts."""
         return 0
 
     def maximum_bytes(self) -> int:
-        """Of an image with an object map."""
+        """The maximum of an image with an object map."""
         return _MOST_OBJECTS * _OBJECT_BYTES
 
     def open(self) -> None:
         """Settle volumes and sets, and begin the background work."""
-        for each in self.unsettled():
+        for thing_id in self.unsettled():
             try:
-                self.settle(each)
+                self.settle(thing_id)
             except errors.PeerUnavailable:
                 raise
             except errors.CrustError as err:
-                _log.warning("an unfinished volume or set stays", extra={"id": each, "error": err})
+                extra = {"id": thing_id, "error": err}
+                _log.warning("an unfinished volume or set stays", extra=extra)
         self.background.start()
         self.freeing.start()
 
@@ -101,7 +102,7 @@ class RbdProvisioning(RbdSnapshots):
         self.background.stop()
 
     def check(self) -> None:
-        """One small read; nothing where only calls bring keys: a pod's key says nothing of this process."""
+        """One small read; nothing if only calls bring keys: a pod's key proves nothing about this process."""
         if self.place.is_lent:
             return
         with self.place.ioctx(f"cannot reach {self.place.shown}") as ioctx:
@@ -139,7 +140,7 @@ class RbdProvisioning(RbdSnapshots):
             yield taking
 
     def remove_set(self, set_id: str, images: Sequence[Image]) -> None:
-        """After an intent. Volumes that were made from it keep what they share with it."""
+        """After an intent. Volumes that were made from it keep the shared data."""
         record = self.set_records.load(set_id)
         if record is not None:
             self.set_records.begin_removal(set_id, record, noted(images))
@@ -151,15 +152,15 @@ class RbdProvisioning(RbdSnapshots):
         return self.volume_records.unfinished() + self.set_records.unfinished()
 
     def settle(self, thing_id: volumes.VolumeId) -> None:
-        """Go on after a kill. Raises CreatingVolumeUsed."""
+        """Remove the rest of an unfinished volume or set. Raises CreatingVolumeUsed."""
         self._settle_volume(thing_id, self.volume_records.state(thing_id))
         self._settle_set(thing_id)
         self.background.wake()
 
     @contextmanager
     def _settled(self, thing_id: volumes.VolumeId, thing: RbdMaking | RbdTaking) -> Iterator[None]:
-        """Settle a volume or set that the block does not commit. A settlement that fails hides no error: a later one
-        does it.
+        """Settle a volume or set that the block does not commit. If that fails, the block's error is raised, and a
+        later call settles it.
         """
         try:
             yield
@@ -206,26 +207,26 @@ class RbdProvisioning(RbdSnapshots):
         self.set_records.end(set_id)
 
     def space(self) -> PoolSpace:
-        """By the statistics that the managers gather, a few seconds old, asked for once in two seconds: 64 creates at
-        once are one question. Raises CephStatisticsMissing, `CephMonitorsUnreachable`.
+        """By the managers' statistics, a few seconds old, read once in two seconds: 64 creates at once are one
+        question. Raises CephStatisticsMissing, `CephMonitorsUnreachable`.
 
-            size = what is stored in the pool + what can still be stored, at most the pool's quota
+            size = bytes stored in the pool + bytes that can still be stored, at most the pool's quota
 
-        Ceph counts what is stored after replication and gives what can be stored after it, so these are bytes of
-        volumes. What other namespaces of the pool hold is in `size_bytes`; it is not free, so it is never given out.
-        Snapshots share their blocks with images and Ceph does not count them apart: their bytes are not free.
+        Ceph gives both numbers without replicas, so they are bytes of volumes. Data of the pool's other namespaces is
+        in `size_bytes`; it is not free, so no volume gets it. Snapshots share their blocks with images and Ceph does
+        not count them apart: their bytes are not free.
         """
-        known = self._space
-        if known is None or time.monotonic() - self._space_at_s >= _FRESH_S:
-            known = self._space = self._asked_space()
+        space = self._space
+        if space is None or time.monotonic() - self._space_at_s >= _FRESH_S:
+            space = self._space = self._asked_space()
             self._space_at_s = time.monotonic()
-        return known
+        return space
 
     def _asked_space(self) -> PoolSpace:
         answer: dict[str, Any] = json.loads(self.place.connection.command("df", detail="detail"))
-        for each in answer["pools"]:
-            if each["name"] == self.place.pool:
-                stats = each["stats"]
+        for pool in answer["pools"]:
+            if pool["name"] == self.place.pool:
+                stats = pool["stats"]
                 stored, free = int(stats["stored"]), int(stats["max_avail"])
                 if quota := int(stats.get("quota_bytes", 0)):
                     free = min(free, max(quota - stored, 0))

@@ -1,9 +1,9 @@
-"""Images of clients that ended without closing them, and of nodes that are gone, are freed by the controller.
+"""The controller frees images of clients that ended without closing them, and of nodes that are gone.
 
-A node seldom has the right to blocklist, and a waiting pod has none. So each image is asked for its claims on
-a thread of its own, and the ended ones are cut off (`crust.ceph.fencing`). After a look comes a pause ten
-times as long, and of `PAUSE_S` at least. Nodes that somebody has declared gone are cut off as `crust ceph fence` does
-it, without `--even-if-connected`. A claim that cannot be freed now keeps no other from it.
+A node seldom has the right to blocklist, and a waiting pod has none. So a thread reads the claims of each image, and
+cuts the ended ones off (`crust.ceph.fencing`). After a look it pauses ten times as long, and `PAUSE_S` at least. It
+cuts off nodes that were declared gone as `crust ceph fence` without `--even-if-connected`. A claim that cannot be
+freed now does not stop the others.
 """
 
 import logging
@@ -29,14 +29,14 @@ class Freeing(Looks):
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self._told: set[str] = set()
-        """Images that could not be freed, as the log has them once."""
+        """Images that could not be freed and are in the log."""
 
     def pause_s(self, took_s: float) -> float:
-        """So long that the looks cost a tenth of a thread's time at most."""
+        """The pause after which looks cost a tenth of a thread's time at most."""
         return max(PAUSE_S, _PAUSE_FACTOR * took_s)
 
     def look(self, ends: threading.Event | None = None) -> None:
-        """Free every image whose holders have ended. Raises what listing the images raises."""
+        """Free every image whose holders have ended. Raises the errors of the list of images."""
         with self._place.ioctx(f"cannot list {self._place.shown}") as ioctx:
             names = claim_object.images(ioctx)
         self._told &= set(names)
@@ -65,20 +65,20 @@ class Freeing(Looks):
     def fence(
         self, volume_ids: Iterable[volumes.VolumeId], nodes: frozenset[str]
     ) -> frozenset[str]:
-        """Cut these nodes off from these volumes; returns those of which claims are left.
+        """Cut these nodes off from these volumes; returns the nodes whose claims are left.
 
-        A node that cannot be cut off now, because its client is connected, say, stops no other. Raises
+        A node that cannot be cut off now, such as one with a connected client, does not stop the others. Raises
         `errors.PeerUnavailable` as soon as the cluster does not answer.
         """
-        left = set[str]()
+        still_claimed = set[str]()
         for volume_id in volume_ids:
             with self._place.ioctx(f"cannot read the claims on {volume_id}") as ioctx:
                 try:
-                    found = claim_object.read(ioctx, volume_id).claims
+                    claims = claim_object.read(ioctx, volume_id).claims
                 except claim_object.UnreadableImageClaim as err:
                     _log.warning("the claims on an image are not looked at", extra={"error": err})
                     continue
-            for node in sorted(found.nodes & nodes):
+            for node in sorted(claims.nodes & nodes):
                 extra: dict[str, object] = {"volume": volume_id, "node": node}
                 try:
                     with self._place.ioctx(f"cannot cut {node} off from {volume_id}") as ioctx:
@@ -86,11 +86,11 @@ class Freeing(Looks):
                 except errors.PeerUnavailable:
                     raise
                 except errors.CrustError as err:
-                    left.add(node)
+                    still_claimed.add(node)
                     text = "an image of a node that is gone is not free yet"
                     _log.warning(text, extra={**extra, "error": err})
                     continue
                 metrics.claims_fenced.inc()
                 extra["addresses"] = cut
                 _log.warning("a node that is gone was cut off from an image", extra=extra)
-        return frozenset(left)
+        return frozenset(still_claimed)

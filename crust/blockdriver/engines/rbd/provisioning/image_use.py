@@ -1,23 +1,24 @@
 """The clients that have an image open, and changes of the image that harm none of them.
 
-A snapshot, a growth and most other changes need librbd's exclusive lock, or ask its owner for it. An owner that does
-not answer is treated as dead after 30 s, its lock is broken and its client blocklisted: a virtual machine that was
+A snapshot, a growth and most other changes need librbd's exclusive lock, or ask its owner for it. If the owner does
+not answer for 30 s, librbd treats it as dead, breaks its lock and blocklists its client: a virtual machine that was
 only paused (suspended, migrated, stopped in a debugger) would lose its disk because of a snapshot. No option of
-librbd is against that. Without the blocklisting (`rbd_blocklist_on_break_lock`) it is worse: a client that wakes up
+librbd prevents that. Without the blocklisting (`rbd_blocklist_on_break_lock`) it is worse: a client that wakes up
 without its lock writes beside the new owner, and about one of ten hangs for ever (librbd 16: it gives up the lock,
 which waits for its flush, which waits for the new header, which waits for the flush).
 
-So librbd is never let get that far (`changing`):
+So the driver ends a change before librbd breaks a lock (`changing`):
 
-    before     each client that watches the image is asked, by an empty notification, which every client of RBD
-               acknowledges, and a silent client is a refusal. A lock whose owner does not even watch any more is left
-               alone as long as a sandbox has a claim on the image; without a claim librbd may break it
-    meanwhile  they are asked again, each `ASK_EVERY_S`; when one has been silent for `SILENT_S`, *our own* client is
-               blocklisted, which ends the change wherever it is: the OSDs refuse its next step
-    after      a change during which librbd might have broken a lock all the same, because this process slept or no
-               monitor answered, is not treated as done
+    before     it asks each client that watches the image, by an empty notification, which every client of RBD
+               acknowledges, and refuses the change if one is silent. It does not touch a lock whose owner watches no
+               more while a sandbox has a claim on the image; without a claim librbd may break it
+    meanwhile  it asks them again, each `ASK_EVERY_S`; when one has been silent for `SILENT_S`, it blocklists *its
+    own*
+               client, which ends the change at any point: the OSDs refuse its next step
+    after      if librbd might have broken a lock meanwhile, because this process slept or no monitor answered, the
+               change does not count as done
 
-The silent client still has its lock and knows nothing of all this. It may do the requested change when it wakes up; a
+The silent client still has its lock and has noticed nothing. It may do the requested change when it wakes up; a
 repeated change looks first.
 """
 
@@ -44,8 +45,8 @@ _AGAIN_S = 0.5
 SILENT_S = 8.0
 """Two questions in a row without an answer."""
 KEPT_S = 20.0
-"""A client that has answered watches the image for longer than that: its watch ends 30 s after its last sign of life,
-which it gives every 5 s. Until then librbd breaks no lock of it."""
+"""A client that has answered watches the image for longer: its watch ends 30 s after its last sign of life, which it
+gives every 5 s. Until then librbd does not break its lock."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class RbdClientSilent(errors.NotReady):
 
 @dataclass(frozen=True, slots=True)
 class ClientsSeen:
-    """The clients that had an image open when they were asked and answered, and when that was."""
+    """The clients that had an image open and answered, and the time."""
 
     image: str
     header: str
@@ -74,39 +75,39 @@ class ClientsSeen:
 
 
 def now_s() -> float:
-    """Suspended time included."""
+    """The time since the boot, including suspended time."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def check_unused(place: Place, ioctx: Ioctx, name: str) -> None:
     """Raise `StillAttached` while a client has the image open, or a sandbox has a claim on it.
 
-    Clients that have ended are cut off first: what they have sent would be written into an image that is gone.
+    Ended clients are cut off first: their late writes would go into a removed image.
     """
     image = place.claimed(ioctx, name)
     fencing.cut_off(image)
-    if found := image.strangers():
-        raise StillAttached(name, f"an image that {', '.join(sorted(found))} has open")
+    if clients := image.strangers():
+        raise StillAttached(name, f"an image that {', '.join(sorted(clients))} has open")
     _check_unclaimed(claim_object.read(ioctx, name).claims, name)
 
 
-def _check_unclaimed(now: Claims, name: str) -> None:
-    """Raise `StillAttached` unless the claims are nobody's, or those of a deletion that was begun."""
-    for holder in (*now.holders, *now.ended):
+def _check_unclaimed(old: Claims, name: str) -> None:
+    """Raise `StillAttached` unless there are no claims, or only the claim of a deletion."""
+    for holder in (*old.holders, *old.ended):
         if not holder.is_deletion:
             raise StillAttached(name, f"an image that {holder.shown} has claimed")
 
 
 @contextmanager
 def deleting(place: Place, ioctx: Ioctx, name: str) -> Iterator[None]:
-    """Nobody takes the image while it is removed inside the block: the controller has it. Raises `StillAttached`.
+    """Claim the image for the controller while the block removes it: nobody else takes it. Raises `StillAttached`.
 
     A block that fails leaves the controller's claim, and the next deletion goes on. In a full pool no object can be
-    made: an image that has no claim object can be taken by nobody there either.
+    made: so nobody else can take an image without a claim object there.
     """
 
-    def taken(now: Claims) -> Claims:
-        _check_unclaimed(now, name)
+    def taken(old: Claims) -> Claims:
+        _check_unclaimed(old, name)
         return Claims(holders=(Holder.of_deletion(claims.now()),))
 
     try:
@@ -123,30 +124,30 @@ def deleting(place: Place, ioctx: Ioctx, name: str) -> Iterator[None]:
 def forget_deletion(ioctx: Ioctx, name: str) -> None:
     """End the controller's claim: the image is gone, or stays. Absent is a success."""
 
-    def without(now: Claims) -> Claims:
+    def without(old: Claims) -> Claims:
         return replace(
-            now, holders=tuple(holder for holder in now.holders if not holder.is_deletion)
+            old, holders=tuple(holder for holder in old.holders if not holder.is_deletion)
         )
 
     claim_object.changed(ioctx, name, without)
 
 
 def check_answers(place: Place, ioctx: Ioctx, name: str) -> ClientsSeen:
-    """Raise `RbdClientSilent` if a change would break the lock of a client; returns who was asked."""
+    """Raise `RbdClientSilent` if a change would break the lock of a client; returns the clients that answered."""
     at_s = now_s()
     with place.image(ioctx, name) as image:
-        found, header = tuple(sorted(watchers(image))), f"rbd_header.{image.id()}"
+        clients, header = tuple(sorted(watchers(image))), f"rbd_header.{image.id()}"
         owners = lockers(image)
-    if found and not answer(ioctx, header):
-        raise RbdClientSilent(name, found)
-    gone = tuple(sorted(owners.difference(found)))
-    if gone and claim_object.read(ioctx, name).claims.holders:
-        raise RbdClientSilent(name, gone)
-    return ClientsSeen(name, header, found, at_s)
+    if clients and not answer(ioctx, header):
+        raise RbdClientSilent(name, clients)
+    absent = tuple(sorted(owners.difference(clients)))
+    if absent and claim_object.read(ioctx, name).claims.holders:
+        raise RbdClientSilent(name, absent)
+    return ClientsSeen(name, header, clients, at_s)
 
 
 def answer(ioctx: Ioctx, header: str) -> bool:
-    """Whether all clients acknowledge a notification, which to them says that the header may have changed."""
+    """Whether all clients acknowledge a notification, which tells them that the header may have changed."""
     try:
         return bool(ioctx.notify(header, "", _ANSWERS_WITHIN_MS))
     except binding.load().rados.TimedOut:
@@ -159,28 +160,28 @@ def changing(place: Place, ioctx: Ioctx, name: str) -> Iterator[Image]:
 
     Raises `RbdClientSilent`, `rbd.ImageNotFound`. After an error the change may have been made.
     """
-    asked = check_answers(place, ioctx, name)
+    seen = check_answers(place, ioctx, name)
     with place.connection.endable() as end:
-        watch = _Watch(asked, ioctx, end, asked.at_s)
+        watch = _Watch(seen, ioctx, end, seen.at_s)
         try:
             with watch.kept(), place.image(ioctx, name, read_only=False) as image:
                 yield image
         except (*binding.load().failures, errors.CrustError) as err:
             if watch.is_ended:
-                raise RbdClientSilent(name, asked.clients) from err
+                raise RbdClientSilent(name, seen.clients) from err
             raise
-    if not watch.is_kept and asked.clients:
-        raise RbdClientSilent(name, asked.clients)
+    if not watch.is_kept and seen.clients:
+        raise RbdClientSilent(name, seen.clients)
 
 
 @dataclass(slots=True)
 class _Watch:
     """Asks the clients on a thread of its own, and ends the change when one is silent."""
 
-    asked: ClientsSeen
+    seen: ClientsSeen
     ioctx: Ioctx
     end: Callable[[], str]
-    """Ends the change; returns the address of the client that is blocklisted for it."""
+    """Ends the change by blocklisting its client; returns the client's address."""
     answered_s: float
     is_ended: bool = False
     is_kept: bool = True
@@ -216,12 +217,12 @@ class _Watch:
 
     def _is_answered(self) -> bool:
         try:
-            return answer(self.ioctx, self.asked.header)
+            return answer(self.ioctx, self.seen.header)
         except binding.load().failures:
             return False
 
     def _end(self) -> None:
-        extra: dict[str, object] = {"image": self.asked.image, "clients": self.asked.clients}
+        extra: dict[str, object] = {"image": self.seen.image, "clients": self.seen.clients}
         try:
             extra["client"] = self.end()
         except errors.CrustError as err:

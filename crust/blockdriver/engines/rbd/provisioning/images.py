@@ -1,16 +1,16 @@
-"""Images of volumes by librbd: make, grow, delete, and what is known of them.
+"""Images of volumes by librbd: make, grow, look at, delete.
 
-The image of a volume is named by the volume's id. When it is complete it says so in its metadata:
+The image of a volume has the volume's id as its name. A complete image has a mark in its metadata:
 
-    crust.volume     the volume's id, set last: an image without it is half made, or somebody else's
+    crust.volume     the volume's id, set last: an image without it is half made, or another program's
 
-An image is made where none is, and never taken over. One without the mark is removed only if nobody can have data in
-it: it is empty, or it is a copy that was begun. Anything else is refused (`ForeignImage`) and not touched. An image
-that a person has restored by hand has no mark either, and gets it by hand.
+The driver makes a new image, and never takes one over. It removes an image without the mark only if nobody can have
+data in it: it is empty, or a copy that was begun. It refuses any other image (`ForeignImage`) and does not touch it.
+An image that a person has restored by hand has no mark either, and the person sets it.
 
-Deleting takes the time of the data, so an image goes to RBD's trash, at once, and is removed from there in the
-background, when it has been there for `trash_keep_s`. An image with snapshots that still exist keeps them: it is
-renamed to `deleted.<id>.<image id>`, the volume's id is free, and the image goes when its last snapshot does.
+A deletion takes the time of the data, so an image goes to RBD's trash, at once, and the background work removes it
+after `trash_keep_s`. An image with existing snapshots keeps them: it is renamed to `deleted.<id>.<image id>`, the
+volume's id is free, and the image goes with its last snapshot.
 """
 
 import errno
@@ -44,7 +44,7 @@ class VolumeImages:
 
     place: Place
     trash_keep_s: int = 0
-    """How long the trash keeps an image, for `rbd trash restore`."""
+    """The time for which the trash keeps an image, for `rbd trash restore`."""
 
     @property
     def volume_records(self) -> RbdRecords:
@@ -52,7 +52,7 @@ class VolumeImages:
         return RbdRecords(self.place, RecordKind.VOLUMES)
 
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
-        """Grow the image to `size_bytes`, never shrink it; its clients learn of it. Raises `ImageMissing`."""
+        """Grow the image to `size_bytes`, never shrink it; librbd notifies its clients. Raises `ImageMissing`."""
         what = f"cannot grow the image of {volume_id}"
         with self.place.turn(volume_id), self.place.volume(volume_id, what) as ioctx:
             with self.place.image(ioctx, volume_id) as image:
@@ -62,8 +62,8 @@ class VolumeImages:
                 enlarge(image, size_bytes)
 
     def set_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
-        """Set all limits, as the configuration of the image: each client that opens it through librbd keeps to them,
-        and changes at once. librbd limits per client, and an image has one writer. 0 is no limit.
+        """Set all limits, as the configuration of the image: each client that opens it through librbd enforces them,
+        also after a change. librbd limits each client, and an image has one writer. 0 is no limit.
 
         Raises `ImageMissing`, RbdClientSilent.
         """
@@ -72,14 +72,14 @@ class VolumeImages:
             image_use.changing(self.place, ioctx, volume_id) as image,
         ):
             for key, name in _LIMITS.items():
-                if wanted := getattr(limits, name):
-                    image.config_set(key, str(wanted))
+                if limit := getattr(limits, name):
+                    image.config_set(key, str(limit))
                 else:
-                    with suppress(KeyError):  # the binding's word for "there is none"
+                    with suppress(KeyError):  # no such key
                         image.config_remove(key)
 
     def check_removable(self, volume_id: volumes.VolumeId) -> None:
-        """Raise `StillAttached` while a client has it open, or a sandbox has a claim on it, and `ForeignImage`."""
+        """Raise `StillAttached` while a client has the image open or a sandbox has claimed it, and `ForeignImage`."""
         with (
             self.place.ioctx(f"cannot look who uses the image of {volume_id}") as ioctx,
             ignoring(errno.ENOENT),
@@ -88,7 +88,7 @@ class VolumeImages:
             image_use.check_unused(self.place, ioctx, volume_id)
 
     def delete_image(self, volume_id: volumes.VolumeId) -> None:
-        """Move the image to the trash; or aside, as long as it has snapshots.
+        """Move the image to the trash, or aside while it has snapshots.
 
         Raises `StillAttached`, and `ForeignImage`.
         """
@@ -134,19 +134,20 @@ class VolumeImages:
                 self.place.images.trash_move(ioctx, name, self.trash_keep_s)
 
     def all_of(self, ioctx: Ioctx, volume_id: str) -> list[str]:
-        """The image of the volume, and those of deleted volumes of that id whose snapshots exist."""
-        found = [volume_id] if self.place.has_image(ioctx, volume_id) else []
+        """The image of the volume, and images of deleted volumes of that id whose snapshots exist."""
+        names = [volume_id] if self.place.has_image(ioctx, volume_id) else []
         prefix = f"{DELETED}{volume_id}."
-        return found + [name for name in self.place.names(ioctx) if name.startswith(prefix)]
+        return names + [name for name in self.place.names(ioctx) if name.startswith(prefix)]
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
-        """The names of all images but those of deleted volumes, and the intents after that: what was begun since is
-        in none of both.
+        """The names of all images but those of deleted and of unfinished volumes.
+
+        The intents are read after the images: a volume that was begun since is in neither list.
         """
         with self.place.ioctx(f"cannot list {self.place.shown}") as ioctx:
             names = self.place.names(ioctx)
-        found = frozenset(volumes.VolumeId(name) for name in names if not name.startswith(DELETED))
-        return found.difference(self.volume_records.unfinished())
+        present = (volumes.VolumeId(name) for name in names if not name.startswith(DELETED))
+        return frozenset(present).difference(self.volume_records.unfinished())
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The image's size; 0 if it cannot be opened."""
@@ -163,17 +164,17 @@ class VolumeImages:
         self.own_size_bytes(volume_id)
 
     def own_size_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """The size of the image, which says that it is the volume's. Raises `ImageMissing`, `ForeignImage`."""
+        """The size of the image, if its mark is the volume's. Raises `ImageMissing`, `ForeignImage`."""
         with self.place.ioctx(f"cannot look at the image of {volume_id}") as ioctx:
-            found = librbd_objects.read_header(ioctx, volume_id, MARK)
-        if found is None:
+            header = librbd_objects.read_header(ioctx, volume_id, MARK)
+        if header is None:
             raise ImageMissing(volume_id)
-        if found.value != volume_id:
+        if header.value != volume_id:
             raise ForeignImage(volume_id, self.place.shown)
-        return found.size_bytes
+        return header.size_bytes
 
     def is_empty(self, volume_id: volumes.VolumeId) -> bool:
-        """Whether no object of the image, or of what it is a clone of, exists. Raises `ImageMissing`."""
+        """Whether neither the image nor its parents have an object. Raises `ImageMissing`."""
         with (
             self.place.volume(volume_id, f"cannot look at the image of {volume_id}") as ioctx,
             self.place.image(ioctx, volume_id) as image,
@@ -181,7 +182,7 @@ class VolumeImages:
             return is_blank(image)
 
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
-        """It is not the volume's by its mark, or is smaller than it was created. Raises `ImageMissing`."""
+        """The problem of an image with another mark, or a smaller size than the volume's. Raises `ImageMissing`."""
         try:
             present_bytes = self.own_size_bytes(volume_id)
         except ForeignImage as err:
@@ -192,8 +193,8 @@ class VolumeImages:
 
 
 def enlarge(image: Image, size_bytes: int) -> None:
-    """Give the image the size, if it is smaller. librbd compares the sizes itself, too: another client may have made
-    it larger since, with data there.
+    """Grow the image to the size, if it is smaller. librbd compares the sizes too: another client may have grown it
+    since, and written data there.
     """
     if image.size() < size_bytes:
         image.resize(size_bytes, allow_shrink=False)
@@ -206,17 +207,17 @@ def features() -> int:
 
 
 def is_marked(image: Image, volume_id: str) -> bool:
-    """Whether the image says that it is complete, and this volume's."""
+    """Whether the image has the mark of this volume, so it is complete."""
     return dict(image.metadata_list()).get(MARK) == volume_id
 
 
 def is_complete(image: Image, name: str) -> bool:
-    """Whether the image of that name says that it is complete; a copy that was begun has the mark of its source."""
+    """Whether the image of that name has its volume's mark; a copy that was begun has the mark of its source."""
     return is_marked(image, volume_of(name))
 
 
 def volume_of(name: str) -> str:
-    """The id of the volume that an image of this name is of, or was."""
+    """The id of the volume, deleted or not, by the name of its image."""
     if not name.startswith(DELETED):
         return name
     return name.removeprefix(DELETED).rpartition(".")[0]
@@ -228,7 +229,7 @@ def _is_begun(image: Image) -> bool:
 
 
 def parent(image: Image) -> str:
-    """The name of the image that it is a clone of; empty if it is none."""
+    """The name of the image's parent; empty if the image is no clone."""
     try:
         return str(image.get_parent_image_spec()["image_name"])
     except binding.load().rbd.ImageNotFound:
@@ -236,20 +237,20 @@ def parent(image: Image) -> str:
 
 
 def is_blank(image: Image) -> bool:
-    """Whether no object of the image exists, by its object map or by looking: no byte of it was ever written."""
+    """Whether no object of the image exists, by its object map or by a look: no byte of it was ever written."""
     return not differing(image, None)
 
 
 def differing(image: Image, since: str | None) -> tuple[Region, ...]:
-    """The parts that differ from a snapshot, or from zeros; what was discarded since differs too."""
-    found: list[Region] = []
+    """The parts that differ from a snapshot, or from zeros; discarded parts differ too."""
+    regions: list[Region] = []
 
     def note(offset: int, length: int, exists: bool) -> None:  # noqa: FBT001 - librbd calls it
         if exists or since is not None:
-            found.append(Region(offset, length))
+            regions.append(Region(offset, length))
 
     image.diff_iterate(0, image.size(), since, note, include_parent=True, whole_object=True)
-    return tuple(found)
+    return tuple(regions)
 
 
 def user_snapshots(image: Image) -> list[str]:
@@ -259,10 +260,10 @@ def user_snapshots(image: Image) -> list[str]:
 
 
 def hidden(image: Image, snapshot: str) -> list[int]:
-    """The numbers of the snapshots of that name that were deleted, as long as clones read from them.
+    """The numbers of the deleted snapshots of that name that clones still read.
 
-    librbd hides a snapshot first, and then removes it: one without clones is left by a client that was killed.
+    librbd hides a snapshot first, and then removes it: a killed client leaves a hidden snapshot without clones.
     """
     kind = binding.load().rbd.RBD_SNAP_NAMESPACE_TYPE_TRASH
-    found = (snap for snap in image.list_snaps() if snap["namespace"] == kind)
-    return [int(each["id"]) for each in found if each["trash"]["original_name"] == snapshot]
+    snaps = (snap for snap in image.list_snaps() if snap["namespace"] == kind)
+    return [int(snap["id"]) for snap in snaps if snap["trash"]["original_name"] == snapshot]

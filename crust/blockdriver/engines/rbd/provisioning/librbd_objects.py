@@ -1,21 +1,20 @@
-"""What librbd keeps in RADOS itself: the header of an image, the directory of names, the trash.
+"""librbd's own objects in RADOS: the header of an image, the directory of names, the trash.
 
 *Header.* To open an image librbd makes about a dozen calls, one after the other, and starts threads; a publish needs
-the size and the mark. The methods are those by which every client of RBD, the kernel's too, opens an image of
-format 2.
+the size and the mark. Every client of RBD, the kernel's too, opens an image of format 2 by these methods.
 
 *Directory and trash.* librbd moves an image to the trash in steps: the image is noted in the trash as moving, the
 object `rbd_id.NAME` goes, then the name's entry in the directory, and then it is noted that the image has arrived.
 
-Killed before the third one, it leaves a name that cannot be opened or made: creating answers EEXIST, opening ENOENT.
-A creation makes the object before the entry, so an entry without the object is of nobody who is still to come.
+Killed before the third step, it leaves a name that cannot be opened or made: a create answers EEXIST, an open ENOENT.
+A create makes the object before the entry, so an entry without the object belongs to no running create.
 
-Killed before the last one, it leaves an image that cannot be removed from the trash: EUCLEAN, for ever. One that has
-lost its name can only be removed, so the next look notes that it has arrived.
+Killed before the last step, it leaves an image that cannot be removed from the trash: EUCLEAN, for ever. An image
+without its name can only be removed, so the next look notes that it has arrived.
 
 To rename an image librbd makes the object of the new name, changes the entry in the directory, and removes the object
-of the old name. Killed in between, it leaves both objects, and renaming again answers EEXIST. The entry says how far
-it came.
+of the old name. Killed in between, it leaves both objects, and a second rename answers EEXIST. The entry says which
+name the image has.
 """
 
 import errno
@@ -83,9 +82,9 @@ def _text(answer: bytes) -> str:
 
 
 def forget_removed(ioctx: Ioctx, name: str) -> None:
-    """Remove the entry of a name that has no image. One of an image, and one that was made meanwhile, stay."""
+    """Remove the entry of a name without an image; the entry of an image, and an entry made meanwhile, stay."""
     with ignoring(errno.ENOENT, errno.ESTALE):
-        # before the object is looked for: the entry of an image that is made meanwhile has another id
+        # read before the object: the entry of an image that is made meanwhile has another id
         image_id = _entry(ioctx, name)
         if image_id is None or has_object(ioctx, f"rbd_id.{name}"):
             return
@@ -93,19 +92,19 @@ def forget_removed(ioctx: Ioctx, name: str) -> None:
 
 
 def note_arrived(ioctx: Ioctx, image_id: str, name: str) -> bool:
-    """Note that the image is in the trash, unless it has its name still: then its deletion goes on."""
+    """Note that the image is in the trash, unless it still has its name: then its deletion goes on."""
     forget_removed(ioctx, name)
-    here = encoded(image_id.encode())
+    own_entry = encoded(image_id.encode())
     with ignoring(errno.ENOENT):
-        if _entry(ioctx, name) == here:
+        if _entry(ioctx, name) == own_entry:
             return False
-    with ignoring(errno.ENOENT, errno.ESTALE):  # it is noted, or removed, by now
-        ioctx.execute(_TRASH, "rbd", "trash_state_set", here + bytes([_ARRIVED, _MOVING]))
+    with ignoring(errno.ENOENT, errno.ESTALE):  # it is noted, or removed, already
+        ioctx.execute(_TRASH, "rbd", "trash_state_set", own_entry + bytes([_ARRIVED, _MOVING]))
     return True
 
 
 def finish_renaming(ioctx: Ioctx, image_id: str, old: str, new: str) -> bool:
-    """Finish or undo a renaming that was begun; whether the image has the new name. The caller has the lock."""
+    """Finish or undo a rename that was begun; returns whether the image has the new name. The caller has the lock."""
     if not has_object(ioctx, f"rbd_id.{new}"):
         return False
     is_renamed = _entry(ioctx, new) == encoded(image_id.encode())

@@ -1,13 +1,13 @@
-"""Snapshots of images, how the members of a set are taken, and what differs between two.
+"""Snapshots of images, the members of a set, and the differences between two snapshots.
 
-A snapshot of a volume is a snapshot of its image, named by the snapshot's id. It takes the same time whatever the
-image holds, and stays when the volume is deleted: the image is then kept aside (`images`). A snapshot with clones can
-be deleted: RBD keeps it in a namespace of its own until the last clone is flattened or removed.
+A snapshot of a volume is a snapshot of its image, named by the snapshot's id. It takes the same time for every image,
+and stays when the volume is deleted: the image is then kept aside (`images`). A snapshot with clones can be deleted:
+RBD keeps it in a namespace of its own until the last clone is flattened or removed.
 
-*Groups.* Members of RBD's own group snapshots can neither be cloned nor removed by name in Ceph 16, so a volume could
-not be made from one. So the members are ordinary snapshots, taken one after the other and compared with their images
-(`moved_on`). The object map says exactly whether a client has written since, because a client writes it before the
-first write to an object.
+*Groups.* Members of RBD's own group snapshots can neither be cloned nor removed by name in Ceph 16, so no volume
+could be made from a member. So the members are ordinary snapshots, taken one after the other and compared with their
+images (`moved_on`). The object map says exactly whether a client has written since, because a client changes it
+before the first write to an object.
 
 The sets are made and removed by `engine`.
 """
@@ -42,19 +42,19 @@ class RbdSnapshots(VolumeImages):
         return RbdRecords(self.place, RecordKind.SNAPSHOTS)
 
     def snapshot_ids(self) -> frozenset[str]:
-        """By opening every image, 8 ms each, and the intents after it."""
-        found: set[str] = set()
+        """By a look at every image, 8 ms each, and the intents after it."""
+        names: set[str] = set()
         with self.place.ioctx(f"cannot list {self.place.shown}") as ioctx:
             for name in self.place.names(ioctx):
                 with ignoring(errno.ENOENT), self.place.image(ioctx, name) as image:
-                    found.update(user_snapshots(image))
+                    names.update(user_snapshots(image))
         unfinished = frozenset(self.set_records.unfinished())
-        return frozenset(each for each in found if set_of(each) not in unfinished)
+        return frozenset(name for name in names if set_of(name) not in unfinished)
 
     def remove_snapshot(self, ioctx: Ioctx, volume_id: str, snapshot_id: str) -> None:
         """Remove a snapshot of the volume's image, which may be kept aside; absent is a success.
 
-        An image that was kept for it goes also where the snapshot is gone: a removal may have been killed in between.
+        An image that was kept for the snapshot goes too, even without the snapshot: a removal may have been killed.
         """
         with self.place.turn(volume_id):
             for name in self.all_of(ioctx, volume_id):
@@ -67,7 +67,7 @@ class RbdSnapshots(VolumeImages):
                 self.drop_deleted(ioctx, name)
 
     def image_of(self, ioctx: Ioctx, snapshot: Snapshot) -> str:
-        """The name of the image that has the snapshot, which may be that of a deleted volume.
+        """The name of the image that has the snapshot; its volume may be deleted.
 
         Raises `SnapshotMissing`.
         """
@@ -78,7 +78,7 @@ class RbdSnapshots(VolumeImages):
         raise SnapshotMissing(snapshot.snapshot_id)
 
     def check_snapshot(self, image: Snapshot) -> None:
-        """Look in the volume's image, and in those that were kept aside. Raises `SnapshotMissing`."""
+        """Look in the volume's image, and in images that were kept aside. Raises `SnapshotMissing`."""
         with self.place.ioctx(f"cannot look for the snapshot {image.snapshot_id}") as ioctx:
             self.image_of(ioctx, image)
 
@@ -94,7 +94,7 @@ class RbdSnapshots(VolumeImages):
     def changed(self, base: Snapshot, target: Snapshot) -> tuple[Region, ...]:
         """The objects, of 4 MiB, that differ, by the object map.
 
-        Raises `NoChangeTracking` where that cannot be told.
+        Raises `NoChangeTracking` if that is unknown.
         """
         with self.place.ioctx(f"cannot compare {base.snapshot_id}") as ioctx:
             name, base_name = self.image_of(ioctx, target), self.image_of(ioctx, base)
@@ -120,7 +120,7 @@ class RbdTaking:
     is_committed: bool = False
 
     def take(self, image: Snapshot) -> None:
-        """A snapshot of the image; one of that name has no record, and is replaced. Raises `ImageMissing`."""
+        """Take a snapshot; it replaces one of that name, which has no record. Raises `ImageMissing`."""
         place, volume_id = self.snapshots.place, image.volume_id
         what = f"cannot take a snapshot of {volume_id}"
         with place.turn(volume_id), place.volume(volume_id, what) as ioctx:
@@ -129,7 +129,7 @@ class RbdTaking:
                     _remove_from(opened, image.snapshot_id)
                     opened.create_snap(image.snapshot_id)
             except binding.load().rbd.ImageExists as err:
-                # a client that has the image open, and was asked to make it, has not heard yet that it was removed
+                # the client that has the image open must make it, and does not know yet that it was removed
                 raise CephImageBusy(what, errno.EEXIST) from err
 
     def moved_on(self, image: Snapshot) -> bool:
@@ -159,9 +159,9 @@ def snapshots_of(note: bytes) -> list[tuple[str, str]]:
 
 
 def _remove_from(image: Image, snapshot_id: str) -> None:
-    left = hidden(image, snapshot_id)
+    hidden_ids = hidden(image, snapshot_id)
     if snapshot_id in user_snapshots(image):
         image.remove_snap(snapshot_id)
-    for number in left:
+    for number in hidden_ids:
         with ignoring(errno.ENOENT, errno.EBUSY):  # a clone has it still
             image.remove_snap_by_id(number)
