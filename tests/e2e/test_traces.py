@@ -31,7 +31,7 @@ async def traced(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[WholeNo
 
 
 def named(spans: list[Received], service: str, name: str) -> list[Received]:
-    return [span for span in spans if (span.service, span.name) == (service, name)]
+    return [sent for sent in spans if (sent.service, sent.span.name) == (service, name)]
 
 
 async def test_publish_and_mount_are_one_trace(traced: tuple[WholeNode, Receiver]) -> None:
@@ -42,14 +42,9 @@ async def test_publish_and_mount_are_one_trace(traced: tuple[WholeNode, Receiver
     spans = await receiver.wait_for(lambda spans: bool(named(spans, RUNTIME, "SandboxMount")))
 
     (root,) = named(spans, PROXY, "NodePublishVolume")
-    trace = [span for span in spans if span.trace_id == root.trace_id]
-    parents = {
-        (each.service, each.name): next(
-            ((other.service, other.name) for other in trace if other.span_id == each.parent_id),
-            None,
-        )
-        for each in trace
-    }
+    trace = [sent for sent in spans if sent.span.trace_id == root.span.trace_id]
+    by_id = {sent.span.span_id: (sent.service, sent.span.name) for sent in trace}
+    parents = {by_id[sent.span.span_id]: by_id.get(sent.span.parent_span_id) for sent in trace}
     publish = "NodePublishVolume"
     assert parents == {
         (PROXY, publish): None,
@@ -59,15 +54,17 @@ async def test_publish_and_mount_are_one_trace(traced: tuple[WholeNode, Receiver
         (RUNTIME, "ClaimVolume"): (RUNTIME, "SandboxMount"),
         (RUNTIME, "GuestMount"): (RUNTIME, "SandboxMount"),
     }
-    of_one = {each.attributes["crust.request_id"] for each in trace if each.name != "GuestMount"}
-    assert len(of_one) == 1
+    request_ids = {
+        sent.attributes["crust.request_id"] for sent in trace if sent.span.name != "GuestMount"
+    }
+    assert len(request_ids) == 1
     assert {root.attributes[key] for key in ("crust.volume_id", "crust.target")} == {
         volume.volume_id,
         str(target),
     }
     assert root.attributes["rpc.grpc.status_code"] == "0"
-    assert not any(each.has_failed for each in trace)
-    assert not any(b"crust.dev/defer" in each for each in receiver.raw), "no volume context"
+    assert not any(sent.has_failed for sent in trace)
+    assert not any(b"crust.dev/defer" in batch for batch in receiver.raw), "no volume context"
 
 
 async def test_refused_publish_is_a_failed_span(traced: tuple[WholeNode, Receiver]) -> None:
@@ -79,10 +76,9 @@ async def test_refused_publish_is_a_failed_span(traced: tuple[WholeNode, Receive
     spans = await receiver.wait_for(
         lambda spans: len(named(spans, PROXY, "NodePublishVolume")) == 2
     )
-    failed = [each for each in named(spans, PROXY, "NodePublishVolume") if each.has_failed]
-    assert len(failed) == 1
-    assert failed[0].attributes["rpc.grpc.status_code"] == str(code.value[0])
-    assert failed[0].attributes["error.type"]
+    (failed,) = [sent for sent in named(spans, PROXY, "NodePublishVolume") if sent.has_failed]
+    assert failed.attributes["rpc.grpc.status_code"] == str(code.value[0])
+    assert failed.attributes["error.type"]
 
 
 async def test_request_id_is_in_claim_and_on_console(traced: tuple[WholeNode, Receiver]) -> None:
@@ -100,9 +96,5 @@ async def test_request_id_is_in_claim_and_on_console(traced: tuple[WholeNode, Re
     assert re.search(rf"mounted .*request_id={request_id}", runtimes)
     console: list[bytes] = []
     await node.runtime.logs("one", console.append, follow=False)
-    assert f"mount {paths_name(paths)} request_id={request_id}" in b"".join(console).decode()
-
-
-def paths_name(paths: layout.EntryPaths) -> str:
-    """The volume's name in the guest."""
-    return str(paths.directory).rsplit("/", 1)[-1][:20]
+    name_in_guest = str(paths.directory).rsplit("/", 1)[-1][:20]
+    assert f"mount {name_in_guest} request_id={request_id}" in b"".join(console).decode()

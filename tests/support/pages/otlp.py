@@ -16,12 +16,15 @@ class Received:
     """One span, with the service that sent it."""
 
     service: str
-    name: str
-    trace_id: str
-    span_id: str
-    parent_id: str
-    attributes: dict[str, str]
-    has_failed: bool
+    span: trace_pb2.Span
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        return _attributes(self.span.attributes)
+
+    @property
+    def has_failed(self) -> bool:
+        return self.span.status.code == trace_pb2.Status.STATUS_CODE_ERROR
 
 
 @dataclass
@@ -38,10 +41,10 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
         """Keep the spans of a batch."""
         async with self._arrived:
             self.raw.append(request.SerializeToString())
-            for each in request.resource_spans:
-                service = _attributes(each.resource.attributes)["service.name"]
-                for scope in each.scope_spans:
-                    self.spans += [_received(service, span) for span in scope.spans]
+            for sent in request.resource_spans:
+                service = _attributes(sent.resource.attributes)["service.name"]
+                for scope in sent.scope_spans:
+                    self.spans += [Received(service, span) for span in scope.spans]
             self._arrived.notify_all()
         return trace_service_pb2.ExportTraceServiceResponse()
 
@@ -52,25 +55,11 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
             return list(self.spans)
 
 
-def _received(service: str, span: trace_pb2.Span) -> Received:
-    return Received(
-        service=service,
-        name=span.name,
-        trace_id=span.trace_id.hex(),
-        span_id=span.span_id.hex(),
-        parent_id=span.parent_span_id.hex(),
-        attributes=_attributes(span.attributes),
-        has_failed=span.status.code == trace_pb2.Status.STATUS_CODE_ERROR,
-    )
-
-
-def _attributes(found: Iterable[common_pb2.KeyValue]) -> dict[str, str]:
-    values: dict[str, str] = {}
-    for each in found:
-        kind = each.value.WhichOneof("value")
-        assert kind is not None
-        values[each.key] = str(getattr(each.value, kind))
-    return values
+def _attributes(attributes: Iterable[common_pb2.KeyValue]) -> dict[str, str]:
+    return {
+        attribute.key: str(getattr(attribute.value, attribute.value.WhichOneof("value") or ""))
+        for attribute in attributes
+    }
 
 
 @asynccontextmanager
