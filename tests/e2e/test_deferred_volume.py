@@ -27,12 +27,12 @@ async def test_containers_of_a_sandbox_share_vm_and_volume_mount(node: WholeNode
     target = await node.publish(await node.volume())
     await node.output("one", target, "echo first > /data/said")
     pid = await node.qemu_pid("one")
-    said = await asyncio.gather(
+    outputs = await asyncio.gather(
         *(node.output("one", target, "cat /data/said; stat -c %d /data") for _ in range(3))
     )
-    assert len(set(said)) == 1
-    assert said[0].startswith("first")
-    assert [each["sandbox"] for each in await node.runtime.list()] == ["one"]
+    assert len(set(outputs)) == 1
+    assert outputs[0].startswith("first")
+    assert [sandbox["sandbox"] for sandbox in await node.runtime.list()] == ["one"]
     assert await node.qemu_pid("one") == pid
 
 

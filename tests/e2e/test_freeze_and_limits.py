@@ -42,8 +42,8 @@ async def api(node: WholeNode) -> AsyncIterator[runtime_api.RuntimeApi]:
 
 
 def image_of(node: WholeNode, volume: csi_pb2.Volume) -> Path:
-    (found,) = (node.daemons.paths.base / "pool").rglob(f"{volume.volume_id}.img")
-    return found
+    (image,) = (node.daemons.paths.base / "pool").rglob(f"{volume.volume_id}.img")
+    return image
 
 
 def digest(path: Path) -> str:

@@ -60,10 +60,10 @@ async def driver(
 ) -> AsyncIterator[tuple[WholeNode, Driver]]:
     if request.param == "ember":
         capabilities.need("ember")
-    found = DRIVERS[request.param]
-    async with whole_node(found.vendor) as node:
-        node.kubelet.attaches = found.vendor is not None
-        yield node, found
+    chosen = DRIVERS[request.param]
+    async with whole_node(chosen.vendor) as node:
+        node.kubelet.attaches = chosen.vendor is not None
+        yield node, chosen
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -128,9 +128,9 @@ async def test_encrypted_volume_is_opened_by_guests_alone(
     wrong = await node.publish(volume, defer=False)
     with pytest.raises(errors.CrustError, match="the passphrase does not open it"):
         await node.run("two", wrong, "cat /data/file")
-    row = json.loads(await crust(node, "volumes", f"--target={wrong}", "--output=json"))["volumes"]
-    assert [each["state"] for each in row] == ["published"], "the sandbox has given the claim up"
-    for shown in (row[0]["message"], await crust(node, "describe", str(wrong))):
+    rows = json.loads(await crust(node, "volumes", f"--target={wrong}", "--output=json"))["volumes"]
+    assert [row["state"] for row in rows] == ["published"], "the sandbox has given the claim up"
+    for shown in (rows[0]["message"], await crust(node, "describe", str(wrong))):
         assert "WrongPassphrase" in shown
         assert "the passphrase does not open it" in shown
         assert WRONG not in shown
@@ -164,8 +164,8 @@ async def test_volume_in_use_outlives_the_death_of_driver_shims_and_proxy(
         processes = ("driver", "controller", "shim", "proxy")
         for process in processes:
             await node.daemons.kill(process)
-        for each in processes:
-            await node.daemons.start(each)
+        for process in processes:
+            await node.daemons.start(process)
         await node.kubelet.wait_ready(HANDLER)
         grown = await node.kubelet.expand(volume, target, 2 * ember.MIN_BYTES)
         assert grown == 2 * ember.MIN_BYTES
@@ -192,5 +192,5 @@ def contents(base: Path) -> dict[str, bytes]:
 
 def host_mounts(node: WholeNode) -> set[str]:
     """The types of the filesystems that are mounted for pods; the bind of a device is none."""
-    found = {mount.fs_type for mount in mountinfo.below(str(node.daemons.paths.kubelet))}
-    return found & {"ext4", "xfs"}
+    fs_types = {mount.fs_type for mount in mountinfo.below(str(node.daemons.paths.kubelet))}
+    return fs_types & {"ext4", "xfs"}

@@ -39,9 +39,9 @@ async def test_options_of_mkfs_are_those_of_the_record(
     await vm.guest.unmount(disk)
     argv = ["dumpe2fs", "-h", str(blank)]
     dump = await asyncio.to_thread(subprocess.run, argv, check=True, capture_output=True, text=True)
-    found = dict(line.split(":", 1) for line in dump.stdout.splitlines() if ":" in line)
-    blocks, reserved = int(found["Block count"]), int(found["Reserved block count"])
-    assert int(found["Inode count"]) == 512 * MIB // 65536
+    fields = dict(line.split(":", 1) for line in dump.stdout.splitlines() if ":" in line)
+    blocks, reserved = int(fields["Block count"]), int(fields["Reserved block count"])
+    assert int(fields["Inode count"]) == 512 * MIB // 65536
     assert round(100 * reserved / blocks) == 5
 
 

@@ -51,15 +51,15 @@ def wanted(guest_image: image.GuestImage, acceleration: spec.Acceleration) -> sp
 
 def _qemu_of(directory: Path) -> list[int]:
     """QEMU processes that name the directory on their command line."""
-    found = []
+    pids = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             command = Path(f"/proc/{name}/cmdline").read_bytes()
         except OSError:
             continue
         if b"qemu-system" in command.split(b"\0")[0] and os.fsencode(directory) in command:
-            found.append(int(name))
-    return found
+            pids.append(int(name))
+    return pids
 
 
 def _is_free(lock: Path) -> bool:

@@ -62,7 +62,7 @@ async def _node(driver: str, *argv: str, tmp_path: Path) -> AsyncIterator[_Node]
         places = Places.make(root)
         for name in ("pool", "mnt"):
             os.mkdir(f"{root}/{name}", 0o700)
-        await stack.enter_async_context(_running(*(each.replace("ROOT", root) for each in argv)))
+        await stack.enter_async_context(_running(*(word.replace("ROOT", root) for word in argv)))
         lines = places.arguments(driver)
         shim_and_proxy = {
             "shim": lines["shim"],

@@ -51,12 +51,12 @@ async def test_driver_answers_about_its_node_through_each_chain(driver: OwnDrive
         beyond = co.attach(last, NODE_ID, CAPABILITY)
         await refused(beyond, grpc.StatusCode.RESOURCE_EXHAUSTED)
         request = csi_pb2.ControllerGetNodeInfoRequest(node_id=NODE_ID)
-        told = await co.controller.ControllerGetNodeInfo(request, **opt_in)
-        assert sorted(told.published_volume_ids) == sorted(attached)
-        assert told.max_volumes_per_node == MAX_VOLUMES
-        assert told.accessible_topology == info.accessible_topology
+        node_info = await co.controller.ControllerGetNodeInfo(request, **opt_in)
+        assert sorted(node_info.published_volume_ids) == sorted(attached)
+        assert node_info.max_volumes_per_node == MAX_VOLUMES
+        assert node_info.accessible_topology == info.accessible_topology
         request.published_volume_ids.append(attached[0])
-        told = await co.controller.ControllerGetNodeInfo(request, **opt_in)
-        assert told.max_volumes_per_node == 1, (
+        node_info = await co.controller.ControllerGetNodeInfo(request, **opt_in)
+        assert node_info.max_volumes_per_node == 1, (
             "the other slots are taken by volumes unknown to the CO"
         )

@@ -112,7 +112,7 @@ async def pods(containerd: Containerd) -> AsyncIterator[Pods]:
         yield node
         if hasattr(node, "connected"):
             await node.take_down()
-        left = [each.target for each in mountinfo.below(places.kubelet)]
+        left = [mount.target for mount in mountinfo.below(places.kubelet)]
         assert (left, remnants.devices(places.root)) == ([], [])
     finally:
         await node.stop()

@@ -170,9 +170,9 @@ async def test_controller_without_monitors_says_so(pods: Pods, image: Path) -> N
             "no monitor of [v2:192.0.2.1:3300,v1:192.0.2.1:6789] answered",
         )
     assert await asyncio.to_thread(started.answer, "/healthz") == (200, "ok\n\n")
-    status, said = await asyncio.to_thread(started.answer, "/readyz")
+    status, text = await asyncio.to_thread(started.answer, "/readyz")
     assert status == 503
-    assert "PoolNotOpened" in said
+    assert "PoolNotOpened" in text
 
 
 def node_settings(overlay: str) -> str:
@@ -244,8 +244,8 @@ async def test_nodes_of_local_and_ceph_volumes_run_side_by_side(
     for overlay in hosts:
         started.append(await asyncio.to_thread(run, overlay, START, binds[overlay], image))
         await asyncio.to_thread(started[-1].wait_for, "proxy serves")
-    for each in started:
-        assert (await asyncio.to_thread(each.answer, "/readyz"))[0] == 200
+    for container in started:
+        assert (await asyncio.to_thread(container.answer, "/readyz"))[0] == 200
     for name in ("block.csi.crust.dev", "rbd.csi.crust.dev"):
         async with channel.connect(f"{kubelet}/plugins/{name}/csi.sock") as connected:
             identity = csi_pb2_grpc.IdentityStub(connected)
@@ -255,8 +255,8 @@ async def test_nodes_of_local_and_ceph_volumes_run_side_by_side(
                 "true" if name.startswith("block") else "false"
             )
         assert (kubelet / f"plugins_registry/{name}-reg.sock").is_socket()
-    for each in started:
-        await asyncio.to_thread(each.kill, "TERM")
+    for container in started:
+        await asyncio.to_thread(container.kill, "TERM")
 
 
 async def test_volume_is_deferred_guarded_on_the_host_and_deleted(pods: Pods) -> None:

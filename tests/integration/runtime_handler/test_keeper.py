@@ -119,7 +119,7 @@ def test_change_is_not_answered_before_the_standby_has_it(
     with keepers.start(socket, process.pid) as line:
         line.hold("before", claim.fds)
         claim.hand_over()
-        used = {int(each) for each in os.listdir(f"/proc/{line.pid}/fd")}
+        used = {int(descriptor) for descriptor in os.listdir(f"/proc/{line.pid}/fd")}
         limits = resource.prlimit(line.pid, resource.RLIMIT_NOFILE)
         least_free = min(set(range(len(used) + 1)) - used)
         resource.prlimit(line.pid, resource.RLIMIT_NOFILE, (least_free + 1, limits[1]))

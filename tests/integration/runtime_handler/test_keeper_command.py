@@ -81,7 +81,7 @@ def test_keeper_has_no_descriptor_that_it_was_not_given(
         )  # fmt: skip
     os.close(end)
     for pid in state["pids"]:
-        paths = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()]
+        paths = [os.readlink(descriptor) for descriptor in Path(f"/proc/{pid}/fd").iterdir()]
         assert str(tmp_path / "another") not in paths
         assert claim.record.device in paths
     claim.release()
@@ -92,8 +92,8 @@ def test_client_that_sends_no_line_is_the_only_one_whose_connection_ends(
 ) -> None:
     _held_by_keeper(socket, process, claim)
     with sockets.socket(sockets.AF_UNIX) as client, sockets.socket(sockets.AF_UNIX) as other:
-        for each in (client, other):
-            each.connect(str(socket))
+        for connection in (client, other):
+            connection.connect(str(socket))
         client.sendall(b"x" * 8192)
         assert select.select([client], [], [], 20)[0]
         with pytest.raises(ConnectionError):

@@ -121,7 +121,9 @@ class Kubelet:
         """Turn until the condition holds; simulated time is what bounds it."""
         end_s = self.clock.now_s + within_s
         while not condition():
-            assert self.clock.now_s < end_s, f"not so within {within_s} s: {self.describe()}"
+            assert self.clock.now_s < end_s, (
+                f"not so within {within_s} s: {self.pods}, {self.actual}, {self.journal[-20:]}"
+            )
             await self.turn()
 
     async def restart(self) -> None:
@@ -134,50 +136,24 @@ class Kubelet:
         for status in list(self.pods.values()):
             if status.deleted:
                 del self.pods[status.pod.uid]
-        for found in list(self.disk.find_all()):
-            await self._reconstruct(found)
+        for on_disk in list(self.disk.find_all()):
+            await self._reconstruct(on_disk)
 
-    async def _reconstruct(self, found: Found) -> None:
-        wanted = self.is_desired(found.pod_uid)
-        pod = self.pods[found.pod_uid].pod if wanted else Pod(found.pod_uid, ())
-        volume = Volume(found.volume_name, found.handle)
-        if self.disk.is_mount_point(found.target):
+    async def _reconstruct(self, on_disk: Found) -> None:
+        wanted = self.is_desired(on_disk.pod_uid)
+        pod = self.pods[on_disk.pod_uid].pod if wanted else Pod(on_disk.pod_uid, ())
+        volume = Volume(on_disk.volume_name, on_disk.handle)
+        if self.disk.is_mount_point(on_disk.target):
             state = State.UNCERTAIN if wanted else State.MOUNTED
-            there = self.actual.attach(volume)
-            there.device = state
-            there.pods[pod.uid] = MountedPod(pod, state, reconstructed=True)
+            actual = self.actual.attach(volume)
+            actual.device = state
+            actual.pods[pod.uid] = MountedPod(pod, state, reconstructed=True)
         elif not wanted:  # "volume is not mounted": unpublished once, and never unstaged
             with contextlib.suppress(*_FAILURES):
                 await self._operations.unmount(pod, volume.name)
 
-    def describe(self) -> str:
-        """What is not as it should be, for a test that gives up."""
-        waiting = [uid for uid, status in self.pods.items() if not status.running]
-        volumes = {name: (v.device.name, {u: p.state.name for u, p in v.pods.items()})
-                   for name, v in self.actual.volumes.items()}  # fmt: skip
-        last = {
-            (each.method, each.path): f"{each.at_s:.1f} s {each.code.name} {each.details}"
-            for each in self.journal
-        }
-        paths = {
-            self.disk.target(uid, volume.name)
-            for uid in waiting
-            for volume in self.pods[uid].pod.volumes
-        }
-        answers = [
-            f"{method} {path}: {answer}" for (method, path), answer in last.items() if path in paths
-        ]
-        failures = [
-            f"{name} of {volume}: {error}" for (volume, name), error in self._failures.items()
-        ]
-        return (
-            f"pods not running {waiting}, volumes {volumes}, last answers {answers}, "
-            f"operations that fail {failures}"
-        )
-
     def _forget_everything(self) -> None:
         self.actual = Actual()
-        self._failures: dict[tuple[str, str], str] = {}
         self._pending = PendingOperations(self.clock)
         self._operations = VolumeOperations(self.actual, self.disk, self.csi)
 
@@ -201,13 +177,13 @@ class Kubelet:
                 continue
             status.next_republish_s = now_s + REPUBLISH_EVERY_S
             for volume in status.pod.volumes:
-                there = self.actual.volumes.get(volume.name)
-                if volume.republish and there is not None and status.pod.uid in there.pods:
-                    there.pods[status.pod.uid].remount_required = True
+                actual = self.actual.volumes.get(volume.name)
+                if volume.republish and actual is not None and status.pod.uid in actual.pods:
+                    actual.pods[status.pod.uid].remount_required = True
 
     def _unmounts(self) -> Iterator[Coroutine[Any, Any, None]]:
-        for name, there in list(self.actual.volumes.items()):
-            for mounted in list(there.pods.values()):
+        for name, actual in list(self.actual.volumes.items()):
+            for mounted in list(actual.pods.values()):
                 if not self._desires(mounted.pod.uid, name):
                     yield from self._begin(
                         name, mounted.pod.uid, "volume_unmount",
@@ -216,15 +192,15 @@ class Kubelet:
 
     def _mounts(self) -> Iterator[Coroutine[Any, Any, None]]:
         for pod, volume in self._desired():
-            there = self.actual.attach(volume)
-            mounted = there.pods.get(pod.uid)
+            actual = self.actual.attach(volume)
+            mounted = actual.pods.get(pod.uid)
             wanted = self.wanted_bytes.get(volume.name, 0)
             if mounted is None or mounted.state is not State.MOUNTED or mounted.remount_required:
                 yield from self._begin(
                     volume.name, ANY_POD, "volume_mount",
                     partial(self._operations.mount, pod, volume, wanted),
                 )  # fmt: skip
-            elif wanted > there.size_bytes and not there.in_use_expansion:
+            elif wanted > actual.size_bytes and not actual.in_use_expansion:
                 yield from self._begin(
                     volume.name, ANY_POD, "volume_fs_resize",
                     partial(self._operations.expand, pod, volume, wanted),
@@ -232,15 +208,15 @@ class Kubelet:
 
     def _device_unmounts(self) -> Iterator[Coroutine[Any, Any, None]]:
         desired = {volume.name for _, volume in self._desired()}
-        for name, there in list(self.actual.volumes.items()):
-            if there.pods or name in desired or self._pending.is_running(name):
+        for name, actual in list(self.actual.volumes.items()):
+            if actual.pods or name in desired or self._pending.is_running(name):
                 continue
-            if there.device is State.NOT_MOUNTED:
+            if actual.device is State.NOT_MOUNTED:
                 del self.actual.volumes[name]
                 continue
             yield from self._begin(
                 name, ANY_POD, "unmount_device",
-                partial(self._operations.unmount_device, there.volume),
+                partial(self._operations.unmount_device, actual.volume),
             )  # fmt: skip
 
     def _begin(
@@ -253,11 +229,9 @@ class Kubelet:
         async def run() -> None:
             failed = True
             try:
-                await work()
-                failed = False
-                self._failures.pop((volume, name), None)
-            except _FAILURES as error:
-                self._failures[volume, name] = f"{type(error).__name__} {error}"
+                with contextlib.suppress(*_FAILURES):
+                    await work()
+                    failed = False
             finally:
                 self._pending.end(operation, failed=failed)
 
@@ -272,12 +246,12 @@ class Kubelet:
         if self.clock.now_s < self._next_stats_s:
             return
         self._next_stats_s = self.clock.now_s + STATS_EVERY_S
-        for there in list(self.actual.volumes.values()):
-            for mounted in list(there.pods.values()):
+        for actual in list(self.actual.volumes.values()):
+            for mounted in list(actual.pods.values()):
                 if self._is_well(mounted):  # an error is a line in the log, and no more
-                    path = self.disk.target(mounted.pod.uid, there.volume.name)
+                    path = self.disk.target(mounted.pod.uid, actual.volume.name)
                     with contextlib.suppress(OperationFailed):
-                        await self.csi.stats(there.volume, path)
+                        await self.csi.stats(actual.volume, path)
 
     async def _start_pods(self) -> None:
         for status in list(self.pods.values()):
@@ -289,13 +263,13 @@ class Kubelet:
             status.next_sync_s = self.clock.now_s + POD_SYNC_S
 
     def _is_mounted(self, pod: Pod, volume: Volume) -> bool:
-        there: ActualVolume | None = self.actual.volumes.get(volume.name)
-        return there is not None and there.state_for(pod.uid) is State.MOUNTED
+        actual: ActualVolume | None = self.actual.volumes.get(volume.name)
+        return actual is not None and actual.state_for(pod.uid) is State.MOUNTED
 
     def _remove_pods(self) -> None:
         """A deleted pod leaves the API when no volume of it is in the actual state or mounted on disk."""
         for uid, status in list(self.pods.items()):
-            held = any(uid in there.pods for there in self.actual.volumes.values())
+            held = any(uid in actual.pods for actual in self.actual.volumes.values())
             if status.deleted and not held and not self.disk.has_mounts(uid):
                 self.disk.remove_pod(uid)
                 del self.pods[uid]

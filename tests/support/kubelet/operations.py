@@ -25,13 +25,13 @@ class VolumeOperations:
 
     async def mount(self, pod: Pod, volume: Volume, wanted_bytes: int) -> None:
         """MountDevice unless it is mounted, SetUp, and an expansion that is due."""
-        there = self._actual.attach(volume)
-        if there.device is not State.MOUNTED:
+        actual = self._actual.attach(volume)
+        if actual.device is not State.MOUNTED:
             await self._mount_device(volume)
         await self._set_up(pod, volume)
-        if wanted_bytes > there.size_bytes:
+        if wanted_bytes > actual.size_bytes:
             await self._expand_at_mount(pod, volume, wanted_bytes)
-        there.pods[pod.uid] = MountedPod(pod, State.MOUNTED)
+        actual.pods[pod.uid] = MountedPod(pod, State.MOUNTED)
 
     async def unmount(self, pod: Pod, volume_name: str) -> None:
         """TearDown: whatever the error, the volume is uncertain and the operation is retried."""
@@ -39,38 +39,38 @@ class VolumeOperations:
         handle = self._disk.saved_handle(target)
         if handle is None:
             raise NoVolumeData(target)
-        there = self._actual.volumes.get(volume_name)
+        actual = self._actual.volumes.get(volume_name)
         try:
             await self._csi.unpublish(handle, target)
             self._disk.remove(target)
         except Exception:  # whatever the error, as the kubelet does
-            if there is not None:
-                there.pods[pod.uid] = MountedPod(pod, State.UNCERTAIN)
+            if actual is not None:
+                actual.pods[pod.uid] = MountedPod(pod, State.UNCERTAIN)
             raise
-        if there is not None:
-            there.pods.pop(pod.uid, None)
+        if actual is not None:
+            actual.pods.pop(pod.uid, None)
 
     async def unmount_device(self, volume: Volume) -> None:
         """UnmountDevice: when no pod has the volume and none wants it."""
-        there = self._actual.volumes[volume.name]
+        actual = self._actual.volumes[volume.name]
         staging = self._disk.staging(volume.handle)
         try:
             await self._csi.unstage(volume.handle, staging)
             self._disk.remove(staging)
         except Exception:  # whatever the error, as the kubelet does
-            there.device = State.UNCERTAIN
+            actual.device = State.UNCERTAIN
             raise
-        there.device = State.NOT_MOUNTED
+        actual.device = State.NOT_MOUNTED
 
     async def expand(self, pod: Pod, volume: Volume, wanted_bytes: int) -> None:
         """Expansion in use. FAILED_PRECONDITION: not again, until the volume left the node."""
-        there = self._actual.volumes[volume.name]
+        actual = self._actual.volumes[volume.name]
         try:
             await self._expand(pod, volume, wanted_bytes)
         except OperationFailed as error:
-            there.in_use_expansion |= error.code is Code.FAILED_PRECONDITION
+            actual.in_use_expansion |= error.code is Code.FAILED_PRECONDITION
             raise
-        there.size_bytes = wanted_bytes
+        actual.size_bytes = wanted_bytes
 
     async def _mount_device(self, volume: Volume) -> None:
         try:
@@ -114,16 +114,16 @@ class VolumeOperations:
             raise
 
     async def _expand_at_mount(self, pod: Pod, volume: Volume, wanted_bytes: int) -> None:
-        there = self._actual.attach(volume)
+        actual = self._actual.attach(volume)
         try:
             await self._expand(pod, volume, wanted_bytes)
         except OperationFailed as error:
             if error.code is Code.FAILED_PRECONDITION:
-                there.in_use_expansion = True
+                actual.in_use_expansion = True
                 return
-            there.pods[pod.uid] = MountedPod(pod, State.UNCERTAIN)
+            actual.pods[pod.uid] = MountedPod(pod, State.UNCERTAIN)
             raise
-        there.size_bytes = wanted_bytes
+        actual.size_bytes = wanted_bytes
 
     async def _expand(self, pod: Pod, volume: Volume, wanted_bytes: int) -> None:
         staging = self._disk.staging(volume.handle)

@@ -44,19 +44,19 @@ class PendingOperations:
 
     def begin(self, volume: str, pod: str, name: str) -> Operation | None:
         """The operation if it may begin now; None while another one runs or its own pause lasts."""
-        there = self._find(volume, pod)
-        if there is None:
-            there = Operation(volume, pod, name)
-            self._operations.append(there)
-            return there
-        if there.running:
+        operation = self._find(volume, pod)
+        if operation is None:
+            operation = Operation(volume, pod, name)
+            self._operations.append(operation)
+            return operation
+        if operation.running:
             return None
-        if self._pauses(there):
-            if there.name == name:
+        if self._pauses(operation):
+            if operation.name == name:
                 return None
-            there.name, there.pause_s = name, 0.0
-        there.pod, there.running = pod, True
-        return there
+            operation.name, operation.pause_s = name, 0.0
+        operation.pod, operation.running = pod, True
+        return operation
 
     def end(self, operation: Operation, *, failed: bool) -> None:
         """Forget what succeeded; let what failed wait, twice as long as the last time."""
@@ -77,7 +77,7 @@ class PendingOperations:
         return self._clock.now_s - operation.failed_at_s <= operation.pause_s
 
     def _find(self, volume: str, pod: str) -> Operation | None:
-        found: Operation | None = None
+        waiting: Operation | None = None
         for operation in self._operations:
             if operation.volume != volume or (
                 operation.pod != pod and ANY_POD not in (operation.pod, pod)
@@ -85,6 +85,6 @@ class PendingOperations:
                 continue
             if operation.running:
                 return operation
-            if found is None or operation.pod == pod:
-                found = operation
-        return found
+            if waiting is None or operation.pod == pod:
+                waiting = operation
+        return waiting

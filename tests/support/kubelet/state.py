@@ -81,18 +81,18 @@ class Actual:
 
     def device_failed(self, volume: Volume, *, is_final: bool) -> None:
         """MountDevice failed (markDeviceErrorState)."""
-        there = self.attach(volume)
-        if is_final and there.device is State.UNCERTAIN:
-            there.device = State.NOT_MOUNTED
-        elif not is_final and there.device is State.NOT_MOUNTED:
-            there.device = State.UNCERTAIN
+        actual = self.attach(volume)
+        if is_final and actual.device is State.UNCERTAIN:
+            actual.device = State.NOT_MOUNTED
+        elif not is_final and actual.device is State.NOT_MOUNTED:
+            actual.device = State.UNCERTAIN
 
     def mount_failed(self, volume: Volume, pod: Pod, *, is_final: bool) -> None:
         """SetUp failed (markVolumeErrorState). What was mounted stays mounted, whatever a republish says."""
-        there = self.attach(volume)
-        state = there.state_for(pod.uid)
+        actual = self.attach(volume)
+        state = actual.state_for(pod.uid)
         if is_final and state is State.UNCERTAIN:
-            if not there.pods[pod.uid].reconstructed:
-                del there.pods[pod.uid]
+            if not actual.pods[pod.uid].reconstructed:
+                del actual.pods[pod.uid]
         elif not is_final and state is State.NOT_MOUNTED:
-            there.pods[pod.uid] = MountedPod(pod, State.UNCERTAIN)
+            actual.pods[pod.uid] = MountedPod(pod, State.UNCERTAIN)

@@ -223,17 +223,17 @@ class SimulatedNode:
     def _residue(self, target: str) -> list[str]:
         """What exists of a publish at a target."""
         entry = store.Store(self.places.volumes).read(volumes.TargetPath(target))
-        found = {
+        pieces = {
             "an entry": entry is not None,
             "a guard": os.path.exists(f"{target}/{GUARD}"),
             "a host mount": os.path.exists(f"{target}/{MOUNTED}"),
             "the driver's publish": target in self.driver.published,
         }
-        return [name for name, exists in found.items() if exists]
+        return [name for name, exists in pieces.items() if exists]
 
     def _entries(self) -> Counter[str]:
         scanned = store.Store(self.places.volumes).scan()
-        return Counter(each.require().key.volume_id for each in scanned)
+        return Counter(entry.require().key.volume_id for entry in scanned)
 
     def _claims(self) -> Counter[str]:
         pods = (self.sandboxes.pods[uid] for uid in self.sandboxes.live)
