@@ -22,11 +22,6 @@ def _write(connection: Connection, namespace: str, data: bytes = b"x") -> None:
         ioctx.write_full("object", data)
 
 
-def _write_until_refused(connection: Connection, namespace: str) -> None:
-    while True:
-        _write(connection, namespace)
-
-
 def _other_key(key: str) -> str:
     middle = len(key) // 2
     return key[:middle] + ("A" if key[middle] != "A" else "B") + key[middle + 1 :]

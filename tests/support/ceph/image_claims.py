@@ -44,6 +44,11 @@ class Client:
         self.images.append(image)
         return image
 
+    def close(self) -> None:
+        """Close what it has open."""
+        while self.images:
+            self.images.pop().close()
+
     def lead(self) -> None:
         """Be the active controller of the pool."""
         controller_lock.make(self.ioctx)
@@ -73,7 +78,7 @@ class Bench:
         self.held.callback(connection.close)
         ioctx = self.held.enter_context(connection.pool(POOL, self.namespace, "cannot test"))
         client = Client(connection, ioctx)
-        self.held.callback(lambda: [image.close() for image in client.images])
+        self.held.callback(client.close)
         return client
 
     def node(self) -> Client:
@@ -90,10 +95,9 @@ class Bench:
         """The blocklisted addresses, and for how many seconds more."""
         text = self.ceph.command("osd dump", format="json").decode()
         now = datetime.datetime.now(datetime.UTC)
-        found = json.loads(text)["blocklist"]
         return {
             address: (datetime.datetime.fromisoformat(until) - now).total_seconds()
-            for address, until in found.items()
+            for address, until in json.loads(text)["blocklist"].items()
         }
 
 
@@ -108,9 +112,9 @@ def at_once(number: int, work: Callable[[int], None]) -> None:
     """Do the work in so many threads that begin together, each with its number."""
     start = threading.Barrier(number)
 
-    def begin(each: int) -> None:
+    def begin(place: int) -> None:
         start.wait()
-        work(each)
+        work(place)
 
     with ThreadPoolExecutor(number) as threads:
         list(threads.map(begin, range(number)))
@@ -133,6 +137,12 @@ def as_admin(ceph: CephCluster, namespace: str, image: str) -> Iterator[ClusterI
             yield ClusterImage(connection, ioctx, image)
     finally:
         connection.close()
+
+
+def write(image: Any, data: bytes, offset: int = 0) -> None:
+    """Write as a guest does that flushes."""
+    image.write(data, offset)
+    image.flush()
 
 
 def check_cut_off(image: Any) -> None:

@@ -34,6 +34,7 @@ from tests.support.ceph.image_claims import (
     attached,
     check_cut_off,
     take,
+    write,
 )
 from tests.support.ceph.rbd_driver import RbdDriver
 from tests.support.ceph.rbd_writer import Writer
@@ -84,8 +85,7 @@ def test_write_of_a_killed_client_that_was_on_its_way_never_lands(
             take(second, B)
         ended.look()
         after, _ = attached(second, B)
-        after.write(b"NEW data of node B, synced", 0)
-        after.flush()
+        write(after, b"NEW data of node B, synced")
         path.deliver()
     assert after.read(0, 26) == b"NEW data of node B, synced"
 
@@ -98,8 +98,8 @@ def test_ended_client_alone_is_cut_off(bench: Bench, ended: Freeing) -> None:
         [holder] = claim_object.read(runtime.ioctx, IMAGE).claims.holders
         hypervisor.kill()
         claims.give_back(runtime.image, "vm-1")
-        found = claim_object.read(runtime.ioctx, IMAGE).claims
-        assert (found.holders, found.ended) == ((), (holder,))
+        after = claim_object.read(runtime.ioctx, IMAGE).claims
+        assert (after.holders, after.ended) == ((), (holder,))
         ended.look()
     assert claim_object.read(runtime.ioctx, IMAGE).cookie == ""
     blocklist = bench.blocklist()
@@ -111,8 +111,7 @@ def test_client_that_closed_the_image_costs_nothing(bench: Bench) -> None:
     runtime, second = bench.node(), bench.node()
     image, holder = attached(runtime, A)
     image.write(b"x", 0)
-    image.close()
-    runtime.images.clear()
+    runtime.close()
     before = set(bench.blocklist())
     claims.give_back(runtime.image, holder)
     claims.give_back(runtime.image, holder)
@@ -136,10 +135,9 @@ def test_client_without_exclusive_lock_never_shows_its_end(bench: Bench) -> None
     with bench.ceph.ioctx(POOL, bench.namespace) as ioctx:
         rbd.RBD().remove(ioctx, IMAGE)
         rbd.RBD().create(ioctx, IMAGE, SIZE, old_format=False, features=rbd.RBD_FEATURE_LAYERING)
-    image, holder = attached(runtime, A)
+    _, holder = attached(runtime, A)
     address = runtime.address
-    image.close()
-    runtime.images.clear()
+    runtime.close()
     claims.give_back(runtime.image, holder)
     [left] = claim_object.read(runtime.ioctx, IMAGE).claims.ended
     assert left.address == address
@@ -176,14 +174,12 @@ def able(bench: Bench) -> Client:
 def test_node_that_may_blocklist_itself_frees_its_image(bench: Bench, able: Client) -> None:
     first, second = bench.node(), bench.node()
     image, holder = attached(first, A)
-    image.write(b"x", 0)
-    image.flush()
+    write(image, b"x")
     claims.give_back(able.image, holder)
     assert bench.blocklist()[first.address] > LONG_S
     check_cut_off(image)
     after, _ = attached(second, B)
-    after.write(b"y", 0)
-    after.flush()
+    write(after, b"y")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0/0", "127.0.0.2:0/12345", "10.0.0.1:0/7"])
@@ -200,10 +196,8 @@ def test_node_without_the_right_cuts_nobody_off(bench: Bench) -> None:
 def silent(client: Client, host: Host) -> None:
     """Attach, and then be no watcher any more: the machine was switched off half a minute ago."""
     image, _ = attached(client, host)
-    image.write(b"synced", 0)
-    image.flush()
-    image.close()
-    client.images.clear()
+    write(image, b"synced")
+    client.close()
 
 
 @pytest.mark.spec("H-53")
@@ -224,11 +218,9 @@ def test_connected_client_of_a_gone_node_is_left(bench: Bench, ended: Freeing) -
     first = bench.node()
     image, _ = attached(first, A)
     assert ended.fence([VOLUME], frozenset({A.node})) == {A.node}
-    image.write(b"still mine", 0)
-    image.flush()
+    write(image, b"still mine")
     assert first.address not in bench.blocklist()
-    image.close()
-    first.images.clear()
+    first.close()
     assert ended.fence([VOLUME], frozenset({A.node})) == frozenset()
     assert claim_object.read(bench.controller().ioctx, IMAGE).cookie == ""
 
@@ -271,8 +263,8 @@ async def until(ask: Callable[[], bool]) -> None:
 def metrics_of(driver: RbdDriver) -> str:
     address = re.findall(r"metrics +address=(\S+)", driver.log.read_text())[-1]  # of its last start
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
-        found: str = answer.read().decode()
-        return found
+        text: str = answer.read().decode()
+        return text
 
 
 @pytest.mark.spec("H-53")
@@ -287,10 +279,10 @@ async def test_volumes_of_a_gone_node_are_freed(ceph: CephCluster, tmp_path: Pat
             await rbd_driver.ready(co)
             image = (await rbd_node.created(co, "one")).volume_id
         driver.kill()
-        there = stack.enter_context(as_admin(ceph, namespace, image))
-        claims.take(there, Mode.WRITER, A, "sandbox-1", "vm-1")
+        claimed = stack.enter_context(as_admin(ceph, namespace, image))
+        claims.take(claimed, Mode.WRITER, A, "sandbox-1", "vm-1")
         with pytest.raises(claims.ImageClaimed):
-            claims.take(there, Mode.WRITER, B, "sandbox-2", "vm-2")
+            claims.take(claimed, Mode.WRITER, B, "sandbox-2", "vm-2")
         api.add_object(
             "nodes",
             "node-of-kubernetes",
@@ -300,7 +292,7 @@ async def test_volumes_of_a_gone_node_are_freed(ceph: CephCluster, tmp_path: Pat
         driver.start()
         async with rbd_driver.calling(driver) as co:
             await rbd_driver.ready(co)
-            await until(lambda: not claim_object.read(there.ioctx, image).claims.holders)
+            await until(lambda: not claim_object.read(claimed.ioctx, image).claims.holders)
             await until(lambda: "crust_claims_fenced_total 1" in metrics_of(driver))
         assert "was cut off from an image" in driver.log.read_text()
-        claims.take(there, Mode.WRITER, B, "sandbox-2", "vm-2")
+        claims.take(claimed, Mode.WRITER, B, "sandbox-2", "vm-2")

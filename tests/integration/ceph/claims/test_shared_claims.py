@@ -10,7 +10,17 @@ from crust.ceph.claims import Host, HostClaim
 from crust.ceph.fencing import ImageNotCutOff, cut_off
 from crust.core import errors
 from crust.host.process import syscalls
-from tests.support.ceph.image_claims import IMAGE, A, B, Bench, Client, at_once, check_cut_off, take
+from tests.support.ceph.image_claims import (
+    IMAGE,
+    A,
+    B,
+    Bench,
+    Client,
+    at_once,
+    check_cut_off,
+    take,
+    write,
+)
 from tests.support.raised import raised
 
 C = Host("node-c", "machine-c")
@@ -33,19 +43,16 @@ def test_writers_of_two_nodes_share_an_image_and_see_what_the_other_writes(bench
     first, second = bench.node(), bench.node()
     of_a, holder = shared(first, A)
     of_b, _ = shared(second, B)
-    of_a.write(b"of A", 0)
-    of_a.flush()
-    of_b.write(b"of B", 4096)
-    of_b.flush()
+    write(of_a, b"of A")
+    write(of_b, b"of B", 4096)
     assert (of_b.read(0, 4), of_a.read(4096, 4)) == (b"of A", b"of B")
-    found = claim_object.read(first.ioctx, IMAGE).claims
-    assert found.mode is Mode.SHARED
-    assert {each.node: each.address for each in found.holders} == {
-        A.node: first.address,
-        B.node: second.address,
-    }
-    of_a.close()
-    first.images.clear()
+    both = claim_object.read(first.ioctx, IMAGE).claims
+    addresses = {holder.node: holder.address for holder in both.holders}
+    assert (both.mode, addresses) == (
+        Mode.SHARED,
+        {A.node: first.address, B.node: second.address},
+    )
+    first.close()
     claims.give_back(first.image, holder)
     assert nodes_of(second) == [B.node]
 
@@ -101,9 +108,9 @@ def test_concurrent_writers_that_are_admitted_have_addresses_of_their_own(bench:
         let_in[host.node] = clients[number].address
 
     at_once(len(clients), run)
-    found = claim_object.read(clients[0].ioctx, IMAGE).claims.holders
+    admitted = claim_object.read(clients[0].ioctx, IMAGE).claims.holders
     assert let_in
-    assert {each.node: each.address for each in found} == let_in
+    assert {holder.node: holder.address for holder in admitted} == let_in
 
 
 @pytest.mark.spec("H-51")
@@ -116,15 +123,11 @@ def test_host_takes_over_its_own_writer_and_leaves_the_others(bench: Bench) -> N
         shared(again, A, "sandbox-2")
     assert fencing.cut_off(bench.controller().image) == (first.address,)
     of_a, _ = shared(again, A, "sandbox-2")
-    found = {
-        holder.node: holder for holder in claim_object.read(second.ioctx, IMAGE).claims.holders
-    }
-    assert (found[A.node].sandbox, found[A.node].address) == ("sandbox-2", again.address)
-    assert found[B.node].address == second.address
-    of_a.write(b"a", 0)
-    of_a.flush()
-    of_b.write(b"b", 0)
-    of_b.flush()
+    own, other = sorted(holders(bench), key=lambda holder: holder.node)
+    assert (own.sandbox, own.address) == ("sandbox-2", again.address)
+    assert (other.node, other.address) == (B.node, second.address)
+    write(of_a, b"a")
+    write(of_b, b"b")
 
 
 @pytest.mark.spec("H-53")
@@ -138,13 +141,11 @@ def test_fencing_of_one_writer_leaves_the_others(bench: Bench) -> None:
     cut = fencing.fence(controller.image, A.node, even_if_connected=True)
     assert cut == (first.address,)
     assert nodes_of(second) == [B.node]
-    of_b.write(b"of B", 0)
-    of_b.flush()
+    write(of_b, b"of B")
     check_cut_off(of_a)
     assert of_b.read(0, 4) == b"of B"
     of_c, _ = shared(third, C)
-    of_c.write(b"of C", 0)
-    of_c.flush()
+    write(of_c, b"of C")
     assert second.address not in bench.blocklist()
     with pytest.raises(claims.ImageClaimed):
         take(third, C, "sandbox", Mode.WRITER)
@@ -159,8 +160,7 @@ def test_fencing_of_a_writer_that_had_not_opened_the_image_leaves_the_others(ben
     first.open()
     cut = fencing.fence(controller.image, A.node)
     assert cut == (first.address,)
-    of_b.write(b"of B", 0)
-    of_b.flush()
+    write(of_b, b"of B")
     assert nodes_of(second) == [B.node]
 
 

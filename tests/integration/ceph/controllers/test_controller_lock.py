@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from crust.blockdriver.driver import Driver
+from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
 from crust.blockdriver.pool_watch import PoolWatch
 from crust.blockdriver.snapshots.snapshot_sets import ContentChanged
 from crust.ceph import binding, controller_lock
@@ -23,10 +24,10 @@ from crust.ceph.controller_lock import (
 from crust.ceph.failures import CephClientBlocklisted
 from crust.core import errors
 from crust.core.supervised import Health
-from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import CephCluster
 from tests.support.ceph.intercepted import Intercepted, before_calls
 from tests.support.ceph.rbd_controllers import Controllers, connection_of, created
+from tests.support.drivers.block_driver import DirectCo
 from tests.support.raised import raised
 
 
@@ -48,9 +49,9 @@ def _take(driver: Driver) -> None:
 
 
 def _lock(driver: Driver) -> ControllerLock:
-    found = connection_of(driver).controller_lock
-    assert found is not None
-    return found
+    lock = connection_of(driver).controller_lock
+    assert lock is not None
+    return lock
 
 
 async def test_pool_of_a_silent_controller_is_taken_over_after_the_patience_and_not_before(
@@ -162,22 +163,13 @@ async def test_standby_controller_is_healthy_and_serves_later(controllers: Contr
     assert health.problems == {}
     with pytest.raises(ControllerStandsBy):
         watch.check("/csi.v1.Controller/CreateVolume")
-    context: Any = _Context()
-    probed = await second.identity.Probe(csi_pb2.ProbeRequest(), context)
-    assert not probed.ready.value
+    assert not await DirectCo(second).is_ready()
     first.stores.pool.let_go()
     assert await watch.look() is None
-    probed = await second.identity.Probe(csi_pb2.ProbeRequest(), context)
-    assert probed.ready.value
+    assert await DirectCo(second).is_ready()
     assert ended == []
     await watch.stop()
     await watch.let_go()
-
-
-class _Context:
-    """Of a caller that knows no extension."""
-
-    metadata: tuple[()] = ()
 
 
 async def test_process_of_a_controller_that_was_replaced_ends(controllers: Controllers) -> None:
@@ -284,8 +276,6 @@ async def test_no_call_of_a_change_is_made_by_a_connection_after_the_one_that_wa
     controllers: Controllers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the calls of one change another thread may have found out, and may try to connect again."""
-    from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
-
     first = controllers.start()
     volume_id = await created(first, "a")
     pause, delete_image = Pause(), VolumeImages.delete_image
@@ -355,9 +345,9 @@ async def test_calls_of_one_controller_wait_for_each_other(controllers: Controll
     driver = controllers.start()
     volume_id = await created(driver, "a")
     taking = driver.controller.snapshots
-    taken = [await taking.create(f"s{each}", volume_id) for each in range(8)]
+    sets = [await taking.create(f"s{number}", volume_id) for number in range(8)]
     with driver.workers.used():
-        await asyncio.gather(*(asyncio.to_thread(taking.delete, each.set_id) for each in taken))
+        await asyncio.gather(*(asyncio.to_thread(taking.delete, kept.set_id) for kept in sets))
     assert driver.stores.provisioning.snapshot_ids() == frozenset()
 
 

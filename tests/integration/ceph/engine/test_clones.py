@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import rbd
 
 from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import (
+    Image,
     ImageMissing,
     NoChangeTracking,
     Region,
@@ -55,11 +57,22 @@ from tests.support.raised import raised
 SET = volumes.VolumeId("0123456789abcdef-group-" + "0" * 40)
 
 
-def test_snapshot_and_restore_keep_the_moment(engine: RbdProvisioning, guest: Any) -> None:
+def taken(engine: RbdProvisioning, guest: Any, name: str, content: bytes) -> Image:
+    """A snapshot of the volume A, which is made and written to."""
     create(engine, A, SIZE)
-    write(guest, A, b"before")
-    first = snapshot_of(A, "first")
-    take(engine, first)
+    write(guest, A, content)
+    snapshot = snapshot_of(A, name)
+    take(engine, snapshot)
+    return snapshot
+
+
+def depth_of(engine: RbdProvisioning, name: str) -> int:
+    with engine.place.ioctx("cannot look") as ioctx:
+        return copies.depth(engine.place, ioctx, name)
+
+
+def test_snapshot_and_restore_keep_the_moment(engine: RbdProvisioning, guest: Any) -> None:
+    first = taken(engine, guest, "first", b"before")
     write(guest, A, b"later!")
     restore(engine, B, first, 2 * SIZE)
     assert (read(guest, B, 6), read(guest, A, 6)) == (b"before", b"later!")
@@ -71,24 +84,18 @@ def test_snapshot_and_restore_keep_the_moment(engine: RbdProvisioning, guest: An
 def test_snapshot_outlives_its_volume_and_the_name_is_free(
     engine: RbdProvisioning, guest: Any
 ) -> None:
-    create(engine, A, SIZE)
-    write(guest, A, b"first")
-    first = snapshot_of(A, "first")
-    take(engine, first)
+    first = taken(engine, guest, "first", b"first")
     engine.remove(A)
     assert engine.image_ids() == frozenset()
-    create(engine, A, SIZE)
-    write(guest, A, b"again")
-    second = snapshot_of(A, "second")
-    take(engine, second)
+    second = taken(engine, guest, "second", b"again")
     engine.remove(A)
     restore(engine, B, first, SIZE)
     restore(engine, C, second, SIZE)
     assert (read(guest, B, 5), read(guest, C, 5)) == (b"first", b"again")
     with pytest.raises(NoChangeTracking):
         engine.changed(first, second)
-    for each in (first, second, second):
-        drop(engine, each)
+    for snapshot in (first, second, second):
+        drop(engine, snapshot)
     with pytest.raises(SnapshotMissing):
         restore(engine, A, first, SIZE)
     engine.background.look()
@@ -106,10 +113,7 @@ def test_delete_that_was_cut_off_while_it_put_the_image_aside_is_finished(
     engine: RbdProvisioning, guest: Any, *, is_renamed: bool
 ) -> None:
     """librbd makes the object of the new name, renames the entry in its directory, removes the object of the old."""
-    create(engine, A, SIZE)
-    write(guest, A, b"first")
-    first = snapshot_of(A, "first")
-    take(engine, first)
+    first = taken(engine, guest, "first", b"first")
     image_id = id_of(guest, A)
     if is_renamed:
         engine.remove(A)
@@ -141,8 +145,6 @@ def test_snapshot_whose_removal_was_cut_off_leaves_nothing(
     engine: RbdProvisioning, guest: Any
 ) -> None:
     """librbd hides a snapshot first, and was killed before it removed what the snapshot holds."""
-    import rbd
-
     create(engine, A, SIZE)
     first = snapshot_of(A, "first")
     take(engine, first)
@@ -157,12 +159,7 @@ def test_snapshot_whose_removal_was_cut_off_leaves_nothing(
 
 
 def test_hidden_snapshot_of_which_a_clone_reads_stays(engine: RbdProvisioning, guest: Any) -> None:
-    import rbd
-
-    create(engine, A, SIZE)
-    write(guest, A, b"first")
-    first = snapshot_of(A, "first")
-    take(engine, first)
+    first = taken(engine, guest, "first", b"first")
     restore(engine, B, first, SIZE)
     drop(engine, first)
     drop(engine, first)
@@ -180,25 +177,17 @@ def test_changed_and_allocated_blocks_are_whole_objects(
     take(engine, first)
     write(guest, A, b"y", 3 * OBJECT)
     take(engine, second)
+    with rbd.Image(guest, A) as image:
+        image.discard(OBJECT, OBJECT)
+    third = snapshot_of(A, "third")
+    take(engine, third)
     write(guest, A, b"z", 0)
+    assert engine.changed(second, third) == (Region(OBJECT, OBJECT),)
     assert engine.allocated(first) == (Region(OBJECT, OBJECT),)
-    assert [each.offset for each in engine.allocated(second)] == [OBJECT, 3 * OBJECT]
+    assert [region.offset for region in engine.allocated(second)] == [OBJECT, 3 * OBJECT]
     assert engine.changed(first, second) == (Region(3 * OBJECT, OBJECT),)
     with pytest.raises(NoChangeTracking):
         engine.changed(second, first)
-
-
-def test_discarded_blocks_differ(engine: RbdProvisioning, guest: Any) -> None:
-    import rbd
-
-    create(engine, A, SIZE)
-    write(guest, A, b"x" * OBJECT)
-    first, second = snapshot_of(A, "first"), snapshot_of(A, "second")
-    take(engine, first)
-    with rbd.Image(guest, A) as image:
-        image.discard(0, OBJECT)
-    take(engine, second)
-    assert engine.changed(first, second) == (Region(0, OBJECT),)
 
 
 def test_write_since_the_snapshot_is_seen_exactly(engine: RbdProvisioning, guest: Any) -> None:
@@ -215,7 +204,7 @@ def test_write_since_the_snapshot_is_seen_exactly(engine: RbdProvisioning, guest
 def test_set_that_is_not_committed_leaves_nothing(engine: RbdProvisioning) -> None:
     for volume_id in (A, B):
         create(engine, volume_id, SIZE)
-    group = [snapshot_of(each, each) for each in (A, B)]
+    group = [snapshot_of(volume_id, volume_id) for volume_id in (A, B)]
     with engine.taking(SET, group) as taking:
         for image in group:
             taking.take(image)
@@ -280,7 +269,7 @@ def test_clone_of_a_truncated_or_absent_volume_is_refused(engine: RbdProvisionin
 def test_deep_clones_are_flattened_in_the_background_and_too_deep_ones_wait(
     engine: RbdProvisioning, guest: Any
 ) -> None:
-    chain = [volume(f"chain {each}") for each in range(copies.HARD_DEPTH + 2)]
+    chain = [volume(f"chain {number}") for number in range(copies.HARD_DEPTH + 2)]
     create(engine, chain[0], SIZE)
     write(guest, chain[0], b"deep")
     made = chain[:-1]
@@ -289,9 +278,7 @@ def test_deep_clones_are_flattened_in_the_background_and_too_deep_ones_wait(
     with raised("CloneDepthReached"):
         clone(engine, chain[-1], made[-1], source_bytes=SIZE, size_bytes=SIZE)
     engine.background.look()
-    with engine.place.ioctx("cannot look") as ioctx:
-        depths = [copies.depth(engine.place, ioctx, each) for each in made]
-    assert max(depths) <= copies.SOFT_DEPTH
+    assert max(depth_of(engine, name) for name in made) <= copies.SOFT_DEPTH
     assert read(guest, made[-1], 4) == b"deep"
     clone(engine, chain[-1], made[-1], source_bytes=SIZE, size_bytes=SIZE)
 
@@ -323,8 +310,7 @@ def test_flattening_that_was_cut_off_in_the_middle_is_done_again_by_the_next(
     finally:
         other.close()
     engine.background.look()
-    with engine.place.ioctx("cannot look") as ioctx:
-        assert copies.depth(engine.place, ioctx, B) == 0
+    assert depth_of(engine, B) == 0
     content = read(guest, B, size)
     lost = [at for at in range(0, size, OBJECT) if content[at : at + OBJECT] != b"x" * OBJECT]
     assert lost == []
@@ -332,11 +318,9 @@ def test_flattening_that_was_cut_off_in_the_middle_is_done_again_by_the_next(
 
 def _wait_until_copied(ioctx: Any, name: str) -> None:
     """Until the clone has an object of its own."""
-    import rbd
-
     with rbd.Image(ioctx, name, read_only=True) as image:
         prefix = image.block_name_prefix()
-    while not any(each.key.startswith(prefix) for each in ioctx.list_objects()):
+    while not any(known.key.startswith(prefix) for known in ioctx.list_objects()):
         pass
 
 
@@ -360,7 +344,7 @@ def test_clone_is_flattened_while_a_guest_has_it_and_keeps_its_object_map(
     with engine.place.ioctx("cannot look") as ioctx, engine.place.image(ioctx, B) as image:
         assert image.features() & features() == features()
         assert image.flags() == 0
-        assert copies.depth(engine.place, ioctx, B) == 0
+    assert depth_of(engine, B) == 0
 
 
 def test_copy_that_was_begun_is_flattened_only_when_it_is_complete(
@@ -376,8 +360,7 @@ def test_copy_that_was_begun_is_flattened_only_when_it_is_complete(
     clone(engine, B, A, source_bytes=SIZE, size_bytes=SIZE)
     assert read(guest, B, 4) == b"deep"
     engine.background.look()
-    with engine.place.ioctx("cannot look") as ioctx:
-        assert copies.depth(engine.place, ioctx, B) == 0
+    assert depth_of(engine, B) == 0
 
 
 @contextmanager

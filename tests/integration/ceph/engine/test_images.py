@@ -4,6 +4,7 @@ import threading
 from typing import Any
 
 import pytest
+import rbd
 
 from crust.blockdriver.engines.pool_access import RecordChanged
 from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing, StillAttached
@@ -16,7 +17,6 @@ from crust.blockdriver.engines.rbd.provisioning.librbd_objects import Header, re
 from crust.blockdriver.engines.rbd.records import RbdContentRecords, State
 from crust.ceph import claim_object, claims, omap
 from crust.ceph.claim_object import Mode
-from crust.ceph.cluster_image import ClusterImage
 from crust.core import errors
 from tests.support.ceph.intercepted import before_calls
 from tests.support.ceph.rbd_images import (
@@ -116,8 +116,6 @@ def test_commit_after_the_volume_was_settled_is_refused(engine: RbdProvisioning)
 def test_removal_that_was_killed_goes_on_and_one_that_finds_a_user_is_taken_back(
     engine: RbdProvisioning, guest: Any
 ) -> None:
-    import rbd
-
     create(engine, A, SIZE)
     note_removal(engine, A)
     assert (engine.image_ids(), engine.unsettled()) == (frozenset(), (A,))
@@ -137,8 +135,6 @@ def test_header_is_read_without_an_open_as_librbd_reads_it(
     engine: RbdProvisioning, guest: Any
 ) -> None:
     """By every client that may use the image: the mark, its absence, the size as it is now, and no image."""
-    import rbd
-
     create(engine, A, SIZE)
     assert read_header(guest, A, MARK) == Header(SIZE, A)
     engine.grow(A, 2 * SIZE)
@@ -151,15 +147,11 @@ def test_header_is_read_without_an_open_as_librbd_reads_it(
 
 
 def test_foreign_image_in_a_volumes_place_is_a_problem(engine: RbdProvisioning, guest: Any) -> None:
-    import rbd
-
     rbd.RBD().create(guest, A, SIZE)
     assert "an image of that name is in" in engine.image_problem(A, SIZE)
 
 
 def test_foreign_image_with_data_is_refused_and_kept(engine: RbdProvisioning, guest: Any) -> None:
-    import rbd
-
     create(engine, B, SIZE)
     rbd.RBD().create(guest, A, SIZE)
     write(guest, A, b"somebody's")
@@ -173,8 +165,6 @@ def test_foreign_image_with_data_is_refused_and_kept(engine: RbdProvisioning, gu
 
 def test_image_without_a_header_is_recreated(engine: RbdProvisioning, guest: Any) -> None:
     """A create that was killed inside librbd leaves the name alone."""
-    import rbd
-
     rbd.RBD().create(guest, A, SIZE)
     with rbd.Image(guest, A) as image:
         header = f"rbd_header.{image.id()}"
@@ -189,8 +179,6 @@ def test_name_whose_image_was_being_removed_is_created_again(
     engine: RbdProvisioning, guest: Any, *, is_deleted_again: bool
 ) -> None:
     """librbd removes the object of the name before its entry in the directory, and was killed in between."""
-    import rbd
-
     rbd.RBD().create(guest, A, SIZE)
     guest.remove_object(f"rbd_id.{A}")
     assert A in rbd.RBD().list(guest)
@@ -213,13 +201,13 @@ def test_image_whose_way_to_the_trash_was_cut_off_is_removed_from_it(
     create(engine, A, SIZE)
     write(guest, A, b"data")
     engine.remove(A)
-    [image_id] = [each["id"] for each in engine.place.images.trash_list(guest)]
+    [image_id] = [entry["id"] for entry in engine.place.images.trash_list(guest)]
     guest.execute("rbd_trash", "rbd", "trash_state_set", ceph_text(image_id) + b"\1\0")
     if has_entry:
         guest.execute("rbd_directory", "rbd", "dir_add_image", ceph_text(A) + ceph_text(image_id))
     engine.background.look()
     assert (trash(engine), names(engine)) == ([], [])
-    assert not [each.key for each in guest.list_objects() if image_id in each.key]
+    assert not [known.key for known in guest.list_objects() if image_id in known.key]
 
 
 def test_image_that_another_moves_to_the_trash_is_not_touched(
@@ -259,10 +247,8 @@ def test_trash_keeps_an_image_for_its_time_and_it_can_be_restored(
     keeping.remove(B)
     drop(keeping, snapshot_of(B, "s"))
     engine.background.look()
-    entries = {each["name"]: each["id"] for each in engine.place.images.trash_list(guest)}
+    entries = {entry["name"]: entry["id"] for entry in engine.place.images.trash_list(guest)}
     assert {images.volume_of(entry) for entry in entries} == {A, B}
-    import rbd
-
     rbd.RBD().trash_restore(guest, entries[A], A)
     assert engine.image_bytes(A) == SIZE
 
@@ -271,8 +257,6 @@ def test_trash_keeps_an_image_for_its_time_and_it_can_be_restored(
 def test_what_others_have_put_into_the_trash_stays_there(
     engine: RbdProvisioning, guest: Any, name: str, keep_s: int
 ) -> None:
-    import rbd
-
     rbd.RBD().create(guest, name, SIZE)
     rbd.RBD().trash_move(guest, name, keep_s)
     engine.background.look()
@@ -288,12 +272,16 @@ def test_image_that_the_controller_flattens_is_attached_and_deleted(
         engine.place.image(ioctx, A, read_only=False) as image,
     ):
         image.write(b"x", 0)  # it has RBD's lock
-        holder = claims.take(
-            engine.place.claimed(guest, A), Mode.WRITER, claims.Host("node", "machine"), "pod", "vm"
-        )
+        holder = claim(engine, guest)
         claims.give_back(engine.place.claimed(guest, A), holder.id)
         engine.remove(A)
     assert A not in engine.image_ids()
+
+
+def claim(engine: RbdProvisioning, guest: Any) -> claim_object.Holder:
+    """Take the image for a virtual machine."""
+    host = claims.Host("node-a", "machine-a")
+    return claims.take(engine.place.claimed(guest, A), Mode.WRITER, host, "sandbox", "vm")
 
 
 @pytest.mark.parametrize("has_snapshot", [False, True], ids=["trash_move", "rename"])
@@ -305,33 +293,30 @@ def test_image_that_is_being_deleted_is_taken_by_nobody(
     if has_snapshot:
         take(engine, snapshot_of(A, "s"))
     refused = list[str]()
-    image = ClusterImage(engine.place.connection, guest, A)
-    host = claims.Host("node-a", "machine-a")
 
-    def claim(called: str) -> None:
+    def try_to_claim(called: str) -> None:
         if called not in REMOVALS:
             return
         with pytest.raises(claims.ImageClaimed, match="which deletes the volume") as caught:
-            claims.take(image, Mode.WRITER, host, "sandbox", "vm")
+            claim(engine, guest)
         refused.append(str(caught.value))
 
-    with before_calls(monkeypatch, claim):
+    with before_calls(monkeypatch, try_to_claim):
         engine.remove(A)
     assert len(refused) == 1
     create(engine, A, SIZE)
-    claims.take(image, Mode.WRITER, host, "sandbox", "vm")
+    claim(engine, guest)
 
 
 def test_image_that_is_taken_right_before_its_deletion_stays_with_its_holder(
     engine: RbdProvisioning, guest: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(engine, A, SIZE)
-    image = ClusterImage(engine.place.connection, guest, A)
-    swap, host = omap.swap, claims.Host("node-a", "machine-a")
+    swap = omap.swap
 
     def overtaken(*arguments: Any) -> Any:
         monkeypatch.setattr(omap, "swap", swap)
-        claims.take(image, Mode.WRITER, host, "sandbox", "vm")
+        claim(engine, guest)
         return swap(*arguments)
 
     monkeypatch.setattr(omap, "swap", overtaken)
@@ -347,7 +332,6 @@ def test_deletion_that_is_refused_leaves_the_image_to_be_taken(
 ) -> None:
     """Also one that was killed, and is refused when it is repeated."""
     create(engine, A, SIZE)
-    image = ClusterImage(engine.place.connection, guest, A)
 
     def killed(called: str) -> None:
         if called in REMOVALS:
@@ -356,12 +340,10 @@ def test_deletion_that_is_refused_leaves_the_image_to_be_taken(
     with before_calls(monkeypatch, killed), pytest.raises(Killed):
         engine.remove(A)
     with pytest.raises(claims.ImageClaimed):
-        claims.take(image, Mode.WRITER, claims.Host("node-a", "machine-a"), "sandbox", "vm")
-    import rbd
-
+        claim(engine, guest)
     with rbd.Image(guest, A), pytest.raises(StillAttached):
         engine.remove(A)
-    claims.take(image, Mode.WRITER, claims.Host("node-a", "machine-a"), "sandbox", "vm")
+    claim(engine, guest)
 
 
 def test_stop_leaves_what_takes_too_long_and_the_next_start_does_it(

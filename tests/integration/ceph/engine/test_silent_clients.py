@@ -1,11 +1,12 @@
 """Clients that have an image open and do not answer: no change breaks their lock, on a real cluster."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import rbd
 
 from crust.blockdriver.engines.rbd.provisioning import copies, image_use
 from crust.blockdriver.engines.rbd.provisioning.copies import RbdMaking
@@ -56,10 +57,15 @@ def _until_not_busy(change: Callable[[], None]) -> None:
     return change()
 
 
-def _answered_before(patch: pytest.MonkeyPatch, questions: int = 1) -> None:
-    """The frozen clients have answered so many questions, and fall silent after them."""
+@contextlib.contextmanager
+def falling_silent(
+    client: writer.Writer, patch: pytest.MonkeyPatch, questions: int = 1
+) -> Iterator[None]:
+    """The client is frozen while the block runs, which seems to have got its answer to so many questions."""
     first, real = iter([True] * questions), image_use.answer
-    patch.setattr(image_use, "answer", lambda *asked: next(first, False) or real(*asked))
+    with client.frozen(), patch.context() as patched:
+        patched.setattr(image_use, "answer", lambda *asked: next(first, False) or real(*asked))
+        yield
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True])
@@ -77,8 +83,7 @@ def test_client_that_falls_silent_after_it_was_asked_keeps_its_lock_and_goes_on(
     snapshot = snapshot_of(A, "while it is paused")
     with writer.running(ceph, namespace, A) as client:
         owners, address = lock_owners(engine, A), engine.place.connection.address()
-        with client.frozen(), monkeypatch.context() as patch:
-            _answered_before(patch)
+        with falling_silent(client, monkeypatch):
             with pytest.raises(RbdClientSilent):
                 take(engine, snapshot)
             if is_forgotten:
@@ -129,8 +134,7 @@ def test_no_change_breaks_the_lock_of_a_client_that_stops_answering_after_it_was
     monkeypatch.setattr(copies, "SOFT_DEPTH", 0)
     with writer.running(ceph, namespace, B) as client:
         owners = lock_owners(engine, B)
-        with client.frozen(), monkeypatch.context() as patch:
-            _answered_before(patch, questions)
+        with falling_silent(client, monkeypatch, questions):
             with pytest.raises(RbdClientSilent):
                 change(engine)
             assert lock_owners(engine, B) == owners
@@ -144,10 +148,12 @@ def test_lock_is_not_broken_while_no_monitor_can_end_the_change(
     create(engine, A, SIZE)
     with writer.running(ceph, namespace, A) as client:
         owners = lock_owners(engine, A)
-        with client.frozen(), ceph.mon.frozen(), monkeypatch.context() as patch:
-            _answered_before(patch)
-            with pytest.raises(errors.CrustError):
-                take(engine, snapshot_of(A, "while it is paused"))
+        with (
+            falling_silent(client, monkeypatch),
+            ceph.mon.frozen(),
+            pytest.raises(errors.CrustError),
+        ):
+            take(engine, snapshot_of(A, "while it is paused"))
         assert lock_owners(engine, A) == owners
         client.write(b"it goes on")
 
@@ -173,8 +179,6 @@ def test_change_that_takes_the_lock_of_a_client_that_was_cut_off_leaves_its_bloc
     engine: RbdProvisioning, ceph: CephCluster, guest: Any
 ) -> None:
     """librbd blocklists whose lock it breaks, and for an hour: who sleeps for longer would write again after that."""
-    import rbd
-
     create(engine, A, SIZE)
     # it cannot be closed any more
     with (
@@ -188,9 +192,8 @@ def test_change_that_takes_the_lock_of_a_client_that_was_cut_off_leaves_its_bloc
         wait_until_forgotten(engine, A)
         engine.grow(A, 2 * SIZE)
     assert engine.image_bytes(A) == 2 * SIZE
-    entries = (
-        splitline.split() for splitline in ceph.command("osd blocklist ls").decode().splitlines()
-    )
+    lines = ceph.command("osd blocklist ls").decode().splitlines()
+    entries = (line.split() for line in lines)
     [ends] = [datetime.fromisoformat(text) for name, text in entries if name == address]
     assert ends - datetime.now(UTC) > timedelta(seconds=EXPIRY_S / 2)
 
@@ -202,10 +205,8 @@ def test_controller_that_cut_itself_off_has_its_new_address_in_the_lock_before_i
     create(engine, A, SIZE)
     before = engine.place.connection.address()
     with writer.running(ceph, namespace, A) as client:
-        with client.frozen(), monkeypatch.context() as patch:
-            _answered_before(patch)
-            with pytest.raises(RbdClientSilent):
-                take(engine, snapshot_of(A, "while it is paused"))
+        with falling_silent(client, monkeypatch), pytest.raises(RbdClientSilent):
+            take(engine, snapshot_of(A, "while it is paused"))
         after = engine.place.connection.address()
         with engine.place.ioctx("cannot read") as ioctx:
             assert controller_lock.read(ioctx).split()[0] == after != before
