@@ -88,8 +88,8 @@ def doomed(ceph: CephCluster, tmp_path: Path) -> Iterator[Node]:
         here.attach(VOLUME)
         yield made
     finally:
-        for each in made.opened:
-            each.close()
+        for connection in made.opened:
+            connection.close()
         made.delete_pool()
 
 
@@ -155,16 +155,17 @@ def test_cluster_that_cannot_be_asked_tells_nothing_of_its_pools(doomed: Node) -
     assert here.attached_here() == ()
 
 
-REFUSED = grpc.StatusCode.PERMISSION_DENIED
+Code = grpc.StatusCode
+REFUSED = Code.PERMISSION_DENIED
 HERE = Host("node-of-the-tests", "machine")
 
 
 def of_one_volume(ceph: CephCluster, namespace: str, volume: str) -> dict[str, str]:
     """The secrets of a user for one volume, as `crust ceph caps` makes it."""
     with ceph.ioctx(POOL, namespace) as ioctx:
-        found = capabilities(ioctx, POOL, namespace, volume)
+        osd = capabilities(ioctx, POOL, namespace, volume)
     name = f"volume-{uuid.uuid4().hex[:8]}"
-    return {"userID": name, "userKey": ceph.user(name, {"mon": "allow r", "osd": found})}
+    return {"userID": name, "userKey": ceph.user(name, {"mon": "allow r", "osd": osd})}
 
 
 async def test_key_of_one_volume_stages_and_publishes_that_one_and_no_other(node: RbdNode) -> None:
@@ -174,8 +175,7 @@ async def test_key_of_one_volume_stages_and_publishes_that_one_and_no_other(node
     answer = await node.publish(mine, secrets)
     assert answer.secrets["userKey"] == secrets["userKey"]
     await refused(node.stage(other, secrets), REFUSED, "CephNotPermitted")
-    await node.unpublish(mine)
-    await node.unstage(mine)
+    await node.leave(mine)
     assert node.notes() == []
 
 
@@ -225,11 +225,15 @@ async def test_key_of_a_clone_cannot_write_to_its_source(node: RbdNode) -> None:
 
 async def test_user_of_another_namespace_gets_no_image_and_the_error_says_so(node: RbdNode) -> None:
     volume, secrets = await node.create("one"), node.secrets("guest")
-    await node.stage(volume, secrets)
     elsewhere = node.ceph.make_namespace()
     name = f"tenant-{elsewhere}"
     foreign = {"userID": name, "userKey": node.ceph.node(name, elsewhere)}
     node.keys["foreign"] = foreign
+    await refused(node.stage(volume, foreign), REFUSED, "CephNotPermitted")
+    await node.until_connected_as()
+    await refused(node.stage(volume, {}), Code.FAILED_PRECONDITION, "CephKeyMissing")
+    await refused(node.stage(f"{volume[:17]}{'0' * 40}", secrets), Code.NOT_FOUND)
+    await node.stage(volume, secrets)
     await refused(node.publish(volume, foreign), REFUSED, "CephNotPermitted")
     image = _image(node, volume, foreign)
     with pytest.raises(errors.Refused) as caught:
@@ -272,9 +276,6 @@ def _ioctx(node: RbdNode, secrets: dict[str, str]) -> Iterator[Any]:
 def _opened(node: RbdNode, secrets: dict[str, str], volume: str) -> Iterator[Any]:
     with _ioctx(node, secrets) as ioctx, rbd.Image(ioctx, volume) as image:
         yield image
-
-
-Code = grpc.StatusCode
 
 
 @pytest.mark.parametrize(
@@ -326,9 +327,9 @@ async def test_node_with_wrong_settings_refuses_the_stage_and_ends_what_there_is
         driver = rbd_driver.driver_of(base, text, mode="node")
         with driver.running():
             async with rbd_driver.calling(driver, waits=True) as co:
-                there = replace(cluster, co=co, base=base)
-                await refused(there.stage(), code, *words)
-                await there.leave()
+                wrongly_set = replace(cluster, co=co, base=base)
+                await refused(wrongly_set.stage(), code, *words)
+                await wrongly_set.leave()
 
 
 @pytest.fixture
@@ -352,8 +353,8 @@ def small(cluster: RbdNode) -> Iterator[RbdNode]:
 
 def _wait_for_flag(ceph: CephCluster, *, is_full: bool) -> None:
     while True:
-        found = json.loads(ceph.command("osd dump", format="json"))["pools"]
-        (flags,) = [each["flags_names"] for each in found if each["pool_name"] == POOL]
+        pools = json.loads(ceph.command("osd dump", format="json"))["pools"]
+        (flags,) = [pool["flags_names"] for pool in pools if pool["pool_name"] == POOL]
         if ("full_quota" in flags) is is_full:
             ceph.admin.wait_for_latest_osdmap()
             return

@@ -4,17 +4,13 @@ import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 import pytest
 
-from crust.core import volumes
 from crust.core.settings import OWN_DRIVER, loading
-from crust.handoff import store
 from crust.node import node_process
 from crust.node.settings import NodeSettings
 from crust.rpc import channel
@@ -22,7 +18,7 @@ from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver, rbd_node
 from tests.support.co import Co, capability
-from tests.support.faults.refusals import refused, repeated
+from tests.support.faults.refusals import repeated
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Places
 from tests.support.runtimes.fake_handler import FakeHandler
@@ -31,8 +27,7 @@ from tests.support.runtimes.fake_handler import running as registered
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 SHARED = "rbd.csi.crust.dev"
-TENANT = "rbd-b.csi.crust.dev"
-PROCESS = """
+SETTINGS = """
 node_name = "node-1"
 
 [proxy]
@@ -40,25 +35,26 @@ run_dir = "{root}/run"
 volumes_root = "{root}/run/volumes"
 target_roots = ["{root}/kubelet"]
 check_propagation = false
-"""
-SERVED = """
+
 [[proxy.drivers]]
-name = "{name}"
-socket = "{root}/{name}.sock"
-"""
-LOCAL = """
+name = "{local}"
+socket = "{root}/{local}.sock"
+
+[[proxy.drivers]]
+name = "{shared}"
+socket = "{root}/{shared}.sock"
+
 [[driver]]
 state_dir = "{root}/pool"
 target_roots = ["{root}/kubelet"]
 create_pool = true
 check_propagation = false
-"""
-OF_CEPH = """
+
 [[driver]]
 mode = "node"
 engine = "rbd"
-driver_name = "{name}"
-run_dir = "{root}/run/{name}"
+driver_name = "{shared}"
+run_dir = "{root}/run/{shared}"
 target_roots = ["{root}/kubelet"]
 check_propagation = false
 
@@ -69,103 +65,76 @@ namespace = "{namespace}"
 """
 
 
-@dataclass
+@dataclass(frozen=True)
 class TwoDrivers:
-    """The node's settings, its callers' connections, and the controllers and users of shared pools, by driver."""
+    """The node's callers by driver, and the controller and the user of the shared pool."""
 
     places: Places
-    settings: NodeSettings
-    controllers: dict[str, Co]
-    secrets: dict[str, dict[str, str]]
-    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    nodes: dict[str, Co]
+    controller: Co
+    secrets: dict[str, str]
 
-    async def call(self, driver: str) -> Co:
-        connected = channel.connect(f"{self.places.root}/{driver}.sock")
-        return Co(await self.stack.enter_async_context(connected))
+    def sidecars(self, driver: str) -> Co:
+        """Where the sidecars of the driver call."""
+        return self.controller if driver == SHARED else self.nodes[driver]
 
     async def create(self, driver: str, name: str) -> csi_pb2.Volume:
-        """CreateVolume, where the sidecars of the driver call."""
-        return await rbd_node.created(await self._controller(driver), name, capability())
+        return await rbd_node.created(self.sidecars(driver), name, capability())
 
-    async def stage(self, driver: str, volume: csi_pb2.Volume, *, of: str = "") -> None:
+    async def stage(self, driver: str, volume: csi_pb2.Volume) -> None:
         """NodeStageVolume, with the Secret that the class of the shared pool names."""
         os.makedirs(self.staging(volume), exist_ok=True)
-        await (await self.call(driver)).stage(
+        await self.nodes[driver].stage(
             volume.volume_id,
             self.staging(volume),
             volume_context=volume.volume_context,
-            secrets=self.secrets.get(of or driver, {}),
+            secrets=self.secrets if driver == SHARED else {},
         )
 
     async def publish(self, driver: str, volume: csi_pb2.Volume, target: str) -> None:
-        await (await self.call(driver)).publish(
+        await self.nodes[driver].publish(
             volume.volume_id,
             target,
             staging=self.staging(volume),
             volume_context=nodes.NAMED,
-            secrets=self.secrets.get(driver, {}),
+            secrets=self.secrets if driver == SHARED else {},
         )
 
     async def leave(self, driver: str, volume: csi_pb2.Volume, target: str) -> None:
-        co = await self.call(driver)
-        await co.unpublish(volume.volume_id, target)
-        await co.unstage(volume.volume_id, self.staging(volume))
-        sidecar = await self._controller(driver)
+        await self.nodes[driver].unpublish(volume.volume_id, target)
+        await self.nodes[driver].unstage(volume.volume_id, self.staging(volume))
+        sidecars = self.sidecars(driver)
         # a pool that did not answer is looked at again once per period
-        await repeated(lambda: sidecar.delete(volume.volume_id), while_named="[PoolNotOpened]")
-
-    async def _controller(self, driver: str) -> Co:
-        return self.controllers.get(driver) or await self.call(driver)
+        await repeated(lambda: sidecars.delete(volume.volume_id), while_named="[PoolNotOpened]")
 
     def staging(self, volume: csi_pb2.Volume) -> str:
         return f"{self.places.kubelet}/{volume.volume_id}"
 
-    def record(self, target: str) -> Any:
-        entry = store.Store(self.places.volumes).read(volumes.TargetPath(target))
-        assert entry is not None
-        return entry.require()
-
-
-@asynccontextmanager
-async def _node(ceph: CephCluster, *drivers: str) -> AsyncIterator[TwoDrivers]:
-    """A node with these drivers, running, and one runtime. Those of Ceph have a namespace each."""
-    with tempfile.TemporaryDirectory(prefix="crust-") as root:
-        places = Places.make(root)
-        async with AsyncExitStack() as stack:
-            controllers, secrets = {}, {}
-            toml = PROCESS.format(root=root)
-            toml += "".join(SERVED.format(root=root, name=each) for each in drivers)
-            for name in drivers:
-                if name == OWN_DRIVER:
-                    toml += LOCAL.format(root=root)
-                    continue
-                namespace = ceph.make_namespace()
-                where = {"monitors": ceph.monitors, "pool": POOL, "namespace": namespace}
-                toml += OF_CEPH.format(root=root, name=name, **where)
-                driver = stack.enter_context(rbd_driver.serving(ceph, within=namespace))
-                controllers[name] = await stack.enter_async_context(rbd_driver.calling(driver))
-                guest = f"guest-{namespace}"
-                secrets[name] = {"userID": guest, "userKey": ceph.node(guest, namespace)}
-            settings = loading.load(NodeSettings, "node", toml=toml, environ={}, flags={})
-            await stack.enter_async_context(node_process.running(settings))
-            handlers = registered(
-                FakeHandler(), proxy_socket=places.sockets.handlers, endpoint=places.handler
-            )
-            await stack.enter_async_context(handlers)
-            yield TwoDrivers(places, settings, controllers, secrets, stack)
-
 
 @pytest.fixture
 async def both(ceph: CephCluster) -> AsyncIterator[TwoDrivers]:
-    async with _node(ceph, OWN_DRIVER, SHARED) as running:
-        yield running
-
-
-@pytest.fixture
-async def tenants(ceph: CephCluster) -> AsyncIterator[TwoDrivers]:
-    """A driver for each tenant of a Ceph pool."""
-    async with _node(ceph, SHARED, TENANT) as running:
-        yield running
+    """The node, running, and one runtime."""
+    namespace = ceph.make_namespace()
+    with (
+        tempfile.TemporaryDirectory(prefix="crust-") as root,
+        rbd_driver.serving(ceph, within=namespace) as controller,
+    ):
+        places, guest = Places.make(root), f"guest-{namespace}"
+        where = {"monitors": ceph.monitors, "pool": POOL, "namespace": namespace}
+        toml = SETTINGS.format(root=root, local=OWN_DRIVER, shared=SHARED, **where)
+        settings = loading.load(NodeSettings, "node", toml=toml, environ={}, flags={})
+        async with (
+            rbd_driver.calling(controller) as co,
+            node_process.running(settings),
+            registered(
+                FakeHandler(), proxy_socket=places.sockets.handlers, endpoint=places.handler
+            ),
+            channel.connect(f"{root}/{OWN_DRIVER}.sock") as to_local,
+            channel.connect(f"{root}/{SHARED}.sock") as to_shared,
+        ):
+            secrets = {"userID": guest, "userKey": ceph.node(guest, namespace)}
+            callers = {OWN_DRIVER: Co(to_local), SHARED: Co(to_shared)}
+            yield TwoDrivers(places, callers, co, secrets)
 
 
 async def test_silent_cluster_leaves_local_volumes(both: TwoDrivers, ceph: CephCluster) -> None:
@@ -173,7 +142,7 @@ async def test_silent_cluster_leaves_local_volumes(both: TwoDrivers, ceph: CephC
     volume = await both.create(SHARED, "data")
     await both.stage(SHARED, volume)
     pool = volume.volume_id.partition("-")[0]
-    others = [csi_pb2.Volume(volume_id=f"{pool}-{each:040x}") for each in range(160)]
+    others = [csi_pb2.Volume(volume_id=f"{pool}-{number:040x}") for number in range(160)]
     target, local_target = both.places.target("shared"), both.places.target("local")
     with ceph.osd.frozen():
         waiting = [asyncio.create_task(both.stage(SHARED, other)) for other in others]
@@ -181,38 +150,11 @@ async def test_silent_cluster_leaves_local_volumes(both: TwoDrivers, ceph: CephC
         local = await both.create(OWN_DRIVER, "data")
         await both.stage(OWN_DRIVER, local)
         await both.publish(OWN_DRIVER, local, local_target)
-        assert [each for each in waiting if each.done() and each.exception() is None] == []
+        assert [call for call in waiting if call.done() and call.exception() is None] == []
         await both.leave(OWN_DRIVER, local, local_target)
         answers = await asyncio.gather(*waiting, return_exceptions=True)
-    codes = {answer.code() for answer in answers if isinstance(answer, grpc.aio.AioRpcError)}
-    assert codes == {grpc.StatusCode.UNAVAILABLE}
-    assert len(answers) == len(
-        [answer for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
-    )
+    refusals = [answer for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
+    assert {refusal.code() for refusal in refusals} == {grpc.StatusCode.UNAVAILABLE}
+    assert len(refusals) == len(answers)
     await both.publish(SHARED, volume, target)  # no thread still hangs
     await both.leave(SHARED, volume, target)
-
-
-async def test_tenants_reach_no_volume_of_another(tenants: TwoDrivers) -> None:
-    """Nothing is set up for a volume: the class of each tenant's driver names the tenant's Secret."""
-    published = {}
-    for driver in (SHARED, TENANT):
-        volume = await tenants.create(driver, "data")
-        await tenants.stage(driver, volume)
-        published[driver] = volume, tenants.places.target(driver)
-        await tenants.publish(driver, *published[driver])
-    images = {each: tenants.record(target).image for each, (_, target) in published.items()}
-    assert images[SHARED].namespace != images[TENANT].namespace
-    assert images[SHARED].user != images[TENANT].user
-    mine, _ = published[SHARED]
-    more = await tenants.create(SHARED, "more")
-    await refused(
-        tenants.stage(SHARED, more, of=TENANT),
-        grpc.StatusCode.PERMISSION_DENIED,
-        "CephNotPermitted",
-    )
-    with pytest.raises(grpc.aio.AioRpcError) as caught:  # the other driver, with its own Secret
-        await tenants.stage(TENANT, mine)
-    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-    for driver, (volume, target) in published.items():
-        await tenants.leave(driver, volume, target)
