@@ -1,7 +1,7 @@
-"""What a driver advertises, as one set of names: `controller.LIST_VOLUMES`, `node.EXPAND_VOLUME`, `plugin.ONLINE`.
+"""A driver's capabilities, as one set of names: `controller.LIST_VOLUMES`, `node.EXPAND_VOLUME`, `plugin.ONLINE`.
 
-The catalogue has the names that a case needs. An option that the operator gives has a name too (`option.log`), and so
-has what is tried out because no capability says it (`driver.block`).
+The catalogue has the names that a case needs. An option of the operator has a name too (`option.log`), and so has an
+ability that the suite tries out, because CSI has no capability for it (`driver.block`).
 """
 
 import secrets as tokens
@@ -36,7 +36,7 @@ NODE_EXPAND = "node.EXPAND_VOLUME"
 BLOCK = "driver.block"
 CHECKS_FS_TYPE = "driver.checks-fs-type"
 FEW_VOLUMES_MAX = 32
-"""An attach limit up to this is tried out."""
+"""The suite tries out an attach limit up to this."""
 
 _USUAL = "ext4"
 _METADATA = ((extensions.KEY, f"{extensions.DEFERRAL},{extensions.NODE_INFO}"),)
@@ -55,15 +55,15 @@ _SERVICES: dict[str, tuple[Message, object]] = {
 }
 
 
-def of(channels: Channels, options: Options) -> frozenset[str]:
-    """Ask the driver. Raises AssertionError where it does not answer at all."""
-    found = {*_advertised(channels, options.timeout_s), *_given(options)}
-    return frozenset(found | {f"profile.{options.profile or _profile(found)}"})
+def of_driver(channels: Channels, options: Options) -> frozenset[str]:
+    """Ask the driver. Raises AssertionError if it does not answer."""
+    names = {*_advertised(channels, options.timeout_s), *_option_names(options)}
+    return frozenset(names | {f"profile.{options.profile or _profile(names)}"})
 
 
-def _profile(found: set[str]) -> str:
+def _profile(names: set[str]) -> str:
     """CSI 1.13 removed the volume condition, so a driver that advertises it speaks an older version."""
-    return "1.12" if found & {"controller.VOLUME_CONDITION", "node.VOLUME_CONDITION"} else "1.13"
+    return "1.12" if names & {"controller.VOLUME_CONDITION", "node.VOLUME_CONDITION"} else "1.13"
 
 
 def _advertised(channels: Channels, timeout_s: float) -> Iterable[str]:
@@ -94,7 +94,7 @@ def _of_info(info: Any) -> Iterable[str]:
 
 
 def _served(calls: Calls, request: Message) -> Any:
-    """The answer, unchecked: what is wrong with it is the cases' matter. None where the RPC is not implemented."""
+    """The answer, unchecked, because cases check it. None if the RPC is not implemented."""
     try:
         return calls.method(request)(
             request, timeout=calls.timeout_s, metadata=_METADATA, wait_for_ready=True
@@ -106,17 +106,17 @@ def _served(calls: Calls, request: Message) -> Any:
     return None
 
 
-def _given(options: Options) -> Iterable[str]:
-    given = options.parameters
+def _option_names(options: Options) -> Iterable[str]:
+    params = options.parameters
     values = {
         "option.profile": options.profile,
         "option.log": options.log,
         "option.restart-command": options.restart_command,
-        "parameters.mutable_parameters": given.mutable_parameters,
-        "parameters.ephemeral_context": given.ephemeral_context,
-        "parameters.multi_node": given.multi_node,
-        "parameters.other_node_id": given.other_node_id,
-        "parameters.deferral": given.deferral,
+        "parameters.mutable_parameters": params.mutable_parameters,
+        "parameters.ephemeral_context": params.ephemeral_context,
+        "parameters.multi_node": params.multi_node,
+        "parameters.other_node_id": params.other_node_id,
+        "parameters.deferral": params.deferral,
     }
     yield from (name for name, value in values.items() if value)
 
@@ -130,7 +130,7 @@ def _name(enum: object, number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Inferred:
-    """The options with all that was left open, what the driver has besides, and what its author should know."""
+    """The completed options, all names that the driver has, and remarks for its author."""
 
     options: Options
     has: frozenset[str]
@@ -140,29 +140,29 @@ class Inferred:
 def inferred(
     channels: Channels, has: frozenset[str], options: Options, needs: Collection[str]
 ) -> Inferred:
-    """Try out what `needs`, those of the chosen cases, ask for: a CreateVolume that is refused means "has not".
+    """Try out the abilities in `needs`, the needs of the chosen cases: a refused CreateVolume means "has not".
 
-    The volumes are deleted at once. What the operator gives is not tried.
+    The volumes are deleted at once. An ability that the operator's options decide is not tried.
     """
-    given = options.parameters
+    params = options.parameters
     if CREATE not in has:
-        found = given.model_copy(update={"fs_types": given.fs_types or (_USUAL,)})
-        named = {BLOCK} if given.block else set()
-        return Inferred(replace(options, parameters=found), has | named)
+        completed = params.model_copy(update={"fs_types": params.fs_types or (_USUAL,)})
+        given_names = {BLOCK} if params.block else set()
+        return Inferred(replace(options, parameters=completed), has | given_names)
     trial = _Trial(channels, options)
-    fs_types = given.fs_types or (_USUAL if trial.takes(mount(_USUAL)) else "",)
-    if not given.fs_types and not fs_types[0] and not trial.takes(mount()):
+    fs_types = params.fs_types or (_USUAL if trial.takes(mount(_USUAL)) else "",)
+    if not params.fs_types and not fs_types[0] and not trial.takes(mount()):
         trial.remarks.append(
             f"the driver makes no plain filesystem volume: {trial.refusal}; the settings file may have to name"
-            " the parameters, secrets, size_bytes or fs_types that it needs"
+            " the driver's parameters, secrets, size_bytes or fs_types"
         )
-    more = set[str]()
-    if given.block or (given.block is None and trial.takes(block(), given.raw_size_bytes)):
-        more.add(BLOCK)
+    extra = set[str]()
+    if params.block or (params.block is None and trial.takes(block(), params.raw_size_bytes)):
+        extra.add(BLOCK)
     if CHECKS_FS_TYPE in needs and not trial.takes(mount(NO_FILESYSTEM)):
-        more.add(CHECKS_FS_TYPE)
-    found = given.model_copy(update={"fs_types": fs_types})
-    return Inferred(replace(options, parameters=found), has | more, tuple(trial.remarks))
+        extra.add(CHECKS_FS_TYPE)
+    completed = params.model_copy(update={"fs_types": fs_types})
+    return Inferred(replace(options, parameters=completed), has | extra, tuple(trial.remarks))
 
 
 class _Trial(Calls):
@@ -170,25 +170,25 @@ class _Trial(Calls):
 
     def __init__(self, channels: Channels, options: Options) -> None:
         super().__init__(channels, options.timeout_s, options.parameters.secrets)
-        self._given = options.parameters
+        self._parameters = options.parameters
         self.refusal = ""
         self.remarks: list[str] = []
 
     def takes(self, capability: csi_pb2.VolumeCapability, size_bytes: int = 0) -> bool:
         """Whether a volume can be created for it; `refusal` is the driver's reason."""
-        size = csi_pb2.CapacityRange(required_bytes=size_bytes or self._given.size_bytes)
+        size = csi_pb2.CapacityRange(required_bytes=size_bytes or self._parameters.size_bytes)
         request = csi_pb2.CreateVolumeRequest(
             name=f"conformance-trial-{tokens.token_hex(6)}",
             volume_capabilities=[capability],
             capacity_range=size,
-            parameters=self._given.parameters,
+            parameters=self._parameters.parameters,
         )
         try:
-            made = self.until_final(request).volume
+            volume = self.until_final(request).volume
         except AssertionError as refusal:
             self.refusal = str(refusal)
             return False
-        self._delete(made.volume_id)
+        self._delete(volume.volume_id)
         return True
 
     def _delete(self, volume_id: str) -> None:
@@ -196,4 +196,4 @@ class _Trial(Calls):
         try:
             self.until_final(request)
         except Refusal as refusal:
-            self.remarks.append(f"a volume that was created to try the driver is left: {refusal}")
+            self.remarks.append(f"a volume of the trial could not be deleted: {refusal}")

@@ -1,12 +1,12 @@
-"""The catalogue: each case's rule, clauses and needs, as the tables of docs/conformance.md have them.
+"""The catalogue: each case's rule, clauses and needs, read from the tables of docs/conformance.md.
 
-The page is the one place of a case's words, and a part of the wheel. The case itself is a function whose name has the
-number: `test_c221_…` for drivers, `test_r101_…` for runtimes; a test compares both ways. A case has at least one
-clause. The strongest one is the case's own: a failed assertion breaks that. Assertions of a weaker clause stand in a
-block `with co.should():` or `with co.beyond():`, and the case goes on after them.
+Only the page has a case's words, and it is a part of the wheel. The case itself is a function whose name has the
+number: `test_c221_…` for drivers, `test_r101_…` for runtimes; a test compares page and functions in both directions.
+A case has at least one clause. The strongest is the case's own: a failed assertion breaks it. Assertions of a weaker
+clause are in a block `with co.should():` or `with co.beyond():`, and the case continues after them.
 
 MUST stands for MUST, REQUIRED and SHALL, which decide whether the tested program is compliant; SHOULD for SHOULD and
-RECOMMENDED. `beyond` is what the specification leaves open: the practice of a CO, or crust's own contract.
+RECOMMENDED. `beyond` stands for rules that the specification leaves open: a CO's practice, or crust's own contract.
 
 An operator chooses cases by their numbers: `C-101`, `c-101`, `101`, a range `C-100..C-199`, several with commas.
 """
@@ -28,7 +28,7 @@ _CELLS = re.compile(r"(?<!\\)\|")
 
 
 class Strength(enum.StrEnum):
-    """How much a clause binds; the strongest first."""
+    """The strength of a clause; the strongest first."""
 
     MUST = "MUST"
     SHOULD = "SHOULD"
@@ -37,14 +37,14 @@ class Strength(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """A sentence of the specification: the section or the numbers, and what it says, shortened."""
+    """A sentence of the specification: its section or its numbers, and its gist."""
 
     strength: Strength
     section: str
     gist: str = ""
 
     def __str__(self) -> str:
-        """As the page and a report show it."""
+        """The text on the page and in a report."""
         return f"{self.strength} · {self.section}" + (f": {self.gist}" if self.gist else "")
 
 
@@ -63,7 +63,7 @@ class Case:
         return self.clauses[0].strength
 
     def clause(self, strength: Strength) -> Clause:
-        """The clause of this strength. Raises LookupError where the case has none."""
+        """The clause of this strength. Raises LookupError if the case has none."""
         for clause in self.clauses:
             if clause.strength is strength:
                 return clause
@@ -72,8 +72,8 @@ class Case:
 
 def number_of(function: str) -> str:
     """The number in a function's name: C-221, R-101; empty for a function that is no case."""
-    found = _FUNCTION.match(function)
-    return f"{found[1].upper()}-{found[2]}" if found else ""
+    match = _FUNCTION.match(function)
+    return f"{match[1].upper()}-{match[2]}" if match else ""
 
 
 def cases(kind: str) -> Mapping[str, Case]:
@@ -104,29 +104,29 @@ def _clause(text: str, rule: str) -> Clause:
     return Clause(Strength(strength), section or rule.partition(": ")[0], gist)
 
 
-def chosen(known: Collection[str], only: Iterable[str], skip: Iterable[str]) -> frozenset[str]:
-    """The cases of `known` that `only` names (all without it), less those of `skip`.
+def chosen(numbers: Collection[str], only: Iterable[str], skip: Iterable[str]) -> frozenset[str]:
+    """The cases of `numbers` that `only` names (without it all), except the cases of `skip`.
 
-    Raises `errors.InvalidRequest` for what names no case: a misspelt number would run nothing, and pass.
+    Raises `errors.InvalidRequest` for an unknown case: a misspelt number would run no case, and pass.
     """
-    named = [_matching(known, part) for part in _parts(only)]
-    left_out = [_matching(known, part) for part in _parts(skip)]
-    return frozenset(known if not named else set().union(*named)).difference(*left_out)
+    included = [_matching(numbers, part) for part in _parts(only)]
+    excluded = [_matching(numbers, part) for part in _parts(skip)]
+    return frozenset(numbers if not included else set().union(*included)).difference(*excluded)
 
 
 def _parts(patterns: Iterable[str]) -> list[str]:
     return [part.strip() for pattern in patterns for part in pattern.split(",")]
 
 
-def _matching(known: Collection[str], pattern: str) -> set[str]:
-    found = _PATTERN.fullmatch(pattern)
-    if found is None:
+def _matching(numbers: Collection[str], pattern: str) -> set[str]:
+    match = _PATTERN.fullmatch(pattern)
+    if match is None:
         raise _no_such_case(pattern, "it is no number of a case, and no range of two")
-    kind = next(iter(known), "C")[0]
+    kind = next(iter(numbers), "C")[0]
     if any(letter in "CR" and letter != kind for letter in pattern.upper()):
         raise _no_such_case(pattern, f"the cases of this suite begin with {kind}")
-    first, last = int(found[1]), int(found[2] or found[1])
-    matching = {each for each in known if first <= int(each[2:]) <= last}
+    first, last = int(match[1]), int(match[2] or match[1])
+    matching = {number for number in numbers if first <= int(number[2:]) <= last}
     if not matching:
         raise _no_such_case(pattern, "no case has such a number")
     return matching

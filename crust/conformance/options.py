@@ -1,4 +1,4 @@
-"""The operator's options: where the driver is, and what its volumes need."""
+"""The operator's options: the driver's sockets, and the parameters of its volumes."""
 
 import tomllib
 from dataclasses import dataclass, field
@@ -30,23 +30,23 @@ class Parameters(pydantic.BaseModel):
     group_parameters: dict[str, str] = pydantic.Field(default_factory=dict)
     """The VolumeGroupSnapshotClass's parameters."""
     mutable_parameters: dict[str, str] = pydantic.Field(default_factory=dict)
-    """What ControllerModifyVolume may set; without it those cases are skipped."""
+    """The parameters that ControllerModifyVolume may set; without them its cases are skipped."""
     ephemeral_context: dict[str, str] = pydantic.Field(default_factory=dict)
-    """The attributes of an inline ephemeral volume; without them those cases are skipped."""
+    """The attributes of an inline ephemeral volume; without them its cases are skipped."""
     secrets: dict[str, str] = pydantic.Field(default_factory=dict)
-    """What the driver needs to authenticate."""
+    """The secrets that the driver needs to authenticate."""
     size_bytes: int = pydantic.Field(default=64 * MIB, gt=0)
     """The size of a volume."""
     raw_size_bytes: int = pydantic.Field(default=0, ge=0)
     """The size of a raw block volume, which is read from end to end; `size_bytes` without it."""
     fs_types: tuple[str, ...] = ()
-    """Filesystems that the driver makes; the first is used where the filesystem does not matter.
-    Without it: ext4 if CreateVolume takes it, else none is named.
+    """Filesystems that the driver makes; cases use the first if the filesystem does not matter.
+    Default: ext4 if CreateVolume takes it, else no name.
     """
     block: bool | None = None
     """Whether the driver takes raw block volumes. Without it, CreateVolume is tried."""
     deferral: bool = True
-    """Whether to try deferral where it is advertised; a crust proxy in front of the driver answers that itself."""
+    """Whether to try deferral if it is advertised. A crust proxy in front of the driver answers such calls itself."""
     multi_node: bool = False
     """Whether a volume can be used on several nodes at once; without it the MULTI_NODE modes are not tried."""
     other_node_id: str = ""
@@ -67,7 +67,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(RunOptions):
-    """A run's options for a driver. `socket` is of the node part where there is a `controller_socket`."""
+    """A run's options for a driver. With a `controller_socket`, `socket` is the node part's."""
 
     socket: str
     target_root: Path
@@ -78,7 +78,7 @@ class Options(RunOptions):
     restart_command: str = ""
 
     @property
-    def where(self) -> str:
+    def sockets(self) -> str:
         """The sockets, for a message."""
         return " and ".join(filter(None, (self.socket, self.controller_socket)))
 

@@ -1,8 +1,8 @@
 """The one runner of both suites, on pytest: a subject for every case, skips by capability, and a result for each.
 
-pytest finds the cases, runs them and explains assertions; it prints nothing and decides nothing, because a finding is
-no failed test: a case can break several clauses, weaker ones go on, and what could not be removed after the case is a
-finding as well.
+pytest finds the cases, runs them and explains assertions. It neither prints nor decides about results, because a
+finding is no failed test: a case can break several clauses, it continues after a weaker clause, and an object that
+could not be removed after the case is a finding as well.
 """
 
 import inspect
@@ -32,25 +32,25 @@ _FAILING_STRICT: frozenset[Outcome] = frozenset({"failed", "warning", "note"})
 
 
 class Gone(Exception):
-    """The tested program does not answer any more, and the other cases would all wait for it."""
+    """The tested program does not answer any more, and all other cases would wait for it."""
 
 
 class Subject(Protocol):
-    """What is tested: a driver, or a runtime."""
+    """The tested program: a driver, or a runtime."""
 
     def open(self) -> None:
         """Before the first case. Raises `Gone`."""
 
     def begin(
-        self, case: Case, chosen: Collection[Case], remarked: Callable[[str], None]
+        self, case: Case, chosen: Collection[Case], remark: Callable[[str], None]
     ) -> Collection[str]:
-        """Before a case: which of its needs the subject lacks. Raises `Gone`.
+        """Before a case: the needs of the case that the subject lacks. Raises `Gone`.
 
-        `chosen` are the cases of the run; `remarked` takes what holds for the whole run.
+        `chosen` are the cases of the run; `remark` prints a remark about the whole run.
         """
 
     def using(self, case: Case, findings: list[Finding]) -> AbstractContextManager[Any]:
-        """What the case's function gets. The end removes what the case made, and adds findings."""
+        """The argument of the case's function. The end removes the objects of the case, and adds findings."""
 
     def call(self, case: Callable[[], Any]) -> None:
         """Run the case's function."""
@@ -60,12 +60,12 @@ class Subject(Protocol):
         """The last exchange of the running case."""
 
     def end(self) -> None:
-        """After a case that broke something. Raises `Gone`."""
+        """After a case with a finding. Raises `Gone`."""
         return
 
 
 class Plugin:
-    """One run, whose results the report says as they come."""
+    """One run. The report prints each result at once."""
 
     def __init__(self, subject: Subject, chosen: Collection[Case], report: Report) -> None:
         self._subject = subject
@@ -78,29 +78,29 @@ class Plugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pycollect_makeitem(self, name: str, obj: object) -> list[pytest.Item] | None:
-        """Nothing for a case that is not asked for: making the items of all takes longer than most cases."""
+        """Make no item for a case that is not chosen: making all items takes longer than most cases."""
         is_left_out = inspect.isfunction(obj) and catalogue.number_of(name) not in self._chosen
         return [] if is_left_out else None
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """In the order of their numbers."""
+        """Sort the cases by number."""
         items.sort(key=lambda item: self._of(item).number)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """A case from set-up to clean-up, and its result."""
+        """Run a case from set-up to clean-up, and report its result."""
         self._findings, self._skipped = [], ""
         begun = time.monotonic()
         done = yield
         seconds = time.monotonic() - begun
         result = Result(self._of(item), tuple(self._findings), self._skipped, seconds)
-        self.results.each.append(result)
+        self.results.cases.append(result)
         self._report.result(result)
         return done
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip what the subject does not have."""
+        """Skip a case if the subject lacks one of its needs."""
         missing: list[str] = []
         with self._ending(item):
             missing = sorted(
@@ -111,7 +111,7 @@ class Plugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool:
-        """A case for runtimes is a coroutine."""
+        """Call the case: a case for runtimes is a coroutine."""
         (name,) = inspect.signature(pyfuncitem.obj).parameters
         self._subject.call(partial(pyfuncitem.obj, pyfuncitem.funcargs[name]))
         return True
@@ -120,14 +120,14 @@ class Plugin:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """What a failed assertion outside of the weaker blocks breaks is the case's own clause."""
+        """Note a finding: an assertion outside of the weaker blocks breaks the case's own clause."""
         report = yield
         error = call.excinfo.value if call.excinfo else None
         if isinstance(error, pytest.skip.Exception):
             self._skipped = error.msg or ""
         elif error is not None:
-            own = self._of(item).clauses[0]
-            self._findings.append(Finding(own, explained(error), self._subject.last()))
+            clause = self._of(item).clauses[0]
+            self._findings.append(Finding(clause, explained(error), self._subject.last()))
         return report
 
     @pytest.hookimpl(tryfirst=True)
@@ -139,26 +139,26 @@ class Plugin:
 
     @pytest.fixture
     def co(self, request: pytest.FixtureRequest) -> Iterator[Any]:
-        """A CO, for a case that tests a driver; it removes what the case has created."""
+        """A CO, for a case that tests a driver; it removes the objects of the case."""
         yield from self._used(request)
 
     @pytest.fixture
     def s(self, request: pytest.FixtureRequest) -> Iterator[Any]:
-        """The runtime and its volumes, for a case that tests one."""
+        """The runtime and its volumes, for a case that tests a runtime."""
         yield from self._used(request)
 
     def has_cases_in(self, text: str) -> bool:
-        """Whether a file has one of the chosen cases: an import of all takes longer than most runs."""
+        """Whether a file has a chosen case: an import of all files takes longer than most runs."""
         functions = re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE)
         return any(catalogue.number_of(name) in self._chosen for name in functions)
 
     def _used(self, request: pytest.FixtureRequest) -> Iterator[Any]:
-        own: list[Finding] = []
-        with self._subject.using(self._of(request.node), own) as used:
+        case_findings: list[Finding] = []
+        with self._subject.using(self._of(request.node), case_findings) as used:
             yield used
-            self._findings = [*own, *self._findings]
-            own.clear()
-        self._findings += own
+            self._findings = [*case_findings, *self._findings]
+            case_findings.clear()
+        self._findings += case_findings
 
     @contextmanager
     def _ending(self, item: pytest.Item) -> Iterator[None]:
@@ -176,12 +176,10 @@ class Plugin:
 def run_cases(
     subject: Subject, directory: Path, kind: str, options: RunOptions, report: Report
 ) -> Results:
-    """Run the cases of a kind ("C", "R"), which are in the directory. Raises `errors.InvalidRequest` for a case that
-    is not there.
-    """
-    known = catalogue.cases(kind)
-    numbers = catalogue.chosen(known, options.only, options.skip)
-    plugin = Plugin(subject, [known[number] for number in numbers], report)
+    """Run the cases of a kind ("C", "R") in the directory. Raises `errors.InvalidRequest` for an unknown case."""
+    cases = catalogue.cases(kind)
+    numbers = catalogue.chosen(cases, options.only, options.skip)
+    plugin = Plugin(subject, [cases[number] for number in numbers], report)
     try:
         subject.open()
     except Gone as gone:
@@ -209,7 +207,7 @@ def _exit_code(ended: int, results: Results, failing: frozenset[Outcome]) -> int
 
 @contextmanager
 def _no_settings_of_others() -> Iterator[None]:
-    """pytest takes options and plugins from the environment, which are for other tests."""
+    """Hide pytest's options and plugins in the environment, which are for other tests."""
     theirs = {key: os.environ.pop(key) for key in list(os.environ) if key.startswith("PYTEST_")}
     try:
         yield
@@ -227,7 +225,7 @@ _ARGUMENTS = [
     "--capture=no",
     "-pno:cacheprovider",
     "-pno:terminal",
-    # they would warn, on a terminal that is not there, and look through all objects for it
+    # they search all objects for warnings, which no terminal would show
     "-pno:unraisableexception",
     "-pno:threadexception",
 ]

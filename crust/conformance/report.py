@@ -1,7 +1,7 @@
-"""What a run prints: a line for each case that ran, below it what was broken, and a summary.
+"""The output of a run: a line for each case that ran, below it the broken clauses, and a summary.
 
-A skipped case has no line; the summary has one for each reason. The reports for machines are JUnit XML, in which only
-what fails the run is a failure, and JSON with everything.
+A skipped case has no line; the summary has one for each reason. The reports for machines are JUnit XML, which has a
+failure only for a finding that fails the run, and JSON with all facts.
 """
 
 import json
@@ -33,13 +33,13 @@ _SHOWN_AS = {"why": "but"}
 
 
 class Report:
-    """Prints to stdout as the run goes on; nothing if `quiet`."""
+    """Prints to stdout during the run, unless it is `quiet`."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
 
     def result(self, result: Result) -> None:
-        """One case."""
+        """Print the result of a case."""
         if result.outcome == "skipped":
             return
         word = click.style(f"{result.outcome:<8}", fg=_COLORS[result.outcome])
@@ -48,19 +48,19 @@ class Report:
             self._finding(finding)
 
     def remark(self, text: str) -> None:
-        """What holds for the whole run."""
+        """Print a remark about the whole run."""
         self._line(f"{click.style('note', bold=True)}: {text}")
 
     def summary(self, results: Results, *, strict: bool) -> None:
-        """How many of each outcome; what was skipped, by reason; what was broken."""
+        """Print the skipped cases by reason, the broken ones by outcome, and the number of each outcome."""
         reasons = defaultdict[str, list[str]](list)
-        for number, why in results.skipped.items():
-            reasons[why].append(number)
+        for number, reason in results.skipped.items():
+            reasons[reason].append(number)
         if reasons:
             self._line("")
             self._line("skipped, because the subject has not, or was not given:")
-        for why, numbers in sorted(reasons.items(), key=lambda each: -len(each[1])):
-            self._line(f"  {len(numbers):>3} {why}: {_ranges(numbers)}")
+        for reason, numbers in sorted(reasons.items(), key=lambda item: -len(item[1])):
+            self._line(f"  {len(numbers):>3} {reason}: {_ranges(numbers)}")
         for outcome, meaning in _MEANING:
             self._broken(results, outcome, meaning)
         counts = [f"{len(results.numbers(color))} {color}" for color in _COLORS]
@@ -68,12 +68,12 @@ class Report:
         self._line(", ".join(counts) + ("" if not strict else "; strict: all but passed ones fail"))
 
     def _broken(self, results: Results, outcome: Outcome, meaning: str) -> None:
-        found = [each for each in results.each if each.outcome == outcome]
-        if found:
+        broken = [result for result in results.cases if result.outcome == outcome]
+        if broken:
             self._line("")
             self._line(f"{click.style(outcome, fg=_COLORS[outcome])}: {meaning}")
-        for each in found:
-            self._line(f"  {each.case.number} {each.case.rule}")
+        for result in broken:
+            self._line(f"  {result.case.number} {result.case.rule}")
 
     def _finding(self, finding: Finding) -> None:
         for key, text in _facts(finding).items():
@@ -100,15 +100,15 @@ def _ranges(numbers: Iterable[str]) -> str:
 def write_junit(path: Path, results: Results, failing: Iterable[Outcome]) -> None:
     """One testcase for each case; a finding that does not fail the run is its output."""
     failing = frozenset(failing)
-    failures = sum(each.outcome in failing for each in results.each)
-    skipped = sum(each.outcome == "skipped" for each in results.each)
+    failures = sum(result.outcome in failing for result in results.cases)
+    skipped = sum(result.outcome == "skipped" for result in results.cases)
     suite = ElementTree.Element("testsuite", name="crust conformance", errors="0")
-    suite.set("tests", str(len(results.each)))
+    suite.set("tests", str(len(results.cases)))
     suite.set("failures", str(failures))
     suite.set("skipped", str(skipped))
-    suite.set("time", f"{sum(each.seconds for each in results.each):.3f}")
-    for each in results.each:
-        suite.append(_testcase(each, failing))
+    suite.set("time", f"{sum(result.seconds for result in results.cases):.3f}")
+    for result in results.cases:
+        suite.append(_testcase(result, failing))
     root = ElementTree.Element("testsuites")
     root.append(suite)
     ElementTree.indent(root)
@@ -116,9 +116,10 @@ def write_junit(path: Path, results: Results, failing: Iterable[Outcome]) -> Non
 
 
 def write_json(path: Path, results: Results) -> None:
-    """Every case with its clauses and findings."""
-    found = {"exit_code": results.exit_code, "cases": [_described(each) for each in results.each]}
-    path.write_text(json.dumps(found, ensure_ascii=False, indent=2) + "\n")
+    """Write every case with its clauses and findings."""
+    cases = [_described(result) for result in results.cases]
+    document = {"exit_code": results.exit_code, "cases": cases}
+    path.write_text(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
 
 
 def _testcase(result: Result, failing: frozenset[Outcome]) -> ElementTree.Element:
@@ -165,5 +166,5 @@ def _text(finding: Finding) -> str:
 
 
 def _xml(text: str) -> str:
-    """XML cannot have the control characters that some cases send."""
-    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
+    """Replace control characters, which some cases send and XML cannot contain."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)

@@ -1,4 +1,4 @@
-"""What a run found: per case an outcome, and for each clause that was broken a finding."""
+"""The results of a run: an outcome for each case, and a finding for each broken clause."""
 
 import itertools
 import re
@@ -20,7 +20,7 @@ OUTCOMES: dict[Strength, Outcome] = {
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What was sent, and what came back, as a report shows it, without secrets; both empty before the first call."""
+    """A request and its answer for a report, without secrets; both empty before the first call."""
 
     sent: str = ""
     got: str = ""
@@ -28,7 +28,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A clause that was broken, how, and the last call before that."""
+    """A broken clause, the reason, and the last call before it."""
 
     clause: Clause
     why: str
@@ -36,12 +36,12 @@ class Finding:
 
 
 def explained(error: BaseException) -> str:
-    """Why an assertion failed: what it says, without the suite's own objects."""
+    """The message of a failed assertion, without the suite's own objects."""
     text = str(error) or type(error).__name__
     if not isinstance(error, (AssertionError, errors.CrustError)):
         text = f"{type(error).__name__}: {text}"
     lines = [_ADDRESS.sub(r"\1", line) for line in text.splitlines() if line.strip()]
-    # a sentence of the case, better than the comparison below it
+    # the case's own sentence is better than the comparison below it
     if not text.startswith("assert "):
         lines = list(itertools.takewhile(lambda line: not line.startswith("assert "), lines))
     return "\n".join(lines[:_LINES]) or type(error).__name__
@@ -70,17 +70,18 @@ class Result:
 class Results:
     """All cases of a run, in the order in which they ended.
 
-    Exit codes: 0 no MUST is broken (strict: nothing is), 1 one is, 2 interrupted, 3 the subject does not answer.
+    Exit codes: 0 no MUST is broken (strict: no clause), 1 a MUST is broken, 2 interrupted, 3 the subject is away.
     """
 
-    each: list[Result] = field(default_factory=list)
+    cases: list[Result] = field(default_factory=list)
     exit_code: int = 0
 
     def numbers(self, *outcomes: Outcome) -> frozenset[str]:
-        """The cases that ended so."""
-        return frozenset(one.case.number for one in self.each if one.outcome in outcomes)
+        """The numbers of the cases with these outcomes."""
+        return frozenset(result.case.number for result in self.cases if result.outcome in outcomes)
 
     @property
     def skipped(self) -> dict[str, str]:
         """The cases that did not run, with the reasons."""
-        return {one.case.number: one.skipped for one in self.each if one.outcome == "skipped"}
+        skipped = [result for result in self.cases if result.outcome == "skipped"]
+        return {result.case.number: result.skipped for result in skipped}

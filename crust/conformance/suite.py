@@ -1,4 +1,4 @@
-"""The suite for drivers: connects to the driver, asks what it has, and runs the cases that fit."""
+"""The suite for drivers: connects to the driver, asks for its capabilities, and runs the cases that fit."""
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -18,14 +18,14 @@ CASES = Path(__file__).parent / "cases"
 
 
 def run_suite(options: Options, host: HostView | None = None, *, quiet: bool = False) -> Results:
-    """Run the cases against the driver. Raises `errors.InvalidRequest` for a case that is not there."""
+    """Run the cases against the driver. Raises `errors.InvalidRequest` for an unknown case."""
     with connected(options.socket, options.controller_socket) as channels:
-        driver = Driver(channels, options, host or HostView())
+        driver = DriverSubject(channels, options, host or HostView())
         return plugin.run_cases(driver, CASES, "C", options, report.Report(quiet=quiet))
 
 
-class Driver(plugin.Subject):
-    """The driver that is tested. What no capability says is tried once, and only for a case that creates volumes."""
+class DriverSubject(plugin.Subject):
+    """The tested driver. Abilities without a capability are tried once, and only if a case creates volumes."""
 
     def __init__(self, channels: Channels, options: Options, host: HostView) -> None:
         self._channels = channels
@@ -36,30 +36,30 @@ class Driver(plugin.Subject):
         self._co: Co | None = None
 
     def open(self) -> None:
-        """Wait for the driver, and ask what it has. Raises `plugin.Gone`."""
+        """Wait for the driver, and ask for its capabilities. Raises `plugin.Gone`."""
         self.end()
         try:
-            self._has = capabilities.of(self._channels, self._options)
+            self._has = capabilities.of_driver(self._channels, self._options)
         except AssertionError as error:
             raise self._gone(error) from None
 
     def begin(
-        self, case: Case, chosen: Collection[Case], remarked: Callable[[str], None]
+        self, case: Case, chosen: Collection[Case], remark: Callable[[str], None]
     ) -> Collection[str]:
-        """A case that creates volumes makes the suite try what no capability says."""
+        """Before the first case that creates volumes, try the abilities without a capability."""
         self._co = None
         if CREATE in case.needs and not self._is_tried:
             self._is_tried = True
-            needs = frozenset(need for other in chosen for need in other.needs)
-            found = capabilities.inferred(self._channels, self._has, self._options, needs)
-            self._has, self._options = found.has, found.options
-            for text in found.remarks:
-                remarked(text)
+            needs = frozenset(need for chosen_case in chosen for need in chosen_case.needs)
+            inferred = capabilities.inferred(self._channels, self._has, self._options, needs)
+            self._has, self._options = inferred.has, inferred.options
+            for text in inferred.remarks:
+                remark(text)
         return set(case.needs) - self._has
 
     @contextmanager
     def using(self, case: Case, findings: list[Finding]) -> Iterator[Co]:
-        """A CO that removes what the case has created."""
+        """A CO that removes the objects of the case."""
         self._co = co = Co(self._channels, self._options, self._has, self._host, case)
         yield co
         findings += co.findings
@@ -70,7 +70,7 @@ class Driver(plugin.Subject):
         return self._co.last if self._co else Exchange()
 
     def end(self) -> None:
-        """Probe, once the driver is there. Its node part may be another process."""
+        """Probe, when the driver is back. Its node part may be another process."""
         calls = Calls(self._channels, self._options.timeout_s)
         try:
             calls.until_final(csi_pb2.ProbeRequest())
@@ -80,4 +80,4 @@ class Driver(plugin.Subject):
             raise self._gone(error) from None
 
     def _gone(self, error: AssertionError) -> plugin.Gone:
-        return plugin.Gone(f"the driver at {self._options.where} does not answer: {error}")
+        return plugin.Gone(f"the driver at {self._options.sockets} does not answer: {error}")

@@ -1,7 +1,7 @@
-"""Calls that overlap, that are cancelled, and that a kill of the driver interrupts (C-401 to C-416, C-701 to C-708).
+"""Overlapping and cancelled calls, and calls that a kill of the driver interrupts (C-401 to C-416, C-701 to C-708).
 
-An identical call joins the running one, or is ABORTED; any other code means to a CO that the call failed. Whatever
-disturbed a call, its retry succeeds.
+An identical call joins the running one, or is ABORTED; any other code means to a CO that the call failed. The retry
+of a disturbed call succeeds.
 """
 
 import subprocess
@@ -32,11 +32,9 @@ def test_c401_concurrent_identical_creates_make_one_volume(co: Co) -> None:
 def test_c402_concurrent_creates_of_different_volumes_succeed(co: Co) -> None:
     requests = [co.create_request() for _ in range(_CALLERS)]
     answers = co.concurrently(requests)
-    made = [
-        answer.volume.volume_id for answer in answers if not isinstance(answer, grpc.StatusCode)
-    ]
-    assert len(made) == _CALLERS, answers
-    assert len(set(made)) == _CALLERS
+    ids = [answer.volume.volume_id for answer in answers if not isinstance(answer, grpc.StatusCode)]
+    assert len(ids) == _CALLERS, answers
+    assert len(set(ids)) == _CALLERS
 
 
 def test_c403_concurrent_identical_publishes_mount_once(co: Co) -> None:
@@ -55,8 +53,8 @@ def test_c404_concurrent_create_and_delete_leave_volume_complete_or_deleted(co: 
     co.concurrently([request] * 2)
     with co.should():
         assert deleting.code() in (Code.OK, Code.ABORTED), deleting.code()
-    again = co.until_final(request).volume
-    validate = co.validate_request(again, co.mount)
+    second = co.until_final(request).volume
+    validate = co.validate_request(second, co.mount)
     assert co.ask(validate).HasField("confirmed")
 
 
@@ -84,20 +82,20 @@ def test_c407_concurrent_identical_stages_and_unstages_succeed(co: Co) -> None:
 def test_c408_concurrent_identical_snapshots_make_one_snapshot(co: Co) -> None:
     request = copies.snapshot_request(co, co.volume().volume_id)
     answers = _joined(co, request)
-    made = copies.take(co, request)
-    assert {answer.snapshot.snapshot_id for answer in answers} <= {made.snapshot_id}
-    delete = csi_pb2.DeleteSnapshotRequest(snapshot_id=made.snapshot_id)
+    snapshot = copies.take(co, request)
+    assert {answer.snapshot.snapshot_id for answer in answers} <= {snapshot.snapshot_id}
+    delete = csi_pb2.DeleteSnapshotRequest(snapshot_id=snapshot.snapshot_id)
     _joined(co, delete)
 
 
 def test_c409_concurrent_identical_group_snapshots_make_one_group(co: Co) -> None:
     request = copies.group_request(co, [co.volume().volume_id for _ in range(2)])
     answers = _joined(co, request)
-    made = copies.take_group(co, request)
+    group = copies.take_group(co, request)
     assert {answer.group_snapshot.group_snapshot_id for answer in answers} <= {
-        made.group_snapshot_id
+        group.group_snapshot_id
     }
-    _joined(co, undo.group_deletion(made))
+    _joined(co, undo.group_deletion(group))
 
 
 def test_c410_concurrent_identical_controller_expansions_succeed(co: Co) -> None:
@@ -122,12 +120,12 @@ def test_c413_cancelled_snapshot_retried_makes_one_snapshot(co: Co) -> None:
     volume, target = co.used()
     request = copies.snapshot_request(co, volume.volume_id)
     _given_up(co, request)
-    made = copies.take(co, request)
+    snapshot = copies.take(co, request)
     co.host.write(target / "file", _DATA)
     if LIST_SNAPSHOTS in co.has:
         of_volume = csi_pb2.ListSnapshotsRequest(source_volume_id=volume.volume_id)
         listed = co.ask(of_volume).entries
-        assert [each.snapshot.snapshot_id for each in listed] == [made.snapshot_id]
+        assert [entry.snapshot.snapshot_id for entry in listed] == [snapshot.snapshot_id]
 
 
 def test_c414_cancelled_expansion_retried_succeeds(co: Co) -> None:
@@ -150,10 +148,10 @@ def test_c416_concurrent_different_calls_for_one_volume_succeed(co: Co) -> None:
     _ok_or_aborted(co, co.concurrently([snapshot, clone, expand]))
     co.until_final(expand)
     copied = co.until_final(clone).volume
-    made = copies.take(co, snapshot)
-    restored = co.volume(source=copies.of_snapshot(made.snapshot_id), size_bytes=size)
-    for each in (copied, restored):
-        assert co.file(co.use(each)) == _DATA
+    taken_snapshot = copies.take(co, snapshot)
+    restored = co.volume(source=copies.of_snapshot(taken_snapshot.snapshot_id), size_bytes=size)
+    for copy in (copied, restored):
+        assert co.file(co.use(copy)) == _DATA
 
 
 def _joined(co: Co, request: Any) -> list[Any]:
@@ -171,7 +169,7 @@ def _ok_or_aborted(co: Co, answers: list[Any]) -> list[Any]:
 
 
 def _used(co: Co, volume: csi_pb2.Volume, disturb: Callable[[Co, Any], None]) -> Path:
-    """Where the volume is published at the end, by calls that are disturbed and then retried."""
+    """The target of the volume, published by calls that are disturbed and then retried."""
     co.attach(volume)
     if STAGE in co.has:
         disturb(co, co.stage_request(volume))
@@ -211,8 +209,8 @@ def test_c701_lifecycle_survives_restart_after_each_call(co: Co) -> None:
     request = co.create_request()
     volume = co.create(request)
     _restart(co)
-    again = co.until_final(request).volume
-    assert again.volume_id == volume.volume_id
+    second = co.until_final(request).volume
+    assert second.volume_id == volume.volume_id
     co.stage(volume)
     _restart(co)
     target = co.publish(volume)
@@ -249,28 +247,28 @@ def test_c703_a_crash_during_a_snapshot_leaves_the_volume_usable(co: Co) -> None
     request = copies.snapshot_request(co, volume.volume_id)
     _killed_during(co, request)
     co.host.write(target / "other", _DATA)
-    made = copies.take(co, request)
-    restored = co.volume(source=copies.of_snapshot(made.snapshot_id))
+    snapshot = copies.take(co, request)
+    restored = co.volume(source=copies.of_snapshot(snapshot.snapshot_id))
     assert co.file(co.use(restored)) == _DATA
 
 
 def test_c704_snapshot_and_restore_survive_restart_after_each_call(co: Co) -> None:
     volume, target = co.used(file=_DATA)
     request = copies.snapshot_request(co, volume.volume_id)
-    made = copies.take(co, request)
+    snapshot = copies.take(co, request)
     _restart(co)
-    again = co.until_final(request).snapshot
-    assert again.snapshot_id == made.snapshot_id
-    assert again.creation_time == made.creation_time
+    second = co.until_final(request).snapshot
+    assert second.snapshot_id == snapshot.snapshot_id
+    assert second.creation_time == snapshot.creation_time
     co.host.write(target / "file", b"something else altogether")
-    create = co.create_request(source=copies.of_snapshot(made.snapshot_id))
+    create = co.create_request(source=copies.of_snapshot(snapshot.snapshot_id))
     restored = co.create(create)
     _restart(co)
     once_more = co.until_final(create).volume
     assert once_more.volume_id == restored.volume_id
-    copies.delete(co, made.snapshot_id)
+    copies.delete(co, snapshot.snapshot_id)
     _restart(co)
-    copies.delete(co, made.snapshot_id)
+    copies.delete(co, snapshot.snapshot_id)
     assert co.file(co.use(restored)) == _DATA
 
 
@@ -280,15 +278,15 @@ def test_c705_clone_killed_midway_succeeds_when_retried(co: Co) -> None:
     _killed_during(co, request)
     clone = co.until_final(request).volume
     _restart(co)
-    again = co.until_final(request).volume
-    assert again.volume_id == clone.volume_id
+    second = co.until_final(request).volume
+    assert second.volume_id == clone.volume_id
     co.host.write(target / "file", b"something else altogether")
     assert co.file(co.use(clone)) == _DATA
 
 
 def test_c706_expansion_killed_midway_succeeds_when_retried(co: Co) -> None:
     volume, target = co.used(file=_DATA)
-    sized, before = expansion.has_its_own_size(co, volume, target), co.host.size_bytes(target)
+    sized, size_before = expansion.has_its_own_size(co, volume, target), co.host.size_bytes(target)
     halves: tuple[Any, ...] = (
         expansion.controller_request(co, volume),
         expansion.node_request(co, volume, target),
@@ -297,7 +295,7 @@ def test_c706_expansion_killed_midway_succeeds_when_retried(co: Co) -> None:
         _killed_during(co, request)
         co.until_final(request)
     _restart(co)
-    assert not sized or co.host.size_bytes(target) >= 1.6 * before
+    assert not sized or co.host.size_bytes(target) >= 1.6 * size_before
     assert co.file(target) == _DATA
 
 
@@ -310,13 +308,13 @@ def test_c707_group_snapshot_killed_midway_succeeds_when_retried(co: Co) -> None
     _killed_during(co, request)
     for target in targets:
         co.host.write(target / "other", _DATA)
-    made = copies.take_group(co, request)
+    group = copies.take_group(co, request)
     _restart(co)
-    assert copies.members(copies.take_group(co, request)) == copies.members(made)
-    for member in made.snapshots:
+    assert copies.members(copies.take_group(co, request)) == copies.members(group)
+    for member in group.snapshots:
         restored = co.volume(source=copies.of_snapshot(member.snapshot_id))
         assert co.file(co.use(restored)) == _DATA
-    deletion = undo.group_deletion(made)
+    deletion = undo.group_deletion(group)
     _killed_during(co, deletion)
     co.until_final(deletion)
 
@@ -327,14 +325,14 @@ def test_c708_unpublish_to_delete_killed_midway_succeeds_when_retried(co: Co) ->
 
 
 def _killed_during(co: Co, request: Any) -> None:
-    """The driver dies at a random point of the call; the retry must succeed wherever that was."""
+    """Kill the driver at a random point of the call; the retry must succeed at every point."""
     running = co.begun(request)
     _restart(co)
     running.cancel()
 
 
 def _restart(co: Co) -> None:
-    """The operator's command kills the driver and starts it again; it serves when Probe says so."""
+    """Kill and start the driver by the operator's command; wait until Probe is ready."""
     run_restart_command(co.options.restart_command, co.options.timeout_s)
     co.until_ready()
 
@@ -342,8 +340,8 @@ def _restart(co: Co) -> None:
 def run_restart_command(command: str, timeout_s: float) -> None:
     """Run it with `sh -c`, to its end. Raises AssertionError, with its output, if it fails or takes too long.
 
-    What it starts inherits its output and lives on, so the output goes to a file: a pipe would end with the driver
-    only, and a reader of the pipe would wait for that.
+    The started driver inherits the command's output, so the output goes to a file: a reader of a pipe would wait for
+    the driver's end.
     """
     with tempfile.TemporaryFile() as output:
         try:

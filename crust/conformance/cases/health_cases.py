@@ -32,12 +32,12 @@ def test_c261_node_health_of_new_volume_is_healthy(co: Co) -> None:
 
 def test_c262_storage_health_entries_have_a_status(co: Co) -> None:
     request = csi_pb2.NodeGetStorageHealthRequest()
-    for each in co.ask(request).backend_health:
-        assert each.status, "an entry of status 0 says nothing"
+    for entry in co.ask(request).backend_health:
+        assert entry.status, "an entry of status 0 says nothing"
 
 
 def _check_healthy(co: Co, request: Any) -> None:
-    """Of a new volume, whose id the request has."""
+    """Check the answer for a new volume, whose id the request has."""
     health = co.ask(request).volume_health
     assert health.volume_id == request.volume_id
     with co.beyond():

@@ -1,6 +1,6 @@
-"""Identity, capabilities, what a node reports of itself, and what the controller says of a node (C-001 to C-017).
+"""Identity, capabilities, a node's report of itself, and the controller's report of a node (C-001 to C-017).
 
-The last is CSI pull request 603, as specs/node-identity.md has it.
+The last is CSI pull request 603, as described in specs/node-identity.md.
 """
 
 import re
@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _TOPOLOGY_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}\w)?")
 _TOPOLOGY_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _ADDITIONS = 20000
-"""CSI numbers its capabilities from 1; what is not of CSI is far above."""
+"""CSI numbers its capabilities from 1; the numbers of others are far above."""
 _REQUESTS: dict[str, Message] = {
     "controller": csi_pb2.ControllerGetCapabilitiesRequest(),
     "node": csi_pb2.NodeGetCapabilitiesRequest(),
@@ -26,7 +26,7 @@ _REQUESTS: dict[str, Message] = {
 _ONLY_1_12 = {"controller": {11}, "node": {4}}
 _ONLY_1_13 = {"controller": {16, 17}, "node": {7, 8}}
 _LOOKS = 20
-"""The limit follows what other programs attach: it is compared when it did not change for a moment."""
+"""The limit changes when other programs attach: the case compares it when it has not changed for a moment."""
 
 
 def test_c001_the_plugin_has_a_name(co: Co) -> None:
@@ -43,9 +43,9 @@ def test_c002_probe_is_ready_each_time(co: Co) -> None:
 
 
 def test_c003_what_is_advertised_is_advertised_once(co: Co) -> None:
-    for first, again in zip(_capabilities(co), _capabilities(co), strict=True):
-        texts = [each.SerializeToString(deterministic=True) for each in first]
-        assert sorted(texts) == sorted(each.SerializeToString(deterministic=True) for each in again)
+    for first, later in zip(_capabilities(co), _capabilities(co), strict=True):
+        texts = [item.SerializeToString(deterministic=True) for item in first]
+        assert sorted(texts) == sorted(item.SerializeToString(deterministic=True) for item in later)
         with co.beyond():
             assert len(set(texts)) == len(texts), f"a capability twice: {first}"
             assert all(texts), f"a capability without a type: {first}"
@@ -67,13 +67,13 @@ def test_c006_a_profile_has_its_own_capabilities_only(co: Co) -> None:
     controller, node = _types(co)
     of_other_profile = (controller & foreign["controller"], node & foreign["node"])
     assert not any(of_other_profile), (
-        f"CSI {co.options.profile} does not have what the controller and the node advertise: {of_other_profile};"
-        " --profile says which CSI the driver speaks"
+        f"CSI {co.options.profile} lacks these capabilities of the controller and the node: {of_other_profile};"
+        " --profile names the driver's version of CSI"
     )
 
 
 def test_c007_capabilities_of_deferral_need_opt_in(co: Co) -> None:
-    assert all(each < _ADDITIONS for types in _types(co) for each in types)
+    assert all(number < _ADDITIONS for types in _types(co) for number in types)
     info = co.node_info()
     assert not list(info.supported_file_systems)
 
@@ -98,8 +98,8 @@ def test_c009_the_node_has_a_topology(co: Co) -> None:
 
 def test_c010_nothing_lies_beside_the_socket(co: Co) -> None:
     beside = list(Path(co.options.socket).parent.iterdir())
-    others = [each.name for each in beside if not stat.S_ISSOCK(each.lstat().st_mode)]
-    assert not others, f"beside the socket: {others}"
+    files = [path.name for path in beside if not stat.S_ISSOCK(path.lstat().st_mode)]
+    assert not files, f"beside the socket: {files}"
 
 
 def test_c011_node_get_id_returns_node_id(co: Co) -> None:
@@ -107,28 +107,28 @@ def test_c011_node_get_id_returns_node_id(co: Co) -> None:
 
 
 def _capabilities(co: Co) -> list[list[Message]]:
-    asked = [request for service, request in _REQUESTS.items() if service in co.has]
-    requests = [csi_pb2.GetPluginCapabilitiesRequest(), *asked]
+    supported = [request for service, request in _REQUESTS.items() if service in co.has]
+    requests = [csi_pb2.GetPluginCapabilitiesRequest(), *supported]
     return [list(co.ask(request).capabilities) for request in requests]
 
 
 def _types(co: Co) -> tuple[set[int], set[int]]:
-    found = {"controller": set[int](), "node": set[int]()}
-    for service, asked in _REQUESTS.items():
+    types = {"controller": set[int](), "node": set[int]()}
+    for service, request in _REQUESTS.items():
         if service in co.has:
-            found[service] = {capability.rpc.type for capability in co.ask(asked).capabilities}
-    return found["controller"], found["node"]
+            types[service] = {capability.rpc.type for capability in co.ask(request).capabilities}
+    return types["controller"], types["node"]
 
 
 def test_c012_controller_node_info_equals_node_info(co: Co) -> None:
     for _ in range(_LOOKS):
-        before, answer, after = co.node_info(), _ask(co), co.node_info()
-        if before == after:
+        first, answer, last = co.node_info(), _ask(co), co.node_info()
+        if first == last:
             break
-    assert answer.accessible_topology == before.accessible_topology
-    assert answer.max_volumes_per_node == before.max_volumes_per_node
+    assert answer.accessible_topology == first.accessible_topology
+    assert answer.max_volumes_per_node == first.max_volumes_per_node
     flagged = csi_pb2.NodeGetInfoRequest(controller_get_node_info=True)
-    assert co.ask(flagged).node_id == before.node_id
+    assert co.ask(flagged).node_id == first.node_id
     request = csi_pb2.ControllerGetNodeInfoRequest
     co.answered(request(node_id="conformance-no-such-node"), Code.NOT_FOUND)
     co.answered(request(), Code.INVALID_ARGUMENT)
@@ -155,7 +155,7 @@ def test_c015_node_that_returns_an_id_alone_has_a_controller_that_returns_the_re
 
 
 def test_c016_controller_node_info_of_a_full_node_leaves_no_free_slot(co: Co) -> None:
-    own, refused = set[str](), False
+    own_ids, refused = set[str](), False
     for number in range(co.node_info().max_volumes_per_node + 1):
         volume = co.volume()
         code, message = co.outcome(co.attach_request(volume))
@@ -163,29 +163,29 @@ def test_c016_controller_node_info_of_a_full_node_leaves_no_free_slot(co: Co) ->
         if refused := code is Code.RESOURCE_EXHAUSTED:
             break
         if number % 2:
-            own.add(volume.volume_id)  # the others are those of a second CO
+            own_ids.add(volume.volume_id)  # the other volumes belong to a second CO
     assert refused, "a node takes more volumes than max_volumes_per_node"
-    found = _ask(co)
-    foreign = set(found.published_volume_ids) - own
-    assert found.max_volumes_per_node - len(foreign) <= len(own)
-    assert _ask(co, *own).max_volumes_per_node <= max(len(own), 1)
+    info = _ask(co)
+    foreign = set(info.published_volume_ids) - own_ids
+    assert info.max_volumes_per_node - len(foreign) <= len(own_ids)
+    assert _ask(co, *own_ids).max_volumes_per_node <= max(len(own_ids), 1)
 
 
 def test_c017_controller_node_info_for_a_co_that_names_its_volumes(co: Co) -> None:
     first, second = co.volume(), co.volume()
-    for each in (first, second):
-        co.attach(each)
+    for volume in (first, second):
+        co.attach(volume)
     limits = (0, 1)
     for _ in range(_LOOKS):
         everything = tuple(_ask(co).published_volume_ids)
-        others = [each for each in everything if each != second.volume_id]
-        before, less, after = _ask(co, *everything), _ask(co, *others), _ask(co, *everything)
-        limits = (before.max_volumes_per_node, less.max_volumes_per_node)
-        if before == after:
+        other_ids = [volume_id for volume_id in everything if volume_id != second.volume_id]
+        full, partial, repeated = _ask(co, *everything), _ask(co, *other_ids), _ask(co, *everything)
+        limits = (full.max_volumes_per_node, partial.max_volumes_per_node)
+        if full == repeated:
             break
     assert limits[1] == max(limits[0] - 1, 1) or limits[0] == 0
 
 
-def _ask(co: Co, *known: str) -> csi_pb2.ControllerGetNodeInfoResponse:
-    request = csi_pb2.ControllerGetNodeInfoRequest(node_id=co.node_id(), published_volume_ids=known)
+def _ask(co: Co, *ids: str) -> csi_pb2.ControllerGetNodeInfoResponse:
+    request = csi_pb2.ControllerGetNodeInfoRequest(node_id=co.node_id(), published_volume_ids=ids)
     return co.ask(request)

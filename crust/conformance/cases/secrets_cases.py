@@ -1,4 +1,4 @@
-"""What a driver writes into its log (C-601, C-602)."""
+"""The content of a driver's log (C-601, C-602)."""
 
 import copy
 from collections.abc import Iterator
@@ -44,8 +44,8 @@ def test_c602_refusals_contain_no_secret(co: Co) -> None:
 
 def _copy_and_grow(co: Co, volume: csi_pb2.Volume) -> None:
     if SNAPSHOT in co.has:
-        made = copies.snapshot(co, volume.volume_id)
-        co.volume(source=copies.of_snapshot(made.snapshot_id))
+        snapshot = copies.snapshot(co, volume.volume_id)
+        co.volume(source=copies.of_snapshot(snapshot.snapshot_id))
     if CLONE in co.has:
         co.volume(source=copies.of_volume(volume.volume_id))
     if GROUP in co.has:
@@ -74,12 +74,12 @@ def _planted(request: Any, password: str, token: str, flag: str) -> Any:
 @contextmanager
 def _log_has_none_of(co: Co, password: str, token: str, flag: str) -> Iterator[None]:
     assert co.options.log is not None
-    before = co.options.log.stat().st_size
+    offset = co.options.log.stat().st_size
     yield
     with co.options.log.open("rb") as file:
-        file.seek(before)
-        written = file.read()
+        file.seek(offset)
+        logged = file.read()
     with co.should():
-        assert token.encode() not in written, "a token of volume_context is in the log"
-        assert flag.encode() not in written, "a mount flag is in the log"
-    assert password.encode() not in written, "a secret is in the log"
+        assert token.encode() not in logged, "a token of volume_context is in the log"
+        assert flag.encode() not in logged, "a mount flag is in the log"
+    assert password.encode() not in logged, "a secret is in the log"

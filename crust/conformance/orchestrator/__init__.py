@@ -1,1 +1,1 @@
-"""The CO that the cases speak through: calls with their transcript, usual sequences, undoing, what the host shows."""
+"""The CO of the cases: calls with their transcript, usual sequences, undoing, and a view of the host."""

@@ -1,10 +1,10 @@
-"""Calls of a CO; each answer is checked for what holds for all answers, and the last exchange is kept for the report.
+"""Calls of a CO. Each answer is checked by the rules for all answers, and the last exchange is kept for the report.
 
 A request's type is its RPC. CSI lets a driver be two plugins, each with Identity: a call of the Node service goes to
-the node part, any other one to the controller part, whose capabilities tell a CO what the driver can do.
+the node part, any other one to the controller part, whose capabilities are the driver's.
 
-The one sleep of the suite is here: a CO that is answered ABORTED has nothing to wait on, and asks again after a
-while, longer each time, as kubelets and sidecars do.
+The suite sleeps only here: after ABORTED a CO has no event to wait for, and repeats the call after a pause, longer
+each time, as kubelets and sidecars do.
 """
 
 import copy
@@ -31,7 +31,7 @@ PENDING = (Code.ABORTED, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLE
 _RETRY_FIRST_S = 0.02
 _RETRY_MOST_S = 0.5
 UNKNOWN = "conformance-no-such-thing"
-"""An id that no driver has answered: of a volume, a node, a snapshot, a group."""
+"""An id that no driver has returned: of a volume, a node, a snapshot, a group."""
 
 STRING_MAX_BYTES = 128
 MAP_MAX_BYTES = 4096
@@ -41,11 +41,11 @@ _EXTENSIONS = ("csi.v1.DeferredMount",)
 _STREAMS = grpc.UnaryStreamMultiCallable
 _DETAILS = "grpc-status-details-bin"
 _SHOWN = 700
-"""Enough characters for every request of the suite but those that test size limits."""
+"""Enough characters for every request of the suite, except the cases of size limits."""
 
 
 class Channels(NamedTuple):
-    """To a driver's two parts, which may be one."""
+    """The channels to a driver's two parts, which may be one."""
 
     node: grpc.Channel
     controller: grpc.Channel
@@ -66,7 +66,7 @@ def connected(node: str, controller: str = "") -> Iterator[Channels]:
 
 
 class Refusal(AssertionError):
-    """A call that had to be answered OK was not. The text is for a driver's author; gRPC's own stack adds nothing."""
+    """A call that had to be answered OK was refused. The text is for a driver's author."""
 
     def __init__(self, request: Message, error: Any) -> None:
         self.error: grpc.RpcError = error
@@ -79,8 +79,8 @@ class Refusal(AssertionError):
 class Calls:
     """Sends requests. `timeout_s` is each call's deadline, and how long a retried call is retried.
 
-    An answer is the RPC's response; of an RPC that streams, the list of them. Every request whose RPC has secrets
-    gets those that the driver needs to authenticate.
+    An answer is the RPC's response, or the list of responses of a streaming RPC. Every request with a field for
+    secrets gets the driver's secrets.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Calls:
 
     @property
     def last(self) -> Exchange:
-        """The last call, as a report shows it; made into text only where something is broken."""
+        """The last call for a report. Only a finding makes it into text."""
         return self._last()
 
     def ask(self, request: Message) -> Any:
@@ -118,10 +118,10 @@ class Calls:
         return reply
 
     def answered(self, request: Message, *codes: grpc.StatusCode) -> grpc.StatusCode:
-        """A call that must be answered with one of `codes`; returns which. Raises AssertionError."""
+        """A call that must be answered with one of `codes`; returns the code. Raises AssertionError."""
         code, _ = self.outcome(request)
-        name, wanted = type(request).__name__, " or ".join(code.name for code in codes)
-        assert code in codes, f"{name} was answered {code.name}, must be {wanted}"
+        name, expected = type(request).__name__, " or ".join(code.name for code in codes)
+        assert code in codes, f"{name} was answered {code.name}, must be {expected}"
         return code
 
     def refused_without(self, request: Message, *fields: str) -> None:
@@ -132,7 +132,7 @@ class Calls:
             self.answered(lacking, Code.INVALID_ARGUMENT)
 
     def refused_with_unknown(self, request: Message, *fields: str) -> None:
-        """With an id that no driver has answered, in any one of the fields. Raises AssertionError."""
+        """With an unknown id in any one of the fields, the answer must be NOT_FOUND. Raises AssertionError."""
         for field in fields:
             unknown = copy.deepcopy(request)
             setattr(unknown, field, UNKNOWN)
@@ -157,14 +157,14 @@ class Calls:
     def concurrently(self, requests: Sequence[Message]) -> list[Any]:
         """All calls at once, each answered or refused; answers, or codes, in their order."""
         futures = [self.begun(request) for request in requests]
-        found = [_settled(future) for future in futures]
-        codes = [each.name if isinstance(each, Code) else Code.OK.name for each in found]
-        shown, times = ", ".join(codes), len(requests)
-        self._last = lambda: exchange(requests[0], shown, "", times=times)
-        return found
+        replies = [_settled(future) for future in futures]
+        codes = [reply.name if isinstance(reply, Code) else Code.OK.name for reply in replies]
+        summary, times = ", ".join(codes), len(requests)
+        self._last = lambda: exchange(requests[0], summary, "", times=times)
+        return replies
 
     def begun(self, request: Message, timeout_s: float = 0) -> Any:
-        """The future of a call that runs; its deadline is the usual one if none is given."""
+        """The future of a running call, by default with the usual deadline."""
         request = self._with_secrets(request)
         return self.method(request).future(request, timeout=timeout_s or self.timeout_s)
 
@@ -194,23 +194,23 @@ class Calls:
             assert time.monotonic() < until, "Probe is OK, and not ready"
             time.sleep(_RETRY_FIRST_S)
 
-    def sent(self, request: Message, **how: Any) -> Any:
-        """The answer, checked, or the refusal; `how` is gRPC's."""
+    def sent(self, request: Message, **options: Any) -> Any:
+        """The checked answer, or the refusal. `options` are gRPC's."""
         method, request = self.method(request), self._with_secrets(request)
         try:
-            answer = method(request, timeout=self.timeout_s, **how)
+            answer = method(request, timeout=self.timeout_s, **options)
             answers = list(answer) if isinstance(method, _STREAMS) else [answer]
         except grpc.RpcError as error:
             refusal = Refusal(request, error)
             self._last = lambda: exchange(request, refusal.code.name, refusal.message)
             return refusal
-        for found in answers:
-            self._last = partial(exchange, request, Code.OK.name, found)
-            check_limits(found)
+        for message in answers:
+            self._last = partial(exchange, request, Code.OK.name, message)
+            check_limits(message)
         return answers if isinstance(method, _STREAMS) else answer
 
     def _with_secrets(self, request: Any) -> Any:
-        """A copy with the secrets; the ones that a case has set in the request win."""
+        """A copy with the secrets; secrets that a case has set in the request stay."""
         if not self.secrets or "secrets" not in request.DESCRIPTOR.fields_by_name:
             return request
         request = copy.deepcopy(request)
@@ -237,7 +237,7 @@ def check_limits(answer: Message) -> None:
 
 
 def check_refusal(error: grpc.RpcError) -> None:
-    """CSI "Error Scheme": a message that a human can read, and no details."""
+    """Check CSI "Error Scheme": a message that a human can read, and no details."""
     assert isinstance(error, grpc.Call)
     assert (error.details() or "").strip(), f"{error.code()} came without a message"
     keys = [key for key, _ in error.trailing_metadata() or ()]
@@ -253,18 +253,18 @@ def _sizes(message: Message) -> Iterator[tuple[str, int, int]]:
         elif kind.GetOptions().map_entry:
             yield field.full_name, _map_bytes(value), MAP_MAX_BYTES
         elif kind.full_name not in _EXTENSIONS:
-            for each in value if field.is_repeated else [value]:
-                yield from _sizes(each)
+            for nested in value if field.is_repeated else [value]:
+                yield from _sizes(nested)
 
 
 def _strings(field: FieldDescriptor, value: object) -> Iterator[tuple[str, int, int]]:
     limit = _OTHER_LIMITS.get(field.full_name, STRING_MAX_BYTES)
-    for each in [value] if isinstance(value, str) else list(value):  # type: ignore[call-overload]
-        yield field.full_name, len(each.encode()), limit
+    for text in [value] if isinstance(value, str) else list(value):  # type: ignore[call-overload]
+        yield field.full_name, len(text.encode()), limit
 
 
 def _map_bytes(value: dict[str, str]) -> int:
-    return sum(len(key.encode()) + len(each.encode()) for key, each in value.items())
+    return sum(len(key.encode()) + len(text.encode()) for key, text in value.items())
 
 
 def exchange(request: Message, code: str, answer: Message | str, *, times: int = 1) -> Exchange:

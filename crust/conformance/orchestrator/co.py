@@ -1,6 +1,6 @@
-"""The CO of a case: it creates volumes, attaches, stages and publishes them, and removes all of it again.
+"""The CO of a case: it creates, attaches, stages and publishes volumes, and undoes all of it.
 
-Every call is seen by `undo`, so that whatever a case has done is undone, also where it failed half-way.
+`undo` sees every call, so that all steps of a case are undone, even if the case fails half-way.
 """
 
 import itertools
@@ -32,11 +32,11 @@ SIDECAR_KEYS = {
     "csi.storage.k8s.io/pvc/namespace": "default",
     "csi.storage.k8s.io/pv/name": "pvc-1",
 }
-"""Parameters that sidecars add to those of the StorageClass."""
+"""Parameters that sidecars add to the parameters of the StorageClass."""
 
 
 class Co(Calls):
-    """One case's CO. Clean it in the end; `findings` are the weaker clauses that were broken."""
+    """One case's CO. Clean it in the end; `findings` are the broken weaker clauses."""
 
     def __init__(
         self, channels: Channels, options: Options, has: frozenset[str], host: HostView, case: Case
@@ -48,20 +48,20 @@ class Co(Calls):
         self.findings: list[Finding] = []
         self._case = case
         self._undo = Undo(host, self.root)
-        seen = (grpc.intercept_channel(channel, self._undo) for channel in channels)
-        super().__init__(Channels(*seen), options.timeout_s, options.parameters.secrets)
+        intercepted = (grpc.intercept_channel(channel, self._undo) for channel in channels)
+        super().__init__(Channels(*intercepted), options.timeout_s, options.parameters.secrets)
         self._attached: dict[str, dict[str, str]] = {}
 
     def clean(self) -> list[Finding]:
-        """Undo what the case has done; returns what could not be removed."""
+        """Undo the steps of the case; returns a finding for each object that could not be removed."""
         return self._undo.clean(self)
 
     def should(self) -> "_Weaker":
-        """What fails in its block breaks the case's SHOULD; the case goes on."""
+        """An assertion that fails in its block breaks the case's SHOULD; the case continues."""
         return _Weaker(self, self._case.clause(Strength.SHOULD))
 
     def beyond(self) -> "_Weaker":
-        """What fails in its block is noted, and the case goes on."""
+        """An assertion that fails in its block is noted; the case continues."""
         return _Weaker(self, self._case.clause(Strength.BEYOND))
 
     # Names are new in every run, so that volumes of an earlier run are never found.
@@ -71,7 +71,7 @@ class Co(Calls):
 
     @property
     def mount(self) -> VolumeCapability:
-        """The filesystem that is used where the filesystem does not matter."""
+        """The capability for cases in which the filesystem does not matter."""
         return mount(self.options.parameters.fs_types[0])
 
     @property
@@ -85,10 +85,10 @@ class Co(Calls):
         return [mount(fs_type) for fs_type in self.options.parameters.fs_types]
 
     def request(
-        self, kind: type[R], volume: Volume, capability: VolumeCapability | None = None, **more: Any
+        self, kind: type[R], volume: Volume, capability: VolumeCapability | None = None, **keys: Any
     ) -> R:
-        """A request of this kind that a driver must accept: what a CO knows of the volume, and `more` fields."""
-        known = {
+        """A request that a driver must accept: with the volume's values in a CO, and the fields `keys`."""
+        values = {
             "volume_id": volume.volume_id,
             "volume_context": volume.volume_context,
             "publish_context": self._attached.get(volume.volume_id, {}),
@@ -96,7 +96,7 @@ class Co(Calls):
             "staging_target_path": str(self.staging(volume)) if STAGE in self.has else "",
         }
         has = kind.DESCRIPTOR.fields_by_name
-        return kind(**{name: value for name, value in known.items() if name in has}, **more)
+        return kind(**{name: value for name, value in values.items() if name in has}, **keys)
 
     def create_request(
         self,
@@ -107,21 +107,21 @@ class Co(Calls):
         source: csi_pb2.VolumeContentSource | None = None,
     ) -> csi_pb2.CreateVolumeRequest:
         """A CreateVolume that a driver must accept."""
-        given = self.options.parameters
+        params = self.options.parameters
         raw = capability is not None and capability.HasField("block")
-        usual_bytes = given.raw_size_bytes if raw and given.raw_size_bytes else given.size_bytes
+        usual_bytes = params.raw_size_bytes if raw and params.raw_size_bytes else params.size_bytes
         return csi_pb2.CreateVolumeRequest(
             name=name or self.name(),
             volume_capabilities=[capability or self.mount],
             capacity_range=csi_pb2.CapacityRange(required_bytes=size_bytes or usual_bytes),
-            parameters=given.parameters,
+            parameters=params.parameters,
             volume_content_source=source,
         )
 
     def create(self, request: csi_pb2.CreateVolumeRequest) -> Volume:
         """CreateVolume that must be OK."""
-        made: Volume = self.ask(request).volume
-        return made
+        volume: Volume = self.ask(request).volume
+        return volume
 
     def volume(
         self,
@@ -134,9 +134,9 @@ class Co(Calls):
         return self.create(self.create_request(capability, size_bytes=size_bytes, source=source))
 
     def volume_for(self, *capabilities: VolumeCapability) -> Volume:
-        """A new volume that is to be used in each of these ways, one after the other.
+        """A new volume for use in each of these ways, one after the other.
 
-        A driver may refuse to make one for all of them; then the case is skipped.
+        A driver may refuse to make such a volume; then the case is skipped.
         """
         request = self.create_request()
         del request.volume_capabilities[:]
@@ -149,7 +149,7 @@ class Co(Calls):
             raise
 
     def staged(self) -> tuple[Volume, Path]:
-        """A new volume, staged, and a target where nothing is published yet."""
+        """A new staged volume, and a new target path."""
         volume = self.volume()
         self.stage(volume)
         return volume, self.target()
@@ -161,7 +161,7 @@ class Co(Calls):
         source: csi_pb2.VolumeContentSource | None = None,
         file: bytes = b"",
     ) -> tuple[Volume, Path]:
-        """A new volume, and where it is published; with `file` in it, if that is given."""
+        """A new volume, and the target at which it is published; with `file` in it, if given."""
         volume = self.volume(capability, source=source)
         target = self.use(volume, capability)
         if file:
@@ -198,7 +198,7 @@ class Co(Calls):
     def attach(
         self, volume: Volume, capability: VolumeCapability | None = None, *, readonly: bool = False
     ) -> None:
-        """ControllerPublishVolume where the driver attaches."""
+        """ControllerPublishVolume, if the driver attaches."""
         if PUBLISH not in self.has:
             return
         request = self.attach_request(volume, capability, readonly=readonly)
@@ -210,16 +210,16 @@ class Co(Calls):
         return kind(volume_id=volume_id, node_id=self.node_id())
 
     def detach(self, volume_id: str) -> None:
-        """ControllerUnpublishVolume where the driver attaches."""
+        """ControllerUnpublishVolume, if the driver attaches."""
         if PUBLISH in self.has:
             self.until_final(self.detach_request(volume_id))
 
     def node_info(self) -> csi_pb2.NodeGetInfoResponse:
-        """What this node says of itself."""
+        """The NodeGetInfo of this node."""
         return self.ask(csi_pb2.NodeGetInfoRequest())
 
     def node_id(self) -> str:
-        """This node."""
+        """This node's id."""
         return str(self.node_info().node_id)
 
     def staging(self, volume: Volume, name: str = "globalmount") -> Path:
@@ -241,7 +241,7 @@ class Co(Calls):
         return self.request(csi_pb2.NodeStageVolumeRequest, volume, capability)
 
     def stage(self, volume: Volume, capability: VolumeCapability | None = None) -> None:
-        """Attach and stage, where the driver does that."""
+        """Attach and stage, if the driver does."""
         self.attach(volume, capability)
         if STAGE in self.has:
             self.until_final(self.stage_request(volume, capability))
@@ -251,7 +251,7 @@ class Co(Calls):
         return self.request(csi_pb2.NodeUnstageVolumeRequest, volume)
 
     def unstage(self, volume: Volume) -> None:
-        """NodeUnstageVolume where the driver stages."""
+        """NodeUnstageVolume, if the driver stages."""
         if STAGE in self.has:
             self.until_final(self.unstage_request(volume))
 
@@ -269,12 +269,12 @@ class Co(Calls):
 
     def ephemeral_request(self, target: Path) -> csi_pb2.NodePublishVolumeRequest:
         """A NodePublishVolume of a new inline ephemeral volume, as a kubelet sends it."""
-        given = self.options.parameters.ephemeral_context
+        context = self.options.parameters.ephemeral_context
         return csi_pb2.NodePublishVolumeRequest(
             volume_id="csi-" + self.name("").encode().hex().ljust(64, "0")[:64],
             target_path=str(target),
             volume_capability=self.mount,
-            volume_context={**given, "csi.storage.k8s.io/ephemeral": "true"},
+            volume_context={**context, "csi.storage.k8s.io/ephemeral": "true"},
         )
 
     def publish(
@@ -294,7 +294,7 @@ class Co(Calls):
     def published_again(
         self, volume: Volume, capability: VolumeCapability, *, readonly: bool = False
     ) -> Path | None:
-        """A second target of a published volume; None where the driver refuses it, which breaks a SHOULD."""
+        """A second target of a published volume; None if the driver refuses it, which breaks a SHOULD."""
         target = self.target()
         with self.should():
             return self.publish(volume, capability, target=target, readonly=readonly)
@@ -336,7 +336,7 @@ class Co(Calls):
 
 
 class _Weaker:
-    """Turns a failed assertion into a finding of the CO. A class, so that mypy sees that it does."""
+    """Turns a failed assertion into a finding of the CO. A class, so that mypy sees the suppressed exception."""
 
     def __init__(self, co: Co, clause: Clause) -> None:
         self._co = co

@@ -38,16 +38,16 @@ def take(co: Co, request: csi_pb2.CreateSnapshotRequest) -> csi_pb2.Snapshot:
 
 
 def _ready(co: Co, request: Message, answer: Any) -> Any:
-    """The answer of CreateSnapshot or CreateVolumeGroupSnapshot in which what was made is ready to use."""
+    """The answer of CreateSnapshot or CreateVolumeGroupSnapshot in which the new object is ready to use."""
     for _ in range(1000):
-        if all(made.ready_to_use for _, made in answer.ListFields()):
+        if all(created.ready_to_use for _, created in answer.ListFields()):
             return answer
         answer = co.until_final(request)
-    raise AssertionError(f"{type(request).__name__}: what it creates never becomes ready to use")
+    raise AssertionError(f"{type(request).__name__}: its snapshot never becomes ready to use")
 
 
 def of_device(co: Co, volume: Volume, target: Path) -> tuple[csi_pb2.Snapshot, Path]:
-    """A snapshot of a published raw device, and where the device is published after it."""
+    """A snapshot of a published raw device, and the target of the device after it."""
     request = snapshot_request(co, volume.volume_id)
     answer, target = _of_published(co, request, volume, target)
     return answer.snapshot, target
@@ -61,7 +61,7 @@ def clone_device(co: Co, volume: Volume, target: Path) -> tuple[Volume, Path]:
 
 
 def _of_published(co: Co, request: Message, volume: Volume, target: Path) -> tuple[Any, Path]:
-    """The final answer. Nobody can quiesce the writers of a raw device, so a driver may refuse to copy a used one."""
+    """The final answer. A driver cannot quiesce the writers of a raw device, so it may refuse to copy a used one."""
     reply = co.reply(request)
     is_refused = isinstance(reply, Refusal)
     if is_refused and reply.code is not Code.FAILED_PRECONDITION:
@@ -95,20 +95,20 @@ def take_group(
     return _ready(co, request, co.until_final(request)).group_snapshot
 
 
-def members(made: csi_pb2.VolumeGroupSnapshot) -> tuple[str, list[tuple[str, str]]]:
-    """What a group is, by its ids."""
-    found = [(each.source_volume_id, each.snapshot_id) for each in made.snapshots]
-    return made.group_snapshot_id, sorted(found)
+def members(group: csi_pb2.VolumeGroupSnapshot) -> tuple[str, list[tuple[str, str]]]:
+    """The ids of a group and of its members."""
+    pairs = [(snapshot.source_volume_id, snapshot.snapshot_id) for snapshot in group.snapshots]
+    return group.group_snapshot_id, sorted(pairs)
 
 
 def of_snapshot(snapshot_id: str) -> csi_pb2.VolumeContentSource:
-    """A volume's content comes from a snapshot."""
+    """The content source for a volume from a snapshot."""
     source = csi_pb2.VolumeContentSource.SnapshotSource(snapshot_id=snapshot_id)
     return csi_pb2.VolumeContentSource(snapshot=source)
 
 
 def of_volume(volume_id: str) -> csi_pb2.VolumeContentSource:
-    """A volume's content comes from a volume."""
+    """The content source for a volume from a volume."""
     source = csi_pb2.VolumeContentSource.VolumeSource(volume_id=volume_id)
     return csi_pb2.VolumeContentSource(volume=source)
 
@@ -127,5 +127,5 @@ def checksum_of(co: Co, device: Path) -> str:
 
 
 def checksum(data: bytes) -> str:
-    """Contents are compared by checksum, so that a failure does not print them."""
+    """The checksum of a content, so that a failed comparison does not print it."""
     return hashlib.sha256(data).hexdigest()

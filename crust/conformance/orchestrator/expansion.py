@@ -13,10 +13,10 @@ def doubled(co: Co, volume: Volume) -> int:
 
 
 def has_its_own_size(co: Co, volume: Volume, target: Path) -> bool:
-    """Whether the filesystem at `target` is the volume's alone.
+    """Whether the filesystem at `target` has the volume's size.
 
-    A volume may be a directory of a filesystem that it shares, whose size tells nothing about the volume. No
-    filesystem of a device is twice as large as that.
+    A volume may be a directory of a shared filesystem, which has another size. The filesystem of a device is never
+    twice as large as the device.
     """
     return co.host.size_bytes(target) < doubled(co, volume)
 

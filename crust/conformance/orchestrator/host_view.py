@@ -1,7 +1,7 @@
-"""What the host shows of a published volume: mounts, devices, and the bytes that can be read back.
+"""A view of published volumes on the host: mounts, devices, and readable bytes.
 
-Everything that a case learns about a volume other than by a call comes through here, so that the suite itself can
-be tested against a driver in memory.
+Cases look at a volume only by calls and through this class, so that the suite itself can be tested against a
+driver in memory.
 """
 
 import os
@@ -11,19 +11,19 @@ from pathlib import Path
 
 
 class HostView:
-    """How a CO inspects a path of the host that the suite runs on. Raises OSError as the kernel does."""
+    """Inspects paths of the host that the suite runs on. Raises OSError as the kernel does."""
 
     def mounts_at(self, path: Path) -> int:
-        """How many mounts lie at `path`."""
+        """The number of mounts at `path`."""
         return sum(mount == path for mount in _mounts())
 
     def mounts_below(self, path: Path) -> list[Path]:
         """Every mount at or below `path`, deepest first."""
-        found = [mount for mount in _mounts() if mount.is_relative_to(path)]
-        return sorted(found, key=lambda each: -len(each.parts))
+        mounts = [mount for mount in _mounts() if mount.is_relative_to(path)]
+        return sorted(mounts, key=lambda mount: -len(mount.parts))
 
     def unmount(self, path: Path) -> None:
-        """Remove a mount that the driver left. By umount(8): a suite must not depend on what it may be testing."""
+        """Remove a remaining mount of the driver, by umount(8): the suite must not depend on the tested code."""
         subprocess.run(["umount", str(path)], check=False, capture_output=True)
 
     def is_block(self, path: Path) -> bool:
@@ -46,7 +46,7 @@ class HostView:
         return path.stat().st_gid
 
     def write(self, path: Path, data: bytes, *, offset: int = 0) -> None:
-        """Write to the device, or to the file; through to the storage."""
+        """Write to the device or the file, and sync."""
         flags = os.O_WRONLY | os.O_CLOEXEC | (0 if path.is_block_device() else os.O_CREAT)
         fd = os.open(path, flags, 0o600)
         try:

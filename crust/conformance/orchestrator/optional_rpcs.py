@@ -32,7 +32,7 @@ _VALUES: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Rpc:
-    """One RPC: the capability without which it is not served, and a request."""
+    """One RPC: the capability that it needs, and a request."""
 
     needs: str
     request: Any

@@ -1,13 +1,13 @@
-"""What a case has done to the driver, to be undone: each call of the case is seen on its way to the driver.
+"""The undoing of a case: an interceptor sees each call of the case on its way to the driver.
 
-An answer OK is noted by the request that undoes it, whichever case asked and whatever it expected: a driver that
-creates what it had to refuse has it deleted too. After a code that is not final (CSI "Error Scheme") the work may
-have been done: the step is noted as well, and a creation, whose id nobody knows, is asked for again. After a final
-refusal nothing should be there: the step is tried, and its answer does not count, because a driver that has refused a
-path need not know it. What the case itself has undone is undone once more: that is idempotent.
+For each answer OK the interceptor notes the request that undoes the call, even if the case expected a refusal. After
+a code that is not final (CSI "Error Scheme") the work may have been done: the step is noted as well, and a creation,
+whose id is unknown, is repeated. After a final refusal no object should exist: the undoing request is sent, and its
+answer does not count, because a driver need not know a path that it has refused. A step that the case itself has
+undone is undone once more: that is idempotent.
 
-The newest step is undone first, so that a volume is unpublished, then unstaged, then deleted. What cannot be removed
-is a finding that names it, and never stops the rest.
+The newest step is undone first, so that a volume is unpublished, then unstaged, then deleted. An object that cannot
+be removed is a finding that names it, and the next steps are undone nevertheless.
 """
 
 import contextlib
@@ -34,17 +34,17 @@ _UNDO = Clause(
 _FORGOTTEN = Clause(
     Strength.SHOULD,
     "NodeUnpublishVolume Errors",
-    "NOT_FOUND is allowed for a volume that does not exist; what it left on the host should be gone",
+    "NOT_FOUND is allowed for a volume that does not exist; its objects on the host should be gone",
 )
 _DIRECTORY = Clause(
     Strength.BEYOND, "after the case", "nothing of the driver's is in the CO's directories"
 )
 _ANSWERED_S = 10.0
-"""Until the callback of a call that has ended has run."""
+"""How long the callback of an ended call may take."""
 
 
 class Undo(grpc.UnaryUnaryClientInterceptor):
-    """The steps of one case, and the directory `root` that all its paths are below.
+    """The steps of one case, and the directory `root` of all its paths.
 
     Intercept the case's channel by it.
     """
@@ -53,18 +53,18 @@ class Undo(grpc.UnaryUnaryClientInterceptor):
         self._host = host
         self._root = root
         self._steps: dict[bytes, tuple[Message, bool]] = {}
-        """With each request: whether it must be answered OK."""
+        """Each undoing request, and whether it must be answered OK."""
 
         self._running = 0
         self._is_cleaning = False
-        """A creation that is asked for again then, and gets no final answer, is left, and named."""
+        """A repeated creation that then gets no final answer is not repeated again, but named in a finding."""
 
         self._changed = threading.Condition(threading.RLock())
 
     def intercept_unary_unary(
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
-        """As gRPC has it: each call of the channel, also one whose future the case waits for."""
+        """Watch each call of the channel, also a call whose future the case waits for."""
         with self._changed:
             self._running += 1
         try:
@@ -80,11 +80,11 @@ class Undo(grpc.UnaryUnaryClientInterceptor):
         return call
 
     def clean(self, calls: Calls) -> list[Finding]:
-        """Remove everything, newest first; returns what could not be removed.
+        """Undo all steps, newest first; returns a finding for each object that could not be removed.
 
-        NOT_FOUND means that nothing is left of it: CSI allows it for a volume that does not exist.
+        NOT_FOUND means that the object is gone: CSI allows it for a volume that does not exist.
         """
-        left: list[Finding] = []
+        findings: list[Finding] = []
         clause = _UNDO
         with self._changed:
             self._changed.wait_for(lambda: not self._running, _ANSWERED_S)
@@ -101,14 +101,14 @@ class Undo(grpc.UnaryUnaryClientInterceptor):
                     clause = _FORGOTTEN
                     continue
                 why = f"not removed ({_named(request)}): {explained(error)}"
-                left.append(Finding(_UNDO, why, calls.last))
+                findings.append(Finding(_UNDO, why, calls.last))
         for path in self._host.mounts_below(self._root):
-            left.append(Finding(clause, f"not removed: {path} was still mounted"))
+            findings.append(Finding(clause, f"not removed: {path} was still mounted"))
             self._host.unmount(path)
         _remove_directories(self._root)
         if self._root.exists():
-            left.append(Finding(_DIRECTORY, f"not removed: {self._root} is not empty"))
-        return left
+            findings.append(Finding(_DIRECTORY, f"not removed: {self._root} is not empty"))
+        return findings
 
     def _ended(self, request: Message, code: grpc.StatusCode, answer: Message | None) -> None:
         with self._changed:
@@ -125,7 +125,7 @@ class Undo(grpc.UnaryUnaryClientInterceptor):
             self._changed.notify_all()
 
     def _undone_by(self, request: Any, answer: Any) -> Message | None:
-        """The request that undoes another one; None if there is none, or if only the answer has the id."""
+        """The request that undoes `request`; None if no request does, or if the answer lacks the id."""
         match request.DESCRIPTOR.name:
             case "NodePublishVolumeRequest":
                 return csi_pb2.NodeUnpublishVolumeRequest(
@@ -150,11 +150,11 @@ class Undo(grpc.UnaryUnaryClientInterceptor):
         return None
 
 
-def group_deletion(made: csi_pb2.VolumeGroupSnapshot) -> csi_pb2.DeleteVolumeGroupSnapshotRequest:
+def group_deletion(group: csi_pb2.VolumeGroupSnapshot) -> csi_pb2.DeleteVolumeGroupSnapshotRequest:
     """A DeleteVolumeGroupSnapshot of all members."""
     return csi_pb2.DeleteVolumeGroupSnapshotRequest(
-        group_snapshot_id=made.group_snapshot_id,
-        snapshot_ids=[member.snapshot_id for member in made.snapshots],
+        group_snapshot_id=group.group_snapshot_id,
+        snapshot_ids=[member.snapshot_id for member in group.snapshots],
     )
 
 
@@ -163,11 +163,11 @@ def _is_creation(request: Message) -> bool:
 
 
 def _key(request: Message) -> bytes:
-    """Equal for requests of one thing, whatever secrets they have."""
-    same = copy.deepcopy(request)
-    if "secrets" in same.DESCRIPTOR.fields_by_name:
-        same.ClearField("secrets")
-    return same.DESCRIPTOR.name.encode() + same.SerializeToString(deterministic=True)
+    """A key of the request without its secrets."""
+    plain = copy.deepcopy(request)
+    if "secrets" in plain.DESCRIPTOR.fields_by_name:
+        plain.ClearField("secrets")
+    return plain.DESCRIPTOR.name.encode() + plain.SerializeToString(deterministic=True)
 
 
 def _named(request: Message) -> str:
@@ -180,7 +180,7 @@ def _named(request: Message) -> str:
 
 
 def _remove_directories(root: Path) -> None:
-    """Directories only: a file below the targets belongs to the driver, or to a volume."""
+    """Remove only directories: a file below the targets belongs to the driver, or to a volume."""
     for directory, _, _ in os.walk(root, topdown=False):
         with contextlib.suppress(OSError):
             Path(directory).rmdir()

@@ -11,7 +11,7 @@ def mount(
     mode: Mode.Mode.ValueType = Mode.SINGLE_NODE_WRITER,
     group: str = "",
 ) -> csi_pb2.VolumeCapability:
-    """A filesystem, used by one writer on one node unless `mode` says else."""
+    """A filesystem, by default for one writer on one node."""
     return csi_pb2.VolumeCapability(
         mount=csi_pb2.VolumeCapability.MountVolume(fs_type=fs_type, volume_mount_group=group),
         access_mode=Mode(mode=mode),

@@ -4,7 +4,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from crust.conformance.runtimes.subject import MIB, SIZE, Subject
+from crust.conformance.runtimes.subject import MIB, SIZE, RuntimeUnderTest
 from crust.core import volumes
 from crust.rpc.status import PeerStatus
 from crust.wire.v1 import handlers_pb2, types_pb2
@@ -12,8 +12,8 @@ from crust.wire.v1 import handlers_pb2, types_pb2
 CALL_S = 60.0
 
 
-async def _answer(s: Subject, request: Message, code: str = "OK") -> Any:
-    """The answer of the RPC whose request it is, which must have this code."""
+async def _answer(s: RuntimeUnderTest, request: Message, code: str = "OK") -> Any:
+    """The answer of the request's RPC, which must have this code."""
     name = request.DESCRIPTOR.name.removesuffix("Request")
     s.transcript.append(f"-> {name} {' '.join(str(request).split())}")
     answer, answered, text = None, "OK", ""
@@ -27,16 +27,16 @@ async def _answer(s: Subject, request: Message, code: str = "OK") -> Any:
     return answer
 
 
-async def _total(s: Subject, target: str) -> int:
+async def _total(s: RuntimeUnderTest, target: str) -> int:
     answer = await _answer(s, handlers_pb2.GetVolumeStatsRequest(target_path=target))
-    found = [each.total for each in answer.usage if each.unit == types_pb2.VolumeUsage.BYTES]
-    assert found, "usage in bytes is missing"
-    return int(found[0])
+    totals = [usage.total for usage in answer.usage if usage.unit == types_pb2.VolumeUsage.BYTES]
+    assert totals, "usage in bytes is missing"
+    return int(totals[0])
 
 
 def _expand(target: str, size: int) -> handlers_pb2.ExpandVolumeRequest:
-    wanted = types_pb2.CapacityRange(required_bytes=size)
-    return handlers_pb2.ExpandVolumeRequest(target_path=target, capacity_range=wanted)
+    size_range = types_pb2.CapacityRange(required_bytes=size)
+    return handlers_pb2.ExpandVolumeRequest(target_path=target, capacity_range=size_range)
 
 
 def _freeze(target: str) -> handlers_pb2.FreezeVolumeRequest:
@@ -47,32 +47,32 @@ def _thaw(target: str) -> handlers_pb2.ThawVolumeRequest:
     return handlers_pb2.ThawVolumeRequest(target_path=target)
 
 
-async def test_r301_registration(s: Subject) -> None:
+async def test_r301_registration(s: RuntimeUnderTest) -> None:
     request = s.runtime.request
     assert types_pb2.VolumeType.BLOCK in request.volume_types, "volume_types lacks BLOCK"
     assert "ext4" in request.filesystems, "filesystems lacks ext4, which these cases use"
     assert request.endpoint.startswith("/"), "endpoint is no absolute path"
 
 
-async def test_r302_stats(s: Subject) -> None:
+async def test_r302_stats(s: RuntimeUnderTest) -> None:
     target = await s.running()
     total = await _total(s, target)
     assert SIZE // 2 < total <= SIZE, f"total is {total}, and the device has {SIZE}"
 
 
-async def test_r303_no_sandbox(s: Subject) -> None:
+async def test_r303_no_sandbox(s: RuntimeUnderTest) -> None:
     request = handlers_pb2.GetVolumeStatsRequest(target_path=await s.volume())
     await _answer(s, request, "FAILED_PRECONDITION")
 
 
-async def test_r304_grown(s: Subject) -> None:
+async def test_r304_grown(s: RuntimeUnderTest) -> None:
     target = s.publish(await s.formatted(SIZE // 4))
     await s.started("box-1", target)
     total = await _total(s, target)
     assert total > SIZE // 2, f"the filesystem has {total} bytes, the device {SIZE}"
 
 
-async def test_r305_expand(s: Subject) -> None:
+async def test_r305_expand(s: RuntimeUnderTest) -> None:
     device = await s.formatted()
     target = s.publish(device)
     await s.started("box-1", target)
@@ -86,28 +86,28 @@ async def test_r305_expand(s: Subject) -> None:
         assert total > SIZE, f"the filesystem has {total} bytes, the device {size}"
 
 
-async def test_r306_freeze(s: Subject) -> None:
+async def test_r306_freeze(s: RuntimeUnderTest) -> None:
     target = await s.running()
     await _answer(s, _freeze(target))
     assert (await _answer(s, _thaw(target))).was_frozen, "was_frozen is false"
     assert not (await _answer(s, _thaw(target))).was_frozen, "was_frozen is true"
 
 
-async def test_r307_no_freeze(s: Subject) -> None:
+async def test_r307_no_freeze(s: RuntimeUnderTest) -> None:
     await _answer(s, _freeze("/nowhere"), "UNIMPLEMENTED")
 
 
-async def test_r308_expand_without_sandbox(s: Subject) -> None:
+async def test_r308_expand_without_sandbox(s: RuntimeUnderTest) -> None:
     await _answer(s, _expand(await s.volume(), SIZE), "FAILED_PRECONDITION")
 
 
-async def test_r309_freeze_without_sandbox(s: Subject) -> None:
+async def test_r309_freeze_without_sandbox(s: RuntimeUnderTest) -> None:
     target = await s.volume()
     await _answer(s, _freeze(target), "FAILED_PRECONDITION")
     await _answer(s, _thaw(target), "FAILED_PRECONDITION")
 
 
-async def test_r310_limits(s: Subject) -> None:
+async def test_r310_limits(s: RuntimeUnderTest) -> None:
     target = await s.volume(io_limits=volumes.IoLimits(read_iops=1000))
     limits = types_pb2.IoLimits(read_iops=500)
     request = handlers_pb2.SetVolumeLimitsRequest(target_path=target, limits=limits)

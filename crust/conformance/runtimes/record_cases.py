@@ -1,4 +1,4 @@
-"""Reading records, and refusing what cannot be used or honoured."""
+"""Reading records, and refusing volumes and options that the runtime cannot use or honour."""
 
 import json
 import os
@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from crust.conformance.runtimes.subject import SIZE, Subject
+from crust.conformance.runtimes.subject import SIZE, RuntimeUnderTest
 from crust.core import volumes
 from crust.host.block import devices
 from crust.host.process import commands
 
 
-async def _changed(s: Subject, change: Callable[[dict[str, Any]], None]) -> str:
+async def _changed(s: RuntimeUnderTest, change: Callable[[dict[str, Any]], None]) -> str:
     """Publish a volume whose record was changed by hand; returns its target."""
     target = await s.volume()
     path = Path(s.proxy.paths(target).record)
@@ -23,44 +23,44 @@ async def _changed(s: Subject, change: Callable[[dict[str, Any]], None]) -> str:
     return target
 
 
-async def _refused_and_free(s: Subject, target: str) -> None:
+async def _refused_and_free(s: RuntimeUnderTest, target: str) -> None:
     await s.refused("box-1", target)
     assert not s.is_held(target), "the lock is held after the refusal"
 
 
-async def _refused_with(s: Subject, **keys: Any) -> None:
-    """A record whose object "crust" has these keys."""
+async def _refused_with(s: RuntimeUnderTest, **keys: Any) -> None:
+    """Refuse a record whose object "crust" has these keys."""
     target = await _changed(s, lambda content: content["crust"].update(keys))
     await _refused_and_free(s, target)
 
 
-async def test_r201_other_handler(s: Subject) -> None:
+async def test_r201_other_handler(s: RuntimeUnderTest) -> None:
     await _refused_and_free(s, await s.volume(handler="another"))
 
 
-async def test_r202_other_device(s: Subject) -> None:
+async def test_r202_other_device(s: RuntimeUnderTest) -> None:
     def change(content: dict[str, Any]) -> None:
         content["crust"]["identity"]["disk_sequence"] += 1
 
     await _refused_and_free(s, await _changed(s, change))
 
 
-async def test_r203_required_key(s: Subject) -> None:
+async def test_r203_required_key(s: RuntimeUnderTest) -> None:
     await _refused_with(s, future=1, required=["future"])
 
 
-async def test_r204_unknown_key(s: Subject) -> None:
+async def test_r204_unknown_key(s: RuntimeUnderTest) -> None:
     def change(content: dict[str, Any]) -> None:
         content["crust"]["future"] = content["future"] = 1
 
     await s.started("box-1", await _changed(s, change))
 
 
-async def test_r205_newer_schema(s: Subject) -> None:
+async def test_r205_newer_schema(s: RuntimeUnderTest) -> None:
     await _refused_with(s, schema=99)
 
 
-async def test_r206_unreadable(s: Subject) -> None:
+async def test_r206_unreadable(s: RuntimeUnderTest) -> None:
     target = await s.volume()
     path = Path(s.proxy.paths(target).record)
     path.write_text("{")
@@ -68,14 +68,14 @@ async def test_r206_unreadable(s: Subject) -> None:
     assert path.read_text() == "{", "the record was changed"
 
 
-async def test_r207_other_target(s: Subject) -> None:
+async def test_r207_other_target(s: RuntimeUnderTest) -> None:
     def change(content: dict[str, Any]) -> None:
         content["crust"]["target_path"] += "-2"
 
     await _refused_and_free(s, await _changed(s, change))
 
 
-async def test_r208_unknown_names(s: Subject) -> None:
+async def test_r208_unknown_names(s: RuntimeUnderTest) -> None:
     target = await s.volume()
     directory = Path(s.proxy.paths(target).directory)
     for name in (".hidden", "future.json"):
@@ -88,14 +88,14 @@ async def test_r208_unknown_names(s: Subject) -> None:
             (directory / name).unlink(missing_ok=True)
 
 
-async def test_r209_ordinary(s: Subject) -> None:
+async def test_r209_ordinary(s: RuntimeUnderTest) -> None:
     path = f"{s.directory}/targets/plain"
     os.makedirs(path, exist_ok=True)
     answer = await s.start("box-1", path)
     assert answer == "ordinary", f"the answer must be: ordinary; it is {answer!r}"
 
 
-async def test_r210_sub_path(s: Subject) -> None:
+async def test_r210_sub_path(s: RuntimeUnderTest) -> None:
     answer = await s.start("box-1", f"{await s.volume()}/below")
     assert answer in ("ok", "refused"), (
         f"the answer is {answer!r}: each directory above the source must be looked up as well, or the host's "
@@ -103,7 +103,7 @@ async def test_r210_sub_path(s: Subject) -> None:
     )
 
 
-async def test_r211_link(s: Subject) -> None:
+async def test_r211_link(s: RuntimeUnderTest) -> None:
     target = await s.volume()
     os.symlink(target, f"{target}.link")
     try:
@@ -113,25 +113,25 @@ async def test_r211_link(s: Subject) -> None:
         os.unlink(f"{target}.link")
 
 
-async def test_r212_read_only(s: Subject) -> None:
+async def test_r212_read_only(s: RuntimeUnderTest) -> None:
     await _refused_and_free(s, await s.volume(readonly=True))
 
 
-async def test_r213_limits(s: Subject) -> None:
+async def test_r213_limits(s: RuntimeUnderTest) -> None:
     await _refused_and_free(s, await s.volume(io_limits=volumes.IoLimits(read_iops=100)))
 
 
-async def test_r214_group(s: Subject) -> None:
+async def test_r214_group(s: RuntimeUnderTest) -> None:
     await _refused_and_free(s, await s.volume(group=volumes.GroupChange(4059)))
 
 
-async def test_r215_guard_group(s: Subject) -> None:
+async def test_r215_guard_group(s: RuntimeUnderTest) -> None:
     target = await s.volume(guard=True)
     os.chown(target, -1, 4059)
     await _refused_and_free(s, target)
 
 
-async def test_r216_guard_alone(s: Subject) -> None:
+async def test_r216_guard_alone(s: RuntimeUnderTest) -> None:
     target = await s.volume(guard=True)
     s.proxy.unpublish(target)
     s.transcript.append("(the entry is removed, the guard mount stays)")
@@ -141,21 +141,21 @@ async def test_r216_guard_alone(s: Subject) -> None:
         s.remove_guard(target)
 
 
-async def test_r217_empty(s: Subject) -> None:
+async def test_r217_empty(s: RuntimeUnderTest) -> None:
     await _refused_and_free(s, s.publish(s.device(), format=volumes.GuestFormat()))
 
 
-async def test_r218_blank(s: Subject) -> None:
+async def test_r218_blank(s: RuntimeUnderTest) -> None:
     device = s.device()
     await s.refused("box-1", s.publish(device))
     assert devices.reads_zero(device, [(0, SIZE)]), "the device was written to"
 
 
-async def test_r219_encrypted(s: Subject) -> None:
+async def test_r219_encrypted(s: RuntimeUnderTest) -> None:
     await _refused_and_free(s, await s.volume(encryption=volumes.Encryption.LUKS))
 
 
-async def test_r220_sub_path_not_offered(s: Subject) -> None:
+async def test_r220_sub_path_not_offered(s: RuntimeUnderTest) -> None:
     await s.refused("box-1", f"{await s.volume()}/below")
 
 
@@ -171,40 +171,40 @@ def _bytes(device: str, place: tuple[int, int]) -> bytes:
         os.close(fd)
 
 
-async def _ran(s: Subject, device: str, **mount: Any) -> None:
-    """A sandbox has mounted the device, and has given it back."""
+async def _ran(s: RuntimeUnderTest, device: str, **mount: Any) -> None:
+    """Run a sandbox that mounts the device, and stop it."""
     await s.started("box-1", s.publish(device, **mount))
     await s.stop("box-1")
 
 
-async def test_r221_group(s: Subject) -> None:
+async def test_r221_group(s: RuntimeUnderTest) -> None:
     device = await s.formatted()
     await _ran(s, device, group=volumes.GroupChange(GROUP))
     await commands.run_command(["e2fsck", "-fy", device], timeout_s=60, ok=(0, 1))
     for path in ("/lost+found", "/"):
         ran = await commands.run_command(["debugfs", "-R", f"stat {path}", device], timeout_s=60)
-        said = ran.stdout.decode()
-        found = re.search(r"Mode: +0*(\d+).*?Group: +(\d+)", said, re.DOTALL)
-        assert found is not None, said
-        s.transcript.append(f"({path}: mode {found[1]}, group {found[2]})")
-        assert int(found[2]) == GROUP, f"the group of {path} is {found[2]}"
-        assert int(found[1], 8) & 0o2770 == 0o2770, f"the mode of {path} lacks a bit of 2770"
+        output = ran.stdout.decode()
+        match = re.search(r"Mode: +0*(\d+).*?Group: +(\d+)", output, re.DOTALL)
+        assert match is not None, output
+        s.transcript.append(f"({path}: mode {match[1]}, group {match[2]})")
+        assert int(match[2]) == GROUP, f"the group of {path} is {match[2]}"
+        assert int(match[1], 8) & 0o2770 == 0o2770, f"the mode of {path} lacks a bit of 2770"
 
 
-async def test_r222_format(s: Subject) -> None:
+async def test_r222_format(s: RuntimeUnderTest) -> None:
     device = s.device()
     await _ran(s, device, format=volumes.GuestFormat())
     assert _bytes(device, _EXT_MAGIC) == b"\x53\xef", "the device has no ext4"
 
 
-async def test_r223_formatted_once(s: Subject) -> None:
+async def test_r223_formatted_once(s: RuntimeUnderTest) -> None:
     device = await s.formatted()
     uuid = _bytes(device, _EXT_UUID)
     await _ran(s, device, format=volumes.GuestFormat())
     assert _bytes(device, _EXT_UUID) == uuid, "a device that was not blank has another filesystem"
 
 
-async def test_r224_luks(s: Subject) -> None:
+async def test_r224_luks(s: RuntimeUnderTest) -> None:
     device = s.device()
     luks = volumes.Encryption.LUKS
     target = s.publish(device, format=volumes.GuestFormat(), encryption=luks)

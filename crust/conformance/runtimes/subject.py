@@ -1,10 +1,10 @@
 """The runtime under test. Its command reads lines and answers each with one line:
 
-    start SANDBOX MOUNT_SOURCE   ok: the volume is mounted; refused WHY: it cannot be used; ordinary: it is no volume
+    start SANDBOX MOUNT_SOURCE   ok: the volume is mounted; refused WHY: it cannot be used; ordinary: not deferred
     stop SANDBOX                 ok: the sandbox has ended, and its claims are released
 
-Volumes are on loop devices in memory, which end with this process. Everything that a case publishes and starts is
-removed after it; what the runtime leaves is found by the processes that have claim.lock open.
+Volumes are on loop devices in memory, which end with this process. After a case, its volumes and sandboxes are
+removed; processes that the runtime leaves running are found by their open claim.lock.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ MIB = 1 << 20
 SIZE = 64 * MIB
 GONE_S = 10.0
 KEEPER = "keeper"
-"""The need of a case that only a running sandbox can tell: `Subject.keepers` skips the case."""
+"""A need that only a running sandbox shows: `RuntimeUnderTest.keepers` skips the case."""
 
 
 class RuntimeNotUsable(errors.NotReady):
@@ -45,8 +45,8 @@ class RuntimeNotUsable(errors.NotReady):
         )
 
 
-class Subject:
-    """The runtime and its volumes. `transcript` has what was said in the running case."""
+class RuntimeUnderTest:
+    """The runtime and its volumes. `transcript` has the lines and calls of the running case."""
 
     def __init__(self, command: str, directory: str, proxy: FakeProxy, timeout_s: float) -> None:
         self.proxy = proxy
@@ -105,8 +105,8 @@ class Subject:
     async def revive(self) -> None:
         """Start the command again if an earlier case has ended it. Raises `RuntimeNotUsable`.
 
-        Sockets on which nobody listens are removed before: that the command does not do so may be why it ended, and
-        one case has said it.
+        Dead sockets are removed before. A command that does not remove them itself may have ended for that reason,
+        which one case has reported.
         """
         if self._process is not None and self._process.returncode is None:
             return
@@ -117,7 +117,7 @@ class Subject:
         await self.serve()
 
     async def kill(self) -> None:
-        """SIGKILL the command; its sandboxes live on. Raises `RuntimeNotUsable` if the runtime does, too."""
+        """SIGKILL the command; its sandboxes live on. Raises `RuntimeNotUsable` if the runtime also lives on."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -131,7 +131,7 @@ class Subject:
         raise self._outlived()
 
     async def _has_ended(self, process: Process) -> bool:
-        """Whether it ends in time, with all that have its output."""
+        """Whether it ends in time, with all processes that have its output."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 await process.wait()
@@ -158,12 +158,12 @@ class Subject:
         await self.serve()
 
     async def close(self) -> None:
-        """End the command, and remove what the last case made."""
+        """End the command, and remove the volumes and sandboxes of the last case."""
         await self.reset()
-        with contextlib.suppress(RuntimeNotUsable):  # a case, or the end of the run, has said it
+        with contextlib.suppress(RuntimeNotUsable):  # a case, or the end of the run, reports it
             await self.kill()
 
-    async def say(self, *words: str) -> str:
+    async def send(self, *words: str) -> str:
         """Write a line; return the answer."""
         line = " ".join(words)
         self.transcript.append(f"-> {line}")
@@ -188,14 +188,14 @@ class Subject:
     async def start(self, sandbox: str, source: str) -> str:
         """Start a sandbox with the mount source; returns the first word of the answer."""
         self._sandboxes.add(sandbox)
-        return (await self.say("start", sandbox, source)).partition(" ")[0]
+        return (await self.send("start", sandbox, source)).partition(" ")[0]
 
     async def started(self, sandbox: str, source: str) -> None:
         """Start a sandbox that must start."""
         assert await self.start(sandbox, source) == "ok", "the sandbox was not started"
 
     async def refused(self, sandbox: str, source: str) -> None:
-        """Start a sandbox that must be refused, without a claim being left."""
+        """Start a sandbox that must be refused."""
         answer = await self.start(sandbox, source)
         if answer == "ok":
             raise AssertionError(f"sandbox {sandbox} was started, and must be refused")
@@ -204,13 +204,13 @@ class Subject:
     async def stop(self, sandbox: str) -> None:
         """End the sandbox."""
         self._sandboxes.discard(sandbox)
-        assert await self.say("stop", sandbox) == "ok", "the sandbox was not stopped"
+        assert await self.send("stop", sandbox) == "ok", "the sandbox was not stopped"
 
     def device(self, size: int = SIZE) -> str:
-        """A blank device; it goes after the case."""
-        made = self._devices.enter_context(loop.scratch(size))
-        self._scratch[made.path] = made
-        return made.path
+        """A blank device, which is removed after the case."""
+        scratch = self._devices.enter_context(loop.scratch(size))
+        self._scratch[scratch.path] = scratch
+        return scratch.path
 
     def grow(self, device: str, size: int) -> None:
         """Make a device larger."""
@@ -235,13 +235,13 @@ class Subject:
         return target
 
     def publish(self, device: str, name: str = "one", *, guard: bool = False, **fields: Any) -> str:
-        """Publish the device; `fields` are those of `FakeProxy.publish`."""
+        """Publish the device; `fields` are the arguments of `FakeProxy.publish`."""
         target = f"{self.directory}/targets/{name}"
         os.makedirs(target, exist_ok=True)
         self._targets[target] = guard
         self.proxy.publish(device, target, guard=guard, **{"handler": self.name, **fields})
-        said = ", ".join(f"{key}={value}" for key, value in fields.items())
-        self.transcript.append(f"(published at {target}{': ' if said else ''}{said})")
+        text = ", ".join(f"{key}={value}" for key, value in fields.items())
+        self.transcript.append(f"(published at {target}{': ' if text else ''}{text})")
         return target
 
     def remove_guard(self, target: str) -> None:
@@ -249,10 +249,10 @@ class Subject:
         mount_api.unmount(target)
         self._targets.pop(target)
 
-    def who(self, target: str) -> str:
-        """The processes that have claim.lock open, for a message: where its author has to look."""
-        found = [f"{pid} ({arguments.command_of(pid)})" for pid in self.holders(target)]
-        return f"{', '.join(found) or 'no process'} has claim.lock open"
+    def holders_text(self, target: str) -> str:
+        """A sentence about the processes that have claim.lock open, for the runtime's author."""
+        holders = [f"{pid} ({arguments.command_of(pid)})" for pid in self.holders(target)]
+        return f"{', '.join(holders) or 'no process'} has claim.lock open"
 
     def is_held(self, target: str) -> bool:
         """Whether a process holds the claim's lock."""
@@ -261,16 +261,17 @@ class Subject:
 
     def holders(self, target: str) -> list[int]:
         """The processes that have the entry's claim.lock open."""
-        found = open_files.holders(self.proxy.paths(target).claim_lock)
-        return [pid for pid in found if pid != os.getpid()]
+        pids = open_files.holders(self.proxy.paths(target).claim_lock)
+        return [pid for pid in pids if pid != os.getpid()]
 
     async def kill_machine(self, target: str) -> None:
         """SIGKILL the sandbox's hypervisor, and wait until the lock is free.
 
-        That is the process that claim.json names; where that is the runtime's command, what has claim.lock open.
+        The hypervisor is the process that claim.json names, unless that is the runtime's command: then the processes
+        that have claim.lock open.
         """
-        named = self._named(target)
-        machine = [named] if named else self._others(target)
+        pid = self._claimed_pid(target)
+        machine = [pid] if pid else self._other_holders(target)
         self.transcript.append(f"(SIGKILL to the virtual machine: {machine})")
         await self.kill_processes(machine)
         await self._until(lambda: not self.is_held(target))
@@ -283,24 +284,24 @@ class Subject:
         await self._until(lambda: not any(map(_is_running, pids)))
 
     async def ended(self, pids: list[int], *, within_s: float) -> bool:
-        """Whether one of them ends in that time."""
+        """Whether a process of them ends in that time."""
         return await self._until(lambda: not all(map(_is_running, pids)), within_s)
 
     async def keepers(self, target: str) -> list[int]:
-        """The processes that hold the claim for a hypervisor that does not; the case is skipped where it does.
+        """The processes that hold the claim for the hypervisor; skips the case if the hypervisor holds it itself.
 
-        Two are waited for: one process alone is no keeper (H-45).
+        This waits for two processes: a single one is no keeper (H-45).
         """
-        machine = self._named(target)
+        machine = self._claimed_pid(target)
         if not machine or machine in self.holders(target):
             pytest.skip(KEEPER)
-        if not await self._until(lambda: len(self._others(target)) > 1):
+        if not await self._until(lambda: len(self._other_holders(target)) > 1):
             raise AssertionError("one process alone holds the claim, and its end would free it")
-        return self._others(target)
+        return self._other_holders(target)
 
     async def claimed_again_or_ended(self, target: str) -> bool:
-        """Whether the claim is had again, or its hypervisor ends, in time."""
-        machine = self._named(target)
+        """Whether the claim is taken again, or its hypervisor ends, in time."""
+        machine = self._claimed_pid(target)
         return await self._until(lambda: self.is_held(target) or not _is_running(machine))
 
     @property
@@ -310,21 +311,21 @@ class Subject:
         return os.getsid(self._process.pid)
 
     def may_answer(self, pid: int) -> bool:
-        """Whether a process runs that the runtime can have started: no other must be killed on its word."""
+        """Whether the process runs, and the runtime can have started it: no other process may be killed."""
         began = _began(pid)
         return began is not None and began >= (_began(os.getpid()) or 0)
 
-    def _named(self, target: str) -> int:
-        """The process that claim.json names; 0 where that is the runtime's command, or has ended."""
+    def _claimed_pid(self, target: str) -> int:
+        """The process that claim.json names; 0 if it is the runtime's command, or has ended."""
         claim = self.proxy.claim(target)
-        own = self._process.pid if self._process is not None else 0
-        if claim is None or claim.pid == own or not self.may_answer(claim.pid):
+        own_pid = self._process.pid if self._process is not None else 0
+        if claim is None or claim.pid == own_pid or not self.may_answer(claim.pid):
             return 0
         return claim.pid
 
-    def _others(self, target: str) -> list[int]:
-        own = self._process.pid if self._process is not None else 0
-        return [pid for pid in self.holders(target) if pid != own]
+    def _other_holders(self, target: str) -> list[int]:
+        own_pid = self._process.pid if self._process is not None else 0
+        return [pid for pid in self.holders(target) if pid != own_pid]
 
     async def _until(self, is_so: Callable[[], bool], timeout_s: float = GONE_S) -> bool:
         with contextlib.suppress(TimeoutError):
@@ -334,14 +335,14 @@ class Subject:
         return is_so()
 
     async def reset(self) -> None:
-        """Remove what the case has started and published."""
+        """Remove the sandboxes and volumes of the case."""
         for sandbox in sorted(self._sandboxes):
             with contextlib.suppress(AssertionError):
-                await self.say("stop", sandbox)
+                await self.send("stop", sandbox)
         self._sandboxes.clear()
         for target, guard in self._targets.items():
             await self.kill_machine(target)
-            await self.kill_processes(self._others(target))
+            await self.kill_processes(self._other_holders(target))
             with contextlib.suppress(errors.CrustError):
                 self.proxy.unpublish(target, guard=guard)
         self._targets.clear()
@@ -351,12 +352,12 @@ class Subject:
 
 
 def _dead_sockets(directory: str) -> list[str]:
-    found = []
+    paths = []
     for path in Path(directory).rglob("*"):
         with socket.socket(socket.AF_UNIX) as client, contextlib.suppress(OSError):
             if path.is_socket() and client.connect_ex(str(path)) == errno.ECONNREFUSED:
-                found.append(str(path))
-    return found
+                paths.append(str(path))
+    return paths
 
 
 def _is_running(pid: int) -> bool:
@@ -364,7 +365,7 @@ def _is_running(pid: int) -> bool:
 
 
 def _began(pid: int) -> int | None:
-    """When it started, in clock ticks after the boot; None if it has ended, as a zombie has (proc_pid_stat(5))."""
+    """Its start, in clock ticks after the boot; None if it has ended or is a zombie (proc_pid_stat(5))."""
     with contextlib.suppress(OSError):
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
         return None if state in "ZX" else int(fields[18])

@@ -12,7 +12,7 @@ from crust.conformance import plugin, report
 from crust.conformance.catalogue import Case
 from crust.conformance.options import RunOptions
 from crust.conformance.results import Exchange, Finding, Results
-from crust.conformance.runtimes.subject import KEEPER, RuntimeNotUsable, Subject
+from crust.conformance.runtimes.subject import KEEPER, RuntimeNotUsable, RuntimeUnderTest
 from crust.core import volumes
 from crust.runtime_handler import testing
 
@@ -20,7 +20,7 @@ CASES = Path(__file__).parent
 
 
 def run_suite(command: str, options: RunOptions, *, quiet: bool = False) -> Results:
-    """Run the cases against the command. Raises `errors.InvalidRequest` for a case that is not there.
+    """Run the cases against the command. Raises `errors.InvalidRequest` for an unknown case.
 
     Needs root, for loop devices and mounts.
     """
@@ -32,18 +32,18 @@ def run_suite(command: str, options: RunOptions, *, quiet: bool = False) -> Resu
         stack = contextlib.AsyncExitStack()
         try:
             proxy = loop.run(stack.enter_async_context(testing.serving(directory)))
-            subject = Subject(command, directory, proxy, options.timeout_s)
+            subject = RuntimeUnderTest(command, directory, proxy, options.timeout_s)
             stack.push_async_callback(subject.close)
-            runtime = Runtime(subject, loop)
+            runtime = RuntimeSubject(subject, loop)
             return plugin.run_cases(runtime, CASES, "R", options, report.Report(quiet=quiet))
         finally:
             loop.run(stack.aclose())
 
 
-class Runtime(plugin.Subject):
-    """The runtime that is tested."""
+class RuntimeSubject(plugin.Subject):
+    """The tested runtime."""
 
-    def __init__(self, subject: Subject, loop: asyncio.Runner) -> None:
+    def __init__(self, subject: RuntimeUnderTest, loop: asyncio.Runner) -> None:
         self._subject = subject
         self._loop = loop
 
@@ -52,9 +52,9 @@ class Runtime(plugin.Subject):
         self._usable(self._subject.serve)
 
     def begin(
-        self, case: Case, chosen: Collection[Case], remarked: Callable[[str], None]
+        self, case: Case, chosen: Collection[Case], remark: Callable[[str], None]
     ) -> Collection[str]:
-        """Start the command again if an earlier case has ended it; which features the case lacks."""
+        """Start the command again if an earlier case has ended it; returns the needs that the runtime lacks."""
         self._usable(self._subject.revive)
         offered = self._subject.runtime.features
         has = {
@@ -64,17 +64,17 @@ class Runtime(plugin.Subject):
         return set(case.needs) - has - {KEEPER}
 
     @contextlib.contextmanager
-    def using(self, case: Case, findings: list[Finding]) -> Iterator[Subject]:
-        """The subject; what the case started and published is removed."""
+    def using(self, case: Case, findings: list[Finding]) -> Iterator[RuntimeUnderTest]:
+        """The runtime; the end removes the sandboxes and volumes of the case."""
         yield self._subject
         self._loop.run(self._subject.reset())
 
     def call(self, case: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """A case for runtimes is a coroutine."""
+        """Run the case, which is a coroutine."""
         self._loop.run(case())
 
     def last(self) -> Exchange:
-        """All that was said in the running case."""
+        """The transcript of the running case."""
         return Exchange("\n".join(self._subject.transcript))
 
     def _usable(self, start: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -147,7 +147,7 @@ def test_command_that_is_a_shell_before_the_runtime_is_said_to_be_one(
 
 def test_command_that_does_not_register_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     outcome = suite.run_suite("sleep 30", RunOptions(timeout_s=0.5))
-    assert (outcome.exit_code, outcome.each) == (3, [])
+    assert (outcome.exit_code, outcome.cases) == (3, [])
     printed = capsys.readouterr().err
     assert "did not register" in printed
     assert "{registry}" not in printed, "the author is told of a socket, and not of a placeholder"

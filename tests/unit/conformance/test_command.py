@@ -245,7 +245,7 @@ def test_driver_that_crashes_ends_the_run_with_its_results(
     assert outcome.exit_code == 3
     assert outcome.numbers("passed") == {"C-001"}
     assert outcome.numbers("failed") == {"C-102"}
-    assert any("not removed (name volume-" in finding.why for finding in outcome.each[1].findings)
+    assert any("not removed (name volume-" in finding.why for finding in outcome.cases[1].findings)
     printed = capsys.readouterr().out
     assert "does not answer: " in printed
     assert "C-102 failed" in printed

@@ -234,7 +234,7 @@ def test_accepted_refusals_leave_nothing_on_the_driver(tmp_path: Path) -> None:
     assert outcome.numbers("note") >= {"C-022", "C-023", "C-110"}
     assert "C-601" in outcome.numbers("passed"), "its undo is of the target that it published"
     assert outcome.numbers("failed") == {"C-153"}
-    found = [finding.why for result in outcome.each for finding in result.findings]
+    found = [finding.why for result in outcome.cases for finding in result.findings]
     assert not [why for why in found if "not removed" in why]
 
 
@@ -242,7 +242,7 @@ def test_volume_that_the_driver_does_not_delete_is_named(tmp_path: Path) -> None
     driver = StuckDriver("1.13")
     with tempfile.TemporaryDirectory(prefix="ct-", dir="/tmp") as root:
         outcome = run_accepting(driver, tmp_path, Path(root))
-    found = "\n".join(finding.why for result in outcome.each for finding in result.findings)
+    found = "\n".join(finding.why for result in outcome.cases for finding in result.findings)
     left = [f"not removed (volume_id {volume_id})" for volume_id in driver.state.volumes]
     assert left
     assert [why for why in left if why not in found] == []

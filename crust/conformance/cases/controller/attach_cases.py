@@ -16,8 +16,8 @@ def test_c161_attach_needs_a_volume_a_node_and_a_capability(co: Co) -> None:
 def test_c162_attach_and_detach_are_idempotent(co: Co) -> None:
     volume = co.volume()
     co.attach(volume)
-    first, again = co.ask(co.attach_request(volume)), co.ask(co.attach_request(volume))
-    assert first.publish_context == again.publish_context
+    first, second = co.ask(co.attach_request(volume)), co.ask(co.attach_request(volume))
+    assert first.publish_context == second.publish_context
     co.detach(volume.volume_id)
     co.detach(volume.volume_id)
     with co.should():

@@ -38,7 +38,7 @@ def test_c173_expand_beyond_limits_is_out_of_range(co: Co) -> None:
     volume = co.volume()
     request = expansion.controller_request(co, volume, 1 << 60)
     code = co.answered(request, Code.OK, Code.OUT_OF_RANGE, Code.RESOURCE_EXHAUSTED)
-    if code is Code.OK:  # a volume without a size of its own
+    if code is Code.OK:  # the volume has no size of its own
         assert co.ask(request).capacity_bytes >= request.capacity_range.required_bytes
     request.capacity_range.CopyFrom(csi_pb2.CapacityRange(required_bytes=1, limit_bytes=2))
     with co.beyond():
@@ -95,8 +95,8 @@ def test_c183_a_volume_is_made_with_mutable_parameters(co: Co) -> None:
         request.name = co.name()
     del request.mutable_parameters[_UNKNOWN]
     volume = co.create(request)
-    again = co.ask(request).volume
-    assert again.volume_id == volume.volume_id
+    second = co.ask(request).volume
+    assert second.volume_id == volume.volume_id
 
 
 def test_c184_modify_accepts_keys_of_sidecars(co: Co) -> None:

@@ -10,14 +10,14 @@ _COUNT = 7
 
 def test_c131_list_has_every_volume_as_created(co: Co) -> None:
     volumes = [co.volume() for _ in range(3)]
-    listed = {each.volume.volume_id: each.volume for each in _all(co, 0)}
+    listed = {entry.volume.volume_id: entry.volume for entry in _all(co, 0)}
     for volume in volumes:
         assert volume.volume_id in listed
-        found = listed[volume.volume_id]
-        assert found.capacity_bytes in (0, volume.capacity_bytes)
-        assert found.volume_context == volume.volume_context
+        listed_volume = listed[volume.volume_id]
+        assert listed_volume.capacity_bytes in (0, volume.capacity_bytes)
+        assert listed_volume.volume_context == volume.volume_context
     co.delete(volumes[0].volume_id)
-    assert volumes[0].volume_id not in {each.volume.volume_id for each in _all(co, 0)}
+    assert volumes[0].volume_id not in {entry.volume.volume_id for entry in _all(co, 0)}
 
 
 def test_c132_a_list_is_not_asked_for_in_odd_ways(co: Co) -> None:
@@ -29,29 +29,29 @@ def test_c132_a_list_is_not_asked_for_in_odd_ways(co: Co) -> None:
 
 
 def test_c133_a_list_comes_in_pages(co: Co) -> None:
-    made = {co.volume().volume_id for _ in range(_COUNT)}
-    listed = [each.volume.volume_id for each in _all(co, 2)]
+    created = {co.volume().volume_id for _ in range(_COUNT)}
+    listed = [entry.volume.volume_id for entry in _all(co, 2)]
     assert len(listed) == len(set(listed)), "a volume is listed twice"
-    assert made <= set(listed)
+    assert created <= set(listed)
 
 
 def test_c134_pages_list_each_volume_once_while_others_change(co: Co) -> None:
     volumes = [co.volume().volume_id for _ in range(_COUNT)]
-    seen: list[str] = []
-    gone: set[str] = set()
+    listed: list[str] = []
+    deleted: set[str] = set()
     token = ""
     while True:
         entries, token = _page(co, 2, token)
-        seen += [entry.volume.volume_id for entry in entries]
+        listed += [entry.volume.volume_id for entry in entries]
         if not token:
             break
-        ours = [each for each in seen if each in volumes and each not in gone]
-        if ours and len(gone) < 3:
-            gone.add(ours[-1])  # the one that a token may point at
+        ours = [id_ for id_ in listed if id_ in volumes and id_ not in deleted]
+        if ours and len(deleted) < 3:
+            deleted.add(ours[-1])  # a token may point at it
             co.delete(ours[-1])
             co.volume()
-    assert len(seen) == len(set(seen)), "a volume is listed twice"
-    assert set(volumes) - gone <= set(seen), "a volume that stayed was not listed"
+    assert len(listed) == len(set(listed)), "a volume is listed twice"
+    assert set(volumes) - deleted <= set(listed), "a volume that stayed was not listed"
 
 
 def test_c135_list_has_published_node_ids(co: Co) -> None:
@@ -78,10 +78,10 @@ def test_c136_get_volume_returns_volume_as_created(co: Co) -> None:
 
 
 def test_c137_lists_leave_out_ephemeral_volumes(co: Co) -> None:
-    before = _ids(co)
+    earlier = _ids(co)
     target = co.target()
     co.ask(co.ephemeral_request(target))
-    assert _ids(co) <= before, "an ephemeral volume is listed"
+    assert _ids(co) <= earlier, "an ephemeral volume is listed"
 
 
 def test_c141_capacity_is_not_negative(co: Co) -> None:
@@ -113,22 +113,22 @@ def _page(
 def _all(co: Co, max_entries: int) -> list[csi_pb2.ListVolumesResponse.Entry]:
     entries, token = _page(co, max_entries, "")
     while token:
-        more, token = _page(co, max_entries, token)
-        entries += more
+        page, token = _page(co, max_entries, token)
+        entries += page
     return entries
 
 
 def _ids(co: Co) -> set[str]:
-    """The ids in all lists of volumes. Others may delete volumes meanwhile, and create none."""
-    found = {each.volume.volume_id for each in _all(co, 0)}
+    """The ids in all lists of volumes. Other COs may delete volumes meanwhile, but create none."""
+    ids = {entry.volume.volume_id for entry in _all(co, 0)}
     if _HEALTH_LIST in co.has:
         request = csi_pb2.ControllerListVolumeHealthRequest()
         answer = co.ask(request)
-        found |= {entry.volume_id for entry in answer.entries}
-    return found
+        ids |= {entry.volume_id for entry in answer.entries}
+    return ids
 
 
 def _nodes(co: Co, volume_id: str) -> list[str]:
-    found = [each for each in _all(co, 0) if each.volume.volume_id == volume_id]
-    assert found, "the volume is not listed"
-    return list(found[0].status.published_node_ids)
+    entries = [entry for entry in _all(co, 0) if entry.volume.volume_id == volume_id]
+    assert entries, "the volume is not listed"
+    return list(entries[0].status.published_node_ids)

@@ -1,4 +1,4 @@
-"""Size limits of what a CO sends, in every RPC that has the field (C-021 to C-025)."""
+"""Size limits of a CO's requests, in every RPC that has the field (C-021 to C-025)."""
 
 import copy
 from typing import Any
@@ -26,7 +26,7 @@ _LONG = "x" * 120
 
 
 def test_c021_odd_ids_are_refused_or_not_found(co: Co) -> None:
-    for rpc in (each for each in RPCS if each.needs in co.has):
+    for rpc in (rpc for rpc in RPCS if rpc.needs in co.has):
         for field in _ID_FIELDS:
             if field not in rpc.request.DESCRIPTOR.fields_by_name:
                 continue
@@ -84,16 +84,16 @@ def test_c025_mount_flags_have_at_most_4_kib(co: Co) -> None:
 
 
 def _with(co: Co, request: Any, field: str, value: str) -> Any:
-    """With an odd id, and the CO's own paths."""
+    """The request with an odd id, and the CO's own paths."""
     changed = copy.deepcopy(request)
-    for each in set(_PATH_FIELDS) & set(request.DESCRIPTOR.fields_by_name):
-        setattr(changed, each, str(co.root / "none"))
+    for path_field in set(_PATH_FIELDS) & set(request.DESCRIPTOR.fields_by_name):
+        setattr(changed, path_field, str(co.root / "none"))
     setattr(changed, field, value)
     return changed
 
 
 def _refused_full(co: Co, field: str, prefix: str, *requests: tuple[str, Any]) -> None:
-    """Each request whose capability the driver has, with too much in the map."""
+    """Each request whose capability the driver has must be refused with an oversized map."""
     for needs, request in requests:
         if needs in co.has:
             _fill(getattr(request, field), prefix)

@@ -14,8 +14,8 @@ def test_c151_create_returns_topology_with_keys_of_node(co: Co) -> None:
     request = co.create_request()
     volume = co.create(request)
     _check_keys(co, volume.accessible_topology)
-    again = co.create(request)
-    assert list(again.accessible_topology) == list(volume.accessible_topology)
+    second = co.create(request)
+    assert list(second.accessible_topology) == list(volume.accessible_topology)
 
 
 def test_c152_create_for_topology_of_node_is_usable_there(co: Co) -> None:
@@ -55,8 +55,8 @@ def test_c156_create_again_with_other_topology_is_already_exists(co: Co) -> None
 def test_c157_list_has_topology_of_create(co: Co) -> None:
     volume = co.volume()
     listed = [entry.volume for entry in co.ask(csi_pb2.ListVolumesRequest()).entries]
-    own = [each.accessible_topology for each in listed if each.volume_id == volume.volume_id]
-    assert own == [volume.accessible_topology]
+    topologies = [row.accessible_topology for row in listed if row.volume_id == volume.volume_id]
+    assert topologies == [volume.accessible_topology]
 
 
 def test_c158_snapshot_has_required_topology(co: Co) -> None:
@@ -66,17 +66,17 @@ def test_c158_snapshot_has_required_topology(co: Co) -> None:
     co.answered(request, *_UNREACHABLE)
     request.ClearField("accessibility_requirements")
     _require(request.accessibility_requirements, [_node_topology(co)])
-    made = copies.take(co, request)
-    _check_keys(co, made.accessible_topology)
-    assert _is_accessible(co, made.accessible_topology)
+    snapshot = copies.take(co, request)
+    _check_keys(co, snapshot.accessible_topology)
+    assert _is_accessible(co, snapshot.accessible_topology)
 
 
 def test_c143_capacity_follows_topology(co: Co) -> None:
     request = csi_pb2.GetCapacityRequest(parameters=co.options.parameters.parameters)
     anywhere = co.ask(request).available_capacity
     request.accessible_topology.segments.update(_node_topology(co))
-    here = co.ask(request).available_capacity
-    assert bool(anywhere) == bool(here)
+    local = co.ask(request).available_capacity
+    assert bool(anywhere) == bool(local)
     request.accessible_topology.segments.update(_unknown_topology(co))
     assert co.ask(request).available_capacity == 0
 
@@ -102,21 +102,21 @@ def _require(
     requisite: list[dict[str, str]],
     preferred: list[dict[str, str]] | None = None,
 ) -> None:
-    """As external-provisioner does: unless given, the preferred topologies are all requisite ones."""
+    """Set the topologies as external-provisioner does: by default all requisite ones are preferred."""
     chosen = requisite if preferred is None else preferred
-    requirement.requisite.extend(csi_pb2.Topology(segments=each) for each in requisite)
-    requirement.preferred.extend(csi_pb2.Topology(segments=each) for each in chosen)
+    requirement.requisite.extend(csi_pb2.Topology(segments=segments) for segments in requisite)
+    requirement.preferred.extend(csi_pb2.Topology(segments=segments) for segments in chosen)
 
 
 def _check_keys(co: Co, topologies: Sequence[csi_pb2.Topology]) -> None:
-    known = set(_node_topology(co))
+    keys = set(_node_topology(co))
     for topology in topologies:
-        assert set(topology.segments) <= known, (
-            f"{set(topology.segments) - known} is not a key of the node"
+        assert set(topology.segments) <= keys, (
+            f"{set(topology.segments) - keys} is not a key of the node"
         )
 
 
 def _is_accessible(co: Co, topologies: Sequence[csi_pb2.Topology]) -> bool:
     """A volume without topology is accessible everywhere."""
-    here = _node_topology(co).items()
-    return not topologies or any(dict(topology.segments).items() <= here for topology in topologies)
+    node = _node_topology(co).items()
+    return not topologies or any(dict(topology.segments).items() <= node for topology in topologies)

@@ -28,15 +28,15 @@ def test_c102_a_volume_has_an_id_and_the_size_that_was_asked_for(co: Co) -> None
     volume = co.create(request)
     assert volume.volume_id
     if volume.capacity_bytes:
-        wanted = request.capacity_range
-        assert wanted.required_bytes <= volume.capacity_bytes <= wanted.limit_bytes
+        size_range = request.capacity_range
+        assert size_range.required_bytes <= volume.capacity_bytes <= size_range.limit_bytes
 
 
 def test_c103_create_again_is_the_same_volume(co: Co) -> None:
     request = co.create_request()
-    first, again = co.create(request), co.create(request)
-    assert first.volume_id == again.volume_id
-    assert first.volume_context == again.volume_context
+    first, second = co.create(request), co.create(request)
+    assert first.volume_id == second.volume_id
+    assert first.volume_context == second.volume_context
 
 
 def test_c104_create_again_differently_is_refused(co: Co) -> None:
@@ -64,7 +64,7 @@ def test_c106_the_keys_of_sidecars_are_tolerated(co: Co) -> None:
 def test_c107_a_name_may_have_128_bytes(co: Co) -> None:
     long, short = co.name().ljust(128, "x"), co.name()
     wide = short + "x" * (len(short) % 2) + "ü" * ((128 - len(short)) // 2)
-    volumes = [co.create(co.create_request(name=each)) for each in (long, wide)]
+    volumes = [co.create(co.create_request(name=name)) for name in (long, wide)]
     assert len({volume.volume_id for volume in volumes}) == 2
     with co.beyond():
         _refused(co, co.create_request(name=long + "x"))

@@ -72,7 +72,7 @@ def _check_reader(co: Co, target: Path) -> None:
 
 
 def _file_or_device(target: Path) -> Path:
-    """Where to write: the device, or a file of the filesystem."""
+    """The path to write to: the device, or a file of the filesystem."""
     return target / "file" if target.is_dir() else target
 
 
@@ -97,14 +97,14 @@ def test_c219_single_writer_at_second_target_is_refused(co: Co) -> None:
 def test_c220_multi_writer_at_second_target_is_ok(co: Co) -> None:
     capability = _of_mode(co, Mode.SINGLE_NODE_MULTI_WRITER)
     volume = co.volume(capability)
-    one = co.use(volume, capability)
-    other = co.published_again(volume, capability)
-    if other is None:
+    first = co.use(volume, capability)
+    second = co.published_again(volume, capability)
+    if second is None:
         return
-    co.host.write(one / "file", _DATA)
-    assert co.file(other) == _DATA
-    co.unpublish(volume.volume_id, one)
-    assert co.file(other) == _DATA
+    co.host.write(first / "file", _DATA)
+    assert co.file(second) == _DATA
+    co.unpublish(volume.volume_id, first)
+    assert co.file(second) == _DATA
 
 
 def test_c228_publish_with_unknown_filesystem_is_refused(co: Co) -> None:
@@ -121,8 +121,8 @@ def test_c229_another_capability_at_the_same_target_is_a_conflict(co: Co) -> Non
     flagged.mount.mount_flags.append("noatime")
     volume = co.volume_for(shared, alone)
     target = co.use(volume, shared)
-    for other in (alone, flagged):
-        request = co.publish_request(volume, target, other)
+    for capability in (alone, flagged):
+        request = co.publish_request(volume, target, capability)
         co.answered(request, *_CONFLICT)
     assert co.host.mounts_at(target) == 1
     co.host.write(target / "file", _DATA)

@@ -23,20 +23,20 @@ def test_c241_stats_need_a_volume_and_its_path(co: Co) -> None:
 
 def test_c242_stats_of_a_filesystem_follow_its_use(co: Co) -> None:
     volume, target = co.used()
-    before = _stats(co, volume, target)
-    for each in before.values():
-        assert each.unit != _Unit.UNKNOWN, "an entry without a unit"
-        assert min(each.total, each.used, each.available) >= 0, f"a negative value: {each}"
+    stats = _stats(co, volume, target)
+    for entry in stats.values():
+        assert entry.unit != _Unit.UNKNOWN, "an entry without a unit"
+        assert min(entry.total, entry.used, entry.available) >= 0, f"a negative value: {entry}"
     with co.beyond():
-        assert {_Unit.BYTES, _Unit.INODES} <= set(before), "bytes or inodes are missing"
-        usage = before[_Unit.BYTES]
+        assert {_Unit.BYTES, _Unit.INODES} <= set(stats), "bytes or inodes are missing"
+        usage = stats[_Unit.BYTES]
         assert 0 < usage.used + usage.available <= usage.total
         if not expansion.has_its_own_size(co, volume, target):
             return  # others write to the same filesystem
         co.host.write(target / "file", b"x" * (8 * MIB))
-        after = _stats(co, volume, target)[_Unit.BYTES]
-        assert after.used >= usage.used + 8 * MIB
-        assert after.available < usage.available
+        later = _stats(co, volume, target)[_Unit.BYTES]
+        assert later.used >= usage.used + 8 * MIB
+        assert later.available < usage.available
 
 
 def test_c243_stats_of_a_device_are_its_size(co: Co) -> None:
@@ -64,12 +64,12 @@ def test_c251_node_expand_needs_a_volume_and_its_path(co: Co) -> None:
 
 def test_c252_a_filesystem_grows_while_it_is_used(co: Co) -> None:
     volume, target = co.used(file=b"kept")
-    sized, before = expansion.has_its_own_size(co, volume, target), co.host.size_bytes(target)
+    sized, initial = expansion.has_its_own_size(co, volume, target), co.host.size_bytes(target)
     size = expansion.doubled(co, volume)
     for _ in range(2):
         reported = _expand(co, volume, target, size, co.mount)
         assert not reported or reported >= size  # NodeExpandVolume may leave it out
-    assert not sized or co.host.size_bytes(target) >= 1.6 * before, "the filesystem has not grown"
+    assert not sized or co.host.size_bytes(target) >= 1.6 * initial, "the filesystem has not grown"
     assert co.file(target) == b"kept"
 
 
@@ -82,12 +82,12 @@ def test_c253_a_device_grows_while_it_is_used(co: Co) -> None:
 
 def test_c254_a_filesystem_that_grew_offline_is_grown_when_published(co: Co) -> None:
     volume, target = co.used()
-    sized, before = expansion.has_its_own_size(co, volume, target), co.host.size_bytes(target)
+    sized, initial = expansion.has_its_own_size(co, volume, target), co.host.size_bytes(target)
     co.release(volume, target)
     co.until_final(expansion.controller_request(co, volume))
     target = co.use(volume)
     co.until_final(expansion.node_request(co, volume, target))
-    assert not sized or co.host.size_bytes(target) >= 1.6 * before, "the filesystem has not grown"
+    assert not sized or co.host.size_bytes(target) >= 1.6 * initial, "the filesystem has not grown"
 
 
 def test_c255_node_expand_with_impossible_arguments_is_refused(co: Co) -> None:

@@ -42,16 +42,16 @@ def test_c204_stage_with_other_capability_is_already_exists(co: Co) -> None:
     volume = co.volume()
     co.stage(volume)
     request = co.stage_request(volume, block())
-    other = (Code.FAILED_PRECONDITION, Code.INVALID_ARGUMENT)
-    co.answered(request, Code.ALREADY_EXISTS, *other)
+    codes = (Code.FAILED_PRECONDITION, Code.INVALID_ARGUMENT)
+    co.answered(request, Code.ALREADY_EXISTS, *codes)
     co.publish(volume)
 
 
 def test_c205_stage_at_second_path_keeps_data(co: Co) -> None:
     volume, target = co.used(file=_DATA)
-    other = co.staging(volume, "other")
+    second_path = co.staging(volume, "other")
     stage, unstage = co.stage_request(volume), co.unstage_request(volume)
-    stage.staging_target_path = unstage.staging_target_path = str(other)
+    stage.staging_target_path = unstage.staging_target_path = str(second_path)
     co.outcome(stage)
     assert co.file(target) == _DATA
     co.unpublish(volume.volume_id, target)
@@ -191,7 +191,7 @@ def _filling(parent: Path) -> str:
 
 
 def _publish_at(co: Co, volume: csi_pb2.Volume, staging: Path, target: Path) -> None:
-    """Undone in the end only where it was done: a driver that refuses a path cannot undo anything there."""
+    """Publish at these paths. A refused step is not undone: a driver cannot undo it at a path that it refuses."""
     stage, publish = co.stage_request(volume), co.publish_request(volume, target)
     stage.staging_target_path = str(staging)
     if STAGE in co.has:

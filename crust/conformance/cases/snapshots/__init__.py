@@ -1,1 +1,1 @@
-"""Cases of snapshots, groups of them, copies and changed blocks."""
+"""Cases of snapshots, group snapshots, copies and changed blocks."""

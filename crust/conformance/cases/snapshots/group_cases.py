@@ -22,8 +22,8 @@ def test_c341_a_group_needs_a_name_and_sources(co: Co) -> None:
 def test_c342_a_group_has_one_snapshot_of_each_volume(co: Co) -> None:
     ids = [co.volume().volume_id for _ in range(2)]
     request = copies.group_request(co, ids)
-    first, again = copies.take_group(co, request), copies.take_group(co, request)
-    assert copies.members(first) == copies.members(again)
+    first, second = copies.take_group(co, request), copies.take_group(co, request)
+    assert copies.members(first) == copies.members(second)
     assert sorted(snapshot.source_volume_id for snapshot in first.snapshots) == sorted(ids)
     assert {snapshot.group_snapshot_id for snapshot in first.snapshots} == {first.group_snapshot_id}
     request.source_volume_ids.append(co.volume().volume_id)
@@ -31,9 +31,9 @@ def test_c342_a_group_has_one_snapshot_of_each_volume(co: Co) -> None:
 
 
 def test_c343_get_group_returns_group_as_created(co: Co) -> None:
-    made = _group(co, 1)
-    request = _look(made)
-    assert copies.members(co.ask(request).group_snapshot) == copies.members(made)
+    group = _group(co, 1)
+    request = _look(group)
+    assert copies.members(co.ask(request).group_snapshot) == copies.members(group)
     request.snapshot_ids.append(UNKNOWN)
     with co.should():
         co.answered(request, Code.INVALID_ARGUMENT)
@@ -45,23 +45,23 @@ def test_c343_get_group_returns_group_as_created(co: Co) -> None:
 
 
 def test_c344_delete_of_group_member_is_invalid(co: Co) -> None:
-    made = _group(co, 2)
-    request = csi_pb2.DeleteSnapshotRequest(snapshot_id=made.snapshots[0].snapshot_id)
+    group = _group(co, 2)
+    request = csi_pb2.DeleteSnapshotRequest(snapshot_id=group.snapshots[0].snapshot_id)
     if co.answered(request, Code.OK, Code.INVALID_ARGUMENT) is Code.OK:
         return
-    assert copies.members(co.ask(_look(made)).group_snapshot) == copies.members(made)
+    assert copies.members(co.ask(_look(group)).group_snapshot) == copies.members(group)
 
 
 def test_c345_group_deletion_is_complete_and_idempotent(co: Co) -> None:
-    made = _group(co, 1)
-    request = undo.group_deletion(made)
+    group = _group(co, 1)
+    request = undo.group_deletion(group)
     request.snapshot_ids.append(UNKNOWN)
     with co.should():
         co.answered(request, Code.INVALID_ARGUMENT)
     for _ in range(2):
-        co.ask(undo.group_deletion(made))
-    co.answered(_look(made), Code.NOT_FOUND)
-    co.refused_without(undo.group_deletion(made), "group_snapshot_id")
+        co.ask(undo.group_deletion(group))
+    co.answered(_look(group), Code.NOT_FOUND)
+    co.refused_without(undo.group_deletion(group), "group_snapshot_id")
 
 
 def test_c346_group_snapshot_keeps_order_of_writes(co: Co) -> None:
@@ -104,10 +104,10 @@ def _group(co: Co, members: int) -> csi_pb2.VolumeGroupSnapshot:
     return copies.take_group(co, copies.group_request(co, ids))
 
 
-def _look(made: csi_pb2.VolumeGroupSnapshot) -> csi_pb2.GetVolumeGroupSnapshotRequest:
+def _look(group: csi_pb2.VolumeGroupSnapshot) -> csi_pb2.GetVolumeGroupSnapshotRequest:
     return csi_pb2.GetVolumeGroupSnapshotRequest(
-        group_snapshot_id=made.group_snapshot_id,
-        snapshot_ids=[member.snapshot_id for member in made.snapshots],
+        group_snapshot_id=group.group_snapshot_id,
+        snapshot_ids=[member.snapshot_id for member in group.snapshots],
     )
 
 
