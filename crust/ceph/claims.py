@@ -322,7 +322,7 @@ def check_watchers(image: ClusterImage) -> None:
             "ImageWatched",
             f"the image {image.name} cannot be used",
             why=f"a client that crust does not know has it open: {', '.join(sorted(unknown))}",
-            hint="find it by `rbd status`; the cluster forgets one that has ended after 30 s",
+            hint="find it by `rbd status`; the cluster forgets an ended client after 30 s",
         )
 
 

@@ -38,7 +38,7 @@ from crust.ceph.failures import CephNotPermitted
 from crust.core import errors
 
 WATCH_GONE_S = 40.0
-"""A watch of a blocklisted client ends at once; one that the OSD has not looked at, after 30 s."""
+"""A watch of a blocklisted client ends at once, or, if the OSD has not noticed, after 30 s."""
 _LOOK_EVERY_S = 0.1
 
 
@@ -46,11 +46,11 @@ class ImageNotCutOff(errors.NotReady):
     """A client that did not close the image is not blocklisted yet, so its writes may still arrive."""
 
     def __init__(self, image: str, ended: tuple[Holder, ...], user: str = "") -> None:
-        whose = "; ".join(f"{holder.address or 'the client'} of {holder.shown}" for holder in ended)
+        clients = [f"{holder.address or 'the client'} of {holder.shown}" for holder in ended]
         may_not = f", and client.{user} may not" if user else ""
         super().__init__(
             f"the image {image} is not free yet",
-            why=f"{whose} ended without closing it: its writes may still arrive until the cluster has "
+            why=f"{'; '.join(clients)} ended without closing it: its writes may still arrive until the cluster has "
             f"blocklisted it{may_not}",
             hint="wait: the driver's controller does it within seconds, if it runs and serves this pool; else "
             f"`crust ceph fence {ended[0].node} --image {image}`",

@@ -29,7 +29,7 @@ LIMIT_BYTES = 16 * 1024
 SCHEMA = 1
 _ERROR_MAX = 2000
 ORPHANED = "[SandboxOrphaned]"
-"""So begins the error of a claim whose sandbox is lost to its runtime, while its hypervisor goes on."""
+"""So begins the error of a claim whose runtime has lost the sandbox, while its hypervisor runs."""
 _ATTEMPTS = 8
 
 
@@ -62,7 +62,7 @@ class HeldBySandbox(errors.NotReady):
         named = f"sandbox {sandbox_id} of {handler} has it, for which process {pid} answers"
         unnamed = "a sandbox is claiming it, or it is being unpublished"
         stop = (
-            "stop that sandbox first; if its runtime does not know it any more, the virtual machine goes on alone: "
+            "stop that sandbox first; if its runtime does not know it any more, the virtual machine runs alone: "
             "`crust end-orphan` checks that, and ends it"
         )
         super().__init__(
@@ -103,7 +103,7 @@ class Claim:
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the runtime says that nobody can stop the sandbox any more, and its hypervisor goes on (H-24)."""
+        """Whether the runtime says that it cannot stop the sandbox any more, and the hypervisor still runs (H-24)."""
         return self.state is State.ERROR and self.error.startswith(ORPHANED)
 
 
@@ -226,7 +226,7 @@ def is_held(paths: layout.EntryPaths) -> bool:
 def read(paths: layout.EntryPaths) -> Claim | None:
     """The entry's claim, live or dead; None if there is no claim.
 
-    Raises `UnreadableHandoffRecord` for an invalid claim.json, and what `durable.find` raises.
+    Raises `UnreadableHandoffRecord` for an invalid claim.json, and the errors of `durable.find`.
     """
     live = is_held(paths)
     data = durable.find(paths.claim, limit_bytes=LIMIT_BYTES)

@@ -192,7 +192,7 @@ class Look:
     """The result of a look: the names of all entries, and the entries that it has read."""
 
     names: Set[str]
-    read: Mapping[str, Entry]
+    entries: Mapping[str, Entry]
 
 
 class Looks:

@@ -357,7 +357,7 @@ def needs(
 def unsupported(
     handler: str, reason: str, feature: volumes.HandlerFeature | None = None
 ) -> errors.CrustError:
-    """The error about a runtime that cannot serve a volume; `feature`: the one that it does not offer."""
+    """The error about a runtime that cannot serve a volume; `feature`: the missing feature."""
     return errors.NotReady.named(
         "UnsupportedByHandler",
         f"the volume cannot be used by runtime handler {handler!r}",

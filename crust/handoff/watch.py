@@ -168,7 +168,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 class _EventBridge(watchdog_events.FileSystemEventHandler):
-    """Passes events from watchdog's thread to the loop, except those of hidden names."""
+    """Passes events from watchdog's thread to the loop, except events of hidden names."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch

@@ -43,7 +43,7 @@ class Placeholders:
     def look(self) -> None:
         """Look once. Blocks."""
         look = self._looks.look()
-        for volume in look.read.values():
+        for volume in look.entries.values():
             if volume.record is not None and volume.record.handler in self._handlers:
                 self._place(volume.record)
         if self._known is None or self._known - look.names:

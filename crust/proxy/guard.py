@@ -1,4 +1,4 @@
-"""The guard mount on a deferred target, and what is observed there.
+"""The guard mount on a deferred target, and the look at a target.
 
 The guard mount is a tmpfs that takes no data. A kubelet finds a mount point whose root it may chown, and in which it
 may create the directories of a `subPath`, if the handler mounts such paths: else the guard takes no names either. A
@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 WRITERS_KNOWN_S = 1.0
 """How long one look at the open files of all processes serves every publish.
 
-A look takes 3 ms for 500 open files, half of a publish, and 100 ms on a node of 2,000 processes. A hypervisor that
-was left behind is older than a second.
+A look takes 3 ms for 500 open files, half of a publish, and 100 ms on a node of 2,000 processes. A hypervisor whose
+runtime has lost it is older than a second.
 """
 
 

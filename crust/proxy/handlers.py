@@ -1,4 +1,4 @@
-"""The registered runtime handlers, what they can do, and the service HandlerRegistry: a Register stream is a session.
+"""The registered runtime handlers, their features, and the service HandlerRegistry: a Register stream is a session.
 
 Nothing is kept on disk. After a restart of the proxy the handlers register again within a second, so for a short time
 after the start a look-up waits for the handler instead of failing.

@@ -128,7 +128,6 @@ class HostPublish:
 
 def raw_targets(roots: Iterable[str]) -> list[str]:
     """The targets of the raw publishes of an earlier process, below the roots of kubelets. Blocks."""
-    found = (
-        path for root in roots for path in glob.glob(f"{glob.escape(root)}/{_KUBELETS_RAW}/*/*")
-    )
-    return [path for path in found if not _SHIMS.fullmatch(os.path.basename(os.path.dirname(path)))]
+    patterns = (f"{glob.escape(root)}/{_KUBELETS_RAW}/*/*" for root in roots)
+    paths = (path for pattern in patterns for path in glob.glob(pattern))
+    return [path for path in paths if not _SHIMS.fullmatch(os.path.basename(os.path.dirname(path)))]

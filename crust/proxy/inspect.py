@@ -142,7 +142,7 @@ class Inspect:
 def _why_unreachable(handler: Handler) -> str:
     """The reason why this process cannot call the handler's endpoint; empty if the socket exists. Blocks.
 
-    The session may be open all the same: a proxy in a pod sees fewer files than a runtime of the host.
+    The session may be open even then: a proxy in a pod sees fewer files than a runtime of the host.
     """
     if os.path.exists(handler.endpoint):
         return ""

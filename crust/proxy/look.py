@@ -40,11 +40,11 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _LookResult:
     """The result of a look."""
 
     names: Set[str]
-    read: Mapping[str, Target]
+    rows: Mapping[str, Target]
     problems: Mapping[str, errors.CrustError | None]
     """Of the devices of the entries that were read."""
     stacks: Mapping[str, Stack] | None
@@ -60,7 +60,7 @@ class Looks:
         self._reader = handoff_entries.Looks(entries.store.layout)
         self._looking = asyncio.Lock()
         self._must_list = True
-        """Whether the last list of the mounts said nothing about some rows."""
+        """Whether the last list of the mounts left out some rows, which were newer."""
 
     async def look(self) -> frozenset[str]:
         """Look once; returns the names of the entries that were read."""
@@ -68,17 +68,17 @@ class Looks:
             must_list = self._targets.mounts_changed() or self._must_list
             began = self._table.clock
             known_names = {row.name for row in self._table.rows()}
-            findings = await workers.run(self._read, known_names, must_list=must_list)
-            newer = self._table.merge(began, findings.names, findings.read, findings.stacks)
+            result = await workers.run(self._read, known_names, must_list=must_list)
+            newer = self._table.merge(began, result.names, result.rows, result.stacks)
             self._must_list = bool(newer) and must_list
             self._reader.forget(newer)
-            current = frozenset(findings.read.keys() - set(newer))
+            current = frozenset(result.rows.keys() - set(newer))
             for name in current:
                 self._report_claim(name)
             for row in self._table.take_ended():
                 self._report_ended(row)
             for name in current:
-                self._report(name, "device", findings.problems.get(name))
+                self._report(name, "device", result.problems.get(name))
             return current
 
     @asynccontextmanager
@@ -90,8 +90,7 @@ class Looks:
     ) -> AsyncIterator[None]:
         """Look after each hint of the watch while the block runs.
 
-        If looks keep failing, `end` is called: a proxy that sees no claims and no changes is worse than one that is
-        restarted.
+        If looks keep failing, `end` is called: a proxy that sees no claims and no changes must be restarted.
         """
         root, health = self._entries.store.root, self._entries.health
         async with watch.Watch(root, rescan_s=rescan_s, touches_only=True) as hints:
@@ -106,15 +105,15 @@ class Looks:
             async with supervised("watch of the handoff directory", follow, health, end=end):
                 yield
 
-    def _read(self, known_names: Set[str], *, must_list: bool) -> _Found:
-        entries = self._reader.look()
-        rows = {name: self._entries.row_of(entry) for name, entry in entries.read.items()}
+    def _read(self, known_names: Set[str], *, must_list: bool) -> _LookResult:
+        look = self._reader.look()
+        rows = {name: self._entries.row_of(entry) for name, entry in look.entries.items()}
         for name, row in rows.items():
             if row.record is not None:
                 rows[name] = replace(row, guard=self._targets.guard_at(row.record.target))
         lists = must_list or not rows.keys() <= known_names
         problems = {name: self._device_problem(row) for name, row in rows.items()}
-        return _Found(entries.names, rows, problems, self._targets.stacks() if lists else None)
+        return _LookResult(look.names, rows, problems, self._targets.stacks() if lists else None)
 
     def _device_problem(self, row: Target) -> errors.CrustError | None:
         record = row.record
@@ -216,7 +215,7 @@ class Looks:
             self._emit(claim_events(row.handler or "", row.path, row.reported, None))
 
     def _report_claim(self, name: str) -> None:
-        """Report how the claim differs from the one that was reported last."""
+        """Report the changes of the claim since the last report."""
         row = self._table.at_name(name)
         if row is None or row.entry is None or row.record is None or row.entry.claim_error:
             return

@@ -54,7 +54,7 @@ class Policy:
         """Decide for one publish; `known` is the handler that this target of the volume is published to already.
 
         Raises `deferral_keys.InvalidDeferKey`, `CannotDeferRawBlock`, `HandlersContradict`, `RuntimeClassNotAsked`,
-        `PodInfoMissing`, and what `PodRuntimes.handler_of` raises.
+        `PodInfoMissing`, and the errors of `PodRuntimes.handler_of`.
         """
         named = volumes.HandlerName(context.get(deferral_keys.RUNTIME_HANDLER, "")) or None
         if flag:

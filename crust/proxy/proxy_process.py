@@ -190,7 +190,7 @@ def _export_metrics(
 async def _load(
     entries: Entries, looks: Looks, roots: Sequence[str], stack: AsyncExitStack
 ) -> None:
-    """Open and lock the handoff directory, finish what a crash has interrupted, and make the first look.
+    """Open and lock the handoff directory, finish removals that a crash has interrupted, and make the first look.
 
     Then each guard and each raw publish of an earlier process is a row of the table, too.
     """

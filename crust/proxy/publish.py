@@ -176,13 +176,13 @@ class Publish:
             busy=True,
         )
         self.entries.table.reserve(row)
-        # else the raw publish stays what is at the target, if this one is refused
+        # a raw publish stays the row of the target, for the case that this publish is refused
         if not run.row.raw:
             run.row = row
         return handler
 
     async def _begin(self, run: _Run, handler: Handler | None) -> None:
-        """Observe, decide, and mount the guard; undo first what a driver mounted over it."""
+        """Observe, decide, and mount the guard; undo first a driver's mount over an old guard."""
         run.began = await workers.run(self._look_and_guard, run, handler)
         plan = begin_publish(run.began, run.wanted)
         if plan is PublishPlan.CLEAN_FIRST:
@@ -330,7 +330,7 @@ class Publish:
             _log.warning("failed publish not undone completely", extra=extra)
         try:
             seen = await workers.run(self.entries.observe, run.wanted.key, run.wanted.target)
-        except Exception as failure:  # no thread can be had
+        except Exception as failure:  # no thread is free
             seen = Seen(stack=Stack.UNSEEN, problem=failure)
         row = unfinished(run.row, seen)
         if row is None:
@@ -343,7 +343,7 @@ class Publish:
         return self.answer(run.wanted.target.text, error, residue, run.decision)
 
     async def _take_back(self, run: _Run) -> None:
-        """Remove what the driver and the proxy have made."""
+        """Undo the publish of the driver and of the proxy."""
         request = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=run.wanted.key.volume_id,
             target_path=run.wanted.target.text,

@@ -306,7 +306,7 @@ class RuntimeApi:
             self.entries.table.put(replace(row, entry=changed.entry, devices=changed.devices))
 
     def _rewrite(self, target: volumes.TargetPath, fields: Mapping[str, Any]) -> Target:
-        """Change the record that is on disk now, not one that was read before: it may have changed since."""
+        """Change the present record on disk: an earlier read may be out of date."""
         entry = self.entries.store.read(target)
         if entry is None:
             raise claims.NotPublished(target)

@@ -20,11 +20,11 @@ from crust.wire.csi.v1 import csi_pb2
 
 _LOOK_S = 100.0
 _LIMIT_S = 240.0
-"""For an operation: the driver's 110 s (`CHANGE_TIMEOUT_S`), and as much to undo what it did."""
+"""For an operation: the driver's 110 s (`CHANGE_TIMEOUT_S`), and as much for the undo."""
 
 
 class CsiService:
-    """The CSI service of one driver's socket. The publishes and the Runtime API are those of all drivers."""
+    """The CSI service of one driver's socket. All drivers share the publishes and the Runtime API."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 The table has one row for each target at which something stands, or an operation is at work. A change replaces a row;
 rows are immutable. The proxy is the only process that writes entries and mounts guards (it holds the directory's
-lock), so the table is exact for both while the proxy runs; looks add what runtimes and people change. A row reserves
+lock), so the table is exact for both while the proxy runs; looks add changes by runtimes and people. A row reserves
 its volume from the moment its publish begins, and its device from the moment the device is verified, until nothing
 stands at the target any more. Code that changes the directory reads the directory first, not the table.
 
@@ -70,7 +70,7 @@ class Events:
                 self._watchers[queue] += 1
 
     def end(self) -> None:
-        """End every watch, and those that begin from now on."""
+        """End every watch, also watches that begin from now on."""
         self._ended = True
         for queue in self._watchers:
             if queue.full():
@@ -118,7 +118,7 @@ class Table:
         return self._rows.get(name)
 
     def find(self, path: str) -> Record | None:
-        """The record at a target path, None if no entry is there.
+        """The record at a target path; None without an entry.
 
         Raises the error (`errors.Corrupt`) of an unreadable entry: an unknown volume is not an absent one, and the
         host must not mount it.
@@ -151,7 +151,7 @@ class Table:
     def concerns(self, key: volumes.VolumeKey) -> bool:
         """Whether a target without a row may be another spelling of a deferred target of the volume.
 
-        A guard whose volume nobody knows may be anybody's.
+        A guard whose volume is unknown may be the volume's.
         """
         return any(
             not row.raw and (row.key == key or (row.key is None and row.entry is None))
@@ -202,7 +202,7 @@ class Table:
             self._remove(name)
 
     def note(self, row: Target) -> None:
-        """Replace the row after a look that has changed only what the proxy remembers."""
+        """Replace the row after a look that has changed only facts that the proxy remembers."""
         with self._lock:
             if row.name in self._rows:
                 self._rows[row.name] = row

@@ -228,8 +228,8 @@ class Wanted:
     def contradicts(self, record: Record) -> bool:
         """Whether the record is certainly of a publish with other arguments.
 
-        What a driver may have added to its answer (a group, read-only, options) contradicts nothing: the driver is
-        called, and its answer is compared.
+        Additions of a driver's answer (a group, read-only, options) contradict nothing: the proxy calls the driver,
+        and compares its answer.
         """
         return (
             self.access.fs_type not in ("", record.mount.fs_type)
@@ -284,7 +284,7 @@ def must_be_filled(
 
 
 class Undo(enum.Enum):
-    """What a failed publish undoes."""
+    """The undo of a failed publish."""
 
     KEEP = "nothing"
     UNGUARD = "unmount the guard"

@@ -82,7 +82,7 @@ class Unpublish:
         """Lock out sandboxes and check everything that could fail, before the driver is called. Blocks.
 
         There may be no entry: it was lost with /run, removed by an interrupted unpublish, or moved by a person. An
-        entry without a record counts as absent (H-11), and is removed all the same.
+        entry without a record counts as absent (H-11), and is removed too.
         """
         try:
             removal = self.entries.store.begin_removal(target)

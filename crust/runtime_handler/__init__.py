@@ -1,7 +1,7 @@
 """The SDK for runtimes: resolve a container's mounts, claim volumes for sandboxes, answer the proxy's calls.
 
     resolve       find the volume, and the path in it, that a mount source of the OCI bundle names
-    take_claim    claim a volume for a sandbox, and check it and that the runtime offers what it needs
+    take_claim    claim a volume for a sandbox, after a check of the volume and of the runtime's features
                   (`claim_volume(features=…)`); `claim`: hold it, report its state, release it
     keepers       start the process that holds the claims of a hypervisor that takes no descriptors
     kept_vm       when that process was killed: claim again for the same sandbox, or kill its hypervisor

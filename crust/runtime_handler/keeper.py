@@ -88,7 +88,7 @@ class Keeper:
                 self._serve(self._clients[fd])
 
     def _renew_standby(self) -> None:
-        """Fork a standby that holds what this process holds now, then kill the previous one.
+        """Fork a standby that holds this process's present descriptors, then kill the previous standby.
 
         If memory or a descriptor is missing, it forks again after a second. Until then it answers no client: the
         previous standby does not have the change.

@@ -34,12 +34,12 @@ _AGAIN_MS = 20
 
 
 class VmKilled(errors.NotReady):
-    """The VM was killed: it had a volume whose claim ended, and could not be had again."""
+    """The VM was killed: it had a volume whose claim had ended and could not be taken again."""
 
     def __init__(self, sandbox_id: str, reason: errors.CrustError) -> None:
         super().__init__(
             f"the VM of sandbox {sandbox_id} was killed",
-            why=f"its keeper had ended, and a claim could not be had again: {reason}",
+            why=f"its keeper had ended, and a claim could not be taken again: {reason}",
             hint="start the pod again; find out what killed keeper and standby",
         )
         self.sandbox_id = sandbox_id
@@ -72,7 +72,7 @@ class KeptVm:
         used: Mapping[str, volumes.TargetPath | None],
         in_hand: Mapping[str, ClaimInHand] | None = None,
     ) -> keepers.Keeper:
-        """A keeper that holds the claims of all volumes that the VM uses; the one that runs, if it does.
+        """A keeper that holds the claims of all volumes that the VM uses: the running keeper, or a new one.
 
         None in `used` is a volume without an entry. `in_hand` are claims whose descriptors the caller still has, and
         keeps open meanwhile. Raises VmKilled after it has killed the VM; `errors.NotFound` if the VM had ended;

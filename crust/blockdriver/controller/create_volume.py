@@ -43,11 +43,11 @@ class Create:
     """A decoded CreateVolumeRequest; `parameters` as they were sent, `limits` from mutable_parameters."""
 
     name: str
-    wanted: volumes.CapacityRange
+    size_range: volumes.CapacityRange
     capabilities: tuple[volumes.VolumeCapability, ...]
     parameters: tuple[tuple[str, str], ...] = ()
     accessibility: topology.Requirement = topology.ANYWHERE
-    source: content_source.Wanted | None = None
+    source: content_source.SourceRequest | None = None
     limits: class_parameters.Changes = ()
 
 
@@ -104,7 +104,7 @@ class Provisioner:
             return self._commit(making, planned, ContentRecord(volume_id=planned.volume_id))
 
     def _content_source(
-        self, name: str, requested: content_source.Wanted, present: VolumeRecord | None
+        self, name: str, requested: content_source.SourceRequest, present: VolumeRecord | None
     ) -> ContentSource:
         """The content source; an existing volume has it in its record, and it may have been deleted since."""
         if present is None:
@@ -127,9 +127,9 @@ class Provisioner:
         if present is not None:
             size_bytes = present.capacity_bytes
         else:
-            size_range = (
-                content_source.sized(request.wanted, usages, source) if source else request.wanted
-            )
+            size_range = request.size_range
+            if source is not None:
+                size_range = content_source.sized(size_range, usages, source)
             maximum = self.stores.provisioning.maximum_bytes()
             minimum = capacity.minimum_bytes(usages)
             size_bytes = capacity.choose(size_range, minimum=minimum, maximum=maximum)
@@ -241,7 +241,7 @@ def _check_same(
     for part, is_same in {
         "accessibility_requirements": is_accessible,
         "the name, with the same id": present.name == planned.name,
-        "capacity_range": capacity.satisfies(present.capacity_bytes, request.wanted),
+        "capacity_range": capacity.satisfies(present.capacity_bytes, request.size_range),
         "parameters": present.parameters == planned.parameters,
         "volume_content_source": present.content_source == planned.content_source,
         "volume_capabilities": present.usages == planned.usages,

@@ -336,12 +336,13 @@ class Controller(SnapshotCalls):
         )
 
 
-def _source(pb: csi_pb2.VolumeContentSource) -> content_source.Wanted:
+def _source(pb: csi_pb2.VolumeContentSource) -> content_source.SourceRequest:
     """CreateVolume's volume_content_source. Raises `csi.MissingField`."""
     kind = pb.WhichOneof("type")
     if kind == "snapshot":
         snapshot_id = csi.required(pb.snapshot.snapshot_id, "snapshot_id")
-        return content_source.Wanted("snapshot", snapshot_id)
+        return content_source.SourceRequest("snapshot", snapshot_id)
     if kind == "volume":
-        return content_source.Wanted("volume", csi.required(pb.volume.volume_id, "volume_id"))
+        volume_id = csi.required(pb.volume.volume_id, "volume_id")
+        return content_source.SourceRequest("volume", volume_id)
     raise csi.MissingField("volume_content_source.type")

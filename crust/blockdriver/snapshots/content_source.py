@@ -24,7 +24,7 @@ from crust.host.process import workers
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SourceRequest:
     """A volume_content_source."""
 
     kind: Literal["snapshot", "volume"]
@@ -38,7 +38,7 @@ class ContentSources:
     stores: Stores
     snapshot_sets: SnapshotSets
 
-    def find(self, requested: Wanted) -> ContentSource:
+    def find(self, requested: SourceRequest) -> ContentSource:
         """The source in its present state.
 
         Raises SnapshotNotFound, `models.VolumeNotFound`, `models.RecordMissing`, `ImageMissing`, `ForeignImage`.

@@ -205,7 +205,7 @@ async def users_of(settings: ShimSettings) -> AsyncIterator[VolumesInUse | None]
 def _cannot_check(why: str) -> errors.InvalidRequest:
     return errors.InvalidRequest.named(
         "DetachNotChecked",
-        "crust shim --controller cannot start: it would not know whether a guest uses what is detached",
+        "crust shim --controller cannot start: it would not know whether a guest uses a volume to be detached",
         why=f"the Kubernetes API cannot be used: {why}",
         hint="run it in a pod with a service account, or set kubernetes.kubeconfig; where the CO is not Kubernetes "
         "and detaches nothing that is in use, set check_detach = false",

@@ -1,4 +1,4 @@
-"""The shim in front of any driver: it decides which calls are about a deferred volume, and what answers them.
+"""The shim in front of any driver: it finds the calls about deferred volumes, and answers them or passes them on.
 
 A driver that defers by itself keeps its deferral: its flagged calls go to `Deferral`. Any other driver is wrapped.
 The shim asks the driver once per connection, because another version may replace it; a wrapped volume stays wrapped

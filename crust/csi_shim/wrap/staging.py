@@ -128,7 +128,7 @@ class Staging:
             await self.stage_as_block(volume, staged)
 
     def _check_not_on_host(self, key: volumes.VolumeKey) -> None:
-        """Complete where it matters: whoever knows the stage has seen all publishes since."""
+        """Raise `PublishedOnHost`. A shim that knows the stage has seen all publishes since."""
         for target in sorted(target for of, target in self.on_host.copy() if of == key):
             if private_directories.is_mounted(target):
                 raise errors.NotReady.named(

@@ -50,7 +50,9 @@ async def _scans(looking: Watch) -> AsyncIterator[list[Entry]]:
     yielded: list[Entry] | None = None
     async for _ in looking:
         seen = await asyncio.to_thread(looks.look)
-        known = {name: each for name, each in {**known, **seen.read}.items() if name in seen.names}
+        known = {
+            name: each for name, each in {**known, **seen.entries}.items() if name in seen.names
+        }
         if list(known.values()) != yielded:
             yielded = list(known.values())
             yield yielded

@@ -11,7 +11,7 @@ from crust.blockdriver.driver import Driver, build
 from crust.blockdriver.engines import rbd
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.services.roles import Role
-from crust.blockdriver.snapshots.content_source import Wanted
+from crust.blockdriver.snapshots.content_source import SourceRequest
 from crust.ceph.connection import Connection
 from crust.ceph.controller_lock import ControllerLock
 from crust.ceph.user import CephUser, Timeouts
@@ -87,11 +87,13 @@ def connection_of(driver: Driver) -> Connection:
     return place.connection
 
 
-def create_request(name: str, source: Wanted | None = None) -> Create:
+def create_request(name: str, source: SourceRequest | None = None) -> Create:
     return Create(name, SIZE, RAW, source=source)
 
 
-async def created(driver: Driver, name: str, source: Wanted | None = None) -> volumes.VolumeId:
+async def created(
+    driver: Driver, name: str, source: SourceRequest | None = None
+) -> volumes.VolumeId:
     """Create a raw volume; its id."""
     create = create_request(name, source)
     return (await driver.controller.provisioner.create(create)).volume_id

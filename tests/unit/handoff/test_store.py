@@ -241,7 +241,7 @@ def test_recent_change_is_read_again(store: Store, monkeypatch: pytest.MonkeyPat
         for entry in entries:
             os.utime(entry.directory, ns=(0, now_ns - age_ns))
         looks.look()
-        assert len(looks.look().read) == read
+        assert len(looks.look().entries) == read
 
 
 @pytest.mark.spec("H-19", "H-3")

@@ -12,7 +12,7 @@ import pytest
 from crust.blockdriver.controller.create_volume import Create
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.rbd.provisioning.images import DELETED, user_snapshots
-from crust.blockdriver.snapshots.content_source import Wanted
+from crust.blockdriver.snapshots.content_source import SourceRequest
 from crust.ceph import omap
 from crust.ceph.failures import CephMonitorsUnreachable
 from crust.ceph.user import Timeouts
@@ -51,8 +51,10 @@ Work = Callable[[Driver, volumes.VolumeId, str], Awaitable[object]]
 
 _WORKS: dict[str, Work] = {
     "create": lambda driver, *_: created(driver, "new"),
-    "clone": lambda driver, source, _: created(driver, "new", Wanted("volume", source)),
-    "restore": lambda driver, _, snapshot: created(driver, "new", Wanted("snapshot", snapshot)),
+    "clone": lambda driver, source, _: created(driver, "new", SourceRequest("volume", source)),
+    "restore": lambda driver, _, snapshot: created(
+        driver, "new", SourceRequest("snapshot", snapshot)
+    ),
     "snapshot": lambda driver, source, _: driver.controller.snapshots.create("new", source),
     "group": lambda driver, source, _: _group(driver, source),
     "delete group": lambda driver, source, _: _delete_group(driver, source),
@@ -153,7 +155,7 @@ async def test_limits_are_the_images_and_a_copy_has_its_own(controllers: Control
     driver = controllers.start()
     request = Create("a", SIZE, RAW, limits=(("write_iops", 100),))
     source = (await driver.controller.provisioner.create(request)).volume_id
-    copy = await created(driver, "b", Wanted("volume", source))
+    copy = await created(driver, "b", SourceRequest("volume", source))
     assert _configured(controllers, source) == {"rbd_qos_write_iops_limit": "100"}
     assert _configured(controllers, copy) == {}
     changes = (("write_iops", 0), ("read_bytes_per_second", 4096))

@@ -16,7 +16,7 @@ from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.records import capability_check, capacity, models
 from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.snapshots import snapshot_sets
-from crust.blockdriver.snapshots.content_source import Wanted
+from crust.blockdriver.snapshots.content_source import SourceRequest
 from crust.core import deferral_keys, errors, volumes
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, block, mount
@@ -163,7 +163,7 @@ async def test_create_failed_or_killed_before_commit_leaves_no_volume(
     source = (await provisioner.create(create("source", required=64 * MIB))).volume_id
     request = create(required=64 * MIB)
     if is_copy:
-        request = replace(request, source=Wanted("volume", source))
+        request = replace(request, source=SourceRequest("volume", source))
 
     def failing(*_: object) -> None:
         raise failure
@@ -285,7 +285,7 @@ async def test_clone_whose_source_content_changed_during_copy_is_not_used(
 ) -> None:
     """Else a copy of what a pod has written would be recorded as "new", and be formatted."""
     source = await provisioner.create(create("source"))
-    wanted = replace(create("copy"), source=Wanted("volume", source.volume_id))
+    wanted = replace(create("copy"), source=SourceRequest("volume", source.volume_id))
     contents, backend = state.stores.content_records, state.stores.provisioning
 
     clone = MemoryMaking.clone

@@ -165,18 +165,18 @@ class BackgroundWork(Looks):
             with ignoring(errno.ENOENT):
                 with self._place.image(ioctx, name) as image:
                     if not images.is_complete(image, name):
-                        return  # a create goes on with it, and knows a begun copy by its parent
+                        return  # a create finishes it, and knows a begun copy by its parent
                 if copies.depth(self._place, ioctx, name) > copies.SOFT_DEPTH:
                     with image_use.changing(self._place, ioctx, name) as image:
                         # A client notes an object in the object map before it copies the parent's data to it, and
-                        # flattening passes over what is noted: of one that was killed in between it would be lost.
-                        # So it goes without the map, which is made again after it (`_with_object_map`).
+                        # flattening skips noted objects: if the client was killed in between, their data would be
+                        # lost. So it goes without the map, which is made again after it (`_with_object_map`).
                         if image.features() & _object_map():
                             image.update_features(_object_map(), False)  # noqa: FBT003 - the binding's
                         image.flatten()
                 self._with_object_map(ioctx, name)
             key = FLATTEN + name
-            # unless the name is another image's by now, or it is put again
+            # unless the name is another image's now, or it is put again
             omap.swap(ioctx, WORK, {key: value.decode()}, {key: None})
 
     def _with_object_map(self, ioctx: Ioctx, name: str) -> None:

@@ -133,7 +133,7 @@ class RbdMaking:
 
 def clear(snapshots: RbdSnapshots, volume_id: volumes.VolumeId, source: str) -> None:
     """Remove the snapshot that a clone of `source` to this volume has left, and the note to flatten the volume."""
-    with snapshots.place.ioctx(f"cannot clear what {volume_id} was made from") as ioctx:
+    with snapshots.place.ioctx(f"cannot clear the source of {volume_id}") as ioctx:
         if source:
             snapshots.remove_snapshot(ioctx, source, _snapshot_for(volume_id))
         with ignoring(errno.ENOENT):
