@@ -1,5 +1,5 @@
-"""gRPC: sockets, channels, status codes, codecs, and what is logged of a call.
+"""gRPC: sockets, channels, status codes, codecs, and the log lines of calls.
 
-The packages above raise errors of `crust.core.errors` and never name a status code. The packages
-below do not import grpc.
+The packages above raise errors of `crust.core.errors` and never name a status code. The packages below do not import
+grpc.
 """

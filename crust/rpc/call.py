@@ -1,9 +1,8 @@
-"""One call, served or made: its method and request, what its caller sends beside it, what goes back beside the
-answer, its fields.
+"""One call, served or made: its method and request, the metadata of request and answer, its fields.
 
-The fields are those of every log line about the call: its request id, the driver, the volume and the target. The id
-is made by the first process of crust that the call reaches, and travels to the next ones as gRPC metadata, as the
-trace does. Everything else is read from the request when the call begins.
+Every log line about the call has its fields: the request id, the driver, the volume and the target. The first process
+of crust that gets the call makes the id, and sends it on as gRPC metadata, as it does with the trace. The other
+fields come from the request when the call begins.
 """
 
 import re
@@ -28,8 +27,8 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 class Call:
     """A call of `method` (`/csi.v1.Node/NodeStageVolume`) with the metadata of its caller, who waits `timeout` s.
 
-    `begun` is called with what comes before the answer; without it the caller reads `initial`. `wait_for_ready`: the
-    caller waits for a peer that is absent.
+    `begun` gets the metadata before the answer; without it the caller reads `initial`. `wait_for_ready`: the caller
+    waits for an absent peer.
     """
 
     __slots__ = ("_begun", "_ends_s", "initial", "metadata", "method", "trailing", "wait_for_ready")
@@ -45,24 +44,24 @@ class Call:
     ) -> None:
         self.method = method
         self.metadata = metadata
-        """The caller's, without that of its connection."""
+        """The caller's metadata, without that of its connection."""
         self._ends_s = None if timeout is None else time.monotonic() + timeout
         self._begun = begun
         self.wait_for_ready = wait_for_ready
         self.initial: Metadata = ()
         self.trailing: Metadata = ()
-        """What goes after the answer."""
+        """The metadata after the answer."""
 
     def time_remaining(self) -> float | None:
-        """How long the caller still waits, in seconds; None: without a limit."""
+        """The time that the caller still waits, in seconds; None: without a limit."""
         return None if self._ends_s is None else max(0.0, self._ends_s - time.monotonic())
 
     def onward(self) -> Mapping[str, Any]:
-        """What a call has that is made for this one, beside its request: the metadata, and the time that is left."""
+        """The arguments of a call for this call, beside its request: the metadata, and the remaining time."""
         return {"metadata": self.metadata, "timeout": self.time_remaining()}
 
     async def begin(self, initial: Metadata = ()) -> None:
-        """Let the caller know that its call has begun, before the first answer."""
+        """Tell the caller that its call has begun, before the first answer."""
         self.initial = initial
         if self._begun is not None:
             await self._begun(initial)
@@ -94,11 +93,11 @@ _FIELDS = {
     "volume_publish_path": "target",
     "staging_target_path": "target",
 }
-"""Field of a request to key of a log line; the first one that is set is taken."""
+"""Field of a request to key of a log line; the first set field of a key counts."""
 
 
 def fields_of(request: Message | None, driver: str = "", metadata: Metadata = ()) -> dict[str, str]:
-    """The fields of a call, by the keys of a log line. Nobody changes them: a thread may be writing a line."""
+    """The fields of a call, by the keys of a log line. No code changes them: a thread may be writing a line."""
     fields, request_id = dict[str, str](), ""
     for key, value in metadata:
         if key == ID_KEY and isinstance(value, str) and _ID.fullmatch(value):
@@ -109,9 +108,9 @@ def fields_of(request: Message | None, driver: str = "", metadata: Metadata = ()
             )
     if driver:
         fields.setdefault("driver", driver)
-    known = {} if request is None else request.DESCRIPTOR.fields_by_name
+    request_fields = {} if request is None else request.DESCRIPTOR.fields_by_name
     for field, key in _FIELDS.items():
-        if field in known and key not in fields:
+        if field in request_fields and key not in fields:
             value = getattr(request, field)
             if value and isinstance(value, str):
                 fields[key] = value[:_TEXT_MAX]
@@ -120,14 +119,14 @@ def fields_of(request: Message | None, driver: str = "", metadata: Metadata = ()
 
 
 def add_fields(**added: str) -> None:
-    """Add fields to the call that is being served, which its request does not have: they are in its log line."""
+    """Add fields that the request does not have to the log line of the served call."""
     fields = logs.context.get()
     if fields is not None:
         logs.context.set({**fields, **added})
 
 
 def volume_metadata() -> Metadata:
-    """Which volume the call is about that is being served, for a peer that only gets its target."""
+    """The volume of the served call, for a peer that gets only its target."""
     fields = logs.context.get() or {}
     if "volume_id" not in fields:
         return ()
@@ -136,29 +135,33 @@ def volume_metadata() -> Metadata:
 
 
 def identified(metadata: Metadata) -> Metadata:
-    """The metadata with the id and the span of the call that is being served; as it is outside of a call."""
+    """The metadata with the id and the span of the served call; unchanged outside of a call."""
     fields = logs.context.get()
     if fields is None or "request_id" not in fields:
         return metadata
-    own = {ID_KEY: fields["request_id"]}
+    added = {ID_KEY: fields["request_id"]}
     if span := traces.traceparent():
-        own[traces.KEY] = span
-    kept = (pair for pair in metadata if pair[0] not in own)
-    return (*kept, *own.items())
+        added[traces.KEY] = span
+    others = (pair for pair in metadata if pair[0] not in added)
+    return (*others, *added.items())
 
 
 @cache
 def methods() -> Mapping[str, MethodDescriptor]:
-    """All that crust serves or passes, by full name (`/csi.v1.Node/NodeStageVolume`): CSI's, its own, a kubelet's."""
+    """The methods of CSI, of crust and of a kubelet, by full name (`/csi.v1.Node/NodeStageVolume`)."""
     files = (csi_pb2, runtime_pb2, handlers_pb2, inspect_pb2, pool_pb2, api_pb2)
-    services = [each for file in files for each in file.DESCRIPTOR.services_by_name.values()]
-    return {f"/{of.full_name}/{method.name}": method for of in services for method in of.methods}
+    services = [service for file in files for service in file.DESCRIPTOR.services_by_name.values()]
+    return {
+        f"/{service.full_name}/{method.name}": method
+        for service in services
+        for method in service.methods
+    }
 
 
 def is_unary(method: str) -> bool:
     """Whether a method is known, and has one request and one answer."""
-    known = methods().get(method)
-    return known is not None and not (known.client_streaming or known.server_streaming)
+    rpc = methods().get(method)
+    return rpc is not None and not (rpc.client_streaming or rpc.server_streaming)
 
 
 def parse(method: str, data: bytes) -> Any:
@@ -166,15 +169,15 @@ def parse(method: str, data: bytes) -> Any:
 
     Raises `MalformedMessage`.
     """
-    known = methods().get(method)
-    if known is None:
+    rpc = methods().get(method)
+    if rpc is None:
         return None
     try:
-        return message_factory.GetMessageClass(known.input_type).FromString(data)
+        return message_factory.GetMessageClass(rpc.input_type).FromString(data)
     except DecodeError as err:
         raise errors.InvalidRequest.named(
             "MalformedMessage",
-            f"the request cannot be parsed as {known.input_type.full_name}",
+            f"the request cannot be parsed as {rpc.input_type.full_name}",
             why="its bytes are not a valid protobuf message",
             hint="check the caller's CSI version, and any proxy between it and crust",
         ) from err

@@ -1,6 +1,6 @@
 """Bare gRPC channels over unix sockets, and their options. Code of crust calls through a `port`, which has one.
 
-A bare channel is for programs that are a CO, a kubelet or a conformance suite to crust: they must see gRPC as it is.
+A bare channel is for programs that act as a CO, a kubelet or a conformance suite: they must see gRPC unchanged.
 """
 
 import grpc
@@ -12,7 +12,7 @@ SOCKET_PATH_MAX_BYTES = 107
 """sun_path of unix(7), less the final NUL."""
 
 MESSAGE_MAX_BYTES = 64 << 20
-"""Of a request, and of an answer: a list of a hundred thousand volumes."""
+"""Of a request or an answer, such as a list of a hundred thousand volumes."""
 
 HANDLER_ANSWER_MAX_BYTES = 256 << 10
 """Of a runtime handler, through which a guest speaks: statistics, a condition."""
@@ -20,13 +20,13 @@ HANDLER_ANSWER_MAX_BYTES = 256 << 10
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_MAX_BYTES),
     ("grpc.max_send_message_length", -1),
-    # A status travels as metadata, of which gRPC takes 8 KiB: a driver's longer error text, the output of mkfs, would
-    # become RESOURCE_EXHAUSTED. 64 KiB of it take three times as much, escaped, and as much again in the details.
+    # A status travels as metadata, of which gRPC takes 8 KiB: a longer error text, such as the output of mkfs, would
+    # become RESOURCE_EXHAUSTED. 64 KiB of text take three times as much, escaped, and as much again in the details.
     ("grpc.max_metadata_size", 1 << 20),
     ("grpc.absolute_max_metadata_size", 1 << 20),
     ("grpc.initial_reconnect_backoff_ms", 50),
     # In spite of its name this is the time limit of one connection attempt. On a busy machine a running server may
-    # need a while to accept; with 50 ms here calls failed that only had to wait.
+    # need a while to accept; with 50 ms here calls failed although they only had to wait.
     ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),

@@ -1,9 +1,8 @@
-"""The CSI driver, or the shim in front of it, at the other end of a port: its calls, and what it says of itself.
+"""The CSI driver, or the shim in front of it, at the other end of a port: its calls, name and capabilities.
 
-A driver behind a socket may be replaced by another version at any time, which shows as a new connection. What it says
-of itself is therefore believed for as long as the port has the same connection, and no longer: a driver that was
-downgraded would ignore `defer_fs_ops` and mount on the host. A status of the driver is raised unchanged
-(`PeerStatus`).
+An operator may replace a driver behind a socket by another version at any time, which shows as a new connection. So
+crust keeps the driver's answers only while the port has the same connection: a driver that was downgraded would
+ignore `defer_fs_ops` and mount on the host. crust raises a status of the driver unchanged (`PeerStatus`).
 """
 
 import asyncio
@@ -28,7 +27,7 @@ _RPC = csi_pb2.NodeServiceCapability.RPC
 
 
 class _Question(NamedTuple):
-    """A method with an empty request, what its answer says, and the metadata that goes with it."""
+    """A method with an empty request, the reader of its answer, and its metadata."""
 
     method: str
     read: Callable[[bytes], Any]
@@ -72,7 +71,7 @@ class CsiDriver:
     def known_name(self) -> str:
         """The driver's name for logs and metrics; empty until it has answered once.
 
-        It is asked only over a connection that is there: to look for one that is not would delay the next call.
+        It asks only over an existing connection: a new attempt to connect would delay the next call.
         """
         _, name = self._facts.get(_NAME, (0, ""))
         if not name and self.port.connection and (self._asks is None or self._asks.done()):
@@ -80,32 +79,32 @@ class CsiDriver:
         return str(name)
 
     async def _ask_name(self) -> None:
-        with contextlib.suppress(PeerStatus):  # then it is asked again
+        with contextlib.suppress(PeerStatus):  # `known_name` asks again
             await self.name()
 
     async def name(self, timeout_s: float | None = QUESTION_TIMEOUT_S) -> volumes.DriverName:
         """The driver's own name; raises `PeerStatus`."""
-        name: volumes.DriverName = await self._said(_NAME, timeout_s)
+        name: volumes.DriverName = await self._fact(_NAME, timeout_s)
         return name
 
     async def node_capabilities(
         self, timeout_s: float | None = QUESTION_TIMEOUT_S
     ) -> frozenset[int]:
-        """The numbers of what it advertised when it was connected; raises `PeerStatus`."""
-        advertised: frozenset[int] = await self._said(_OF_NODE, timeout_s)
+        """The numbers of the capabilities of the driver that is connected; raises `PeerStatus`."""
+        advertised: frozenset[int] = await self._fact(_OF_NODE, timeout_s)
         return advertised
 
     async def expands_volumes(self, timeout_s: float | None = QUESTION_TIMEOUT_S) -> bool:
-        """Whether its volumes can be expanded at all, as it said when it was connected; raises `PeerStatus`."""
-        expands: bool = await self._said(_EXPANDS, timeout_s)
+        """Whether the driver that is connected expands volumes at all; raises `PeerStatus`."""
+        expands: bool = await self._fact(_EXPANDS, timeout_s)
         return expands
 
     async def defers(self, timeout_s: float | None = QUESTION_TIMEOUT_S) -> bool:
         """Whether it advertises DEFER_FS_OPS; raises `PeerStatus`.
 
-        A "no" is not kept: behind a shim, the driver may be replaced without a new connection.
+        It asks again after a "no": behind a shim, the driver may be replaced without a new connection.
         """
-        defers = _RPC.DEFER_FS_OPS in await self._said(_OF_NODE, timeout_s)
+        defers = _RPC.DEFER_FS_OPS in await self._fact(_OF_NODE, timeout_s)
         if not defers:
             self._facts.pop(_OF_NODE, None)
         return defers
@@ -125,7 +124,7 @@ class CsiDriver:
 
     async def check_name(self, configured: str) -> None:
         """Raise `DriverNameMismatch`, or `PeerStatus`, unless the driver has the name."""
-        reported = await self._said(_NAME, QUESTION_TIMEOUT_S)
+        reported = await self._fact(_NAME, QUESTION_TIMEOUT_S)
         if reported != configured:
             raise errors.NotReady.named(
                 "DriverNameMismatch",
@@ -154,14 +153,14 @@ class CsiDriver:
             self._asks.cancel()
             await asyncio.wait([self._asks])
 
-    async def _said(self, question: _Question, timeout_s: float | None) -> Any:
-        """What the driver has said over the connection that exists now; it is asked unless it has.
+    async def _fact(self, question: _Question, timeout_s: float | None) -> Any:
+        """The driver's answer over the connection that exists now; asks if there is none.
 
-        The caller has sent another call: the driver's status to this one says so.
+        The caller has sent another call: a status of the driver to this question says so.
         """
-        before = self.port.connection
-        connection, fact = self._facts.get(question, (0, None))
-        if before and before == connection:
+        connected = self.port.connection
+        asked, fact = self._facts.get(question, (0, None))
+        if connected and connected == asked:
             return fact
         try:
             call = Call(question.method, question.metadata, timeout_s)
@@ -172,12 +171,12 @@ class CsiDriver:
             rpc = question.method.rpartition("/")[2]
             text = f"the driver was asked {rpc} first, and answered: {status.text}"
             raise PeerStatus(status.code, text, status.trailing) from status
-        # a port that was not connected is by now: by the connection that brought the answer
-        self._facts[question] = (before or self.port.connection, fact)
+        # an answer needs a connection, which may be new
+        self._facts[question] = (connected or self.port.connection, fact)
         return fact
 
 
 def opted_in(call: Call) -> Metadata:
     """The caller's metadata with the opt-in to deferral."""
-    kept = (pair for pair in call.metadata if pair[0] != extensions.KEY)
-    return (*kept, *extensions.METADATA)
+    others = (pair for pair in call.metadata if pair[0] != extensions.KEY)
+    return (*others, *extensions.METADATA)

@@ -1,13 +1,13 @@
-"""The one way out: a call to a peer, in bytes. Its ends are a unix socket, and a part of this process (`LocalPort`).
+"""The only way to call a peer, in bytes: over a unix socket (`SocketPort`), or in this process (`LocalPort`).
 
-Every call has the request id and the trace of the call that is being served, and bounds on the answer: a peer may be
-hostile, because a guest speaks through its runtime handler. A refusal is raised as `PeerStatus`, unchanged but for
-two: gRPC's own text about an absent peer, or about an answer that is too large, names gRPC's internals and nothing to
-do; the caller gets a sentence of crust with the same code. `stub` gives a generated stub over a port, as the codec.
+Every call has the request id and the trace of the served call, and bounds on the answer: a peer may be hostile,
+because a guest speaks through its runtime handler. A port raises a refusal unchanged, as `PeerStatus`, with two
+exceptions: gRPC's own text about an absent peer or a too large answer names gRPC's internals and no remedy, so the
+caller gets a sentence of crust with the same code. `stub` gives a generated stub over a port, as the codec.
 
 A socket has one channel, which is open as long as its owner runs: a new channel costs as much as several calls.
-gRPC's default back-off starts at a second and grows to minutes, which is too slow for a unix socket: with the options
-of `channel` a port finds a restarted process within a fraction of a second.
+gRPC's default back-off grows from a second to minutes, which is too slow for a unix socket: with the options of
+`channel` a port finds a restarted process within a fraction of a second.
 """
 
 import asyncio
@@ -51,9 +51,7 @@ class Port(ABC):
 
     @abstractmethod
     def is_connected(self) -> bool:
-        """Whether there is a connection; if there is none, the port begins to connect, and a call that comes before
-        it has may be refused.
-        """
+        """Whether there is a connection; if not, the port begins to connect, and may refuse a call meanwhile."""
 
     @abstractmethod
     async def answer(self, call: Call, data: bytes) -> bytes:
@@ -61,7 +59,7 @@ class Port(ABC):
 
     @abstractmethod
     async def forward(self, call: Call, data: bytes) -> bytes:
-        """As `answer`, for a call that is being served; `PeerNotResponding` a little before the caller's deadline."""
+        """As `answer`, for the served call; `PeerNotResponding` a little before the caller's deadline."""
 
     @abstractmethod
     def stream(self, call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
@@ -81,7 +79,7 @@ class Port(ABC):
 class SocketPort(Port):
     """The end at a unix socket; it connects at the first call.
 
-    An answer of more than `answer_max_bytes` is not read. Raises `SocketPathTooLong`, and `InvalidRequest` for a path
+    It reads no answer of more than `answer_max_bytes`. Raises `SocketPathTooLong`, and `InvalidRequest` for a path
     that is not absolute.
     """
 
@@ -142,7 +140,7 @@ class SocketPort(Port):
         except PeerStatus as status:
             elapsed_s = time.monotonic() - began_s
             is_late = timeout_s is not None and elapsed_s >= timeout_s - 0.01
-            # a peer's own DEADLINE_EXCEEDED, which came earlier, is its status
+            # an earlier DEADLINE_EXCEEDED is the peer's own status
             if is_late and status.code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise _not_responding(call.method, elapsed_s) from status
             raise
@@ -177,7 +175,7 @@ class SocketPort(Port):
         await self._channel.close()
 
     def _refusal(self, error: grpc.aio.AioRpcError) -> PeerStatus:
-        """The peer's status; or what gRPC reports, in our words: a peer that answers is connected."""
+        """The peer's status, or gRPC's own report in a sentence of crust: a peer that answers is connected."""
         code, text, trailing = (
             error.code(),
             error.details() or "",
@@ -193,14 +191,14 @@ class SocketPort(Port):
 
 
 _RESERVE_S = 1.0
-"""Of the caller's time, a tenth of it at most: so that the caller hears the reason before its own deadline."""
+"""Kept of the caller's time, a tenth at most: so the caller hears the reason before its own deadline."""
 
 
 def _not_responding(method: str, elapsed_s: float) -> errors.PeerUnavailable:
     return errors.PeerUnavailable.named(
         "PeerNotResponding",
         f"{method.rpartition('/')[2]} was not answered",
-        why=f"the driver or shim that it was passed on to has not answered for {elapsed_s:.1f} s",
+        why=f"the driver or shim behind this process has not answered for {elapsed_s:.1f} s",
         hint="look at that process, its log, and the storage behind it; the caller may retry",
     )
 
@@ -218,7 +216,7 @@ def _answer_too_large(path: str) -> errors.Exhausted:
     return errors.Exhausted.named(
         "AnswerTooLarge",
         f"an answer of the process that serves {path} was not read",
-        why="it is larger than any answer of this kind of process may be",
+        why="it is larger than the limit for this kind of process",
         hint="look at that process and its log",
     )
 
@@ -251,9 +249,7 @@ class LocalPort(Port):
         return await self._part(call.method).answer(call, data, is_inner=True)
 
     async def stream(self, call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
-        """See `Port`. The method runs while its reader waits for an answer, and no longer; it has fields of its own,
-        and its reader goes on with those of the reader.
-        """
+        """See `Port`. The method runs only while its reader waits for an answer; both keep fields of their own."""
         answers = self._part(call.method).stream(call, data, is_inner=True)
         fields = logs.context.get()
         async with contextlib.aclosing(answers):
@@ -294,14 +290,14 @@ def _timed_out() -> PeerStatus:
 
 
 def stub(kind: Callable[[grpc.aio.Channel], Stub], port: Port) -> Stub:
-    """A generated stub whose calls go through the port: its methods take what a `Call` takes beside its method, and
-    have an answer to await, or a generator of answers.
+    """A generated stub over the port. Its methods take the arguments of a `Call` and return an awaitable answer, or a
+    generator of answers.
     """
     return kind(cast("grpc.aio.Channel", _Codec(port)))
 
 
 class _Codec:
-    """What a generated stub asks of a channel: a callable for each method, from message to message."""
+    """The part of a channel that a generated stub uses: a callable for each method, from message to message."""
 
     def __init__(self, port: Port) -> None:
         self._port = port
@@ -313,8 +309,8 @@ class _Codec:
         response_deserializer: Callable[[bytes], Any],
         **_: object,
     ) -> Any:
-        async def ask(request: Any, **how: Any) -> Any:
-            answer = await self._port.answer(Call(method, **how), request_serializer(request))
+        async def ask(request: Any, **arguments: Any) -> Any:
+            answer = await self._port.answer(Call(method, **arguments), request_serializer(request))
             return response_deserializer(answer)
 
         return ask
@@ -326,8 +322,8 @@ class _Codec:
         response_deserializer: Callable[[bytes], Any],
         **_: object,
     ) -> Any:
-        async def ask(request: Any, **how: Any) -> AsyncGenerator[Any, None]:
-            stream = self._port.stream(Call(method, **how), request_serializer(request))
+        async def ask(request: Any, **arguments: Any) -> AsyncGenerator[Any, None]:
+            stream = self._port.stream(Call(method, **arguments), request_serializer(request))
             async with contextlib.aclosing(stream) as answers:
                 async for answer in answers:
                     yield response_deserializer(answer)

@@ -2,18 +2,18 @@
 
 An error's code is that of its nearest class in the table; a leaf needs a row of its own only if the CSI specification
 names another code than its branch has. A peer's status becomes the branch of its code, with the peer's sentence and
-the peer's error name: so a chain of processes passes the first error on to the CO. Message text is never parsed: the
-name travels as google.rpc.ErrorInfo (`reason`, `domain`) in the status details, where every gRPC library looks for
-it. Only names of crust's own domain are used. CSI's Error Scheme says that the details MUST be empty, so a CSI call
+the peer's error name: so a chain of processes passes the first error on to the CO. crust never parses message text:
+the name travels as google.rpc.ErrorInfo (`reason`, `domain`) in the status details, where every gRPC library looks
+for it. crust uses only names of its own domain. CSI's Error Scheme says that the details MUST be empty, so a CSI call
 gets them only if its caller asks for them.
 
-To a kubelet a *final* status means that nothing exists: it forgets the volume and never unpublishes it. CANCELLED,
-DEADLINE_EXCEEDED, UNAVAILABLE, RESOURCE_EXHAUSTED and ABORTED are not final: the volume is "uncertain", retried while
-its pod is wanted and unpublished when it is not. So an error says what is wrong, its residue says what exists, and
-`branch` gives the branch that both together allow. The message and the error's name do not change.
+To a kubelet a *final* status means that no trace of the volume exists: it forgets the volume and never unpublishes
+it. CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE, RESOURCE_EXHAUSTED and ABORTED are not final: the volume is
+"uncertain", and the kubelet retries while the pod is wanted, and unpublishes afterwards. So an error has a fault and
+a residue, and `branch` gives the branch that both together allow. The message and the error's name do not change.
 
-One exception: CSI demands ALREADY_EXISTS for a second publish with other arguments. A kubelet never sends one, so
-where a driver answers ALREADY_EXISTS although the arguments are the same, the status is UNAVAILABLE too.
+One exception: CSI demands ALREADY_EXISTS for a second publish with other arguments. A kubelet never sends one, so if
+a driver answers ALREADY_EXISTS for the same arguments, the status is UNAVAILABLE too.
 
 Expansion has a rule of its own. A kubelet does not retry after FAILED_PRECONDITION until the pod is restarted, so
 only an error that a restart removes may have that status.
@@ -36,12 +36,12 @@ Branch = type[errors.CrustError]
 
 DOMAIN = "crust.dev"
 DETAILS_KEY = "grpc-status-details-bin"
-"""The metadata in which gRPC keeps the details of a status."""
+"""The metadata of gRPC with the details of a status."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{0,62}")
 
 _TIMED_OUT = "Deadline Exceeded"
-"""What gRPC says, which says nothing more than the code."""
+"""gRPC's text, which says no more than the code."""
 
 _MESSAGE_MAX_CHARS = 2000
 """gRPC refuses 8 KiB or more of metadata, message and details together. The log has the whole sentence."""
@@ -70,14 +70,14 @@ _BRANCHES: dict[grpc.StatusCode, type[errors.CrustError]] = {
 
 
 PEER_TEXT_MAX_BYTES = 64 << 10
-"""Of a peer's status text: as much as passes on unchanged (D-24)."""
+"""The part of a peer's status text that passes unchanged (D-24)."""
 
 
 class PeerStatus(errors.CrustError):
-    """A peer has refused a call. Its status passes on unchanged: code, text, and the metadata that came with it.
+    """A peer has refused a call. Its status passes unchanged: code, text and metadata.
 
-    A peer may be hostile: the text is cut before anything looks at it. As an error it has the peer's sentence, and
-    the peer's error name if that is one of crust's.
+    A peer may be hostile: the constructor cuts the text first. As an error it has the peer's sentence, and the peer's
+    error name if that is a name of crust.
     """
 
     def __init__(self, code: grpc.StatusCode, text: str, trailing: Metadata = ()) -> None:
@@ -102,7 +102,7 @@ class PeerStatus(errors.CrustError):
 
     @classmethod
     def of(cls, error: errors.CrustError) -> "PeerStatus":
-        """The status in the place of one that gRPC made, because the peer is absent or answers too much."""
+        """The status that replaces gRPC's own, for an absent peer or a too large answer."""
         status = cls(code_of(error), error.shown())
         status.what, status.why, status.hint = error.what, error.why, error.hint
         status.error_name = error.error_name
@@ -115,16 +115,16 @@ def code_of(error: errors.CrustError) -> grpc.StatusCode:
 
 
 def branch_of(kind: type[errors.CrustError]) -> type[errors.CrustError]:
-    """The branch that gives errors of the class `kind` their code."""
+    """The branch from which errors of the class `kind` have their code."""
     if kind.answered_as is not None:
         return kind.answered_as
-    return next((each for each in kind.__mro__ if each in CODES), errors.RuntimeFailed)
+    return next((ancestor for ancestor in kind.__mro__ if ancestor in CODES), errors.RuntimeFailed)
 
 
 def of(error: errors.CrustError, call: Call) -> PeerStatus:
     """The status that answers a call with `error`: its code, its name and sentence, and ErrorInfo.
 
-    The status of a peer is the answer as it is.
+    The status of a peer passes unchanged.
     """
     if isinstance(error, PeerStatus):
         return error
@@ -139,7 +139,7 @@ def of(error: errors.CrustError, call: Call) -> PeerStatus:
 
 
 def _details(error: errors.CrustError, message: str) -> bytes:
-    """The details of the status for `error` (google.rpc.Status), in which its name is ErrorInfo."""
+    """The details of the status for `error` (google.rpc.Status), with its name as ErrorInfo."""
     fields = logs.context.get() or {}
     request_id = {"request_id": fields["request_id"]} if "request_id" in fields else {}
     details = status_pb2.Status(code=code_of(error).value[0], message=message)
@@ -162,7 +162,7 @@ def name_in(trailing_metadata: Any) -> str:
 
 
 def to_error(status: PeerStatus) -> errors.CrustError:
-    """The error for a peer's status: the branch of its code, its sentence, and its name if it is one of crust's."""
+    """The error for a peer's status: the branch of its code, its sentence, and its name if crust has it."""
     branch = _BRANCHES.get(status.code, errors.RuntimeFailed)
     error = branch(status.what, why=status.why, hint=status.hint)
     error.error_name = status.error_name
@@ -170,7 +170,7 @@ def to_error(status: PeerStatus) -> errors.CrustError:
 
 
 class Residue(enum.Enum):
-    """What exists after an operation failed, of the volume and the path that it is about."""
+    """The remains of a failed operation, on its volume and its path."""
 
     NONE = "nothing"
     EXISTS = "something, or it is not known"
@@ -178,7 +178,7 @@ class Residue(enum.Enum):
 
 
 class Asked(enum.Enum):
-    """What the driver said to the call of a publish."""
+    """The driver's answer to the call of a publish."""
 
     NOT_CALLED = "not called"
     REFUSED = "a final code"
@@ -189,37 +189,37 @@ class Asked(enum.Enum):
 NOT_FINAL: frozenset[Branch] = frozenset(
     {errors.OperationPending, errors.PeerUnavailable, errors.Exhausted}
 )
-"""The branches after which a kubelet assumes that something may exist."""
+"""The branches after which a kubelet assumes that a publish may exist."""
 
 REMOVED_BY_RESTART: frozenset[str] = frozenset({"OfflineExpansionOnly", "FilesystemNotGrown"})
 """Names of the errors of an expansion that no retry removes while the pod runs."""
 
 
 def branch(rpc: str, error: errors.CrustError, residue: Residue) -> Branch:
-    """The branch to answer `error` with."""
-    own = branch_of(type(error))
+    """The branch of the answer for `error`."""
+    error_branch = branch_of(type(error))
     if rpc == "RuntimeExpandVolume":
-        waits = own is errors.NotReady and error.error_name not in REMOVED_BY_RESTART
-        return errors.PeerUnavailable if waits else own
-    if residue is Residue.NONE or own in NOT_FINAL:
-        return own
-    if own is errors.Conflict and residue is Residue.OTHER and rpc == "NodePublishVolume":
-        return own
+        waits = error_branch is errors.NotReady and error.error_name not in REMOVED_BY_RESTART
+        return errors.PeerUnavailable if waits else error_branch
+    if residue is Residue.NONE or error_branch in NOT_FINAL:
+        return error_branch
+    if error_branch is errors.Conflict and residue is Residue.OTHER and rpc == "NodePublishVolume":
+        return error_branch
     return errors.PeerUnavailable
 
 
 def answer(rpc: str, error: errors.CrustError, residue: Residue) -> errors.CrustError:
     """The error to return: `error` itself, or its message and name in the branch that both allow."""
-    known = to_error(error) if isinstance(error, PeerStatus) else error
-    allowed = branch(rpc, known, residue)
-    if allowed is branch_of(type(known)):
+    decoded = to_error(error) if isinstance(error, PeerStatus) else error
+    allowed = branch(rpc, decoded, residue)
+    if allowed is branch_of(type(decoded)):
         return error
-    answered = allowed(known.what, why=known.why, hint=known.hint)
-    answered.error_name = known.error_name
+    answered = allowed(decoded.what, why=decoded.why, hint=decoded.hint)
+    answered.error_name = decoded.error_name
     answered.__cause__ = error
     return answered
 
 
 def is_final(error: PeerStatus) -> bool:
-    """Whether a peer's status says that nothing of the call exists."""
+    """Whether a peer's status says that the call left no residue."""
     return _BRANCHES.get(error.code, errors.RuntimeFailed) not in NOT_FINAL

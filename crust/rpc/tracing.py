@@ -1,11 +1,11 @@
-"""Turns tracing on, and gives each unary call that is served a span; `crust.core.traces` has the rest.
+"""Turns tracing on, and gives each served unary call a span; `crust.core.traces` makes the spans.
 
-Spans go to an OpenTelemetry collector by OTLP over gRPC. Where it is, and what it gets, is said by the variables that
-every program with OpenTelemetry has (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_SAMPLER, OTEL_RESOURCE_ATTRIBUTES, …).
-A thread of its own sends them in batches. A collector that is away costs spans: the queue is bounded, no call waits
-for it, and the end of the process waits for the last batch for STOP_S at most.
+Spans go to an OpenTelemetry collector by OTLP over gRPC. OpenTelemetry's usual variables name the collector and
+choose the spans (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_SAMPLER, OTEL_RESOURCE_ATTRIBUTES, …). A thread of its own
+sends spans in batches. An absent collector costs spans: the queue is bounded, no call waits for it, and the end of
+the process waits for the last batch for STOP_S at most.
 
-Streams have no span: a session that is open for days would be one. Nor have the calls that a kubelet makes all day.
+Streams have no span, because a session is open for days. Calls that a kubelet makes all day have none either.
 """
 
 import logging
@@ -47,7 +47,7 @@ _ATTRIBUTES = {
 
 
 class TracesNotConfigured(errors.InvalidRequest):
-    """The environment asks OpenTelemetry for what crust does not have."""
+    """The environment asks OpenTelemetry for a feature that crust does not have."""
 
     def __init__(self, why: str) -> None:
         super().__init__(
@@ -59,7 +59,7 @@ class TracesNotConfigured(errors.InvalidRequest):
 
 @contextmanager
 def exporting(program: str, *, is_on: bool) -> Iterator[None]:
-    """Trace while the block runs, as the service `crust-<program>` unless OTEL_SERVICE_NAME says another.
+    """Trace while the block runs, as the service `crust-<program>` or OTEL_SERVICE_NAME.
 
     Raises `TracesNotInstalled` and `TracesNotConfigured`. Blocks at its end, for STOP_S at most.
     """
@@ -73,7 +73,7 @@ def exporting(program: str, *, is_on: bool) -> Iterator[None]:
         yield
     finally:
         traces.tracer = None
-        # its own limit is 30 s; what a collector that is away has not got by then is lost
+        # its own limit is 30 s; an absent collector loses the spans of the last batch
         ending = threading.Thread(target=provider.shutdown, name="traces", daemon=True)
         ending.start()
         ending.join(STOP_S)
@@ -98,12 +98,12 @@ def _provider(program: str) -> "TracerProvider":
     for name in _PROTOCOLS:
         if os.environ.get(name, "grpc") != "grpc":
             raise TracesNotConfigured(f"{name} is {os.environ[name]!r}")
-    own = {
+    attributes = {
         "service.name": os.environ.get("OTEL_SERVICE_NAME") or f"crust-{program}",
         "service.version": crust.__version__,
         "host.name": socket.gethostname(),
     }
-    provider = TracerProvider(resource=Resource.create(own), shutdown_on_exit=False)
+    provider = TracerProvider(resource=Resource.create(attributes), shutdown_on_exit=False)
     try:
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     except ValueError as err:
@@ -113,12 +113,12 @@ def _provider(program: str) -> "TracerProvider":
 
 @contextmanager
 def served(call: Call, server: str) -> Iterator[None]:
-    """The span of a call that is served while the block runs, by its RPC's name; it continues the caller's trace.
+    """The span of a call that the block serves, by its RPC's name; it continues the caller's trace.
 
-    An inner call runs in the task of the call that it is a step of: its span belongs to that one.
+    An inner call runs in the task of its outer call, and its span belongs to that call's span.
     """
     service, _, name = call.method.removeprefix("/").partition("/")
-    fixed = {
+    attributes = {
         "rpc.system": "grpc",
         "rpc.service": service,
         "rpc.method": name,
@@ -127,7 +127,7 @@ def served(call: Call, server: str) -> Iterator[None]:
     parents = [
         value for key, value in call.metadata if key == traces.KEY and isinstance(value, str)
     ]
-    with traces.span(name, fixed, parent=next(iter(parents), ""), is_served=True) as span:
+    with traces.span(name, attributes, parent=next(iter(parents), ""), is_served=True) as span:
         try:
             yield
         except PeerStatus as refusal:

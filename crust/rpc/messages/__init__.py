@@ -1,1 +1,1 @@
-"""Messages: fields, limits, decoding into the values of `crust.core.volumes`, and what may be shown of them."""
+"""Messages: fields, limits, decoding into the values of `crust.core.volumes`, and redaction for logs."""

@@ -1,7 +1,6 @@
 """The codec of crust.v1: converts its messages to core types and back.
 
-Decoded values come from another process, and statistics finally from a guest, which may be hostile: sizes are checked
-here.
+Decoded values come from another process, and statistics from a guest, which may be hostile: so it checks sizes.
 """
 
 import re
@@ -63,14 +62,11 @@ class RegisterRequest:
     max_volumes_per_sandbox: int = 0
     """0: no limit. The proxy refuses more for one pod."""
     max_target_path_bytes: int = 0
-    """0: no limit. The proxy refuses a longer one."""
+    """0: no limit. The proxy refuses a longer path."""
 
 
 def registration(request: handlers_pb2.RegisterRequest) -> RegisterRequest:
-    """Decode and check a request; raises `InvalidRegistration`. Unknown features are ignored.
-
-    Its endpoint is checked where it is connected.
-    """
+    """Decode and check a request; raises `InvalidRegistration`. Ignores unknown features, and the endpoint."""
     if not _NAME.fullmatch(request.name):
         raise InvalidRegistration(
             f"the name {request.name[:64]!r} is not 1 to 63 of a-z, 0-9, '-' and '.'"
@@ -90,13 +86,13 @@ def registration(request: handlers_pb2.RegisterRequest) -> RegisterRequest:
         raise InvalidRegistration("max_volumes_per_sandbox is negative")
     if request.max_target_path_bytes < 0:
         raise InvalidRegistration("max_target_path_bytes is negative")
-    known = {feature.value: feature for feature in volumes.HandlerFeature}
+    features = {feature.value: feature for feature in volumes.HandlerFeature}
     return RegisterRequest(
         name=volumes.HandlerName(request.name),
         version=request.version[:VERSION_MAX_CHARS],
         endpoint=request.endpoint,
         filesystems=frozenset(request.filesystems),
-        features=frozenset(known[each] for each in request.features if each in known),
+        features=frozenset(features[number] for number in request.features if number in features),
         max_volumes_per_sandbox=request.max_volumes_per_sandbox,
         max_target_path_bytes=request.max_target_path_bytes,
     )
@@ -124,7 +120,7 @@ class HandlerNameTaken(errors.Conflict):
     def __init__(self, name: str, endpoint: str) -> None:
         super().__init__(
             f"runtime handler {name!r} is registered already",
-            why=f"the registered one serves on {endpoint}",
+            why=f"the registered handler serves on {endpoint}",
             hint="stop it first, or register under another name",
         )
 
@@ -132,7 +128,7 @@ class HandlerNameTaken(errors.Conflict):
 def usage(pb: types_pb2.VolumeUsage) -> volumes.VolumeUsage:
     """Decode one line; raises `ImplausibleStats`.
 
-    Used and available may each equal the total, and need not add up to it (reserved blocks).
+    Used and available may each equal the total. Their sum may be less (reserved blocks).
     """
     numbers = (pb.total, pb.used, pb.available)
     if pb.unit not in (1, 2) or min(numbers) < 0 or max(pb.used, pb.available) > pb.total:
@@ -148,14 +144,14 @@ def stats(
     if len(usages) > USAGES_MAX:
         raise ImplausibleStats(f"{len(usages)} lines of usage, and {USAGES_MAX} is the most")
     return volumes.VolumeStats(
-        tuple(usage(each) for each in usages),
+        tuple(usage(line) for line in usages),
         None if reported is None else condition(reported),
     )
 
 
 def usages_to_wire(value: volumes.VolumeStats, kind: type[Usage]) -> Sequence[Usage]:
     """Encode the usage of a statistics answer, in CSI's message or in that of crust.v1."""
-    return [kind(**{**asdict(each), "unit": each.unit.value}) for each in value.usage]
+    return [kind(**{**asdict(line), "unit": line.unit.value}) for line in value.usage]
 
 
 def condition(pb: types_pb2.VolumeCondition) -> volumes.VolumeCondition:

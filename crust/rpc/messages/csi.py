@@ -20,7 +20,7 @@ from crust.wire.csi.v1 import csi_pb2
 
 MAP_MAX_BYTES = 4096
 RECORDED_ID_MAX_BYTES = 512
-"""What a record of the handoff directory holds. Public drivers have ids of 250 bytes, and no CO refuses them."""
+"""The limit of a record of the handoff directory. Public drivers have ids of 250 bytes, and no CO refuses them."""
 
 _KUBERNETES_PREFIX = "csi.storage.k8s.io/"
 _CONTROL = re.compile("[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]")
@@ -56,7 +56,7 @@ class FieldTooLong(errors.InvalidRequest):
 
 
 def check_page(max_entries: int, token: str, is_token: Callable[[str], bool]) -> None:
-    """Check what is asked of a list. Raises `NegativeMaxEntries`, and `InvalidStartingToken` for any other token.
+    """Check the page of a list request. Raises `NegativeMaxEntries`; `InvalidStartingToken` unless `is_token`.
 
     CSI ListVolumes: ABORTED for the token, and the CO starts over.
     """
@@ -103,7 +103,7 @@ def check_context(values: Mapping[str, str], field: str) -> None:
     if not values:
         return
     mapping(
-        {key: each for key, each in values.items() if not key.startswith(_KUBERNETES_PREFIX)}, field
+        {key: text for key, text in values.items() if not key.startswith(_KUBERNETES_PREFIX)}, field
     )
 
 
@@ -126,7 +126,7 @@ def volume_id(value: str) -> volumes.VolumeId:
 
 
 def volume_id_of_any_driver(value: str) -> volumes.VolumeId:
-    """The same for any driver's volume: its id may be longer than CSI says, up to what a record holds."""
+    """The id of any driver's volume: it may be longer than CSI says, up to the limit of a record."""
     return volumes.VolumeId(required(value, "volume_id", limit_bytes=RECORDED_ID_MAX_BYTES))
 
 
@@ -271,7 +271,7 @@ def _source(pb: csi_pb2.DeferredMount) -> volumes.BlockSource | volumes.NetworkI
 
 
 def _network_image(pb: csi_pb2.DeferredMount) -> volumes.NetworkImage:
-    """What the parts may hold is checked when the record is made (`mount_info.Image`)."""
+    """The record checks the content of the parts (`mount_info.Image`)."""
     image = pb.network_image
     if not pb.secrets.get(deferral_keys.USER_KEY):
         raise InvalidDeferredMount("it is an image, and secrets has no userKey")

@@ -1,4 +1,4 @@
-"""How a caller opts in to crust's additions to CSI: gRPC metadata.
+"""The gRPC metadata by which a caller opts in to crust's additions to CSI.
 
 Released COs and conformance suites never send this metadata, so crust never advertises to them a capability that the
 CSI specification does not have (specs/deferral.md, specs/node-identity.md).
@@ -17,13 +17,13 @@ VERSIONS = "versions"
 SHIM_VERSION = "crust-shim-version"
 """The trailing metadata of a Probe: the version that the shim's process runs."""
 NOT_READY = "crust-not-ready-bin"
-"""The trailing metadata of a Probe that is answered `ready = false`, for a caller that wants errors' names: why."""
+"""The trailing metadata with the reason of a Probe's `ready = false`, for a caller that wants errors' names."""
 METADATA: tuple[tuple[str, str], ...] = ((KEY, DEFERRAL),)
 """The metadata of a caller that knows deferral."""
 
 
 def requested(metadata: Any, extension: str) -> bool:
     """Whether the caller opted in to an addition, by its metadata: the value is a comma-separated list."""
-    found = (value for key, value in metadata or () if key == KEY)
-    texts = (each.decode("ascii", "replace") if isinstance(each, bytes) else each for each in found)
+    raw = (value for key, value in metadata or () if key == KEY)
+    texts = (text.decode("ascii", "replace") if isinstance(text, bytes) else text for text in raw)
     return any(extension in map(str.strip, text.split(",")) for text in texts)

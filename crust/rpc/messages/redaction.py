@@ -1,12 +1,12 @@
-"""Decides what a log line shows of a protobuf message, and of an error that answers one.
+"""Redaction of protobuf messages, and of errors that answer them, in log lines.
 
-CSI marks credentials with the field option csi_secret. Two other places are not marked: mount flags, which the
+CSI marks credentials with the field option csi_secret. Two other places have no mark: mount flags, which the
 specification calls sensitive, and values of string maps (a kubelet puts service account tokens into volume_context;
 CVE-2023-2878 and CVE-2024-3744 came from logging it). This module redacts all three, at any depth.
 
-A driver's error may repeat a secret of the request that it answers. Its status passes unchanged to the caller, who
-has sent the secret; in our log its values are hidden, whatever they look like. The name of a user beside them is no
-secret: it is often a word ("admin"), and a log in which that word is hidden everywhere says less.
+A driver's error may repeat a secret of the request. Its status passes unchanged to the caller, who has sent the
+secret; crust's log hides the secret's values in any form. The name of a user beside them is no secret: it is often a
+common word ("admin"), and a log without that word says less.
 """
 
 import functools
@@ -24,7 +24,7 @@ from crust.wire.csi.v1 import csi_pb2
 REDACTED = credentials.HIDDEN
 _SENSITIVE_FIELDS = frozenset({"mount_flags", "mount_options", "options"})
 _NAMES_OF_USERS = frozenset({"userid", "adminid", "username", "user"})
-"""Keys of secrets, in lower case, whose value says who logs in: `userID` of Ceph's drivers, `username` of iSCSI's."""
+"""Keys of secrets, in lower case, whose value is a user's name: `userID` of Ceph's drivers, `username` of iSCSI's."""
 _SENSITIVE_WORDS = ("secret", "token", "password", "passphrase", "credential", "key")
 
 
@@ -38,11 +38,11 @@ def _fields(message: Message) -> Iterator[tuple[str, Any]]:
         if is_marked(field) or field.name in _SENSITIVE_FIELDS:
             yield field.name, REDACTED
         elif isinstance(value, Mapping):
-            yield field.name, {key: _entry(key, each) for key, each in value.items()}
+            yield field.name, {key: _entry(key, entry) for key, entry in value.items()}
         elif field.message_type is None:
-            yield field.name, [_text(each) for each in value] if field.is_repeated else _text(value)
+            yield field.name, [_text(item) for item in value] if field.is_repeated else _text(value)
         elif field.is_repeated:
-            yield field.name, [describe(each) for each in value]
+            yield field.name, [describe(item) for item in value]
         else:
             yield field.name, describe(value)
 
@@ -70,7 +70,7 @@ def _text(value: Any) -> Any:
 
 
 def without_secrets(text: str, request: object) -> str:
-    """`text`, an error of a call, cut, without the secrets of its request, if that is a message."""
+    """The error `text` of a call, cut, without the secrets of its request, if that is a message."""
     text = text[: 2 * credentials.SHOWN_MAX_CHARS]
     if isinstance(request, Message):
         for value in sorted(_secrets(request), key=len, reverse=True):
@@ -82,19 +82,19 @@ def without_secrets(text: str, request: object) -> str:
 
 
 _SHORT = 3
-"""A value of so few characters is hidden as a word only: it would be found in the middle of others."""
+"""A value of at most so many characters is hidden as a word only: it may be a part of other words."""
 
 
 def _secrets(message: Message) -> Iterator[str]:
-    """The values of its secrets. CSI marks nothing but maps."""
+    """The values of its secrets. CSI marks only maps."""
     for field, value in message.ListFields():
         if isinstance(value, Mapping):
             marked = is_marked(field)
-            for key, each in value.items():
+            for key, entry in value.items():
                 names_user = str(key).rpartition(".")[2].lower() in _NAMES_OF_USERS
                 is_secret = _is_sensitive(key) or (marked and not names_user)
-                if each and isinstance(each, str) and is_secret:
-                    yield each
+                if entry and isinstance(entry, str) and is_secret:
+                    yield entry
         elif field.message_type is not None:
             for part in value if field.is_repeated else [value]:
                 yield from _secrets(part)

@@ -1,1 +1,1 @@
-"""Serving on a socket: taking it over, letting calls in, errors as status codes, health."""
+"""Serving on a socket: ownership, admission of calls, errors as status codes, health."""

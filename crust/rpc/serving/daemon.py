@@ -1,9 +1,9 @@
-"""What the servers of one process share: the process's lock, its health, its readiness.
+"""The state that the servers of one process share: the process's lock, its health, its readiness.
 
 A process that finds the lock held waits for it: its predecessor drains and ends, or the kernel frees the lock of a
-killed one. No two processes have the lock, so no two write. Callers see UNAVAILABLE in the gap between the two, and a
-CO calls again. A holder that does not end is named after `LOCK_WAIT_S`, and the process that waited ends: two daemons
-that are installed by mistake with one run directory must not wait unseen.
+killed process. Only one process has the lock, so only one writes. Callers see UNAVAILABLE in the gap between the two,
+and a CO calls again. After `LOCK_WAIT_S` the waiting process names the holder and ends: two daemons that are
+installed by mistake with one run directory must not wait unseen.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ class NotServing(errors.PeerUnavailable):
         super().__init__(
             "this process does not serve",
             why="it has not finished its start, or it stops",
-            hint="its log says what it waits for",
+            hint="look at its log for the reason",
         )
 
 
 started: contextvars.ContextVar[Callable[["Daemon"], None]] = contextvars.ContextVar("started")
-"""Who wants to know the process that starts in this context: the server of its health."""
+"""The callback for the process that starts in this context: the server of its health sets it."""
 
 
 class Daemon:
@@ -47,13 +47,13 @@ class Daemon:
     def __init__(self) -> None:
         self.health = Health()
         self.readiness: list[Callable[[], errors.CrustError | None]] = []
-        """What keeps the parts from serving now, besides `health`; asked by `check_ready`."""
+        """Obstacles of the parts besides `health`; `check_ready` calls each."""
         self._is_serving = False
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @asynccontextmanager
     async def serves(self) -> AsyncIterator[None]:
-        """All is served while the block runs; systemd is told."""
+        """All parts serve while the block runs; tells systemd."""
         self._is_serving = True
         systemd.report_serving()
         try:
@@ -62,7 +62,7 @@ class Daemon:
             self._is_serving = False
 
     def check_ready(self) -> None:
-        """Raise why this process cannot serve all calls now."""
+        """Raise an error if this process cannot serve all calls now."""
         if not self._is_serving:
             raise NotServing()
         self.health.check_healthy()
@@ -76,7 +76,7 @@ class Daemon:
             self._failed.set_exception(error)
 
     async def forever(self) -> None:
-        """Until cancelled; raises what `end` got."""
+        """Wait until cancelled; raises the error of `end`."""
         await self._failed
 
 
@@ -101,7 +101,7 @@ async def _locked(path: str) -> locks.ProcessLock:
     try:
         return await workers.run(locks.ProcessLock.acquire, path)
     except locks.LockHeld as error:
-        _log.warning("waits for another process to end", extra={"error": error})
+        _log.warning("this process waits for another process to end", extra={"error": error})
     ends_s = time.monotonic() + LOCK_WAIT_S
     while time.monotonic() < ends_s:
         await asyncio.sleep(_LOCK_PERIOD_S)

@@ -1,13 +1,12 @@
 """A gRPC server on a unix socket that belongs to exactly one process.
 
-The server takes a lock, checks that nobody listens on the socket, binds a name beside it, and renames that over the
-socket's path (`sockets`). The caller chooses the path of the lock, because CSI allows no other file beside a plugin's
-socket. After a kill -9 the lock is free, and the next process replaces the stale socket. A running server checks
-regularly whether the path is still its own socket. If not, nobody can reach it, and it reports itself as unhealthy.
+The server takes a lock, checks that no process listens on the socket, binds a name beside it, and renames that over
+the socket's path (`sockets`). The caller chooses the path of the lock, because CSI allows no other file beside a
+plugin's socket. After a kill -9 the lock is free, and the next process replaces the stale socket. A running server
+checks regularly that the path is still its own socket; if not, it reports itself as unhealthy.
 
-A part serves at a path and calls a path (`Ports`). Between processes both are sockets. Where several parts run in one
-process, the paths that they have in common lead from one part to the other without a socket, whichever part starts
-first.
+A part serves at a path and calls a path (`Ports`). Between processes both are sockets. Parts of one process reach
+each other by a common path without a socket, in any order of their starts.
 """
 
 import asyncio
@@ -34,8 +33,8 @@ _Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class _Handlers(grpc.GenericRpcHandler):
-    """gRPC's side of a service: bytes in, bytes out. A method that may have a stream of answers travels as one, which
-    is the same on the wire for a single answer. No method has a stream of requests: the first message counts (D-28).
+    """gRPC's side of a service: bytes in, bytes out. A method with perhaps a stream of answers travels as a stream,
+    which is the same on the wire for one answer. No method has a stream of requests: the first message counts (D-28).
     """
 
     def __init__(self, service: Service) -> None:
@@ -43,7 +42,7 @@ class _Handlers(grpc.GenericRpcHandler):
         self._known: dict[str, Any] = {}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """The handler of a method; None for one that nobody has."""
+        """The handler of a method; None for an unknown method."""
         method = handler_call_details.method
         handler = self._known.get(method)
         if handler is None and self._service.is_unary(method):
@@ -92,7 +91,7 @@ async def serving(
 ) -> AsyncIterator[grpc.aio.Server]:
     """Serve on `socket_path` while the block runs; then wait for running calls.
 
-    `lock_path` defaults to the socket's path with `.lock` added; None: the process has a lock that is enough. Raises
+    `lock_path` defaults to the socket's path with `.lock` added; None: the process has a lock already. Raises
     `sockets.SocketInUse`, `sockets.NotASocket`, `SocketBindFailed`, `locks.LockHeld`, `channel.SocketPathTooLong`.
     """
     channel.target_of(socket_path)
@@ -104,15 +103,18 @@ async def serving(
             handlers=[_Handlers(service)],
             options=[*channel.OPTIONS, ("grpc.so_reuseport", 0)],
         )
-        own = await _start(server, socket_path)
+        placed = await _start(server, socket_path)
         watch = supervised(
-            "watch of a socket", lambda: _watch(own, service.health), service.health, of=socket_path
+            "watch of a socket",
+            lambda: _watch(placed, service.health),
+            service.health,
+            of=socket_path,
         )
         try:
             async with watch:
                 yield server
         finally:
-            await workers.run(own.remove)
+            await workers.run(placed.remove)
             await server.stop(grace=GRACE_S)
     finally:
         if lock is not None:
@@ -120,7 +122,7 @@ async def serving(
 
 
 GRACE_S = 5.0
-"""How long a stopping server waits for running calls. The owner of the operations drains those."""
+"""How long a stopping server waits for running calls. The owner of the operations drains the operations."""
 
 CHECK_S = 3.0
 """How often a server checks that its socket is still its own."""
@@ -145,7 +147,7 @@ async def _start(server: grpc.aio.Server, socket_path: str) -> sockets.OwnSocket
     bound = sockets.beside(socket_path)
     try:
         server.add_insecure_port(channel.target_of(bound))
-    except RuntimeError as err:  # gRPC raises nothing else, for any reason
+    except RuntimeError as err:  # gRPC raises this for any reason
         raise errors.RuntimeFailed.named(
             "SocketBindFailed",
             f"the socket {socket_path} cannot be served",
@@ -162,19 +164,19 @@ async def _start(server: grpc.aio.Server, socket_path: str) -> sockets.OwnSocket
         raise
 
 
-async def _watch(own: sockets.OwnSocket, health: Health) -> None:
+async def _watch(placed: sockets.OwnSocket, health: Health) -> None:
     while True:
         await asyncio.sleep(CHECK_S)
         try:
-            problem: errors.CrustError | None = await workers.run(own.problem)
+            problem: errors.CrustError | None = await workers.run(placed.problem)
         except errors.CrustError as error:
             problem = error
-        health.report(f"socket {own.path}", problem)
+        health.report(f"socket {placed.path}", problem)
 
 
 class Ports:
-    """Gives out ports by path. Parts reach the paths `inner`, which have no socket, and `shared`, which other
-    processes call too, within the process.
+    """Gives out ports by path. Parts of this process reach the paths `inner` and `shared` without a socket; `shared`
+    have one too, for other processes.
     """
 
     def __init__(self, inner: Iterable[str] = (), shared: Iterable[str] = ()) -> None:
@@ -191,7 +193,7 @@ class Ports:
     async def serving(
         self, path: str, service: Service, *, lock_path: str | None = ""
     ) -> AsyncIterator[None]:
-        """Serve at `path` while the block runs, as `serving` does where other processes call it."""
+        """Serve at `path` while the block runs: over a socket (`serving`), unless the path is `inner`."""
         is_local = path in self._services
         if is_local:
             self._services[path] = service
@@ -207,4 +209,4 @@ class Ports:
 
 
 SOCKETS = Ports()
-"""For a part that has its process for itself."""
+"""For a part that is alone in its process."""

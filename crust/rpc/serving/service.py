@@ -1,11 +1,11 @@
-"""The one way in: `Service.answer` serves every call of a part, from a socket and from within the process.
+"""The only entry: `Service.answer` serves every call of a part, from a socket and from within the process.
 
-A call gets its fields and its span, is admitted, runs its method, and is recorded. An error of crust is answered with
-its own sentence and code, the status of a peer unchanged. Any other exception is a bug: it is logged with its
-traceback, and the caller gets the request id only. So `except Exception` is right here: it means every error that
-nobody has thought of. A caller gets an answer or `PeerStatus`, and nothing else.
+It gives a call its fields and its span, admits it, runs its method, and records it. It answers an error of crust with
+the error's sentence and code, and passes the status of a peer unchanged. Any other exception is a bug: it logs the
+traceback, and the caller gets the request id only. So `except Exception` is right here: it catches unforeseen errors.
+A caller gets an answer or `PeerStatus`.
 
-An inner call is made by this process for a call that it got. It keeps that call's fields, and is logged at DEBUG.
+An inner call is a call of this process for a call that it serves. It keeps that call's fields; its line is for DEBUG.
 """
 
 import asyncio
@@ -41,13 +41,13 @@ class Methods(NamedTuple):
 
 
 _UNKNOWN = "other"
-"""The metric's label for unknown methods that pass: callers choose their names, and a metric keeps them."""
+"""The metric's label for unknown methods that pass: callers choose their names, and a metric keeps each label."""
 
 QUIET = frozenset({"Probe", "GetPluginInfo", "GetPluginCapabilities", "NodeGetCapabilities"})
 """Called several times per operation by a kubelet: logged at DEBUG."""
 
 _OF_OPERATORS = ("/crust.v1.Inspect/", "/crust.v1.Pool/")
-"""An operator who looks leaves no line in the log, and a Watch that its reader ends is no failure."""
+"""A call of an operator leaves no line in the log, and a Watch that its reader ends is no failure."""
 
 _CODES = {code: code.name.title().replace("_", "") for code in grpc.StatusCode} | {
     grpc.StatusCode.OK: "OK",
@@ -60,15 +60,14 @@ _OURS = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS, grpc.Sta
 
 
 def known_error(rpc: str, server: str, error: Exception) -> errors.CrustError:
-    """The error itself, or UnexpectedError in the place of one that crust does not know, which is logged.
+    """The error itself, or UnexpectedError for an unknown error, which is logged.
 
-    `server` is the part that was called: a daemon of crust, or an author's driver or runtime that is served with
-    crust's code.
+    `server` is the called part: a daemon of crust, or an author's driver or runtime on crust's code.
     """
     if isinstance(error, errors.CrustError):
         return error
     request_id = (logs.context.get() or {}).get("request_id", "")
-    # in the message, too: a process of an author has the standard logging, which shows no extra fields
+    # the message has them too: the standard logging of an author's process shows no extra fields
     _log.error(
         "unexpected error in %s, request id %s", rpc, request_id, extra={"rpc": rpc}, exc_info=error
     )
@@ -81,10 +80,10 @@ def known_error(rpc: str, server: str, error: Exception) -> errors.CrustError:
 
 
 class Service:
-    """The methods of one part, and the port that gets all others.
+    """The methods of one part, and the port that gets all `others`.
 
-    `name` is the part's in logs and errors, `driver` has the name of the CSI driver whose calls these are. `admit`
-    raises why a method cannot be served now; a Probe is refused while the process is unhealthy.
+    Logs and errors show `name`; `driver` has the name of the CSI driver of these calls. `admit` raises an error for a
+    method that cannot be served now; a Probe fails while the process is unhealthy.
     """
 
     def __init__(
@@ -99,8 +98,8 @@ class Service:
         self.name = name
         self.health = health or Health()
         self.driver = driver
-        self._unary = {key: each for part in methods for key, each in part.unary.items()}
-        self._streams = {key: each for part in methods for key, each in part.streams.items()}
+        self._unary = {key: method for part in methods for key, method in part.unary.items()}
+        self._streams = {key: method for part in methods for key, method in part.streams.items()}
         self._others = others
         self._admit = admit
 
@@ -110,7 +109,7 @@ class Service:
         return method in self._unary or passes
 
     def streams(self, method: str) -> bool:
-        """Whether the method may have a stream of answers. One that passes may have, unless it is known."""
+        """Whether the method may have a stream of answers, as an unknown method that passes may."""
         return method in self._streams or self._others is not None
 
     async def answer(self, call: Call, data: bytes, *, is_inner: bool = False) -> bytes:
@@ -138,8 +137,8 @@ class Service:
                 served.end()
                 return answer
         finally:
-            # A caller that serves no call itself, e.g. work in the background, has no fields after it either: its
-            # next call would be logged, and named to a handler, as this one.
+            # A caller that serves no call itself, e.g. work in the background, must have no fields afterwards: the
+            # log, and a handler, would take its next call for this one.
             logs.context.set(around)
 
     async def stream(
@@ -165,10 +164,7 @@ class Service:
 
 
 class _Served:
-    """A call that `service` serves: has its fields from now on, and is counted and logged when it ends.
-
-    An inner call is made by this process for a call that it got: its line is for DEBUG, and it is not counted.
-    """
+    """A served call: sets its fields, and counts and logs it when it ends; an inner call is only logged, at DEBUG."""
 
     def __init__(self, service: Service, call: Call, data: bytes, *, is_inner: bool) -> None:
         self._service = service
@@ -179,7 +175,7 @@ class _Served:
         self._is_look = call.method.startswith(_OF_OPERATORS)
         self.is_quiet = self._is_look or self.rpc in QUIET
         self.request: Any = None
-        # it may pass, and is the other's to refuse
+        # it may pass, and its driver refuses it
         with contextlib.suppress(errors.InvalidRequest):
             self.request = parse(call.method, data)
         if not is_inner or logs.context.get() is None:
@@ -201,7 +197,7 @@ class _Served:
             self._is_look and code is grpc.StatusCode.CANCELLED
         )
         level = logging.DEBUG if self._is_inner or self.is_quiet else logging.INFO
-        # a refusal is a warning; an inner call's failure is the outer one's, too
+        # a refusal is a warning; the outer call reports an inner call's failure
         if not (self._is_inner or is_fine):
             level = logging.ERROR if code in _OURS else logging.WARNING
         if _log.isEnabledFor(level):
@@ -234,8 +230,8 @@ class _Served:
     def refuse(self, error: BaseException) -> NoReturn:
         """Record a call that failed, and raise its status; the cancellation itself if the caller has gone away.
 
-        Where only something that the method awaited was cancelled, the caller is answered: gRPC answers nothing when
-        a method ends with CancelledError, and the caller would wait until its deadline.
+        If only a task that the method awaited was cancelled, the caller gets an answer: gRPC sends none when a method
+        ends with CancelledError, and the caller would wait until its deadline.
         """
         if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
@@ -262,9 +258,9 @@ def _no_method() -> PeerStatus:
 
 
 def methods_of(servicer: object, service: descriptor.ServiceDescriptor) -> Methods:
-    """The methods of a servicer, each of which takes a message and its `Call`, and answers a message, or an iterator.
+    """The methods of a servicer; each takes a message and its `Call`, and answers a message, or an iterator.
 
-    A method that the servicer lacks answers `RpcNotServed`. The secrets of a request are limited here.
+    A method that the servicer lacks answers `RpcNotServed`. Here crust limits the secrets of a request.
     """
     unary: dict[str, Unary] = {}
     streams: dict[str, Stream] = {}
@@ -281,7 +277,7 @@ def methods_of(servicer: object, service: descriptor.ServiceDescriptor) -> Metho
 
 
 def looking_at(service: str, methods: Mapping[str, Unary]) -> Methods:
-    """Methods of a service of CSI that look at their request, and may pass on the bytes of it, by their names."""
+    """Methods of a CSI service that read the request and may pass its bytes on, by their names."""
     return Methods({f"/csi.v1.{service}/{name}": answer for name, answer in methods.items()})
 
 

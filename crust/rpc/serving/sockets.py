@@ -1,13 +1,13 @@
-"""The path of a unix socket: which process owns it, and whether it still owns it.
+"""The owner of a unix socket's path: the process that listens there, and whether it still does.
 
-gRPC binds a path that another server holds without an error: new connections go to the second server, and when the
-first one stops it unlinks the second one's socket. So gRPC never binds the path itself. A server binds a hidden name
-beside it, and that is renamed over the path: a caller finds the old listener or the new one, never none, and gRPC at
-its end unlinks a name that no longer exists.
+gRPC binds a path that another server holds without an error: new connections go to the second server, and the first
+server unlinks the second server's socket when it stops. So gRPC never binds the path itself. A server binds a hidden
+name beside it, and renames that over the path: a caller always finds the old or the new listener, and gRPC at its end
+unlinks a name that no longer exists.
 
-A server never takes a path on which a process listens. Which process that is may be unknown: SO_PEERCRED reports
-process 0 for a process of another PID namespace, e.g. a vendor's driver pod. So a successful connect is the
-criterion, and the process id is only for the message.
+A server never takes a path on which a process listens. SO_PEERCRED reports process 0 for a process of another PID
+namespace, e.g. a vendor's driver pod. So a successful connect is the criterion, and the process id is only for the
+message.
 """
 
 import hashlib
@@ -29,8 +29,7 @@ Identity = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class OwnSocket:
-    """The file of a socket that this process has bound. It is held open (O_PATH), so that no other file can get its
-    inode number."""
+    """The file of a socket that this process has bound, held open: so no other file gets its inode number."""
 
     path: str
     identity: Identity
@@ -52,15 +51,15 @@ class OwnSocket:
 
     def problem(self) -> errors.CrustError | None:
         """The error if the path is not this socket any more. Blocks."""
-        there = identity_at(self.path)
-        if there == self.identity:
+        present = identity_at(self.path)
+        if present == self.identity:
             return None
         stop = "give that process another socket, then restart this one"
         return errors.NotReady.named(
             "SocketLost",
             f"callers cannot reach this process on {self.path}",
-            why="another process put its own socket there" if there else "the socket was removed",
-            hint=stop if there else "restart this process",
+            why="another process put its own socket there" if present else "the socket was removed",
+            hint=stop if present else "restart this process",
         )
 
     def remove(self) -> None:
@@ -72,9 +71,7 @@ class OwnSocket:
 
 
 def beside(path: str) -> str:
-    """The hidden name that a server binds before the rename to `path`: always the same, and not longer than
-    `path`.
-    """
+    """The hidden name that a server binds before the rename to `path`: always the same, at most as long as `path`."""
     directory, _, name = path.rpartition("/")
     digest = hashlib.sha256(name.encode()).hexdigest()
     return f"{directory}/.{digest[: max(4, min(len(name) - 1, 16))]}"
@@ -105,15 +102,17 @@ def check_free(path: str) -> None:
             "NotASocket",
             f"the socket {path} cannot be served",
             why="the path names a file that is not a socket",
-            hint="find out what it is, and move it away",
+            hint="look at the file, and move it away",
         )
     pid = listener(path)
     if pid is not None:
-        who = f"process {pid}" if pid else "a process of another PID namespace (another container)"
+        holder = (
+            f"process {pid}" if pid else "a process of another PID namespace (another container)"
+        )
         raise errors.NotReady.named(
             "SocketInUse",
             f"the socket {path} cannot be served",
-            why=f"{who} already listens on it",
+            why=f"{holder} already listens on it",
             hint="stop that process, or give this one another socket",
         )
 
@@ -121,7 +120,7 @@ def check_free(path: str) -> None:
 def listener(path: str) -> int | None:
     """The process that listens on the socket, 0 if its id is unknown; None if no process listens."""
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with probe, syscalls.translating(f"cannot look who listens on {path}"):
+    with probe, syscalls.translating(f"cannot look for the listener on {path}"):
         # connect(2) would wait for a hanging listener, whose queue is full
         probe.settimeout(_PROBE_S)
         try:

@@ -1,9 +1,9 @@
-"""Whether a part of the process can still work: it needs a thread, and asks for one every few seconds.
+"""The watch of the threads of one part of the process: it needs a free thread, and tests that every few seconds.
 
-Calls that hang keep their threads (`crust.host.process.workers`). When none is left the process is unhealthy: every
-Probe through it fails, /readyz and `crust status` say which part it is and what hangs, and systemd's watchdog, which
-one part of a process tells, and only while it can have a thread, starts it again. What takes too long is shown before
-that, and fails no Probe.
+Calls that hang keep their threads (`crust.host.process.workers`). A process without a free thread is unhealthy: every
+Probe through it fails, and /readyz and `crust status` name the part and its operations. One part of a process pings
+systemd's watchdog while it has a free thread, and systemd restarts the process without a ping. The health shows
+overdue operations before that, and they fail no Probe.
 """
 
 import asyncio
@@ -21,11 +21,9 @@ _SHOWN = 3
 
 
 class WorkerWatch:
-    """Watches the threads of one part of the process, which the pool names, and the operations that use them; checks
-    while `running`.
+    """Watches the threads of the pool of one part, and the operations that use them, while `running`.
 
-    `ping` is called while all is well: one part of a process tells the watchdog. What is not fatal is shown, and
-    fails no Probe of the process.
+    Each check without a problem calls `ping`. Without `is_fatal` a problem is shown and fails no Probe.
     """
 
     def __init__(
@@ -55,7 +53,7 @@ class WorkerWatch:
             await asyncio.sleep(CHECK_S)
 
     async def check_threads(self) -> None:
-        """Ask for a thread, and report as the health of "threads of …" and "operations of …"."""
+        """Test for a free thread, and report the health of "threads of …" and "operations of …"."""
         part, problem, hang = self._workers.name, await self._no_thread(), None
         self._health.report(f"threads of {part}", problem, is_fatal=self._is_fatal)
         overdue = self._operations.overdue()

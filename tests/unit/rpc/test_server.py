@@ -126,7 +126,7 @@ async def test_socket_of_a_listener_that_hangs_is_refused(
         stranger.bind(path)
         stranger.listen(0)
         waiting.connect(path)  # fills the queue: nobody accepts
-        with pytest.raises(errors.CrustError, match="who listens"):
+        with pytest.raises(errors.CrustError, match="for the listener"):
             await start(path)
 
 
