@@ -126,10 +126,7 @@ class HostClaim:
         return _held(claim_object.read(self.image.ioctx, self.image.name).claims, self._me.id)
 
     def take(self, mode: Mode, address: str) -> None:
-        """Take the image; `address` is the client of an existing mapping, empty if there is none.
-
-        Raises as `claims.take`.
-        """
+        """Take the image; `address` is the client of an existing mapping, or empty. Raises as `claims.take`."""
         _taken(self.image, mode, self.host, replace(self._me, address=address))
 
     def record(self, address: str) -> None:

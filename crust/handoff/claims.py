@@ -210,10 +210,7 @@ class ClaimLock:
 
 
 def is_held(paths: layout.EntryPaths) -> bool:
-    """Whether a sandbox (or an unpublish) holds the entry's lock.
-
-    Does not take the lock; False if there is no entry.
-    """
+    """Whether a sandbox (or an unpublish) holds the entry's lock; false without an entry. Takes no lock."""
     fd = _open_lock(paths.claim_lock, os.O_RDONLY)
     if fd is None:
         return False

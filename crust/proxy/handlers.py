@@ -48,10 +48,7 @@ class Handler(crust_v1.RegisterRequest):
 
 
 class Handlers:
-    """The registered handlers.
-
-    `grace_s`: how long after the start a look-up waits for a handler to register again.
-    """
+    """The registered handlers; `grace_s`: the time after the start in which a look-up waits for a handler."""
 
     def __init__(self, *, grace_s: float) -> None:
         self._live: dict[volumes.HandlerName, Handler] = {}
@@ -60,9 +57,7 @@ class Handlers:
 
     @asynccontextmanager
     async def session(self, handler: Handler) -> AsyncIterator[None]:
-        """Keep the handler registered while the block runs, and wake the calls that wait for it; raises
-        `HandlerNameTaken`.
-        """
+        """Keep the handler registered while the block runs, and wake waiting calls; raises `HandlerNameTaken`."""
         holder = self._live.get(handler.name)
         if holder is not None:
             raise HandlerNameTaken(handler.name, holder.endpoint)
@@ -260,9 +255,7 @@ class HandlerRegistry:
     async def Register(
         self, request: handlers_pb2.RegisterRequest, call: Call
     ) -> AsyncIterator[handlers_pb2.RegisterResponse]:
-        """Register the handler, respond, and keep the session until one side ends it; raises
-        `InvalidRegistration`.
-        """
+        """Register, respond, and keep the session until one side ends it; raises `InvalidRegistration`."""
         offered = crust_v1.registration(request)
         try:
             port = SocketPort(offered.endpoint, answer_max_bytes=channel.HANDLER_ANSWER_MAX_BYTES)

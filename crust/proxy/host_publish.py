@@ -89,10 +89,7 @@ class HostPublish:
     async def check_device(
         self, row: Target, backend: CsiDriver, metadata: Metadata, *, is_new: bool
     ) -> None:
-        """Verify the device that the driver has published on the host; raises DeviceReserved.
-
-        Then a new publish is undone.
-        """
+        """Verify the published device; raises DeviceReserved, after the undo of a publish that `is_new`."""
         try:
             devices = await workers.run(self._devices, row)
             if devices is not None:

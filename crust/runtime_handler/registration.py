@@ -66,10 +66,7 @@ class Registration:
         return self._request.features
 
     async def run(self) -> None:
-        """Stay registered until cancelled.
-
-        Raises `errors.InvalidRequest` if the proxy will never accept the request.
-        """
+        """Stay registered until cancelled. Raises `errors.InvalidRequest` if the proxy never accepts the request."""
         pause_s = _FIRST_PAUSE_S
         while True:
             # a connection for each session: an old connection may lead to a proxy that was replaced

@@ -112,11 +112,7 @@ class Parameters:
 
 
 def parse(parameters: Mapping[str, str], fs_types: tuple[str, ...]) -> Parameters:
-    """Read parameters.
-
-    Raises `UnknownParameter`, `InvalidParameter`, `deferral_keys.InvalidDeferKey`,
-    `InvalidIoLimit`.
-    """
+    """Read; raises `UnknownParameter`, `InvalidParameter`, `deferral_keys.InvalidDeferKey`, `InvalidIoLimit`."""
     kept: dict[str, str] = {}
     for key, value in parameters.items():
         if key in KEYS:

@@ -103,9 +103,7 @@ class ContentSources:
 def sized(
     size_range: volumes.CapacityRange, usages: Iterable[Usage], source: ContentSource
 ) -> volumes.CapacityRange:
-    """The size range for a volume with these usages and this source; raises SmallerThanSource,
-    SourceFilesystemDiffers.
-    """
+    """The size range for a new volume with this source; raises SmallerThanSource, SourceFilesystemDiffers."""
     for usage in usages:
         if source.fs_type and usage.kind == "mount" and usage.fs_type != source.fs_type:
             raise errors.InvalidRequest.named(

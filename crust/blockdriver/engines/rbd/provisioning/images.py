@@ -88,10 +88,7 @@ class VolumeImages:
             image_use.check_unused(self.place, ioctx, volume_id)
 
     def delete_image(self, volume_id: volumes.VolumeId) -> None:
-        """Move the image to the trash, or aside while it has snapshots.
-
-        Raises `StillAttached`, and `ForeignImage`.
-        """
+        """Move the image to the trash, or aside while it has snapshots; raises `StillAttached`, `ForeignImage`."""
         what = f"cannot delete the image of {volume_id}"
         with self.place.turn(volume_id), self.place.ioctx(what) as ioctx:
             if not self.place.has_image(ioctx, volume_id):

@@ -67,10 +67,7 @@ class RbdSnapshots(VolumeImages):
                 self.drop_deleted(ioctx, name)
 
     def image_of(self, ioctx: Ioctx, snapshot: Snapshot) -> str:
-        """The name of the image that has the snapshot; its volume may be deleted.
-
-        Raises `SnapshotMissing`.
-        """
+        """The name of the image with the snapshot, whose volume may be deleted. Raises `SnapshotMissing`."""
         for name in self.all_of(ioctx, snapshot.volume_id):
             with ignoring(errno.ENOENT), self.place.image(ioctx, name) as image:
                 if snapshot.snapshot_id in user_snapshots(image):
@@ -92,10 +89,7 @@ class RbdSnapshots(VolumeImages):
             return differing(opened, None)
 
     def changed(self, base: Snapshot, target: Snapshot) -> tuple[Region, ...]:
-        """The objects, of 4 MiB, that differ, by the object map.
-
-        Raises `NoChangeTracking` if that is unknown.
-        """
+        """The objects, of 4 MiB, that differ, by the object map; raises `NoChangeTracking` if that is unknown."""
         with self.place.ioctx(f"cannot compare {base.snapshot_id}") as ioctx:
             name, base_name = self.image_of(ioctx, target), self.image_of(ioctx, base)
             if name != base_name:
