@@ -19,7 +19,7 @@ class FakeThrottle(Throttle):
     def look(self) -> None:
         """There is nothing to find."""
 
-    def check(self) -> None:
+    def check_can_limit(self) -> None:
         """Refuses if there is an obstacle."""
         if self.obstacle:
             raise CannotThrottle(self.obstacle)
@@ -29,7 +29,7 @@ class FakeThrottle(Throttle):
 
     def set(self, device: volumes.DeviceIdentity, limits: volumes.IoLimits) -> None:
         if limits != NONE:
-            self.check()
+            self.check_can_limit()
         failure, self.failure = self.failure, None
         if failure is not None:
             raise failure
