@@ -67,7 +67,7 @@ def defer(context: Mapping[str, str]) -> Defer | None:
 
 
 def guest_format(context: Mapping[str, str]) -> volumes.GuestFormat | None:
-    """How the guest formats the volume; None if it must not. Raises `InvalidDeferKey`."""
+    """The options with which the guest formats the volume; None if it must not. Raises `InvalidDeferKey`."""
     created_empty = context.get(CREATED_EMPTY, "false")
     if created_empty not in ("true", "false"):
         raise InvalidDeferKey(CREATED_EMPTY, created_empty, "'true' or 'false'")

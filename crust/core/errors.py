@@ -65,7 +65,7 @@ class NotFound(CrustError):
 class Conflict(CrustError):
     """The object exists already and differs from the request."""
 
-    advice = "compare the two; ask for what exists, use another name, or remove the other one"
+    advice = "compare the two; ask for the existing one, use another name, or remove it"
 
 
 class OperationPending(CrustError):

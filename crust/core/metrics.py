@@ -45,7 +45,7 @@ class Sampled(Collector):
         export(self)
 
     def collect(self) -> Iterable[Metric]:
-        """As prometheus_client has it."""
+        """Collect the values of all sources, for prometheus_client."""
         family = self._family(self._name, self._documentation, labels=self._labels)
         for source in tuple(self._sources.values()):
             for labels, value in source():
@@ -137,7 +137,7 @@ pool_open = Gauge(
 )
 pool_bytes = Gauge(
     "crust_pool_bytes",
-    "The pool's capacity: its size, what is allocated on the disk, reserved for volumes, free for a new one; and "
+    "The pool's capacity: its size, the bytes allocated on disk, reserved for volumes, free for a new one; and "
     "`low`, the free bytes below which operators are warned.",
     ("driver", "kind"),
     registry=None,

@@ -129,7 +129,7 @@ class KeyedOperations:
     def __init__(self, threads: ThreadPool) -> None:
         self.threads = threads
         self._running: dict[Hashable, _Running] = {}
-        """By each of their keys."""
+        """Each operation by each of its keys."""
         self._looks: dict[Hashable, asyncio.Future[Any]] = {}
         self._shared: dict[Hashable, list[str]] = {}
         self._draining = False
@@ -220,7 +220,7 @@ class KeyedOperations:
             _log.error("a look failed inside crust", exc_info=error)
 
     def running(self) -> int:
-        """How many operations run."""
+        """The number of running operations."""
         return len(self._operations())
 
     def _operations(self) -> list[_Running]:

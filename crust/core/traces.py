@@ -62,7 +62,7 @@ def span(
         try:
             yield begun
         except Exception as error:
-            if not is_served:  # of a call the status says it
+            if not is_served:  # the server sets the status of a call
                 fail(begun, _name(error))
             raise
 

@@ -375,7 +375,7 @@ class BlockAccess:
 
 @dataclass(frozen=True, slots=True)
 class VolumeCapability:
-    """How a volume may be accessed."""
+    """A way of access to a volume."""
 
     access: MountAccess | BlockAccess
     mode: AccessMode

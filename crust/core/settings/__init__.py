@@ -1,8 +1,8 @@
 """Settings: one frozen model per program; defaults < TOML file < CRUST_* environment < flags.
 
-    program            what every daemon has, the kinds of values, and how a refusal words them
+    program            the common settings of the daemons, the kinds of values, and their words in refusals
     proxy, shim,
-    driver, kata       one program each; a model refuses what its program could not run with
+    driver, kata       one program each; a model refuses settings with which its program could not run
     loading            merges the sources and checks the result
 
 Unknown keys are refused. Only the module that composes a program sees its settings object: constructors get the two

@@ -85,7 +85,7 @@ class DriverSettings(ProgramSettings):
     """The Ceph pool, a table of its own."""
 
     kubernetes: KubernetesAccess | None = None
-    """Of a controller of the engine rbd: access to the Kubernetes API, a table of its own. Nodes that have the taint
+    """For a controller of the engine rbd: access to the Kubernetes API, a table of its own. Nodes that have the taint
     node.kubernetes.io/out-of-service are cut off from their images then; else only `crust ceph fence` does that."""
 
     node_deployment: bool = False
