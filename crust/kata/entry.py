@@ -26,7 +26,7 @@ from crust.host.files import durable
 from crust.host.process import syscalls
 
 KEY_BYTES_MAX = 189
-"""Of a mount's source: in base64 a longer source exceeds the 255 bytes of a file name."""
+"""The longest mount source: in base64 a longer one exceeds the 255 bytes of a file name."""
 
 _FILE = "mountInfo.json"
 _TYPE = "directvol"

@@ -1,4 +1,4 @@
-"""Which container may use which deferred volume: the decisions of the NRI plugin (`nri.Gate`).
+"""The decisions of the NRI plugin (`nri.Gate`): which container may use which deferred volume.
 
 A container with a mount on a deferred target is created only if its sandbox has the volume's claim and Kata's entry
 names the device, and is started only if the virtual machine has the device. In all other cases the gate refuses, with
@@ -212,7 +212,7 @@ class Bridge:
                 self._note(runtime, container, mounts)
         except errors.CrustError as error:
             if container.is_created:
-                return None  # it is refused when it is to start
+                return None  # its start will be refused
             problem = errors.NotReady.named(
                 "RunsWithoutVolume",
                 f"container {container.name} of pod {pod.name} runs without its volume",

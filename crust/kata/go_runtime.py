@@ -28,7 +28,7 @@ _Told = TypeVar("_Told")
 
 
 class GoRuntime(evidence.Runtime):
-    """It counts the containers that use a device, and its shim reports statistics by the device."""
+    """The Go runtime counts the containers that use a device, and its shim reports statistics by the device."""
 
     kind = Kind.GO
 

@@ -50,7 +50,7 @@ class Grants:
         self.store, self.sockets, self.entries, self.handlers = store, sockets, entries, handlers
 
     def socket(self, sandbox_id: str) -> Path:
-        """Where the sandbox's keeper listens."""
+        """The socket of the sandbox's keeper."""
         return self.sockets / f"{sandbox_id}{_SUFFIX}"
 
     def sandbox_ids(self) -> list[str]:

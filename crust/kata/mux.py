@@ -1,7 +1,7 @@
 """NRI's multiplexer: several connections over one socket. Pure functions and a decoder; no I/O.
 
 A frame is a header of 8 bytes, connection and payload length, both big-endian, then the payload. A connection is a
-stream of bytes: where a frame ends says nothing about messages. The engine refuses a frame with more than 4,096 bytes
+stream of bytes: a message may end anywhere in a frame. The engine refuses a frame with more than 4,096 bytes
 of payload by closing the socket, and creates the container whose refusal was in that frame: so `encode` splits.
 The peer's frames are bounded too, by the largest message that ttrpc has.
 """

@@ -50,7 +50,7 @@ class Installation:
 @dataclass(frozen=True, slots=True)
 class _Checked:
     stamp: Stamp
-    found: Installation | errors.CrustError
+    result: Installation | errors.CrustError
 
 
 class Configurations:
@@ -73,15 +73,15 @@ class Configurations:
             except KataUnfit as error:
                 result = error
             checked = self._checked[handler] = _Checked(stamp, result)
-        if isinstance(checked.found, errors.CrustError):
-            raise checked.found
-        if self._first.setdefault(handler, checked.found) != checked.found:
+        if isinstance(checked.result, errors.CrustError):
+            raise checked.result
+        if self._first.setdefault(handler, checked.result) != checked.result:
             raise KataUnfit(
                 Path(runtime.configuration),
                 "it belongs to another runtime or version of Kata than at the start of crust kata",
                 "restart crust kata, which then registers what this version can do",
             )
-        return checked.found
+        return checked.result
 
 
 def read(path: Path) -> dict[str, Any]:

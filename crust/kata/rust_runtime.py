@@ -37,7 +37,7 @@ _LIMIT_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class RustRuntime(evidence.Runtime):
-    """Its sandboxes have their share below `shares`."""
+    """runtime-rs: the shares of its sandboxes are below `shares`."""
 
     kind = Kind.RUST
     shares: str

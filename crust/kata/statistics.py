@@ -59,7 +59,7 @@ class KataHandler(Handler):
         self._store, self._runtimes, self._uses = store, runtimes, uses
         self._samples: dict[str, _Sample] = {}
         self._requests: dict[str, asyncio.Task[volumes.VolumeStats]] = {}
-        """By sandbox."""
+        """The running request of each sandbox."""
 
     async def close(self) -> None:
         """Cancel the running requests."""
