@@ -31,7 +31,7 @@ WITH_ERROR_INFO = ((extensions.KEY, extensions.ERROR_INFO),)
 """Metadata: the peer names its error."""
 
 ANSWER_S = 5.0
-"""For an answer of the proxy."""
+"""The deadline of a call to the proxy."""
 
 _CONNECT_S = 2.0
 

@@ -35,10 +35,10 @@ from crust.host.process import syscalls, workers
 SUFFIXES = (".tar.gz", ".tgz")
 
 LIMIT_BYTES = 8 << 20
-"""Of one file or program's output; the end of it is kept."""
+"""The limit of one file or program's output; its end is kept."""
 
 LIMIT_FILES = 2000
-"""Of one kind, e.g. records of volumes."""
+"""The limit of one kind, e.g. records of volumes."""
 
 READ_S = 10.0
 """How long one file may take."""

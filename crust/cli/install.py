@@ -40,7 +40,7 @@ _PLACES = frozenset({UNITS, RULES, MAN_PAGES, *(path.parent for path in COMPLETI
 _OVERRIDES = Path("etc/systemd/system")
 _NAMED = 8
 _PROGRAM = "/usr/bin/crust"
-"""As the units in deploy/systemd name it."""
+"""The command's path in the units of deploy/systemd."""
 
 NEXT_STEPS = """
 next, once: edit /etc/crust/node.toml; mount the pool's disk at /var/lib/crust/block, if it has one of its own;
@@ -150,7 +150,7 @@ def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> No
         )
     link = root / COMMAND
     _check_ours(link)
-    # the list goes last: what is left is removed by the next call
+    # the list is removed last, so that a next call finds the remaining files
     for path in (
         *sorted(paths),
         MANIFEST,

@@ -72,7 +72,7 @@ def document(value: Any) -> str:
 
 
 def yaml_document(value: Any) -> str:
-    """The same in YAML, with the keys in the same order."""
+    """YAML of the same values, with the keys in the same order."""
     import yaml  # for this format only
 
     text: str = yaml.safe_dump(json.loads(document(value)), sort_keys=False, allow_unicode=True)

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 from crust.cli.inspecting.operator_commands import FORMAT, RUN_DIR
 from crust.cli.programs import PROGRAMS
 
-if TYPE_CHECKING:  # it imports rich, for which a daemon would pay at each start
+if TYPE_CHECKING:  # it imports rich, which would slow down each start of a daemon
     from crust.cli.output import Format
 
 

@@ -22,7 +22,7 @@ from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 _ANSWER_S = 5.0
-"""For the driver's answer."""
+"""The deadline of a call to the driver."""
 _OWN_DRIVER = "block.csi.crust.dev"
 _WITHOUT_OBJECT = "the cluster has no CSIDriver object of that name, so it takes its defaults"
 _PUBLISHES = csi_pb2.ControllerServiceCapability.RPC.PUBLISH_UNPUBLISH_VOLUME

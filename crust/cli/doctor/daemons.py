@@ -96,7 +96,7 @@ def sockets(node: Node) -> Iterator[Finding]:
         yield tried(look, f"{path} is served")
     if missing:
         yield error(
-            f"{', '.join(missing)}: not there",
+            f"{', '.join(missing)}: missing",
             "the proxy that serves them does not run",
             "start crust-node or crust-proxy; its log says why it does not start",
         )

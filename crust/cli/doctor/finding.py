@@ -33,7 +33,7 @@ class Finding:
 DoctorCheck = Callable[["Node"], Iterator[Finding]]
 
 CHECKS: dict[str, DoctorCheck] = {}
-"""By name, in the order in which they run."""
+"""The checks by name, in the order in which they run."""
 
 
 def doctor_check(name: str) -> Callable[[DoctorCheck], DoctorCheck]:

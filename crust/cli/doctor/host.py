@@ -53,7 +53,7 @@ def loop(node: Node) -> Iterator[Finding]:
         yield ok("the kernel has loop devices")
     else:
         yield error(
-            "/dev/loop-control is not there",
+            "/dev/loop-control does not exist",
             "crust's driver attaches its volumes as loop devices",
             "modprobe loop, and put it into /etc/modules-load.d; in a container mount the host's /dev",
         )

@@ -16,7 +16,7 @@ def root(node: Node) -> Iterator[Finding]:
         missing = [name for name in ("pods", "plugins") if not node.at(f"{path}/{name}").is_dir()]
         if not node.at(path).is_dir():
             yield error(
-                f"the kubelet's root {path} is not there",
+                f"the kubelet's root {path} does not exist",
                 "targets of volumes are below it",
                 "set target_roots (and kubelet_root of a shim) to the kubelet's --root-dir",
             )
@@ -42,7 +42,7 @@ def registry(node: Node) -> Iterator[Finding]:
         )
     elif not node.at(settings.plugins_registry).is_dir():
         yield error(
-            f"{settings.plugins_registry} is not there",
+            f"{settings.plugins_registry} does not exist",
             "the kubelet looks for drivers there, so it will not find them",
             "correct plugins_registry, or start the kubelet once",
         )
@@ -75,7 +75,7 @@ def forced_detach(node: Node) -> Iterator[Finding]:
         "six minutes after a pod's deletion kube-controller-manager detaches its volume, even under a live guest",
         "check that it runs with --disable-force-detach-on-timeout=true: "
         "kubectl -n kube-system get pod -l component=kube-controller-manager -o yaml | grep force-detach; "
-        "or run crust shim --controller beside its controller. With attachRequired: false nothing is detached so",
+        "or run crust shim --controller beside its controller. With attachRequired: false no detach happens",
     )
 
 

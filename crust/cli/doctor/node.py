@@ -96,7 +96,7 @@ class Node:
             return None
 
     def load(self, program: str) -> ProgramSettings | None:
-        """The same. Raises `InvalidSettings` if the file is refused."""
+        """The settings of a program; None without a file. Raises `InvalidSettings` if the file is refused."""
         if program not in self.installed():
             return None
         return daemons.load(program, self.text(f"{CONFIG_DIR}/{program}.toml"))

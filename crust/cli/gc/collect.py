@@ -60,7 +60,7 @@ async def collect(options: Options, kernel: Kernel) -> tuple[Result, ...]:
         evidence = await _evidence(inspect, options)
         results = []
         for publish in await workers.run(forgotten.find, options.kubelet_root, evidence.entries):
-            evidence = await _evidence(inspect, options)  # the one before may have taken minutes
+            evidence = await _evidence(inspect, options)  # the last step may have taken minutes
             results.append(await _result(publish, evidence, options, kernel))
         for note in await workers.run(trial.killed_trials, options.kubelet_root):
             results.append(await _trial(note, inspect, options))

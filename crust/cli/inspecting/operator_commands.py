@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 
-if TYPE_CHECKING:  # it imports rich, for which a daemon would pay at each start
+if TYPE_CHECKING:  # it imports rich, which would slow down each start of a daemon
     from crust.cli.inspecting.show import Question
     from crust.cli.output import Format
 

@@ -39,7 +39,7 @@ def print_answers(
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # `| head` has seen enough; what is buffered must not fail again at exit
+        # `| head` has ended: a flush of the buffer at exit must not fail again
         sys.stdout = None
         return 0
 

@@ -49,4 +49,4 @@ PROGRAMS: Mapping[str, Program] = {
         "crust.kata.process:run",
     ),
 }
-"""By the name of the command, which is also the name of its settings file."""
+"""The daemons by the name of the command, which is also the name of the settings file."""

@@ -235,7 +235,7 @@ def test_doctor_settings_of_the_proxy_count_where_its_unit_is_enabled(good: Node
     write(good.root, "etc/crust/proxy.toml", text.replace("/plugins_registry", "/other"))
     assert {each.level for each in found(good, "kubelet-registry")} == {Level.OK}
     write(good.root, "etc/systemd/system/multi-user.target.wants/crust-proxy.service")
-    assert "/other is not there" in bad(good, "kubelet-registry", Level.ERROR)
+    assert "/other does not exist" in bad(good, "kubelet-registry", Level.ERROR)
 
 
 def test_doctor_sockets_are_those_of_the_drivers_that_the_proxy_has(good: Node) -> None:
