@@ -13,7 +13,7 @@ from crust.rpc import channel
 MIB = 1 << 20
 
 RUNTIME_TIMEOUT_S = 120.0
-"""For one answer of a runtime: a virtual machine boots meanwhile."""
+"""The time for one answer of a runtime: a virtual machine boots meanwhile."""
 
 Profile = Literal["1.12", "1.13"]
 

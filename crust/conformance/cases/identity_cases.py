@@ -52,7 +52,7 @@ def test_c003_what_is_advertised_is_advertised_once(co: Co) -> None:
 
 
 def test_c004_controller_service_is_advertised_where_it_is_served(co: Co) -> None:
-    # A node's instance advertises what the controller's instance serves.
+    # A node's instance also advertises the services of the controller's instance.
     assert "plugin.CONTROLLER_SERVICE" in co.has or "controller" not in co.has
 
 

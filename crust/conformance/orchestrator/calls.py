@@ -155,7 +155,7 @@ class Calls:
         return (reply.code, reply.message) if isinstance(reply, Refusal) else (Code.OK, "")
 
     def concurrently(self, requests: Sequence[Message]) -> list[Any]:
-        """All calls at once, each answered or refused; answers, or codes, in their order."""
+        """Make all calls at once, each answered or refused; returns answers, or codes, in their order."""
         futures = [self.begun(request) for request in requests]
         replies = [_settled(future) for future in futures]
         codes = [reply.name if isinstance(reply, Code) else Code.OK.name for reply in replies]

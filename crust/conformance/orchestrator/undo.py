@@ -37,7 +37,7 @@ _FORGOTTEN = Clause(
     "NOT_FOUND is allowed for a volume that does not exist; its objects on the host should be gone",
 )
 _DIRECTORY = Clause(
-    Strength.BEYOND, "after the case", "nothing of the driver's is in the CO's directories"
+    Strength.BEYOND, "after the case", "no file of the driver is in the CO's directories"
 )
 _ANSWERED_S = 10.0
 """How long the callback of an ended call may take."""

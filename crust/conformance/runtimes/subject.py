@@ -365,7 +365,7 @@ def _is_running(pid: int) -> bool:
 
 
 def _began(pid: int) -> int | None:
-    """Its start, in clock ticks after the boot; None if it has ended or is a zombie (proc_pid_stat(5))."""
+    """A process's start, in clock ticks after the boot; None if it has ended or is a zombie (proc_pid_stat(5))."""
     with contextlib.suppress(OSError):
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
         return None if state in "ZX" else int(fields[18])

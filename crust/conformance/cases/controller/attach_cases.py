@@ -37,7 +37,7 @@ def test_c164_detach_without_node_id_detaches_from_all_nodes(co: Co) -> None:
     co.attach(volume)
     request = csi_pb2.ControllerUnpublishVolumeRequest(volume_id=volume.volume_id)
     co.ask(request)
-    # Attached no more, so that it may be attached in another way.
+    # The volume is attached no more, so another kind of attach succeeds.
     co.attach(volume, readonly=READONLY in co.has)
     co.detach(volume.volume_id)
     co.delete(volume.volume_id)

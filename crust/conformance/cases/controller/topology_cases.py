@@ -1,4 +1,4 @@
-"""Where volumes and snapshots can be used: topology (C-151 to C-158)."""
+"""The topology of volumes and snapshots (C-143, C-151 to C-158)."""
 
 from collections.abc import Sequence
 

@@ -68,7 +68,7 @@ def test_c310_create_again_with_other_source_is_already_exists(co: Co) -> None:
 def test_c312_a_clone_needs_its_source_and_its_size(co: Co) -> None:
     volume = co.volume(size_bytes=2 * co.options.parameters.size_bytes)
     co.answered(co.create_request(source=copies.of_volume(UNKNOWN)), Code.NOT_FOUND)
-    if not volume.capacity_bytes:  # unknown, so that nothing is smaller
+    if not volume.capacity_bytes:  # an unknown size has no smaller one
         return
     smaller = co.create_request(source=copies.of_volume(volume.volume_id))
     smaller.capacity_range.limit_bytes = smaller.capacity_range.required_bytes
