@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _ASK_S = 10.0
-"""For one question. A kubelet waits two minutes for its publish, and repeats it."""
+"""The time for one question. A kubelet waits two minutes for its publish, and repeats it."""
 _PAGE = 500
 """Objects of one answer of a list."""
 _ANSWER_BYTES = 64 << 20
@@ -40,7 +40,7 @@ _RELIST_S = 600.0
 _WAIT_S = 5.0
 """external-attacher gives a detach 15 s."""
 _PAUSES_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Before the next list, by how many watches have ended since a change was seen."""
+"""The pause before the next list, by the number of watches that have ended since the last change."""
 
 Kind = TypeVar("Kind", bound=KubernetesObject)
 Kept = TypeVar("Kept")

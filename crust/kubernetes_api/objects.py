@@ -53,20 +53,20 @@ class KubernetesObject(GoStruct):
 
 
 class Taint(GoStruct):
-    """Of a node."""
+    """A taint of a node."""
 
     key: str = ""
 
 
 class Condition(GoStruct):
-    """Of a node; the kubelet reports `Ready`, and the cluster writes "Unknown" when the reports stop."""
+    """A condition of a node; the kubelet reports `Ready`, and the cluster writes "Unknown" when the reports stop."""
 
     type: str = ""
     status: str = ""
 
 
 class NodeSpec(GoStruct):
-    """Of a node."""
+    """The specification of a node."""
 
     taints: tuple[Taint, ...] = ()
 
@@ -109,7 +109,7 @@ class CSINode(KubernetesObject):
 
 
 class CSIDriverSpec(GoStruct):
-    """Both are pointers in Go: absent is not false."""
+    """Two fields that are pointers in Go: absent is not false."""
 
     attach_required: bool | None = None
     pod_info_on_mount: bool | None = None
@@ -169,7 +169,7 @@ class VolumeAttachment(KubernetesObject):
 
 
 class PodSpec(GoStruct):
-    """Of a pod."""
+    """The specification of a pod."""
 
     runtime_class_name: str = ""
 

@@ -25,15 +25,15 @@ class NodeSettings(ProgramSettings):
     """`crust node`."""
 
     proxy: ProxySettings
-    """As `crust proxy`. Without `drivers` it serves our own driver to the kubelet."""
+    """The settings of `crust proxy`. Without `drivers` it serves our own driver to the kubelet."""
 
     shim: tuple[ShimSettings, ...]
-    """As `crust shim`: one table, or one per driver (`[[shim]]`). Without `driver_socket` it is in front of our own
-    driver, of several the first; the others have one without a table too."""
+    """The settings of `crust shim`: one table, or one per driver (`[[shim]]`). Without `driver_socket` the shim is in
+    front of our own driver, or of the first of several; each other one has a shim without a table too."""
 
     driver: tuple[DriverSettings, ...] = ()
-    """As `crust driver`: one table, or one per driver of ours (`[[driver]]`), each with a name and a `run_dir` of its
-    own. Without it our driver runs if a shim has no `driver_socket`."""
+    """The settings of `crust driver`: one table, or one per driver of ours (`[[driver]]`), each with its own name and
+    `run_dir`. Without a table our driver runs if a shim has no `driver_socket`."""
 
     node_name: Annotated[str, pydantic.Field(min_length=1, max_length=253)] = os.uname().nodename
     """The name of this node's Node object: the `node_id` of our driver and the `node_name` of `proxy.kubernetes`.
@@ -55,7 +55,7 @@ class NodeSettings(ProgramSettings):
 
     @classmethod
     def at_endpoint(cls, values: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
-        """As `crust proxy`; without drivers it is the socket of our own."""
+        """As `crust proxy`; without drivers `endpoint` is the socket of our own driver."""
         proxy = values.get("proxy", {})
         if not isinstance(proxy, Mapping):
             return dict(values)  # refused by its type
