@@ -34,6 +34,8 @@ async def test_deferred_publish_mounts_nothing_and_describes_the_device(bench: B
     assert list(deferred.mount_options) == ["noatime"]
     assert deferred.supplemental_group == "2000"
     assert deferred.supplemental_group_change_policy == "OnRootMismatch"
+    with pytest.raises(node_unpublish.StillPublished, match="pod-a"):
+        await bench.unstage(volume.volume_id)
     bench.restart()
     again = await bench.publish(volume.volume_id, target, capability, deferred=True)
     assert again == answer
@@ -43,10 +45,10 @@ async def host_options(bench: Bench, volume_id: str) -> set[str]:
     """Those of a publish on the host that keep a program of the volume from gaining anything."""
     target = bench.target("host")
     await bench.up(volume_id, target)
-    found = mountinfo.at(target)
-    assert found is not None
+    mounted = mountinfo.at(target)
+    assert mounted is not None
     await bench.down(volume_id, target)
-    return {"nosuid", "nodev"} & set(found.options)
+    return {"nosuid", "nodev"} & set(mounted.options)
 
 
 async def test_volume_that_a_guest_or_a_raw_user_had_is_mounted_nosuid_and_nodev(
@@ -147,19 +149,3 @@ async def test_read_only_many_is_published_to_several_pods_of_the_volumes_node(
         assert (Path(bench.target(pod)) / "file").read_text() == "for all"
         with pytest.raises(OSError, match="Read-only"):
             (Path(bench.target(pod)) / "other").touch()
-
-
-async def test_publish_on_host_and_deferred_exclude_each_other(bench: Bench) -> None:
-    volume = await bench.create()
-    guest, host = bench.target("pod-guest"), bench.target("pod-host")
-    await bench.up(volume.volume_id, guest, deferred=True)
-    with raised("PublishedElsewhere", match="pod-guest"):
-        await bench.publish(volume.volume_id, host)
-    with raised("PublishedElsewhere", match="pod-guest"):
-        await bench.publish(volume.volume_id, host, deferred=True)
-    with pytest.raises(node_unpublish.StillPublished, match="pod-guest"):
-        await bench.unstage(volume.volume_id)
-    await bench.unpublish(volume.volume_id, guest)
-    await bench.publish(volume.volume_id, host)
-    with raised("PublishedElsewhere", match="pod-host"):
-        await bench.publish(volume.volume_id, guest, deferred=True)

@@ -1,7 +1,6 @@
 """Snapshots, restores and clones on every kind of pool; kill -9 and a full disk before each of their system calls."""
 
 import asyncio
-import hashlib
 import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
@@ -15,9 +14,8 @@ from crust.blockdriver.records import models
 from crust.blockdriver.snapshots.freezer import Member
 from crust.core import errors, operations
 from crust.host.block import signatures
-from crust.host.filesystems import growth
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
+from tests.support.drivers.block_driver import MIB, Bench, block, caller
 from tests.support.drivers.pools import bench_on
 from tests.support.faults.crashes import at_call, crash_points, failure_points
 from tests.support.frozen import is_frozen
@@ -25,7 +23,6 @@ from tests.support.probes import probed
 from tests.support.raised import raised
 from tests.support.records import pool_layout
 from tests.support.records.copies import (
-    digest,
     down,
     in_use,
     made_of,
@@ -36,64 +33,6 @@ from tests.support.records.copies import (
 )
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
-
-
-@pytest.mark.parametrize(
-    ("fs_type", "size"), [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 256 * MIB)]
-)
-async def test_restored_volume_is_of_its_moment(pool: Bench, fs_type: str, size: int) -> None:
-    source, target = await in_use(pool, "source", mount(fs_type), size=size)
-    data = os.urandom(8 * MIB)
-    write(target, "kept", data)
-    taken = await pool.co.snapshot(source)
-    assert not is_frozen(target)
-    write(target, "kept", b"changed")
-    write(target, "later", b"later")
-
-    restored = await made_of(pool, "restored", snapshot_id=taken.snapshot_id, fs_type=fs_type)
-    assert restored.content_source.snapshot.snapshot_id == taken.snapshot_id
-    assert restored.capacity_bytes == taken.size_bytes == size
-    other = await up(pool, restored.volume_id, fs_type)
-    assert digest(other, "kept") == hashlib.sha256(data).hexdigest()
-    assert not os.path.exists(os.path.join(other, "later"))
-    write(other, "kept", b"mine")
-    with open(os.path.join(target, "kept"), "rb") as file:
-        assert file.read() == b"changed"
-    await down(pool, restored.volume_id)
-    await down(pool, source)
-    await pool.delete(source)
-
-    again = await made_of(pool, "again", snapshot_id=taken.snapshot_id, fs_type=fs_type)
-    third = await up(pool, again.volume_id, fs_type)
-    assert digest(third, "kept") == hashlib.sha256(data).hexdigest()
-    await down(pool, again.volume_id)
-    await pool.co.delete_snapshot(taken.snapshot_id)
-    await pool.co.delete_snapshot(taken.snapshot_id)
-
-
-@pytest.mark.parametrize(
-    ("fs_type", "size"), [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 256 * MIB)]
-)
-async def test_clone_in_use_is_independent(pool: Bench, fs_type: str, size: int) -> None:
-    source, target = await in_use(pool, "source", mount(fs_type), size=size)
-    data = os.urandom(4 * MIB)
-    write(target, "kept", data)
-    clone = await made_of(pool, "clone", volume_id=source, size=2 * size, fs_type=fs_type)
-    assert clone.content_source.volume.volume_id == source
-    other = await up(pool, clone.volume_id, fs_type)
-    assert digest(other, "kept") == hashlib.sha256(data).hexdigest()
-    stats = await pool.stats(clone.volume_id, other)
-    # root of a container may not grow an ext4: then it is reported
-    grows = not growth.obstacle(fs_type)
-    assert (stats.usage[0].total > 1.5 * size) == grows
-    assert stats.condition is not None
-    assert stats.condition.abnormal == (not grows)
-    second = await made_of(pool, "second", volume_id=clone.volume_id, fs_type=fs_type)
-    third = await up(pool, second.volume_id, fs_type)
-    assert digest(third, "kept") == hashlib.sha256(data).hexdigest()
-    for volume_id in (second.volume_id, clone.volume_id, source):
-        await down(pool, volume_id)
-        await pool.delete(volume_id)
 
 
 async def test_snapshot_of_a_raw_volume_includes_unwritten_page_cache(cloning: Bench) -> None:
