@@ -155,9 +155,9 @@ def _taken(image: ClusterImage, mode: Mode, host: Host, me: Holder) -> Holder:
     if before.ended and not _is_attempted(before, me):
         cut_off(image)
     after = changed(image.ioctx, image.name, lambda old: _with(old, me, mode, image.name, host))
-    own = of(after, me.id, image.name)
-    if me.address or own != me:
-        return own
+    claim = of(after, me.id, image.name)
+    if me.address or claim != me:
+        return claim
     try:
         check_watchers(image)
     except BaseException:
@@ -291,9 +291,9 @@ def check_no_other(claims: Claims, mode: Mode, image: str, host: Host) -> None:
             )
 
 
-def share(one: Mode, other: Mode) -> bool:
+def share(first: Mode, second: Mode) -> bool:
     """Whether holders with these modes may have one image."""
-    return one is other and one is not Mode.WRITER
+    return first is second and first is not Mode.WRITER
 
 
 def of(claims: Claims, holder_id: str, image: str) -> Holder:

@@ -92,12 +92,12 @@ def fence(image: ClusterImage, node: str, *, even_if_connected: bool = False) ->
     def ended(claims: Claims) -> Claims:
         victims = claims.of_node(node)
         present = image.watchers() if victims else frozenset[str]()
-        connected = next((victim for victim in victims if victim.address in present), None)
-        if connected is not None and not even_if_connected:
+        connected_holder = next((victim for victim in victims if victim.address in present), None)
+        if connected_holder is not None and not even_if_connected:
             raise errors.NotReady.named(
                 "HolderConnected",
-                f"node {connected.node} is not cut off from the image {image.name}",
-                why=f"its client {connected.address} is connected: {connected.shown} uses the image",
+                f"node {connected_holder.node} is not cut off from the image {image.name}",
+                why=f"its client {connected_holder.address} is connected: {connected_holder.shown} uses the image",
                 hint="stop the pod there; a node that was switched off is listed as connected for 30 s more",
             )
         return with_ended(claims, victims)
@@ -148,13 +148,13 @@ def _clients(image: ClusterImage) -> frozenset[str]:
 def _wait_unwatched(image: ClusterImage, addresses: frozenset[str]) -> None:
     pause = threading.Event()
     for _ in range(round(WATCH_GONE_S / _LOOK_EVERY_S)):
-        watching = image.watchers() & addresses
-        if not watching:
+        still_watching = image.watchers() & addresses
+        if not still_watching:
             return
         pause.wait(_LOOK_EVERY_S)
     raise errors.NotReady.named(
         "StillWatched",
         f"the holders of the image {image.name} are not cut off yet",
-        why=f"{', '.join(sorted(watching))} is still listed",
+        why=f"{', '.join(sorted(still_watching))} is still listed",
         hint="see `rbd status` and `ceph osd blocklist ls`, then repeat the call",
     )

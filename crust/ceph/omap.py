@@ -74,12 +74,12 @@ def swap(
         if after is None:
             op.remove()
             return
-        put = {key: value for key, value in after.items() if value is not None}
-        dropped = tuple(key for key, value in after.items() if value is None)
-        if put:
-            ioctx.set_omap(op, tuple(put), tuple(put.values()))
-        if dropped:
-            ioctx.remove_omap_keys(op, dropped)
+        new_values = {key: value for key, value in after.items() if value is not None}
+        removed_keys = tuple(key for key, value in after.items() if value is None)
+        if new_values:
+            ioctx.set_omap(op, tuple(new_values), tuple(new_values.values()))
+        if removed_keys:
+            ioctx.remove_omap_keys(op, removed_keys)
 
     with failures.ignoring(*(() if before == {} else (errno.ECANCELED, errno.EEXIST))):
         _operate(ioctx, name, change)

@@ -114,9 +114,9 @@ class Deferral:
         """Let the driver grow the device, then the runtime the filesystem; returns the answer. Idempotent."""
         target = volumes.TargetPath.parse(request.volume_path, role="volume_path")
         capacity = csi.capacity_range(request.capacity_range)
-        grown = await self._driver.node.NodeExpandVolume(request, **call.onward())
+        response = await self._driver.node.NodeExpandVolume(request, **call.onward())
         capacity = volumes.CapacityRange(
-            max(capacity.required_bytes, grown.capacity_bytes), capacity.limit_bytes
+            max(capacity.required_bytes, response.capacity_bytes), capacity.limit_bytes
         )
         capacity_bytes = await self._runtime.expand(target.text, capacity, call.time_remaining())
         return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=capacity_bytes).SerializeToString()

@@ -273,5 +273,5 @@ class _Turn:
         """The next names of the round that are still present."""
         if not self._left:
             self._left = list(names)
-        picked, self._left = self._left[: self._number], self._left[self._number :]
-        return [name for name in picked if name in names]
+        chosen_names, self._left = self._left[: self._number], self._left[self._number :]
+        return [name for name in chosen_names if name in names]

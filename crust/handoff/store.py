@@ -81,17 +81,17 @@ class Removal:
         If the process dies after the rename, `remove_orphans` does the rest.
         """
         directory = self._lock.paths.directory
-        gone = self._layout.new_gone(self._lock.paths.digest, is_target_clear=clear is None)
+        gone_path = self._layout.new_gone(self._lock.paths.digest, is_target_clear=clear is None)
         with syscalls.translating(f"cannot unpublish {directory}"):
-            os.rename(directory, gone)
+            os.rename(directory, gone_path)
         try:
             durable.sync_directory(self._layout.root)
             if clear is not None:
                 clear()
         except BaseException:
-            _put_back(gone, directory)
+            _put_back(gone_path, directory)
             raise
-        _delete_files(gone)
+        _delete_files(gone_path)
 
     def close(self) -> None:
         """Release the lock."""
@@ -144,8 +144,8 @@ class Store:
             return entry
         if entry.live and present.same_source(record):
             return self.rewrite(entry, record.mount)
-        with self.begin_removal(record.target) as alone:
-            return self._replace(alone.entry, record)
+        with self.begin_removal(record.target) as removal:
+            return self._replace(removal.entry, record)
 
     def create(self, record: Record) -> Entry:
         """Write a new entry, which the caller has just read as absent; raises `durable.PathAlreadyExists`."""
@@ -213,8 +213,8 @@ class Store:
         digest = layout.digest_to_clear(name)
         if digest is None:
             return False
-        directory, gone = self.layout.entry(digest).directory, f"{self.root}/{name}"
-        reservation = entries.reserved_by(EntryPaths(digest, gone))
+        directory, gone_path = self.layout.entry(digest).directory, f"{self.root}/{name}"
+        reservation = entries.reserved_by(EntryPaths(digest, gone_path))
         if reservation is None or os.path.lexists(directory):  # published again since
             return False
         try:
@@ -222,7 +222,7 @@ class Store:
         except errors.CrustError as error:
             extra = {"target": reservation.target.text, "error": str(error)}
             _log.error("an interrupted unpublish cannot be finished", extra=extra)
-            _put_back(gone, directory)
+            _put_back(gone_path, directory)
             return True
         return False
 
@@ -266,10 +266,10 @@ def _create_lock(path: str) -> None:
         os.close(os.open(path, flags, layout.FILE_MODE))
 
 
-def _put_back(gone: str, directory: str) -> None:
+def _put_back(gone_path: str, directory: str) -> None:
     """Undo the rename of an unpublish: an existing entry must be visible."""
     with syscalls.translating(f"cannot restore {directory}"):
-        os.rename(gone, directory)
+        os.rename(gone_path, directory)
     durable.sync_directory(os.path.dirname(directory))
 
 

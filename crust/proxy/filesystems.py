@@ -89,14 +89,14 @@ class Filesystems:
         found_bytes = self.filesystem_bytes(record.device, fs_type)
         if size_bytes - found_bytes < _TABLES_BYTES:
             return
-        unmounted = f"{fs_type} grows only while it is mounted"
+        reason = f"{fs_type} grows only while it is mounted"
         if fs_type == "ext4":
-            unmounted = "growing an ext4 that is not mounted destroys it if that is interrupted"
+            reason = "growing an ext4 that is not mounted destroys it if that is interrupted"
         raise errors.NotReady.named(
             "FilesystemNotGrown",
             f"the filesystem of the volume at {record.target.text} is smaller than its device",
             why=f"it has {found_bytes} bytes and its device {size_bytes}; runtime handler "
-            f"{record.handler!r} does not offer GROW, and {unmounted}",
+            f"{record.handler!r} does not offer GROW, and {reason}",
             hint="delete the pod, and use the volume once in a pod without that runtime: a driver that grows "
             "filesystems does it on the host",
         )

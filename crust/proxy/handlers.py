@@ -92,10 +92,10 @@ class Handlers:
                 why=f"registered are: {', '.join(present)}",
                 hint="name one in the volume context: crust.dev/runtime-handler",
             )
-        needed = f"runtime handler {name!r}" if name else "a runtime handler"
+        description = f"runtime handler {name!r}" if name else "a runtime handler"
         raise errors.NotReady.named(
             "HandlerNotRegistered",
-            f"the mount cannot be deferred: {needed} is needed",
+            f"the mount cannot be deferred: {description} is needed",
             why=f"registered are: {', '.join(present)}" if present else "none is registered",
             hint="start the handler on this node, or correct crust.dev/runtime-handler",
         )
@@ -256,12 +256,13 @@ class HandlerRegistry:
         self, request: handlers_pb2.RegisterRequest, call: Call
     ) -> AsyncIterator[handlers_pb2.RegisterResponse]:
         """Register, respond, and keep the session until one side ends it; raises `InvalidRegistration`."""
-        offered = crust_v1.registration(request)
+        registration = crust_v1.registration(request)
         try:
-            port = SocketPort(offered.endpoint, answer_max_bytes=channel.HANDLER_ANSWER_MAX_BYTES)
+            limit = channel.HANDLER_ANSWER_MAX_BYTES
+            port = SocketPort(registration.endpoint, answer_max_bytes=limit)
         except errors.InvalidRequest as err:
             raise InvalidRegistration(str(err)) from err
-        handler = Handler(**asdict(offered), port=port)
+        handler = Handler(**asdict(registration), port=port)
         async with port, self._handlers.session(handler):
             self._report("handler-registered", handler)
             try:

@@ -98,8 +98,8 @@ class HostPublish:
                 if row.raw:  # a mount holds its device: a deferred publish finds it
                     self.entries.table.put(row)
         except Exception as error:
-            undone = is_new and await self._undo(row, backend, metadata)
-            residue = Residue.NONE if undone else Residue.EXISTS
+            is_undone = is_new and await self._undo(row, backend, metadata)
+            residue = Residue.NONE if is_undone else Residue.EXISTS
             raise self.publish.answer(row.path, error, residue, None) from error
 
     def _devices(self, row: Target) -> DeviceSet | None:

@@ -151,7 +151,7 @@ class Looks:
         """Mount the guard again; returns False if that hangs."""
         target = volumes.TargetPath(row.path)
         try:
-            restored = await self._entries.operations.run(
+            was_lost = await self._entries.operations.run(
                 target,
                 "restore of the guard mount",
                 None,
@@ -177,7 +177,7 @@ class Looks:
             return True
         self._table.note(replace(current, stack=Stack.GUARD))
         self._report(row.name, "guard mount", None)
-        if restored:
+        if was_lost:
             _log.warning("guard mount restored", extra={"target": row.path})
             self._entries.events.emit(Event("guard-restored", row.path))
             if lost_its_group(current):
@@ -198,8 +198,8 @@ class Looks:
         if row is None or (problem is None and part not in row.problems):
             return
         is_known = part in row.problems
-        changed = row.problems - {part} if problem is None else row.problems | {part}
-        self._table.note(replace(row, problems=changed))
+        problems = row.problems - {part} if problem is None else row.problems | {part}
+        self._table.note(replace(row, problems=problems))
         self._entries.health.report(f"{part} of {row.path}", problem, is_fatal=False)
         if problem is None:
             self._entries.events.emit(Event("healthy", row.path, message=part))

@@ -56,11 +56,11 @@ class Policy:
         Raises `deferral_keys.InvalidDeferKey`, `CannotDeferRawBlock`, `HandlersContradict`, `RuntimeClassNotAsked`,
         `PodInfoMissing`, and the errors of `PodRuntimes.handler_of`.
         """
-        named = volumes.HandlerName(context.get(deferral_keys.RUNTIME_HANDLER, "")) or None
+        handler_name = volumes.HandlerName(context.get(deferral_keys.RUNTIME_HANDLER, "")) or None
         if flag:
             if block:
                 raise deferral_keys.raw_block_volume()
-            return Decision(defer=True, handler=named, decider="the CO's flag defer_fs_ops")
+            return Decision(defer=True, handler=handler_name, decider="the CO's flag defer_fs_ops")
         defer = deferral_keys.defer(context)
         decider = f"the volume context, {deferral_keys.DEFER}={defer.value}" if defer else ""
         if defer is None and self.default is not None:
@@ -68,19 +68,19 @@ class Policy:
             decider = f"the driver's default in the settings, defer={defer.value}"
         if block or defer in (None, Defer.NEVER):
             decider = decider or "nothing asks for deferral"
-            if named is not None:  # only a CO with the flag can have meant that
-                decider += f", so {deferral_keys.RUNTIME_HANDLER}={named} has no effect"
-            return Decision(defer=False, handler=named, decider=decider)
+            if handler_name is not None:  # only a CO with the flag can have meant that
+                decider += f", so {deferral_keys.RUNTIME_HANDLER}={handler_name} has no effect"
+            return Decision(defer=False, handler=handler_name, decider=decider)
         if defer is Defer.ALWAYS:
-            return Decision(defer=True, handler=named, decider=decider)
+            return Decision(defer=True, handler=handler_name, decider=decider)
         if known is not None:
             return Decision(
                 defer=True, handler=known, decider="the pod's RuntimeClass, at the first publish"
             )
-        return await self._by_runtime_class(context, named, decider)
+        return await self._by_runtime_class(context, handler_name, decider)
 
     async def _by_runtime_class(
-        self, context: Mapping[str, str], named: volumes.HandlerName | None, decider: str
+        self, context: Mapping[str, str], handler_name: volumes.HandlerName | None, decider: str
     ) -> Decision:
         if self.runtimes is None:
             raise errors.NotReady.named(
@@ -94,12 +94,12 @@ class Policy:
         handler = await self.runtimes.handler_of(pod)
         decider = f"{decider}; the RuntimeClass of pod {pod} has the handler {handler or '(none)'}"
         if handler not in self.deferring:
-            return Decision(defer=False, handler=named, decider=decider)
-        if named is not None and named != handler:
+            return Decision(defer=False, handler=handler_name, decider=decider)
+        if handler_name is not None and handler_name != handler:
             raise errors.InvalidRequest.named(
                 "HandlersContradict",
                 "whether to defer the mount cannot be decided",
-                why=f"{deferral_keys.RUNTIME_HANDLER} is {named!r}, "
+                why=f"{deferral_keys.RUNTIME_HANDLER} is {handler_name!r}, "
                 f"and the pod's RuntimeClass has handler {handler!r}",
                 hint="remove crust.dev/runtime-handler from the StorageClass, or correct the pod's runtimeClassName",
             )

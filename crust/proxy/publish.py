@@ -229,13 +229,13 @@ class Publish:
         ]
         if run.began.entry is None:
             calls.append(workers.run(self.entries.targets.writers))
-        answer, *looked = await asyncio.gather(*calls, return_exceptions=True)
+        answer, *results = await asyncio.gather(*calls, return_exceptions=True)
         if isinstance(answer, PeerStatus) and status.is_final(answer):
             run.asked = Asked.REFUSED
         if isinstance(answer, BaseException):
             raise answer
         run.asked = Asked.ANSWERED
-        for writers in looked:
+        for writers in results:
             if isinstance(writers, BaseException):
                 raise writers
             run.writers = writers
@@ -319,11 +319,11 @@ class Publish:
 
     async def _failed(self, run: _Run, error: Exception) -> errors.CrustError:
         """Undo as decided, observe, and return the publish's own error with the code for the residue."""
-        decided = undo(run.began, run.asked, is_inline=run.wanted.is_inline)
+        undo_plan = undo(run.began, run.asked, is_inline=run.wanted.is_inline)
         try:
-            if decided is Undo.UNGUARD:
+            if undo_plan is Undo.UNGUARD:
                 await workers.run(self.entries.targets.unmount_guard, run.wanted.target)
-            elif decided is Undo.TAKE_BACK:
+            elif undo_plan is Undo.TAKE_BACK:
                 await self._take_back(run)
         except Exception as failure:
             extra = {"target": run.wanted.target.text, "error": failure}
@@ -357,12 +357,12 @@ class Publish:
         self, target: str, error: Exception, residue: Residue, decision: Decision | None
     ) -> errors.CrustError:
         """The error that answers a publish with this residue; watchers get it if the publish was to be deferred."""
-        answered = known_error(_PUBLISH, "the proxy", error)
+        crust_error = known_error(_PUBLISH, "the proxy", error)
         if decision is not None:
             self.entries.events.emit(
-                Event("refused", target, decision.handler or "", answered.shown())
+                Event("refused", target, decision.handler or "", crust_error.shown())
             )
-        return status.answer(_PUBLISH, answered, residue)
+        return status.answer(_PUBLISH, crust_error, residue)
 
 
 def _refused(seen: Seen, wanted: Wanted) -> Exception:

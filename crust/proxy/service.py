@@ -62,15 +62,15 @@ class CsiService:
         self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, call: Call
     ) -> bytes:
         row = self._table.at(request.target_path)
-        deferred = row.record if row is not None else None
-        if deferred is not None and deferred.key.volume_id != request.volume_id:
-            deferred = None
+        record = row.record if row is not None else None
+        if record is not None and record.key.volume_id != request.volume_id:
+            record = None
         try:
             decision = await self.policy.decide(
                 flag=request.defer_fs_ops,
                 block=request.volume_capability.HasField("block"),
                 context=request.volume_context,
-                known=deferred.handler if deferred is not None else None,
+                known=record.handler if record is not None else None,
             )
         except Exception as error:
             raise self._publish.refusal(request.target_path, error) from error

@@ -91,9 +91,9 @@ class Events:
         while not self._ended and (event := await queue.get()) is not None:
             yield replace(event, message=credentials.shown(event.message))
             if queue.empty() and self._watchers[queue]:
-                missed, self._watchers[queue] = self._watchers[queue], 0
+                dropped, self._watchers[queue] = self._watchers[queue], 0
                 yield Event(
-                    "missed", message=f"{missed} events were dropped: the reader is too slow"
+                    "missed", message=f"{dropped} events were dropped: the reader is too slow"
                 )
 
 
@@ -169,15 +169,15 @@ class Table:
 
     def check_readable(self, key: volumes.VolumeKey) -> None:
         """Raise ReservedByUnreadableEntry if an entry that cannot be read has the volume, or may have it."""
-        refused = targets.unreadable_entry(key, self.rows())
-        if refused is not None:
-            raise refused
+        refusal = targets.unreadable_entry(key, self.rows())
+        if refusal is not None:
+            raise refusal
 
     def check_reservation(self, row: Target, *, deferred: bool = True) -> None:
         """Raise as `reserve`, and change nothing."""
-        refused = targets.conflict(row, self.rows(), deferred=deferred)
-        if refused is not None:
-            raise refused
+        refusal = targets.conflict(row, self.rows(), deferred=deferred)
+        if refusal is not None:
+            raise refusal
 
     def reserve(self, row: Target) -> None:
         """Put the row, unless another target has its volume or device: raises DeviceReserved,

@@ -138,9 +138,9 @@ def conflict(
     is_retry = any(
         row.name == new.name and row.record is not None and row.key == new.key for row in rows
     )
-    refused = None if is_retry else unreadable_entry(new.key, rows)
-    if refused is not None:
-        return refused
+    refusal = None if is_retry else unreadable_entry(new.key, rows)
+    if refusal is not None:
+        return refusal
     for holder in rows:
         if holder.name == new.name or holder.raw or not holder.shares_with(new):
             continue
@@ -148,11 +148,11 @@ def conflict(
             return _unreadable(new.key, holder, f"reserves its device, at {holder.path}")
         if not (new.readonly and holder.readonly):
             way = "published to a runtime" if deferred else "mounted on the host"
-            only = " for writing" if not holder.readonly else ", and only readers may share it"
+            exception = " for writing" if not holder.readonly else ", and only readers may share it"
             return errors.NotReady.named(
                 "DeviceReserved",
                 f"volume {new.key} cannot be {way} at {new.path}",
-                why=f"its device is published to a runtime at {holder.path}{only}",
+                why=f"its device is published to a runtime at {holder.path}{exception}",
                 hint="stop the pod that uses it there; two kernels writing to one filesystem destroy it",
             )
     return None
@@ -343,8 +343,8 @@ def begin_unpublish(seen: Seen, key: volumes.VolumeKey) -> UnpublishPlan:
         return UnpublishPlan.REFUSE
     if seen.entry is not None:
         record = seen.entry.record
-        refused = record is None or record.key != key or seen.entry.live
-        return UnpublishPlan.REFUSE if refused else UnpublishPlan.REMOVE
+        is_refused = record is None or record.key != key or seen.entry.live
+        return UnpublishPlan.REFUSE if is_refused else UnpublishPlan.REMOVE
     return UnpublishPlan.DRIVER if seen.stack is Stack.FOREIGN else UnpublishPlan.CLEAN
 
 

@@ -221,8 +221,8 @@ class Keeper:
 class _Client:
     """A connection, with the received part of a request."""
 
-    def __init__(self, connected: socket.socket) -> None:
-        self.socket = connected
+    def __init__(self, client_socket: socket.socket) -> None:
+        self.socket = client_socket
         self._data = b""
         self._fds: list[int] = []
 

@@ -189,13 +189,13 @@ def _listening(path: Path) -> socket.socket:
 
 def _remove_left(path: Path) -> None:
     """Remove the socket of keepers that have ended, but neither another file nor another program's socket."""
-    with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as asking:
+    with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as probe:
         why = "it is no socket"
         if stat.S_ISSOCK(os.lstat(path).st_mode):
             why = "another program listens there"
-            asking.settimeout(_ANSWER_S)
+            probe.settimeout(_ANSWER_S)
             try:
-                asking.connect(str(path))
+                probe.connect(str(path))
             except ConnectionRefusedError:
                 os.unlink(path)
                 return

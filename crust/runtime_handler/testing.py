@@ -100,8 +100,8 @@ class FakeProxy:
         record = Record.of(deferred, key, where, volumes.HandlerName(handler))
         if guard:
             runtime = self.runtimes.get(handler)
-            offered = runtime.features if runtime is not None else frozenset()
-            mount_api.mount_guard(where.text, names=volumes.HandlerFeature.SUB_PATH in offered)
+            features = runtime.features if runtime is not None else frozenset()
+            mount_api.mount_guard(where.text, names=volumes.HandlerFeature.SUB_PATH in features)
         self.store.write(record)
         return record
 

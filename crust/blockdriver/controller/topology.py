@@ -30,10 +30,10 @@ class InvalidTopology(errors.InvalidRequest):
 class TopologyNotAccessible(errors.Exhausted):
     """A volume or snapshot is required in a topology without this pool (CSI CreateVolume: RESOURCE_EXHAUSTED)."""
 
-    def __init__(self, segment: str, thing: str = "volume") -> None:
+    def __init__(self, segment: str, kind: str = "volume") -> None:
         super().__init__(
-            f"no {thing} can be made in the required topology",
-            why=f"{thing}s of this pool can be used only at {KEY}={segment}",
+            f"no {kind} can be made in the required topology",
+            why=f"{kind}s of this pool can be used only at {KEY}={segment}",
             hint="let the scheduler choose that node, or another driver's pool",
         )
 

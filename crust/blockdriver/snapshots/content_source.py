@@ -72,8 +72,8 @@ class ContentSources:
                 with self.stores.running.shared(source.id, "CreateVolume"):
                     return await workers.run(self._restore, making, record, source)
             source_id = volumes.VolumeId(source.id)
-            moving = await workers.run(freezer.plan, self.stores, [source_id])
-            async with self.snapshot_sets.freezer.frozen(moving.members):
+            quiesce = await workers.run(freezer.plan, self.stores, [source_id])
+            async with self.snapshot_sets.freezer.frozen(quiesce.members):
                 return await workers.run(self._clone, making, record, source_id)
 
     def _restore(

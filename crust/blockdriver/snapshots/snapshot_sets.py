@@ -107,10 +107,10 @@ class SnapshotSets:
     async def _take(self, plan: SnapshotSet) -> SnapshotSet:
         async with workers.long_work():  # before anything is frozen
             sources = [snapshot.source_volume_id for snapshot in plan.snapshots]
-            moving = await workers.run(freezer.plan, self.stores, sources)
+            quiesce = await workers.run(freezer.plan, self.stores, sources)
             async with workers.entered(self._taking(plan)) as taking:
-                async with self.freezer.frozen(moving.members):
-                    moment_ns = await workers.run(self._copy, taking, plan, moving)
+                async with self.freezer.frozen(quiesce.members):
+                    moment_ns = await workers.run(self._copy, taking, plan, quiesce)
                 return await workers.run(
                     self.stores.snapshot_sets.make,
                     plan.but(created_ns=moment_ns),
@@ -127,11 +127,11 @@ class SnapshotSets:
         ):
             yield taking
 
-    def _copy(self, taking: Taking, plan: SnapshotSet, moving: QuiescePlan) -> int:
+    def _copy(self, taking: Taking, plan: SnapshotSet, quiesce: QuiescePlan) -> int:
         """Copy all while the mounted ones are frozen; returns the point in time."""
         everywhere = self.stores.provisioning.is_used_elsewhere
         images = images_of(plan)
-        unheld = [image for image in images if everywhere or image.volume_id in moving.raw]
+        unheld = [image for image in images if everywhere or image.volume_id in quiesce.raw]
         for image in images:
             if image not in unheld:
                 taking.take(image)

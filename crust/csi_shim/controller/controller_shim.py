@@ -81,10 +81,10 @@ class ControllerShim:
         """A method that answers by `method`, or passes the call if the answer is None."""
 
         async def answer(request: Message, data: bytes, call: Call) -> bytes:
-            answered = await method(request, call)
-            if answered is None:
+            response = await method(request, call)
+            if response is None:
                 return await self._driver.port.forward(call, data)
-            return answered.SerializeToString()
+            return response.SerializeToString()
 
         return answer
 
@@ -179,8 +179,8 @@ async def part(
             health=daemon.health,
             driver=driver.known_name,
         )
-        followed = users.following(daemon.health) if users is not None else nullcontext()
-        async with followed, server.serving(settings.socket, service, lock_path=None):
+        following = users.following(daemon.health) if users is not None else nullcontext()
+        async with following, server.serving(settings.socket, service, lock_path=None):
             yield
 
 

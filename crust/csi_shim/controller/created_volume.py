@@ -51,12 +51,12 @@ class DeferralRequest:
                     why=f"the shim knows {', '.join(_PARAMETERS)}",
                     hint="correct the StorageClass",
                 )
-        translated = {
+        mkfs_keys = {
             _AS_CRUST[key.lower()]: value
             for key, value in parameters.items()
             if wish.is_block and key.lower() in _AS_CRUST
         }
-        keys = {**translated, **wish.keys}
+        keys = {**mkfs_keys, **wish.keys}
         deferral_keys.guest_format({**keys, deferral_keys.CREATED_EMPTY: "true"})
         deferral_keys.formats_in_guest(keys)
         return cls(keys, wish.defer)
@@ -156,6 +156,7 @@ def _mounts(
 def _is_created_empty(
     request: csi_pb2.CreateVolumeRequest, answer: csi_pb2.CreateVolumeResponse
 ) -> bool:
-    named = request.HasField("volume_content_source") or answer.volume.HasField("content_source")
+    if request.HasField("volume_content_source") or answer.volume.HasField("content_source"):
+        return False
     contexts = (request.parameters, answer.volume.volume_context)
-    return not named and not any(vendors.never_formats(context) for context in contexts)
+    return not any(vendors.never_formats(context) for context in contexts)

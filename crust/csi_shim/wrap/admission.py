@@ -136,8 +136,8 @@ def _format(
     request: csi_pb2.NodePublishVolumeRequest, access: volumes.MountAccess
 ) -> volumes.GuestFormat | None:
     guest_format = deferral_keys.guest_format(request.volume_context)
-    directly = "directmount" in access.mount_flags  # azuredisk: mounts without formatting
-    if guest_format is None or directly or vendors.never_formats(request.volume_context):
+    is_direct = "directmount" in access.mount_flags  # azuredisk: mounts without formatting
+    if guest_format is None or is_direct or vendors.never_formats(request.volume_context):
         return None
     key = vendors.mkfs_option(request.volume_context, request.publish_context)
     if key:

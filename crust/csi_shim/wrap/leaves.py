@@ -95,8 +95,8 @@ def look(path: str) -> Seen:
     """Observe a leaf."""
     directory, name = os.path.split(path)
     real = os.path.join(os.path.realpath(directory), name)
-    stacked = mountinfo.stacked_at(real)
-    mounts = len(stacked), len({(mount.major, mount.minor, mount.root) for mount in stacked})
+    stack = mountinfo.stacked_at(real)
+    mounts = len(stack), len({(mount.major, mount.minor, mount.root) for mount in stack})
     with syscalls.translating(f"cannot look at {path}"):
         try:
             status = os.lstat(path)

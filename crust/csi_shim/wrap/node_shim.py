@@ -108,10 +108,10 @@ class NodeShim:
     async def _get_capabilities(
         self, _: csi_pb2.NodeGetCapabilitiesRequest, data: bytes, call: Call
     ) -> bytes:
-        answered = await self._driver.port.forward(call, data)
+        answer_bytes = await self._driver.port.forward(call, data)
         if _RPC.DEFER_FS_OPS in await self._capabilities(call):
-            return answered
-        answer = csi_pb2.NodeGetCapabilitiesResponse.FromString(answered)
+            return answer_bytes
+        answer = csi_pb2.NodeGetCapabilitiesResponse.FromString(answer_bytes)
         advertised, added = numbers_in(answer), list[_Number]()
         if _RPC.GET_VOLUME_STATS not in advertised and await self._has_volumes():
             added.append(_RPC.GET_VOLUME_STATS)
@@ -143,9 +143,9 @@ class NodeShim:
             path = request.staging_target_path
             wants_block = not await self._look(volume, private_directories.is_mounted, path)
         if not (is_staged or wants_block):
-            answered = await self._pass(request.volume_id, data, call)
+            answer_bytes = await self._pass(request.volume_id, data, call)
             self._staging.requests[volume.paths.key] = request
-            return answered
+            return answer_bytes
 
         async def work() -> None:
             if wants_block or await workers.run(leaves.is_in_use, volume.paths):
@@ -189,9 +189,9 @@ class NodeShim:
     ) -> bytes:
         volume = await self._volume(request.volume_id, call)
         if not await self._is_staged(volume):
-            answered = await self._pass(request.volume_id, data, call)
+            answer_bytes = await self._pass(request.volume_id, data, call)
             self._staging.forget(volume.paths.key)
-            return answered
+            return answer_bytes
         path = request.staging_target_path
         await self._run(volume, request, call, lambda: self._staging.unstage(volume, path))
         return csi_pb2.NodeUnstageVolumeResponse().SerializeToString()
@@ -245,9 +245,9 @@ class NodeShim:
         if request.defer_fs_ops and _RPC.DEFER_FS_OPS not in await self._capabilities(call):
             request.ClearField("defer_fs_ops")  # the driver's older version deferred the volume
             data = request.SerializeToString()
-        answered = await self._pass(request.volume_id, data, call)
+        answer_bytes = await self._pass(request.volume_id, data, call)
         self._staging.on_host.discard((volume.paths.key, request.target_path))
-        return answered
+        return answer_bytes
 
     async def _stats(
         self, request: csi_pb2.NodeGetVolumeStatsRequest, data: bytes, call: Call

@@ -85,14 +85,14 @@ class Staging:
                 as_block.stage_request(request, paths), **volume.onward
             )
         except Exception as error:
-            answered = known_error("NodeStageVolume", "the shim", error)
-            is_refused = isinstance(answered, PeerStatus) and status.is_final(answered)
+            crust_error = known_error("NodeStageVolume", "the shim", error)
+            is_refused = isinstance(crust_error, PeerStatus) and status.is_final(crust_error)
             # the driver may still have an earlier stage: a kubelet must not forget it
             is_left = not (is_first and (is_refused or not is_called)) or await self._is_left(
                 volume
             )
             residue = Residue.EXISTS if is_left else Residue.NONE
-            raise status.answer("NodeStageVolume", answered, residue) from error
+            raise status.answer("NodeStageVolume", crust_error, residue) from error
         self.requests[paths.key] = request
 
     async def _is_left(self, volume: Volume) -> bool:
@@ -214,10 +214,10 @@ def _hiding_secrets(request: csi_pb2.NodeStageVolumeRequest) -> Iterator[None]:
     try:
         yield
     except PeerStatus as status:
-        hidden = redaction.without_secrets(status.text, request)
-        if hidden == status.text:
+        text = redaction.without_secrets(status.text, request)
+        if text == status.text:
             raise
-        raise PeerStatus(status.code, hidden) from None
+        raise PeerStatus(status.code, text) from None
     except errors.CrustError as error:
         error.what = redaction.without_secrets(error.what, request)
         raise

@@ -60,9 +60,9 @@ class WrappedVolumes:
         try:
             return await self._published(attempt)
         except Exception as error:
-            answered = known_error("NodePublishVolume", "the shim", error)
+            crust_error = known_error("NodePublishVolume", "the shim", error)
             residue = Residue.EXISTS if await self._stands(attempt) else Residue.NONE
-            raise status.answer("NodePublishVolume", answered, residue) from error
+            raise status.answer("NodePublishVolume", crust_error, residue) from error
 
     async def _published(self, attempt: "_Attempt") -> csi_pb2.NodePublishVolumeResponse:
         key, request = attempt.volume.paths.key, attempt.request
@@ -167,8 +167,8 @@ class WrappedVolumes:
         leaf = volume.paths.leaf(target.text)
         if driver_expands:
             await self.expand_device(volume, request, leaf)
-        size, encrypted = await workers.run(leaves.size_at, leaf)
-        if encrypted:  # the header of the layer below takes a part of the size
+        size, is_encrypted = await workers.run(leaves.size_at, leaf)
+        if is_encrypted:  # the header of the layer below takes a part of the size
             capacity = replace(capacity, required_bytes=min(capacity.required_bytes, size))
         return await self._runtime.expand(target.text, capacity, None)
 

@@ -198,9 +198,9 @@ class RbdAccess:
         if note is None:
             return None
         if note.on_host:
-            mapped = self.host_device(volume_id)
-            if mapped is not None or not note.is_image:
-                return mapped
+            attachment = self.host_device(volume_id)
+            if attachment is not None or not note.is_image:
+                return attachment
         try:
             return self._seen(self._users.place(volume_id), volume_id).attachment
         except _NO_KEY:
