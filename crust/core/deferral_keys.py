@@ -76,7 +76,7 @@ def guest_format(context: Mapping[str, str]) -> volumes.GuestFormat | None:
     options = volumes.GuestFormat(
         _number(context, EXT4_BYTES_PER_INODE), _number(context, EXT4_RESERVED_PERCENT)
     )
-    options.check()
+    options.check_options()
     return options
 
 

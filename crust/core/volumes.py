@@ -195,7 +195,7 @@ class IoLimits:
     read_bytes_per_second: int = 0
     write_bytes_per_second: int = 0
 
-    def check(self) -> None:
+    def check_limits(self) -> None:
         """Raise `InvalidRequest` for values that no kernel and no hypervisor accepts."""
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
@@ -215,7 +215,7 @@ class GuestFormat:
     ext4_bytes_per_inode: int | None = None
     ext4_reserved_percent: int | None = None
 
-    def check(self) -> None:
+    def check_options(self) -> None:
         """Raise `InvalidRequest` for values that mkfs refuses."""
         ranges = {"ext4_bytes_per_inode": (4096, 2**26), "ext4_reserved_percent": (0, 50)}
         for name, (least, most) in ranges.items():
@@ -307,7 +307,7 @@ class CapacityRange:
     required_bytes: int = 0
     limit_bytes: int = 0
 
-    def check(self) -> None:
+    def check_range(self) -> None:
         """Raise `InvalidRequest` or `OutOfRange` when no size can satisfy the range."""
         if self.required_bytes < 0 or self.limit_bytes < 0:
             raise errors.InvalidRequest(

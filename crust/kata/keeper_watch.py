@@ -38,7 +38,7 @@ class KeeperWatch:
         try:
             while True:
                 self._hint.clear()
-                await self.look()
+                await self.look_at_keepers()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_LOOK_S):
                         await self._hint.wait()
@@ -52,7 +52,7 @@ class KeeperWatch:
         self._watched.clear()
         self._shims.close()
 
-    async def look(self) -> None:
+    async def look_at_keepers(self) -> None:
         """Look once: connect to new keepers, and recover the claims of ended ones."""
         for sandbox_id in await workers.run(self._grants.sandbox_ids):
             watched = self._watched.get(sandbox_id)
@@ -68,7 +68,7 @@ class KeeperWatch:
                 asyncio.get_running_loop().add_reader(
                     keeper.fileno(), self._noticed, keeper.fileno()
                 )
-        await workers.run(self._shims.look, dict(self._watched))
+        await workers.run(self._shims.look_at_shims, dict(self._watched))
 
     def _noticed(self, fd: int) -> None:
         asyncio.get_running_loop().remove_reader(fd)  # it stays readable

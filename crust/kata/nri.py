@@ -109,7 +109,7 @@ async def serve(path: str, gate: Gate, on_registered: Callable[[], None]) -> Non
         raise _unavailable(f"the NRI socket {path} cannot be reached", err) from err
     try:
         _check_namespace(writer.get_extra_info("socket"))
-        await _Session(reader, writer, gate, on_registered).run()
+        await _Session(reader, writer, gate, on_registered).answer_calls()
     except ConnectionError as err:
         what = "the container engine ended the connection of the NRI plugin"
         raise _unavailable(what, err) from err
@@ -144,7 +144,7 @@ class _Session:
         self._pods: dict[str, Pod] = {}
         self._containers: list[Container] = []
 
-    async def run(self) -> None:
+    async def answer_calls(self) -> None:
         """Answer until the engine closes the connection."""
         registration = nri_pb2.RegisterPluginRequest(plugin_name=NAME, plugin_idx=INDEX)
         self._send(mux.PLUGIN_CALLS, ttrpc.request(1, _RUNTIME, "RegisterPlugin", registration))

@@ -38,9 +38,9 @@ class Placeholders:
         """Look until cancelled."""
         async with Watch(self._store.root) as watch:
             async for _ in watch:
-                await workers.run(self.look)
+                await workers.run(self.look_at_volumes)
 
-    def look(self) -> None:
+    def look_at_volumes(self) -> None:
         """Look once. Blocks."""
         look = self._looks.look()
         for volume in look.entries.values():

@@ -69,10 +69,10 @@ async def running(settings: KataSettings) -> AsyncIterator[Daemon]:
 
         report = _reporting(daemon)
         watch = KeeperWatch(grants, runtimes)
-        await watch.look()
+        await watch.look_at_keepers()
         await workers.run(grants.hide_unclaimed)
         placeholders = Placeholders(store, entries, features, report)
-        await workers.run(placeholders.look)
+        await workers.run(placeholders.look_at_volumes)
         await enter(supervised("watch of keepers", watch.keep, daemon.health))
         await enter(supervised("placeholders", placeholders.keep, daemon.health))
         gate = Bridge(grants, runtimes, configurations, settings.default_runtime, report)

@@ -32,7 +32,7 @@ class Shims:
         self._ends: dict[str, int | None] = {}
         self._gone_s: dict[str, float] = {}
 
-    def look(self, sandbox_keepers: Mapping[str, keepers.Keeper]) -> None:
+    def look_at_shims(self, sandbox_keepers: Mapping[str, keepers.Keeper]) -> None:
         """Look once, at the sandboxes of these keepers."""
         for sandbox_id in self._ends.keys() - sandbox_keepers.keys():
             self._forget(sandbox_id)

@@ -171,7 +171,7 @@ def capacity_range(
 ) -> volumes.CapacityRange:
     """Decode and check a range; raises `errors.InvalidRequest`, `errors.OutOfRange`."""
     value = volumes.CapacityRange(pb.required_bytes, pb.limit_bytes)
-    value.check()
+    value.check_range()
     return value
 
 
@@ -198,7 +198,7 @@ def io_limits(pb: types_pb2.IoLimits | csi_pb2.DeferredMount.IoLimits) -> volume
     value = volumes.IoLimits(
         pb.read_iops, pb.write_iops, pb.read_bytes_per_second, pb.write_bytes_per_second
     )
-    value.check()
+    value.check_limits()
     return value
 
 

@@ -85,13 +85,13 @@ async def _keeper(life: _Life) -> None:
 
 async def _both_keepers(life: _Life) -> None:
     kill_all_keepers(life.node.grants().socket(ONE))
-    await life.watch.look()
+    await life.watch.look_at_keepers()
 
 
 async def _shim(life: _Life) -> None:
     life.box.shim.kill()
     life.box.shim.wait()
-    await life.watch.look()
+    await life.watch.look_at_keepers()
 
 
 STEPS = ("create", "attach", "start")
@@ -112,7 +112,7 @@ async def test_what_dies_beside_the_machine_leaves_the_sandbox_its_volume(
         for name in STEPS:
             await life.step(name)
             if name == "create":
-                await life.watch.look()  # the watch knows the keeper
+                await life.watch.look_at_keepers()  # the watch knows the keeper
             if name == after:
                 await dies(life)  # type: ignore[misc]
     finally:

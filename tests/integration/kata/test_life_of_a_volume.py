@@ -200,10 +200,10 @@ async def test_an_alias_of_the_target_is_one_more_name_of_the_claim(
     assert node.entries.kind(entry.name_of(alias), record) is Kind.PLACEHOLDER
     end(node, one)
     looks = Placeholders(node.store, node.entries, [HANDLER], node.problems.__setitem__)
-    looks.look()
+    looks.look_at_volumes()
     with node.store.begin_removal(record.target) as begun:
         begun.complete()
-    looks.look()
+    looks.look_at_volumes()
     assert node.entries.names() == []
 
 
@@ -359,10 +359,10 @@ async def test_claims_of_killed_keepers_are_taken_again(
     await bridge.create(pod(), app, soon())
     one.create_container(app.id, record.device, "/data0")
     await bridge.start(pod(), app, soon())
-    await watch.look()
+    await watch.look_at_keepers()
     kill_all_keepers(node.grants().socket(ONE))
     assert not claims.is_held(node.store.layout.entry(record.target))
-    await watch.look()
+    await watch.look_at_keepers()
     assert claims.is_held(node.store.layout.entry(record.target))
     assert _is_held(record.device)
     assert lives(one.process)
@@ -377,10 +377,10 @@ async def test_a_machine_whose_volume_another_sandbox_has_meanwhile_is_killed(
     bridge, app = node.bridge(), container(record.target.text)
     await bridge.create(pod(), app, soon())
     one.create_container(app.id, record.device, "/data0")
-    await watch.look()
+    await watch.look_at_keepers()
     kill_all_keepers(node.grants().socket(ONE))
     await bridge.create(pod(TWO), _of_two(record), soon())
-    await watch.look()
+    await watch.look_at_keepers()
     assert one.process.wait(20) == -signal.SIGKILL
     assert lives(two.process)
     watch.close()
@@ -417,7 +417,7 @@ def test_a_path_that_is_too_long_for_kata_has_no_placeholder_and_is_named(
     with node.store.begin_removal(record.target) as begun:
         begun.complete()
     node.store.write(record.but(target_path=target.text))
-    Placeholders(node.store, node.entries, [HANDLER], node.problems.__setitem__).look()
+    Placeholders(node.store, node.entries, [HANDLER], node.problems.__setitem__).look_at_volumes()
     (problem,) = node.problems.values()
     assert problem is not None
     assert problem.error_name == "KataPathTooLong"

@@ -102,9 +102,9 @@ class _Run:
 
     async def _fault(self, what: str, box: StandInSandbox) -> None:
         if what == "keepers":
-            await self.watch.look()
+            await self.watch.look_at_keepers()
             kill_all_keepers(self.node.grants().socket(box.id))
-            await self.watch.look()
+            await self.watch.look_at_keepers()
         elif what == "bridge":
             self.bridge = self.node.bridge()
             self.node.grants().hide_unclaimed()

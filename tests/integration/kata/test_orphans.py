@@ -52,11 +52,11 @@ def _claim(node: KataNode, record: Record) -> claims.Claim:
 async def test_killed_shim_is_said_in_the_claim_and_the_volume_stays_refused(
     node: KataNode, mounted: Record, one: StandInSandbox, two: StandInSandbox, watch: KeeperWatch
 ) -> None:
-    await watch.look()
+    await watch.look_at_keepers()
     assert _claim(node, mounted).state is claims.State.MOUNTED
     one.shim.kill()
     one.shim.wait()
-    await watch.look()
+    await watch.look_at_keepers()
     claim = _claim(node, mounted)
     assert (claim.live, claim.is_orphaned, claim.pid) == (True, True, one.pid)
     assert lives(one.process)
@@ -70,7 +70,7 @@ async def test_bridge_that_starts_after_the_shim_was_killed_says_it(
 ) -> None:
     one.shim.kill()
     one.shim.wait()
-    await watch.look()
+    await watch.look_at_keepers()
     assert _claim(node, mounted).is_orphaned
 
 
@@ -83,10 +83,10 @@ async def test_sandbox_that_is_stopped_is_not_called_orphaned(
 ) -> None:
     """The shim ends a moment before its machine."""
     monkeypatch.setattr(shims, "_GRACE_S", 60.0)
-    await watch.look()
+    await watch.look_at_keepers()
     one.shim.kill()
     one.shim.wait()
-    await watch.look()
+    await watch.look_at_keepers()
     assert _claim(node, mounted).state is claims.State.MOUNTED
 
 
