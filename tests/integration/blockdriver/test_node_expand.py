@@ -50,9 +50,9 @@ async def conditions(bench: Bench, volume_id: str, target: str) -> set[str]:
     got = await bench.driver.controller.ControllerGetVolume(get, caller())
     listed = (await bench.co.volumes())[volume_id]
     assert stats.condition is not None
-    found = (stats.condition, got.status.volume_condition, listed.status.volume_condition)
-    assert len({each.abnormal for each in found}) == 1
-    return {each.message for each in found if each.abnormal}
+    reported = (stats.condition, got.status.volume_condition, listed.status.volume_condition)
+    assert len({condition.abnormal for condition in reported}) == 1
+    return {condition.message for condition in reported if condition.abnormal}
 
 
 @pytest.mark.parametrize("fs_type", ["xfs", "btrfs"])
@@ -115,10 +115,9 @@ async def test_publish_of_ext4_that_cannot_grow_keeps_its_size_and_reports_it_un
         await bench.publish(volume_id, target)
     assert (await bench.stats(volume_id, target)).usage[0].total < 64 * MIB
     bench.restart()
-    found = await conditions(bench, volume_id, target)
-    assert found
-    for message in found:
-        assert "CAP_SYS_RESOURCE" in message
+    messages = await conditions(bench, volume_id, target)
+    assert messages
+    assert all("CAP_SYS_RESOURCE" in message for message in messages)
     await bench.unpublish(volume_id, target)
 
     monkeypatch.setattr(growth, "_resize_ext4", lambda *_: None)

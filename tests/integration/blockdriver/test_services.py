@@ -69,7 +69,7 @@ async def test_node_info_capabilities_need_the_opt_in(co: Co) -> None:
     for call, request, added in calls:
         known = {capability.rpc.type for capability in (await call(request)).capabilities}
         opted = (await call(request, metadata=KNOWS_NODE_INFO)).capabilities
-        assert {each.rpc.type for each in opted} - known == added
+        assert {capability.rpc.type for capability in opted} - known == added
         assert max(known) < 20
 
 

@@ -65,8 +65,8 @@ def test_the_controller_conforms(ceph: CephCluster, profile: Profile) -> None:
     assert outcome.exit_code == 0
     assert outcome.numbers("passed")
     for case, why in outcome.skipped.items():
-        missing = [each.strip() for each in why.split(",")]
-        assert any(each.startswith(_LACKING) for each in missing) or (
+        missing = [capability.strip() for capability in why.split(",")]
+        assert any(capability.startswith(_LACKING) for capability in missing) or (
             profile == "1.12" and missing == [f"controller.{_HEALTH.get(case)}"]
         ), f"{case} is skipped: {why}"
 
@@ -87,5 +87,5 @@ def test_csi_sanity_fails_only_where_it_mounts_and_the_kernel_has_no_rbd(ceph: C
     assert others.keys() <= {_CLONE}
     assert all("[StillAttached]" in why for why in others.values())
     attaching = ("ControllerPublishVolume", "ControllerUnpublishVolume", "volume lifecycle")
-    assert all(any(each in name for each in attaching) for name in outcome.skipped)
+    assert all(any(word in name for word in attaching) for name in outcome.skipped)
     assert len(outcome.passed) >= 78

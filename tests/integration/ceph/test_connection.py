@@ -56,15 +56,15 @@ def test_monitors_frozen_before_the_first_call_are_unreachable_for_all_callers_a
     tries: list[int] = []
     original = connection._connected
 
-    def counted(what: str) -> object:
+    def counted(failure: str) -> object:
         tries.append(1)
-        return original(what)
+        return original(failure)
 
     connection._connected = counted  # type: ignore[method-assign, assignment]
     with ceph.mon.frozen(), ThreadPoolExecutor(8) as threads:
-        found = [threads.submit(_write, connection, namespace) for _ in range(8)]
-        for each in found:
-            assert isinstance(each.exception(), CephMonitorsUnreachable)
+        writes = [threads.submit(_write, connection, namespace) for _ in range(8)]
+        for write in writes:
+            assert isinstance(write.exception(), CephMonitorsUnreachable)
     assert len(tries) < 8
     _write(connection, namespace)
     connection.close()
@@ -105,9 +105,9 @@ def watched(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> Watched:
     made = connection._binding.connection(
         connection.ceph_user.user, connection.ceph_user.options(QUICK)
     )
-    found = Watched(made)
-    monkeypatch.setattr(binding.Binding, "connection", lambda *_: found)
-    return found
+    observed = Watched(made)
+    monkeypatch.setattr(binding.Binding, "connection", lambda *_: observed)
+    return observed
 
 
 def test_wait_for_the_map_has_the_monitors_time_and_the_connection_outlives_it(

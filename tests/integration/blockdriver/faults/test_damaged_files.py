@@ -127,7 +127,7 @@ async def owned(bench: Bench, name: str) -> Owned:
     return Owned(volume_id, target, taken.snapshot_id, members.group_snapshot_id)
 
 
-def path_of(bench: Bench, what: str, of: Owned) -> Path:
+def path_of(bench: Bench, file: str, of: Owned) -> Path:
     state, run = bench.root / "state", bench.root / "run" / syscalls.boot_id()
     return {
         "volume record": pool_layout.volume_record(state, of.volume_id),
@@ -137,7 +137,7 @@ def path_of(bench: Bench, what: str, of: Owned) -> Path:
         "image": pool_layout.image(state, of.volume_id),
         "image of a snapshot": pool_layout.snapshot_image(state, of.snapshot_id),
         "node state": run / f"{of.volume_id}.json",
-    }[what]
+    }[file]
 
 
 TOLD_BY_THE_VOLUME = ("volume record", "content record", "image")
@@ -161,23 +161,23 @@ async def check_others(bench: Bench, other: Owned) -> None:
     await bench.delete(new)
 
 
-async def check_told(bench: Bench, what: str, damaged: Owned) -> None:
+async def check_told(bench: Bench, file: str, damaged: Owned) -> None:
     rules = bench.driver.controller
     pool = rules.health_check.pool()
-    assert all(each.reachable for each in pool), pool
-    if what in TOLD_BY_THE_POOL:
-        told = any(each.reason.startswith("Snapshot") for each in pool)
+    assert all(finding.reachable for finding in pool), pool
+    if file in TOLD_BY_THE_POOL:
+        told = any(finding.reason.startswith("Snapshot") for finding in pool)
     else:
         entries, _ = rules.lister.health_page(0, "")
         findings = [entry.findings for entry in entries if entry.volume_id == damaged.volume_id]
         told = any(findings)
-        if what == "volume record":
+        if file == "volume record":
             assert f"the {16 * MIB} bytes of its size stay reserved" in findings[0][0].message
     assert told
 
 
 @pytest.mark.parametrize(
-    "what",
+    "file",
     [
         "volume record",
         "content record",
@@ -189,25 +189,25 @@ async def check_told(bench: Bench, what: str, damaged: Owned) -> None:
     ],
 )
 async def test_damaged_file_affects_only_its_own_volume(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, what: str
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
     damaged, other = await owned(bench, "damaged"), await owned(bench, "other")
-    path = path_of(bench, what, damaged)
+    path = path_of(bench, file, damaged)
     for name, damage in DAMAGES.items():
-        if what.startswith("image") and name == "of a later schema":
+        if file.startswith("image") and name == "of a later schema":
             continue
         with damage(path, monkeypatch):
             before = os.path.lexists(path)
             await asyncio.to_thread(bench.restart)
             await check_others(bench, other)
             assert os.path.lexists(path) == before, f"{name}: something else is there now"
-            if what in TOLD_BY_THE_VOLUME or (what in TOLD_BY_THE_POOL and name != "gone"):
-                await check_told(bench, what, damaged)
+            if file in TOLD_BY_THE_VOLUME or (file in TOLD_BY_THE_POOL and name != "gone"):
+                await check_told(bench, file, damaged)
     await asyncio.to_thread(bench.restart)
     assert Path(damaged.target, "file").read_text() == "precious"
-    for each in (damaged, other):
-        await bench.down(each.volume_id, each.target)
-        await bench.delete(each.volume_id)
+    for volume in (damaged, other):
+        await bench.down(volume.volume_id, volume.target)
+        await bench.delete(volume.volume_id)
 
 
 def content_path(bench: Bench, volume_id: str) -> Path:
@@ -260,9 +260,9 @@ async def test_stage_on_a_stale_content_record_clears_nothing(
     bench.image(volume_id).write_bytes(b"somebody's data".ljust(64 << 20, b"\0"))
     real_attach = bench.driver.stores.access.attach
 
-    def attach(each: volumes.VolumeId, access: Access) -> Any:
+    def attach(attached: volumes.VolumeId, access: Access) -> Any:
         records.save(begun.but(state="formatted"))
-        return real_attach(each, access)
+        return real_attach(attached, access)
 
     monkeypatch.setattr(bench.driver.stores.access, "attach", attach)
     with pytest.raises(pool_access.RecordChanged):

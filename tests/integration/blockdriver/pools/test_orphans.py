@@ -101,8 +101,8 @@ async def test_gc_keeps_devices_that_are_staged_or_in_use(bench: Bench) -> None:
     mounted, other = (await bench.create("c")).volume_id, bench.target("c")
     await bench.up(mounted, other)
     node_state = bench.driver.stores.node_state
-    for each in (used, mounted):
-        node_state.forget_staged(volumes.VolumeId(each))
+    for volume_id in (used, mounted):
+        node_state.forget_staged(volumes.VolumeId(volume_id))
     bench.restart()
     await collect(bench)
     assert len(devices(bench)) == 3
@@ -151,8 +151,8 @@ async def test_gc_never_touches_a_device_attached_by_others(bench: Bench, tmp_pa
     bench.restart()
     await collect(bench)
     assert sorted(devices(bench)) == sorted([ours.path, theirs.path])
-    for each in (ours, theirs):
-        loop.detach(each)
+    for device in (ours, theirs):
+        loop.detach(device)
 
 
 async def test_start_and_gc_open_no_device_of_another_program(

@@ -76,7 +76,8 @@ def test_detach_makes_a_read_only_number_writable_again(attach: Attach) -> None:
 def test_attach_once_with_two_devices_on_the_file_is_refused(attach: Attach) -> None:
     first = attach()
     second = loop.attach(first.backing)
-    paths = ", ".join(each.path for each in sorted((first, second), key=lambda each: each.number))
+    in_order = sorted((first, second), key=lambda device: device.number)
+    paths = ", ".join(device.path for device in in_order)
     with pytest.raises(loop.LoopAttachedDifferently, match=f"attached at {paths}"):
         loop.attach(first.backing, once=True)
 
@@ -168,7 +169,7 @@ def test_detach_of_an_open_device_is_refused_and_keeps_it_attached(
     try:
         with pytest.raises(holders.DeviceInUse) as caught:
             loop.detach(device)
-        assert [found.pid for found in caught.value.holders] == [os.getpid()]
+        assert [holder.pid for holder in caught.value.holders] == [os.getpid()]
     finally:
         os.close(holder)
     assert loop.find(device.backing) == (device,)
@@ -269,7 +270,8 @@ def test_find_matches_by_inode_and_not_by_name(attach: Attach, tmp_path: Path) -
     os.link(tmp_path / "renamed", tmp_path / "second-name")
     (tmp_path / "link").symlink_to("renamed")
     for name in ("renamed", "second-name", "link"):
-        assert [found.identity for found in loop.find(str(tmp_path / name))] == [device.identity]
+        [attached] = loop.find(str(tmp_path / name))
+        assert attached.identity == device.identity
     assert loop.find(device.backing) == ()
     os.rename(tmp_path / "renamed", device.backing)
 
@@ -279,7 +281,7 @@ def test_find_ignores_a_new_file_under_an_old_name(attach: Attach, sparse_file: 
     os.unlink(device.backing)
     assert loop.find(sparse_file()) == ()
     assert f"{device.backing} (deleted)" in {
-        found.backing for found in loop.list_named(lambda _: True)
+        attached.backing for attached in loop.list_named(lambda _: True)
     }
     loop.detach(device)
 
@@ -333,24 +335,23 @@ def test_device_whose_attacher_had_a_mount_that_is_gone_is_found(
     elsewhere = str(tmp_path_factory.mktemp("elsewhere"))
     own_mounts = ("unshare", "--mount", "--propagation", "private")
     run(*own_mounts, sys.executable, "-c", _ATTACH_BELOW, directory, elsewhere, name)
-    found = loop.find(f"{directory}/{name}")
+    [device] = loop.find(f"{directory}/{name}")
     try:
-        assert [each.backing for each in found] == [f"/{name}"]
-        assert loop.attach(f"{directory}/{name}", once=True) == found[0]
+        assert device.backing == f"/{name}"
+        assert loop.attach(f"{directory}/{name}", once=True) == device
         assert sparse.has_writers(f"{directory}/{name}")
-        named = loop.list_named(lambda each: each == name)
-        assert [each.identity for each in named if each.tag == "mark"] == [found[0].identity]
+        named = loop.list_named(lambda shown: shown == name)
+        assert [other.identity for other in named if other.tag == "mark"] == [device.identity]
     finally:
-        for each in found:
-            loop.detach(each)
+        loop.detach(device)
 
 
 def test_list_named_opens_only_devices_it_wants(attach: Attach, opened: list[str]) -> None:
     device, _ = attach(name="mine.img"), attach(name="other.img")
     os.unlink(device.backing)
     opened.clear()
-    [found] = loop.list_named(lambda name: name == "mine.img")
-    assert found.identity == device.identity
+    [named] = loop.list_named(lambda name: name == "mine.img")
+    assert named.identity == device.identity
     assert opened == [device.path]
     loop.detach(device)
 
@@ -360,10 +361,9 @@ def test_tag_of_63_bytes_is_kept_after_the_file_is_removed(sparse_file: MakeFile
     device = loop.attach(backing, tag=tag, once=True)
     try:
         os.unlink(backing)
-        [found] = [
-            each for each in loop.list_named(lambda _: True) if each.identity == device.identity
-        ]
-        assert (found.tag, found.file) == (tag, device.file)
+        attached = {other.identity: other for other in loop.list_named(lambda _: True)}
+        same = attached[device.identity]
+        assert (same.tag, same.file) == (tag, device.file)
         assert devices.size_of(device.identity) == 64 * MIB
     finally:
         loop.detach(device)

@@ -30,11 +30,11 @@ def test_io_max_parse_finds_the_device_among_others() -> None:
 
 
 def mounted(monkeypatch: pytest.MonkeyPatch, *kinds: tuple[str, Path, str]) -> None:
-    found = tuple(
+    mounts = tuple(
         mountinfo.Mount(n, 1, 0, n, "/", str(path), (), fs_type, "none", (options,))
         for n, (fs_type, path, options) in enumerate(kinds, start=2)
     )
-    monkeypatch.setattr(mountinfo, "read_all", lambda: found)
+    monkeypatch.setattr(mountinfo, "read_all", lambda: mounts)
 
 
 def hierarchy(root: Path, controllers: str, *groups: str) -> Path:

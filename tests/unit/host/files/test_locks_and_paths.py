@@ -129,7 +129,7 @@ def test_a_held_folder_is_reached_after_another_one_took_its_name(tmp_path: Path
     durable.make_directory(directory / "folder", 0o700)
     durable.write_file(directory / "folder" / "file", b"1")
     durable.make_directory(directory / "folder" / "deep", 0o700)
-    assert {each.name for each in (tmp_path / "moved").iterdir()} == {"file", "deep"}
+    assert {path.name for path in (tmp_path / "moved").iterdir()} == {"file", "deep"}
     assert not any(folder.iterdir())
     with pytest.raises(DirectoryReplaced, match=f"{folder} is not the directory"):
         directory.check_in_place()

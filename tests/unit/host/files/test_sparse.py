@@ -149,9 +149,9 @@ def test_differing_matches_a_comparison_of_each_block() -> None:
     for _ in range(200):
         old, new = blocks(), blocks()
         expected = {n for n in range(40) if old.get(n) != new.get(n)}
-        found = differing(placed(old), placed(new))
-        assert {n for each in found for n in range(each.offset, each.end)} == expected
-        assert found == sorted(found)
+        ranges = differing(placed(old), placed(new))
+        assert {n for part in ranges for n in range(part.offset, part.end)} == expected
+        assert ranges == sorted(ranges)
 
 
 def test_copy_keeps_bytes_and_holes_and_sets_the_mode(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_copy_keeps_bytes_and_holes_and_sets_the_mode(tmp_path: Path) -> None:
     file_copy.copy(str(source), str(target), least_bytes=8 << 20, grow_to_bytes=9 << 20, mode=0o400)
     assert target.read_bytes() == source.read_bytes() + bytes(1 << 20)
     assert target.stat().st_mode & 0o777 == 0o400
-    assert sum(each.length for each in extents.allocated(str(target))) < 1 << 20
+    assert sum(extent.length for extent in extents.allocated(str(target))) < 1 << 20
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "target"]
 
 

@@ -68,7 +68,7 @@ def test_decide_formats_only_a_new_volume_that_reads_as_zeros_or_an_interrupted_
     state: ContentState, expected: list[Action | str]
 ) -> None:
     assert [judge(state, found) for found in FOUND] == expected
-    unread = [DOUBT if each is Action.MAKE else each for each in expected]
+    unread = [DOUBT if action is Action.MAKE else action for action in expected]
     assert [judge(state, found, zeros=False) for found in FOUND] == unread
 
 
@@ -126,8 +126,8 @@ def ext4(path: Path, **fields: tuple[int, str, int]) -> str:
 
 
 def test_read_ext4_size_is_blocks_times_block_size(tmp_path: Path) -> None:
-    found = superblocks.read_ext4(ext4(tmp_path / "a"))
-    assert (found.block_size_bytes, found.size_bytes, found.clean) == (4096, 4_096_000, True)
+    block = superblocks.read_ext4(ext4(tmp_path / "a"))
+    assert (block.block_size_bytes, block.size_bytes, block.clean) == (4096, 4_096_000, True)
 
 
 def test_read_ext4_uses_the_high_half_only_with_the_64bit_feature(tmp_path: Path) -> None:
@@ -189,8 +189,8 @@ def test_ext4_block_size_above_the_formats_limit_is_invalid(tmp_path: Path, shif
 @pytest.mark.parametrize(
     ("fs_type", "unit_bytes"),
     [
-        *(("xfs", each) for each in (0, 1, 513, 131072, 2**31)),
-        *(("btrfs", each) for each in (0, 512, 5000, 2**31)),
+        *(("xfs", size) for size in (0, 1, 513, 131072, 2**31)),
+        *(("btrfs", size) for size in (0, 512, 5000, 2**31)),
     ],
 )
 def test_impossible_block_of_xfs_and_sector_of_btrfs_are_invalid(
@@ -224,10 +224,10 @@ def test_any_bytes_are_a_superblock_within_the_device_or_invalid(
         data[offset : offset + len(magic)] = magic
         path.write_bytes(data)
         try:
-            found = superblocks.read(str(path), fs_type)
+            superblock = superblocks.read(str(path), fs_type)
         except superblocks.InvalidSuperblock:
             continue
-        assert 0 < found.size_bytes <= len(data)
+        assert 0 < superblock.size_bytes <= len(data)
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 4096, b"x" * 4096])

@@ -62,8 +62,8 @@ async def test_run_has_an_empty_input_a_small_environment_and_a_session_of_its_o
     )
     done = await commands.run_command(python(code), timeout_s=LONG_S)
     assert done.code == 0
-    said, _, rest = done.stdout.partition(b"\n")
-    assert said == b"'' True C LC_ALL PATH"
+    line, _, rest = done.stdout.partition(b"\n")
+    assert line == b"'' True C LC_ALL PATH"
     assert rest == b"x" * 300_000
 
 
