@@ -30,6 +30,7 @@ from tests.support.records import pool_layout
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
+UUID = "11111111-0000-4000-8000-000000000000"
 _SIZES = {"ext4": 64 * MIB, "xfs": 304 * MIB, "btrfs": 128 * MIB}
 
 
@@ -114,10 +115,8 @@ def test_stage_while_the_mkfs_of_a_killed_driver_runs_is_refused_until_it_ends(
     os.kill(mkfs, signal.SIGCONT)
     reap()
     commands._ENVIRONMENT["PATH"] = commands._ENVIRONMENT["PATH"].partition(":")[2]
-    asyncio.run(bench.stage(volume.volume_id, capability))
-    asyncio.run(bench.publish(volume.volume_id, bench.target("v"), capability))
-    asyncio.run(bench.unpublish(volume.volume_id, bench.target("v")))
-    asyncio.run(bench.unstage(volume.volume_id))
+    asyncio.run(bench.up(volume.volume_id, bench.target("v"), capability))
+    asyncio.run(bench.down(volume.volume_id, bench.target("v")))
 
 
 def test_stage_while_the_e2fsck_of_a_killed_driver_runs_is_refused_until_it_ends(
@@ -185,7 +184,7 @@ def test_stage_with_the_record_of_an_interrupted_mkfs_never_clears_a_used_volume
         asyncio.run(lifecycle())
     old = next(backup for backup in backups if backup.state == "formatting")
     if planned == "another":
-        old = old.but(planned_uuid="11111111-0000-4000-8000-000000000000")
+        old = old.but(planned_uuid=UUID)
     path = pool_layout.content_record(bench.root / "state", old.volume_id)
     path.write_bytes(old.encode())
 
@@ -196,41 +195,38 @@ def test_stage_with_the_record_of_an_interrupted_mkfs_never_clears_a_used_volume
         now = records.load(volumes.VolumeId(old.volume_id))
         records.save(now.but(state="formatted", planned_uuid=""))
         bench.driver.stores.access.detach(volumes.VolumeId(old.volume_id))
-    asyncio.run(bench.stage(old.volume_id, capability))
-    asyncio.run(bench.publish(old.volume_id, bench.target("v"), capability))
+    asyncio.run(bench.up(old.volume_id, bench.target("v"), capability))
     assert Path(bench.target("v"), "precious").read_bytes() == b"every byte"
     asyncio.run(down(old.volume_id))
+
+
+def _noted_as_begun(bench: Bench) -> tuple[volumes.VolumeId, Path]:
+    """A volume whose mkfs is on record as interrupted, and its record."""
+    volume_id = volumes.VolumeId(asyncio.run(bench.create("v")).volume_id)
+    path = pool_layout.content_record(bench.root / "state", volume_id)
+    known = ContentRecord.parse(path.read_bytes(), volume_id, str)
+    path.write_bytes(known.but(state="formatting", fs_type="ext4", planned_uuid=UUID).encode())
+    return volume_id, path
 
 
 def test_raw_stage_with_the_record_of_an_interrupted_mkfs_keeps_a_complete_filesystem(
     bench: Bench,
 ) -> None:
-    volume = asyncio.run(bench.create("v"))
-    path = pool_layout.content_record(bench.root / "state", volume.volume_id)
-    uuid = "11111111-0000-4000-8000-000000000000"
-    image = str(bench.image(volume.volume_id))
-    subprocess.run(["mkfs.ext4", "-q", "-U", uuid, image], check=True)
-    known = ContentRecord.parse(path.read_bytes(), volume.volume_id, str)
-    begun = known.but(state="formatting", fs_type="ext4", planned_uuid=uuid)
-    path.write_bytes(begun.encode())
-    asyncio.run(bench.stage(volume.volume_id, block()))
-    assert superblocks.read(image, "ext4").uuid == uuid
-    asyncio.run(bench.unstage(volume.volume_id))
+    volume_id, _ = _noted_as_begun(bench)
+    image = str(bench.image(volume_id))
+    subprocess.run(["mkfs.ext4", "-q", "-U", UUID, image], check=True)
+    asyncio.run(bench.stage(volume_id, block()))
+    assert superblocks.read(image, "ext4").uuid == UUID
+    asyncio.run(bench.unstage(volume_id))
 
 
 def test_a_filesystem_whose_mkfs_ended_after_the_kill_is_synced_before_it_is_recorded(
     bench: Bench,
 ) -> None:
-    volume = asyncio.run(bench.create("v"))
-    path = pool_layout.content_record(bench.root / "state", volume.volume_id)
-    uuid = "11111111-0000-4000-8000-000000000000"
-    known = ContentRecord.parse(path.read_bytes(), volume.volume_id, str)
-    begun = known.but(state="formatting", fs_type="ext4", planned_uuid=uuid)
-    path.write_bytes(begun.encode())
-    attached = bench.driver.stores.access.attach(volumes.VolumeId(volume.volume_id))
-    device = attached.host_device.path
-    subprocess.run(["mkfs.ext4", "-q", "-U", uuid, device], check=True)
+    volume_id, path = _noted_as_begun(bench)
+    device = bench.driver.stores.access.attach(volume_id).host_device.path
+    subprocess.run(["mkfs.ext4", "-q", "-U", UUID, device], check=True)
     with recorded() as steps:
-        asyncio.run(bench.stage(volume.volume_id))
+        asyncio.run(bench.stage(volume_id))
     assert steps.index(("sync", device)) < steps.index(("name", str(path)))
-    asyncio.run(bench.unstage(volume.volume_id))
+    asyncio.run(bench.unstage(volume_id))

@@ -4,7 +4,7 @@ import asyncio
 import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,7 +36,6 @@ class Node:
     """A node whose pool is a mount that comes and goes; `state` is the mount point."""
 
     root: Path
-    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     daemon: Daemon = field(init=False)
     co: Co = field(init=False)
 
@@ -47,23 +46,6 @@ class Node:
     def mount(self, disk: str, folder: str = "") -> None:
         """Have the disk at the mount point or a folder below it, above what is mounted there."""
         subprocess.run(["mount", "--bind", self.root / disk, self.state / folder], check=True)
-
-    async def start(self, *, create_pool: bool = False) -> None:
-        driver = build(
-            state_dir=str(self.state),
-            run_dir=f"{self.root}/run",
-            node_id="n",
-            create_pool=create_pool,
-            target_roots=(str(self.root),),
-        )
-        enter = self.stack.enter_async_context
-        self.daemon = await enter(
-            serve.running(driver, socket=f"{self.root}/csi.sock", run_dir=f"{self.root}/run")
-        )
-        self.co = Co(await enter(channel.connect(f"{self.root}/csi.sock")))
-
-    async def stop(self) -> None:
-        await self.stack.aclose()
 
     async def until(self, *, ready: bool) -> None:
         async with asyncio.timeout(60):
@@ -114,11 +96,21 @@ def disks(tmp_path: Path) -> Iterator[Path]:
 
 @asynccontextmanager
 async def running(node: Node, *, create_pool: bool = False) -> AsyncIterator[Node]:
-    await node.start(create_pool=create_pool)
-    try:
+    """The node's driver serves while the block runs."""
+    run_dir, socket = f"{node.root}/run", f"{node.root}/csi.sock"
+    driver = build(
+        state_dir=str(node.state),
+        run_dir=run_dir,
+        node_id="n",
+        create_pool=create_pool,
+        target_roots=(str(node.root),),
+    )
+    async with (
+        serve.running(driver, socket=socket, run_dir=run_dir) as node.daemon,
+        channel.connect(socket) as connected,
+    ):
+        node.co = Co(connected)
         yield node
-    finally:
-        await node.stop()
 
 
 @pytest.mark.parametrize("create_pool", [False, True])
