@@ -7,11 +7,16 @@ import grpc
 import pytest
 
 from crust.core import errors, volumes
+from crust.core.settings.shim import ShimSettings
+from crust.csi_shim import shim_process
 from crust.proxy import handler_calls
+from crust.rpc import channel
 from crust.runtime_handler.registration import Feature
+from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import runtime_pb2, types_pb2
+from tests.support.co import Co
 from tests.support.drivers import fake_driver
-from tests.support.drivers.fake_driver import MIB
+from tests.support.drivers.fake_driver import MIB, Failure
 from tests.support.faults.refusals import refused, refused_in_time
 from tests.support.nodes.node import Node, until
 from tests.support.runtimes import fake_handler
@@ -27,10 +32,26 @@ async def test_statistics_come_from_the_handler_with_the_condition(node: Node, t
         target, fake=FakeHandler(stats=volumes.VolumeStats(USAGE, condition))
     ):
         answer = await node.co.stats("vol-1", target)
+        assert not (await _stats_of_csi_1_13(node, target)).HasField("volume_condition")
     first = answer.usage[0]
     assert (first.unit, first.total, first.used, first.available) == (1, 1000, 400, 500)
     assert answer.volume_condition.message == "read-only"
     assert node.driver.called("NodeGetVolumeStats") == []
+
+
+async def _stats_of_csi_1_13(node: Node, target: str) -> csi_pb2.NodeGetVolumeStatsResponse:
+    """By another shim, whose caller speaks CSI 1.13, where statistics have no condition."""
+    settings = ShimSettings(
+        socket=f"{node.places.root}/1.13.sock",
+        driver_socket=node.places.driver,
+        runtime_socket=node.places.sockets.runtime,
+        csi_profile="1.13",
+        wrap=False,
+    )
+    async with shim_process.serving(settings), channel.connect(settings.socket) as caller:
+        answer = await Co(caller).stats("vol-1", target, defer_fs_ops=True)
+    assert answer.usage
+    return answer
 
 
 async def test_statistics_without_a_sandbox_say_so(kata: Node, published: str) -> None:
@@ -120,16 +141,20 @@ async def _end_session(node: Node) -> None:
     await asyncio.wait(registrations)
 
 
-@pytest.mark.spec("D-26")
+@pytest.mark.spec("D-7", "D-26")
 async def test_expand_grows_device_then_filesystem_then_record(node: Node, target: str) -> None:
     async with node.deferred(target) as fake:
         node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * MIB
         with node.sandbox(target):
-            answer = await node.co.expand("vol-1", target, 128 * MIB)
+            answer = await node.co.expand("vol-1", target, 128 * MIB, limit=200 * MIB)
+            await node.co.expand("vol-1", target, 1)
     assert answer.capacity_bytes == 128 * MIB
-    (call,) = node.driver.called("NodeExpandVolume")
-    assert call.request.defer_fs_ops
-    assert fake.expansions == [(target, volumes.CapacityRange(128 * MIB))]
+    for method, count in (("NodePublishVolume", 1), ("NodeExpandVolume", 2)):
+        calls = node.driver.called(method)
+        assert [call.request.defer_fs_ops for call in calls] == [True] * count
+        assert all(("crust-extensions", "deferral") in call.metadata for call in calls)
+    limits = [(target, volumes.CapacityRange(128 * MIB, limit * MIB)) for limit in (200, 0)]
+    assert fake.expansions == limits, "the second one fills the device, which the driver has grown"
     assert node.record(target).mount.capacity_bytes == 128 * MIB
 
 
@@ -163,16 +188,16 @@ async def test_expand_beyond_the_limit_is_out_of_range(node: Node, target: str) 
             node.co.expand("vol-1", target, 1, limit=10 * MIB), Code.OUT_OF_RANGE, "raise"
         )
         await refused(node.co.expand("vol-1", target, -1), Code.INVALID_ARGUMENT, "negative")
+        node.driver.failures["NodeExpandVolume"] = Failure(Code.OUT_OF_RANGE, "too large")
+        await refused(node.co.expand("vol-1", target, 1), Code.OUT_OF_RANGE, "too large")
     assert fake.expansions == []
 
 
 async def test_expand_of_a_device_that_did_not_grow_is_refused(kata: Node, published: str) -> None:
-    await refused(
-        kata.co.expand("vol-1", published, 999 * MIB),
-        Code.UNAVAILABLE,
-        "the device has 67108864 bytes",
-        "expand the device first",
-    )
+    for required in (999 * MIB, 1):  # the second is as large as the driver says it has grown it
+        expand = kata.co.expand("vol-1", published, required)
+        words = ("the device has 67108864 bytes", "expand the device first")
+        await refused(expand, Code.UNAVAILABLE, *words)
 
 
 @pytest.mark.spec("D-37")
