@@ -214,11 +214,3 @@ def test_names_for_building_and_removing_are_hidden_and_temporary() -> None:
         assert layout.is_hidden(name)
         assert layout.is_temporary(name)
     assert names.new_staging(TARGET.digest) != names.new_staging(TARGET.digest)
-
-
-def test_names_are_legal_hidden_or_unknown() -> None:
-    assert layout.is_entry(TARGET.digest)
-    assert not layout.is_entry("lost+found")
-    assert not layout.is_temporary(".other")
-    unknown = [name for name in ("mountInfo.json", ".x", "sandbox-7") if layout.is_unknown(name)]
-    assert unknown == ["sandbox-7"]

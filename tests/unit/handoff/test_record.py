@@ -187,7 +187,14 @@ def test_record_in_another_entry_is_refused() -> None:
 
 @pytest.mark.spec("H-9")
 @pytest.mark.parametrize(
-    "option", ["password=hunter2", "credentials=/x/hunter2", "src=smb://u:hunter2@h/x"]
+    "option",
+    [
+        "password=hunter2",
+        "secret",
+        "keyfile=/x/hunter2",
+        "credentials=/x/hunter2",
+        "src=smb://u:hunter2@h/x",
+    ],
 )
 def test_credential_is_refused_and_absent_from_the_error(option: str) -> None:
     with raised("CredentialInOptions") as writing:

@@ -121,12 +121,6 @@ async def test_following_continues_after_an_outage(
         assert api.requests == []
 
 
-def test_publish_that_does_not_name_its_pod_says_what_is_missing() -> None:
-    context = {"csi.storage.k8s.io/pod.name": "web", "csi.storage.k8s.io/pod.namespace": "default"}
-    with raised("PodInfoMissing", match="podInfoOnMount"):
-        PodName.of(context)
-
-
 _CLUSTER = "clusters: [{name: it, cluster: {server: 'SERVER'}}]"
 _CONTEXT = "current-context: it\ncontexts: [{name: it, context: {cluster: it}}]"
 

@@ -13,16 +13,14 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from crust.core.deferral_keys import Defer
 from crust.core.supervised import Health
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api import objects
 from crust.kubernetes_api.api import Followed, KubernetesApi
 from crust.kubernetes_api.objects import KubernetesObject
 from crust.kubernetes_api.pod_runtimes import PodName, PodRuntimes
-from crust.kubernetes_api.volumes_in_use import TAINT, OutOfServiceNodes, VolumesInUse
+from crust.kubernetes_api.volumes_in_use import TAINT, OutOfServiceNodes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes, recorded
-from tests.support.raised import raised
 
 DRIVER, UID = "block.csi.crust.dev", "8f3c0a2e-0000-4000-8000-000000000001"
 DATA = Path(__file__).parents[2] / "data" / "kubernetes"
@@ -211,14 +209,6 @@ def api() -> FakeKubernetes:
     made.add(recorded("csidriver-minimal"), "csidrivers")
     made.add(recorded("runtimeclass"), "runtimeclasses")
     return made
-
-
-async def test_volume_is_in_use_beside_a_node_without_a_csi_driver(client: KubernetesApi) -> None:
-    """A control plane, a fresh node and a node whose driver is stopped have null for a list of drivers."""
-    users = VolumesInUse(client, Defer.NEVER)
-    async with users.following(Health()):
-        with raised("UsedOnNode", match="worker-1"):
-            await users.check_detach(DRIVER, "vol-1", "worker-1")
 
 
 UNREACHABLE, NOT_READY = "node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"

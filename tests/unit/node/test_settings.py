@@ -128,28 +128,10 @@ def test_settings_of_a_wrapped_driver_as_the_page_shows_them() -> None:
     found = load(beside)
     assert len(found.driver) == 1
     assert [each.wrap for each in found.shim] == [False, True]
+    assert found.shim[0].driver_socket == found.driver[0].socket
     assert [driver.backend for driver in found.proxy.drivers] == [
         each.socket for each in found.shim
     ]
-
-
-def test_several_drivers_have_a_shim_each() -> None:
-    found = load("""
-[[proxy.drivers]]
-name = "block.csi.crust.dev"
-socket = "/run/a.sock"
-backend = "/run/crust/shim/csi.sock"
-[[proxy.drivers]]
-name = "csi.example.com"
-socket = "/run/b.sock"
-backend = "/run/crust/shim-b/csi.sock"
-[[shim]]
-[[shim]]
-socket = "/run/crust/shim-b/csi.sock"
-driver_socket = "/run/inner.sock"
-""")
-    (driver,) = found.driver
-    assert [each.driver_socket for each in found.shim] == [driver.socket, "/run/inner.sock"]
 
 
 TWO = """

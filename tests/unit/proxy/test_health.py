@@ -209,15 +209,6 @@ async def test_statistics_have_one_request_id_as_far_as_the_handler(
         )
 
 
-async def test_refusal_is_a_warning_and_names_its_volume(
-    node: Node, target: str, stream: io.StringIO
-) -> None:
-    await refused(node.co.publish("vol-1", target), grpc.StatusCode.FAILED_PRECONDITION, "handler")
-    (line,) = await served(stream, "NodePublishVolume")
-    assert line["level"] == "warning"
-    assert (line["volume_id"], line["target"]) == ("vol-1", target)
-
-
 async def test_driver_that_is_away_is_named(places: nodes.Places, stream: io.StringIO) -> None:
     async with nodes.shim(places), channel.connect(places.shim) as to_shim:
         await refused(

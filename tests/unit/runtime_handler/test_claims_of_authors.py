@@ -17,7 +17,6 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust import runtime_handler
 from crust.core import errors, volumes
 from crust.handoff import claims, layout
 from crust.handoff.record import UnreadableHandoffRecord
@@ -153,36 +152,23 @@ def run_dir(short_dir: Path) -> str:
     return str(short_dir)
 
 
-class RefusingRegistry(handlers_pb2_grpc.HandlerRegistryServicer):
-    async def Register(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the name is invalid: use a-z")
-        yield None
-
-    async def GetVolumeSecrets(self, request: Any, context: Any) -> Any:
-        raise NotImplementedError
-
-
 async def test_refused_registration_raises_one_error_and_logs_its_sentence(
     run_dir: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    where = f"{run_dir}/s"
-    server = grpc.aio.server()
-    handlers_pb2_grpc.add_HandlerRegistryServicer_to_server(RefusingRegistry(), server)
-    server.add_insecure_port(f"unix:{where}")
-    await server.start()
+    where, words = f"{run_dir}/handlers.sock", "filesystems is empty"
     request = registration.RegisterRequest(
-        volumes.HandlerName("box"), "1", "/run/box.sock", frozenset({"ext4"})
+        volumes.HandlerName("box"), "1", "/run/box.sock", frozenset()
     )
-    with caplog.at_level(logging.WARNING), pytest.raises(errors.InvalidRequest, match="use a-z"):
-        async with registration.registered(where, request):
-            await asyncio.Event().wait()
-    await server.stop(None)
+    async with testing.serving(run_dir):
+        with caplog.at_level(logging.WARNING), pytest.raises(errors.InvalidRequest, match=words):
+            async with registration.registered(where, request):
+                await asyncio.Event().wait()
     (line,) = [
         record.getMessage() for record in caplog.records if "not registered" in record.getMessage()
     ]
     assert where in line
     assert "box" in line
-    assert "use a-z" in line
+    assert words in line
 
 
 NEVER_OPEN = 10**6
@@ -291,12 +277,6 @@ def test_unreadable_record_is_no_ordinary_mount(store: Store, sub_path: str) -> 
     Path(store.layout.entry(TARGET).record).write_text("{}")
     with pytest.raises(UnreadableHandoffRecord):
         resolve_source(store.root, f"{TARGET.text}{sub_path}")
-
-
-def test_exports_are_sorted_and_exist() -> None:
-    assert runtime_handler.__all__ == sorted(runtime_handler.__all__)
-    for name in runtime_handler.__all__:
-        assert hasattr(runtime_handler, name)
 
 
 def test_claiming_and_resolving_import_no_grpc() -> None:

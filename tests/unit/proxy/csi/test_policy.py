@@ -246,13 +246,7 @@ async def test_explain_of_no_subject_or_an_unreadable_one_exits_2(node: Node, wo
     ("words", "decision", "decider"),
     [
         (("--flag",), "deferred", "the CO's flag defer_fs_ops"),
-        (("--context", "crust.dev/defer=always"), "deferred", "crust.dev/defer=always"),
-        (
-            ("--context", "crust.dev/defer=never"),
-            "ordinary mount on the host",
-            "crust.dev/defer=never",
-        ),
-        (("--block",), "ordinary mount on the host", "the driver's default"),
+        (("--block", "--context", "pool=a"), "ordinary mount on the host", "the driver's default"),
     ],
 )
 async def test_policy_names_the_rule_that_decides(
@@ -336,16 +330,6 @@ async def test_publish_while_api_is_away_changes_nothing(asking: Node, api: Fake
     api.faults.status = 0
     api.add_pod("new", "uid-new", "microvm")
     await asking.co.publish("vol-1", target, defer=False, volume_context=info("new"))
-    asking.check_published("vol-1", target)
-
-
-async def test_repeated_publish_of_a_deferred_volume_asks_nobody(
-    asking: Node, api: FakeKubernetes
-) -> None:
-    target = asking.places.target("vm")
-    await asking.co.publish("vol-1", target, defer=False, volume_context=info("vm"))
-    api.faults.status = 503
-    await asking.co.publish("vol-1", target, defer=False, volume_context=info("vm"))
     asking.check_published("vol-1", target)
 
 

@@ -71,14 +71,6 @@ async def test_group_that_the_co_delegates_reaches_the_runtime(kata: Node, targe
     assert kata.record(target).mount.group == group
 
 
-async def test_volume_context_defers_without_the_cos_flag(kata: Node, target: str) -> None:
-    context = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "kata"}
-    await kata.co.publish("vol-1", target, defer=False, volume_context=context)
-    kata.check_published("vol-1", target)
-    (call,) = kata.driver.called("NodePublishVolume")
-    assert call.request.defer_fs_ops
-
-
 @pytest.mark.parametrize(
     "given", [capability(mode="MULTI_NODE_READER_ONLY"), capability(mount_flags=["ro"])]
 )
@@ -139,6 +131,7 @@ async def test_drivers_status_passes_with_its_details(kata: Node, target: str) -
     assert (caught.value.code(), caught.value.details()) == (Code.UNKNOWN, text)
     assert set(trailing) <= set(caught.value.trailing_metadata())
     kata.check_untouched(target)
+    assert kata.driver.called("NodeUnpublishVolume") == [], "nothing exists that could be undone"
 
 
 @pytest.mark.spec("D-10")

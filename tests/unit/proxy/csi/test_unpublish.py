@@ -2,15 +2,11 @@
 
 import asyncio
 import os
-import shutil
-from pathlib import Path
 
 import grpc
 import pytest
 
-from crust.core import volumes
-from crust.handoff import claims, layout
-from crust.wire.v1 import inspect_pb2
+from crust.handoff import claims
 from tests.support.drivers.fake_driver import Failure, Gate
 from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
@@ -28,16 +24,6 @@ async def test_unpublish_is_refused_while_a_sandbox_lives(kata: Node, published:
         )
         assert kata.driver.called("NodeUnpublishVolume") == []
         kata.check_published("vol-1", published)
-    await kata.co.unpublish("vol-1", published)
-    kata.check_untouched(published)
-
-
-async def test_unpublish_works_after_the_sandbox_died(kata: Node, published: str) -> None:
-    """claim.json exists, but the lock is free: the claim is dead."""
-    paths = layout.Layout(kata.places.volumes).entry(volumes.TargetPath(published))
-    with kata.sandbox(published):
-        dead = Path(paths.claim).read_bytes()
-    Path(paths.claim).write_bytes(dead)
     await kata.co.unpublish("vol-1", published)
     kata.check_untouched(published)
 
@@ -108,19 +94,6 @@ async def test_link_to_an_unknown_guard_does_not_reach_the_driver(places: Places
         assert node.driver.called("NodeUnpublishVolume") == []
         await node.co.unpublish("vol-1", places.target("lost"))
         assert not os.path.lexists(places.target("lost"))
-
-
-async def test_guard_without_entry_is_removed_by_unpublish(kata: Node, published: str) -> None:
-    entry = kata.entry(published)
-    assert entry is not None
-    shutil.rmtree(entry.directory)
-    # the proxy scans again
-    answer = await kata.inspect.ListDeferredVolumes(inspect_pb2.ListDeferredVolumesRequest())
-    assert list(answer.volumes) == []
-    await kata.co.unpublish("vol-1", published)
-    (call,) = kata.driver.called("NodeUnpublishVolume")
-    assert call.request.defer_fs_ops
-    kata.check_untouched(published)
 
 
 async def test_unpublish_of_ordinary_volume_passes_as_it_is(node: Node, target: str) -> None:
