@@ -41,7 +41,7 @@ class Guests:
         self._socket_path = socket_path
         self._port: Port | None = None
 
-    def check(self) -> None:
+    def check_reachable(self) -> None:
         """Raise NoRuntimeSocket if no guest can ever be reached; makes no call."""
         if not self._socket_path:
             raise errors.NotReady.named(
@@ -91,7 +91,7 @@ class Guests:
     async def _asked(
         self, question: Callable[["runtime_pb2_grpc.RuntimeAsyncStub"], Awaitable[T]]
     ) -> T:
-        self.check()
+        self.check_reachable()
         if self._port is None:
             self._port = self._connect(self._socket_path)
         try:

@@ -53,9 +53,9 @@ class PoolWatch:
         """The name of the pool's health: a process may have several pools."""
         return f"pool of {self._driver.name}"
 
-    def check(self, method: str) -> None:
+    def admit(self, method: str) -> None:
         """Raise why the method is not served: by the driver's role, or while the pool that it needs is not open."""
-        self._driver.role.check(method)
+        self._driver.role.check_method(method)
         if method.startswith("/csi.v1.") and _needs_state(method) and self._problem is not None:
             raise self._problem
 

@@ -112,7 +112,7 @@ def _service(driver: Driver, daemon: Daemon, watch: PoolWatch) -> Service:
         methods_of(driver.controller, pool_pb2.DESCRIPTOR.services_by_name["Pool"]),
         health=daemon.health,
         driver=lambda: driver.name,
-        admit=watch.check,
+        admit=watch.admit,
     )
 
 
@@ -132,7 +132,7 @@ async def _opened(driver: Driver, daemon: Daemon, owned: AsyncExitStack) -> Pool
     return watch
 
 
-async def check(settings: DriverSettings) -> None:
+async def check_host(settings: DriverSettings) -> None:
     """Raise what would make a running driver useless on this host."""
     if settings.mode != "controller" and settings.check_propagation:
         await workers.run(propagation.check_propagation, settings.target_roots)
@@ -218,9 +218,9 @@ class LostNodes:
             await asyncio.sleep(self.period_s)
 
 
-async def run(settings: DriverSettings) -> None:
+async def run_driver(settings: DriverSettings) -> None:
     """Serve until cancelled. Raises what keeps the driver from starting, after undoing the steps before it."""
-    await check(settings)
+    await check_host(settings)
     driver = driver_of(settings)
     serving = running(
         driver,

@@ -27,7 +27,7 @@ async def run(settings: NodeSettings) -> None:
     for shim in settings.shim:
         await shim_process.check_mounts_seen(shim)
     for driver in settings.driver:
-        await serve.check(driver)
+        await serve.check_host(driver)
     async with running(settings) as daemon:
         await daemon.forever()
 

@@ -78,7 +78,7 @@ class ControllerPublish:
 
         Raises `StillAttached` while it is staged on this node, `IdOfOtherPool`. Blocks.
         """
-        self.stores.pool.ids.check(volume_id)
+        self.stores.pool.ids.check_own_pool(volume_id)
         record = self.stores.volume_records.find(volume_id)
         if record is None:
             return
@@ -96,7 +96,7 @@ class ControllerPublish:
         """The slots of a node (`AttachSlots.now`); raises `NodeNotFound`. Blocks."""
         if node_id != self.stores.node_id:
             raise NodeNotFound(node_id)
-        return self.stores.attach_slots.now(known_ids)
+        return self.stores.attach_slots.in_use(known_ids)
 
 
 def _is_same(present: Attached, requested: Attached) -> bool:

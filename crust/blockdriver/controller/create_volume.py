@@ -174,7 +174,7 @@ class Provisioner:
 
         Raises `IdOfOtherPool`, `StillAttached`, `capability_check.PublishedToOtherNode`. Blocks.
         """
-        self.stores.pool.ids.check(volume_id)
+        self.stores.pool.ids.check_own_pool(volume_id)
         if not self.stores.pool.ids.is_volume_id(volume_id):
             return
         record = self.stores.volume_records.find(volume_id)

@@ -100,7 +100,7 @@ class PoolIds:
         """Whether this pool could have a group snapshot, or a single snapshot, of that id."""
         return self.is_group_id(text) or (self.is_snapshot_id(text) and set_of(text) == text)
 
-    def check(self, text: str) -> None:
+    def check_own_pool(self, text: str) -> None:
         """Raise `IdOfOtherPool` for an id of another pool.
 
         For calls that answer OK for an absent object: an object of another pool is not deleted.

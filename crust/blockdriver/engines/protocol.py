@@ -201,7 +201,7 @@ class Provisioning(Protocol):
         """
         ...
 
-    def check(self) -> None:
+    def check_usable(self) -> None:
         """Raise `NotReady` if volumes cannot be made or attached now. Cheap: called every few seconds."""
         ...
 

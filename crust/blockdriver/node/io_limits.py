@@ -3,11 +3,11 @@
     attached                    all limits of the device number are removed: they were another volume's
     published on the host       refused where the node cannot set limits; else set after the mount
     modified while published    set again, by the controller part (`LimitEnforcement`)
-    detached                    removed; set again if the detach is refused, for whoever has the device
+    detached                    removed; set again if the detach is refused, for the holder of the device
     the driver starts           set for each attached device by its volume's record and mounts
 
-Set after the mount and not at the stage, when it is not known yet whether a guest will mount it. No pod uses a target
-before its publish is answered. The limits of a deferred volume are the hypervisor's to apply (`deferred_publish`).
+The driver sets them after the mount: the stage does not know whether a guest will mount the volume. No pod uses a
+target before the answer to its publish. The hypervisor applies the limits of a deferred volume (`deferred_publish`).
 """
 
 import contextlib
@@ -46,30 +46,30 @@ class IoLimits:
         Raises `throttling.CannotThrottle`, NoRuntimeSocket.
         """
         if self.stores.node_state.deferred_targets(volume_id):
-            self.guests.check()
+            self.guests.check_reachable()
         if limits != NONE and any(
             not publish.deferred for publish in self.stores.node_state.live_publishes(volume_id)
         ):
             self.throttle.check_can_limit()
 
     def hold(self, limits: volumes.IoLimits, device: volumes.BlockSource) -> None:
-        """Set the limits of a volume that is on the host now; one without any was cleared when it was attached."""
+        """Set the limits of a volume that is on the host now; the attach has cleared earlier limits."""
         if limits != NONE:
             self.throttle.set(device.identity, limits)
 
     @contextlib.contextmanager
     def released(self, attachment: Attachment) -> Iterator[None]:
-        """Without limits for a detach, because the number may be another's right after it; with them if it fails."""
+        """Remove the limits for a detach, because another device may get the number; restore them if it fails."""
         if attachment.device is None:
             yield
             return
         device = attachment.device.identity
-        before = self.throttle.limits_of(device)
+        limits_before = self.throttle.limits_of(device)
         self.throttle.set(device, NONE)
         try:
             yield
         except errors.CrustError:
-            self.throttle.set(device, before)
+            self.throttle.set(device, limits_before)
             raise
 
     def settle(
@@ -78,15 +78,15 @@ class IoLimits:
         attachment: Attachment,
         mounts: Sequence[mountinfo.Mount] = (),
     ) -> None:
-        """Give an attached device the limits that it should have now, whatever it had; `mounts`, if known, are now.
+        """Give an attached device the limits that it should have now; `mounts`, if known, are now.
 
-        What only a hypervisor opens is limited by the hypervisor.
+        A hypervisor limits an image that only it opens.
         """
         if attachment.device is None:
             return
         used = limits != NONE and any(
-            device_mounts.shows(each, attachment.host_device)
-            for each in mounts or mountinfo.read_all()
+            device_mounts.shows(mount, attachment.host_device)
+            for mount in mounts or mountinfo.read_all()
         )
         self.throttle.set(attachment.host_device.identity, limits if used else NONE)
 
@@ -102,7 +102,7 @@ class IoLimits:
             self.settle(limits, attachment, mounts)
 
     async def set_in_guests(
-        self, volume_id: volumes.VolumeId, limits: volumes.IoLimits, before: volumes.IoLimits
+        self, volume_id: volumes.VolumeId, limits: volumes.IoLimits, limits_before: volumes.IoLimits
     ) -> None:
         """Give every guest that has the volume its limits.
 
@@ -116,7 +116,7 @@ class IoLimits:
             except errors.PeerUnavailable:
                 raise
             except errors.CrustError as err:
-                await self._give_back(changed, before)
+                await self._give_back(changed, limits_before)
                 if isinstance(err, errors.NotFound):
                     raise errors.OperationPending.named(
                         "PublishInProgress",
@@ -128,16 +128,16 @@ class IoLimits:
             changed.append(target)
 
     async def _give_back(
-        self, targets: Sequence[volumes.TargetPath], before: volumes.IoLimits
+        self, targets: Sequence[volumes.TargetPath], limits_before: volumes.IoLimits
     ) -> None:
         for target in targets:
             with contextlib.suppress(errors.CrustError):
-                await self.guests.set_limits(target, before)
+                await self.guests.set_limits(target, limits_before)
 
     def recover(self) -> None:
         """Settle every attached volume; a failure is logged and does not stop the start.
 
-        Before any call is served, so one look at the mounts holds for all volumes.
+        The driver serves no call yet, so one look at the mounts holds for all volumes.
         """
         mounts = mountinfo.read_all()
         for volume_id in self.stores.access.attached_here():

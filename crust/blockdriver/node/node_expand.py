@@ -1,11 +1,11 @@
 """Growth: the device takes its image's size, then the filesystem takes its device's.
 
-Where a CO calls no ControllerExpandVolume (`grow_image`) the image takes the requested size first.
+If the CO calls no ControllerExpandVolume (`grow_image`), the image takes the requested size first.
 
-A filesystem must not stay smaller than its device. Growth is due whenever the device is larger than the size that the
-content record was last filled to: at the first writable mount on this host, and at NodeExpandVolume. In a guest the
-guest grows it. A filesystem that cannot be grown keeps its size and is published all the same: the record holds the
-reason, for the volume's condition, until a later call can grow it.
+A filesystem must not stay smaller than its device. Growth is due whenever the device is larger than the recorded
+`filled_bytes`: at the first writable mount on this host, and at NodeExpandVolume. A guest grows the filesystem that
+it has mounted. A filesystem that cannot grow keeps its size, and the driver still publishes it: the record holds the
+reason, for the volume's condition, until a later call grows it.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class Expand:
 
     volume_id: volumes.VolumeId
     path: volumes.TargetPath
-    wanted: volumes.CapacityRange
+    capacity: volumes.CapacityRange
     deferred: bool
     capability: volumes.VolumeCapability | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
@@ -69,15 +69,15 @@ class NodeExpand:
 
     stores: Stores
     grow_image: ImageGrowth | None = None
-    """Where nobody else grows images: called before the device is looked at."""
+    """Grows the image before the look at its device, if no other caller grows images."""
 
     async def expand(self, request: Expand) -> int:
         """Grow device and filesystem on this node; returns the device's size in bytes.
 
         Raises `models.VolumeNotFound`, `capability_check.CapabilityNotSupported`, `NotStaged`,
         `NotPublishedAtPath`, `DeviceSmallerThanRequested`, `capability_check.AboveLimit`, and `OnlineGrowthRefused`
-        where no mount is writable, or the kernel does not let this process grow an ext4; with `grow_image` what that
-        raises.
+        without a writable mount, or if the kernel does not let this process grow an ext4; and the errors of
+        `grow_image`.
         """
         content, attachment, due = await workers.run(self._begin, request)
         if due is None:
@@ -91,12 +91,12 @@ class NodeExpand:
     async def fill(
         self, content: ContentRecord, attachment: Attachment, fs_type: str, mountpoint: str
     ) -> None:
-        """Grow what was mounted just now. A failure leaves it as large as it was, and is logged and recorded."""
+        """Grow a filesystem after its mount. A failure keeps its size, and is logged and recorded."""
         with contextlib.suppress(errors.CrustError):
             await workers.run(self._grow, content, attachment, fs_type, mountpoint)
 
     def _begin(self, request: Expand) -> tuple[ContentRecord, Attachment, tuple[str, str] | None]:
-        """Give the device its size; returns also which filesystem is to be grown, and where it is mounted."""
+        """Give the device its size; returns also the filesystem that must grow, and its mount point."""
         self.stores.access.use(request.volume_id, request.secrets)
         self.stores.volume_records.load(request.volume_id)
         content = self.stores.content_records.load(request.volume_id)
@@ -105,7 +105,7 @@ class NodeExpand:
             self.grow_image is not None
             and self.stores.access.attached(request.volume_id) is not None
         ):
-            self.grow_image(request.volume_id, request.wanted)
+            self.grow_image(request.volume_id, request.capacity)
         attachment = self.stores.access.refresh(request.volume_id)
         if attachment is None:
             raise NotStaged(request.volume_id)
@@ -118,34 +118,34 @@ class NodeExpand:
             return content, attachment, due
         if device_mounts.filesystem_mounts(attachment.host_device):
             raise OnlineGrowthRefused(request.volume_id, "each of its mounts is read-only")
-        if why := growth.obstacle(fs_type):
-            raise OnlineGrowthRefused(request.volume_id, why)
+        if obstacle := growth.obstacle(fs_type):
+            raise OnlineGrowthRefused(request.volume_id, obstacle)
         return content, attachment, None  # the first mount does it
 
     def _check_capability(self, request: Expand) -> None:
-        """CSI NodeExpandVolume: INVALID_ARGUMENT for what the volume cannot do, or was not staged for."""
+        """CSI NodeExpandVolume: INVALID_ARGUMENT for a capability without support, or not of the stage."""
         if request.capability is None:
             return
-        why = self.stores.supported.obstacle(request.capability)
+        obstacle = self.stores.supported.obstacle(request.capability)
         staged = self.stores.node_state.of(request.volume_id).stage
         raw = isinstance(request.capability.access, volumes.BlockAccess)
-        if not why and staged is not None and raw != (staged.kind == "block"):
-            why = f"it is staged as {staged.kind}"
-        if why:
-            raise capability_check.CapabilityNotSupported(why)
+        if not obstacle and staged is not None and raw != (staged.kind == "block"):
+            obstacle = f"it is staged as {staged.kind}"
+        if obstacle:
+            raise capability_check.CapabilityNotSupported(obstacle)
 
     def _due(self, request: Expand, attachment: Attachment) -> tuple[str, str] | None:
-        """The filesystem that this host is to grow, and its mount point; "" where it has no writable mount."""
+        """The filesystem that this host must grow, and its mount point; "" if it has no writable mount."""
         file = self.stores.node_state.of(request.volume_id)
         entry = self.stores.node_state.published(request.path)
-        here = mountinfo.at(request.path.text)
+        mount = mountinfo.at(request.path.text)
         if request.deferred or (entry is not None and entry.deferred):
             return None
-        if here is not None and device_mounts.is_node(here, attachment.host_device):
+        if mount is not None and device_mounts.is_node(mount, attachment.host_device):
             return None
-        if here is not None and device_mounts.is_filesystem(here, attachment.host_device):
-            place = "" if here.readonly else request.path.text
-            return here.fs_type, place or _writable_mountpoint(attachment.host_device)
+        if mount is not None and device_mounts.is_filesystem(mount, attachment.host_device):
+            place = "" if mount.readonly else request.path.text
+            return mount.fs_type, place or _writable_mountpoint(attachment.host_device)
         if file.stage is None or request.path.text not in file.stage.paths:
             raise NotPublishedAtPath(request.volume_id, request.path.text)
         if file.stage.kind == "block" or any(publish.deferred for publish in file.publishes):
@@ -160,7 +160,7 @@ class NodeExpand:
             growth.grow_mounted(mountpoint, fs_type)
         except errors.CrustError as err:
             extra = {"volume_id": content.volume_id, "error": str(err)}
-            _log.warning("not grown", extra=extra)
+            _log.warning("the filesystem is not grown", extra=extra)
             refused = f"the filesystem keeps its old size: {err.why or err}"
             save(content.but(growth_refused=refused))
             raise
@@ -168,18 +168,20 @@ class NodeExpand:
 
 
 def _check_size(request: Expand, size_bytes: int) -> None:
-    if size_bytes < request.wanted.required_bytes:
+    if size_bytes < request.capacity.required_bytes:
         raise errors.OutOfRange.named(
             "DeviceSmallerThanRequested",
             (
-                f"{request.volume_id} cannot be expanded to {request.wanted.required_bytes} "
+                f"{request.volume_id} cannot be expanded to {request.capacity.required_bytes} "
                 "bytes on this node"
             ),
             why=f"its device has {size_bytes}",
             hint="call ControllerExpandVolume first",
         )
-    if request.wanted.limit_bytes and size_bytes > request.wanted.limit_bytes:
-        raise capability_check.AboveLimit(request.volume_id, size_bytes, request.wanted.limit_bytes)
+    if request.capacity.limit_bytes and size_bytes > request.capacity.limit_bytes:
+        raise capability_check.AboveLimit(
+            request.volume_id, size_bytes, request.capacity.limit_bytes
+        )
 
 
 def _writable_mountpoint(source: volumes.BlockSource) -> str:

@@ -1,9 +1,9 @@
 """NodeStageVolume: attach the device, and prepare its filesystem for a mount.
 
-Nothing is mounted at the staging path, which stays the CO's empty directory: whether the host or a guest mounts the
-volume is known only at publish. The steps, with a crash possible after each:
+The driver mounts nothing at the staging path, which stays the CO's empty directory: the publish decides whether the
+host or a guest mounts the volume. The steps, with a crash possible after each:
 
-0. lock the volume for the programs that will run on it, or find that those of a killed driver still do;
+0. lock the volume for the programs that will run on it, unless programs of a killed driver still run;
 1. attach the device (idempotent);
 2. if the volume is new: write "formatting" into the content record, make the filesystem, write "formatted";
 3. else: check it if its superblock is not clean;
@@ -13,9 +13,9 @@ The same volume may be staged at several paths (a PersistentVolume under a secon
 (`node_unpublish`).
 
 In the preparation the content record comes first, always: "formatting" is durable before mkfs runs, "raw" before a
-user has the device. A record that somebody else wrote meanwhile is refused there (`RecordChanged`), so nothing is
-made or cleared on the word of a stale one. Each program that runs has the volume's lock (`crust.host.files.locks`)
-and the open device.
+user has the device. That write is refused if another writer has changed the record meanwhile (`RecordChanged`), so a
+stale record leads to no format. Each program that runs has the volume's lock (`crust.host.files.locks`) and the open
+device.
 """
 
 import os
@@ -43,14 +43,14 @@ from crust.host.process import syscalls, workers
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What a volume's device needs before a mount. The volume is locked for the programs that do it."""
+    """The work on a volume's device before a mount. The volume is locked for the programs that do it."""
 
     content: ContentRecord
     fs_type: str
     attachment: Attachment
     parameters: Mapping[str, str]
     then: Callable[[], None]
-    """Notes that it is done. Blocks."""
+    """Notes the end of the work. Blocks."""
     inherits: tuple[int, ...]
     """The descriptors that the programs inherit: the volume's lock, then the open device."""
     action: Action = Action.KEEP
@@ -66,10 +66,10 @@ class FilesystemPreparation:
     tool_locks: ToolLocks
 
     def begin(
-        self, due: Preparation, held: ExitStack, *, readonly: bool = False
+        self, due: Preparation, descriptors: ExitStack, *, readonly: bool = False
     ) -> Preparation | None:
-        """Look at the device; None if it can be mounted as it is. Else record what is to be made, for `prepare`, and
-        move there what is `held`. Raises the errors of `format_decision`, `DeviceInUse`, `RecordChanged`.
+        """Look at the device; None if it can be mounted now. Else record the intended filesystem for `prepare`, which
+        gets the `descriptors`. Raises the errors of `format_decision`, `DeviceInUse`, `RecordChanged`.
         """
         device, content = due.attachment.host_device.path, due.content
         hold = self._hold(due)
@@ -84,19 +84,21 @@ class FilesystemPreparation:
             if action in (Action.MAKE, Action.CLEAR_AND_MAKE):
                 content = self._intend(due)
             if action is Action.MAKE:
-                devices.sync(device)  # what was written while it was recorded
+                devices.sync(device)  # the writes since the look
                 if not self.stores.access.is_empty(content.volume_id):
                     mkfs.check_blank(device, signatures.probe(device))
         if action is Action.CLEAR_AND_MAKE:
             devices.zero_device(device)
         opened = devices.open_shared(device)
-        held.callback(os.close, opened)
+        descriptors.callback(os.close, opened)
         inherits = (*due.inherits, opened)
-        return replace(due, action=action, content=content, inherits=inherits, held=held.pop_all())
+        return replace(
+            due, action=action, content=content, inherits=inherits, held=descriptors.pop_all()
+        )
 
     def _hold(self, due: Preparation) -> int | None:
-        """The device, opened exclusively; none while this host has mounted it: then it was prepared before. Anyone
-        else who has it may be a guest, or a tool that a killed driver left running: `DeviceInUse`.
+        """The device, opened exclusively; none while this host has mounted it, and so prepared it before. Any other
+        holder may be a guest, or a tool that a killed driver left running: `DeviceInUse`.
         """
         device = due.attachment.host_device
         hold = devices.try_exclusive(device.path)
@@ -108,7 +110,7 @@ class FilesystemPreparation:
         return hold
 
     def _intend(self, due: Preparation) -> ContentRecord:
-        """Record the filesystem that is to be made. Nobody was given the device since it was judged."""
+        """Record the intended filesystem. The driver gave the device to no user since it judged it."""
         device, size_bytes = due.attachment.host_device, due.attachment.size_bytes
         mkfs.check_size(device.path, due.fs_type, size_bytes)
         if not due.attachment.is_new:
@@ -127,7 +129,7 @@ class FilesystemPreparation:
             recorded = superblocks.find(device, fs_type)  # one read
             if recorded is not None:
                 return None if recorded.clean else Action.KEEP
-        # A new volume is not probed while the engine stores no data of it.
+        # It does not probe a new volume while the engine stores no data of it.
         new = content.state == "new"
         if new and not due.attachment.is_new:
             devices.sync(device)
@@ -145,13 +147,13 @@ class FilesystemPreparation:
         if content.state == "raw":
             return
         if content.state == "formatting":
-            # Written once more, because a stale record is refused there, before anything is cleared on its word.
+            # This write refuses a stale record, before its word leads to a clear.
             content = self.stores.content_records.save(content)
             _clear_interrupted(content, attachment.host_device.path)
         self.stores.content_records.save(content.but(state="raw", fs_type="", planned_uuid=""))
 
     async def prepare(self, due: Preparation) -> None:
-        """Do what `begin` found; raises the errors of the filesystem's tools, each of which has the volume's lock."""
+        """Do the work that `begin` found; raises the errors of the tools, which have the volume's lock."""
         device, fs_type, inherits = due.attachment.host_device.path, due.fs_type, due.inherits
         with due.held:
             if due.action in (Action.KEEP, Action.ADOPT):
@@ -177,16 +179,16 @@ class FilesystemPreparation:
             devices.sync(due.attachment.host_device.path)
         if due.action is not Action.KEEP:
             generation = content.generation + 1
-            made = content.but(state="formatted", planned_uuid="", generation=generation)
-            self.stores.content_records.save(made)
+            formatted = content.but(state="formatted", planned_uuid="", generation=generation)
+            self.stores.content_records.save(formatted)
         due.then()
 
 
 def _clear_interrupted(content: ContentRecord, device: str) -> None:
-    """Zero what an interrupted mkfs left, but never a complete filesystem, which may have been used."""
-    found = signatures.probe(device)
+    """Zero the rest of an interrupted mkfs, but never a complete filesystem, which may have been used."""
+    signature = signatures.probe(device)
     action = format_decision.judge_interrupted(
-        content, found, superblock_of=lambda fs_type: superblocks.read(device, fs_type)
+        content, signature, superblock_of=lambda fs_type: superblocks.read(device, fs_type)
     )
     if action is Action.CLEAR_AND_MAKE:
         devices.zero_device(device)
@@ -200,7 +202,7 @@ class Stage:
     path: volumes.TargetPath
     capability: volumes.VolumeCapability
     access: Access
-    """How the engine is to attach it."""
+    """The engine attaches it with this access."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +226,11 @@ class NodeStage:
             await self.preparation.prepare(due)
 
     def _begin(self, request: Stage) -> Preparation | None:
-        """Attach and check; a volume that needs nothing more is staged when this returns. All in one hop."""
-        with ExitStack() as held:
-            lock = held.enter_context(self.preparation.tool_locks.taking(request.volume_id))
-            entry, wanted = self._attach(request, lock)
-            due = wanted and self.preparation.begin(wanted, held)
+        """Attach and check in one hop; returns the work that is left, or stages the volume and returns None."""
+        with ExitStack() as descriptors:
+            lock = descriptors.enter_context(self.preparation.tool_locks.taking(request.volume_id))
+            entry, preparation = self._attach(request, lock)
+            due = preparation and self.preparation.begin(preparation, descriptors)
             if due is None:
                 self.stores.node_state.note_staged(entry)
             return due
@@ -260,25 +262,25 @@ class NodeStage:
             self.preparation.give_out_raw(content, attachment)
             return entry, None
         if deferral_keys.formats_in_guest(record.parameters):
-            return entry, None  # the host does not even look
+            return entry, None  # the host does not look at the content
         then = partial(self.stores.node_state.note_staged, entry)
         return entry, Preparation(
             content, entry.fs_type, attachment, record.parameters, then, inherits=(lock,)
         )
 
     def _for_hypervisor(self, entry: Staged) -> Staged:
-        """A volume without a device here: a guest formats it, and a raw one has no place. Raises `NoHostDevice`."""
+        """A volume without a device here: a guest formats it; raises `NoHostDevice` for a raw volume."""
         if entry.kind == "block":
             self.stores.access.detach(entry.volume_id)
             raise NoHostDevice()
         return entry.model_copy(update={"host": "image"})
 
     def _entry(self, request: Stage, record: VolumeRecord, content: ContentRecord) -> Staged:
-        """What is to be recorded of a stage that is allowed."""
+        """The entry of an allowed stage."""
         volume_id, access = request.volume_id, request.capability.access
         capability_check.check_not_elsewhere(record, self.stores.node_id)
-        if why := self.stores.supported.obstacle(request.capability):
-            raise capability_check.CapabilityExceeded(volume_id, why)
+        if obstacle := self.stores.supported.obstacle(request.capability):
+            raise capability_check.CapabilityExceeded(volume_id, obstacle)
         if not os.path.isdir(request.path.text):
             raise errors.NotReady.named(
                 "StagingPathMissing",

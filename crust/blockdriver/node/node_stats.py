@@ -1,8 +1,8 @@
 """NodeGetVolumeStats: usage of a volume at its mount, and its health.
 
-statvfs(2) of a hung filesystem never returns, and a kubelet calls every minute: each path is measured by at most
-one thread, and every caller gets an answer in time. A raw volume has only a size. A deferred volume is mounted in a
-guest, which the shim asks, not this process.
+statvfs(2) of a hung filesystem never returns, and a kubelet calls every minute: so at most one thread measures a
+path, and every caller gets an answer in time. A raw volume has only a size. A guest has a deferred volume mounted,
+and the shim asks it.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class NodeStats:
-    """Returns statistics. `tells_condition` in CSI 1.12, whose statistics carry the condition."""
+    """Returns statistics, in CSI 1.12 (`tells_condition`) with the volume's condition."""
 
     stores: Stores
     health_check: health.HealthCheck
@@ -68,16 +68,18 @@ class NodeStats:
     def _examine(
         self, volume_id: volumes.VolumeId, path: volumes.TargetPath | None
     ) -> health.Health:
-        found = self.health_check.examine(volume_id)
+        volume_health = self.health_check.examine(volume_id)
         entry = self.stores.node_state.published(path) if path else None
-        known = any(each.kind is not health.Kind.DEGRADED for each in found.findings)
-        if path is None or known or (entry is not None and entry.deferred):
-            return found
+        has_problem = any(
+            finding.kind is not health.Kind.DEGRADED for finding in volume_health.findings
+        )
+        if path is None or has_problem or (entry is not None and entry.deferred):
+            return volume_health
         problem = _problem(self._find(Look(volume_id, path, deferred=False)))
         if not problem:
-            return found
+            return volume_health
         finding = health.Finding(health.Kind.INACCESSIBLE, "DeviceFailed", problem)
-        return health.Health(volume_id, (finding, *found.findings))
+        return health.Health(volume_id, (finding, *volume_health.findings))
 
     def _measure(self, look: Look) -> volumes.VolumeStats:
         place = self._find(look)

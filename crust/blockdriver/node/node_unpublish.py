@@ -1,15 +1,11 @@
-"""NodeUnpublishVolume: unmounts and removes the target, whatever the driver has recorded about it.
+"""NodeUnpublishVolume unmounts and removes the target; NodeUnstageVolume detaches after the last staging path.
 
-The kernel decides, not the node state: deleted volumes, lost node state and interrupted publishes are unpublished
-too. A deferred publish has no mount of this driver; at its target is the proxy's guard mount, which the proxy
-removes. The answer is sent when mountinfo does not show the mount any more.
+For both the kernel decides, and not the node state: a volume can be unpublished after its deletion, a lost node state
+or an interrupted publish, and a mount without a record keeps the device attached. A deferred publish has no mount of
+this driver: the proxy's guard mount is at its target, and the proxy removes it. The driver answers when mountinfo
+does not show the mount any more.
 
-NodeUnstageVolume: the device is detached with the last staging path, unless anything has it.
-
-The kernel decides, not the node state: a mount that nobody remembers keeps the device attached, and a lost node state
-does not.
-
-Devices that crashes left attached on this node are detached each hour, unless they may be in use:
+Each hour the driver detaches devices that crashes left attached on this node, unless they may be in use:
 
     attached, not staged                  detached if it is not open: its stage was never completed
     attached, image removed               detached if it is not open; recognised by the tag of `attach`
@@ -44,8 +40,8 @@ class NodeUnpublish:
     def unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
         """Remove the publish and its target; not published is a success.
 
-        Raises `OtherVolumeAtTarget`, `ForeignMountAtTarget`, `holders.DeviceInUse` (naming who uses it), and the
-        errors of `paths`. Blocks.
+        Raises `OtherVolumeAtTarget`, `ForeignMountAtTarget`, `holders.DeviceInUse` (with its users), and the errors
+        of `target_paths`. Blocks.
         """
         entry = self.stores.node_state.published(target)
         if entry is not None and entry.volume_id != volume_id:
@@ -77,9 +73,9 @@ class NodeUnpublish:
     def _check_ours(
         self, volume_id: volumes.VolumeId, target: volumes.TargetPath, mount: mountinfo.Mount
     ) -> None:
-        """Refuse a foreign mount. Without an attached device that cannot be known, and the CO decides.
+        """Refuse a foreign mount. Without an attached device the driver cannot know it, and the CO decides.
 
-        The storage is not asked: a pod ends whatever has become of it.
+        It does not ask the storage: a pod must end without it.
         """
         attachment = (
             self.stores.access.host_device(volume_id)
@@ -92,7 +88,7 @@ class NodeUnpublish:
                 "ForeignMountAtTarget",
                 f"{volume_id} is not unpublished from {target.text}",
                 why=f"{mount.fs_type} from {mount.source} is mounted there",
-                hint="find out what mounted it, and unmount it by hand",
+                hint="find out which program mounted it, and unmount it by hand",
             )
 
 
@@ -117,7 +113,7 @@ class NodeUnstage:
     io_limits: IoLimits
 
     def unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
-        """Detach the volume if `path` is the last one it is staged at; not staged, or unknown, is a success.
+        """Detach the volume if `path` is its last staging path; not staged, or unknown, is a success.
 
         Raises `StillPublished`, and `NotReady` with the holder while the device is in use. Blocks.
         """
@@ -125,16 +121,16 @@ class NodeUnstage:
             return
         unreadable = self.stores.node_state.unreadable(volume_id)
         staged = None if unreadable else self.stores.node_state.of(volume_id).stage
-        others = () if staged is None else _others(staged, path.text)
-        if staged is not None and others:
-            self.stores.node_state.note_staged(staged.model_copy(update={"paths": others}))
+        other_paths = () if staged is None else _other_paths(staged, path.text)
+        if staged is not None and other_paths:
+            self.stores.node_state.note_staged(staged.model_copy(update={"paths": other_paths}))
             return
         published = () if unreadable else self.stores.node_state.live_publishes(volume_id)
         if published:
             raise StillPublished(volume_id, tuple(entry.target for entry in published))
         attachment = self._attached(volume_id)
         if attachment is None:
-            self.stores.access.detach(volume_id)  # what a failed stage has left of it
+            self.stores.access.detach(volume_id)  # the rest of a failed stage
         else:
             if attachment.device is not None:
                 is_raw = staged is None or staged.kind == "block"
@@ -144,17 +140,17 @@ class NodeUnstage:
         self.stores.node_state.forget_staged(volume_id)
 
     def _attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """None too for an image that was removed or replaced behind our back: its pod must be able to end."""
+        """The attachment; None too for an image that somebody removed or replaced: its pod must be able to end."""
         try:
             return self.stores.access.host_device(volume_id)
         except (ImageMissing, ForeignImage):
             return None
 
     async def collect(self) -> None:
-        """Detach what crashes left attached: volumes that are not staged, or have no image any more.
+        """Detach devices that crashes left attached: of volumes that are not staged, or have no image any more.
 
-        What may be in use stays, and so does what another program attached. Each is an operation of its volume, so
-        this never runs beside another call for it.
+        Devices that may be in use, or that another program attached, stay. Each detach is an operation of its volume,
+        so it never runs beside another call for it.
         """
         for volume_id in await workers.run(self._unused):
             await self._detach(volume_id)
@@ -162,7 +158,7 @@ class NodeUnstage:
 
     def _unused(self) -> tuple[volumes.VolumeId, ...]:
         attached = self.stores.access.attached_here()
-        return tuple(each for each in attached if not self._is_staged(each))
+        return tuple(volume_id for volume_id in attached if not self._is_staged(volume_id))
 
     def _is_staged(self, volume_id: volumes.VolumeId) -> bool:
         """Whether there is an entry, readable or not."""
@@ -170,10 +166,10 @@ class NodeUnstage:
         return bool(unreadable) or self.stores.node_state.of(volume_id).stage is not None
 
     async def _detach(self, volume_id: volumes.VolumeId) -> None:
-        what = "detaching of a device that is not staged"
+        name = "detaching of a device that is not staged"
         try:
             await self.stores.running.run(
-                volume_id, what, None, lambda: workers.run(self._detach_unused, volume_id)
+                volume_id, name, None, lambda: workers.run(self._detach_unused, volume_id)
             )
         except errors.CrustError as err:
             _log.info(
@@ -190,7 +186,7 @@ class NodeUnstage:
             _log.info("detached a device that is not staged", extra={"volume_id": volume_id})
 
     def _drop_orphans(self) -> None:
-        """Not an operation of the volume, which would not find this device."""
+        """Detach devices without an image; no operation of the volume would find them."""
         for orphan in self.stores.access.orphans():
             extra = {"device": orphan.shown}
             if _is_shown(orphan):
@@ -206,7 +202,7 @@ class NodeUnstage:
 
 
 def _check_unused(volume_id: volumes.VolumeId, device: volumes.BlockSource, *, raw: bool) -> None:
-    """Raise `StillPublished` while the device is mounted, or one that may be `raw` is bound."""
+    """Raise `StillPublished` while the device is mounted, or bound if it may be `raw`."""
     is_free = devices.is_free(device.path, device.identity)
     mounts = () if is_free else device_mounts.filesystem_mounts(device)
     if raw and not mounts:
@@ -215,8 +211,8 @@ def _check_unused(volume_id: volumes.VolumeId, device: volumes.BlockSource, *, r
         raise StillPublished(volume_id, tuple(mount.target for mount in mounts))
 
 
-def _others(staged: Staged, path: str) -> tuple[str, ...]:
-    """The other staging paths, without those that the CO has removed."""
+def _other_paths(staged: Staged, path: str) -> tuple[str, ...]:
+    """The other staging paths that the CO has not removed."""
     return tuple(each for each in staged.paths if each != path and os.path.isdir(each))
 
 
@@ -224,5 +220,5 @@ def _is_shown(attachment: Attachment) -> bool:
     """Whether the node is bound anywhere, by mountinfo: a bound node is not open, and node state can be lost."""
     device = attachment.device
     return device is not None and any(
-        device_mounts.shows(each, device) for each in mountinfo.below("/")
+        device_mounts.shows(mount, device) for mount in mountinfo.below("/")
     )

@@ -135,7 +135,7 @@ class HealthCheck:
         """The problems of the pool."""
         try:
             self.stores.pool.check_in_place()  # held folders can be read wherever they were moved to
-            self.stores.provisioning.check()
+            self.stores.provisioning.check_usable()
             free_bytes = self.stores.capacity.available_bytes()
             found = list(itertools.islice(self._of_snapshots(), _SHOWN))
         except errors.CrustError as err:

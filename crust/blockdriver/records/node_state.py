@@ -262,7 +262,7 @@ class AttachSlots:
     _guard: threading.Lock = field(default_factory=threading.Lock, init=False)
     _coming: set[volumes.VolumeId] = field(default_factory=set, init=False)
 
-    def now(self, known: Collection[str] = ()) -> tuple[int, tuple[volumes.VolumeId, ...]]:
+    def in_use(self, known: Collection[str] = ()) -> tuple[int, tuple[volumes.VolumeId, ...]]:
         """The node's limit, and the volumes that have a slot now: from the first moment of a publish or attach.
 
         The caller of a limit compares it with the volumes that it knows of. `known` are these, if it does not read

@@ -88,7 +88,7 @@ class Identity:
         return response
 
     async def _check(self) -> None:
-        check = self._provisioning.check
+        check = self._provisioning.check_usable
         await self._running.look("Probe of the pool", check, timeout_s=_PROBE_TIMEOUT_S)
 
     async def _not_ready(self, call: Call) -> csi_pb2.ProbeResponse:

@@ -186,9 +186,9 @@ class Node:
             publish.volume_id,
             (publish.target, publish.fingerprint),  # a retry with fresh tokens joins
             lambda: (
-                workers.run(self.deferred_publish.publish, publish)
+                workers.run(self.deferred_publish.publish_to_guest, publish)
                 if publish.deferred
-                else self.node_publish.publish(publish)
+                else self.node_publish.publish_on_host(publish)
             ),
             call,
         )

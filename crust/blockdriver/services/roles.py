@@ -83,7 +83,7 @@ class Role:
         """Whether a controller publishes volumes to nodes, wherever it runs."""
         return not (self.node_deployment or self.is_shared)
 
-    def check(self, method: str) -> None:
+    def check_method(self, method: str) -> None:
         """Raise why a method, by its full name, is not served: `NotServedInMode`, `NotInNodeDeployment` or
         `NoAttachNeeded`.
         """

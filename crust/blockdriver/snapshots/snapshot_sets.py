@@ -178,7 +178,7 @@ class SnapshotSets:
 
     def delete(self, snapshot_id: str) -> None:
         """Delete a snapshot; absent is a success. Raises IdOfOtherPool, SnapshotBelongsToGroup."""
-        self.stores.pool.ids.check(snapshot_id)
+        self.stores.pool.ids.check_own_pool(snapshot_id)
         group_id = set_of(snapshot_id)
         if group_id == snapshot_id:
             if self.stores.pool.ids.is_snapshot_id(snapshot_id):
@@ -209,7 +209,7 @@ class SnapshotSets:
 
     def delete_group(self, group_id: str, snapshot_ids: Sequence[str]) -> None:
         """Delete a group with its snapshots; absent is a success. Raises IdOfOtherPool, GroupMembersDiffer."""
-        self.stores.pool.ids.check(group_id)
+        self.stores.pool.ids.check_own_pool(group_id)
         if not self.stores.pool.ids.is_group_id(group_id):
             return
         group = self.stores.snapshot_sets.find(group_id)

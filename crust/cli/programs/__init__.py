@@ -40,7 +40,7 @@ PROGRAMS: Mapping[str, Program] = {
     "driver": Program(
         "Serve block.csi.crust.dev, the block-volume CSI driver.",
         "crust.core.settings.driver:DriverSettings",
-        "crust.blockdriver.serve:run",
+        "crust.blockdriver.serve:run_driver",
         _STOP_OF_DRIVER_S,
     ),
     "kata": Program(

@@ -121,7 +121,7 @@ class MemoryBackend:
         self.directories.open()
         self.sets.open()
 
-    def check(self) -> None:
+    def check_usable(self) -> None:
         """Always usable."""
 
     @contextmanager

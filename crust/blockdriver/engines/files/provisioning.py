@@ -159,7 +159,7 @@ class FileProvisioning:
         ours_bytes = sum(self._blocks.values()) + sum(map(_blocks_bytes, images))
         self._others_bytes = max(used_bytes - ours_bytes, 0)
 
-    def check(self) -> None:
+    def check_usable(self) -> None:
         """Whether the pool takes writes and the kernel has loop devices."""
         if not os.path.isdir(self._pool):
             raise PoolNotUsable(str(self._pool), "the directory does not exist")

@@ -1,8 +1,8 @@
-"""NodePublishVolume with deferral: mounts nothing, and returns what a guest needs to mount the volume.
+"""NodePublishVolume with deferral: mounts nothing, and returns the data by which a guest mounts the volume.
 
-The driver's part of the reservation (one kernel at a time) is here: no host mount of the device, no other deferred
+This is the driver's part of the reservation (one kernel at a time): no host mount of the device, no other deferred
 publish, no holder of the device. Read-only sharing is the exception. Then the host's filesystem instance must be
-read-only too, because a writable one keeps a journal that a reading guest would find dirty.
+read-only too, because a writable instance keeps a journal that a reading guest would find dirty.
 """
 
 import os
@@ -27,10 +27,10 @@ class DeferredNodePublish:
     io_limits: IoLimits
     host_image: HostImage
 
-    def publish(self, request: Publish) -> volumes.DeferredMount:
-        """Publish the volume to a guest; published at this target already is a success.
+    def publish_to_guest(self, request: Publish) -> volumes.DeferredMount:
+        """Publish the volume to a guest; an existing publish at this target is a success.
 
-        Raises `CannotDeferRawBlock`, `RootGroupNotDeferrable`, what `publish_rules.check` raises,
+        Raises `CannotDeferRawBlock`, `RootGroupNotDeferrable`, the errors of `publish_rules.check_publish`,
         `DeviceMountedOnHost`, `holders.DeviceInUse`, `PassphraseMissing`, `CephKeyMissing`. Blocks.
         """
         access = request.capability.access
@@ -45,9 +45,9 @@ class DeferredNodePublish:
                     "correct fsGroup in the pod's security context, or publish it without deferral"
                 ),
             )
-        ready = publish_rules.check(self.stores, request)
+        ready = publish_rules.check_publish(self.stores, request)
         if ready.staged.host and self.host_image.give_back(ready):
-            ready = publish_rules.check(self.stores, request)
+            ready = publish_rules.check_publish(self.stores, request)
         mount = _describe(ready, access.group)
         source = ready.attachment.source
         if not isinstance(source, volumes.NetworkImage) and not devices.is_free(
@@ -83,24 +83,24 @@ def _check_not_on_host(ready: Ready, device: volumes.BlockSource) -> None:
 
 
 def _describe(ready: Ready, group: volumes.GroupChange | None) -> volumes.DeferredMount:
-    """What the guest needs: an image goes with its user, and its key and a passphrase are secrets.
+    """The data for the guest: an image goes with its user, and its key and a passphrase are secrets.
 
     The guest makes the filesystem of a volume that was created empty and that no pod had as a raw device. The content
-    stays "new" while guests have it: the first may be gone before it has made anything. The guest looks whether the
-    device is blank. Raises `PassphraseMissing`, `CephKeyMissing`.
+    stays "new" while guests have it: the first guest may end before it has made a filesystem. The guest looks whether
+    the device is blank. Raises `PassphraseMissing`, `CephKeyMissing`.
     """
-    volume_id, given, secrets = ready.entry.volume_id, ready.request.secrets, {}
+    volume_id, sent, secrets = ready.entry.volume_id, ready.request.secrets, {}
     source, parameters = ready.attachment.source, ready.record.parameters
     in_guest = deferral_keys.formats_in_guest(parameters)
     if isinstance(source, volumes.NetworkImage):
-        in_guest = True  # no device of this host is there
-        user, secrets[deferral_keys.USER_KEY] = deferral_keys.ceph_user(volume_id, given)
+        in_guest = True  # this host has no device
+        user, secrets[deferral_keys.USER_KEY] = deferral_keys.ceph_user(volume_id, sent)
         source = replace(source, user=user)
     encryption = deferral_keys.encryption(parameters)
     if encryption is not None:
-        secrets[deferral_keys.PASSPHRASE] = deferral_keys.passphrase(volume_id, given)
+        secrets[deferral_keys.PASSPHRASE] = deferral_keys.passphrase(volume_id, sent)
     is_empty = ready.content.state == "new" and ready.record.content_source is None
-    made = {**parameters, deferral_keys.CREATED_EMPTY: "true"}
+    parameters_when_empty = {**parameters, deferral_keys.CREATED_EMPTY: "true"}
     return volumes.DeferredMount(
         source=source,
         fs_type=ready.entry.fs_type,
@@ -110,7 +110,7 @@ def _describe(ready: Ready, group: volumes.GroupChange | None) -> volumes.Deferr
         capacity_bytes=ready.attachment.size_bytes,
         content_generation=ready.content.generation,
         io_limits=ready.record.limits.value,
-        format=deferral_keys.guest_format(made) if in_guest and is_empty else None,
+        format=deferral_keys.guest_format(parameters_when_empty) if in_guest and is_empty else None,
         encryption=encryption,
         secrets=secrets,
     )

@@ -1,12 +1,11 @@
-"""A volume with a filesystem, staged for hypervisors, is published on this host itself: it is mapped now, not before.
+"""The device of a volume that was staged for hypervisors, mapped at its first publish on this host.
 
-Only the publish tells whether the host or a guest mounts a volume. Where the engine can give either (images in Ceph),
-the stage attaches for a hypervisor, and this comes before the first publish on the host: a device, and the same
-preparation of its filesystem that a stage does for other engines. "prepared" is noted last, so a crash on the way is
-completed by the next publish, by the content record. A publish to a guest, while nothing is mounted here, gives the
-device back first: the image has one client.
+Only the publish tells whether the host or a guest mounts a volume. If the engine can give either (images in Ceph),
+the stage attaches for a hypervisor. Before the first publish on the host this module makes a device, and prepares its
+filesystem as a stage does for other engines. It notes "prepared" last, so the next publish completes an interrupted
+one. A publish to a guest, without a mount here, gives the device back first: the image has one client.
 
-A reader's device takes no writes, so nothing is made or repaired on it.
+A reader's device takes no writes, so the driver neither makes nor repairs a filesystem on it.
 """
 
 from contextlib import ExitStack
@@ -31,41 +30,43 @@ class HostImage:
     preparation: FilesystemPreparation
 
     def make_ready(self, ready: Ready) -> Preparation | None:
-        """Give a volume that was staged for hypervisors its device. Returns what the filesystem needs before a mount:
-        prepare it then, and check the publish again in any case.
+        """Give a volume that was staged for hypervisors its device. Returns the preparation before a mount, if any;
+        the caller does it, and checks the publish again in any case.
 
         Raises the engine's `NoHostDevice` and others, `VolumeInUseByTool`, and the errors of
         `FilesystemPreparation.begin`.
         """
         request = ready.request
-        with ExitStack() as held:
-            lock = held.enter_context(self.preparation.tool_locks.taking(request.volume_id))
+        with ExitStack() as descriptors:
+            lock = descriptors.enter_context(self.preparation.tool_locks.taking(request.volume_id))
             attachment = self.stores.access.attach(
                 request.volume_id, _access(request, on_host=True)
             )
             if attachment.device is None:
                 raise NoHostDevice()
             self.io_limits.settle(ready.record.limits.value, attachment)
-            then = partial(self._note, request.volume_id, "prepared")
-            wanted = Preparation(
+            note_prepared = partial(self._note, request.volume_id, "prepared")
+            preparation = Preparation(
                 ready.content,
                 ready.staged.fs_type,
                 attachment,
                 ready.record.parameters,
-                then,
+                note_prepared,
                 inherits=(lock,),
             )
-            due = self.preparation.begin(wanted, held, readonly=request.capability.mode.reader_only)
+            due = self.preparation.begin(
+                preparation, descriptors, readonly=request.capability.mode.reader_only
+            )
             if due is None:
-                then()
+                note_prepared()
             return due
 
     def give_back(self, ready: Ready) -> bool:
         """Before a publish to a guest: attach the volume for a hypervisor again, unless this host has it mounted.
-        Whether it was attached otherwise until now: then check the publish again.
+        Returns whether it had a device until now: then check the publish again.
         """
         volume_id, is_mapped = ready.request.volume_id, ready.attachment.device is not None
-        if not is_mapped or not all(other.deferred for other in ready.others):
+        if not is_mapped or not all(publish.deferred for publish in ready.others):
             return False
         with self.io_limits.released(ready.attachment):
             self.stores.access.attach(volume_id, _access(ready.request, on_host=False))

@@ -2,12 +2,12 @@
 
 The device itself is mounted, not a bind of the staging path: the kernel shares one filesystem instance among all
 targets of a device. A read-only target is a read-only *mount* of a writable filesystem, so that another target may
-write; only in a read-only access mode, or beside a guest that reads, is the filesystem itself read-only. A read-only
+write; the filesystem itself is read-only only in a read-only access mode, or beside a guest that reads. A read-only
 raw volume needs a read-only device, since a read-only bind of a node does not stop writes.
 
-Steps: write the entry, create the target, mount; with a group change, or growth that is due, the entry is not done
-until that is complete. A failure undoes the steps; a crash leaves an entry that the same request completes and that
-NodeUnpublishVolume removes. An entry without its mount does not count as a publish (`NodeState.live_publishes`).
+Steps: write the entry, create the target, mount; the entry is done after a group change and growth that is due. A
+failure undoes the steps; a crash leaves an entry that the same request completes and that NodeUnpublishVolume
+removes. An entry without its mount does not count as a publish (`NodeState.live_publishes`).
 """
 
 import contextlib
@@ -52,10 +52,10 @@ class NodePublish:
     host_image: HostImage
     target_roots: tuple[str, ...]
 
-    async def publish(self, request: Publish) -> None:
-        """Publish the volume; published like that already is a success.
+    async def publish_on_host(self, request: Publish) -> None:
+        """Publish the volume; an equal publish that exists already is a success.
 
-        Raises what `HostImage.make_ready` and `publish_rules.check` raise, `throttling.CannotThrottle`,
+        Raises the errors of `HostImage.make_ready` and `publish_rules.check_publish`, `throttling.CannotThrottle`,
         `TargetOccupied`, and the errors of `target_paths`, `mount_api` and `fs_group`.
         """
         async with workers.long_work() if _group(request) else contextlib.nullcontext():
@@ -64,7 +64,7 @@ class NodePublish:
             return
         if isinstance(ready, Preparation):
             await self.host_image.preparation.prepare(ready)
-            await self.publish(request)
+            await self.publish_on_host(request)
             return
         content, attachment = ready.content, ready.attachment
         await self.node_expand.fill(content, attachment, ready.entry.fs_type, request.target.text)
@@ -73,8 +73,8 @@ class NodePublish:
         )
 
     def _publish(self, request: Publish) -> Ready | Preparation | None:
-        """Do all steps but growth in one hop; returns what must grow, or what needs a filesystem first."""
-        ready = publish_rules.check(self.stores, request)
+        """Do all steps but growth in one hop; returns a publish that must grow, or a preparation that comes first."""
+        ready = publish_rules.check_publish(self.stores, request)
         if ready.staged.host and host_image.is_due(ready):
             return self.host_image.make_ready(ready) or self._publish(request)
         entry, device = ready.entry, ready.attachment.host_device  # raises NoHostDevice
@@ -89,9 +89,9 @@ class NodePublish:
         may_grow = entry.kind == "mount" and not entry.readonly and not ready.others
         grows = unanswered and is_larger and may_grow
         group = _group(request, readonly=entry.readonly)
-        # Where no step follows the mount, the mount itself shows that the publish is done.
-        last, done = group is None and not grows, entry.model_copy(update=_DONE)
-        self.stores.node_state.note_published(done if last else entry)
+        # If no step follows the mount, the mount itself shows that the publish is done.
+        last, done_entry = group is None and not grows, entry.model_copy(update=_DONE)
+        self.stores.node_state.note_published(done_entry if last else entry)
         try:
             if not mounted:
                 self._mount(ready)
@@ -104,7 +104,7 @@ class NodePublish:
         if grows:
             return ready
         if not last:
-            self.stores.node_state.note_published(done)
+            self.stores.node_state.note_published(done_entry)
         return None
 
     def _look(self, ready: Ready) -> bool:
@@ -135,7 +135,7 @@ class NodePublish:
             return
         target_paths.make_directory(target, roots)
         reader_only = ready.request.capability.mode.reader_only
-        alone = reader_only or any(other.deferred for other in ready.others)
+        alone = reader_only or any(publish.deferred for publish in ready.others)
         mount_api.mount_device(
             device,
             target.text,
@@ -147,9 +147,9 @@ class NodePublish:
         )
 
     def _undo_or_log(self, ready: Ready, *, unmounts: bool) -> None:
-        """Undo what this publish did; a mount that was there without an entry may be a pod's, and stays.
+        """Undo the steps of this publish; an earlier mount without an entry may be a pod's, and stays.
 
-        What cannot be undone is left to the CO's unpublish, and does not hide the first error.
+        The CO's unpublish removes the rest; an error here does not hide the first error.
         """
         try:
             if unmounts:

@@ -1,4 +1,4 @@
-"""The second publish: which publishes of one volume may exist together (CSI NodePublishVolume, table).
+"""The checks of a publish, on the host and to guests, and the publishes of one volume that may exist together (CSI).
 
     mode                            same target, same P   same target, other P   other target
     MULTI_NODE_*, …_MULTI_WRITER    success               ALREADY_EXISTS         success, same capability
@@ -7,8 +7,6 @@
 P is every argument but the secrets and the keys `csi.storage.k8s.io/…` of the contexts: a kubelet puts pod names and
 fresh tokens there and publishes again. Deferral adds a rule, because two kernels could mount one device: a deferred
 publish excludes all others, unless it and all the others are read-only.
-
-The checks of a publish request, on the host and to guests alike.
 """
 
 import hashlib
@@ -59,7 +57,7 @@ class Publish:
     """Sorted, as the publish context."""
     publish_context: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-    """The publish's, or the stage's as far as they are known."""
+    """The secrets of the publish, or the known ones of the stage."""
     fingerprint: str = field(init=False, repr=False, compare=False)
     """A digest of P: equal for equal requests, without their content."""
 
@@ -109,43 +107,43 @@ def entry_of(request: Publish, fs_type: str, *, readonly: bool = False) -> Publi
         readonly=readonly or request.readonly or mode.reader_only or parsed.readonly,
         deferred=request.deferred,
         fingerprint=request.fingerprint,
-        done=request.deferred,  # nothing follows its entry
+        done=request.deferred,  # no step follows its entry
     )
 
 
-def check_other_targets(others: Iterable[Published], wanted: Published) -> None:
+def check_other_targets(others: Iterable[Published], entry: Published) -> None:
     """Raise `PublishedElsewhere` if a publish at another target forbids this one."""
     for other in others:
-        why = _obstacle(other, wanted)
-        if why:
+        obstacle = _obstacle(other, entry)
+        if obstacle:
             raise errors.NotReady.named(
                 "PublishedElsewhere",
-                f"{wanted.volume_id} is published at {other.target}",
-                why=why,
+                f"{entry.volume_id} is published at {other.target}",
+                why=obstacle,
                 hint="unpublish it there first",
             )
 
 
-def _obstacle(other: Published, wanted: Published) -> str:
-    readonly = other.readonly and wanted.readonly
-    if (other.deferred or wanted.deferred) and not readonly:
+def _obstacle(other: Published, entry: Published) -> str:
+    readonly = other.readonly and entry.readonly
+    if (other.deferred or entry.deferred) and not readonly:
         if other.deferred:
             return "a guest mounts it, and two kernels must not write to one filesystem"
         return "this host mounts it, and a guest must not write to it at the same time"
-    if wanted.access_mode not in _SHARED_MODES:
-        return f"{wanted.access_mode.name} allows one target"
-    if (other.kind, other.fs_type, other.mode) != (wanted.kind, wanted.fs_type, wanted.mode):
+    if entry.access_mode not in _SHARED_MODES:
+        return f"{entry.access_mode.name} allows one target"
+    if (other.kind, other.fs_type, other.mode) != (entry.kind, entry.fs_type, entry.mode):
         return "with another capability"
-    if other.deferred == wanted.deferred and other.options != wanted.options:
+    if other.deferred == entry.deferred and other.options != entry.options:
         return "with other mount options, and a filesystem has only one set"
-    if other.kind == "block" and other.readonly != wanted.readonly:
+    if other.kind == "block" and other.readonly != entry.readonly:
         return "a raw device is read-only at all targets or at none"
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A publish that passed all checks, with what it needs."""
+    """A publish that passed all checks, with its records and attachment."""
 
     request: Publish
     entry: Published
@@ -157,8 +155,8 @@ class Ready:
     others: tuple[Published, ...]
 
 
-def check(stores: Stores, request: Publish) -> Ready:
-    """Check a publish against all rules but whether this host has a device; changes nothing.
+def check_publish(stores: Stores, request: Publish) -> Ready:
+    """Check a publish against all rules but one, whether this host has a device; changes no state.
 
     Raises `models.VolumeNotFound`, `models.RecordMissing`, `EncryptedOnHost`, `FilesystemOfGuest`,
     `capability_check.CapabilityExceeded`, `NotStaged`, `TargetPublishedDifferently`, `PublishedElsewhere`.
@@ -185,7 +183,7 @@ def check(stores: Stores, request: Publish) -> Ready:
         present = None
     if present is not None and present.fingerprint != entry.fingerprint:
         raise TargetPublishedDifferently(present.target, present.volume_id)
-    others = tuple(each for each in live if each.target != request.target.text)
+    others = tuple(publish for publish in live if publish.target != request.target.text)
     check_other_targets(others, entry)
     return Ready(request, entry, staged, record, content, attachment, present, others)
 

@@ -162,7 +162,7 @@ async def test_standby_controller_is_healthy_and_serves_later(controllers: Contr
     assert isinstance(await watch.look(), ControllerStandsBy)
     assert health.problems == {}
     with pytest.raises(ControllerStandsBy):
-        watch.check("/csi.v1.Controller/CreateVolume")
+        watch.admit("/csi.v1.Controller/CreateVolume")
     assert not await DirectCo(second).is_ready()
     first.stores.pool.let_go()
     assert await watch.look() is None

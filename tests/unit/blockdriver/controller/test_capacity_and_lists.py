@@ -288,7 +288,7 @@ async def test_pool_health_without_access_or_capacity_is_abnormal(
     def unavailable() -> None:
         raise errors.NotReady("the pool is not mounted")
 
-    monkeypatch.setattr(state.stores.provisioning, "check", unavailable)
+    monkeypatch.setattr(state.stores.provisioning, "check_usable", unavailable)
     assert [condition.reachable for condition in health_check.pool()] == [False]
 
 

@@ -181,10 +181,10 @@ def test_slots_hold_a_publish_that_ends_between_the_questions() -> None:
     publish = slots.taking(volume_id)
     publish.__enter__()
     between.then = lambda: between.on.add(volume_id)
-    assert slots.now()[1] == (volume_id,)
+    assert slots.in_use()[1] == (volume_id,)
     between.then = lambda: None
     publish.__exit__(None, None, None)
-    assert slots.now()[1] == (volume_id,)
+    assert slots.in_use()[1] == (volume_id,)
 
 
 @pytest.mark.spec("N-8")

@@ -38,7 +38,7 @@ def test_ids_name_pool_and_kind_in_40_to_64_characters() -> None:
 def test_ids_of_unknown_form_belong_to_no_pool(text: str) -> None:
     assert not IDS.is_volume_id(text)
     assert not IDS.is_volume_id(IDS.volume_id("a") + (text or "0"))
-    IDS.check(text)
+    IDS.check_own_pool(text)
 
 
 def test_ids_of_another_pool_are_known_as_such() -> None:
@@ -47,8 +47,8 @@ def test_ids_of_another_pool_are_known_as_such() -> None:
             is_kind(foreign) for is_kind in (IDS.is_volume_id, IDS.is_snapshot_id, IDS.is_group_id)
         )
         with raised("IdOfOtherPool", match="0123456789abcdef"):
-            IDS.check(foreign)
-    IDS.check(IDS.volume_id("a"))
+            IDS.check_own_pool(foreign)
+    IDS.check_own_pool(IDS.volume_id("a"))
 
 
 def test_member_id_is_that_of_no_single_snapshot() -> None:

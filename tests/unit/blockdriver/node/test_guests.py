@@ -120,7 +120,7 @@ async def test_guests_without_a_socket_refuse_with_the_remedy() -> None:
         with pytest.raises(errors.NotReady, match="runtime_socket"):
             await call
     with pytest.raises(errors.NotReady, match="runtime_socket"):
-        unset.check()
+        unset.check_reachable()
     await unset.close()
 
 

@@ -135,7 +135,7 @@ class Checked(MemoryBackend):
         super().__init__()
         self._check = check
 
-    def check(self) -> None:
+    def check_usable(self) -> None:
         self._check()
 
 

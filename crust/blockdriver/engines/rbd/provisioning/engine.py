@@ -101,7 +101,7 @@ class RbdProvisioning(RbdSnapshots):
         self.freeing.stop(limit_s=0)  # the next look begins again
         self.background.stop()
 
-    def check(self) -> None:
+    def check_usable(self) -> None:
         """One small read; nothing if only calls bring keys: a pod's key proves nothing about this process."""
         if self.place.is_lent:
             return
