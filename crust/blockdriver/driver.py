@@ -80,9 +80,9 @@ def build(  # noqa: PLR0913 - one per setting
 ) -> "Driver":
     """Compose a driver, without I/O. Volumes are sparse files below `state_dir` unless there is an `engine`.
 
-    `pool_id_file` is where the pool's id is remembered, beside `state_dir` if it is empty; with `create_pool` a first
-    start makes the pool. `runtime_guests` is the way to guests that have deferred volumes; without one they are out
-    of reach. `role` is what of it others may call.
+    `pool_id_file` keeps the pool's id, beside `state_dir` if it is empty; with `create_pool` a first start makes the
+    pool. `runtime_guests` reaches guests that have deferred volumes; without it no call reaches them. `role` decides
+    which RPCs the driver serves.
     """
     csi.required(node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
     engine = engine or files.engine(state_dir, pool_id_file, create=create_pool)
@@ -185,23 +185,23 @@ class Driver:
     """The threads of the engine, and of the host calls for its volumes."""
 
     async def finish_changes(self) -> None:
-        """Finish changes of limits in guests that a killed driver had begun."""
+        """Finish a killed driver's changes of limits in guests."""
         if self.role.has_controller:
             await self.controller.modifier.finish_interrupted()
 
     async def collect_garbage(self) -> None:
-        """Remove what is left of volumes, snapshots and attachments."""
+        """Remove the rests of volumes, snapshots and attachments."""
         if self.role.has_controller:
             await self.controller.provisioner.settle()
         if self.role.has_node:
             await self.node.node_unstage.collect()
 
     def count_snapshots(self) -> list[metrics.Sample]:
-        """For the metrics, which a thread reads."""
+        """The numbers of snapshots and groups, for the metrics, which a thread reads."""
         index = self.stores.snapshot_sets.index
-        found = {each: index.get(each) for each in index.page()}
-        snapshots = sum(len(each.snapshots) if each else 1 for each in found.values())
-        groups = [each for each in found if self.stores.pool.ids.is_group_id(each)]
+        summaries = {set_id: index.get(set_id) for set_id in index.page()}
+        snapshots = sum(len(summary.snapshots) if summary else 1 for summary in summaries.values())
+        groups = [set_id for set_id in summaries if self.stores.pool.ids.is_group_id(set_id)]
         return [(("snapshot",), snapshots), (("group",), len(groups))]
 
     async def keep_measuring(self) -> None:
@@ -226,16 +226,16 @@ class Driver:
             await asyncio.sleep(COLLECT_PERIOD_S)
 
     def open(self) -> None:
-        """Read the state of disk and kernel, before the first RPC and when the pool is there again. Blocks.
+        """Read the state of disk and kernel, before the first RPC and when the pool is back. Blocks.
 
-        Raises what `PoolHome.open` does, and the error of a directory that cannot be created.
+        Raises the errors of `PoolHome.open`, and the error of a directory that cannot be created.
         """
         self.controller.snapshots.freezer.thaw_mounted()
         self.stores.pool.open()
         if self.role.has_node:
             self.node.io_limits.throttle.look()
         if not self.role.has_controller:
-            # no key to read the pool with, and nothing here that its records decide
+            # a node has no key for the pool's records, and needs none of them
             self.stores.node_state.open(syscalls.boot_id())
             return
         self.stores.provisioning.open()  # for RBD it begins work in the background

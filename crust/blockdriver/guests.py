@@ -1,11 +1,11 @@
 """The guests that have this driver's deferred volumes, reached through the proxy's Runtime API by target path.
 
 The driver never calls a runtime: the proxy knows which handler has a target, and calls it. Without a Runtime API
-(`runtime_socket` is empty) a deferred volume is unreachable, and a call that needs its guest is refused: the driver
+(`runtime_socket` is empty) a deferred volume is unreachable, and the driver refuses a call that needs its guest: it
 never assumes that a guest was frozen, or that it applied a limit.
 
 An error is the proxy's own, with its code, and `PeerUnavailable` while the proxy or the handler is absent: then the
-guest's state is unknown, which is not the same as "no guest has it".
+guest's state is unknown; a guest may have the volume.
 """
 
 from collections.abc import Awaitable, Callable
@@ -30,8 +30,8 @@ T = TypeVar("T")
 class Guests:
     """Calls to the guest that has a volume. A target that is not deferred is `NotFound`.
 
-    Connects to `socket_path` at the first call, until `close`. Raises what `channel.target_of` raises. Without a path
-    every call raises NoRuntimeSocket.
+    Connects to `socket_path` at the first call, until `close`. Raises the errors of `channel.target_of`. Without a
+    path every call raises NoRuntimeSocket.
     """
 
     def __init__(self, socket_path: str = "", connect: Callable[[str], Port] = SocketPort) -> None:
@@ -59,7 +59,7 @@ class Guests:
         request = runtime_pb2.RuntimeFreezeVolumeRequest(
             volume_target_path=target.text, thaw_after_seconds=thaw_after_s
         )
-        answer = await self._asked(
+        answer = await self._ask(
             lambda proxy: proxy.RuntimeFreezeVolume(request, timeout=FREEZE_TIMEOUT_S)
         )
         return answer.frozen
@@ -67,17 +67,17 @@ class Guests:
     async def thaw(self, target: volumes.TargetPath) -> bool:
         """Thaw; whether it was frozen until now. Not frozen is a success, and False."""
         request = runtime_pb2.RuntimeThawVolumeRequest(volume_target_path=target.text)
-        answer = await self._asked(
+        answer = await self._ask(
             lambda proxy: proxy.RuntimeThawVolume(request, timeout=THAW_TIMEOUT_S)
         )
         return answer.was_frozen
 
     async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> bool:
-        """Replace the limits, also for a later sandbox; whether one has the volume and applied them."""
+        """Replace the limits, also for a later sandbox; whether a sandbox has the volume and applied them."""
         request = runtime_pb2.RuntimeSetVolumeLimitsRequest(
             volume_target_path=target.text, limits=crust_v1.io_limits_to_wire(limits)
         )
-        answer = await self._asked(
+        answer = await self._ask(
             lambda proxy: proxy.RuntimeSetVolumeLimits(request, timeout=LIMITS_TIMEOUT_S)
         )
         return answer.applied
@@ -88,7 +88,7 @@ class Guests:
             await self._port.aclose()
             self._port = None
 
-    async def _asked(
+    async def _ask(
         self, question: Callable[["runtime_pb2_grpc.RuntimeAsyncStub"], Awaitable[T]]
     ) -> T:
         self.check_reachable()

@@ -1,11 +1,11 @@
-"""Opens the pool when it is there, and closes it when it went away; the driver serves its socket all the time.
+"""Opens the pool when it is present, and closes it when it is absent; the driver serves its socket all the time.
 
-A look once per period decides: no event tells of all the ways in which a directory comes and goes, and nothing
-depends on a quick answer. What runs when the pool goes away still reaches it by what its engine holds (`PoolHome`),
-so it ends as it would have; new calls are refused, then everything that holds the pool's filesystem is closed.
+A look once per period decides: no event covers all the ways in which a directory comes and goes, and no caller needs
+a quick answer. Operations that run when the pool goes away still reach it by the engine's descriptors (`PoolHome`),
+and end normally; the watch refuses new calls, and then closes every file of the pool's filesystem.
 
-A pool in Ceph has one active controller. Another one stands by: its Probe answers "not ready", it is healthy, and it
-looks whether it may take over. A controller that was replaced ends its process: its callers must find the active one.
+A pool in Ceph has one active controller. Another controller stands by: its Probe answers "not ready", it is healthy,
+and it checks whether it may take over. A replaced controller ends its process: its callers must find the active one.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class PoolWatch:
         return f"pool of {self._driver.name}"
 
     def admit(self, method: str) -> None:
-        """Raise why the method is not served: by the driver's role, or while the pool that it needs is not open."""
+        """Raise an error for a method that the driver's role excludes, or whose pool is not open."""
         self._driver.role.check_method(method)
         if method.startswith("/csi.v1.") and _needs_state(method) and self._problem is not None:
             raise self._problem
@@ -71,7 +71,7 @@ class PoolWatch:
                 raise
 
     async def look(self) -> errors.CrustError | None:
-        """Open the pool if it is there, close it if it went away; returns what is wrong."""
+        """Open the pool if it is present, close it if it is absent; returns the problem."""
         try:
             if self._is_open:
                 await workers.run(self._pool.check_in_place)
@@ -102,7 +102,7 @@ class PoolWatch:
 
     async def _open(self) -> None:
         pool, driver = self._pool, self._driver
-        # First of all: writers wait for it, and the pool may not be there.
+        # First of all: writers wait for the thaw, and the pool may be absent.
         await workers.run(driver.controller.snapshots.freezer.thaw_mounted)
         await workers.run(pool.find)
         try:
@@ -160,5 +160,5 @@ class PoolWatch:
 
 
 def _needs_state(method: str) -> bool:
-    """Whether a method of CSI reads or writes the state: all but identity, health and capabilities do."""
+    """Whether a method of CSI reads or writes the state: all but identity and capabilities do."""
     return not (method.startswith("/csi.v1.Identity/") or method.endswith("Capabilities"))

@@ -2,7 +2,7 @@
 
 Start: the lock of the run directory; if the pool is there, its lock (one driver per pool, however many sockets), its
 identity, records and node state, the engine; the socket last, so that no call is answered before the state is known.
-A pool that is absent is waited for: calls that need it are UNAVAILABLE meanwhile. Stop: the socket first, then every
+The driver waits for an absent pool: calls that need it are UNAVAILABLE meanwhile. Stop: the socket first, then every
 running operation ends.
 """
 
@@ -42,11 +42,13 @@ LOCK = "driver.lock"
 """In the run directory."""
 
 FENCE_PERIOD_S = 30.0
-"""The cluster lists a client that was switched off as connected for as long."""
+"""The cluster lists a client of a node without power as connected for as long."""
 
 _ENGINES: Mapping[str, Callable[[DriverSettings], Engine]] = {
-    "files": lambda its: files.engine(its.state_dir, its.pool_id_file, create=its.create_pool),
-    "rbd": lambda its: _rbd(its),
+    "files": lambda settings: files.engine(
+        settings.state_dir, settings.pool_id_file, create=settings.create_pool
+    ),
+    "rbd": lambda settings: _rbd(settings),
 }
 """By the setting `engine`; made without I/O."""
 
@@ -57,7 +59,7 @@ _log = logging.getLogger(__name__)
 async def running(driver: Driver, *, socket: str, run_dir: str) -> AsyncIterator[Daemon]:
     """The driver, serving on `socket` while the block runs; every running operation ends before it is left.
 
-    Raises `locks.LockHeld` when another process has the pool or the run directory, and what `server.serving` raises.
+    Raises `locks.LockHeld` if another process has the pool or the run directory, and the errors of `server.serving`.
     """
     await workers.run(durable.make_directories, run_dir, 0o700)
     async with (
@@ -79,10 +81,10 @@ async def part(
 ) -> AsyncIterator[None]:
     """Serve as a part of the process `daemon` while the block runs; raises as `running`."""
     async with AsyncExitStack() as stack:
-        # dozens of unmounts that write to a slow disk take all threads, and end: no reason for a restart
+        # dozens of unmounts on a slow disk take all threads, and end: no reason for a restart
         threads = WorkerWatch(driver.workers, driver.stores.running, daemon.health, is_fatal=False)
         await stack.enter_async_context(threads.running())  # ends when all operations have ended
-        with driver.workers.used():  # also by the tasks that are started here
+        with driver.workers.used():  # the tasks that start here use them too
             watch = await _opened(driver, daemon, stack)
         await stack.enter_async_context(
             ports.serving(
@@ -117,7 +119,7 @@ def _service(driver: Driver, daemon: Daemon, watch: PoolWatch) -> Service:
 
 
 async def _opened(driver: Driver, daemon: Daemon, owned: AsyncExitStack) -> PoolWatch:
-    """Open the pool if it is there; what has it is closed before another process may write."""
+    """Open the pool if it is present; its users close before another process may write."""
     watch = PoolWatch(driver, daemon.health, daemon.end)
     owned.push_async_callback(driver.node.io_limits.guests.close)
     owned.push_async_callback(watch.let_go)
@@ -133,7 +135,7 @@ async def _opened(driver: Driver, daemon: Daemon, owned: AsyncExitStack) -> Pool
 
 
 async def check_host(settings: DriverSettings) -> None:
-    """Raise what would make a running driver useless on this host."""
+    """Raise the error that would make a running driver useless on this host."""
     if settings.mode != "controller" and settings.check_propagation:
         await workers.run(propagation.check_propagation, settings.target_roots)
 
@@ -157,39 +159,39 @@ def driver_of(settings: DriverSettings, connect: Callable[[str], Port] = SocketP
 
 
 def _rbd(settings: DriverSettings) -> Engine:
-    its = settings.rbd
-    assert its is not None, "checked with the settings"
-    if not its.user:
+    ceph = settings.rbd
+    assert ceph is not None, "checked with the settings"
+    if not ceph.user:
         return rbd.node_engine(
-            its.monitors,
-            its.pool,
-            its.namespace,
+            ceph.monitors,
+            ceph.pool,
+            ceph.namespace,
             run_dir=settings.run_dir,
             node=settings.node_id,
         )
-    key = key_of(its.key_file, its.user)
-    place = rbd.Place.of(Connection(CephUser(its.monitors, its.user, key)), its.pool, its.namespace)
+    user = CephUser(ceph.monitors, ceph.user, key_of(ceph.key_file, ceph.user))
+    place = rbd.Place.of(Connection(user), ceph.pool, ceph.namespace)
     return rbd.engine(
         place,
         run_dir=settings.run_dir,
-        create=its.create_pool,
+        create=ceph.create_pool,
         node=settings.node_id,
-        trash_keep_s=its.trash_keep_s,
+        trash_keep_s=ceph.trash_keep_s,
     )
 
 
 NodesGone = Callable[[], Awaitable[frozenset[str]]]
-"""Answers which nodes are gone for good now, by the driver's ids."""
+"""Returns the nodes that are gone for good now, by the driver's ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostNodes:
-    """The nodes that `declared` calls gone, and what cuts them off from the volumes that `volume_ids` lists.
+    """Cuts the nodes that `declared` returns off from the volumes of `volume_ids`, and frees their claims.
 
-    What they have claimed is freed, while nobody asks: pods that wait for it go on. `declared` is asked again before
-    each pass; it never means that a node did not answer. Even so a client that is connected is alive and is left
-    alone (`fencing.HolderConnected`); the pass is repeated until it has ended, or the node is not declared gone any
-    more. A pass reads the claim of each volume: 0.4 ms.
+    No call triggers it: pods that wait for a claim go on by themselves. Each pass calls `declared` again; a node that
+    only does not answer is never in its result. Even so the pass leaves a connected client alone, because it lives
+    (`fencing.HolderConnected`), and repeats until the client has ended, or `declared` omits the node. A pass reads
+    the claim of each volume: 0.4 ms.
     """
 
     fencing: NodeFencing
@@ -198,15 +200,15 @@ class LostNodes:
     period_s: float = FENCE_PERIOD_S
 
     async def keep_fencing(self) -> None:
-        """Fence what nodes that are gone have claimed, until cancelled; `supervised` begins it again.
+        """Free the claims of nodes that are gone, until cancelled; `supervised` starts it again.
 
-        Nodes that wait go on waiting in the metric, whatever a pass fails with.
+        After a pass that fails, the metric still counts the nodes that wait.
         """
         while True:
             try:
-                gone, waiting = await self.declared(), frozenset[str]()
-                if gone:
-                    waiting = await workers.run(self.fencing.fence, self.volume_ids(), gone)
+                gone_nodes, waiting = await self.declared(), frozenset[str]()
+                if gone_nodes:
+                    waiting = await workers.run(self.fencing.fence, self.volume_ids(), gone_nodes)
             except errors.CrustError as err:
                 metrics.fencing_failures.inc()
                 _log.warning("nodes that are gone are not fenced", extra={"error": err})
@@ -219,7 +221,7 @@ class LostNodes:
 
 
 async def run_driver(settings: DriverSettings) -> None:
-    """Serve until cancelled. Raises what keeps the driver from starting, after undoing the steps before it."""
+    """Serve until cancelled. Raises the error of a failed start, after undoing the steps before it."""
     await check_host(settings)
     driver = driver_of(settings)
     serving = running(
@@ -227,7 +229,7 @@ async def run_driver(settings: DriverSettings) -> None:
         socket=settings.socket,
         run_dir=settings.run_dir,
     )
-    # in this order: what cannot be used is refused before anything is served
+    # in this order: a bad kubeconfig ends the start before the driver serves a call
     async with (
         _declared_gone(driver.name, settings.kubernetes) as nodes,
         serving as daemon,
@@ -240,7 +242,7 @@ async def run_driver(settings: DriverSettings) -> None:
 async def _declared_gone(
     driver_name: str, access: KubernetesAccess | None
 ) -> AsyncIterator[NodesGone | None]:
-    """What Kubernetes declares gone, if it is to be asked. Raises `api.UnusableKubeconfig`."""
+    """The nodes that Kubernetes declares gone, with `access` to it. Raises `api.UnusableKubeconfig`."""
     if access is None:
         yield None
         return
@@ -253,7 +255,7 @@ async def _declared_gone(
 
 @asynccontextmanager
 async def _fencing(driver: Driver, nodes: NodesGone | None, daemon: Daemon) -> AsyncIterator[None]:
-    """Cut off the nodes that are declared gone while the block runs."""
+    """Cut off the nodes that Kubernetes declares gone while the block runs."""
     if nodes is None:
         yield
         return
@@ -263,6 +265,6 @@ async def _fencing(driver: Driver, nodes: NodesGone | None, daemon: Daemon) -> A
     lost = LostNodes(fencing, nodes, driver.stores.volume_records.ids)
     async with AsyncExitStack() as stack:
         fencing_loop = supervised("fencing of lost nodes", lost.keep_fencing, daemon.health)
-        with driver.workers.used():  # by the task that is started here
+        with driver.workers.used():  # the task that starts here uses them
             await stack.enter_async_context(fencing_loop)
         yield

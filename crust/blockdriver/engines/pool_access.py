@@ -1,25 +1,24 @@
-"""A pool as its engine gives it to the driver: its ids, its identity (`PoolHome`), the records of what is in it
-(`RecordStore`), and its volumes on this node (`NodeAccess`).
+"""A pool as its engine gives it to the driver: its ids, identity (`PoolHome`) and records (`RecordStore`), and its
+volumes on this node (`NodeAccess`).
 
-The records lie with the images: a disk that is moved takes both along, and a cluster has both. A record is bytes
-under an id; what it says is above this (`crust.blockdriver.records`). A writer names what it has read, so no write
-undoes another's, in whatever process that was.
+The records lie with the images: a disk that moves to another machine has both, and a cluster has both. A record is
+bytes under an id; `crust.blockdriver.records` reads them. A writer names the bytes that it has read, so no write
+undoes the write of another caller or process.
 
-A record comes with what it describes and goes with it (`Provisioning.making`, `taking`, `remove`); here it is read
-and replaced.
+`Provisioning` makes and removes a record together with its volume or set (`making`, `taking`, `remove`); a
+`RecordStore` reads and replaces it.
 
     volume           <pool id>-<hash of the name>
     snapshot         <pool id>-snap-<hash of the name>
     group snapshot   <pool id>-group-<hash of the name>
     its members      <pool id>-snap-<hash of the group's name>-<hash of the volume's id>
 
-An id names its pool, so a request for another one is known without a look at the disk. And it follows from the name,
-so a retried create finds what it began, at any number of volumes and whatever was lost on the way. Names never become
-file names (they may hold "/" and 128 bytes of anything), and an id of a request becomes one only if it has one of
-these forms.
+An id names its pool, so the driver knows a request for another pool without a look at the disk. And it follows from
+the name, so a retried create finds its earlier work, even without any memory of it. Names never become file names
+(they may hold "/" and 128 arbitrary bytes), and an id of a request becomes a file name only in one of these forms.
 
-A volume on a node need not be a block device of this host: an image that a hypervisor opens itself has none, and a
-call that does need one, a host mount above all, is refused (`NoHostDevice`). The rules of `protocol` hold here too.
+A volume on a node may have no block device of this host: a hypervisor opens its image itself. The driver refuses a
+call that needs a device then, such as a host mount (`NoHostDevice`). The rules of `protocol` hold here too.
 """
 
 import enum
@@ -44,20 +43,20 @@ def digest(name: str) -> str:
 
 
 def pool_of(text: str) -> str:
-    """The pool that an id names; empty if it has none of the forms above."""
+    """The pool that an id names; empty for any other text."""
     is_id = any(form.fullmatch(text) for form in (_VOLUME, _SNAPSHOT, _GROUP))
     return text.partition("-")[0] if is_id else ""
 
 
 def set_of(snapshot_id: str) -> str:
-    """The set that a snapshot is taken and deleted with: its group, or itself alone."""
-    pool_id, _, rest = snapshot_id.partition("-snap-")
-    group, _, member = rest.partition("-")
+    """The set of a snapshot: its group, or itself alone."""
+    pool_id, _, hashes = snapshot_id.partition("-snap-")
+    group, _, member = hashes.partition("-")
     return f"{pool_id}-group-{group}" if member else snapshot_id
 
 
 def check_file_name(text: str) -> None:
-    """Raise `errors.InvalidRequest` for what may be no id, and could lead elsewhere as the name of a file."""
+    """Raise `errors.InvalidRequest` for a text that is no id and could name a file elsewhere."""
     if not text.replace("-", "").isalnum() or not text.isascii():
         raise errors.InvalidRequest(f"{text!r} cannot be the name of an image")
 
@@ -103,10 +102,10 @@ class PoolIds:
     def check_own_pool(self, text: str) -> None:
         """Raise `IdOfOtherPool` for an id of another pool.
 
-        For calls that answer OK for an absent object: an object of another pool is not deleted.
+        For calls that answer OK for an absent object: the object of another pool still exists.
         """
-        other = pool_of(text)
-        if other not in ("", self.pool_id):
+        pool_id = pool_of(text)
+        if pool_id not in ("", self.pool_id):
             raise errors.NotFound.named(
                 "IdOfOtherPool",
                 f"there is no {text} here",
@@ -116,14 +115,14 @@ class PoolIds:
 
 
 class PoolAbsent(errors.PeerUnavailable):
-    """The pool that this driver serves is not where its engine looks for it."""
+    """The pool of this driver is not at its place."""
 
     def __init__(self, what: str, *, why: str, hint: str) -> None:
         super().__init__(what, why=why, hint=hint)
 
 
 class RecordChanged(errors.OperationPending):
-    """A record was written by somebody else since it was read."""
+    """Another writer has changed a record since the caller read it."""
 
     def __init__(self, shown: str) -> None:
         super().__init__(
@@ -134,49 +133,47 @@ class RecordChanged(errors.OperationPending):
 
 
 class PoolHome(Protocol):
-    """Where a pool is, and the right to change it. A pool's id is made once, with the pool."""
+    """The place of a pool, and the right to change it. A pool keeps the id of its creation."""
 
     @property
     def ids(self) -> PoolIds:
-        """The pool's ids, once it was opened."""
+        """The pool's ids, after `open`."""
         ...
 
     @property
     def shown(self) -> str:
-        """Where it is, for people."""
+        """Its place, for people."""
         ...
 
     def find(self) -> None:
-        """Look whether the right pool is there, or may be made there; changes nothing. Raises `PoolAbsent`."""
+        """Check that the right pool is at its place, or may be made there; no change. Raises `PoolAbsent`."""
         ...
 
     def lock(self) -> None:
-        """Take what only one process may have of the pool, until `let_go`. Raises `locks.LockHeld`,
-        `ControllerStandsBy`.
-        """
+        """Take the pool's lock, for one process, until `let_go`. Raises `locks.LockHeld`, `ControllerStandsBy`."""
         ...
 
     def renew(self) -> None:
         """Show other processes that this one lives; called every few seconds while the pool is locked. Raises
-        `ControllerReplaced` if another one has the lock.
+        `ControllerReplaced` if another process has the lock.
         """
         ...
 
     def open(self) -> None:
-        """Read the identity, or make the pool if that was asked for. Durable. Raises as `find` does."""
+        """Read the identity, or make the pool if the settings allow it. Durable. Raises as `find` does."""
         ...
 
     def check_in_place(self) -> None:
-        """Raise `PeerUnavailable` unless what was opened is still there. Cheap: called every second."""
+        """Raise `PeerUnavailable` unless the opened pool is still at its place. Cheap: called every second."""
         ...
 
     def let_go(self) -> None:
-        """Hold nothing of the pool."""
+        """Release the lock, and every file of the pool."""
         ...
 
 
 class RecordKind(enum.Enum):
-    """The kinds of records of a pool; the value names where an engine keeps them."""
+    """The kinds of records of a pool; the value names the place of an engine for them."""
 
     VOLUMES = "volumes"
     CONTENT = "content"
@@ -186,7 +183,7 @@ class RecordKind(enum.Enum):
 class RecordStore(Protocol):
     """The records of one kind, by id: bytes in and out. Each change is atomic and durable, from any thread.
 
-    An id was checked to be one of this pool's before it comes here.
+    The caller has checked that an id has the form of this pool's ids.
     """
 
     def ids(self) -> tuple[str, ...]:
@@ -194,19 +191,19 @@ class RecordStore(Protocol):
         ...
 
     def load(self, key: str) -> bytes | None:
-        """A record, or None. Raises `Corrupt`, `Refused` or `RuntimeFailed` for one that cannot be read."""
+        """A record, or None. Raises `Corrupt`, `Refused` or `RuntimeFailed` for an unreadable record."""
         ...
 
     def save(self, key: str, data: bytes, *, previous: bytes) -> None:
-        """Write a record in place of `previous`, which is what the caller has read.
+        """Write a record in place of `previous`, the bytes that the caller has read.
 
-        Raises `RecordChanged` if something else is there by now, or nothing; then nothing is written. After any other
-        error either record may be there.
+        Raises `RecordChanged`, without a write, if the store has other bytes by now, or no record. After any other
+        error the store may have either record.
         """
         ...
 
     def shown(self, key: str) -> str:
-        """Where a record is, for people."""
+        """The place of a record, for people."""
         ...
 
 
@@ -225,16 +222,16 @@ class NoHostDevice(errors.NotReady):
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A volume that is usable on this node: by a device of this host, or as an image that only a hypervisor opens."""
+    """A volume that is usable on this node: by a device of this host, or as an image for a hypervisor only."""
 
     source: volumes.BlockSource | volumes.NetworkImage
     size_bytes: int
     is_new: bool = field(default=False, compare=False)
-    """Whether the call that returned it has made the device: then no process has opened that before."""
+    """Whether the call that returned it has made the device, which then no process has opened before."""
 
     @property
     def device(self) -> volumes.BlockSource | None:
-        """The device of this host; None where only a hypervisor opens the volume."""
+        """The device of this host; None if only a hypervisor opens the volume."""
         return self.source if isinstance(self.source, volumes.BlockSource) else None
 
     @property
@@ -254,13 +251,13 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a volume is to be attached. `secrets` came with the call: they are kept in memory only, and never shown."""
+    """The kind of an attach. `secrets` are from the call: they stay in memory, and no message shows them."""
 
     mode: volumes.AccessMode = volumes.AccessMode.SINGLE_NODE_WRITER
     readonly: bool = False
     on_host: bool = False
-    """Whether this host itself uses it, by a block device; else a hypervisor may open it. Engines whose volumes are
-    such devices anyway need not look."""
+    """Whether this host itself uses it, by a block device; else a hypervisor may open it. An engine that always makes
+    devices ignores this."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -271,27 +268,27 @@ class NodeAccess(Protocol):
     """The volumes that this node uses. Errors are crust's; sizes are bytes."""
 
     def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
-        """Take the credentials that a call brought for a volume, and for the records of its pool, in memory, until
-        `detach`; before anything else of the call. An engine that needs none ignores them. Raises `Refused` for those
-        that the storage does not accept, `NotReady` if there are none and none are known.
+        """Take the credentials of a call for a volume, and for the records of its pool, in memory, until `detach`;
+        the first step of the call. An engine without credentials ignores them. Raises `Refused` for credentials that
+        the storage does not accept, `NotReady` if neither this call nor an earlier one has any.
         """
         ...
 
     def attach(self, volume_id: volumes.VolumeId, access: Access = READ_WRITE) -> Attachment:
-        """Attach the volume on this node; idempotent. Raises `ImageMissing`, `Exhausted`; `NoHostDevice` where a
-        device of this host is asked for, and cannot be made.
+        """Attach the volume on this node; idempotent. Raises `ImageMissing`, `Exhausted`; `NoHostDevice` if the
+        access needs a device of this host, and the engine cannot make it.
 
-        With an access that writes the node is the volume's only writer until `detach`, durably, where another node
-        could reach the image; raises `NotReady` naming the holder while another one has it.
+        With an access that writes, the node is the volume's only writer until `detach`, durably, if another node
+        could reach the image; raises `NotReady` naming the holder while another node has it.
         """
         ...
 
     def attached_here(self) -> tuple[volumes.VolumeId, ...]:
-        """The volumes that may be attached on this node, whichever process attached them."""
+        """The volumes that may be attached on this node, by any process."""
         ...
 
     def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """How the volume is attached on this node now, if it is."""
+        """The present attachment of the volume on this node; None without one."""
         ...
 
     def host_device(self, volume_id: volumes.VolumeId) -> Attachment | None:
@@ -303,7 +300,7 @@ class NodeAccess(Protocol):
         ...
 
     def drop(self, orphan: Attachment) -> None:
-        """Detach an orphan; one that is detached is a success. Raises `NotReady` while in use."""
+        """Detach an orphan; a detached one is a success. Raises `NotReady` while in use."""
         ...
 
     def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
@@ -313,11 +310,11 @@ class NodeAccess(Protocol):
     def is_empty(self, volume_id: volumes.VolumeId) -> bool:
         """Whether the engine stores no data for the volume, so that every byte of it reads as zero.
 
-        What was written to this node's device counts once it is written back (`devices.sync`). True is exact; False
-        may be wrong. Raises `ImageMissing`.
+        Writes to this node's device count once they are written back (`devices.sync`). True is exact; False may be
+        wrong. Raises `ImageMissing`.
         """
         ...
 
     def detach(self, volume_id: volumes.VolumeId) -> None:
-        """Detach, and verify it; not attached is a success. Raises `NotReady` while in use."""
+        """Detach and verify; not attached is a success. Raises `NotReady` while in use."""
         ...

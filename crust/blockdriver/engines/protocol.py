@@ -1,13 +1,13 @@
-"""What the driver needs of an engine, which stores volumes: `Provisioning`, `NodeAccess`, their pool and its records.
+"""The interface of an engine, which stores volumes: `Provisioning`, `NodeAccess`, their pool and its records.
 
 `Provisioning` is for the controller part: it needs no device and no root. `NodeAccess` is for the node part
-(`pool_access`). Handles are opaque to the driver: it passes ids, and hands on what it gets back.
+(`pool_access`). Handles are opaque to the driver, which only passes them on.
 
 Every method is plain and may block. An operation calls it on a thread of the engine's own pool (docs/decisions/0021):
-an engine that hangs takes its own threads and nobody else's. An engine that asks a peer over the network gives each
-of its calls a time, seconds, and raises `PeerUnavailable` after it. Every change is idempotent and durable when it
-returns, and the caller serialises changes of one volume. State is read from the engine and the kernel, never from
-memory alone.
+an engine that hangs takes only its own threads. An engine that calls a peer over the network gives each call some
+seconds, and raises `PeerUnavailable` after them. Every change is idempotent and durable when it returns, and the
+caller serialises changes of one volume. Methods read the state from the engine and the kernel, never from memory
+alone.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,8 +24,8 @@ MODES = frozenset({
     volumes.AccessMode.SINGLE_NODE_SINGLE_WRITER, volumes.AccessMode.SINGLE_NODE_MULTI_WRITER,
     volumes.AccessMode.MULTI_NODE_READER_ONLY,
 })  # fmt: skip
-"""The access modes of every engine. MULTI_NODE_READER_ONLY allows many nodes and asks for none: where a volume is on
-one node, the topology says which one. ReadOnlyMany claims arrive so."""
+"""The access modes of every engine. MULTI_NODE_READER_ONLY allows many nodes and requires none: the topology names
+the node of a local volume. ReadOnlyMany claims arrive so."""
 
 
 class ImageMissing(errors.Corrupt):
@@ -48,18 +48,18 @@ class ForeignImage(errors.Corrupt):
         super().__init__(
             f"{volume_id} is not {what}",
             why=f"an image of that name is in {shown}, and the driver did not make it",
-            hint="find out whose it is, and rename it; nothing was changed. One that was restored from a backup "
+            hint="find out whose it is, and rename it; nothing was changed. An image that was restored from a backup "
             "becomes the volume's by `rbd image-meta set IMAGE crust.volume VOLUME`",
         )
         self.volume_id = volume_id
 
 
-def orphan_image(volume_id: str, found: str) -> errors.Corrupt:
-    """Something has the name of a volume, without a volume record: nothing is made in its place."""
+def orphan_image(volume_id: str, present: str) -> errors.Corrupt:
+    """The error for an image with the name of a volume and no volume record: no volume is made in its place."""
     return errors.Corrupt.named(
         "OrphanImage",
         f"{volume_id} is not created",
-        why=f"{found} exists without a record of a volume",
+        why=f"{present} exists without a record of a volume",
         hint="find out whose data it is, and move it elsewhere (in a Ceph pool: `rbd rename`); nothing was changed",
     )
 
@@ -67,16 +67,16 @@ def orphan_image(volume_id: str, found: str) -> errors.Corrupt:
 class StillAttached(errors.NotReady):
     """A volume is attached on this node, and cannot be removed or moved."""
 
-    def __init__(self, volume_id: str, where: str) -> None:
+    def __init__(self, volume_id: str, place: str) -> None:
         super().__init__(
-            f"{volume_id} is in use", why=f"it is attached as {where}", hint="unstage it first"
+            f"{volume_id} is in use", why=f"it is attached as {place}", hint="unstage it first"
         )
         self.volume_id = volume_id
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A snapshot for an engine: its id, the volume it is of (an engine may keep it in that one's image), its size."""
+    """A snapshot for an engine: its id, its volume (an engine may keep it in the volume's image), its size."""
 
     snapshot_id: str
     volume_id: volumes.VolumeId
@@ -93,10 +93,10 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class PoolSpace:
-    """A pool's space in bytes: its size for our images, its free bytes, and the blocks of its snapshots.
+    """A pool's space in bytes: its size for crust's images, its free bytes, and the blocks of its snapshots.
 
-    `size_bytes` excludes what others keep there. In `snapshot_bytes` a shared block counts once per snapshot.
-    `spare_bytes` are never given to volumes, at any overcommit: the engine needs them.
+    `size_bytes` excludes other files. In `snapshot_bytes` a shared block counts once per snapshot. The engine needs
+    `spare_bytes` itself: volumes never get them, at any overcommit.
     """
 
     size_bytes: int
@@ -106,7 +106,7 @@ class PoolSpace:
 
 
 class NoChangeTracking(errors.NotReady):
-    """The engine cannot tell which blocks differ (CSI GetMetadataDelta: FAILED_PRECONDITION)."""
+    """The engine cannot compute the blocks that differ (CSI GetMetadataDelta: FAILED_PRECONDITION)."""
 
     def __init__(self, why: str) -> None:
         super().__init__(
@@ -129,7 +129,7 @@ class SnapshotMissing(errors.Corrupt):
 
 
 class Unseen(Protocol):
-    """A volume or set that nobody else sees before `commit`."""
+    """A volume or set that no other caller sees before `commit`."""
 
     def commit(self, records: Mapping[RecordKind, bytes]) -> None:
         """Make it exist, with its records, in one durable step; the last call. After an error it may exist."""
@@ -137,8 +137,8 @@ class Unseen(Protocol):
 
 
 class Making(Unseen, Protocol):
-    """A volume that is being made, to be committed with its volume record and its content record. Each of the other
-    calls gives it an image.
+    """A volume during its creation; `commit` takes its volume record and its content record. Each of the other calls
+    gives it an image.
     """
 
     def create(self, size_bytes: int) -> None:
@@ -152,7 +152,7 @@ class Making(Unseen, Protocol):
         ...
 
     def clone(self, source: volumes.VolumeId, *, source_bytes: int, size_bytes: int) -> None:
-        """Like `restore`, from a volume as it is now, which must have `source_bytes`.
+        """Like `restore`, from the present content of a volume, which must have `source_bytes`.
 
         Raises `ImageMissing`, and `Corrupt` for a truncated source.
         """
@@ -160,18 +160,18 @@ class Making(Unseen, Protocol):
 
 
 class Taking(Unseen, Protocol):
-    """A set of snapshots that is being taken, to be committed with its record."""
+    """A set of snapshots during its creation; `commit` takes its record."""
 
     def take(self, image: Image) -> None:
-        """Copy a volume's present content, including what was written to this node's device; again, in place of an
-        earlier copy. Raises `ImageMissing`, `Exhausted`.
+        """Copy a volume's present content, including writes to this node's device; a second call replaces the copy.
+        Raises `ImageMissing`, `Exhausted`.
         """
         ...
 
     def moved_on(self, image: Image) -> bool:
         """Whether the volume may differ from its copy by now; only where `copies_at_once`.
 
-        What was written to this node's device counts. False is exact; True may be wrong.
+        Writes to this node's device count. False is exact; True may be wrong.
         """
         ...
 
@@ -181,8 +181,7 @@ class Provisioning(Protocol):
 
     A volume or set exists while it has its record. It appears by a `commit` and goes by `remove` or `remove_set`,
     each in one step. An unfinished one, half made or half removed after a crash or an error, has no record; the
-    engine alone knows of it, and ends it as removed (`settle`). The id of a set is typed as that of a volume where
-    both are meant.
+    engine alone knows of it, and removes it (`settle`). Ids of sets are typed as ids of volumes in calls for both.
     """
 
     @property
@@ -192,12 +191,12 @@ class Provisioning(Protocol):
 
     @property
     def raw_modes(self) -> frozenset[volumes.AccessMode]:
-        """The supported access modes of raw block volumes, whose writers can know of each other: no fewer."""
+        """The supported access modes of raw block volumes, at least `modes`: their writers can know of each other."""
         ...
 
     def open(self) -> None:
-        """Open the engine, and settle everything; called once, before the records are read. What cannot be settled
-        now is in the log.
+        """Open the engine, and settle all volumes and sets; called once, before the records are read. The log has the
+        failures.
         """
         ...
 
@@ -208,14 +207,14 @@ class Provisioning(Protocol):
     def making(self, volume_id: volumes.VolumeId) -> AbstractContextManager[Making]:
         """Make a volume that does not exist, inside the block. Without a commit all of it is removed again.
 
-        Settles the volume first. Raises OrphanImage where something has its name and no record, and what `settle`
-        raises.
+        Settles the volume first. Raises OrphanImage for an image with its name and no record, and the errors of
+        `settle`.
         """
         ...
 
     def remove(self, volume_id: volumes.VolumeId) -> None:
-        """Remove a volume in one durable step, then free its space; absent is a success, and what has its name and no
-        record stays. Finishes a removal that was begun. Its snapshots stay.
+        """Remove a volume in one durable step, then free its space; absent is a success, and an image with its name
+        and no record stays. Finishes an earlier removal. Its snapshots stay.
 
         Raises `StillAttached` and `ForeignImage`: then it exists as before.
         """
@@ -224,8 +223,8 @@ class Provisioning(Protocol):
     def taking(self, set_id: str, images: Sequence[Image]) -> AbstractContextManager[Taking]:
         """Take a set that does not exist, of `images`, inside the block. Without a commit all of it is removed again.
 
-        Settles the set first. Raises what `settle` raises, and OrphanImage where it can be told that something has
-        its name and no record.
+        Settles the set first. Raises the errors of `settle`, and OrphanImage if the engine can see images with its
+        name and no record.
         """
         ...
 
@@ -236,18 +235,18 @@ class Provisioning(Protocol):
         ...
 
     def unsettled(self) -> tuple[volumes.VolumeId, ...]:
-        """The volumes and sets that are half made or half removed, those that calls work on included."""
+        """The volumes and sets that are half made or half removed, also by calls that run now."""
         ...
 
     def settle(self, thing_id: volumes.VolumeId) -> None:
         """End an unfinished volume or set as removed; none is a success.
 
-        Raises `StillAttached` where a volume is used: a removal is taken back then, and the volume exists.
+        Raises `StillAttached` for a volume in use: it then takes a removal back, and the volume exists.
         """
         ...
 
     def check_image(self, volume_id: volumes.VolumeId) -> None:
-        """Raise `ImageMissing` if a volume has no image, `ForeignImage` if it is somebody else's."""
+        """Raise `ImageMissing` if a volume has no image, `ForeignImage` if the driver did not make it."""
         ...
 
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
@@ -255,7 +254,7 @@ class Provisioning(Protocol):
         ...
 
     def maximum_bytes(self) -> int:
-        """The largest possible volume, whatever the free capacity (for that there is `Exhausted`)."""
+        """The largest possible volume, at any free capacity (`Exhausted` is about that)."""
         ...
 
     def space(self) -> PoolSpace:
@@ -263,19 +262,15 @@ class Provisioning(Protocol):
         ...
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
-        """The ids that an image has, or a volume's other files, with or without a record; not of what is half made or
-        half removed. Cheap.
-        """
+        """The ids of images, or of a volume's other files, recorded or not; without unsettled ones. Cheap."""
         ...
 
     def snapshot_ids(self) -> frozenset[str]:
-        """The ids of all snapshot images, recorded or not; not of what is half made or half removed. Only the pool's
-        health uses it.
-        """
+        """The ids of all snapshot images, recorded or not; without unsettled ones. Only the pool's health uses it."""
         ...
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """The image's size; 0 if there is none, or none that can be looked at."""
+        """The image's size; 0 if there is no image, or if it cannot be read."""
         ...
 
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
@@ -287,7 +282,7 @@ class Provisioning(Protocol):
         ...
 
     def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """The capacity that a snapshot of the volume would take now; 0 where it shares blocks with the volume."""
+        """The capacity that a snapshot of the volume would take now; 0 if it shares blocks with the volume."""
         ...
 
     def check_snapshot(self, image: Image) -> None:
@@ -296,15 +291,15 @@ class Provisioning(Protocol):
 
     @property
     def is_used_elsewhere(self) -> bool:
-        """Whether other nodes use volumes too, whose writers nobody here can freeze."""
+        """Whether other nodes use volumes too, whose writers this node cannot freeze."""
         ...
 
     def allocated(self, image: Image) -> tuple[Region, ...]:
-        """The parts of a snapshot that may be other than zeros, ascending. Raises `SnapshotMissing`."""
+        """The parts of a snapshot that may hold data, ascending. Raises `SnapshotMissing`."""
         ...
 
     def changed(self, base: Image, target: Image) -> tuple[Region, ...]:
-        """The parts in which two snapshots may differ, ascending; what is left out is equal.
+        """The parts in which two snapshots may differ, ascending; all other parts are equal.
 
         Raises `NoChangeTracking`, `SnapshotMissing`.
         """
@@ -312,7 +307,7 @@ class Provisioning(Protocol):
 
 
 class StorageLimits(Protocol):
-    """Limits of a volume's I/O that the storage itself keeps, wherever the volume is used."""
+    """Limits of a volume's I/O that the storage itself enforces on every node."""
 
     def set_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
         """Set all limits of a volume, also while it is used. Raises `ImageMissing`."""
@@ -320,21 +315,21 @@ class StorageLimits(Protocol):
 
 
 class NodeFencing(Protocol):
-    """Cuts off nodes that somebody who knows has declared gone, of an engine whose volumes several nodes reach."""
+    """Cuts off nodes that are declared gone, from an engine whose volumes several nodes reach."""
 
     def fence(
         self, volume_ids: Iterable[volumes.VolumeId], nodes: frozenset[str]
     ) -> frozenset[str]:
-        """Free these volumes from these nodes, whose later writes fail; returns those nodes that still have some.
+        """Free these volumes from these nodes, whose later writes fail; returns the nodes that still have a volume.
 
-        A node that is connected lives, and is left alone. Raises `PeerUnavailable`.
+        It leaves a connected node alone, because that lives. Raises `PeerUnavailable`.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One engine with one pool: all that the driver knows of it. `name` is shown."""
+    """One engine with one pool, as the driver sees it. Messages show `name`."""
 
     name: str
     home: PoolHome

@@ -1,12 +1,10 @@
-"""Whether this driver supports a capability, and a given volume has it.
+"""The checks that this driver supports a capability, that a volume has it, and that no other node has the volume.
 
-One rule serves all RPCs; the caller chooses the error that the specification wants: INVALID_ARGUMENT for a create or
-expand, an empty confirmation for a validate, FAILED_PRECONDITION for a stage or publish.
+One rule serves all RPCs; the caller chooses the error of the specification: INVALID_ARGUMENT for a create or expand,
+an empty confirmation for a validate, FAILED_PRECONDITION for a stage or publish.
 
-The nodes that a CO published a volume to (ControllerPublishVolume), and the rules that follow.
-
-One node at a time has a volume. The controller part writes the list, and the node part obeys it: a volume that was
-published read-only is mounted read-only, and one that another node has is not staged.
+One node at a time has a volume (ControllerPublishVolume). The controller part writes the list of nodes, and the node
+part obeys it: it mounts a volume that was published read-only read-only, and stages no volume of another node.
 """
 
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ class CapabilityNotSupported(errors.InvalidRequest):
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            "the volume cannot have this capability", why=why, hint="request another one"
+            "the volume cannot have this capability", why=why, hint="request another capability"
         )
 
 
@@ -53,14 +51,14 @@ class AboveLimit(errors.OutOfRange):
 
 @dataclass(frozen=True, slots=True)
 class SupportedCapabilities:
-    """What the engine and the host support: access modes of filesystems and of raw volumes, and filesystems."""
+    """The access modes of filesystems and of raw volumes, and the filesystems, that engine and host support."""
 
     modes: frozenset[volumes.AccessMode]
     raw_modes: frozenset[volumes.AccessMode]
     fs_types: tuple[str, ...]
 
     def obstacle(self, capability: volumes.VolumeCapability) -> str:
-        """Why `capability` is not supported; empty if it is. Never contains the value of a mount flag."""
+        """The reason why `capability` is not supported; empty if it is. Never contains the value of a mount flag."""
         is_raw = isinstance(capability.access, volumes.BlockAccess)
         if capability.mode not in (self.raw_modes if is_raw else self.modes):
             return self._mode_obstacle(capability.mode)
@@ -87,15 +85,13 @@ class SupportedCapabilities:
 def usages_of(
     capabilities: tuple[volumes.VolumeCapability, ...], fs_type: str
 ) -> tuple[Usage, ...]:
-    """The usages of a request, sorted and unique, so that two requests can be compared. `fs_type` is the
-    StorageClass's, for a capability without one.
-    """
+    """The usages of a request, sorted and unique, to compare requests. `fs_type` is the StorageClass's default."""
     usages = {usage_of(capability, fs_type or DEFAULT_FS_TYPE) for capability in capabilities}
     return tuple(sorted(usages, key=lambda usage: (usage.kind, usage.fs_type, usage.mode)))
 
 
 def usage_of(capability: volumes.VolumeCapability, fs_type: str = "") -> Usage:
-    """The usage of one capability; `fs_type` for one that names no filesystem."""
+    """The usage of one capability; `fs_type` is the default."""
     access, mode = capability.access, capability.mode.value
     if isinstance(access, volumes.BlockAccess):
         return Usage(kind="block", fs_type="", mode=mode)
@@ -103,7 +99,7 @@ def usage_of(capability: volumes.VolumeCapability, fs_type: str = "") -> Usage:
 
 
 def wanted_fs_type(access: volumes.MountAccess, record: VolumeRecord, present: str) -> str:
-    """The filesystem of a stage or publish: the request's, else the `present` one, else the planned one."""
+    """The filesystem of a stage or publish: the request's, else the `present`, else the planned filesystem."""
     planned = (usage.fs_type for usage in record.usages if usage.kind == "mount")
     return access.fs_type or present or next(planned, DEFAULT_FS_TYPE)
 

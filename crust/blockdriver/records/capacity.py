@@ -1,25 +1,21 @@
 """The capacity of a pool. The full size of a volume is reserved when it is created.
 
-Images are sparse, so the pool's free space alone says little: volumes that have not written all their blocks yet have
-a right to them, or a database would fail at a write because another volume was created. Reserved is the sum of the
-records (durable before the image is made) and of the records being written at this moment, so that two creates cannot
-both take the last bytes.
+Images are sparse, so the pool's free space alone says little: a volume has a right to the blocks that it has not
+written yet, or a database would fail at a write after the creation of another volume. Reserved is the sum of the
+records (durable before the image) and of the records being written at this moment, so that two creates cannot both
+take the last bytes.
 
     free = min(pool free - spare, (pool size - spare) x overcommit - reserved - blocks of snapshots)
 
-A volume whose record is damaged or gone keeps its data, and a pod may write to it: its image's size is reserved. That
-is asked for each time, so what an operator repairs or removes counts at once.
+A volume whose record is damaged or gone keeps its data, and a pod may write to it: its image's size is reserved. The
+driver reads that size each time, so an operator's repair or removal counts at once.
 
-The spare, which the engine names, is never given, at any overcommit. A snapshot reserves nothing, because it does not
-grow; all its blocks count, shared ones too, because its volume may overwrite all of them. What a copy is about to
-take is set aside until it is written.
+The driver never gives the engine's spare to volumes, at any overcommit. A snapshot reserves no bytes, because it does
+not grow; all its blocks count, shared ones too, because its volume may overwrite all of them. A copy sets its bytes
+aside until they are written. The driver asks the engine before it takes a lock.
 
-The engine is asked before any lock is taken.
-
-The size of a new volume: never less than required, never more than the limit, rounded up.
-
-Sizes are whole mebibytes if the limit allows, else whole 512-byte sectors, because a loop device shows only whole
-sectors.
+The size of a new volume is never less than required and never more than the limit, rounded up to whole mebibytes if
+the limit allows, else to whole 512-byte sectors: a loop device shows only whole sectors.
 """
 
 import threading
@@ -52,22 +48,22 @@ class PoolCapacity:
     _unrecorded: tuple[volumes.VolumeId, ...] = field(default=(), init=False)
 
     def open(self, images: Iterable[volumes.VolumeId]) -> None:
-        """Find those of the pool's `images` that have no record. After the records were read."""
+        """Find the pool's `images` without a record, once the records are read."""
         self._unrecorded = tuple(image for image in images if not self._index.has(image))
 
     def reserved(
         self, volume_id: str, size_bytes: int, *, present_bytes: int = 0
     ) -> AbstractContextManager[None]:
         """Reserve `size_bytes` for a volume of `present_bytes` until its record has them. Raises `OutOfCapacity`."""
-        return self._held(self._pending, volume_id, size_bytes, size_bytes - present_bytes)
+        return self._reserving(self._pending, volume_id, size_bytes, size_bytes - present_bytes)
 
-    def set_aside(self, what: str, size_bytes: int) -> AbstractContextManager[None]:
-        """Reserve what a copy is about to allocate, until it is written or given up. Raises `OutOfCapacity`."""
-        return self._held(self._aside, what, size_bytes, size_bytes)
+    def set_aside(self, name: str, size_bytes: int) -> AbstractContextManager[None]:
+        """Reserve the bytes of a copy until it is written or given up. Raises `OutOfCapacity`."""
+        return self._reserving(self._aside, name, size_bytes, size_bytes)
 
     @contextmanager
-    def _held(
-        self, held: dict[str, int], key: str, size_bytes: int, wanted_bytes: int
+    def _reserving(
+        self, reservations: dict[str, int], key: str, size_bytes: int, wanted_bytes: int
     ) -> Iterator[None]:
         space = self._space()
         with self._guard:
@@ -79,12 +75,12 @@ class PoolCapacity:
                     why=f"{free_bytes} bytes of the pool are free; the rest is reserved or allocated",
                     hint="delete a volume or a snapshot, enlarge the pool, or request a smaller volume",
                 )
-            held[key] = size_bytes
+            reservations[key] = size_bytes
         try:
             yield
         finally:
             with self._guard:
-                del held[key]
+                del reservations[key]
 
     def available_bytes(self) -> int:
         """The free capacity now, rounded down to mebibytes."""
@@ -93,7 +89,7 @@ class PoolCapacity:
             return self._free_bytes(*space) // MIB * MIB
 
     def measured(self) -> Mapping[str, int]:
-        """The capacity by kind, as crust's glossary has them. Blocks."""
+        """The capacity by the kinds of crust's glossary. Blocks."""
         space, unknown_bytes = self._space()
         with self._guard:
             return {
@@ -106,8 +102,10 @@ class PoolCapacity:
 
     def _space(self) -> tuple[PoolSpace, int]:
         """The engine's answer, and the size of the images whose record is damaged or gone."""
-        gone = [each for each in self._unrecorded if not self._index.has(each)]
-        unknown = (*self._index.unreadable(), *gone)
+        without_record = [
+            volume_id for volume_id in self._unrecorded if not self._index.has(volume_id)
+        ]
+        unknown = (*self._index.unreadable(), *without_record)
         return self._provisioning.space(), sum(map(self._provisioning.image_bytes, unknown))
 
     def _free_bytes(self, space: PoolSpace, unknown_bytes: int) -> int:
@@ -143,10 +141,10 @@ def minimum_bytes(usages: Iterable[Usage]) -> int:
     return max(map(mkfs.minimum_bytes, fs_types), default=_RAW_MINIMUM_BYTES)
 
 
-def choose(wanted: volumes.CapacityRange, *, minimum: int, maximum: int) -> int:
+def choose(capacity: volumes.CapacityRange, *, minimum: int, maximum: int) -> int:
     """The size in bytes for a new volume; raises `VolumeSizeNotPossible`."""
-    limit = wanted.limit_bytes or maximum
-    base = max(wanted.required_bytes or min(DEFAULT_BYTES, limit), minimum)
+    limit = capacity.limit_bytes or maximum
+    base = max(capacity.required_bytes or min(DEFAULT_BYTES, limit), minimum)
     size = -(-base // MIB) * MIB
     if size > limit:
         size = -(-base // SECTOR_BYTES) * SECTOR_BYTES
@@ -159,8 +157,8 @@ def choose(wanted: volumes.CapacityRange, *, minimum: int, maximum: int) -> int:
     return size
 
 
-def satisfies(size_bytes: int, wanted: volumes.CapacityRange) -> bool:
-    """Whether an existing volume of `size_bytes` satisfies `wanted`."""
-    if size_bytes < wanted.required_bytes:
+def satisfies(size_bytes: int, capacity: volumes.CapacityRange) -> bool:
+    """Whether an existing volume of `size_bytes` satisfies the range."""
+    if size_bytes < capacity.required_bytes:
         return False
-    return not wanted.limit_bytes or size_bytes <= wanted.limit_bytes
+    return not capacity.limit_bytes or size_bytes <= capacity.limit_bytes

@@ -1,12 +1,11 @@
-"""Problems of volumes and of the pool. They are reported, never repaired by deleting, and never hidden.
+"""Problems of volumes, of snapshots and of the pool. The driver reports them, and deletes and hides none.
 
-A volume exists while it has a record or an image: without an image its data is lost, without a record its owner is
+A volume is listed while it has a record or an image: without an image its data is lost, without a record its owner is
 unknown. The check costs one stat(2) per volume and waits for no other call.
 
-Problems of snapshots, reported as the pool's health: CSI has no field for them at a snapshot.
-
-A snapshot whose image does not exist cannot be restored, and its record does not show that. An image without a record
-takes capacity, and its owner is unknown. Both are reported and kept, as with volumes (`records.health`).
+Problems of snapshots belong to the pool's health: CSI has no field for them at a snapshot. A snapshot without an
+image cannot be restored, and its record does not show that. An image without a record takes capacity, and its owner
+is unknown. The driver reports and keeps both, as with volumes.
 """
 
 import enum
@@ -77,15 +76,15 @@ class HealthCheck:
         try:
             record = self.stores.volume_records.find(volume_id)
         except UNREADABLE as err:
-            text = f"{err}; {self._kept(volume_id)}"
+            text = f"{err}; {self._kept_image(volume_id)}"
             return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordUnreadable", text),))
         return self._without_record(volume_id) if record is None else self.of(record)
 
     def of(self, record: VolumeRecord) -> Health:
         """The health of a volume with this record."""
         volume_id = record.volume_id
-        found = (self._of_image(volume_id, record.capacity_bytes), self._of_content(volume_id))
-        return Health(volume_id, tuple(each for each in found if each is not None))
+        results = (self._of_image(volume_id, record.capacity_bytes), self._of_content(volume_id))
+        return Health(volume_id, tuple(finding for finding in results if finding is not None))
 
     def _of_image(self, volume_id: volumes.VolumeId, size_bytes: int) -> Finding | None:
         try:
@@ -93,7 +92,7 @@ class HealthCheck:
         except ImageMissing as err:
             return Finding(Kind.DATA_LOSS, "ImageMissing", str(err))
         except UNREADABLE as err:
-            # One bad sector must not keep the other volumes from being listed.
+            # One bad sector must not hide the other volumes from a list.
             return Finding(Kind.INACCESSIBLE, "ImageUnreadable", str(err))
         return Finding(Kind.DATA_LOSS, "ImageDamaged", problem) if problem else None
 
@@ -115,10 +114,10 @@ class HealthCheck:
         record = self.stores.volume_records.find(volume_id)
         if record is not None:  # it was made since
             return self.of(record)
-        text = f"the image of {volume_id} has no record; {self._kept(volume_id)}"
+        text = f"the image of {volume_id} has no record; {self._kept_image(volume_id)}"
         return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordMissing", text),))
 
-    def _kept(self, volume_id: volumes.VolumeId) -> str:
+    def _kept_image(self, volume_id: volumes.VolumeId) -> str:
         size_bytes = self.stores.provisioning.image_bytes(volume_id)
         return f"the image is kept, and the {size_bytes} bytes of its size stay reserved"
 
@@ -134,26 +133,26 @@ class HealthCheck:
     def pool(self) -> tuple[PoolFinding, ...]:
         """The problems of the pool."""
         try:
-            self.stores.pool.check_in_place()  # held folders can be read wherever they were moved to
+            self.stores.pool.check_in_place()  # a held folder stays readable after it was moved
             self.stores.provisioning.check_usable()
             free_bytes = self.stores.capacity.available_bytes()
-            found = list(itertools.islice(self._of_snapshots(), _SHOWN))
+            findings = list(itertools.islice(self._of_snapshots(), _SHOWN))
         except errors.CrustError as err:
             return (PoolFinding("PoolNotUsable", str(err), reachable=False),)
         if free_bytes == 0:
             text = "the pool has no free capacity: no volume can be created or expanded"
-            found.append(PoolFinding("PoolFull", text))
-        return tuple(found)
+            findings.append(PoolFinding("PoolFull", text))
+        return tuple(findings)
 
     def _of_snapshots(self) -> Iterator[PoolFinding]:
-        """A finding for each. Raises what `Provisioning.snapshot_ids` does."""
+        """A finding for each problem. Raises the errors of `Provisioning.snapshot_ids`."""
         sets = self.stores.snapshot_sets
         for error in sets.unreadable():
             yield PoolFinding("SnapshotRecordUnreadable", str(error))
         # before the images: a set that is taken meanwhile is not lost
-        known = {each: sets.index.get(each) for each in sets.ids()}
+        summaries = {set_id: sets.index.get(set_id) for set_id in sets.ids()}
         images = self.stores.provisioning.snapshot_ids()
-        for set_id, summary in known.items():
+        for set_id, summary in summaries.items():
             for snapshot_id, _ in summary.snapshots if summary else ():
                 if snapshot_id not in images and sets.index.has(set_id):
                     text = (
@@ -169,7 +168,7 @@ class HealthCheck:
 
     def _unrecorded(self, images: frozenset[str]) -> frozenset[str]:
         sets = self.stores.snapshot_sets
-        found = ((image, set_of(image)) for image in images)
+        sets_of = ((image, set_of(image)) for image in images)
         return frozenset(
-            each for each, set_id in found if sets.is_id(set_id) and not sets.index.has(set_id)
+            image for image, set_id in sets_of if sets.is_id(set_id) and not sets.index.has(set_id)
         )

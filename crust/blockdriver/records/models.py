@@ -1,7 +1,7 @@
 """The three kinds of records of a pool, as they are stored: one JSON object each, with a schema number.
 
-A record of a later schema is refused. Within a schema fields are only added: fields that this version does not know
-are kept and written back, so that a return to an earlier version loses nothing.
+The driver refuses a record of a later schema. Within a schema fields are only added: the driver keeps unknown fields
+and writes them back, so that a return to an earlier version loses no field.
 
 *Volume record*: only the controller part writes it. *Content record*: the controller part writes it once, before it
 answers CreateVolume: "new" for zeros, or the state of the content source. From the first stage on, only the node part
@@ -11,12 +11,12 @@ that has the volume staged writes it. Its `state` only moves forward: a volume i
     new ──stage for a filesystem──> formatting ──mkfs ended──> formatted
      └────────────stage as a raw device────────────────────────> raw <──┘
 
-"formatting" means that mkfs was started with the UUID of the record, and that no user had the device when that was
-written. A record can be older than the bytes, restored from a backup: so a complete filesystem of that UUID counts as
-formatted, and is kept (`format_decision`).
+"formatting" means that mkfs was started with the UUID of the record, and that no user had the device at that write. A
+record can be older than the bytes, restored from a backup: so a complete filesystem of that UUID counts as formatted,
+and stays (`format_decision`).
 
-A volume exists while its volume record does. Both records come with the image, in one step of the engine, and go with
-it (`Provisioning.making`, `remove`): no record says that a volume is half made or half removed.
+A volume exists while its volume record does. The engine makes both records with the image in one step, and removes
+them with it (`Provisioning.making`, `remove`): no record describes a volume that is half made or half removed.
 
 *Snapshot set*: one snapshot, or the snapshots of a group, which are taken and deleted together; the record is never
 rewritten. A snapshot is independent of its volume, and keeps the state of the content, so that it can be restored
@@ -72,18 +72,16 @@ class RecordUnreadable(errors.Corrupt):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is kept in memory of a record, for sums, pages and "is it known"."""
+    """The part of a record that stays in memory, for sums, pages and the check that it exists."""
 
     capacity_bytes: int = 0
     nodes: tuple[str, ...] = ()
     snapshots: tuple[tuple[str, str], ...] = ()
-    """The snapshots of a set, each with the volume that it is of."""
+    """The snapshots of a set, each with its volume."""
 
 
 class StoredRecord(pydantic.BaseModel):
-    """The common part of all records. A copy of one keeps what is `stored`: a write in place of something else is
-    refused.
-    """
+    """The common part of all records. A copy keeps the `stored` bytes: a write in place of other bytes is refused."""
 
     model_config = PART
 
@@ -91,9 +89,9 @@ class StoredRecord(pydantic.BaseModel):
 
     version: Annotated[int, pydantic.Field(alias="schema")] = SCHEMA
     revision: Annotated[int, pydantic.Field(ge=0)] = 1
-    """How often it was written: a write of the same content again makes older knowledge stale, too."""
+    """The number of its writes: a write of the same content again makes older knowledge stale, too."""
     stored: Annotated[bytes | None, pydantic.Field(exclude=True, repr=False)] = None
-    """The bytes that this record was read from, or written as; no part of it. None: nothing was stored yet."""
+    """The bytes that this record was read from, or written as; no part of it. None before the first write."""
 
     @property
     def key(self) -> str:
@@ -102,30 +100,30 @@ class StoredRecord(pydantic.BaseModel):
 
     @property
     def summary(self) -> Summary:
-        """What is kept of it in memory."""
+        """The part that stays in memory."""
         return Summary()
 
     @classmethod
     def missing(cls, record_id: str, path: str) -> errors.CrustError:
-        """The error for a record that is not there."""
+        """The error for a record that does not exist."""
         raise NotImplementedError
 
     @classmethod
     def parse(cls, data: bytes, key: str, shown: Callable[[str], str]) -> Self:
         """Decode the record of an id; raises `RecordUnreadable` for the file that is `shown`."""
         try:
-            made = cls.model_validate_json(data)
+            record = cls.model_validate_json(data)
         except pydantic.ValidationError as err:
             _check_schema(data, shown(key))
             first = err.errors(include_input=False, include_url=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise RecordUnreadable(shown(key), f"{where}: {first['msg']}") from err
-        if "version" not in made.model_fields_set or made.version > SCHEMA:
+            field = ".".join(map(str, first["loc"]))
+            raise RecordUnreadable(shown(key), f"{field}: {first['msg']}") from err
+        if "version" not in record.model_fields_set or record.version > SCHEMA:
             _check_schema(data, shown(key))
-        described = getattr(made, cls.ID_FIELD)
+        described = getattr(record, cls.ID_FIELD)
         if described != key:
             raise RecordUnreadable(shown(key), f"it describes {described}")
-        return made.model_copy(update={"stored": data})
+        return record.model_copy(update={"stored": data})
 
     def encode(self) -> bytes:
         """The record as one line of JSON."""
@@ -146,16 +144,16 @@ class _Head(pydantic.BaseModel):
 
 def _check_schema(data: bytes, shown: str) -> None:
     try:
-        found = _Head.model_validate_json(data).version
+        number = _Head.model_validate_json(data).version
     except pydantic.ValidationError as err:
         raise RecordUnreadable(shown, "it is not JSON with a schema number") from err
-    if found > SCHEMA:
-        why = f"it has schema {found}, and this version of the driver knows schemas up to {SCHEMA}"
+    if number > SCHEMA:
+        why = f"it has schema {number}, and this version of the driver knows schemas up to {SCHEMA}"
         raise RecordUnreadable(shown, why)
 
 
 class Usage(pydantic.BaseModel):
-    """One capability that the volume was created for; mount flags are not kept, they may be sensitive."""
+    """One capability that the volume was created for, without mount flags, which may be sensitive."""
 
     model_config = PART
 
@@ -175,7 +173,7 @@ class Attached(pydantic.BaseModel):
 
 
 class ContentSource(pydantic.BaseModel):
-    """The content source of a volume (CSI volume_content_source), as it was then; `fs_type` if it was formatted."""
+    """The content source of a volume (CSI volume_content_source) at its creation; `fs_type` if it was formatted."""
 
     model_config = PART
 
@@ -252,7 +250,7 @@ class ContentRecord(StoredRecord):
     filled_bytes: int = 0
     """The device size that the filesystem was last made or grown for; growth is due if the device is larger."""
     growth_refused: str = ""
-    """Why the filesystem is smaller than its device, as a sentence; empty if it is not, or a guest is to grow it."""
+    """The reason why the filesystem is smaller than its device; empty if it is not, or if a guest will grow it."""
     generation: int = 0
     """+1 whenever the content is replaced other than by its users' writes."""
     in_guest: bool = False
@@ -260,7 +258,7 @@ class ContentRecord(StoredRecord):
 
     @classmethod
     def missing(cls, record_id: str, path: str) -> errors.CrustError:
-        """Without a content record a volume is in doubt, not "new": nothing is formatted for a missing file."""
+        """Without a content record a volume is in doubt, not "new": the driver does not format it."""
         return RecordMissing(record_id, path)
 
 
@@ -294,5 +292,7 @@ class SnapshotSet(StoredRecord):
     @property
     def summary(self) -> Summary:
         """Its snapshots."""
-        found = ((snapshot.snapshot_id, snapshot.source_volume_id) for snapshot in self.snapshots)
-        return Summary(snapshots=tuple(found))
+        volumes_of = (
+            (snapshot.snapshot_id, snapshot.source_volume_id) for snapshot in self.snapshots
+        )
+        return Summary(snapshots=tuple(volumes_of))

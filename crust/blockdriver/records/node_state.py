@@ -1,22 +1,22 @@
-"""The volumes that this node has: what the CO asked for since boot, compared with the kernel.
+"""The volumes that this node has: the CO's requests since boot, compared with the kernel.
 
 One small JSON file per volume, below a directory named by the boot id: a reboot removes the mounts and makes all
 files invalid. A file is replaced atomically but not synced. One process writes the files and caches them in memory.
 
     <run dir>/<boot id>/<volume id>.json    its stage, and its publishes
 
-The kernel is the truth: a file can be lost or stale. So whether a volume is attached is asked of the engine, and
-whether it is mounted of mountinfo.
+The kernel is the truth: a file can be lost or stale. So the engine says whether a volume is attached, and mountinfo
+whether it is mounted.
 
-A publish is noted before its mount (`done` is False) and again after it; a crash in between leaves an entry that a
-retry of the same publish completes and an unpublish removes. Mount flags are kept only after a check for credentials,
-the rest of a request only as a digest.
+The driver notes a publish before its mount (`done` is False) and again after it; a crash in between leaves an entry
+that a retry of the same publish completes and an unpublish removes. It keeps mount flags only after a check for
+credentials, and the rest of a request only as a digest.
 
-A file that cannot be read blocks its volume only: the start goes on. NodeUnpublish and NodeUnstage do not need it:
-they look at the kernel, as for a file that was lost, and the unstage removes it. Only files *.json are ours.
+An unreadable file blocks its volume only: the start goes on. NodeUnpublish and NodeUnstage do not need it: they look
+at the kernel, as for a lost file, and the unstage removes it. Only files *.json belong to the driver.
 
-The node has slots: a volume has one while it is published to the node or attached there. A volume that comes without
-a ControllerPublishVolume gets its slot when it is attached. The limit is a setting (`max_volumes`).
+The node has slots: a volume has one while it is published to the node or attached there. A volume without a
+ControllerPublishVolume gets its slot when it is attached. The limit is a setting (`max_volumes`).
 """
 
 import logging
@@ -64,7 +64,7 @@ class Staged(pydantic.BaseModel):
     fs_type: str
     paths: tuple[str, ...]
     host: Literal["", "image", "prepared"] = ""
-    """Of a volume that the stage attached for hypervisors (`image`): whether this host has prepared it since."""
+    """`image`: the stage attached the volume for hypervisors; `prepared`: this host has prepared it since."""
 
 
 class Published(pydantic.BaseModel):
@@ -102,7 +102,7 @@ _NOTHING = NodeFile()
 
 
 class NodeState:
-    """The volumes of this boot, in the directory `run_dir`, and what the engine's `access` says of them.
+    """The volumes of this boot, in the directory `run_dir`, and their attachments by the engine's `access`.
 
     Safe to use from several threads; one call per volume at a time changes its file.
     """
@@ -113,7 +113,7 @@ class NodeState:
         self._boot = ""
         self._guard = threading.Lock()
         self._files: dict[str, NodeFile | None] = {}
-        """By volume, the one that was written last at the end; None: it cannot be read."""
+        """By volume, the last written file at the end; None: it cannot be read."""
 
     def open(self, boot_id: str) -> None:
         """Create the directories, remove files of other boots, read those of this one."""
@@ -147,10 +147,10 @@ class NodeState:
         return "" if is_readable else self._path(volume_id)
 
     def published(self, target: volumes.TargetPath) -> Published | None:
-        """What is published at a target, of any volume whose file can be read: of two the one that was noted last."""
+        """The publish at a target, of any volume with a readable file: of two the one noted last."""
         with self._guard:
             files = [file.publishes for file in self._files.values() if file is not None]
-        at_target = [each for each in chain(*files) if each.target == target.text]
+        at_target = [publish for publish in chain(*files) if publish.target == target.text]
         return at_target[-1] if at_target else None
 
     def note_staged(self, entry: Staged) -> None:
@@ -174,8 +174,7 @@ class NodeState:
 
     def forget_staged(self, volume_id: volumes.VolumeId) -> None:
         """Remove a volume's file, with its publishes; absent is a success."""
-        # The file first: an entry removed only from memory would be back after a restart, and block the volume for
-        # good.
+        # The file first: an entry removed only from memory would be back after a restart, and block the volume.
         durable.remove(self._path(volume_id), survives_power_cut=False)
         with self._guard:
             self._files.pop(volume_id, None)
@@ -189,7 +188,7 @@ class NodeState:
         return () if staged is None else staged.paths
 
     def live_publishes(self, volume_id: volumes.VolumeId) -> tuple[Published, ...]:
-        """The publishes of the volume that exist: a deferred one by its entry, another one by its mount."""
+        """The publishes of the volume that exist: a deferred publish by its entry, any other by its mount."""
         entries = self.of(volume_id).publishes
         if all(entry.deferred for entry in entries):
             return entries
@@ -232,7 +231,7 @@ class NodeState:
                 if ours and boot.path != self._boot:
                     try:
                         _remove_boot(boot.path)
-                    except OSError as err:  # nobody reads it, and the next start tries again
+                    except OSError as err:  # no code reads it, and the next start tries again
                         extra = {"path": boot.path, "error": err}
                         _log.warning("the node state of another boot stays", extra=extra)
 
@@ -243,7 +242,7 @@ def _is_mounted(entry: Published, device: volumes.BlockSource | None) -> bool:
 
 
 def _remove_boot(path: str) -> None:
-    """Remove the files of another boot, and nothing else."""
+    """Remove the files of another boot only."""
     for name in os.listdir(path):
         if name.endswith(".json"):
             os.unlink(os.path.join(path, name))
@@ -262,27 +261,27 @@ class AttachSlots:
     _guard: threading.Lock = field(default_factory=threading.Lock, init=False)
     _coming: set[volumes.VolumeId] = field(default_factory=set, init=False)
 
-    def in_use(self, known: Collection[str] = ()) -> tuple[int, tuple[volumes.VolumeId, ...]]:
+    def in_use(self, ids: Collection[str] = ()) -> tuple[int, tuple[volumes.VolumeId, ...]]:
         """The node's limit, and the volumes that have a slot now: from the first moment of a publish or attach.
 
-        The caller of a limit compares it with the volumes that it knows of. `known` are these, if it does not read
-        the list: then the limit is less by the volumes that it does not know of.
+        The caller compares the limit with the volumes that it knows. If it does not read the list, it sends their
+        `ids`: then the limit is less by the volumes that it does not know.
         """
         with self._guard:
-            taken = self._taken()
-        unknown = taken.difference(known) if known else ()
-        return max(self.limit - len(unknown), 1), tuple(sorted(taken))
+            occupied = self._occupied()
+        unknown = occupied.difference(ids) if ids else ()
+        return max(self.limit - len(unknown), 1), tuple(sorted(occupied))
 
-    def _taken(self) -> set[volumes.VolumeId]:
-        """The volumes that have a slot; the guard is held, so none is between `_coming` and the rest."""
+    def _occupied(self) -> set[volumes.VolumeId]:
+        """The volumes that have a slot; the caller holds the guard, so no volume is between the three sources."""
         return {*self._coming, *self._index.on_node(self._node_id), *self._access.attached_here()}
 
     @contextmanager
     def taking(self, volume_id: volumes.VolumeId) -> Iterator[None]:
         """Hold a slot for a volume until its publish or attach has ended. Raises `AttachLimitReached`."""
         with self._guard:
-            taken = self._taken()
-            if volume_id not in taken and len(taken) >= self.limit:
+            occupied = self._occupied()
+            if volume_id not in occupied and len(occupied) >= self.limit:
                 raise errors.Exhausted.named(
                     "AttachLimitReached",
                     f"no more volumes can be published to {self._node_id}",

@@ -1,13 +1,13 @@
 """The records of one kind, by id, in the store that the engine has for them: read when they are needed, never cached.
 
-There is one comparison: a write names the bytes that the record was made of, and is refused if something else is
-stored by now (`RecordChanged`). A caller with old knowledge, a second writer or a late process, must read and decide
-again; so no write can undo "formatted" because it did not know of it.
+There is one comparison: a write names the bytes that the writer has read, and the store refuses it if it has other
+bytes by now (`RecordChanged`). A caller with old knowledge, a second writer or a late process, must read and decide
+again; so no write can undo a "formatted" that it did not know.
 
-An id in a request becomes a record's key only if it has the form of this pool's ids (`pool_access`). No error is
-remembered: a store that does not answer says nothing about a record. Kept in memory is a small summary of each
-volume and snapshot set: a page of a list, the sum of reserved bytes and a node's volumes cost the same for 20 records
-and 2,000.
+An id in a request becomes a record's key only if it has the form of this pool's ids (`pool_access`). The driver
+remembers no error: a store that does not answer says nothing about a record. It keeps a small summary of each volume
+and snapshot set in memory: a page of a list, the sum of reserved bytes and a node's volumes cost the same for 20
+records and 2,000.
 """
 
 import bisect
@@ -31,9 +31,8 @@ M = TypeVar("M", bound=StoredRecord)
 class Index:
     """The ids of all records of a kind, in order, and a summary of each. Safe from any thread.
 
-    The id of a snapshot set is typed as that of a volume.
-
-    A record has no summary if it could not be read, or if a write has failed and may be there all the same.
+    The id of a snapshot set is typed as that of a volume. A record has no summary if it could not be read, or if a
+    write has failed and may exist all the same.
     """
 
     def __init__(self) -> None:
@@ -52,13 +51,13 @@ class Index:
             self._reserved_bytes = 0
 
     def note(self, record_id: str, summary: Summary | None, *, in_doubt: bool = False) -> None:
-        """Note what there is of a record: one with that summary, none, or one that is `in_doubt`."""
+        """Note a record with that summary, its absence, or a record that is `in_doubt`."""
         volume_id = volumes.VolumeId(record_id)
         with self._guard:
-            is_known, before = record_id in self._summaries, self._summaries.pop(record_id, None)
-            if before is not None:
-                self._reserved_bytes -= before.capacity_bytes
-                for node_id in before.nodes:
+            is_known, earlier = record_id in self._summaries, self._summaries.pop(record_id, None)
+            if earlier is not None:
+                self._reserved_bytes -= earlier.capacity_bytes
+                for node_id in earlier.nodes:
                     self._on_node[node_id].discard(volume_id)
             if summary is not None:
                 self._reserved_bytes += summary.capacity_bytes
@@ -73,7 +72,7 @@ class Index:
                 del self._ids[bisect.bisect_left(self._ids, volume_id)]
 
     def learn(self, record_id: str, record: StoredRecord | None) -> None:
-        """What a read has found, of a record that had no summary: a newer write of another one is kept."""
+        """Note the result of a read of a record that had no summary; a newer write stays."""
         with self._guard:
             if self._summaries.get(record_id, _OTHER) is None:
                 self.note(record_id, record.summary if record else None)
@@ -96,15 +95,15 @@ class Index:
     def unreadable(self) -> tuple[volumes.VolumeId, ...]:
         """The records without a summary."""
         with self._guard:
-            return tuple(each for each in self._ids if self._summaries[each] is None)
+            return tuple(record_id for record_id in self._ids if self._summaries[record_id] is None)
 
     def reserved_bytes(self, pending: Mapping[str, int] | None = None) -> int:
         """The sum of all sizes that are known; a volume in `pending` counts with the larger of its two sizes."""
         with self._guard:
             reserved_bytes = self._reserved_bytes
             for volume_id, size_bytes in (pending or {}).items():
-                known = self._summaries.get(volume_id)
-                reserved_bytes += max(size_bytes - (known.capacity_bytes if known else 0), 0)
+                summary = self._summaries.get(volume_id)
+                reserved_bytes += max(size_bytes - (summary.capacity_bytes if summary else 0), 0)
             return reserved_bytes
 
     def on_node(self, node_id: str) -> frozenset[volumes.VolumeId]:
@@ -126,14 +125,14 @@ class Records(Generic[M]):
         is_id: Callable[[str], bool],
         index: Index | None = None,
     ) -> None:
-        """`is_id`: whether a text is the id of such a record in this pool. An `index` learns what is read."""
+        """`is_id`: whether a text is the id of such a record in this pool. An `index` learns each read."""
         self._store = store
         self._model = model
         self._index = index
         self.is_id = is_id
 
     def find(self, key: str) -> M | None:
-        """The record, or None. Raises `RecordUnreadable`, and what the store raises."""
+        """The record, or None. Raises `RecordUnreadable`, and the errors of the store."""
         if not self.is_id(key):
             return None
         data = self._store.load(key)
@@ -143,15 +142,15 @@ class Records(Generic[M]):
         return record
 
     def load(self, key: str) -> M:
-        """The record of what exists; raises the kind's `missing` besides what `find` raises."""
+        """The record; raises the kind's `missing`, and the errors of `find`."""
         record = self.find(key)
         if record is None:
             raise self._model.missing(key, self._store.shown(key))
         return record
 
     def save(self, record: M) -> M:
-        """Write `record`, durably, in place of the one that it was made of, on a full disk too; returns what was
-        written. Raises `RecordChanged`.
+        """Write `record`, durably, in place of the bytes that it was read from, on a full disk too; returns the new
+        record. Raises `RecordChanged`.
         """
         assert record.stored is not None
         written = record.but(revision=record.revision + 1)
@@ -161,14 +160,14 @@ class Records(Generic[M]):
 
 
 class IndexedRecords(Records[M]):
-    """Records of what exists by them, with an index of all: its methods do not block."""
+    """Records by which volumes and sets exist, with an index of all: the index's methods do not block."""
 
     def __init__(self, store: RecordStore, model: type[M], is_id: Callable[[str], bool]) -> None:
         self.index = Index()
         super().__init__(store, model, is_id, self.index)
 
     def open(self) -> None:
-        """Read every record once. One that cannot be read does not affect the others."""
+        """Read every record once. An unreadable record does not affect the others."""
         self.index.clear()
         for key in sorted(self._store.ids()):
             if self.is_id(key):
@@ -181,14 +180,14 @@ class IndexedRecords(Records[M]):
         return self.index.page()
 
     def unreadable(self) -> list[errors.CrustError]:
-        """Why records cannot be read; they are kept."""
-        found: list[errors.CrustError] = []
+        """The errors of records that cannot be read; the records stay."""
+        unreadable: list[errors.CrustError] = []
         for key in self.index.unreadable():
             try:
                 self.find(key)
             except UNREADABLE as err:
-                found.append(err)
-        return found
+                unreadable.append(err)
+        return unreadable
 
     def check_known(self, key: str) -> None:
         """Raise the kind's `missing` unless there is a record. Does not block."""
@@ -196,7 +195,7 @@ class IndexedRecords(Records[M]):
             raise self._model.missing(key, self._store.shown(key))
 
     def make(self, record: M, commit: Callable[[bytes], None]) -> M:
-        """Store the first bytes of a record with what it describes, by `commit`; returns what was written."""
+        """Store the first bytes of a record with its volume or set, by `commit`; returns the stored record."""
         data = record.encode()
         with self.changing(record.key, record.summary):
             commit(data)
@@ -208,20 +207,20 @@ class IndexedRecords(Records[M]):
             return super().save(record)
 
     @contextmanager
-    def changing(self, key: str, after: Summary | None) -> Iterator[None]:
-        """Note what the block makes of a record: one with that summary, or none.
+    def changing(self, key: str, summary: Summary | None) -> Iterator[None]:
+        """Note the result of the block: a record with that summary, or none.
 
-        A block that fails may have made it, if only its last step failed: then the record is read.
+        A block that fails may have made it, if only its last step failed: then it reads the record.
         """
         try:
             yield
         except errors.CrustError:
             self.look_again(key)
             raise
-        self.index.note(key, after)
+        self.index.note(key, summary)
 
     def look_again(self, key: str) -> None:
-        """Note what there is of a record by now; one that cannot be read now is in doubt."""
+        """Note the present record; it is in doubt if it cannot be read now."""
         self.index.note(key, None, in_doubt=True)
         with contextlib.suppress(errors.CrustError):
             self.find(key)

@@ -1,7 +1,6 @@
-"""The parts that the rules of the driver share: its pool, the records in it, and what this node has of its volumes.
+"""The parts that the rules of the driver share: its pool, the records in it, and this node's attachments.
 
-They are composed once (`crust.blockdriver.driver.build`). A rule takes them as one object: it names what it adds to
-them, and no list of parts is written twice.
+`crust.blockdriver.driver.build` composes them once. A rule takes them as one object, and names only its own parts.
 """
 
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ class Stores:
 
     node_id: str
     segment: str
-    """The value of this node's topology segment; empty where every node reaches the pool."""
+    """The value of this node's topology segment; empty if every node reaches the pool."""
     running: operations.KeyedOperations
     """By the id of a volume, snapshot or group: these ids differ in their prefix."""
     engine: Engine

@@ -1,10 +1,9 @@
-"""What the services have in common: how long a caller waits, by the kind of its call; calls that only read; and what
-several of them answer.
+"""The common part of the services: deadlines by the kind of a call, calls that only read, and shared answers.
 
-A deadline ends the wait, never the work (docs/decisions/0016): what a change has begun goes on under its volume's
-key, and its callers get ABORTED until it has ended. So the times are those after which a person should look, and
-none needs to be exact. Work that takes long by its nature has an hour: copies, mkfs and e2fsck, which have limits of
-their own, and fsGroup of many files.
+A deadline ends the wait, never the work (docs/decisions/0016): a change goes on under its volume's key, and its
+callers get ABORTED until it has ended. So each time is a hint for a person to look, and none needs to be exact. Work
+that takes long by its nature has an hour: copies, mkfs and e2fsck, which have limits of their own, and fsGroup of
+many files.
 """
 
 from collections.abc import Callable, Coroutine, Hashable, Iterable
@@ -51,8 +50,8 @@ class Calls:
         *,
         also: Iterable[str] = (),
     ) -> T:
-        """Run a change as the operation of a volume, snapshot or group, and of those in `also`, within the time of
-        its kind and its caller's.
+        """Run a change as the operation of a volume, snapshot or group, and of the ids in `also`, within the deadline
+        of its kind and of its caller.
         """
         rpc, left_s = call.method.rpartition("/")[2], call.time_remaining()
         limit_s = _LONG_S if rpc in _LONG else _CHANGE_S
@@ -60,18 +59,18 @@ class Calls:
             thing_id, rpc, identity, work, also=also, limit_s=limit_s, left_s=left_s
         )
 
-    async def read(self, asked: Hashable, function: Callable[[], T], call: Call) -> T:
-        """What `function` returns now; the RPC and `asked` are the question, for which there is one thread at most,
-        however often it is asked. Raises as `KeyedOperations.look`.
+    async def read(self, question: Hashable, function: Callable[[], T], call: Call) -> T:
+        """The result of `function` now. The RPC and `question` are the key of at most one thread, for any number of
+        callers. Raises as `KeyedOperations.look`.
         """
         rpc, left_s = call.method.rpartition("/")[2], call.time_remaining()
         return await self.running.look(
-            (rpc, asked), function, timeout_s=_READ_S, left_s=left_s, shown=rpc, fresh=True
+            (rpc, question), function, timeout_s=_READ_S, left_s=left_s, shown=rpc, fresh=True
         )
 
 
 def places(segment: str) -> tuple[csi_pb2.Topology, ...]:
-    """The topology of this node; none where every node reaches the pool."""
+    """The topology of this node; none if every node reaches the pool."""
     return (csi_pb2.Topology(segments={topology.KEY: segment}),) if segment else ()
 
 

@@ -1,6 +1,4 @@
-"""CSI Controller: decode, call, encode. RPCs that are neither here nor in `snapshots` are UNIMPLEMENTED and not
-advertised.
-"""
+"""CSI Controller: decode, call, encode. An RPC without a method here or in `snapshots` is UNIMPLEMENTED."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -26,12 +24,12 @@ from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import pool_pb2
 
 _PAGE = 500
-"""The volumes of a pool that are read at once."""
+"""The volumes of a pool that one look reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Controller(SnapshotCalls):
-    """The services of the controller part: those of CSI, and crust.v1's Pool, for operators, by the same rules."""
+    """The services of the controller part: CSI's, and crust.v1's Pool, for operators, by the same rules."""
 
     provisioner: Provisioner
     publisher: ControllerPublish
@@ -47,8 +45,8 @@ class Controller(SnapshotCalls):
             self.role, with_node_info=extensions.requested(call.metadata, extensions.NODE_INFO)
         )
         response = csi_pb2.ControllerGetCapabilitiesResponse()
-        for each in types:
-            response.capabilities.add().rpc.type = each
+        for capability in types:
+            response.capabilities.add().rpc.type = capability
         return response
 
     async def CreateVolume(
@@ -130,11 +128,11 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.ListVolumesRequest, call: Call
     ) -> csi_pb2.ListVolumesResponse:
         """Ordered by id, with the nodes that have each volume."""
-        wanted = (request.max_entries, request.starting_token)
-        page, token = await self.calls.read(wanted, lambda: self.lister.page(*wanted), call)
+        query = (request.max_entries, request.starting_token)
+        page, token = await self.calls.read(query, lambda: self.lister.page(*query), call)
         response = csi_pb2.ListVolumesResponse(next_token=token)
-        for each in page:
-            self._fill(response.entries.add(), each)
+        for volume in page:
+            self._fill(response.entries.add(), volume)
         return response
 
     async def ControllerGetVolume(
@@ -142,9 +140,9 @@ class Controller(SnapshotCalls):
     ) -> csi_pb2.ControllerGetVolumeResponse:
         """One entry of the list."""
         volume_id = csi.volume_id(request.volume_id)
-        found = await self.calls.read(volume_id, lambda: self.lister.get(volume_id), call)
+        listed = await self.calls.read(volume_id, lambda: self.lister.get(volume_id), call)
         response = csi_pb2.ControllerGetVolumeResponse()
-        self._fill(response, found)
+        self._fill(response, listed)
         return response
 
     async def ControllerListVolumeHealth(
@@ -152,10 +150,10 @@ class Controller(SnapshotCalls):
     ) -> csi_pb2.ControllerListVolumeHealthResponse:
         """CSI 1.13. Includes volumes that have only a record or only an image."""
         self.role.require("1.13")
-        wanted = (request.max_entries, request.starting_token)
-        page, token = await self.calls.read(wanted, lambda: self.lister.health_page(*wanted), call)
+        query = (request.max_entries, request.starting_token)
+        page, token = await self.calls.read(query, lambda: self.lister.health_page(*query), call)
         return csi_pb2.ControllerListVolumeHealthResponse(
-            entries=[health(each) for each in page], next_token=token
+            entries=[health(entry) for entry in page], next_token=token
         )
 
     async def ControllerGetVolumeHealth(
@@ -164,14 +162,16 @@ class Controller(SnapshotCalls):
         """CSI 1.13."""
         self.role.require("1.13")
         volume_id = csi.volume_id(request.volume_id)
-        found = await self.calls.read(volume_id, lambda: self.health_check.examine(volume_id), call)
-        return csi_pb2.ControllerGetVolumeHealthResponse(volume_health=health(found))
+        volume_health = await self.calls.read(
+            volume_id, lambda: self.health_check.examine(volume_id), call
+        )
+        return csi_pb2.ControllerGetVolumeHealthResponse(volume_health=health(volume_health))
 
     async def GetCapacity(
         self, request: csi_pb2.GetCapacityRequest, call: Call
     ) -> csi_pb2.GetCapacityResponse:
         """The free capacity for volumes with these capabilities in this topology."""
-        asked = CapacityQuery(
+        query = CapacityQuery(
             tuple(csi.capability(capability) for capability in request.volume_capabilities),
             tuple(sorted(csi.mapping(request.parameters, "parameters").items())),
             segments_of(request.accessible_topology)
@@ -179,7 +179,7 @@ class Controller(SnapshotCalls):
             else (),
         )
         available, largest, smallest = await self.calls.read(
-            asked, lambda: self.provisioner.available(asked), call
+            query, lambda: self.provisioner.available(query), call
         )
         response = csi_pb2.GetCapacityResponse(available_capacity=available)
         response.maximum_volume_size.value = largest
@@ -191,15 +191,15 @@ class Controller(SnapshotCalls):
     ) -> csi_pb2.ControllerGetNodeInfoResponse:
         """CSI PR #603: NodeGetInfo's answer, and the volumes that have a slot there (specs/node-identity.md)."""
         node_id = csi.required(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
-        known = frozenset(
+        ids = frozenset(
             csi.required(published_volume_id, "published_volume_ids")
             for published_volume_id in request.published_volume_ids
         )
-        limit, taken = await self.calls.read(
-            (node_id, known), lambda: self.publisher.slots(node_id, known), call
+        limit, occupied = await self.calls.read(
+            (node_id, ids), lambda: self.publisher.slots(node_id, ids), call
         )
         response = csi_pb2.ControllerGetNodeInfoResponse(
-            max_volumes_per_node=limit, published_volume_ids=taken
+            max_volumes_per_node=limit, published_volume_ids=occupied
         )
         for place in places(self.stores.segment):
             response.accessible_topology.CopyFrom(place)
@@ -208,19 +208,19 @@ class Controller(SnapshotCalls):
     async def ValidateVolumeCapabilities(
         self, request: csi_pb2.ValidateVolumeCapabilitiesRequest, call: Call
     ) -> csi_pb2.ValidateVolumeCapabilitiesResponse:
-        """Confirms all of the request or nothing."""
+        """Confirms the complete request, or no part of it."""
         volume_id = csi.volume_id(request.volume_id)
         capabilities = csi.capabilities(request.volume_capabilities)
         context_sent = csi.mapping(request.volume_context, "volume_context")
         sent = csi.mapping(request.parameters, "parameters")
         mutable = csi.mapping(request.mutable_parameters, "mutable_parameters")
-        why = await self.calls.read(
+        obstacle = await self.calls.read(
             request.SerializeToString(deterministic=True),
             lambda: self.lister.why_not(volume_id, capabilities, context_sent, sent, mutable),
             call,
         )
-        response = csi_pb2.ValidateVolumeCapabilitiesResponse(message=why)
-        if not why:
+        response = csi_pb2.ValidateVolumeCapabilitiesResponse(message=obstacle)
+        if not obstacle:
             response.confirmed.volume_context.update(context_sent)
             response.confirmed.volume_capabilities.extend(request.volume_capabilities)
             response.confirmed.parameters.update(sent)
@@ -253,7 +253,7 @@ class Controller(SnapshotCalls):
     async def ControllerModifyVolume(
         self, request: csi_pb2.ControllerModifyVolumeRequest, call: Call
     ) -> csi_pb2.ControllerModifyVolumeResponse:
-        """Atomic; a parameter that is not named keeps its value."""
+        """Atomic; a parameter that the request omits keeps its value."""
         volume_id = csi.volume_id(request.volume_id)
         if not request.mutable_parameters:
             raise csi.MissingField("mutable_parameters")
@@ -267,7 +267,7 @@ class Controller(SnapshotCalls):
     async def GetPool(
         self, request: pool_pb2.GetPoolRequest, call: Call
     ) -> pool_pb2.GetPoolResponse:
-        """The pool's space now, in bytes: the capacity that CreateVolume decides by."""
+        """The pool's space now, in bytes; CreateVolume decides by it."""
         measured = await self.calls.read((), self.stores.capacity.measured, call)
         return pool_pb2.GetPoolResponse(
             **{f"{kind}_bytes": number for kind, number in measured.items()}

@@ -26,12 +26,12 @@ class Identity:
     _role: Role
     _running: operations.KeyedOperations
     is_ready: bool = True
-    """Whether the pool is there, as `PoolWatch` says."""
+    """Whether the pool is open; `PoolWatch` sets it."""
 
     async def GetPluginInfo(
         self, request: csi_pb2.GetPluginInfoRequest, call: Call
     ) -> csi_pb2.GetPluginInfoResponse:
-        """Name and version; and whether volumes are attached, which a node's proxy cannot ask the controller."""
+        """Name and version; and whether the controller attaches volumes, for a node's proxy."""
         return csi_pb2.GetPluginInfoResponse(
             name=self._name,
             vendor_version=crust.__version__,
@@ -65,13 +65,13 @@ class Identity:
         """Ready; not ready while the pool is absent; FAILED_PRECONDITION with the reason; UNAVAILABLE while no thread
         is free for new work.
 
-        It reads no volume: one that hangs does not fail it, only as many as there are threads.
+        It reads no volume: a volume that hangs does not fail it, until such volumes hold all threads.
         """
         response = csi_pb2.ProbeResponse()
         if not self.is_ready:
             return await self._not_ready(call)
         try:
-            await self._check()
+            await self._check_pool()
         except operations.SystemCallTimedOut as err:
             raise errors.NotReady.named(
                 "PoolNotResponding",
@@ -87,15 +87,15 @@ class Identity:
         response.ready.value = True
         return response
 
-    async def _check(self) -> None:
+    async def _check_pool(self) -> None:
         check = self._provisioning.check_usable
         await self._running.look("Probe of the pool", check, timeout_s=_PROBE_TIMEOUT_S)
 
     async def _not_ready(self, call: Call) -> csi_pb2.ProbeResponse:
-        """CSI: not ready, and no error: sidecars wait, and do not exit. crust's own commands are told why."""
+        """CSI: not ready, and no error: sidecars wait, and do not exit. crust's own commands get the reason."""
         if extensions.requested(call.metadata, extensions.ERROR_INFO):
             try:
-                await self._check()
+                await self._check_pool()
             except errors.CrustError as error:
                 reason = error.shown().encode()[:_REASON_MAX_BYTES]
                 call.trailing = ((extensions.NOT_READY, reason),)

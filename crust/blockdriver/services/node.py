@@ -63,7 +63,7 @@ class Node:
     _secrets: dict[tuple[volumes.VolumeId, str], dict[str, str]] = field(
         default_factory=dict, repr=False
     )
-    """What opens staged volumes, by volume and staging path. In memory only."""
+    """The secrets that open staged volumes, by volume and staging path. In memory only."""
 
     async def NodeGetCapabilities(
         self, request: csi_pb2.NodeGetCapabilitiesRequest, call: Call
@@ -75,7 +75,7 @@ class Node:
         if extensions.requested(call.metadata, extensions.DEFERRAL):
             types.extend(_DEFERRAL)
         return csi_pb2.NodeGetCapabilitiesResponse(
-            capabilities=[csi_pb2.NodeServiceCapability(rpc=_Rpc(type=each)) for each in types]
+            capabilities=[csi_pb2.NodeServiceCapability(rpc=_Rpc(type=kind)) for kind in types]
         )
 
     async def NodeGetInfo(
@@ -112,8 +112,8 @@ class Node:
             path = volumes.TargetPath.parse(text, role="volume_publish_path")
         if text := request.staging_target_path:
             volumes.TargetPath.parse(text, role="staging_target_path")
-        found = await self.node_stats.examine(volume_id, path)
-        return csi_pb2.NodeGetVolumeHealthResponse(volume_health=health(found))
+        volume_health = await self.node_stats.examine(volume_id, path)
+        return csi_pb2.NodeGetVolumeHealthResponse(volume_health=health(volume_health))
 
     async def NodeGetStorageHealth(
         self, request: csi_pb2.NodeGetStorageHealthRequest, call: Call
@@ -146,8 +146,8 @@ class Node:
         )
         stage = Stage(volume_id, path, capability, access)
         await self.calls.change(stage.volume_id, stage, lambda: self.node_stage.stage(stage), call)
-        if kept := _kept_secrets(request):
-            self._secrets[volume_id, path.text] = kept
+        if secrets := _kept_secrets(request):
+            self._secrets[volume_id, path.text] = secrets
         return csi_pb2.NodeStageVolumeResponse()
 
     async def NodeUnstageVolume(
@@ -165,7 +165,7 @@ class Node:
     async def NodePublishVolume(
         self, request: csi_pb2.NodePublishVolumeRequest, call: Call
     ) -> csi_pb2.NodePublishVolumeResponse:
-        """Mount on the host, or return what a guest needs to mount."""
+        """Mount on the host, or return the data by which a guest mounts."""
         volume_id = csi.volume_id(request.volume_id)
         target = volumes.TargetPath.parse(request.target_path)
         capability, staging = _capability(request), request.staging_target_path
@@ -242,12 +242,12 @@ class Node:
         return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size_bytes)
 
     def _path(self, volume_id: volumes.VolumeId, text: str) -> volumes.TargetPath:
-        """Where a volume should be. What does not exist is NOT_FOUND before the form of anything else is judged.
+        """The path of a volume. NOT_FOUND comes before any error about the form of the path.
 
         Raises `MissingField`, `VolumeNotFound`, and `NotPublishedAtPath` for a path where no volume can be.
         """
         csi.required(text, "volume_path", limit_bytes=volumes.PATH_MAX_BYTES - 1)
-        # another process may have made it just now
+        # another process may have made the volume at this moment
         if not self.stores.node_state.staging_paths(volume_id):
             self.stores.volume_records.check_known(volume_id)
         try:
@@ -259,7 +259,7 @@ class Node:
 def _kept_secrets(
     request: csi_pb2.NodeStageVolumeRequest | csi_pb2.NodePublishVolumeRequest,
 ) -> dict[str, str]:
-    """Those of a request's secrets that a publish needs."""
+    """The secrets of a request that a publish needs."""
     return {key: request.secrets[key] for key in _KEPT if request.secrets.get(key)}
 
 

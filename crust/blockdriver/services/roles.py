@@ -1,20 +1,18 @@
-"""Which RPCs a driver serves: by the part of it that runs in this process, and by who provisions.
+"""The RPCs that a driver serves and the capabilities of its controller, by the parts in this process and the pool.
 
     mode all                 both parts, for the volumes of this node
     mode controller          the controller part alone: no device, no root, no Node service
-    mode node                the node part alone: no right of a controller is served to who reaches the socket
+    mode node                the node part alone: a caller of the socket gets no right of a controller
     node_deployment          each node's driver provisions for its own node, by sidecars with --node-deployment
 
-external-resizer and external-attacher have no node deployment: they could ask the driver of any node, which has not
-the volume. So such a driver advertises and serves none of their RPCs, and NodeExpandVolume grows the image too: where
-a driver has no controller expansion, external-resizer only marks the new size (its "trivial" resizer).
+external-resizer and external-attacher have no node deployment: they could call the driver of any node, which has not
+the volume. So such a driver advertises and serves none of their RPCs, and NodeExpandVolume grows the image too: for a
+driver without controller expansion, external-resizer only marks the new size (its "trivial" resizer).
 
-A pool that every node reaches (`is_shared`) has no topology, and its volumes need no attach: whoever opens an image
-claims it in the pool first (`crust.ceph.claims`). A controller that published to nodes would know them all.
+A pool that every node reaches (`is_shared`) has no topology, and its volumes need no attach: a process that opens an
+image claims it in the pool first (`crust.ceph.claims`).
 
-What is not served is UNIMPLEMENTED with the reason (CSI, "Error Scheme": disabled in the current mode).
-
-Which capabilities of the Controller service a driver advertises, by its role.
+Other RPCs are UNIMPLEMENTED with the reason (CSI, "Error Scheme": disabled in the current mode).
 """
 
 from dataclasses import dataclass
@@ -51,11 +49,11 @@ class NotServedInMode(errors.Unsupported):
     """An RPC of the part of the driver that does not run here."""
 
     def __init__(self, mode: Mode, method: str) -> None:
-        other = "controller" if mode == "node" else "node"
+        other_mode = "controller" if mode == "node" else "node"
         super().__init__(
             f"{method.rpartition('/')[2]} is not served here",
             why=f"this driver runs in mode {mode}",
-            hint=f"call the driver that runs in mode {other}, or start this one in mode all",
+            hint=f"call the driver that runs in mode {other_mode}, or start this one in mode all",
         )
 
 
@@ -80,13 +78,11 @@ class Role:
 
     @property
     def attaches(self) -> bool:
-        """Whether a controller publishes volumes to nodes, wherever it runs."""
+        """Whether a controller, in any process, publishes volumes to nodes."""
         return not (self.node_deployment or self.is_shared)
 
     def check_method(self, method: str) -> None:
-        """Raise why a method, by its full name, is not served: `NotServedInMode`, `NotInNodeDeployment` or
-        `NoAttachNeeded`.
-        """
+        """Raise `NotServedInMode`, `NotInNodeDeployment` or `NoAttachNeeded` unless the method is served."""
         if not self.has_controller and method.startswith(_OF_CONTROLLER):
             raise NotServedInMode(self.mode, method)
         if not self.has_node and method.startswith(_OF_NODE):
@@ -166,7 +162,7 @@ def advertised(role: Role, *, with_node_info: bool) -> list[_Rpc.Type.ValueType]
     if with_node_info:
         types.append(_Rpc.GET_NODE_INFO)
     if role.node_deployment:
-        types = [each for each in types if each not in _NOT_IN_NODE_DEPLOYMENT]
+        types = [capability for capability in types if capability not in _NOT_IN_NODE_DEPLOYMENT]
     if role.is_shared:
-        types = [each for each in types if each not in _NOT_IN_SHARED_POOL]
+        types = [capability for capability in types if capability not in _NOT_IN_SHARED_POOL]
     return types

@@ -3,9 +3,9 @@
 A snapshot or group is an operation of its own id, which holds its volumes as well: no call publishes, expands or
 deletes a volume while it is copied, and a call during the copy gets ABORTED (CSI).
 
-The allocated blocks of a snapshot and the changed blocks of two are read in one thread hop, from snapshots that
-cannot change, and streamed in several messages. A part that is not listed is zeros (allocated) or equal (delta); a
-listed part may be either. Where the engine cannot compute the list, it refuses (`NoChangeTracking`).
+One thread hop reads the allocated blocks of a snapshot, or the changed blocks of two, from snapshots that cannot
+change; the answer has several messages. A part outside of the list is zeros (allocated) or equal (delta); a listed
+part may be either. An engine that cannot compute the list refuses (`NoChangeTracking`).
 """
 
 import contextlib
@@ -49,19 +49,19 @@ class SnapshotCalls:
         volume_id = volumes.VolumeId(csi.required(request.source_volume_id, "source_volume_id"))
         name = csi.required(request.name, "name")
         check_parameters(csi.mapping(request.parameters, "parameters"))
-        wanted = requirement(request.accessibility_requirements)
-        if not topology.is_met(wanted, self.stores.segment):
+        required = requirement(request.accessibility_requirements)
+        if not topology.is_met(required, self.stores.segment):
             raise topology.TopologyNotAccessible(self.stores.segment, "snapshot")
         snapshot_id = self.stores.pool.ids.snapshot_id(name)
 
-        taken = await self.calls.change(
+        created = await self.calls.change(
             snapshot_id,
             volume_id,
             lambda: self.snapshots.create(name, volume_id),
             call,
             also=[volume_id],
         )
-        return csi_pb2.CreateSnapshotResponse(snapshot=self._to_wire(taken, taken.snapshots[0]))
+        return csi_pb2.CreateSnapshotResponse(snapshot=self._to_wire(created, created.snapshots[0]))
 
     async def DeleteSnapshot(
         self, request: csi_pb2.DeleteSnapshotRequest, call: Call
@@ -79,10 +79,10 @@ class SnapshotCalls:
         """A snapshot that exists."""
         snapshot_id = csi.required(request.snapshot_id, "snapshot_id")
         return csi_pb2.GetSnapshotResponse(
-            snapshot=self._to_wire(*await self._found(snapshot_id, call))
+            snapshot=self._to_wire(*await self._snapshot(snapshot_id, call))
         )
 
-    async def _found(self, snapshot_id: str, call: Call) -> tuple[SnapshotSet, Snapshot]:
+    async def _snapshot(self, snapshot_id: str, call: Call) -> tuple[SnapshotSet, Snapshot]:
         """A snapshot and its set; raises SnapshotNotFound."""
         return await self.calls.read(snapshot_id, lambda: self.snapshots.find(snapshot_id), call)
 
@@ -91,8 +91,8 @@ class SnapshotCalls:
     ) -> csi_pb2.ListSnapshotsResponse:
         """Ordered by set and id; an empty list if no snapshot matches. The token is the last id of a page.
 
-        A snapshot whose record cannot be read is not listed, because nothing is known about it: the pool's health
-        reports it, and a request by its id gets `RecordUnreadable`.
+        The list omits a snapshot with an unreadable record: the pool's health reports it, and a request by its id
+        gets `RecordUnreadable`.
         """
         source, snapshot_id = request.source_volume_id, request.snapshot_id
         for value, field in ((source, "source_volume_id"), (snapshot_id, "snapshot_id")):
@@ -106,7 +106,7 @@ class SnapshotCalls:
             call,
         )
         entries = [
-            csi_pb2.ListSnapshotsResponse.Entry(snapshot=self._to_wire(*each)) for each in page
+            csi_pb2.ListSnapshotsResponse.Entry(snapshot=self._to_wire(*entry)) for entry in page
         ]
         return csi_pb2.ListSnapshotsResponse(entries=entries, next_token=next_token)
 
@@ -114,25 +114,27 @@ class SnapshotCalls:
         self, source: str, snapshot_id: str, token: str, count: int
     ) -> tuple[tuple[tuple[SnapshotSet, Snapshot], ...], str]:
         if not snapshot_id:
-            found = self.snapshots.page(source, token)
-            return list_volumes.cut(found, count, lambda each: each[1].snapshot_id)
+            entries = self.snapshots.page(source, token)
+            return list_volumes.cut(entries, count, lambda entry: entry[1].snapshot_id)
         try:
-            kept, snapshot = self.snapshots.find(snapshot_id)
+            snapshot_set, snapshot = self.snapshots.find(snapshot_id)
         except errors.NotFound:
             return (), ""
         is_wanted = source in ("", snapshot.source_volume_id) and snapshot_id != token
-        return ((kept, snapshot),) if is_wanted else (), ""
+        return ((snapshot_set, snapshot),) if is_wanted else (), ""
 
-    def _to_wire(self, kept: SnapshotSet, snapshot: Snapshot) -> csi_pb2.Snapshot:
+    def _to_wire(self, snapshot_set: SnapshotSet, snapshot: Snapshot) -> csi_pb2.Snapshot:
         """A snapshot of a set; in CSI 1.13 with its topology."""
         pb = csi_pb2.Snapshot(
             size_bytes=snapshot.size_bytes,
             snapshot_id=snapshot.snapshot_id,
             source_volume_id=snapshot.source_volume_id,
             ready_to_use=True,
-            group_snapshot_id=kept.set_id if kept.set_id != snapshot.snapshot_id else "",
+            group_snapshot_id=snapshot_set.set_id
+            if snapshot_set.set_id != snapshot.snapshot_id
+            else "",
         )
-        pb.creation_time.seconds, pb.creation_time.nanos = divmod(kept.created_ns, _NS)
+        pb.creation_time.seconds, pb.creation_time.nanos = divmod(snapshot_set.created_ns, _NS)
         if self.role.csi_profile == "1.13":
             pb.accessible_topology.extend(places(self.stores.segment))
         return pb
@@ -152,10 +154,10 @@ class SnapshotCalls:
     ) -> csi_pb2.GroupControllerGetCapabilitiesResponse:
         """All of the service's capabilities."""
         rpc = csi_pb2.GroupControllerServiceCapability.RPC
-        one = csi_pb2.GroupControllerServiceCapability(
+        capability = csi_pb2.GroupControllerServiceCapability(
             rpc=rpc(type=rpc.CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT)
         )
-        return csi_pb2.GroupControllerGetCapabilitiesResponse(capabilities=[one])
+        return csi_pb2.GroupControllerGetCapabilitiesResponse(capabilities=[capability])
 
     async def CreateVolumeGroupSnapshot(
         self, request: csi_pb2.CreateVolumeGroupSnapshotRequest, call: Call
@@ -164,14 +166,14 @@ class SnapshotCalls:
         name = csi.required(request.name, "name")
         ids = _volume_ids(request.source_volume_ids)
         check_parameters(csi.mapping(request.parameters, "parameters"))
-        found = await self.calls.change(
+        group = await self.calls.change(
             self.stores.pool.ids.group_id(name),
             ids,
             lambda: self.snapshots.create_group(name, ids),
             call,
             also=ids,
         )
-        return csi_pb2.CreateVolumeGroupSnapshotResponse(group_snapshot=self._group_to_wire(found))
+        return csi_pb2.CreateVolumeGroupSnapshotResponse(group_snapshot=self._group_to_wire(group))
 
     async def DeleteVolumeGroupSnapshot(
         self, request: csi_pb2.DeleteVolumeGroupSnapshotRequest, call: Call
@@ -195,24 +197,24 @@ class SnapshotCalls:
         """A group that exists."""
         group_id = csi.required(request.group_snapshot_id, "group_snapshot_id")
         named = _snapshot_ids(request.snapshot_ids)
-        found = await self.calls.read(
+        group = await self.calls.read(
             (group_id, named), lambda: self.snapshots.get_group(group_id, named), call
         )
-        return csi_pb2.GetVolumeGroupSnapshotResponse(group_snapshot=self._group_to_wire(found))
+        return csi_pb2.GetVolumeGroupSnapshotResponse(group_snapshot=self._group_to_wire(group))
 
     async def GetMetadataAllocated(
         self, request: csi_pb2.GetMetadataAllocatedRequest, call: Call
     ) -> AsyncIterator[csi_pb2.GetMetadataAllocatedResponse]:
-        """The blocks that may be other than zeros."""
+        """The blocks that may hold data."""
         snapshot_id = csi.required(request.snapshot_id, "snapshot_id")
         _check_count(request.max_results)
-        _, record = await self._found(snapshot_id, call)
+        _, record = await self._snapshot(snapshot_id, call)
         check_offset(request.starting_offset, record)
         image = snapshot_sets.image_of(record)
-        found = await self._look(
+        regions = await self._look(
             (snapshot_id,), lambda: self.stores.provisioning.allocated(image), call
         )
-        for piece in _pieces(found, request.starting_offset, record, request.max_results):
+        for piece in _pieces(regions, request.starting_offset, record, request.max_results):
             yield csi_pb2.GetMetadataAllocatedResponse(
                 block_metadata_type=csi_pb2.VARIABLE_LENGTH,
                 volume_capacity_bytes=record.size_bytes,
@@ -226,15 +228,15 @@ class SnapshotCalls:
         base_id = csi.required(request.base_snapshot_id, "base_snapshot_id")
         target_id = csi.required(request.target_snapshot_id, "target_snapshot_id")
         _check_count(request.max_results)
-        _, base = await self._found(base_id, call)
-        _, target = await self._found(target_id, call)
+        _, base = await self._snapshot(base_id, call)
+        _, target = await self._snapshot(target_id, call)
         check_related(base, target)
         check_offset(request.starting_offset, target)
-        images = [snapshot_sets.image_of(each) for each in (base, target)]
-        found = await self._look(
+        images = [snapshot_sets.image_of(snapshot) for snapshot in (base, target)]
+        regions = await self._look(
             (base_id, target_id), lambda: self.stores.provisioning.changed(*images), call
         )
-        for piece in _pieces(found, request.starting_offset, target, request.max_results):
+        for piece in _pieces(regions, request.starting_offset, target, request.max_results):
             yield csi_pb2.GetMetadataDeltaResponse(
                 block_metadata_type=csi_pb2.VARIABLE_LENGTH,
                 volume_capacity_bytes=target.size_bytes,
@@ -244,10 +246,10 @@ class SnapshotCalls:
     async def _look(
         self, snapshot_ids: tuple[str, ...], work: Callable[[], Sequence[Region]], call: Call
     ) -> Sequence[Region]:
-        """Keep snapshots from being deleted while they are read."""
-        with contextlib.ExitStack() as held:
+        """Read block lists; meanwhile no call deletes the snapshots."""
+        with contextlib.ExitStack() as operations:
             for snapshot_id in snapshot_ids:
-                held.enter_context(
+                operations.enter_context(
                     self.calls.running.shared(snapshot_id, "a read of its block list")
                 )
             return await self.calls.read(snapshot_ids, work, call)
@@ -281,8 +283,8 @@ def check_parameters(sent: Iterable[str]) -> None:
 def _volume_ids(sent: Iterable[str]) -> tuple[volumes.VolumeId, ...]:
     """The ids in a fixed order, so that requests can be compared."""
     ids = tuple(
-        volumes.VolumeId(csi.required(each, f"source_volume_ids[{n}]"))
-        for n, each in enumerate(sent)
+        volumes.VolumeId(csi.required(volume_id, f"source_volume_ids[{n}]"))
+        for n, volume_id in enumerate(sent)
     )
     if not ids:
         raise csi.MissingField("source_volume_ids")
@@ -294,8 +296,12 @@ def _volume_ids(sent: Iterable[str]) -> tuple[volumes.VolumeId, ...]:
 
 
 def _snapshot_ids(sent: Iterable[str]) -> tuple[str, ...]:
-    """None is possible: external-snapshotter names no members of a group that it does not know."""
-    return tuple(sorted(csi.required(each, f"snapshot_ids[{n}]") for n, each in enumerate(sent)))
+    """The ids, perhaps none: external-snapshotter names no members of a group that it does not know."""
+    return tuple(
+        sorted(
+            csi.required(snapshot_id, f"snapshot_ids[{n}]") for n, snapshot_id in enumerate(sent)
+        )
+    )
 
 
 def _check_count(count: int) -> None:
@@ -306,14 +312,15 @@ def _check_count(count: int) -> None:
 
 
 def _pieces(
-    found: Sequence[Region], start: int, record: Snapshot, count: int
+    regions: Sequence[Region], start: int, record: Snapshot, count: int
 ) -> Iterator[list[csi_pb2.BlockMetadata]]:
     """Blocks from `start` to the snapshot's end, so many to a message."""
-    blocks = within(found, start, record.size_bytes)
+    blocks = within(regions, start, record.size_bytes)
     limit = min(count or PIECE_MAX, PIECE_MAX)
     while piece := list(itertools.islice(blocks, limit)):
         yield [
-            csi_pb2.BlockMetadata(byte_offset=each.offset, size_bytes=each.length) for each in piece
+            csi_pb2.BlockMetadata(byte_offset=region.offset, size_bytes=region.length)
+            for region in piece
         ]
 
 
@@ -329,7 +336,7 @@ def check_related(base: Snapshot, target: Snapshot) -> None:
 
 def check_offset(offset: int, record: Snapshot) -> None:
     """Raise `OffsetPastEnd` for an offset outside the snapshot."""
-    # The end itself is valid: a caller that has read everything continues there.
+    # The end itself is valid: a caller that has read all blocks continues there.
     if not 0 <= offset <= record.size_bytes:
         raise errors.OutOfRange.named(
             "OffsetPastEnd",
@@ -338,9 +345,9 @@ def check_offset(offset: int, record: Snapshot) -> None:
         )
 
 
-def within(found: Sequence[Region], start: int, end: int) -> Iterator[Region]:
-    """The parts of `found` from `start` to `end`, in bytes."""
-    for region in found:
+def within(regions: Sequence[Region], start: int, end: int) -> Iterator[Region]:
+    """The parts of `regions` from `start` to `end`, in bytes."""
+    for region in regions:
         first = max(region.offset, start)
         last = min(region.offset + region.length, end)
         if first < last:

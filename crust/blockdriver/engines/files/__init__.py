@@ -1,4 +1,4 @@
-"""The engine for sparse files in one directory, attached by loop devices: what only files know is in here."""
+"""The engine for sparse files in one directory, attached by loop devices."""
 
 import os
 
@@ -17,7 +17,7 @@ from crust.blockdriver.engines.protocol import Engine
 
 _SMALL_BYTES = 64 * 1024
 _LARGE_BYTES = 16 * 1024 * 1024
-"""More than a group with as many volumes as fit into one gRPC message needs."""
+"""More than the record of a group whose volumes fill one gRPC message."""
 
 
 def engine(directory: str, memory: str = "", *, create: bool = False) -> Engine:
@@ -45,5 +45,5 @@ def engine(directory: str, memory: str = "", *, create: bool = False) -> Engine:
 
 
 def memory_beside(directory: str) -> str:
-    """Where a pool's id is remembered if no setting says so: beside its directory, and so not on its disk."""
+    """The default file for a pool's id: beside its directory, and so not on its disk."""
     return f"{os.path.normpath(directory)}.pool-id"

@@ -5,9 +5,9 @@ attachments. A search through all loop devices takes time in proportion to their
 cached, and used only after a comparison of its disk sequence, which no second attachment can have.
 
 Each device carries a tag: the identity of the pool's directory and the end of the volume's id. So the driver
-recognises its device after the file was unlinked, and never treats another program's device as its own, even one of
-its images. Only devices of files that are named as an image of this pool are opened to see the tag: what other
-programs have attached may hang. An image that was renamed by hand while it was attached keeps its device.
+recognises its device after the file was unlinked, and never treats another program's device as its own, even a device
+of its images. To see the tag it opens only devices of files with the name of an image of this pool: other devices may
+hang. An image that was renamed by hand while it was attached keeps its device.
 """
 
 import hashlib
@@ -41,19 +41,21 @@ class FileAccess:
         self._tag = _tag(os.stat(self._directories.directory))
         self._direct_io = not file_copy.piles_up_extents(self._directories.directory)
         ours, images = self._devices(), self._images_by_tag()
-        found = {self._volume_of(device, images): device for device in ours}
-        self._known = {each: device for each, device in found.items() if each is not None}
+        by_volume = {self._volume_of(device, images): device for device in ours}
+        self._known = {
+            volume_id: device for volume_id, device in by_volume.items() if volume_id is not None
+        }
 
     def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
         """Files need no credentials."""
 
     def attach(self, volume_id: volumes.VolumeId, access: Access = READ_WRITE) -> Attachment:
-        """One loop device per file; with direct I/O except where that makes clones slow. Of any access: no other node
-        reaches the file.
+        """One loop device per file, for any access, because no other node reaches the file; with direct I/O unless
+        that makes clones slow.
         """
-        known = self.attached(volume_id)
-        if known is not None:
-            return known
+        attached = self.attached(volume_id)
+        if attached is not None:
+            return attached
         path = self._directories.image(volume_id)
         if not sparse.exists(path):
             raise ImageMissing(volume_id)
@@ -116,35 +118,35 @@ class FileAccess:
         return None if device is None else device.path
 
     def _device(self, volume_id: volumes.VolumeId) -> loop.LoopDevice | None:
-        """The cached device, if it is still the same (a disk sequence is never used twice); else by a search."""
-        known = self._known.get(volume_id)
-        if known is not None and devices.size_of(known.identity):
-            return known
+        """The cached device, if it is still the same (the kernel reuses no disk sequence); else by a search."""
+        cached = self._known.get(volume_id)
+        if cached is not None and devices.size_of(cached.identity):
+            return cached
         path = self._directories.image(volume_id)
-        # The search asks for the file of every loop device of the node; most volumes have none.
-        found = loop.find(path) if sparse.has_writers(path) else ()
-        if len(found) > 1:
+        # The search reads the file name of every loop device of the node; most volumes have no device.
+        attached = loop.find(path) if sparse.has_writers(path) else ()
+        if len(attached) > 1:
             raise loop.LoopAttachedDifferently(
-                str(path), found, "more than one loop device writes to the file"
+                str(path), attached, "more than one loop device writes to the file"
             )
-        if not found:
+        if not attached:
             self._known.pop(volume_id, None)
             return None
-        self._known[volume_id] = found[0]
-        return found[0]
+        self._known[volume_id] = attached[0]
+        return attached[0]
 
     def _orphaned_devices(self) -> list[loop.LoopDevice]:
         ours = self._devices()
         images = self._images_by_tag() if ours else {}
-        return [each for each in ours if self._volume_of(each, images) is None]
+        return [device for device in ours if self._volume_of(device, images) is None]
 
     def _devices(self) -> list[loop.LoopDevice]:
         """The loop devices with this pool's tag."""
         named = loop.list_named(self._directories.is_image)
-        return [each for each in named if each.tag.startswith(self._tag)]
+        return [device for device in named if device.tag.startswith(self._tag)]
 
     def _images_by_tag(self) -> dict[str, volumes.VolumeId]:
-        return {self._tag_of(each): each for each in self._directories.ids()}
+        return {self._tag_of(volume_id): volume_id for volume_id in self._directories.ids()}
 
     def _volume_of(
         self, device: loop.LoopDevice, images: dict[str, volumes.VolumeId]
@@ -158,7 +160,7 @@ class FileAccess:
         except FileNotFoundError:
             return None
         except OSError:
-            return volume_id  # not known to be another image: left alone
+            return volume_id  # it may be the same image, so the device stays
         return volume_id if device.file == (status.st_dev, status.st_ino) else None
 
     def _tag_of(self, volume_id: str) -> str:

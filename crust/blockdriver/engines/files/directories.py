@@ -5,22 +5,22 @@
     …/.new-<id>/                                            a volume or set being made: the same files, in any order
     …/.gone-<id>.<random>/                                  a removed volume or set, whose space is not free yet
 
-The step is a rename, between a sync of what it names and a sync of the directory that it changes. So nobody ever sees
-a part of a volume or set, and after a crash what has a dot before its name is removed, in whatever state it is.
+The step is a rename, between a sync of the new content and a sync of the parent directory. So no process ever sees a
+part of a volume or set, and after a crash the driver removes every directory with a dot before its name.
 
-A volume or set exists while its record does. A directory without one is not "half made": its record was lost, and
-nothing is made in its place or removed.
+A volume or set exists while its record does. A directory without a record is not "half made": its record was lost,
+and the driver neither replaces nor removes it.
 
-A record is replaced atomically and durably. `save` compares under a lock of this process: one process has the pool
-(`DirectoryPool.lock`). One that fits into a sector is written in place, with one wait for the disk: a disk writes a
-sector whole or not at all. A larger one is renamed over the old one, with two waits.
+`save` replaces a record atomically and durably. It compares under a lock of this process: one process has the pool
+(`DirectoryPool.lock`). It writes a record of one sector in place, with one wait for the disk: a disk writes a sector
+completely or not at all. It renames a larger record over the old record, with two waits.
 
-*Reserve.* A full pool is emptied by unpublishing and deleting volumes. An unpublish begins with the write of a
-record, and a delete with a new name. So a small file beside the volumes gives its blocks to such changes when the
+*Reserve.* An operator empties a full pool by unpublishing and deleting volumes. An unpublish begins with the write of
+a record, and a delete with a new name. So a small file beside the volumes gives its blocks to such changes when the
 disk is full. New volumes never get them.
 
-An id becomes a path only if it has the form of this pool's ids: its callers have checked that, and `image`, which the
-node part asks for what a CO sent, refuses a name that could lead elsewhere.
+An id becomes a path only if it has the form of this pool's ids: the callers check that, and `image`, which the node
+part calls with ids from a CO, refuses a name that could lead elsewhere.
 """
 
 import contextlib
@@ -108,8 +108,8 @@ class Staged:
 
 
 class Directories:
-    """The directories in one directory of what exists by a record of `kind`. `is_id`: whether a text is such an id in
-    this pool. A removal on a full disk gets the blocks of the `reserve`.
+    """The directories of the volumes or sets whose record is of `kind`. `is_id`: whether a text is such an id in this
+    pool. A removal on a full disk gets the blocks of the `reserve`.
     """
 
     def __init__(
@@ -121,9 +121,9 @@ class Directories:
         self._reserve = reserve
 
     def open(self) -> None:
-        """Remove what a crash has left half made, half removed or half written. Before anything else.
+        """Remove volumes, sets and files that a crash left incomplete; the first step of a start.
 
-        The names and records that a killed process wrote are synced: they are about to be relied on.
+        It syncs the names and records of a killed process: the driver relies on them from now on.
         """
         for name in self._names():
             if name.startswith((_NEW, _GONE)):
@@ -138,17 +138,17 @@ class Directories:
             durable.sync_directory(self.directory / name)
             for record in RECORDS.values():
                 _sync_record(self.directory / name / record)
-        except errors.CrustError as err:  # of this one alone: its calls report it
+        except errors.CrustError as err:  # of this volume or set alone: its calls report it
             extra = {"directory": str(self.directory / name), "error": err}
             _log.warning("a directory of the pool cannot be read", extra=extra)
 
     def ids(self) -> frozenset[volumes.VolumeId]:
-        """What has a directory, with or without its files."""
+        """The ids that have a directory, with or without its files."""
         return frozenset(volumes.VolumeId(name) for name in self._names() if self._is_id(name))
 
     @contextmanager
     def making(self, thing_id: str) -> Iterator[Staged]:
-        """A directory to be filled and committed; else nothing of it stays. Raises OrphanImage."""
+        """A directory to fill and commit; without a commit it is removed. Raises OrphanImage."""
         final, path = self.directory / thing_id, self.directory / (_NEW + thing_id)
         _free(path)
         if sparse.exists(final):
@@ -160,7 +160,7 @@ class Directories:
         except Exception:
             _free(path)
             if not staged.is_committed:
-                # the name may be there and not durable: a repeated call would find it, and answer
+                # the name may exist and not be durable: a repeated call would find it, and answer
                 with contextlib.suppress(errors.CrustError):
                     self.remove(thing_id)
             raise
@@ -168,24 +168,24 @@ class Directories:
             _free(path)
 
     def remove(self, thing_id: str) -> None:
-        """Take the name away, durably, then free the space; without a record nothing is removed."""
+        """Remove the name, durably, then free the space; without a record it removes no file."""
         present = self.directory / thing_id
         if not sparse.exists(present / self._record):
             durable.sync_directory(self.directory)  # an earlier removal may have failed at that
             return
-        gone = self.directory / f"{_GONE}{thing_id}.{secrets.token_hex(4)}"
+        removed = self.directory / f"{_GONE}{thing_id}.{secrets.token_hex(4)}"
 
         def rename() -> None:
             with syscalls.translating(f"cannot remove {present}"):
-                os.rename(present, gone)
+                os.rename(present, removed)
 
         self._reserve.change(rename)
         durable.sync_directory(self.directory)
-        _free(gone)
+        _free(removed)
         self._reserve.keep()
 
     def unsettled(self) -> tuple[volumes.VolumeId, ...]:
-        """The ids of unfinished volumes and sets, with those that could not be removed so far."""
+        """The ids of unfinished volumes and sets, also after a failed removal."""
         return tuple({_id_of(name) for name in self._names() if name.startswith((_NEW, _GONE))})
 
     def settle(self, thing_id: str) -> None:
@@ -243,14 +243,14 @@ class FileRecords:
     def _has(self, key: str) -> bool:
         try:
             return sparse.exists(self._path(key))
-        except errors.CrustError:  # which its reader is told, too
+        except errors.CrustError:  # `load` raises it, too
             return True
 
     def load(self, key: str) -> bytes | None:
         """The record, without the spaces that fill its sector. Raises `durable.UntrustedFile`,
         `durable.UnreadableFile`.
         """
-        # a read beside a write in place could see a part of each
+        # a read beside a write in place could see a part of each record
         with self._locks[hash(key) % _LOCKS]:
             data = durable.find(self._path(key), limit_bytes=self._limit_bytes)
         return None if data is None else data.rstrip(b" ")
@@ -272,9 +272,9 @@ class FileRecords:
 
 
 def _replace(path: Place, data: bytes) -> None:
-    """Write a sector in place of another one; then neither name nor size changes, and no journal is waited for.
+    """Write a sector in place of another one: neither name nor size changes, so it waits for no journal.
 
-    A file with a second name is replaced: that may be a backup's.
+    It replaces a file with a second name, which may belong to a backup.
     """
     flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     with syscalls.translating(f"cannot write {path}"), syscalls.closing(os.open(path, flags)) as fd:
@@ -296,7 +296,7 @@ def _sync_record(path: Place) -> None:
 
 
 def image_in(directory: Place, volume_id: str) -> Place:
-    """The image in the directory of a volume, or of one that is being made."""
+    """The image in the directory of a volume, also during its creation."""
     return directory / (volume_id + _IMAGE)
 
 
@@ -305,7 +305,7 @@ def _id_of(name: str) -> volumes.VolumeId:
 
 
 def _free(directory: Place) -> None:
-    """Remove a directory of files, if it is there. Nothing depends on it, so nothing is synced."""
+    """Remove a directory of files, if it exists; without a sync, because no code depends on it."""
     try:
         for name in os.listdir(directory):
             os.unlink(directory / name)

@@ -3,16 +3,16 @@
     <state dir>/pool.json        {"schema": 1, "pool_id": "…", "created": "…"}, written once, when the pool is created
     <state dir>/driver.lock      held by the one process that writes the pool
 
-With the pool's disk unmounted its directory is an empty one on the root disk. Deletes would find nothing there and
-answer OK, and new volumes would be made on the wrong disk. So a pool is made once, when somebody asks for it, and a
-directory that is not empty never becomes one. The id of the pool is remembered outside of it, over reboots:
+With the pool's disk unmounted its directory is an empty directory of the root disk. A delete would find no volume
+there and answer OK, and a create would make its volume on the wrong disk. So the driver makes a pool once, on
+request, and never in a directory that is not empty. It keeps the id of the pool outside of it, over reboots:
 
     <state dir>.pool-id          the id of the pool that this node serves, or the file that the settings name
 
-Where it names another pool than is there, or none is there, nothing is served. All files of the pool are reached by
-way of the directory and the folders that were opened (`HeldDirectory`), so what is mounted over one later gets no
-write. Nothing is served with a mount over a folder: its volumes would seem to be lost. For the same reason a process
-that has served a folder serves no other one in its place, and makes none, as long as `pool.json` is the same file.
+The driver serves no volume if the pool is absent or has another id. It reaches all files of the pool by way of the
+opened directory and folders (`HeldDirectory`), so a later mount over one gets no write. It serves no volume with a
+mount over a folder: the folder's volumes would seem to be lost. For the same reason a process that has served a
+folder accepts no other folder in its place, and makes none, as long as `pool.json` is the same file.
 """
 
 import datetime
@@ -60,7 +60,7 @@ class DirectoryPool:
     """
 
     ids: PoolIds
-    """From `open` on. Nothing is served before."""
+    """From `open` on. The driver serves no volume before."""
 
     def __init__(self, directory: str, memory: str, *, create: bool = False) -> None:
         self.directory = HeldDirectory(directory)
@@ -68,7 +68,7 @@ class DirectoryPool:
         self._create = create
         self._identity = self.directory / "pool.json"
         self._served: dict[str, tuple[int, ...]] = {}
-        """The folders that were opened, by name; by "" what `pool.json` was."""
+        """The identities of the opened folders, by name; by "" the identity of `pool.json`."""
         self._lock: locks.ProcessLock | None = None
 
     @property
@@ -77,7 +77,7 @@ class DirectoryPool:
         return self.directory.path
 
     def find(self) -> None:
-        """Hold the directory if the right pool is in it, or if a new one may be made there; writes no file.
+        """Hold the directory if the right pool is in it, or if a new pool may be made there; writes no file.
 
         Raises `PoolAbsent`, `PoolIdentityMissing`, `PoolIdentityUnreadable`.
         """
@@ -88,7 +88,7 @@ class DirectoryPool:
             raise
 
     def open(self) -> None:
-        """Read the identity, or make the pool if that was asked for; remember it. Durable. Raises as `find` does,
+        """Read the identity, or make the pool with `create`, and keep its id. Durable. Raises as `find` does,
         `FolderMountedOver`, and `DirectoryReplaced` for a folder that was moved away since it was opened.
         """
         self.find()
@@ -105,15 +105,12 @@ class DirectoryPool:
         for name in _FOLDERS:
             self._hold(name)
             durable.remove_temporary_files(self.directory / name)
-            # A process that was killed may have left names unsynced, and they are about to be relied on.
+            # A killed process may have left names unsynced, and the driver relies on them from now on.
             durable.sync_directory(self.directory / name)
         durable.sync_directory(self.directory / ".")
 
     def check_in_place(self) -> None:
-        """Raise `PoolAbsent` unless the directory that was opened is still at its path.
-
-        `DirectoryReplaced` for a folder of it that is not.
-        """
+        """Raise `PoolAbsent` unless the opened directory is still at its path; `DirectoryReplaced` for a folder."""
         try:
             self.directory.check_in_place()
         except DirectoryReplaced as err:
@@ -122,14 +119,14 @@ class DirectoryPool:
             raise self._absent("another directory, or none,") from err
 
     def lock(self) -> None:
-        """Be the one process that writes the pool, until `let_go`. Raises `locks.LockHeld`."""
+        """Take the lock of the one process that writes the pool, until `let_go`. Raises `locks.LockHeld`."""
         self._lock = locks.ProcessLock.acquire(self.directory / "driver.lock")
 
     def renew(self) -> None:
-        """Nothing: the kernel frees the lock of a process that has ended."""
+        """No work: the kernel frees the lock of a process that has ended."""
 
     def let_go(self) -> None:
-        """Hold directory and lock no more, so that its filesystem can be unmounted."""
+        """Release directory and lock, so that an operator can unmount the filesystem."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -144,8 +141,8 @@ class DirectoryPool:
                 raise DirectoryReplaced(str(folder)) from err
             durable.make_directory(folder, 0o700)
             self.directory.hold_folder(name)
-        found = os.stat(folder)
-        identity = found.st_dev, found.st_ino
+        status = os.stat(folder)
+        identity = status.st_dev, status.st_ino
         if self._served.setdefault(name, identity) != identity:
             raise DirectoryReplaced(str(folder))
 
@@ -164,11 +161,11 @@ class DirectoryPool:
         elif remembered not in ("", identity.pool_id):
             raise self._absent(f"the pool {identity.pool_id}")
 
-    def _absent(self, found: str) -> PoolAbsent:
+    def _absent(self, present: str) -> PoolAbsent:
         remembered = self._remembered()
         return PoolAbsent(
             f"the pool{f' {remembered}' if remembered else ''} is not in {self.directory.path}",
-            why=f"{found} is there; perhaps its disk is not mounted",
+            why=f"{present} is there; perhaps its disk is not mounted",
             hint="mount it, and the driver goes on by itself; "
             + (
                 f"if another pool is meant, remove {self._memory}"
@@ -196,11 +193,13 @@ class DirectoryPool:
             identity = _Identity.model_validate_json(data)
         except pydantic.ValidationError as err:
             first = err.errors(include_input=False, include_url=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise PoolIdentityUnreadable(path, f"{where}: {first['msg']}") from err
+            field = ".".join(map(str, first["loc"]))
+            raise PoolIdentityUnreadable(path, f"{field}: {first['msg']}") from err
         if identity.version > SCHEMA:
-            why = f"it has schema {identity.version}, and this version knows schemas up to {SCHEMA}"
-            raise PoolIdentityUnreadable(path, why)
+            reason = (
+                f"it has schema {identity.version}, and this version knows schemas up to {SCHEMA}"
+            )
+            raise PoolIdentityUnreadable(path, reason)
         return identity
 
     def _check_empty(self) -> None:

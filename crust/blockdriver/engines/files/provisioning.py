@@ -1,11 +1,11 @@
 """The controller's side of the files: it makes, grows, copies and removes volumes that are sparse files.
 
-Nothing here needs a device; where a file has one, its page cache is written back before the file is read, and its
-size or its removal is refused by it. Files that others keep in the same filesystem are not the pool's space.
+No method needs a device; if a file has a device, the driver writes back its page cache before it reads the file, and
+refuses the removal. Other files in the same filesystem do not count as the pool's space.
 
-A snapshot is a read-only file (mode 0400), which is never opened for writing. On xfs and btrfs a copy shares its
-blocks with its source until one of them is written to. So two snapshots can be compared by the positions of their
-blocks; on other filesystems the positions mean nothing.
+A snapshot is a read-only file (mode 0400), which the driver never opens for writing. On xfs and btrfs a copy shares
+its blocks with its source until a write to either. So the positions of their blocks show whether two snapshots
+differ; on other filesystems they do not.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ class PoolNotUsable(errors.NotReady):
 
 @dataclass(frozen=True, slots=True)
 class FileMaking:
-    """A volume that is being made: its image is the file `image` in a staged directory, which `commit` names."""
+    """A volume during its creation: its image is the file `image` in a staged directory, which `commit` names."""
 
     pool: "FileProvisioning"
     image: Place
@@ -97,14 +97,14 @@ class FileMaking:
 
 @dataclass(frozen=True, slots=True)
 class FileTaking:
-    """A set of snapshots that is being taken: read-only files in the `staged` directory."""
+    """A set of snapshots during its creation: read-only files in the `staged` directory."""
 
     pool: "FileProvisioning"
     staged: Staged
 
     def take(self, image: Image) -> None:
         """A copy of the volume's file."""
-        with self.pool.told_when_full(image.snapshot_id):
+        with self.pool.naming_full_pool(image.snapshot_id):
             try:
                 file_copy.copy(
                     self.pool.written_back(image.volume_id),
@@ -117,13 +117,13 @@ class FileTaking:
                 raise ImageMissing(image.volume_id) from err
 
     def moved_on(self, image: Image) -> bool:
-        """By the positions of the blocks: a write to a block shared with a snapshot goes to a new one."""
+        """By the positions of the blocks: a write to a block shared with a snapshot goes to a new block."""
         copy = copy_in(self.staged.path, image.snapshot_id)
         return bool(extents.differing(copy, self.pool.written_back(image.volume_id)))
 
     def commit(self, records: Mapping[RecordKind, bytes]) -> None:
         """Name the directory."""
-        with self.pool.told_when_full(str(self.staged.final)):
+        with self.pool.naming_full_pool(str(self.staged.final)):
             self.staged.commit(records)
 
 
@@ -143,7 +143,7 @@ class FileProvisioning:
         self._access = access
         self._others_bytes = 0
         self._blocks: dict[str, int] = {}
-        """Of each set, in bytes: they do not change after it was taken."""
+        """The allocated bytes of each set: they do not change after its creation."""
         self._clones: bool | None = None
 
     def open(self) -> None:
@@ -152,10 +152,12 @@ class FileProvisioning:
         self.sets.open()
         self._access.open()
         self._clones = None
-        self._blocks = {each: _blocks_bytes(self.sets.directory / each) for each in self.sets.ids()}
+        self._blocks = {
+            thing_id: _blocks_bytes(self.sets.directory / thing_id) for thing_id in self.sets.ids()
+        }
         space = sparse.space(self._pool)
         used_bytes = space.total_bytes - space.available_bytes
-        images = (self.directories.directory / each for each in self.directories.ids())
+        images = (self.directories.directory / thing_id for thing_id in self.directories.ids())
         ours_bytes = sum(self._blocks.values()) + sum(map(_blocks_bytes, images))
         self._others_bytes = max(used_bytes - ours_bytes, 0)
 
@@ -171,11 +173,11 @@ class FileProvisioning:
     @contextmanager
     def making(self, volume_id: volumes.VolumeId) -> Iterator[FileMaking]:
         """In a directory without a name. Raises `PoolFull`."""
-        with self.told_when_full(volume_id), self.directories.making(volume_id) as staged:
+        with self.naming_full_pool(volume_id), self.directories.making(volume_id) as staged:
             yield FileMaking(self, image_in(staged.path, volume_id), staged.commit)
 
     def remove(self, volume_id: volumes.VolumeId) -> None:
-        """Take the directory's name away, unless a loop device still has the file: its writer would lose data."""
+        """Remove the directory's name, unless a loop device still has the file: its writer would lose data."""
         attachment = self._access.attached(volume_id)
         if attachment is not None:
             raise StillAttached(volume_id, attachment.shown)
@@ -190,7 +192,7 @@ class FileProvisioning:
             self._blocks[set_id] = _blocks_bytes(staged.final)
 
     def remove_set(self, set_id: str, images: Sequence[Image]) -> None:
-        """Take the directory's name away."""
+        """Remove the directory's name."""
         self.sets.remove(set_id)
         self._blocks.pop(set_id, None)
 
@@ -199,28 +201,28 @@ class FileProvisioning:
         return self.directories.unsettled() + self.sets.unsettled()
 
     def settle(self, thing_id: volumes.VolumeId) -> None:
-        """Unlink the files; a removal is never taken back."""
+        """Unlink the files; it takes no removal back."""
         self.directories.settle(thing_id)
         self.sets.settle(thing_id)
 
     def check_image(self, volume_id: volumes.VolumeId) -> None:
-        """By the file's name: whose it is cannot be told."""
+        """By the file's name alone: a file has no mark of its maker."""
         if not sparse.exists(self.directories.image(volume_id)):
             raise ImageMissing(volume_id)
 
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
         """Grow the file, never shrink it; raises `PoolFull`, `ImageMissing`.
 
-        One that is large enough is synced too: a process that was killed may have grown it and not synced it.
+        It syncs a file that is large enough, too: a killed process may have grown it without a sync.
         """
-        with self.told_when_full(volume_id):
+        with self.naming_full_pool(volume_id):
             try:
                 sparse.grow(self.directories.image(volume_id), size_bytes)
             except errors.NotFound as err:
                 raise ImageMissing(volume_id) from err
 
     def maximum_bytes(self) -> int:
-        """The largest possible file, whatever the free space: too little space is another error."""
+        """The largest possible file, at any free space: too little space is another error."""
         return _LARGEST_FILE_BYTES
 
     def space(self) -> PoolSpace:
@@ -240,11 +242,11 @@ class FileProvisioning:
 
     def snapshot_ids(self) -> frozenset[str]:
         """The snapshot files of the pool."""
-        found: set[str] = set()
-        for each in self.sets.ids():
+        snapshot_ids: set[str] = set()
+        for set_id in self.sets.ids():
             with contextlib.suppress(errors.NotFound):  # removed since
-                found.update(sparse.names(self.sets.directory / each, _SNAPSHOT))
-        return frozenset(found)
+                snapshot_ids.update(sparse.names(self.sets.directory / set_id, _SNAPSHOT))
+        return frozenset(snapshot_ids)
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The file's apparent size."""
@@ -254,7 +256,7 @@ class FileProvisioning:
             return 0
 
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
-        """The file is none, or shorter than it was created."""
+        """The path is no regular file, or the file is shorter than at its creation."""
         try:
             present_bytes = self.directories.size_bytes(volume_id)
         except sparse.NotAnImage as err:
@@ -264,13 +266,13 @@ class FileProvisioning:
         return ""
 
     def copies_at_once(self) -> bool:
-        """Where files are cloned: on xfs and btrfs; tried once."""
+        """Whether the filesystem clones files, as xfs and btrfs do; tried once."""
         if self._clones is None:
             self._clones = file_copy.clones(self._pool)
         return self._clones
 
     def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """The allocated bytes of the file; 0 where files are cloned."""
+        """The allocated bytes of the file; 0 if the filesystem clones files."""
         is_free = self.copies_at_once()
         return 0 if is_free else sparse.allocated_bytes(self.directories.image(volume_id))
 
@@ -299,39 +301,39 @@ class FileProvisioning:
         return copy_in(self.sets.directory / set_of(image.snapshot_id), image.snapshot_id)
 
     def written_back(self, volume_id: volumes.VolumeId) -> Place:
-        """The file of a volume, with what was in the page cache of its device."""
+        """The file of a volume, after a write-back of its device."""
         device = self._access.device_path(volume_id)
         if device is not None:
             devices.sync(device)
         return self.directories.image(volume_id)
 
     @contextmanager
-    def told_when_full(self, what: str) -> Iterator[None]:
-        """Raise PoolFull where the block finds no space."""
+    def naming_full_pool(self, name: str) -> Iterator[None]:
+        """Raise PoolFull if the block finds no space."""
         try:
             yield
         except errors.Exhausted as err:
             available_bytes = sparse.space(self._pool).available_bytes
             raise errors.Exhausted.named(
                 "PoolFull",
-                f"no space for {what}",
+                f"no space for {name}",
                 why=f"{self._pool} has {available_bytes} free bytes",
                 hint="free space in it, or request a smaller volume",
             ) from err
 
 
 def copy_in(directory: Place, snapshot_id: str) -> Place:
-    """The file of a snapshot in the directory of its set, or of one that is being taken."""
+    """The file of a snapshot in the directory of its set, also during its creation."""
     check_file_name(snapshot_id)
     return directory / (snapshot_id + _SNAPSHOT)
 
 
-def _regions(found: tuple[extents.Extent, ...]) -> tuple[Region, ...]:
-    return tuple(Region(each.offset, each.length) for each in found)
+def _regions(parts: tuple[extents.Extent, ...]) -> tuple[Region, ...]:
+    return tuple(Region(part.offset, part.length) for part in parts)
 
 
 def _blocks_bytes(directory: Place) -> int:
-    """The blocks of a volume or set; one that cannot be looked at counts none."""
+    """The allocated bytes of a volume or set; 0 if it cannot be read."""
     try:
         return sum(sparse.allocations(directory).values())
     except errors.CrustError:
