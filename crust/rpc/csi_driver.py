@@ -159,8 +159,8 @@ class CsiDriver:
         The caller has sent another call: a status of the driver to this question says so.
         """
         connected = self.port.connection
-        asked, fact = self._facts.get(question, (0, None))
-        if connected and connected == asked:
+        fact_connection, fact = self._facts.get(question, (0, None))
+        if connected and connected == fact_connection:
             return fact
         try:
             call = Call(question.method, question.metadata, timeout_s)

@@ -1,1 +1,1 @@
-"""Where the bytes of volumes are. `protocol` says what the driver needs; `files` is the default engine."""
+"""The engines, which store the bytes of volumes. `protocol` is their interface; `files` is the default engine."""

@@ -49,7 +49,7 @@ class Preparation:
     fs_type: str
     attachment: Attachment
     parameters: Mapping[str, str]
-    then: Callable[[], None]
+    note_done: Callable[[], None]
     """Notes the end of the work. Blocks."""
     inherits: tuple[int, ...]
     """The descriptors that the programs inherit: the volume's lock, then the open device."""
@@ -181,7 +181,7 @@ class FilesystemPreparation:
             generation = content.generation + 1
             formatted = content.but(state="formatted", planned_uuid="", generation=generation)
             self.stores.content_records.save(formatted)
-        due.then()
+        due.note_done()
 
 
 def _clear_interrupted(content: ContentRecord, device: str) -> None:
@@ -263,9 +263,9 @@ class NodeStage:
             return entry, None
         if deferral_keys.formats_in_guest(record.parameters):
             return entry, None  # the host does not look at the content
-        then = partial(self.stores.node_state.note_staged, entry)
+        note_done = partial(self.stores.node_state.note_staged, entry)
         return entry, Preparation(
-            content, entry.fs_type, attachment, record.parameters, then, inherits=(lock,)
+            content, entry.fs_type, attachment, record.parameters, note_done, inherits=(lock,)
         )
 
     def _for_hypervisor(self, entry: Staged) -> Staged:

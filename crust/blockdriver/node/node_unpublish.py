@@ -9,7 +9,7 @@ Each hour the driver detaches devices that crashes left attached on this node, u
 
     attached, not staged                  detached if it is not open: its stage was never completed
     attached, image removed               detached if it is not open; recognised by the tag of `attach`
-    attached by another program           left alone, whatever its file
+    attached by another program           left alone, with any file
 """
 
 import logging
@@ -213,7 +213,7 @@ def _check_unused(volume_id: volumes.VolumeId, device: volumes.BlockSource, *, r
 
 def _other_paths(staged: Staged, path: str) -> tuple[str, ...]:
     """The other staging paths that the CO has not removed."""
-    return tuple(each for each in staged.paths if each != path and os.path.isdir(each))
+    return tuple(other for other in staged.paths if other != path and os.path.isdir(other))
 
 
 def _is_shown(attachment: Attachment) -> bool:

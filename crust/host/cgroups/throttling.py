@@ -63,9 +63,9 @@ class Throttle:
 
     def limits_of(self, device: volumes.DeviceIdentity) -> volumes.IoLimits:
         """The kernel's limits for the device; none on a node that cannot limit."""
-        found = self._hierarchy
+        hierarchy = self._hierarchy
         with syscalls.translating(f"cannot read the I/O limits of {device}"):
-            return NONE if found is None else found.get(device)
+            return NONE if hierarchy is None else hierarchy.get(device)
 
     def set(self, device: volumes.DeviceIdentity, limits: volumes.IoLimits) -> None:
         """Give the kernel these limits, and no others. Cheap if it has them.
@@ -74,11 +74,11 @@ class Throttle:
         """
         if limits != NONE:
             self.check_can_limit()
-        found = self._hierarchy
-        if found is None:
+        hierarchy = self._hierarchy
+        if hierarchy is None:
             return  # a node that never limited a device has no limit to remove
         try:
-            found.set(device, limits)
+            hierarchy.set(device, limits)
         except OSError as err:
             if err.errno in _GONE:  # NOT_FOUND would mean that the volume does not exist
                 raise CannotThrottle(f"{device}: {syscalls.reason(err)}") from err

@@ -1,6 +1,6 @@
 """Growing a mounted filesystem to the size of its device, by one ioctl on its mount point and no program.
 
-Never an unmounted one: the kernel journals the growth, but a killed resize2fs leaves a filesystem that nobody can
+Never an unmounted one: the kernel journals the growth, but a killed resize2fs leaves a filesystem that no kernel can
 mount and e2fsck does not repair (docs/decisions/0038).
 """
 

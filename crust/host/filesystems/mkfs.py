@@ -41,7 +41,7 @@ class _Mkfs:
 
 _BUSY = re.compile("in use by the system|resource busy")
 _BUSY_TRIES = 5
-"""How often mkfs is tried on a device that it finds held exclusively, before the holder is looked for."""
+"""The number of tries of mkfs on a device that is held exclusively, before the search for the holder."""
 
 # 4 KiB blocks and 256-byte inodes also on a small volume: mke2fs would choose 1 KiB, and the volume may grow. No
 # reserve for root: it would be lost space in a guest. No discard: a fresh device has no data to drop. Named features:

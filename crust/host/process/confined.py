@@ -2,8 +2,8 @@
 
 A parser of filesystems that runs as root on a hostile disk is one bug away from the node. So e2fsck and blkid see a
 root directory that holds /usr read-only and the device at `DEVICE`, and nothing else: no network, no other
-process, no capability, bounded memory and CPU time, and of the kernel's system calls those that such a tool
-makes. bubblewrap (bwrap(1)) makes the namespaces, and libseccomp (seccomp_export_bpf(3)) the filter.
+process, no capability, bounded memory and CPU time, and of the kernel's system calls only the calls of such a
+tool. bubblewrap (bwrap(1)) makes the namespaces, and libseccomp (seccomp_export_bpf(3)) the filter.
 
 A status of bwrap must not be taken for a status of the program: 1 is "corrected" to e2fsck. So bwrap reports the
 program's status apart (`--json-status-fd`), and without that report the program counts as never started.

@@ -193,7 +193,7 @@ def recorded(root: Path, store: Path, *, names_survive: bool) -> Iterator[Record
 
     calls = ("fsync", "fdatasync", "open", "mkdir", "rename", "link", "unlink", "rmdir")
     with syncs.watched(calls, after=after), pytest.MonkeyPatch.context() as patched:
-        patched.setattr(commands, "run", _program(recorder, commands.run_command))
+        patched.setattr(commands, "run_command", _program(recorder, commands.run_command))
         patched.setattr(mount_api, "unmount", _unmount(recorder, mount_api.unmount))
         yield recorder
 

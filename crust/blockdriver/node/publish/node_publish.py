@@ -59,7 +59,7 @@ class NodePublish:
         `TargetOccupied`, and the errors of `target_paths`, `mount_api` and `fs_group`.
         """
         async with workers.long_work() if _group(request) else contextlib.nullcontext():
-            ready = await workers.run(self._publish, request)
+            ready = await workers.run(self._publish_at_once, request)
         if ready is None:
             return
         if isinstance(ready, Preparation):
@@ -72,11 +72,11 @@ class NodePublish:
             self.stores.node_state.note_published, ready.entry.model_copy(update=_DONE)
         )
 
-    def _publish(self, request: Publish) -> Ready | Preparation | None:
+    def _publish_at_once(self, request: Publish) -> Ready | Preparation | None:
         """Do all steps but growth in one hop; returns a publish that must grow, or a preparation that comes first."""
         ready = publish_rules.check_publish(self.stores, request)
         if ready.staged.host and host_image.is_due(ready):
-            return self.host_image.make_ready(ready) or self._publish(request)
+            return self.host_image.make_ready(ready) or self._publish_at_once(request)
         entry, device = ready.entry, ready.attachment.host_device  # raises NoHostDevice
         self.io_limits.check_host(ready.record.limits.value)
         if ready.present is not None and ready.present.done:
@@ -108,7 +108,7 @@ class NodePublish:
         return None
 
     def _look(self, ready: Ready) -> bool:
-        """Whether the volume is mounted at the target already; raises `TargetOccupied` for anything else."""
+        """Whether the volume is mounted at the target already; raises `TargetOccupied` for another mount."""
         mount = mountinfo.at(ready.entry.target)
         if mount is None:
             return False
