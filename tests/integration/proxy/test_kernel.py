@@ -354,19 +354,3 @@ async def test_target_in_use_as_working_directory_is_reported_and_removed_later(
     assert node.entry(target) is not None
     await node.co.unpublish("vol-1", target)
     node.check_untouched(target)
-
-
-async def test_retry_after_run_was_lost_finds_the_guard_mount(node: Node) -> None:
-    """After a crash that removed the entry, the guard is still mounted on the target, and the publish is repeated."""
-    target = node.places.target("one")
-    await node.co.publish("vol-1", target)
-    entry = node.entry(target)
-    assert entry is not None
-    for name in os.listdir(entry.directory):
-        os.unlink(f"{entry.directory}/{name}")
-    os.rmdir(entry.directory)
-    await node.co.publish("vol-1", target)
-    node.check_published("vol-1", target)
-    assert len([each for each in mountinfo.read_all() if each.target == target]) == 1
-    await node.co.unpublish("vol-1", target)
-    node.check_untouched(target)

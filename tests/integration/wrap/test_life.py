@@ -12,7 +12,7 @@ from crust.core import deferral_keys, volumes
 from crust.host.block import devices, signatures
 from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2
-from tests.integration.wrap.conftest import DEFERRED, SECRETS, TIMEOUT_S, Wrapped, node_with
+from tests.integration.wrap.conftest import DEFERRED, SECRETS, Wrapped, node_with
 from tests.support.co import MIB
 from tests.support.faults.refusals import refused
 from tests.support.probes import probed
@@ -218,47 +218,6 @@ async def test_failed_expansion_leaves_a_staged_volume_unpublished(cloud: Wrappe
     cloud.driver.misbehave(NodeExpandVolume="fail INTERNAL no rescan")
     await refused(cloud.expand(volume, cloud.staging(volume), 96 * MIB), Code.INTERNAL, "no rescan")
     cloud.check_unpublished(volume, target)
-
-
-@pytest.mark.parametrize("kind", ["cloud", "minimal"])
-async def test_expansion_of_an_ordinary_volume_is_the_drivers(kind: str) -> None:
-    async with node_with(kind) as node:
-        volume, target = await node.volume(context={}), node.target("one")
-        deferred, other = await node.volume("deferred"), node.target("other")
-        await node.stage(volume)
-        await node.publish(volume, target)
-        request = csi_pb2.NodeExpandVolumeRequest(
-            volume_id=volume.volume_id,
-            volume_path=target,
-            capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
-        )
-        if kind == "minimal":  # nothing is deferred, so nothing was advertised that it has not
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await node.node.NodeExpandVolume(request, timeout=TIMEOUT_S)
-            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        await node.stage(deferred)
-        await node.publish(deferred, other)
-        asked = len(node.driver.names())
-        answer = await node.node.NodeExpandVolume(request, timeout=TIMEOUT_S)
-        assert answer.capacity_bytes == 64 * MIB
-        assert ("NodeExpandVolume" in node.driver.names()[asked:]) is (kind == "cloud")
-
-
-async def test_capabilities_are_the_drivers_while_nothing_is_deferred(node: Wrapped) -> None:
-    async def advertised() -> set[int]:
-        answer = await node.node.NodeGetCapabilities(
-            csi_pb2.NodeGetCapabilitiesRequest(), timeout=TIMEOUT_S
-        )
-        return {capability.rpc.type for capability in answer.capabilities}
-
-    rpc = csi_pb2.NodeServiceCapability.RPC
-    before = await advertised()
-    volume, target = await node.published_volume()
-    assert await advertised() == before | {rpc.GET_VOLUME_STATS, rpc.EXPAND_VOLUME}
-    await node.unpublish(volume, target)
-    await node.unstage(volume)
-    assert await advertised() == before
-    assert not before & {rpc.VOLUME_MOUNT_GROUP, rpc.SINGLE_NODE_MULTI_WRITER}
 
 
 async def test_secrets_of_a_stage_are_in_no_file(cloud: Wrapped) -> None:

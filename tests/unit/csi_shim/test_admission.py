@@ -355,13 +355,13 @@ async def test_capabilities_with_own_stats_and_expand_skip_directory_scan(
     assert await kubelet.advertised() == {*kubelet.driver.node_rpcs}
 
 
-async def test_statistics_are_advertised_while_a_volume_is_staged_as_block(
+async def test_statistics_and_growth_are_advertised_while_staged_as_block(
     kubelet: Kubelet,
 ) -> None:
     before = await kubelet.advertised()
-    assert RPC.GET_VOLUME_STATS not in before
     path = f"{kubelet.places.kubelet}/staging"
     await kubelet.co.stage("vol-1", path, volume_context={deferral_keys.DEFER: "always"})
-    assert RPC.GET_VOLUME_STATS in await kubelet.advertised()
+    added = {RPC.GET_VOLUME_STATS, RPC.EXPAND_VOLUME}
+    assert await kubelet.advertised() - before == added
     await kubelet.co.unstage("vol-1", path)
     assert await kubelet.advertised() == before
