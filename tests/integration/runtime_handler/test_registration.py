@@ -91,18 +91,6 @@ async def _registered(run_dir: str, request: RegisterRequest) -> AsyncIterator[R
         yield made
 
 
-async def test_handler_registers_with_its_features(run_dir: str) -> None:
-    async with _proxy(run_dir) as handlers, _registered(run_dir, _request(run_dir)) as made:
-        await _wait(made.registered)
-        assert not made.lost.is_set()
-        assert made.response is not None
-        assert made.response.volumes_directory == f"{run_dir}/run/volumes"
-        (found,) = handlers.all()
-        assert found.name == "kata"
-        assert found.filesystems == {"ext4", "xfs"}
-        assert {feature.name for feature in found.features} == {"STATS", "ONLINE_EXPAND"}
-
-
 async def test_taken_name_is_retried_until_it_is_free(run_dir: str) -> None:
     async with _proxy(run_dir) as handlers, AsyncExitStack() as stack:
         first = await stack.enter_async_context(_registered(run_dir, _request(run_dir)))
@@ -115,7 +103,7 @@ async def test_taken_name_is_retried_until_it_is_free(run_dir: str) -> None:
         assert not second.registered.is_set()
         await stack.aclose()
         await _wait(second.registered)
-        assert [each.endpoint for each in handlers.all()] == [heir.endpoint]
+        assert [handler.endpoint for handler in handlers.all()] == [heir.endpoint]
         task.cancel()
         await asyncio.wait([task])
 
@@ -150,8 +138,8 @@ def test_the_features_are_those_of_the_contract() -> None:
         for name, number in handlers_pb2.HandlerFeature.items()
         if number
     }
-    assert {each.name: each.value for each in Feature} == numbers
-    assert {each.name: each.value for each in ProxysFeature} == numbers
+    assert {feature.name: feature.value for feature in Feature} == numbers
+    assert {feature.name: feature.value for feature in ProxysFeature} == numbers
 
 
 pytestmark = pytest.mark.root
