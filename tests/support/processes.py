@@ -72,11 +72,11 @@ def kill(pid_file: Path) -> None:
         end(int(pid_file.read_text()))
 
 
-def end(*pids: int, number: int = signal.SIGKILL) -> None:
-    """Send processes a signal, and wait until all have ended."""
+def end(*pids: int) -> None:
+    """Send processes SIGKILL, and wait until all have ended."""
     with ending(*pids) as descriptors:
-        for each in descriptors:
-            signal.pidfd_send_signal(each, number)
+        for descriptor in descriptors:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
 
 @contextmanager
@@ -85,11 +85,11 @@ def ending(*pids: int) -> Iterator[list[int]]:
     descriptors = [os.pidfd_open(pid) for pid in pids]
     try:
         yield descriptors
-        for pid, each in zip(pids, descriptors, strict=True):
-            assert select.select([each], [], [], TIMEOUT_S)[0], f"process {pid} does not end"
+        for pid, descriptor in zip(pids, descriptors, strict=True):
+            assert select.select([descriptor], [], [], TIMEOUT_S)[0], f"process {pid} does not end"
     finally:
-        for each in descriptors:
-            os.close(each)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 if __name__ == "__main__":

@@ -114,30 +114,16 @@ async def mounted(vm: machine.Machine, plug: MountDisk) -> MountDisk:
     return make
 
 
-async def shell(
-    vm: machine.Machine,
-    script: str,
-    *binds: values.Bind,
-    uid: int = 0,
-    groups: tuple[int, ...] = (),
-) -> str:
+async def shell(vm: machine.Machine, script: str, *binds: values.Bind) -> str:
     """Run a shell script in a container and return what it printed; a script that fails fails the test."""
-    done = await attempt(vm, script, *binds, uid=uid, groups=groups)
+    done = await attempt(vm, script, *binds)
     assert done.exit == values.Exit(0, None), (done, vm.console.tail())
     return done.stdout.decode()
 
 
-async def attempt(
-    vm: machine.Machine,
-    script: str,
-    *binds: values.Bind,
-    uid: int = 0,
-    groups: tuple[int, ...] = (),
-) -> values.Completed:
+async def attempt(vm: machine.Machine, script: str, *binds: values.Bind) -> values.Completed:
     """Run a shell script in a container; it may fail."""
-    wanted = values.ContainerSpec(
-        f"c{next(_numbers)}", ("sh", "-ec", script), binds, uid=uid, gid=uid, groups=groups
-    )
+    wanted = values.ContainerSpec(f"c{next(_numbers)}", ("sh", "-ec", script), binds)
     return await vm.guest.run(wanted, timeout_s=50)
 
 

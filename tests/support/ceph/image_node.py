@@ -46,12 +46,12 @@ class Storage:
     key: str
 
     @classmethod
-    def make(cls, ceph: CephCluster, *, size: int = SIZE) -> "Storage":
+    def make(cls, ceph: CephCluster) -> "Storage":
         """Make the namespace, the image and a node's user."""
         namespace = ceph.make_namespace()
         user = f"node-of-{namespace}"
         with ceph.ioctx(POOL, namespace) as ioctx:
-            rbd.RBD().create(ioctx, IMAGE, size, old_format=False, features=61)
+            rbd.RBD().create(ioctx, IMAGE, SIZE, old_format=False, features=61)
             with rbd.Image(ioctx, IMAGE) as image:
                 image.metadata_set("crust.volume", IMAGE)
         return cls(ceph, namespace, user, ceph.node(user, namespace))

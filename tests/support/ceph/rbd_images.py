@@ -21,9 +21,9 @@ def volume(name: str) -> volumes.VolumeId:
     return volumes.VolumeId(f"0123456789abcdef-{hashlib.sha256(name.encode()).hexdigest()[:40]}")
 
 
-def snapshot_of(volume_id: volumes.VolumeId, name: str, size: int = SIZE) -> Image:
+def snapshot_of(volume_id: volumes.VolumeId, name: str) -> Image:
     digest = hashlib.sha256(name.encode()).hexdigest()[:40]
-    return Image(f"0123456789abcdef-snap-{digest}", volume_id, size)
+    return Image(f"0123456789abcdef-snap-{digest}", volume_id, SIZE)
 
 
 A, B, C, D = volume("a"), volume("b"), volume("c"), volume("d")

@@ -45,8 +45,8 @@ def mount(
     return volumes.VolumeCapability(volumes.MountAccess(fs_type, flags, group), mode)
 
 
-def block(mode: Mode = Mode.SINGLE_NODE_MULTI_WRITER) -> volumes.VolumeCapability:
-    return volumes.VolumeCapability(volumes.BlockAccess(), mode)
+def block() -> volumes.VolumeCapability:
+    return volumes.VolumeCapability(volumes.BlockAccess(), Mode.SINGLE_NODE_MULTI_WRITER)
 
 
 class DirectCo(Co):
@@ -206,10 +206,8 @@ class Bench:
     async def delete(self, volume_id: str) -> None:
         await self.co.delete(volume_id)
 
-    async def grow(
-        self, volume_id: str, size: int, *, limit: int = 0
-    ) -> csi_pb2.ControllerExpandVolumeResponse:
-        return await self.co.grow(volume_id, size, limit)
+    async def grow(self, volume_id: str, size: int) -> csi_pb2.ControllerExpandVolumeResponse:
+        return await self.co.grow(volume_id, size)
 
     async def modify(self, volume_id: str, **mutable: str) -> None:
         await self.co.modify(volume_id, **mutable)
@@ -263,13 +261,11 @@ class Bench:
         wire = encoded(mount())
         await self.co.attach(volume_id, "node-1", wire, readonly=readonly)
 
-    async def release(self, volume_id: str, node_id: str = "") -> None:
-        await self.co.detach(volume_id, node_id)
+    async def release(self, volume_id: str) -> None:
+        await self.co.detach(volume_id, "")
 
-    async def stats(
-        self, volume_id: str, path: str, *, deferred: bool = False
-    ) -> volumes.VolumeStats:
-        answer: Any = await self.co.stats(volume_id, path, defer_fs_ops=deferred)
+    async def stats(self, volume_id: str, path: str) -> volumes.VolumeStats:
+        answer: Any = await self.co.stats(volume_id, path)
         reported = answer.volume_condition if answer.HasField("volume_condition") else None
         return crust_v1.stats(answer.usage, reported)
 

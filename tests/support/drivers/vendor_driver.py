@@ -87,51 +87,43 @@ class VendorDriver:
 
     def make_fifos(self) -> None:
         """What a call that hangs opens."""
-        for each in ("hanging", "release"):
-            os.mkfifo(f"{self.state_dir}/{each}")
+        for name in ("hanging", "release"):
+            os.mkfifo(f"{self.state_dir}/{name}")
         self._hanging = os.open(f"{self.state_dir}/hanging", os.O_RDWR | os.O_NONBLOCK)
 
     def close_fifos(self) -> None:
         """At the end of the test."""
-        for each in (self._hanging, self._released):
-            if each >= 0:
-                os.close(each)
+        for descriptor in (self._hanging, self._released):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def _recorded(self) -> list[tuple[str, bytes]]:
+        """The method and the bytes of each call that arrived."""
+        file = Path(self.state_dir, "calls.jsonl")
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        calls = map(json.loads, lines)
+        return [(call["method"], base64.b64decode(call["request"])) for call in calls]
 
     def calls(self, *methods: str) -> list[Any]:
         """The requests that it got, of these methods or of all, as messages."""
-        try:
-            lines = Path(self.state_dir, "calls.jsonl").read_text(encoding="utf-8").splitlines()
-        except FileNotFoundError:
-            return []
-        found = [json.loads(line) for line in lines]
         return [
-            getattr(csi_pb2, f"{each['method']}Request").FromString(
-                base64.b64decode(each["request"])
-            )
-            for each in found
-            if not methods or each["method"] in methods
+            getattr(csi_pb2, f"{method}Request").FromString(data)
+            for method, data in self._recorded()
+            if not methods or method in methods
         ]
 
-    def names(self, *, node_only: bool = True) -> list[str]:
-        """The names of the methods that were called, without those that ask what it is."""
-        kinds = [type(call).__name__.removesuffix("Request") for call in self.calls()]
+    def names(self) -> list[str]:
+        """The names of the node's methods that were called, without those that ask what it is."""
         return [
-            kind
-            for kind in kinds
-            if not kind.startswith(("Get", "Probe")) and not kind.endswith("Capabilities")
-            if not node_only or kind.startswith("Node")
+            method
+            for method, _ in self._recorded()
+            if method.startswith("Node") and not method.endswith("Capabilities")
         ]
 
     def raw(self) -> list[tuple[str, bytes]]:
         """Every call of a node's volume, as the bytes that arrived."""
-        path = Path(self.state_dir, "calls.jsonl")
-        if not path.exists():
-            return []
-        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         return [
-            (each["method"], base64.b64decode(each["request"]))
-            for each in found
-            if each["method"].startswith("Node") and "Volume" in each["method"]
+            call for call in self._recorded() if call[0].startswith("Node") and "Volume" in call[0]
         ]
 
     def images(self) -> list[str]:

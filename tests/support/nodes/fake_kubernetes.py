@@ -77,9 +77,9 @@ class FakeKubernetes:
     def add_class(self, name: str, handler: str) -> None:
         self.add_object("runtimeclasses", name, handler=handler)
 
-    def add_pod(self, name: str, uid: str, runtime_class: str = "", *, node: str = NODE) -> None:
+    def add_pod(self, name: str, uid: str, runtime_class: str = "") -> None:
         """Create a pod, or replace one of the same name."""
-        spec: dict[str, Any] = {"nodeName": node, "containers": []}
+        spec: dict[str, Any] = {"nodeName": NODE, "containers": []}
         if runtime_class:
             spec["runtimeClassName"] = runtime_class
         self.add({"kind": "Pod", "metadata": _pod_metadata(name, uid), "spec": spec}, "pods")
@@ -99,11 +99,11 @@ class FakeKubernetes:
             self._objects.setdefault(collection, {})[_key(metadata)] = found
             self._note_change("ADDED", collection, found)
 
-    def remove_object(self, collection: str, name: str, namespace: str = "") -> None:
+    def remove_object(self, collection: str, name: str) -> None:
         with self._changed:
             self._version += 1
-            key = _key({"name": name, "namespace": namespace})
-            self._note_change("DELETED", collection, self._objects[collection].pop(key))
+            found = self._objects[collection].pop(_key({"name": name}))
+            self._note_change("DELETED", collection, found)
 
     def _note_change(self, kind: str, collection: str, found: dict[str, Any]) -> None:
         self._events.append(_Event(self._version, collection, kind, found))

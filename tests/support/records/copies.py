@@ -3,6 +3,7 @@
 import hashlib
 import os
 import subprocess
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -99,26 +100,21 @@ def unmount_lazily(target: str) -> None:
 
 
 async def blocks(
-    bench: Bench, target: str, base: str = "", *, start: int = 0, count: int = 0
+    bench: Bench, target: str, base: str = "", *, count: int = 0
 ) -> list[list[tuple[int, int]]]:
-    servicer = bench.driver.controller
+    controller = bench.driver.controller
+    messages: AsyncIterator[Any]
     if base:
         delta = csi_pb2.GetMetadataDeltaRequest(
-            base_snapshot_id=base,
-            target_snapshot_id=target,
-            starting_offset=start,
-            max_results=count,
+            base_snapshot_id=base, target_snapshot_id=target, max_results=count
         )
-        return [
-            [(each.byte_offset, each.size_bytes) for each in message.block_metadata]
-            async for message in servicer.GetMetadataDelta(delta, caller())
-        ]
-    request = csi_pb2.GetMetadataAllocatedRequest(
-        snapshot_id=target, starting_offset=start, max_results=count
-    )
+        messages = controller.GetMetadataDelta(delta, caller())
+    else:
+        request = csi_pb2.GetMetadataAllocatedRequest(snapshot_id=target, max_results=count)
+        messages = controller.GetMetadataAllocated(request, caller())
     return [
-        [(each.byte_offset, each.size_bytes) for each in message.block_metadata]
-        async for message in servicer.GetMetadataAllocated(request, caller())
+        [(block.byte_offset, block.size_bytes) for block in message.block_metadata]
+        async for message in messages
     ]
 
 

@@ -10,10 +10,10 @@ from crust.blockdriver.records.records import IndexedRecords, Records
 M = TypeVar("M", bound=StoredRecord)
 
 
-def file_records(directory: Path, reserve: Path | None = None) -> FileRecords:
+def file_records(directory: Path) -> FileRecords:
     """A store of records in a directory of its own."""
     directory.mkdir(parents=True, exist_ok=True)
-    kept = Reserve(reserve or Path(f"{directory}.reserve"))
+    kept = Reserve(Path(f"{directory}.reserve"))
     return FileRecords(directory, "record.json", kept, limit_bytes=16 * 1024 * 1024)
 
 
