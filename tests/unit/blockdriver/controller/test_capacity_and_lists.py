@@ -11,18 +11,16 @@ import pytest
 from crust.blockdriver.controller import (
     class_parameters,
     create_volume,
-    list_volumes,
     modify_volume,
     topology,
 )
 from crust.blockdriver.controller.create_volume import CapacityQuery, Provisioner
-from crust.blockdriver.controller.list_volumes import VolumeLister
 from crust.blockdriver.controller.modify_volume import VolumeModifier
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.protocol import PoolSpace
 from crust.blockdriver.records import capacity, models
-from crust.blockdriver.records.health import HealthCheck, Kind
+from crust.blockdriver.records.health import Kind
 from crust.blockdriver.records.models import VolumeRecord
 from crust.core import errors, operations, volumes
 from tests.support.drivers import driver_state
@@ -212,37 +210,14 @@ def test_topology_value_of_any_node_id_is_valid(node_id: str) -> None:
     assert topology.segments({topology.KEY: value}) == ((topology.KEY, value),)
 
 
-@pytest.fixture
-def health_check(state: Driver) -> HealthCheck:
-    return state.controller.health_check
-
-
-@pytest.fixture
-def lister(state: Driver) -> VolumeLister:
-    return state.controller.lister
-
-
-async def volumes_made(provisioner: Provisioner, count: int) -> list[volumes.VolumeId]:
-    size = 16 * MIB
-    made = [
-        await provisioner.create(driver_state.create(f"pvc-{number}", required=size))
-        for number in range(count)
-    ]
-    return sorted(volume.volume_id for volume in made)
-
-
-def ids(page: tuple[list_volumes.Listed, ...]) -> list[str]:
-    return [listed.volume_id for listed in page]
-
-
 async def test_list_reports_lost_and_damaged_volumes(
-    state: Driver,
-    provisioner: Provisioner,
-    lister: VolumeLister,
-    health_check: HealthCheck,
-    tmp_path: Path,
+    state: Driver, provisioner: Provisioner, tmp_path: Path
 ) -> None:
-    well, lost, short, unreadable = await volumes_made(provisioner, 4)
+    made = [
+        (await provisioner.create(sized(f"pvc-{number}", 16 * MIB))).volume_id
+        for number in range(4)
+    ]
+    well, lost, short, unreadable = made
     backend = state.stores.provisioning
     assert isinstance(backend, MemoryBackend)
     del backend.images[lost]
@@ -250,7 +225,7 @@ async def test_list_reports_lost_and_damaged_volumes(
     pool_layout.volume_record(tmp_path / "state", unreadable).write_text("{")
     orphan = state.stores.pool.ids.volume_id("unrecorded")
     backend.images[orphan] = MIB
-    health = {entry.volume_id: entry for entry in lister.health_page(0, "")[0]}
+    health = {entry.volume_id: entry for entry in state.controller.lister.health_page(0, "")[0]}
     assert {
         key: [finding.reason for finding in entry.findings] for key, entry in health.items()
     } == {
@@ -266,21 +241,19 @@ async def test_list_reports_lost_and_damaged_volumes(
             f"the {size_bytes} bytes of its size stay reserved"
             in health[volume_id].findings[0].message
         )
-    listed = {listed.volume_id: listed for listed in lister.page(0, "")[0]}
+    listed = {listed.volume_id: listed for listed in state.controller.lister.page(0, "")[0]}
     assert set(listed) == {well, lost, short, unreadable}
     assert not listed[well].health.condition.abnormal
     assert listed[lost].health.condition.abnormal
     assert listed[unreadable].record is None
     with pytest.raises(models.VolumeNotFound):
-        health_check.examine(state.stores.pool.ids.volume_id("none"))
+        state.controller.health_check.examine(state.stores.pool.ids.volume_id("none"))
 
 
 async def test_pool_health_without_access_or_capacity_is_abnormal(
-    state: Driver,
-    provisioner: Provisioner,
-    health_check: HealthCheck,
-    monkeypatch: pytest.MonkeyPatch,
+    state: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    health_check = state.controller.health_check
     assert health_check.pool() == ()
     monkeypatch.setattr(state.stores.provisioning, "space", lambda: protocol.PoolSpace(0, 0, 0))
     assert [condition.reason for condition in health_check.pool()] == ["PoolFull"]
