@@ -65,9 +65,8 @@ class KeeperWatch:
             )
             if keeper is not None:
                 self._watched[sandbox_id] = keeper
-                asyncio.get_running_loop().add_reader(
-                    keeper.fileno(), self._noticed, keeper.fileno()
-                )
+                fd = keeper.fileno()
+                asyncio.get_running_loop().add_reader(fd, self._noticed, fd)
         await workers.run(self._shims.look_at_shims, dict(self._watched))
 
     def _noticed(self, fd: int) -> None:

@@ -221,9 +221,8 @@ def _merge(into: dict[str, Any], drop_in: dict[str, Any]) -> None:
 
 def _stamp(runtime: KataRuntime) -> Stamp:
     stamp = []
-    for file in _files(Path(runtime.configuration)) + (
-        [Path(runtime.shim)] if runtime.shim else []
-    ):
+    shims = [Path(runtime.shim)] if runtime.shim else []
+    for file in _files(Path(runtime.configuration)) + shims:
         with contextlib.suppress(OSError):
             status = os.stat(file)
             stamp.append((str(file), status.st_ino, status.st_mtime_ns, status.st_size))

@@ -45,9 +45,7 @@ class Shims:
             if now_s - self._gone_s.setdefault(sandbox_id, now_s) < _GRACE_S:
                 continue
             self._forget(sandbox_id)
-            if (
-                shim := shim_of(sandbox_id)
-            ) is None:  # the ended process was not only the shim's starter
+            if (shim := shim_of(sandbox_id)) is None:  # else the ended one only started it
                 self._gone_s[sandbox_id] = math.inf  # it is reported once
                 self._report(sandbox_id, keeper.vm_pid)
             self._ends[sandbox_id] = shim

@@ -130,12 +130,8 @@ class VolumesInUse:
             attached = self._attached(driver, volume_id)
             nodes = {name for name in attached if not node_id or name not in ids}
         if not nodes:
-            problem = (
-                f"the node id {node_id[:192]!r} is not known" if node_id else "no node is named"
-            )
-            why = (
-                f"{problem}: no CSINode and no VolumeAttachment object tells which node may have it"
-            )
+            place = f"the node id {node_id[:192]!r} is not known" if node_id else "no node is named"
+            why = f"{place}: no CSINode and no VolumeAttachment object tells which node may have it"
             raise _unknown(volume_id, why, "detach it by hand, once nothing uses it")
         if len(nodes) > _MOST_NODES:
             why = f"{len(nodes)} nodes may have it, and the call does not say which"

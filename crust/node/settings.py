@@ -47,11 +47,8 @@ class NodeSettings(ProgramSettings):
     @property
     def inner_sockets(self) -> frozenset[str]:
         """The paths that only this process calls, and that have no socket."""
-        shims, drivers = (
-            (shim.socket for shim in self.shim),
-            (driver.socket for driver in self.driver),
-        )
-        return frozenset((*shims, *drivers))
+        shims = {shim.socket for shim in self.shim}
+        return frozenset(shims | {driver.socket for driver in self.driver})
 
     @classmethod
     def at_endpoint(cls, values: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
@@ -150,9 +147,7 @@ def _completed(tables: dict[str, Any]) -> dict[str, Any]:
 def _tables(value: Any) -> list[Mapping[str, Any]] | None:
     """The tables of a part: one, several, or none. None: the value has a wrong type."""
     tables = [value] if isinstance(value, Mapping) else value or []
-    is_some = isinstance(tables, list | tuple) and all(
-        isinstance(table, Mapping) for table in tables
-    )
+    is_some = isinstance(tables, list | tuple) and all(isinstance(row, Mapping) for row in tables)
     return list(tables) if is_some else None
 
 

@@ -137,10 +137,7 @@ async def _volumes(
         pool = stub(pool_pb2_grpc.PoolStub, port)
         request = pool_pb2.ListPoolVolumesRequest()
         listed = pool.ListPoolVolumes(request, timeout=TIMEOUT_S, metadata=asking.WITH_ERROR_INFO)
-        return [
-            _row(driver.name, pool_volume, entries.get(pool_volume.volume_id))
-            async for pool_volume in listed
-        ]
+        return [_row(driver.name, row, entries.get(row.volume_id)) async for row in listed]
 
 
 def _row(driver: str, listed: pool_pb2.PoolVolume, entry: views.VolumeRow | None) -> PoolVolume:
