@@ -1,1 +1,1 @@
-"""The node part: stage, publish and grow what this host has. It writes the node state and the content records."""
+"""The node part stages, publishes and grows volumes on this host, and writes the node state and content records."""

@@ -1,1 +1,1 @@
-"""The records of volumes, contents, snapshots and of this node, and what follows from them."""
+"""The records of volumes, contents, snapshots and of this node, and the rules that follow from them."""

@@ -136,7 +136,7 @@ class KernelRbd:
 
     def unsupported(self, features: int) -> tuple[str, ...]:
         """The features of an image that this kernel does not know."""
-        with syscalls.translating("cannot read what the kernel's driver for RBD supports"):
+        with syscalls.translating("cannot read the features of the kernel's driver for RBD"):
             supported = int(syscalls.read_attribute(f"{self.bus}/supported_features"), 16)
         unknown = features & ~supported
         return tuple(

@@ -104,7 +104,7 @@ def make_writable(fd: int) -> None:
 
 
 def attached_numbers() -> list[int]:
-    """The numbers of the attached devices, ascending, in one read of /proc/partitions: nothing is opened.
+    """The numbers of the attached devices, ascending, in one read of /proc/partitions, without an open.
 
     It shows devices with a size; no other device takes a write. A kernel that hides removable disks there still shows
     loop devices.

@@ -178,7 +178,7 @@ def make_directories(path: AnyPath, mode: int) -> None:
 def make_staging(path: AnyPath, mode: int) -> None:
     """Make a directory to be filled for `publish_directory`, with exactly `mode`; `PathAlreadyExists` if it is there.
 
-    Not durable: nothing depends on it until it is published.
+    Not durable: no code depends on it until it is published.
     """
     with syscalls.translating(f"cannot make the directory {path}"):
         try:
@@ -316,7 +316,7 @@ class HeldDirectory:
         folder._is_held = True
 
     def let_go(self) -> None:
-        """Hold nothing, so that the filesystem can be unmounted."""
+        """Release directory and folders, so that the filesystem can be unmounted."""
         for folder in self._folders.values():
             folder.let_go()
         self._is_held = False

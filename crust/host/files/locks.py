@@ -55,7 +55,7 @@ def unlock(fd: int, *, at: int | None = None) -> None:
 
 
 def is_locked(fd: int, *, at: int | None = None) -> bool:
-    """Whether another open file description holds a lock; `fd` may be read-only, and nothing is taken."""
+    """Whether another open file description holds a lock; `fd` may be read-only; takes no lock."""
     with syscalls.translating("cannot ask about a lock"):
         answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, at))
     kind: int = _FLOCK.unpack(answer)[0]

@@ -42,7 +42,7 @@ _SYSTEM_CALLS = (
 
 
 class CannotConfine(errors.RuntimeFailed):
-    """A program cannot be confined on this host, so it does not read what a guest may have written."""
+    """A program cannot be confined on this host, so it reads no bytes that a guest may have written."""
 
     def __init__(self, program: str, why: str) -> None:
         super().__init__(

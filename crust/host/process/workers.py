@@ -201,7 +201,7 @@ def long_work() -> contextlib.AbstractAsyncContextManager[None]:
 
 @contextlib.asynccontextmanager
 async def entered(blocking: contextlib.AbstractContextManager[T]) -> AsyncIterator[T]:
-    """A block of a context manager whose beginning and end block: each is called on a thread.
+    """The block of a context manager whose beginning and end block: a thread calls each.
 
     A block that is cancelled has no end: a call in it that runs on a thread goes on.
     """
