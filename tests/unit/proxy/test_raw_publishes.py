@@ -70,6 +70,15 @@ async def test_raw_publish_that_cannot_be_undone_is_not_final(kata: Node) -> Non
     await refused(call, Code.UNAVAILABLE, "DeviceReserved")
 
 
+async def test_repeated_raw_publish_that_is_refused_is_not_undone(kata: Node) -> None:
+    """A pod may be using it since the first one."""
+    await publish_raw(kata, "raw", "vol-2")
+    await kata.co.publish("vol-1", kata.places.target("one"))
+    share(kata, "vol-1", "vol-2")
+    await refused(publish_raw(kata, "raw", "vol-2"), Code.UNAVAILABLE, "DeviceReserved")
+    assert not kata.driver.called("NodeUnpublishVolume")
+
+
 async def test_deferred_publish_of_device_published_raw_is_undone(kata: Node) -> None:
     raw, target = await publish_raw(kata, "raw", "vol-2"), kata.places.target("one")
     await kata.co.publish("vol-3", kata.places.target("three"))
