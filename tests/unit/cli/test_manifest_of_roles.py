@@ -29,12 +29,14 @@ def text_of(overlay: str) -> str:
     return (KUBERNETES / "overlays" / overlay / SETTINGS[overlay]).read_text(encoding="utf-8")
 
 
-def workloads(found: Objects) -> list[dict[str, Any]]:
-    return [each for (kind, _), each in found.items() if kind in ("DaemonSet", "Deployment")]
+def workloads(manifests: Objects) -> list[dict[str, Any]]:
+    return [
+        manifest for (kind, _), manifest in manifests.items() if kind in ("DaemonSet", "Deployment")
+    ]
 
 
-def pod_of(found: Objects) -> dict[str, Any]:
-    (workload,) = workloads(found)
+def pod_of(manifests: Objects) -> dict[str, Any]:
+    (workload,) = workloads(manifests)
     pod: dict[str, Any] = workload["spec"]["template"]["spec"]
     return pod
 
@@ -46,17 +48,17 @@ def test_manifest_has_the_objects_that_kubectl_renders(tmp_path: Path, overlay: 
 
 def test_controller_of_the_ceph_pool_has_its_sidecars_secrets_and_rights(tmp_path: Path) -> None:
     """No attacher, and no capacity; what the fencing asks of the cluster."""
-    found = made(config(tmp_path, text_of("ceph-controller")), "--namespace=store")
-    sidecars = {each["name"]: each for each in pod_of(found)["containers"]}
+    manifests = made(config(tmp_path, text_of("ceph-controller")), "--namespace=store")
+    sidecars = {container["name"]: container for container in pod_of(manifests)["containers"]}
     assert set(sidecars) == {"crust", "csi-provisioner", "csi-resizer", "csi-snapshotter"}
     assert "--enable-capacity" not in sidecars["csi-provisioner"]["args"]
-    parameters = found["StorageClass", "crust-rbd"]["parameters"]
+    parameters = manifests["StorageClass", "crust-rbd"]["parameters"]
     for step in ("stage", "publish", "expand"):
         prefix = f"csi.storage.k8s.io/node-{step}-secret"
         assert parameters[f"{prefix}-name"] == "crust-rbd-node"
         assert parameters[f"{prefix}-namespace"] == "store"
     assert "[kubernetes]" in text_of("ceph-controller")
-    roles = [each for key, each in found.items() if key[0] == "ClusterRole"]
+    roles = [manifest for key, manifest in manifests.items() if key[0] == "ClusterRole"]
     allowed = {
         resource
         for role in roles
@@ -68,14 +70,14 @@ def test_controller_of_the_ceph_pool_has_its_sidecars_secrets_and_rights(tmp_pat
 
 
 def test_nodes_of_the_ceph_pool_need_no_attach_no_key_and_no_pool(tmp_path: Path) -> None:
-    found = made(config(tmp_path, text_of("ceph-node")))
-    spec = found["CSIDriver", CEPH]["spec"]
+    manifests = made(config(tmp_path, text_of("ceph-node")))
+    spec = manifests["CSIDriver", CEPH]["spec"]
     assert spec["attachRequired"] is False
     assert spec.get("storageCapacity", False) is False
     assert spec["podInfoOnMount"] is True
     assert spec["volumeLifecycleModes"] == ["Persistent"]
-    pod = pod_of(found)
-    kinds = {key for each in pod["volumes"] for key in each} - {"name"}
+    pod = pod_of(manifests)
+    kinds = {key for volume in pod["volumes"] for key in volume} - {"name"}
     assert kinds == {"configMap", "hostPath", "emptyDir"}
     assert "key_file" not in text_of("ceph-node")
     assert "/var/lib/crust" not in str(pod)
@@ -90,9 +92,9 @@ def test_name_of_the_driver_is_in_every_object_and_path(tmp_path: Path, overlay:
     first = "[driver]\n" if "[driver]" in text else "mode ="
     name = 'driver_name = "disks.example.com"\n'
     text = text.replace(first, first + name if first == "[driver]\n" else name + first, 1)
-    found = made(config(tmp_path, text))
-    others = {key: each for key, each in found.items() if key[0] != "ConfigMap"}
-    assert not any(each in str(others) for each in (OWN, CEPH))
+    manifests = made(config(tmp_path, text))
+    others = {key: manifest for key, manifest in manifests.items() if key[0] != "ConfigMap"}
+    assert not any(name in str(others) for name in (OWN, CEPH))
     assert "disks.example.com" in str(others)
 
 
@@ -156,31 +158,35 @@ OTHER = "disks.example.com"
 
 
 def all_of(*overlays: str) -> Objects:
-    return {key: each for overlay in overlays for key, each in rendered(overlay).items()}
+    return {key: manifest for overlay in overlays for key, manifest in rendered(overlay).items()}
 
 
 def of_other_name(tmp_path: Path) -> Objects:
     """A second driver of Ceph, for another namespace of the pool."""
-    found: Objects = {}
+    manifests: Objects = {}
     for overlay in SETTINGS:
         text = (
             text_of(overlay).replace("rbd.csi.crust.dev", OTHER).replace("crust-rbd", "crust-disks")
         )
-        found |= made(config(tmp_path, text))
-    return found
+        manifests |= made(config(tmp_path, text))
+    return manifests
 
 
-def host_paths(found: Objects) -> set[str]:
+def host_paths(manifests: Objects) -> set[str]:
     volumes = [
-        v for workload in workloads(found) for v in workload["spec"]["template"]["spec"]["volumes"]
+        v
+        for workload in workloads(manifests)
+        for v in workload["spec"]["template"]["spec"]["volumes"]
     ]
     return {volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume} - OF_THE_NODE
 
 
-def sockets(found: Objects) -> set[str]:
+def sockets(manifests: Objects) -> set[str]:
     """Of the node's process: what the kubelet calls, what runtimes call, and the directories of its locks."""
     (text,) = (
-        each["data"]["node.toml"] for each in found.values() if "node.toml" in each.get("data", {})
+        manifest["data"]["node.toml"]
+        for manifest in manifests.values()
+        if "node.toml" in manifest.get("data", {})
     )
     its = loading.load(NodeSettings, "node", toml=text, environ={}, flags={})
     parts = {its.proxy.run_dir, its.proxy.volumes_root, its.runtime_socket, *its.inner_sockets}
@@ -194,8 +200,8 @@ def sockets(found: Objects) -> set[str]:
 def assert_apart(one: Objects, two: Objects) -> None:
     assert set(one) & set(two) == {("Namespace", "crust-system")}
     labels = [
-        {str(workload["spec"]["selector"]["matchLabels"]) for workload in workloads(found)}
-        for found in (one, two)
+        {str(workload["spec"]["selector"]["matchLabels"]) for workload in workloads(manifests)}
+        for manifests in (one, two)
     ]
     assert labels[0] & labels[1] == set()
     assert not any(
@@ -217,36 +223,36 @@ def test_overlays_of_local_and_ceph_volumes_can_be_in_one_cluster(overlay: str) 
 
 
 def test_manifests_of_two_drivers_can_be_in_one_cluster(tmp_path: Path) -> None:
-    local = made()
-    ceph: Objects = {}
-    for overlay in SETTINGS:
-        ceph |= made(config(tmp_path, text_of(overlay)))
-    assert_apart(local, ceph)
-    assert sockets(local) & sockets(ceph) == set()
-    third = of_other_name(tmp_path)
-    for each in (local, ceph):
-        assert_apart(each, third)
-        assert sockets(each) & sockets(third) == set()
-    secrets = [str(found).count("crust-rbd-node") for found in (ceph, third)]
+    """That of Ceph is rendered: the command makes the same (`test_manifest_has_the_objects_that_kubectl_renders`)."""
+    ceph, third = all_of(*SETTINGS), of_other_name(tmp_path)
+    for other in (made(), ceph):
+        assert_apart(other, third)
+        assert sockets(other) & sockets(third) == set()
+    secrets = [str(manifests).count("crust-rbd-node") for manifests in (ceph, third)]
     assert secrets[0] > 0
     assert secrets[1] == 0, "each driver's class names a Secret of its own"
 
 
 def test_objects_of_another_driver_refer_to_each_other(tmp_path: Path) -> None:
-    found = of_other_name(tmp_path)
-    accounts = {name for kind, name in found if kind == "ServiceAccount"}
+    manifests = of_other_name(tmp_path)
+    accounts = {name for kind, name in manifests if kind == "ServiceAccount"}
     assert accounts == {"crust-disks-example-com-node", "crust-disks-example-com-controller"}
-    used = {each["spec"]["template"]["spec"]["serviceAccountName"] for each in workloads(found)}
+    used = {
+        workload["spec"]["template"]["spec"]["serviceAccountName"]
+        for workload in workloads(manifests)
+    }
     assert used == accounts
-    bindings = {key: each for key, each in found.items() if key[0].endswith("RoleBinding")}
+    bindings = {
+        key: binding for key, binding in manifests.items() if key[0].endswith("RoleBinding")
+    }
     assert bindings
-    for (kind, _), each in bindings.items():
-        assert (kind.removesuffix("Binding"), each["roleRef"]["name"]) in found
-        assert {subject["name"] for subject in each["subjects"]} <= accounts
-    for workload in workloads(found):
+    for (kind, _), binding in bindings.items():
+        assert (kind.removesuffix("Binding"), binding["roleRef"]["name"]) in manifests
+        assert {subject["name"] for subject in binding["subjects"]} <= accounts
+    for workload in workloads(manifests):
         volumes = workload["spec"]["template"]["spec"]["volumes"]
         (settings,) = (volume["configMap"]["name"] for volume in volumes if "configMap" in volume)
-        assert ("ConfigMap", settings) in found
+        assert ("ConfigMap", settings) in manifests
         labels = workload["spec"]["template"]["metadata"]["labels"]
         assert workload["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
@@ -267,7 +273,7 @@ def test_stem_follows_from_the_drivers_name(driver: str, stem: str) -> None:
 
 def test_no_two_names_have_one_stem() -> None:
     """All names of up to six characters of those that matter."""
-    found: dict[str, str] = {}
+    stems: dict[str, str] = {}
     for length in range(1, 7):
         for letters in itertools.product("a-.", repeat=length):
             name = "".join(letters)
@@ -275,13 +281,13 @@ def test_no_two_names_have_one_stem() -> None:
                 stem = objects.stem(name)
             except loading.InvalidSettings:
                 continue
-            assert found.setdefault(stem, name) == name
-    assert len(found) > 50
+            assert stems.setdefault(stem, name) == name
+    assert len(stems) > 50
 
 
-def kinds(found: Objects) -> set[tuple[str, str]]:
+def kinds(manifests: Objects) -> set[tuple[str, str]]:
     """Without the ConfigMap, whose name follows from the settings."""
-    return {key for key in found if key[0] != "ConfigMap"}
+    return {key for key in manifests if key[0] != "ConfigMap"}
 
 
 def of_one_node() -> str:
@@ -299,20 +305,22 @@ def test_two_drivers_of_a_node_have_one_daemon_set(tmp_path: Path, first: str) -
     if first == "ceph":
         head, one, two = text.split("[[driver]]")
         text = f"{head}[[driver]]{two}\n[[driver]]{one}"
-    found = made(config(tmp_path, text))
+    manifests = made(config(tmp_path, text))
     alone = rendered("block-driver")
-    assert kinds(found) == {*kinds(alone), ("CSIDriver", "rbd.csi.crust.dev")}
+    assert kinds(manifests) == {*kinds(alone), ("CSIDriver", "rbd.csi.crust.dev")}
     assert (
-        found["CSIDriver", "rbd.csi.crust.dev"]
+        manifests["CSIDriver", "rbd.csi.crust.dev"]
         == rendered("ceph-node")["CSIDriver", "rbd.csi.crust.dev"]
     )
-    assert found["CSIDriver", "block.csi.crust.dev"] == alone["CSIDriver", "block.csi.crust.dev"]
-    volumes = {each["name"]: each for each in pod_of(found)["volumes"]}
-    assert {each["name"] for each in pod_of(rendered("ceph-node"))["volumes"]} <= set(volumes)
+    assert (
+        manifests["CSIDriver", "block.csi.crust.dev"] == alone["CSIDriver", "block.csi.crust.dev"]
+    )
+    volumes = {volume["name"]: volume for volume in pod_of(manifests)["volumes"]}
+    assert {volume["name"] for volume in pod_of(rendered("ceph-node"))["volumes"]} <= set(volumes)
     assert volumes["run"]["hostPath"]["path"] == "/run/crust"
     assert {"pool", "machine-id"} <= set(volumes)
-    for each in found.values():
-        kubernetes_validate.validate(each, "1.34", strict=True)
+    for manifest in manifests.values():
+        kubernetes_validate.validate(manifest, "1.34", strict=True)
 
 
 def test_path_of_a_further_driver_that_a_pod_would_lose_is_refused(tmp_path: Path) -> None:

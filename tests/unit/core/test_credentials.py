@@ -9,7 +9,6 @@ import pytest
 
 from crust.blockdriver import serve
 from crust.core import credentials, deferral_keys, errors, logs, volumes
-from crust.core.deferral_keys import Defer
 from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
 from crust.host.filesystems import mkfs, superblocks
 from crust.host.mounts import mount_options
@@ -140,15 +139,6 @@ def test_options_that_change_other_mounts_are_refused(word: str) -> None:
 # The keys of a volume context that say how a volume is deferred.
 
 
-@pytest.mark.parametrize("value", Defer)
-def test_every_value_of_defer_is_read(value: Defer) -> None:
-    assert deferral_keys.defer({"crust.dev/defer": value.value}) is value
-
-
-def test_volume_that_says_nothing_decides_nothing() -> None:
-    assert deferral_keys.defer({"other": "always"}) is None
-
-
 @pytest.mark.parametrize("value", ["", "Always", "yes", "runtimeclass", "a" * 500])
 def test_other_value_of_defer_is_refused_with_the_allowed_ones(value: str) -> None:
     with pytest.raises(
@@ -181,11 +171,6 @@ def test_volume_is_formatted_only_if_it_was_created_empty() -> None:
 def test_invalid_format_option_is_refused(key: str, value: str) -> None:
     with pytest.raises(errors.InvalidRequest):
         deferral_keys.guest_format({"crust.dev/created-empty": "true", key: value})
-
-
-def test_wrapped_driver_gets_no_key_of_crust() -> None:
-    context = {"crust.dev/defer": "always", "vendor/key": "1", "plain": "2"}
-    assert deferral_keys.without(context) == {"vendor/key": "1", "plain": "2"}
 
 
 def test_encryption_is_luks_or_nothing_formatted_by_guests_alone() -> None:
@@ -238,11 +223,6 @@ def test_message_has_what_why_and_hint() -> None:
     assert str(errors.NotReady("a", why="b")) == "a: b"
     assert str(errors.NotReady("a", hint="c")) == "a; c"
     assert str(errors.NotReady("a")) == "a"
-
-
-def test_parts_of_an_error_are_attributes() -> None:
-    error = errors.Corrupt("a", why="b", hint="c")
-    assert (error.what, error.why, error.hint) == ("a", "b", "c")
 
 
 def test_every_branch_says_what_to_do() -> None:

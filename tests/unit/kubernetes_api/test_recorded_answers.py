@@ -73,7 +73,7 @@ def kind_of(name: str) -> type[KubernetesObject]:
 
 
 async def watched(server: Server, kind: type[KubernetesObject]) -> list[KubernetesObject]:
-    return [found async for found, _ in server.api.watch(kind, "1")]
+    return [watched_object async for watched_object, _ in server.api.watch(kind, "1")]
 
 
 def test_all_recorded_objects_are_read_by_a_test() -> None:
@@ -85,14 +85,14 @@ def test_all_recorded_objects_are_read_by_a_test() -> None:
 async def test_recorded_object_is_read_alone_listed_and_watched(server: Server, name: str) -> None:
     kind, written = kind_of(name), recorded(name)
     server.say(written)
-    found = await server.api.get(kind, written["metadata"]["name"])
-    assert found is not None
-    assert found.name == written["metadata"]["name"]
-    assert found.metadata.uid == UID
+    read = await server.api.get(kind, written["metadata"]["name"])
+    assert read is not None
+    assert read.name == written["metadata"]["name"]
+    assert read.metadata.uid == UID
     server.say({"kind": f"{written['kind']}List", "metadata": {}, "items": [written]})
-    assert (await server.api.listing(kind))[0] == (found,)
+    assert (await server.api.listing(kind))[0] == (read,)
     server.say(recorded("watch-bookmark"), {"type": "ADDED", "object": written})
-    assert await watched(server, kind) == [found]
+    assert await watched(server, kind) == [read]
 
 
 @pytest.mark.parametrize("name", LISTS)
@@ -141,9 +141,9 @@ async def test_recorded_refusal_is_shown_in_the_servers_words(server: Server) ->
         server.api.listing(objects.Node),
         watched(server, objects.Node),
     )
-    for each in asking:
+    for answer in asking:
         with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match='nodes "x" is forbidden'):
-            await each
+            await answer
 
 
 @pytest.mark.parametrize("code", [200, 410])

@@ -33,34 +33,34 @@ def load(toml: str = "", **environ: str) -> NodeSettings:
 
 
 def test_with_no_settings_at_all_it_serves_our_driver_to_the_kubelet() -> None:
-    found = load()
-    (driver,) = found.driver
-    (served,) = found.proxy.drivers
-    (shim,) = found.shim
+    settings = load()
+    (driver,) = settings.driver
+    (served,) = settings.proxy.drivers
+    (shim,) = settings.shim
     assert served.name == "block.csi.crust.dev"
     assert served.socket == "/var/lib/kubelet/plugins/block.csi.crust.dev/csi.sock"
     assert (served.backend, shim.driver_socket) == (shim.socket, driver.socket)
     assert shim.runtime_socket == driver.runtime_socket == "/run/crust/runtime.sock"
     assert not shim.wrap
     assert driver.node_id == os.uname().nodename
-    assert found.inner_sockets == {shim.socket, driver.socket}
+    assert settings.inner_sockets == {shim.socket, driver.socket}
 
 
 def test_our_driver_with_another_name_is_served_to_the_kubelet_by_that_name() -> None:
-    found = load('[driver]\ndriver_name = "fast.csi.example.org"\n')
-    (served,) = found.proxy.drivers
+    settings = load('[driver]\ndriver_name = "fast.csi.example.org"\n')
+    (served,) = settings.proxy.drivers
     assert served.name == "fast.csi.example.org"
     assert served.socket == "/var/lib/kubelet/plugins/fast.csi.example.org/csi.sock"
-    (driver,) = found.driver
+    (driver,) = settings.driver
     assert serve.driver_of(driver).name == served.name
 
 
 def test_csi_endpoint_is_the_socket_of_the_one_driver_that_has_none() -> None:
     """CSI, "Packaging": a plugin listens at CSI_ENDPOINT."""
-    found = load(CSI_ENDPOINT="unix:///run/csi/csi.sock")
-    (own,) = found.proxy.drivers
+    settings = load(CSI_ENDPOINT="unix:///run/csi/csi.sock")
+    (own,) = settings.proxy.drivers
     assert (own.name, own.socket) == ("block.csi.crust.dev", "/run/csi/csi.sock")
-    assert own.backend == found.shim[0].socket
+    assert own.backend == settings.shim[0].socket
     without = FOREIGN.replace('socket = "/run/co.sock"\n', "")
     (wrapped,) = load(without, CSI_ENDPOINT="unix:///run/csi/csi.sock").proxy.drivers
     assert (wrapped.name, wrapped.socket) == ("csi.example.com", "/run/csi/csi.sock")
@@ -85,13 +85,13 @@ def test_csi_endpoint_that_is_nobodys_is_refused(toml: str, endpoint: str, sente
 
 
 def test_a_run_directory_moves_what_is_below_it_and_no_named_socket() -> None:
-    found = load('[proxy]\nrun_dir = "/run/b"\n')
-    (driver,) = found.driver
-    below = (found.shim[0].socket, found.shim[0].runtime_socket, driver.run_dir)
-    assert all(each.startswith("/run/b/") for each in below)
-    assert found.inner_sockets == {"/run/b/shim/csi.sock", "/run/b/driver/csi.sock"}
-    found = load("[shim]\nsocket = '/run/o.sock'\n")
-    assert found.proxy.drivers[0].backend == found.shim[0].socket == "/run/o.sock"
+    settings = load('[proxy]\nrun_dir = "/run/b"\n')
+    (driver,) = settings.driver
+    below = (settings.shim[0].socket, settings.shim[0].runtime_socket, driver.run_dir)
+    assert all(path.startswith("/run/b/") for path in below)
+    assert settings.inner_sockets == {"/run/b/shim/csi.sock", "/run/b/driver/csi.sock"}
+    settings = load("[shim]\nsocket = '/run/o.sock'\n")
+    assert settings.proxy.drivers[0].backend == settings.shim[0].socket == "/run/o.sock"
 
 
 def test_the_three_programs_settings_files_mean_the_same_as_tables() -> None:
@@ -99,18 +99,18 @@ def test_the_three_programs_settings_files_mean_the_same_as_tables() -> None:
     for part in ("driver", "shim"):
         lines = (DEPLOY / f"{part}.toml").read_text().replace('log_format = "json"\n', "")
         text += f"[{part}]\n{lines}\n"
-    found = load(text)
-    (driver,) = found.driver
-    assert found.log_format == "json"
-    assert driver.runtime_socket == found.runtime_socket
+    settings = load(text)
+    (driver,) = settings.driver
+    assert settings.log_format == "json"
+    assert driver.runtime_socket == settings.runtime_socket
 
 
 def test_a_driver_socket_that_is_not_ours_means_that_our_driver_does_not_run() -> None:
-    found = load(FOREIGN)
-    assert found.driver == ()
-    assert found.shim[0].wrap
-    assert found.inner_sockets == {"/run/crust/shim/csi.sock"}
-    assert found.shim[0].driver_name == "csi.example.com", "the name by which the CO knows it"
+    settings = load(FOREIGN)
+    assert settings.driver == ()
+    assert settings.shim[0].wrap
+    assert settings.inner_sockets == {"/run/crust/shim/csi.sock"}
+    assert settings.shim[0].driver_name == "csi.example.com", "the name by which the CO knows it"
     (shim,) = load(FOREIGN + 'driver_name = "other.example.com"\n').shim
     assert shim.driver_name == "other.example.com"
 
@@ -120,17 +120,17 @@ def test_settings_of_a_wrapped_driver_as_the_page_shows_them() -> None:
     _, _, section = WRAPPING.read_text().partition("## Around a driver")
     texts = re.findall(r"(?:^(?:    .*)?\n)+", section, re.MULTILINE)
     alone, beside = (inspect.cleandoc(text) for text in texts if "[[proxy.drivers]]" in text)
-    found = load(alone)
-    (served,), (shim,) = found.proxy.drivers, found.shim
+    settings = load(alone)
+    (served,), (shim,) = settings.proxy.drivers, settings.shim
     assert (served.backend, shim.driver_name) == (shim.socket, "csi.example.com")
     assert shim.wrap
-    assert found.driver == ()
-    found = load(beside)
-    assert len(found.driver) == 1
-    assert [each.wrap for each in found.shim] == [False, True]
-    assert found.shim[0].driver_socket == found.driver[0].socket
-    assert [driver.backend for driver in found.proxy.drivers] == [
-        each.socket for each in found.shim
+    assert settings.driver == ()
+    settings = load(beside)
+    assert len(settings.driver) == 1
+    assert [shim.wrap for shim in settings.shim] == [False, True]
+    assert settings.shim[0].driver_socket == settings.driver[0].socket
+    assert [driver.backend for driver in settings.proxy.drivers] == [
+        shim.socket for shim in settings.shim
     ]
 
 
@@ -149,41 +149,41 @@ pool = "kubernetes"
 
 
 def test_several_drivers_of_ours_are_served_behind_a_shim_each() -> None:
-    found = load(TWO)
-    local, shared = found.driver
+    settings = load(TWO)
+    local, shared = settings.driver
     assert (local.engine, local.run_dir) == ("files", "/run/crust/driver")
     assert (shared.engine, shared.socket) == ("rbd", "/run/crust/driver-rbd/csi.sock")
-    assert {each.runtime_socket for each in found.driver} == {found.runtime_socket}
-    assert [driver.name for driver in found.proxy.drivers] == [
+    assert {driver.runtime_socket for driver in settings.driver} == {settings.runtime_socket}
+    assert [driver.name for driver in settings.proxy.drivers] == [
         "block.csi.crust.dev",
         "rbd.csi.crust.dev",
     ]
-    assert found.proxy.drivers[1].socket.endswith("/plugins/rbd.csi.crust.dev/csi.sock")
-    assert [driver.backend for driver in found.proxy.drivers] == [
-        each.socket for each in found.shim
+    assert settings.proxy.drivers[1].socket.endswith("/plugins/rbd.csi.crust.dev/csi.sock")
+    assert [driver.backend for driver in settings.proxy.drivers] == [
+        shim.socket for shim in settings.shim
     ]
-    assert [each.driver_socket for each in found.shim] == [local.socket, shared.socket]
-    assert not any(each.wrap for each in found.shim)
-    assert len(found.inner_sockets) == 4
+    assert [shim.driver_socket for shim in settings.shim] == [local.socket, shared.socket]
+    assert not any(shim.wrap for shim in settings.shim)
+    assert len(settings.inner_sockets) == 4
     _, first, second = TWO.split("[[driver]]")
     turned = load(f"[[driver]]{second}[[driver]]{first}")
-    assert {each.driver_name: each.run_dir for each in turned.driver} == {
-        each.driver_name: each.run_dir for each in found.driver
+    assert {driver.driver_name: driver.run_dir for driver in turned.driver} == {
+        driver.driver_name: driver.run_dir for driver in settings.driver
     }, "a driver that found another one's run_dir would forget what it knows of mounts"
 
 
 def test_driver_that_is_added_to_the_installed_settings_is_served_too() -> None:
     text = (DEPLOY / "node.toml").read_text().replace("[driver]\n", "[[driver]]\n")
     _, _, shared = TWO.split("[[driver]]")
-    found = load(f"{text}\n[[driver]]{shared}")
-    served = {driver.name: driver.backend for driver in found.proxy.drivers}
-    fronts = {each.driver_socket: each.socket for each in found.shim}
-    assert served == {each.driver_name: fronts[each.socket] for each in found.driver}
+    settings = load(f"{text}\n[[driver]]{shared}")
+    served = {driver.name: driver.backend for driver in settings.proxy.drivers}
+    fronts = {shim.driver_socket: shim.socket for shim in settings.shim}
+    assert served == {driver.driver_name: fronts[driver.socket] for driver in settings.driver}
     assert len(served) == 2
 
 
 def test_several_drivers_of_ours_beside_one_that_is_wrapped() -> None:
-    found = load(
+    settings = load(
         TWO
         + """
 [[shim]]
@@ -198,12 +198,12 @@ drivers = [
 ]
 """
     )
-    served = {driver.name: driver.backend for driver in found.proxy.drivers}
-    fronts = {each.driver_socket: each.socket for each in found.shim}
-    assert {each.driver_name: fronts[each.socket] for each in found.driver} == {
+    served = {driver.name: driver.backend for driver in settings.proxy.drivers}
+    fronts = {shim.driver_socket: shim.socket for shim in settings.shim}
+    assert {driver.driver_name: fronts[driver.socket] for driver in settings.driver} == {
         name: backend for name, backend in served.items() if name != "csi.example.com"
     }
-    assert {each.driver_socket for each in found.shim if each.wrap} == {"/run/x/csi.sock"}
+    assert {shim.driver_socket for shim in settings.shim if shim.wrap} == {"/run/x/csi.sock"}
 
 
 @pytest.mark.parametrize(
@@ -237,8 +237,8 @@ def test_contradictory_settings_are_refused_with_a_reason(toml: str, why: str) -
 
 
 def test_the_process_has_the_settings_of_every_daemon() -> None:
-    found: Any = load('log_level = "debug"\ntraces = true\n', CRUST_LOG_FORMAT="json")
-    assert (found.log_level, found.traces, found.log_format) == ("debug", True, "json")
+    settings: Any = load('log_level = "debug"\ntraces = true\n', CRUST_LOG_FORMAT="json")
+    assert (settings.log_level, settings.traces, settings.log_format) == ("debug", True, "json")
 
 
 def test_every_setting_of_the_driver_reaches_it() -> None:
@@ -250,11 +250,11 @@ def test_every_setting_of_the_driver_reaches_it() -> None:
 
 def test_name_of_the_node_is_that_of_driver_and_kubernetes() -> None:
     toml = "[proxy.kubernetes]\nruntime_handlers = ['kata']\n"
-    found = load(toml, CRUST_NODE_NAME="node-1")
-    (driver,) = found.driver
-    assert found.proxy.kubernetes is not None
-    assert (driver.node_id, found.proxy.kubernetes.node_name) == ("node-1", "node-1")
+    settings = load(toml, CRUST_NODE_NAME="node-1")
+    (driver,) = settings.driver
+    assert settings.proxy.kubernetes is not None
+    assert (driver.node_id, settings.proxy.kubernetes.node_name) == ("node-1", "node-1")
     own = load("[driver]\nnode_id = 'own'\n", CRUST_NODE_NAME="node-1")
-    assert [each.node_id for each in own.driver] == ["own"]
+    assert [driver.node_id for driver in own.driver] == ["own"]
     with pytest.raises(loading.InvalidSettings, match="node_name"):
         load(CRUST_NODE_NAME="")

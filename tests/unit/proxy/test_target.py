@@ -391,15 +391,29 @@ def test_every_failure_and_kill_leaves_a_right_world(*, is_inline: bool) -> None
     assert runs > 500
 
 
+def _is_clear_of_entry(seen: Seen, _: object) -> bool:
+    return seen.entry is None
+
+
+def _is_unreadable(seen: Seen, _: object) -> bool:
+    return seen.entry is not None and seen.entry.record is None
+
+
+def _is_of_other_arguments(seen: Seen, _: object) -> bool:
+    return seen.entry is not None and seen.entry.record == ARGS
+
+
 def _asked_without_entry(asked: Asked, began: Seen, given: Asked) -> bool:
     return given is asked and began.entry is None
 
 
-def _stands(stack: Stack, seen: Seen, _: object) -> bool:
+def _stack(stack: Stack, seen: Seen, _: object) -> bool:
     return seen.stack is stack
 
 
-MUTANTS: dict[str, tuple[str, Callable[[Seen, Any], bool], object]] = {
+UNSEEN, BURIED = partial(_stack, Stack.UNSEEN), partial(_stack, Stack.BURIED)
+WRONG = Callable[[Seen, Any], bool]
+MUTANTS: dict[str, tuple[str, WRONG, object]] = {
     "undo: what stood before is undone": (
         "undo",
         lambda began, asked: began.entry is not None and asked is Asked.ANSWERED,
@@ -413,31 +427,11 @@ MUTANTS: dict[str, tuple[str, Callable[[Seen, Any], bool], object]] = {
         )
         for asked in Asked
     },
-    "stands: a guard alone is nothing": (
-        "stands",
-        lambda seen, _: seen.entry is None,
-        Residue.NONE,
-    ),
-    "stands: other arguments are nothing": (
-        "stands",
-        lambda seen, _: seen.entry is not None and seen.entry.record == ARGS,
-        Residue.NONE,
-    ),
-    "stands: an unreadable entry is nothing": (
-        "stands",
-        lambda seen, _: seen.entry is not None and seen.entry.record is None,
-        Residue.NONE,
-    ),
-    "stands: nothing while a tool runs": (
-        "stands",
-        lambda seen, _: seen.stack is Stack.UNSEEN,
-        Residue.NONE,
-    ),
-    "publish: an unreadable entry is deferred again": (
-        "begin_publish",
-        lambda seen, _: seen.entry is not None and seen.entry.record is None,
-        PublishPlan.DEFER,
-    ),
+    "stands: a guard alone is nothing": ("stands", _is_clear_of_entry, Residue.NONE),
+    "stands: other arguments are nothing": ("stands", _is_of_other_arguments, Residue.NONE),
+    "stands: an unreadable entry is nothing": ("stands", _is_unreadable, Residue.NONE),
+    "stands: nothing while a tool runs": ("stands", UNSEEN, Residue.NONE),
+    "publish: an unreadable entry again": ("begin_publish", _is_unreadable, PublishPlan.DEFER),
     "publish: what was mounted over a guard stays": (
         "begin_publish",
         lambda seen, _: seen.stack is Stack.BURIED and seen.entry is None,
@@ -448,29 +442,19 @@ MUTANTS: dict[str, tuple[str, Callable[[Seen, Any], bool], object]] = {
         lambda seen, _: seen.stack is Stack.CLEAR and seen.entry is not None,
         PublishPlan.REFUSE,
     ),
-    **{
-        f"publish: begins although {stack.value}": (
-            "begin_publish",
-            partial(_stands, stack),
-            PublishPlan.DEFER,
-        )
-        for stack in (Stack.FOREIGN, Stack.UNSEEN)
-    },
-    "unpublish: a guard alone is left to the driver": (
+    "publish: begins although foreign": (
+        "begin_publish",
+        partial(_stack, Stack.FOREIGN),
+        PublishPlan.DEFER,
+    ),
+    "publish: begins although unseen": ("begin_publish", UNSEEN, PublishPlan.DEFER),
+    "unpublish: a guard is the driver's": (
         "begin_unpublish",
-        lambda seen, _: seen.entry is None,
+        _is_clear_of_entry,
         UnpublishPlan.DRIVER,
     ),
-    "unpublish: a mount over the guard is refused": (
-        "begin_unpublish",
-        lambda seen, _: seen.stack is Stack.BURIED,
-        UnpublishPlan.REFUSE,
-    ),
-    "unpublish: begins while a tool runs": (
-        "begin_unpublish",
-        lambda seen, _: seen.stack is Stack.UNSEEN,
-        UnpublishPlan.CLEAN,
-    ),
+    "unpublish: a buried guard is refused": ("begin_unpublish", BURIED, UnpublishPlan.REFUSE),
+    "unpublish: begins while a tool runs": ("begin_unpublish", UNSEEN, UnpublishPlan.CLEAN),
     "must_be_made: a repeated publish runs mkfs": (
         "must_be_made",
         lambda began, _: began.entry is not None,

@@ -181,7 +181,7 @@ async def test_request_that_is_no_message_is_refused_and_has_the_id_alone(
         assert "[MalformedMessage]" in await refusal
     finally:
         logger.removeFilter(note)
-    assert [list(each) for each in fields] == [["request_id"]]
+    assert [list(logged) for logged in fields] == [["request_id"]]
 
 
 async def test_deadline_ends_the_method(port: Port, node: Node) -> None:
