@@ -11,7 +11,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -25,6 +25,7 @@ from crust.host.process import workers
 from crust.host.process.workers import Workers
 from crust.rpc.serving.daemon import Daemon, starting
 from tests.support.raised import raised
+from tests.unit.proxy.test_restart import output, start, until_logged
 
 
 def test_forty_hanging_calls_leave_threads_for_others() -> None:
@@ -100,18 +101,16 @@ def test_unnamed_settings_file_is_in_etc(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(daemons, "CONFIG_DIR", tmp_path)
 
     def overcommit(**flags: Path) -> float:
-        found = daemons.settings_of("driver", {"socket": "/run/s.sock", "node_id": "n", **flags})
-        assert isinstance(found, DriverSettings)
-        return found.overcommit
+        given = {"socket": "/run/s.sock", "node_id": "n", **flags}
+        settings = daemons.settings_of("driver", given)
+        assert isinstance(settings, DriverSettings)
+        return settings.overcommit
 
     assert overcommit() == 1
     (tmp_path / "driver.toml").write_text("overcommit = 2")
     assert overcommit() == 2
     (tmp_path / "other.toml").write_text("overcommit = 3")
     assert overcommit(config=tmp_path / "other.toml") == 3
-
-
-RUN = "from crust.cli.main import main; main()"
 
 
 async def shim(directory: Path, *flags: str) -> Process:
@@ -121,17 +120,7 @@ async def shim(directory: Path, *flags: str) -> Process:
         f"--driver-socket={directory}/driver.sock",
         f"--runtime-socket={directory}/runtime.sock",
     )
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-c", RUN, "shim", "--no-wrap", *sockets, *flags, stdout=PIPE, stderr=PIPE
-    )
-
-
-async def line_with(process: Process, word: bytes) -> str:
-    assert process.stderr is not None
-    async with asyncio.timeout(60):
-        while word not in (line := await process.stderr.readline()):
-            assert line, "it ended before it said so"
-    return line.decode()
+    return await start("shim", "--no-wrap", *sockets, *flags)
 
 
 def read(address: str, path: str) -> tuple[int, str]:
@@ -146,10 +135,10 @@ def read(address: str, path: str) -> tuple[int, str]:
 async def test_metrics_health_and_readiness_are_served_by_path(tmp_path: Path) -> None:
     process = await shim(tmp_path, "--metrics-address=127.0.0.1:0")
     try:
-        line = await line_with(process, b"metrics  address=")
-        found = re.search(r"address=(\S+)", line)
-        assert found is not None
-        code, text = await asyncio.to_thread(read, found[1], "/metrics?x=1")
+        line = await until_logged(process, b"metrics  address=")
+        address = re.search(r"address=(\S+)", line)
+        assert address is not None
+        code, text = await asyncio.to_thread(read, address[1], "/metrics?x=1")
         assert code == 200
         for name in ("csi_operations_seconds histogram", "process_resident_memory_bytes gauge"):
             assert f"# TYPE {name}" in text
@@ -157,11 +146,11 @@ async def test_metrics_health_and_readiness_are_served_by_path(tmp_path: Path) -
         assert re.search(r"^crust_log_queue_bytes \d", text, re.MULTILINE)
         # those are the proxy's and the driver's
         assert not re.search("crust_(runtime_handlers|pool_open|deferred_volumes)", text)
-        assert await asyncio.to_thread(read, found[1], "/healthz") == (200, "ok\n")
-        code, text = await asyncio.to_thread(read, found[1], "/readyz")
+        assert await asyncio.to_thread(read, address[1], "/healthz") == (200, "ok\n")
+        code, text = await asyncio.to_thread(read, address[1], "/readyz")
         assert (code, text[0]) == (503, "[")
         for path in ("/", "/metrics/", "/health", "/metricsx"):
-            code, _ = await asyncio.to_thread(read, found[1], path)
+            code, _ = await asyncio.to_thread(read, address[1], path)
             assert code == 404
     finally:
         process.terminate()
@@ -176,31 +165,29 @@ async def test_port_in_use_ends_start_with_error(tmp_path: Path) -> None:
     async with await asyncio.start_server(close, "127.0.0.1", 0) as taken:
         address = "{}:{}".format(*taken.sockets[0].getsockname())
         process = await shim(tmp_path, f"--metrics-address={address}")
-        async with asyncio.timeout(60):
-            _, said = await process.communicate()
+        written = await output(process)
     assert process.returncode == 1
-    assert f"cannot serve metrics on {address}" in said.decode()
-    assert b"Traceback" not in said
+    assert f"cannot serve metrics on {address}" in written
+    assert "Traceback" not in written
     assert not (tmp_path / "shim.sock").exists()
 
 
 @pytest.mark.parametrize(
     ("address", "code", "words"),
     [
-        ("9090", 2, b"metrics_address"),
-        ("localhost", 2, b"metrics_address"),
-        ("127.0.0.1:", 2, b"metrics_address"),
-        ("http://127.0.0.1:9090", 2, b"metrics_address"),
-        ("127.0.0.1:65536", 1, b"a port is at most 65535"),
+        ("9090", 2, "metrics_address"),
+        ("localhost", 2, "metrics_address"),
+        ("127.0.0.1:", 2, "metrics_address"),
+        ("http://127.0.0.1:9090", 2, "metrics_address"),
+        ("127.0.0.1:65536", 1, "a port is at most 65535"),
     ],
 )
 async def test_invalid_metrics_address_is_refused(
-    tmp_path: Path, address: str, code: int, words: bytes
+    tmp_path: Path, address: str, code: int, words: str
 ) -> None:
     process = await shim(tmp_path, f"--metrics-address={address}")
-    async with asyncio.timeout(60):
-        _, said = await process.communicate()
-    assert (process.returncode, words in said) == (code, True), said
+    written = await output(process)
+    assert (process.returncode, words in written) == (code, True), written
 
 
 @asynccontextmanager

@@ -71,19 +71,6 @@ async def test_failure_reaches_all_waiters_and_frees_the_key() -> None:
     assert await running.run("v", "unpublish", 1, _done) == "done"
 
 
-async def test_cancelled_caller_does_not_cancel_the_operation() -> None:
-    running, work = operations.KeyedOperations(Workers("the test")), Work()
-    first = asyncio.create_task(running.run("v", "publish", 1, work))
-    await work.began.wait()
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
-    again = asyncio.create_task(running.run("v", "publish", 1, work))
-    await asyncio.sleep(0)
-    work.end.set()
-    assert await again == 1
-
-
 @pytest.mark.parametrize(
     ("error", "message", "name"),
     [

@@ -59,19 +59,6 @@ def test_held_lock_without_claim_file_is_a_live_claim(paths: layout.EntryPaths) 
             ClaimLock.acquire(paths, TARGET)
 
 
-def test_claim_state_change_keeps_the_lock(paths: layout.EntryPaths) -> None:
-    with ClaimLock.acquire(paths, TARGET):
-        for state, error in [
-            (State.CLAIMED, ""),
-            (State.ERROR, "no such filesystem"),
-            (State.MOUNTED, ""),
-        ]:
-            claims.write(paths, _claim(state=state, error=error))
-            assert claims.read(paths) == _claim(state=state, error=error)
-            with pytest.raises(HeldBySandbox):
-                ClaimLock.acquire(paths, TARGET)
-
-
 def test_error_of_any_length_and_script_is_kept_readable(paths: layout.EntryPaths) -> None:
     with ClaimLock.acquire(paths, TARGET):
         claims.write(paths, _claim(state=State.ERROR, error="größe \n" * 2000))

@@ -341,14 +341,6 @@ def test_unreadable_record_is_never_absent(store: Store, make: Callable[[str], o
     assert os.path.lexists(path)
 
 
-def test_scan_reports_a_newer_record_beside_readable_ones(store: Store) -> None:
-    store.write(a_record(OTHER))
-    newer = a_record().to_bytes().replace(b'"schema":1', b'"schema":2')
-    _replaced(store, lambda path: Path(path).write_bytes(newer))
-    names = {entry.digest: entry.error and entry.error.error_name for entry in store.scan()}
-    assert names == {TARGET.digest: "NewerHandoffSchema", OTHER.digest: None}
-
-
 @pytest.mark.parametrize("damage", ["symlink", "file", "writable"])
 def test_entry_that_is_no_trusted_directory_is_kept(store: Store, damage: str) -> None:
     directory = _paths(store).directory

@@ -18,6 +18,7 @@ from crust.rpc.call import Call
 from crust.rpc.serving import server
 from crust.rpc.serving.service import Methods, Service
 from crust.rpc.status import PeerStatus
+from tests.support.drivers.fake_driver import Gate
 from tests.support.faults.refusals import refused
 
 Code = grpc.StatusCode
@@ -187,22 +188,14 @@ async def test_cancelled_call_is_logged_as_cancelled(
 ) -> None:
     caplog.set_level(logging.INFO)
     built, caller = service
-    began, ended = asyncio.Event(), asyncio.Event()
-
-    async def wait(_: Any) -> None:
-        began.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    built.behave = wait
+    gate = Gate()
+    built.behave = lambda _: gate.stop()
     method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = caller.unary_unary("/x/Unary")
     call = method(b"")
     waiting = asyncio.ensure_future(_result(call))
-    await began.wait()
+    await gate.entered.wait()
     call.cancel()
-    await ended.wait()
+    await gate.cancelled.wait()
     await asyncio.wait([waiting])
     assert [vars(record).get("code") for record in caplog.records if record.msg == "served"] == [
         "CANCELLED"

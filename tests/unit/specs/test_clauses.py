@@ -240,17 +240,15 @@ def test_there_is_generated_code() -> None:
     assert len(WIRE) >= 10
 
 
-def test_floor_of_grpcio_is_the_generators_version() -> None:
-    pattern = re.compile(r"GRPC_GENERATED_VERSION = '([\d.]+)'")
-    versions = {
-        match[1] for path in WIRE if (match := pattern.search(path.read_text(encoding="utf-8")))
+@pytest.mark.parametrize(
+    ("dependency", "pattern"),
+    [
+        ("grpcio", r"GRPC_GENERATED_VERSION = '([\d.]+)'"),
+        ("protobuf", r"# Protobuf Python Version: ([\d.]+)"),
+    ],
+)
+def test_floor_of_dependency_is_the_generators_version(dependency: str, pattern: str) -> None:
+    texts = [path.read_text(encoding="utf-8") for path in WIRE]
+    assert {version for text in texts for version in re.findall(pattern, text)} == {
+        _floor(dependency)
     }
-    assert versions == {_floor("grpcio")}
-
-
-def test_floor_of_protobuf_is_the_generators_version() -> None:
-    pattern = re.compile(r"# Protobuf Python Version: ([\d.]+)")
-    versions = {
-        match[1] for path in WIRE if (match := pattern.search(path.read_text(encoding="utf-8")))
-    }
-    assert versions == {_floor("protobuf")}
