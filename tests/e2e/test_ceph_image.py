@@ -56,7 +56,7 @@ async def test_new_image_is_formatted_and_keeps_its_data(node: ImageNode, storag
 
 
 @pytest.mark.spec("H-54")
-async def test_key_of_the_images_user_is_in_no_file_command_line_environment_or_log(
+async def test_key_of_image_appears_in_no_file_process_or_log(
     node: ImageNode, storage: Storage, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
@@ -178,7 +178,7 @@ async def test_runtime_gives_back_what_ended_meanwhile(node: ImageNode, storage:
 @pytest.mark.timeout(480)
 @pytest.mark.spec("H-55", "H-35")
 @pytest.mark.parametrize("stopped", ["osd", "mon.a"])
-async def test_cluster_that_stops_answering_stops_neither_the_runtime_nor_another_hypervisor(
+async def test_cluster_that_stops_answering_stops_neither_runtime_nor_another_hypervisor(
     node: ImageNode, storage: Storage, stopped: str
 ) -> None:
     """A hot-plug and an expansion fail in time, and succeed afterwards; meanwhile runtime and QEMU answer."""

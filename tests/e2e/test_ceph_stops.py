@@ -90,7 +90,7 @@ async def test_image_of_a_stopped_cluster_stays_plugged(node: ImageNode, storage
 
 
 @pytest.mark.spec("H-52")
-async def test_sandbox_that_is_stopped_while_the_cluster_is_leaves_nothing_when_it_goes_on(
+async def test_sandbox_stopped_below_stopped_cluster_leaves_nothing_once_it_runs(
     node: ImageNode, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its guest cannot unmount, so it is killed; the unpublish succeeds, and the claim is given back later."""

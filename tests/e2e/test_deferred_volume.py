@@ -102,7 +102,7 @@ async def in_pod(node: WholeNode, sources: dict[str, Path], script: str) -> str:
 
 
 @pytest.mark.story(1)
-async def test_story_1_everything_is_deferred_for_a_pod_with_two_volumes(node: WholeNode) -> None:
+async def test_story_1_everything_is_deferred_for_pod_with_two_volumes(node: WholeNode) -> None:
     """fsGroup 100 by OnRootMismatch, subPaths, statistics and growth while the pod runs; the sandbox's end unmounts,
     and the unpublish removes the record.
     """

@@ -27,7 +27,7 @@ from tests.support.raised import raised
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(480), pytest.mark.asyncio(loop_scope="module")]
 
 
-async def test_raw_volume_is_a_device_of_the_host_and_its_claim_names_the_kernels_client(
+async def test_raw_volume_is_host_device_whose_claim_names_kernels_client(
     bench: Bench,
 ) -> None:
     volume = await bench.written()
@@ -184,7 +184,7 @@ sys.stdout.write(why or "mapped")
 """
 
 
-async def test_pod_with_a_network_of_its_own_maps_in_the_hosts_or_not_at_all(bench: Bench) -> None:
+async def test_pod_with_own_network_maps_only_in_the_hosts(bench: Bench) -> None:
     volume = await bench.volume()
     await bench.vm.write("/run/mapped.py", _MAPPED)
     monitors = f"{bench.ceph.host}:{bench.ceph.first_port}"
@@ -250,7 +250,7 @@ async def test_mapped_image_of_a_pool_that_was_deleted_is_unmapped(bench: Bench)
     assert await mapped() == []
 
 
-async def test_node_that_was_switched_off_has_its_image_again_after_its_boot(bench: Bench) -> None:
+async def test_node_switched_off_has_its_image_again_after_its_boot(bench: Bench) -> None:
     volume = await bench.written()
     before = volume.holders()
     await bench.close()

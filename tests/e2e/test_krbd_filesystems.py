@@ -70,7 +70,7 @@ async def test_volume_moves_between_host_and_guests(bench: Bench, tmp_path: Path
     await volume.leave()
 
 
-async def test_driver_killed_while_it_mapped_for_a_mount_lets_a_guest_have_it(bench: Bench) -> None:
+async def test_driver_killed_while_mapping_for_mount_lets_guest_have_volume(bench: Bench) -> None:
     volume = await bench.volume(fs_type="ext4")
     await volume.stage()
     await killed_before("device", volume)
@@ -131,7 +131,7 @@ async def _format_as_a_guest(bench: Bench, volume: Volume, tmp_path: Path) -> No
         image.flush()
 
 
-async def test_unpublish_below_a_cluster_that_stops_ends_when_it_is_back(bench: Bench) -> None:
+async def test_unpublish_below_cluster_that_stops_ends_when_it_is_back(bench: Bench) -> None:
     """The kernel waits; the driver answers others, and a repeated call joins the first one."""
     volume = await bench.volume(fs_type="ext4")
     await volume.use()

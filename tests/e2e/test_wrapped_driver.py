@@ -88,7 +88,7 @@ async def give_back(node: WholeNode, volume: csi_pb2.Volume, target: Path, sandb
     [("cloud", "ext4"), ("cloud", "xfs"), ("ember", "ext4")],
     indirect=["driver"],
 )
-async def test_volume_is_formatted_by_its_first_guest_kept_for_the_next_and_grown(
+async def test_volume_formatted_by_first_guest_is_kept_and_grown_later(
     driver: tuple[WholeNode, Driver], node: WholeNode, fs_type: str
 ) -> None:
     wanted, size_bytes = capability(fs_type), driver[1].size_bytes
@@ -152,7 +152,7 @@ async def test_encrypted_volume_is_opened_by_guests_alone(
         assert [path for path, content in files.items() if secret.encode() in content] == []
 
 
-async def test_volume_in_use_outlives_the_death_of_driver_shims_and_proxy(
+async def test_volume_in_use_outlives_death_of_driver_shims_and_proxy(
     guest_image: object, acceleration: object
 ) -> None:
     capabilities.need("ember")

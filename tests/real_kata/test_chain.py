@@ -9,7 +9,7 @@ from tests.real_kata.conftest import Daemon, KataNode
 Volume = tuple[str, str]
 
 
-def test_a_container_writes_to_the_volume_and_unpublish_waits_for_the_sandbox(
+def test_container_writes_to_volume_and_unpublish_waits_for_sandbox(
     node: KataNode, volume: Volume
 ) -> None:
     name, target = volume
@@ -40,7 +40,7 @@ def test_statistics_are_the_guest_s_and_growth_is_refused(node: KataNode, volume
 
 
 @pytest.mark.parametrize("volume", ["wrapped"], indirect=True)
-def test_a_new_volume_of_a_wrapped_driver_is_formatted_once_and_keeps_its_data(
+def test_new_wrapped_volume_is_formatted_once_and_keeps_data(
     node: KataNode, volume: Volume
 ) -> None:
     """The driver knows nothing of crust; its controller's shim says that the volume was created empty."""
@@ -62,9 +62,7 @@ def test_a_new_volume_of_a_wrapped_driver_is_formatted_once_and_keeps_its_data(
 
 
 @pytest.mark.parametrize("volume", ["own-xfs", "wrapped-xfs"], indirect=True)
-def test_an_expanded_volume_is_refused_until_a_pod_on_the_host_has_used_it(
-    node: KataNode, volume: Volume
-) -> None:
+def test_expanded_volume_is_refused_until_host_pod_used_it(node: KataNode, volume: Volume) -> None:
     name, target = volume
     pod = node.pod(f"{name}-1")
     app = node.started(pod, "app", target, "echo kept > /data/x; sync; sleep 1000")
@@ -86,7 +84,7 @@ def test_an_expanded_volume_is_refused_until_a_pod_on_the_host_has_used_it(
     assert total > 500 << 20
 
 
-def test_init_container_then_app_then_a_second_container_and_a_crash_loop(
+def test_init_container_then_app_then_second_container_and_crash_loop(
     node: KataNode, volume: Volume
 ) -> None:
     name, target = volume
@@ -112,7 +110,7 @@ def test_init_container_then_app_then_a_second_container_and_a_crash_loop(
     assert node.is_hidden()
 
 
-def test_other_runtimes_paths_in_the_volume_and_other_sandboxes_are_refused(
+def test_other_runtimes_paths_in_volume_and_other_sandboxes_are_refused(
     node: KataNode, volume: Volume
 ) -> None:
     name, target = volume
@@ -132,7 +130,7 @@ def test_other_runtimes_paths_in_the_volume_and_other_sandboxes_are_refused(
     node.cri("rmp", other)
 
 
-def test_without_the_bridge_kata_refuses_and_with_it_again_the_pod_starts(
+def test_without_bridge_kata_refuses_and_with_it_again_pod_starts(
     node: KataNode, volume: Volume, bridge: Daemon
 ) -> None:
     name, target = volume
@@ -153,9 +151,7 @@ def test_without_the_bridge_kata_refuses_and_with_it_again_the_pod_starts(
         again.end(signal.SIGKILL)
 
 
-def test_a_killed_shim_leaves_a_machine_that_keeps_the_volume_until_it_is_ended(
-    node: KataNode, volume: Volume
-) -> None:
+def test_killed_shim_leaves_volume_to_its_machine(node: KataNode, volume: Volume) -> None:
     """Kata's shim dies, its machine lives on, and the engine says that the sandbox is gone."""
     name, target = volume
     pod = node.pod(name)

@@ -98,7 +98,7 @@ def _show_evidence(node: KataNode, target: str) -> None:
         ("VmUnknown", "the virtual machine of sandbox", _hide_evidence, _show_evidence),
     ],
 )
-def test_a_refusal_leaves_nothing_and_the_pod_starts_when_its_cause_is_gone(
+def test_refusal_leaves_nothing_and_pod_starts_without_its_cause(
     node: KataNode, volume: Volume, error: str, says: str, break_it: Fault, mend_it: Fault
 ) -> None:
     name, target = volume
@@ -116,9 +116,7 @@ def test_a_refusal_leaves_nothing_and_the_pod_starts_when_its_cause_is_gone(
     assert "/dev/loop" in node.open_in_machines()
 
 
-def test_a_path_that_is_too_long_for_kata_is_refused_at_the_publish_and_by_another_name(
-    node: KataNode, volume: Volume
-) -> None:
+def test_path_too_long_for_kata_is_refused_at_publish(node: KataNode, volume: Volume) -> None:
     """Kata's key is the path as the engine names it: a bind mount of the target has a name of its own."""
     name, target = volume
     long = name.replace("own", "own-long")
@@ -137,7 +135,7 @@ def test_a_path_that_is_too_long_for_kata_is_refused_at_the_publish_and_by_anoth
     node.started(pod, "app", target)
 
 
-def test_a_device_that_is_gone_is_refused_until_the_volume_is_published_again(
+def test_device_that_vanished_is_refused_until_published_again(
     node: KataNode, volume: Volume
 ) -> None:
     """A loop device in its place: the path is there, and the disk behind it is not."""
@@ -211,7 +209,7 @@ def _other_configuration(node: KataNode, directory: Path) -> Iterator[None]:
         file.write_text(before)
 
 
-def test_a_pod_that_forbids_block_devices_by_annotation_gets_no_directory_of_the_host(
+def test_pod_forbidding_block_devices_gets_no_host_directory(
     node: KataNode, volume: Volume
 ) -> None:
     """runtime-rs attaches a direct volume all the same."""
@@ -242,7 +240,7 @@ def test_a_group_reaches_the_files_or_is_refused(node: KataNode, volume: Volume)
     assert shown.text == "3000"
 
 
-def test_while_the_bridge_is_away_a_required_plugin_is_asked_for_and_others_start(
+def test_absent_bridge_stops_only_pods_that_require_it(
     node: KataNode, volume: Volume, bridge: Daemon
 ) -> None:
     """containerd's validator; without it Kata's own refusal, by the placeholder, is what is left."""
@@ -264,9 +262,7 @@ def test_while_the_bridge_is_away_a_required_plugin_is_asked_for_and_others_star
         again.end(signal.SIGKILL)
 
 
-def test_a_second_sandbox_of_the_same_pod_does_not_get_the_disk_of_an_orphan(
-    node: KataNode, volume: Volume
-) -> None:
+def test_second_sandbox_of_pod_gets_no_disk_of_orphan(node: KataNode, volume: Volume) -> None:
     name, target = volume
     first = node.pod(name)
     app = node.started(first, "app", target, "echo first > /data/x; sync; sleep 1000")
@@ -282,7 +278,7 @@ def test_a_second_sandbox_of_the_same_pod_does_not_get_the_disk_of_an_orphan(
     assert node.claim()["sandbox_id"] == second
 
 
-def test_after_a_reboot_the_publish_is_replayed_and_the_data_is_there(
+def test_after_reboot_publish_is_replayed_and_data_is_there(
     node: KataNode, volume: Volume, bridge: Daemon
 ) -> None:
     """Everything of /run goes, with the machines and crust's daemons; the kubelet stages and publishes again."""

@@ -93,7 +93,7 @@ async def test_a_sub_path_is_made_and_bound(vm: machine.Machine, mounted: MountD
     "sub_path",
     ["absolute", "up", "chain", "absolute/passwd", "../other", "/etc", "fifo", "a/../.."],
 )
-async def test_a_sub_path_that_leads_out_of_its_volume_is_refused(
+async def test_sub_path_that_leads_out_of_its_volume_is_refused(
     vm: machine.Machine, mounted: MountDisk, sub_path: str
 ) -> None:
     volume = await mounted()

@@ -119,7 +119,7 @@ async def test_container_that_grew_while_it_was_closed_is_filled(
     assert grown.usage.total_bytes - mounted.usage.total_bytes > 450 * MIB
 
 
-async def test_open_container_needs_no_passphrase_and_is_closed_by_the_unmount(
+async def test_open_container_needs_no_passphrase_and_is_closed_by_unmount(
     vm: machine.Machine, blank: Path, disk: str
 ) -> None:
     await vm.guest.mount(encrypted())

@@ -88,7 +88,7 @@ async def _orphan(directory: Path, wanted: spec.MachineSpec, disk: Path, lock: P
     return pid
 
 
-async def test_a_vm_whose_parent_was_killed_runs_on_and_is_adopted(
+async def test_vm_whose_parent_was_killed_runs_on_and_is_adopted(
     vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
 ) -> None:
     disk = await asyncio.to_thread(make_disk, tmp_path / "disk", "ext4")
@@ -115,7 +115,7 @@ async def test_a_vm_whose_parent_was_killed_runs_on_and_is_adopted(
     await asyncio.to_thread(subprocess.run, ["fsck.ext4", "-fn", str(disk)], check=True)
 
 
-async def test_a_vm_is_controlled_by_one_process_and_its_directory_holds_one_vm(
+async def test_vm_has_one_controlling_process_and_its_directory_one_vm(
     vm_directory: Path, wanted: spec.MachineSpec
 ) -> None:
     vm = await machine.start(wanted, vm_directory)
@@ -151,7 +151,7 @@ async def test_a_vm_that_does_not_answer_is_destroyed(
     assert _qemu_of(vm_directory) == []
 
 
-async def test_a_start_that_is_cancelled_at_any_step_leaves_no_qemu_and_no_lock(
+async def test_start_cancelled_at_any_step_leaves_no_qemu_nor_lock(
     vm_directory: Path, wanted: spec.MachineSpec
 ) -> None:
     """The threads that prepare and spawn continue when their caller is cancelled."""
@@ -275,7 +275,7 @@ async def test_dead_agent_is_restarted_and_volumes_stay_mounted(
     await vm.kill()
 
 
-async def test_a_directory_shared_by_virtio_fs_is_seen_in_the_guest(
+async def test_directory_shared_by_virtio_fs_is_seen_in_guest(
     vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("from the host\n")

@@ -237,7 +237,7 @@ async def test_a_disk_of_another_vm_is_refused(
     assert await vm.disks.serials() == (volume,)
 
 
-async def test_attach_is_idempotent_and_refuses_another_disk_by_the_same_name(
+async def test_attach_is_idempotent_and_refuses_another_disk_by_same_name(
     vm: machine.Machine, plug: MountDisk, tmp_path: Path
 ) -> None:
     volume = await plug("ext4")

@@ -205,7 +205,7 @@ async def test_stage_needs_no_controller_publish_unless_another_node_has_it(benc
     await bench.stage(volume_id)
 
 
-async def test_lost_image_is_reported_by_both_profiles_and_keeps_its_record(tmp_path: Path) -> None:
+async def test_lost_image_is_reported_by_both_profiles_keeping_its_record(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     volume_id = (await bench.create(capability=mount())).volume_id
     image = pool_layout.image(tmp_path / "state", volume_id)
@@ -261,7 +261,7 @@ async def test_host_neither_makes_nor_reads_the_filesystem(bench: Bench) -> None
         await bench.publish(volume.volume_id, bench.target("pod-a"))
 
 
-async def test_guest_is_told_to_format_until_a_pod_had_the_raw_device(bench: Bench) -> None:
+async def test_guest_is_told_to_format_until_pod_had_raw_device(bench: Bench) -> None:
     volume, target = await bench.create(parameters=GUEST), bench.target("pod-a")
     for _ in range(2):  # the first guest may have gone before it made anything
         await bench.stage(volume.volume_id)
@@ -276,7 +276,7 @@ async def test_guest_is_told_to_format_until_a_pod_had_the_raw_device(bench: Ben
     assert not answer.deferred_mount.HasField("format")
 
 
-async def test_encrypted_volume_has_the_passphrase_of_its_stage_or_its_publish(
+async def test_encrypted_volume_has_passphrase_of_its_stage_or_its_publish(
     bench: Bench,
 ) -> None:
     volume, target = await bench.create(parameters=LUKS), bench.target("pod-a")
@@ -313,7 +313,7 @@ async def test_encrypted_volume_is_published_on_no_host(bench: Bench) -> None:
     assert answer.deferred_mount.HasField("format")
 
 
-async def test_copy_of_a_volume_that_a_guest_had_is_formatted_by_nobody(bench: Bench) -> None:
+async def test_copy_of_volume_that_guest_had_is_formatted_by_nobody(bench: Bench) -> None:
     volume, target = await bench.create(parameters=GUEST), bench.target("pod-a")
     await bench.up(volume.volume_id, target, deferred=True)
     await bench.down(volume.volume_id, target)

@@ -73,7 +73,7 @@ async def test_node_expand_of_a_deferred_volume_grows_the_device_only(bench: Ben
 
 
 @pytest.mark.parametrize("staged_before", [True, False])
-async def test_publish_and_node_expand_of_ext4_ask_the_kernel_to_grow_it(
+async def test_publish_and_node_expand_ask_kernel_to_grow_ext4(
     bench: Bench, may_resize: list[int], *, staged_before: bool
 ) -> None:
     volume = await bench.create()
@@ -91,7 +91,7 @@ async def test_publish_and_node_expand_of_ext4_ask_the_kernel_to_grow_it(
     assert await conditions(bench, volume.volume_id, target) == set()
 
 
-async def test_publish_of_ext4_that_cannot_grow_keeps_its_size_and_reports_it_until_it_grows(
+async def test_publish_of_ungrowable_ext4_keeps_and_reports_its_size(
     bench: Bench, may_not_resize: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     volume_id, target = await bench.staged(), bench.target("pod-a")
@@ -208,7 +208,7 @@ async def test_node_expand_grows_a_mounted_volume(deployed: Bench, fs_type: str,
     assert sizes(deployed, volume_id)[0] == 2 * size
 
 
-async def test_node_expand_grows_a_raw_volume_and_the_device_of_a_deferred_one(
+async def test_node_expand_grows_raw_volume_and_device_of_deferred_one(
     deployed: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(growth, "has_cap_sys_resource", lambda: False)

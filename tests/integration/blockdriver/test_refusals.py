@@ -56,7 +56,7 @@ async def test_stage_never_formats_a_device_that_a_process_writes(bench: Bench) 
     await bench.stage(volume_id)
 
 
-async def test_stage_never_formats_what_only_the_page_cache_of_the_device_has(bench: Bench) -> None:
+async def test_stage_never_formats_data_in_the_page_cache_alone(bench: Bench) -> None:
     volume = await bench.create()
     attachment = bench.driver.stores.access.attach(volumes.VolumeId(volume.volume_id))
     foreign = b"a foreign backup superblock"
@@ -67,7 +67,7 @@ async def test_stage_never_formats_what_only_the_page_cache_of_the_device_has(be
         assert os.pread(device.fileno(), len(foreign), 32 * MIB) == foreign
 
 
-async def test_first_stage_of_a_volume_without_data_reads_nothing_of_the_device(
+async def test_first_stage_of_volume_without_data_reads_nothing_of_device(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> None:
@@ -134,7 +134,7 @@ async def test_unpublish_outside_the_roots_or_through_a_link_unmounts_nothing(
         mount_api.unmount(f"{outside}/mount")
 
 
-async def test_publish_on_a_target_with_files_or_a_foreign_mount_is_refused(bench: Bench) -> None:
+async def test_publish_on_target_with_files_or_foreign_mount_is_refused(bench: Bench) -> None:
     volume_id = await bench.staged()
     target = Path(bench.target("pod-a"))
     target.mkdir()
@@ -191,7 +191,7 @@ async def test_unpublish_leaves_a_mount_of_somebody_else(bench: Bench, tmp_path:
     mount_api.unmount(target)
 
 
-async def test_failed_publish_leaves_a_mount_that_somebody_put_in_place_of_its_own(
+async def test_failed_publish_leaves_mount_that_replaced_its_own(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grouped = mount(group=volumes.GroupChange(5000, volumes.GroupPolicy.ALWAYS))
@@ -214,7 +214,7 @@ async def test_failed_publish_leaves_a_mount_that_somebody_put_in_place_of_its_o
 
 
 @pytest.mark.parametrize("known", ["new", "lost"])
-async def test_publish_that_fails_after_its_mount_undoes_only_its_own_and_says_the_first_error(
+async def test_publish_failed_after_mount_undoes_its_own_with_first_error(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, known: str
 ) -> None:
     """With its node state lost, the mount at the target is one that a pod may be using."""

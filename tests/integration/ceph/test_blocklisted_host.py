@@ -170,7 +170,7 @@ def repeated(call: Callable[[], Result]) -> Result:
 
 
 @pytest.mark.parametrize("lost", ["a", "b", "c"])
-def test_lost_monitor_stops_neither_a_controller_nor_the_start_of_one(
+def test_lost_monitor_stops_neither_controller_nor_start_of_one(
     three: CephCluster, lost: str
 ) -> None:
     namespace, user = three.make_namespace(), f"controller-{uuid.uuid4().hex[:8]}"

@@ -71,7 +71,7 @@ def test_the_controller_conforms(ceph: CephCluster, profile: Profile) -> None:
         ), f"{case} is skipped: {why}"
 
 
-def test_csi_sanity_fails_only_where_it_mounts_and_the_kernel_has_no_rbd(ceph: CephCluster) -> None:
+def test_csi_sanity_fails_only_at_mounts_without_kernel_rbd(ceph: CephCluster) -> None:
     """On a host whose kernel maps no images a volume is published with deferral alone, which csi-sanity knows not."""
     capabilities.need("csi-sanity")
     with rbd_driver.serving(ceph, mode="all") as driver:

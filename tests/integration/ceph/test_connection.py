@@ -28,7 +28,7 @@ def _other_key(key: str) -> str:
 
 
 @pytest.mark.parametrize("is_key", [True, False])
-def test_wrong_key_and_text_that_is_no_key_are_refused_at_once(
+def test_wrong_key_and_malformed_key_are_refused_at_once(
     controller: CephUser, namespace: str, *, is_key: bool
 ) -> None:
     wrong = _other_key(controller.key) if is_key else "no key"
@@ -48,7 +48,7 @@ def test_monitors_without_protocol_are_refused(monitors: str) -> None:
         CephUser(monitors, "user", "key")
 
 
-def test_monitors_frozen_before_the_first_call_are_unreachable_for_all_callers_at_once(
+def test_monitors_frozen_before_first_call_are_unreachable_for_all_callers(
     ceph: CephCluster, controller: CephUser, namespace: str
 ) -> None:
     """All waiters share one try: each after the other would take a minute, and a thread each."""
@@ -110,7 +110,7 @@ def watched(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> Watched:
     return observed
 
 
-def test_wait_for_the_map_has_the_monitors_time_and_the_connection_outlives_it(
+def test_wait_for_map_has_monitors_time_and_connection_outlives_it(
     connection: Connection, watched: Watched, namespace: str
 ) -> None:
     """Nothing is shut down below a call that librados does not end."""
@@ -125,7 +125,7 @@ def test_wait_for_the_map_has_the_monitors_time_and_the_connection_outlives_it(
         pass
 
 
-def test_blocklisted_connection_whose_last_call_ends_meanwhile_is_shut_down_once(
+def test_blocklisted_connection_is_shut_down_once_after_its_last_call(
     monkeypatch: pytest.MonkeyPatch, controller: CephUser
 ) -> None:
     """A second shutdown is a segmentation fault."""

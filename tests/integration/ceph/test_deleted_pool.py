@@ -109,9 +109,7 @@ def test_volume_of_a_deleted_pool_is_detached_by_any_process(doomed: Node) -> No
 
 
 @pytest.mark.parametrize("process", ["that knew the pool", "new"])
-def test_image_of_a_deleted_pool_that_the_kernel_maps_is_unmapped(
-    doomed: Node, process: str
-) -> None:
+def test_image_of_deleted_pool_that_kernel_maps_is_unmapped(doomed: Node, process: str) -> None:
     """Its claim has gone with the pool. This host's kernel has no RBD: what it maps is a directory of the test."""
     here = doomed.process()
     doomed.note_mapped()
@@ -138,7 +136,7 @@ def test_recreated_pool_is_used_by_a_process_that_knew_it(doomed: Node) -> None:
     assert here.attach(VOLUME).size_bytes == 16 << 20
 
 
-def test_pool_that_only_the_settings_name_wrongly_is_no_deleted_one(doomed: Node) -> None:
+def test_pool_that_only_settings_name_wrongly_is_no_deleted_one(doomed: Node) -> None:
     wrong = doomed.process("nope")
     with pytest.raises(CephPoolMissing):
         wrong.detach(VOLUME)
@@ -168,7 +166,7 @@ def of_one_volume(ceph: CephCluster, namespace: str, volume: str) -> dict[str, s
     return {"userID": name, "userKey": ceph.user(name, {"mon": "allow r", "osd": osd})}
 
 
-async def test_key_of_one_volume_stages_and_publishes_that_one_and_no_other(node: RbdNode) -> None:
+async def test_key_of_one_volume_stages_and_publishes_no_other(node: RbdNode) -> None:
     mine, other = await node.create("one"), await node.create("two")
     secrets = of_one_volume(node.ceph, node.namespace, mine)
     await node.stage(mine, secrets)
@@ -179,7 +177,7 @@ async def test_key_of_one_volume_stages_and_publishes_that_one_and_no_other(node
     assert node.notes() == []
 
 
-async def test_key_of_one_volume_opens_that_image_for_a_guest_and_no_other(node: RbdNode) -> None:
+async def test_key_of_one_volume_opens_no_other_image_for_guest(node: RbdNode) -> None:
     """What a runtime does, and then what whoever has the key could do past crust."""
     mine, other = await node.create("one"), await node.create("two")
     secrets = of_one_volume(node.ceph, node.namespace, mine)
@@ -223,7 +221,7 @@ async def test_key_of_a_clone_cannot_write_to_its_source(node: RbdNode) -> None:
             pass
 
 
-async def test_user_of_another_namespace_gets_no_image_and_the_error_says_so(node: RbdNode) -> None:
+async def test_user_of_another_namespace_gets_no_image_and_the_reason(node: RbdNode) -> None:
     volume, secrets = await node.create("one"), node.secrets("guest")
     elsewhere = node.ceph.make_namespace()
     name = f"tenant-{elsewhere}"
@@ -317,7 +315,7 @@ async def test_controller_with_wrong_settings_serves_and_says_what_to_correct(
     ],
     ids=["pool", "namespace", "monitors"],
 )
-async def test_node_with_wrong_settings_refuses_the_stage_and_ends_what_there_is(
+async def test_node_with_wrong_settings_refuses_stages_and_ends_present_ones(
     cluster: RbdNode, wrong: dict[str, str], code: grpc.StatusCode, words: tuple[str, ...]
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="crust-") as name:

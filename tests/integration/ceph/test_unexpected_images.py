@@ -49,7 +49,7 @@ def interrupt_create(cluster: RbdNode, volume_id: str) -> None:
         omap.swap(ioctx, name, {}, after)
 
 
-async def test_image_without_a_record_stops_its_create_is_no_volume_to_delete_and_is_not_touched(
+async def test_image_without_record_stops_its_create_and_is_not_touched(
     cluster: RbdNode,
 ) -> None:
     volume_id = cluster.volume
@@ -66,7 +66,7 @@ async def test_image_without_a_record_stops_its_create_is_no_volume_to_delete_an
     check_untouched(cluster, "theirs", image_id)
 
 
-async def test_image_that_came_while_a_create_was_interrupted_is_neither_taken_nor_deleted(
+async def test_image_made_during_interrupted_create_is_not_taken_nor_deleted(
     cluster: RbdNode,
 ) -> None:
     volume_id = cluster.volume
@@ -84,7 +84,7 @@ async def test_image_that_came_while_a_create_was_interrupted_is_neither_taken_n
     check_untouched(cluster, "theirs", image_id)
 
 
-async def test_image_in_place_of_a_volumes_own_is_deleted_only_if_it_was_made_the_volumes(
+async def test_image_in_volumes_place_is_deleted_only_once_adopted(
     cluster: RbdNode,
 ) -> None:
     """Somebody else's, or restored from a backup: nobody but a person knows."""
@@ -102,7 +102,7 @@ async def test_image_in_place_of_a_volumes_own_is_deleted_only_if_it_was_made_th
     assert cluster.images() == []
 
 
-async def test_controller_that_is_blocklisted_while_it_creates_makes_each_volume_once(
+async def test_controller_blocklisted_while_it_creates_makes_each_volume_once(
     cluster: RbdNode,
 ) -> None:
     names: list[str] = []
@@ -193,7 +193,7 @@ async def test_volume_without_its_image_is_lost_and_not_remade(cluster: RbdNode)
     await cluster.delete(volume_id)
 
 
-async def test_foreign_image_in_a_volumes_place_is_used_by_no_call(cluster: RbdNode) -> None:
+async def test_foreign_image_in_volumes_place_is_used_by_no_call(cluster: RbdNode) -> None:
     volume_id = cluster.volume
     image_id = put_foreign(cluster, volume_id)
     for call in (

@@ -108,7 +108,7 @@ async def test_users_of_volumes_go_with_their_last_volume(node: RbdNode) -> None
     node.check_no_key_anywhere()
 
 
-async def test_key_that_was_changed_takes_the_place_of_the_old_one(node: RbdNode) -> None:
+async def test_key_that_was_changed_takes_place_of_old_one(node: RbdNode) -> None:
     volume, before = await node.create("one"), node.secrets("guest")
     await node.stage(volume, before)
     node.ceph.command("auth rm", entity=f"client.{before['userID']}")
@@ -182,7 +182,7 @@ async def answered(call: Awaitable[Any]) -> str:
     return "OK"
 
 
-async def test_each_call_answers_what_the_page_says_and_nothing_is_left(cluster: RbdNode) -> None:
+async def test_each_call_answers_what_page_says_and_nothing_is_left(cluster: RbdNode) -> None:
     await cluster.leave()  # the volume that the fixture has made
     differing = []
     for row in rows():
@@ -208,7 +208,7 @@ async def test_each_call_answers_what_the_page_says_and_nothing_is_left(cluster:
     assert cluster.images() == []
 
 
-async def test_guest_gets_the_image_to_format_with_the_key_of_the_stage(cluster: RbdNode) -> None:
+async def test_guest_gets_image_to_format_with_key_of_stage(cluster: RbdNode) -> None:
     await cluster.stage()
     answer = csi.deferred_mount(await cluster.publish())
     assert answer.image is not None

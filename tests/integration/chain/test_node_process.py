@@ -13,7 +13,7 @@ from tests.support.nodes.served_node import BlockNode
 pytestmark = [pytest.mark.root, pytest.mark.parametrize("chain", ["node"], indirect=True)]
 
 
-async def test_another_process_of_the_pool_or_the_run_directory_is_refused(
+async def test_another_process_of_pool_or_run_directory_is_refused(
     chain: BlockNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon, "LOCK_WAIT_S", 0)
@@ -32,7 +32,7 @@ async def test_parts_have_no_socket_of_their_own(chain: BlockNode) -> None:
     assert await chain.co.is_ready()
 
 
-async def test_a_stopped_node_has_ended_its_operations_and_leaves_no_lock(chain: BlockNode) -> None:
+async def test_stopped_node_has_ended_its_operations_and_leaves_no_lock(chain: BlockNode) -> None:
     await chain.volume()
     await chain.restart()
     with pytest.raises(grpc.aio.AioRpcError):

@@ -72,7 +72,7 @@ async def test_try_says_why_no_handler_takes_it_and_leaves_nothing(
     assert_nothing_left(chain)
 
 
-async def test_try_reports_what_a_sandbox_does_even_if_it_is_over_at_once(
+async def test_try_reports_even_a_sandbox_that_ends_at_once(
     chain: BlockNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A guest that ended soon after its mount was never reported: no look met it in the state that was waited for."""

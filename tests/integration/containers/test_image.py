@@ -204,7 +204,7 @@ def kubelet(pods: Pods) -> Path:
 START = ("node", "--config", "/etc/crust/node.toml")
 
 
-async def test_node_of_ceph_volumes_starts_without_a_key_and_uses_that_of_a_call(
+async def test_node_of_ceph_volumes_uses_the_key_of_each_call(
     pods: Pods, image: Path, kubelet: Path
 ) -> None:
     binds = node(pods, "ceph-node", Bind(pods.run, at="/run/crust-rbd"))
@@ -273,7 +273,7 @@ async def test_volume_is_deferred_guarded_on_the_host_and_deleted(pods: Pods) ->
             await refused(unpublish, grpc.StatusCode.FAILED_PRECONDITION, "box-1")
 
 
-async def test_proxy_that_was_killed_finds_what_is_deferred_and_its_claim(pods: Pods) -> None:
+async def test_killed_proxy_finds_deferred_volumes_and_their_claims(pods: Pods) -> None:
     await pods.start()
     async with pods.handler():
         volume_id, target = await pods.published_volume()

@@ -68,7 +68,7 @@ def _unpublish(store: Store) -> None:
         unpublish.complete()
 
 
-async def test_first_hint_comes_at_once_even_if_there_are_no_entries(store: Store) -> None:
+async def test_first_hint_comes_at_once_even_without_entries(store: Store) -> None:
     async with Watch(store.root, rescan_s=HOUR_S) as empty:
         assert await _next(_scans(empty)) == []
     entry = store.write(a_record())
@@ -187,7 +187,7 @@ async def test_new_root_with_an_old_inode_is_watched(store: Store, looking: Watc
         await _until_watched(looking)
 
 
-async def test_entries_removed_before_their_events_are_read_do_not_stop_the_watch(
+async def test_entries_removed_before_their_events_do_not_stop_watch(
     store: Store, looking: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A recursive watch would watch each of them, and meet what is gone; this one watches the root alone."""
@@ -214,7 +214,7 @@ async def test_entries_removed_before_their_events_are_read_do_not_stop_the_watc
     assert watched == []
 
 
-async def test_root_that_vanishes_just_before_it_is_watched_is_watched_when_it_is_back(
+async def test_root_that_vanishes_before_the_watch_is_watched_later(
     store: Store, looking: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scans = _scans(looking)
@@ -300,7 +300,7 @@ def paths(trusted: Store) -> layout.EntryPaths:
 
 @pytest.mark.spec("H-4")
 @pytest.mark.parametrize("path_of", [lambda paths: paths.record, lambda paths: paths.directory])
-def test_directory_or_file_of_another_user_is_an_error_for_every_reader(
+def test_directory_or_file_of_another_user_fails_every_reader(
     trusted: Store, paths: layout.EntryPaths, path_of: Callable[[layout.EntryPaths], str]
 ) -> None:
     os.chown(path_of(paths), STRANGER, STRANGER)

@@ -61,7 +61,7 @@ def test_the_guard_takes_neither_data_nor_a_name(tmp_path: Path) -> None:
         mount_api.unmount(target)
 
 
-async def test_the_placeholder_names_no_device_while_all_of_crust_is_dead(
+async def test_placeholder_names_no_device_while_all_of_crust_is_dead(
     node: KataNode, device: MakeDevice
 ) -> None:
     """Kata refuses a device that is not there: `make kata` shows it with the real one."""
@@ -99,7 +99,7 @@ class _DiesInCreate(gate.Bridge):
 
 
 @pytest.mark.parametrize("dies", [True, False], ids=["dies", "hangs"])
-async def test_the_validation_refuses_for_a_plugin_that_dies_or_hangs_in_the_call(
+async def test_validation_refuses_for_plugin_that_dies_or_hangs_in_call(
     node: KataNode, device: MakeDevice, one: StandInSandbox, *, dies: bool
 ) -> None:
     record = node.publish("a", device("a").path)

@@ -47,7 +47,7 @@ def _is_held(device: str) -> bool:
     return False
 
 
-async def test_the_entry_names_the_device_from_create_to_start_and_the_claim_lives_as_the_machine(
+async def test_entry_names_device_until_start_and_claim_lives_with_machine(
     node: KataNode, device: MakeDevice, one: StandInSandbox
 ) -> None:
     record = node.publish("a", device("a").path)
@@ -105,7 +105,7 @@ async def test_the_next_container_of_the_sandbox_gets_the_entry_again(
         await bridge.ended(each)
 
 
-async def test_the_entry_stays_real_until_the_last_created_container_has_started(
+async def test_entry_stays_real_until_last_created_container_has_started(
     node: KataNode, device: MakeDevice, one: StandInSandbox
 ) -> None:
     record = node.publish("a", device("a").path)
@@ -139,7 +139,7 @@ async def test_another_sandbox_is_refused_with_the_holder_and_its_process(
     assert claim.sandbox_id == TWO
 
 
-async def test_a_pod_with_another_runtime_is_refused_whoever_s_the_volume_is(
+async def test_pod_with_another_runtime_is_refused_for_any_volume(
     node: KataNode, device: MakeDevice, one: StandInSandbox
 ) -> None:
     record = node.publish("a", device("a").path)
@@ -153,7 +153,7 @@ async def test_a_pod_with_another_runtime_is_refused_whoever_s_the_volume_is(
     assert node.kind(record) is Kind.PLACEHOLDER
 
 
-async def test_a_path_in_the_volume_and_a_bind_of_it_are_refused(
+async def test_path_in_volume_and_bind_of_it_are_refused(
     node: KataNode, device: MakeDevice, one: StandInSandbox
 ) -> None:
     """The guard takes no directory; with one that does, as of a handler with SUB_PATH, the bridge refuses alone."""
@@ -184,7 +184,7 @@ async def test_a_guard_without_an_entry_is_refused(node: KataNode, one: StandInS
         await node.bridge().create(pod(), container(target), soon())
 
 
-async def test_an_alias_of_the_target_is_one_more_name_of_the_claim(
+async def test_alias_of_target_is_one_more_name_of_claim(
     node: KataNode, device: MakeDevice, one: StandInSandbox
 ) -> None:
     """Kata's key is the source as it came: a link in the path, a slash at its end."""
@@ -207,7 +207,7 @@ async def test_an_alias_of_the_target_is_one_more_name_of_the_claim(
     assert node.entries.names() == []
 
 
-async def test_a_container_that_kata_did_not_attach_the_volume_for_does_not_start(
+async def test_container_without_volume_attached_by_kata_does_not_start(
     node: KataNode, device: MakeDevice, one: StandInSandbox
 ) -> None:
     record = node.publish("a", device("a").path)
@@ -220,7 +220,7 @@ async def test_a_container_that_kata_did_not_attach_the_volume_for_does_not_star
         await bridge.start(pod(), app, soon())
 
 
-async def test_a_container_that_was_created_without_the_bridge_does_not_start(
+async def test_container_that_was_created_without_bridge_does_not_start(
     node: KataNode, device: MakeDevice, one: StandInSandbox
 ) -> None:
     record = node.publish("a", device("a").path)
@@ -230,7 +230,7 @@ async def test_a_container_that_was_created_without_the_bridge_does_not_start(
         await node.bridge().start(pod(), app, soon())
 
 
-async def test_of_several_volumes_a_refused_one_leaves_no_claim_of_the_others(
+async def test_of_several_volumes_refused_one_leaves_no_claim_of_others(
     node: KataNode, device: MakeDevice, one: StandInSandbox, two: StandInSandbox
 ) -> None:
     first, second = node.publish("a", device("a").path), node.publish("b", device("b").path)
@@ -285,7 +285,7 @@ async def test_a_configuration_that_changed_is_refused_at_the_next_create(
         await bridge.create(pod(), container(record.target.text, id_="container-0002"), soon())
 
 
-async def test_a_read_only_volume_is_claimed_and_its_entry_says_ro(
+async def test_read_only_volume_is_claimed_and_its_entry_says_ro(
     node: KataNode, device: MakeDevice, one: StandInSandbox
 ) -> None:
     record = node.publish("a", device("a").path, readonly=True)
@@ -409,7 +409,7 @@ async def test_a_container_without_a_deferred_volume_costs_no_claim(
     assert node.grants().sandbox_ids() == []
 
 
-def test_a_path_that_is_too_long_for_kata_has_no_placeholder_and_is_named(
+def test_path_too_long_for_kata_is_named_without_placeholder(
     node: KataNode, device: MakeDevice
 ) -> None:
     target = volumes.TargetPath.parse(f"{node.kubelet}/{'x' * 180}/mount")

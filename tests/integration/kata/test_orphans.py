@@ -49,7 +49,7 @@ def _claim(node: KataNode, record: Record) -> claims.Claim:
     return claim
 
 
-async def test_killed_shim_is_said_in_the_claim_and_the_volume_stays_refused(
+async def test_killed_shim_is_named_in_claim_and_volume_refused(
     node: KataNode, mounted: Record, one: StandInSandbox, two: StandInSandbox, watch: KeeperWatch
 ) -> None:
     await watch.look_at_keepers()

@@ -62,7 +62,7 @@ async def _placeholder(node: KataNode) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_pod_gets_its_volume_and_every_other_way_to_it_is_refused(
+async def test_pod_gets_its_volume_in_one_way_only(
     node: KataNode, settings: KataSettings, device: MakeDevice, one: StandInSandbox
 ) -> None:
     engine = Engine()

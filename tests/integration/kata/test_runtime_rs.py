@@ -48,7 +48,7 @@ def one(rs: KataNode) -> Iterator[StandInRustSandbox]:
         yield made
 
 
-async def test_the_containers_of_a_pod_have_the_volume_one_after_the_other(
+async def test_containers_of_pod_have_volume_one_after_other(
     rs: KataNode, device: MakeDevice, one: StandInRustSandbox
 ) -> None:
     record = rs.publish("a", device("a").path)
@@ -74,7 +74,7 @@ async def test_the_containers_of_a_pod_have_the_volume_one_after_the_other(
     assert devices.is_free(record.device, record.identity)
 
 
-async def test_one_container_waits_for_the_start_of_another_and_has_one_mount(
+async def test_container_waits_for_start_of_another_and_shares_its_mount(
     rs: KataNode, device: MakeDevice, one: StandInRustSandbox
 ) -> None:
     record = rs.publish("a", device("a").path)
@@ -88,7 +88,7 @@ async def test_one_container_waits_for_the_start_of_another_and_has_one_mount(
     assert rs.kind(record) is Kind.REAL
 
 
-async def test_the_guest_s_path_is_noted_at_the_start_and_forgotten_at_the_end(
+async def test_path_in_guest_is_noted_from_start_to_end(
     rs: KataNode, device: MakeDevice, one: StandInRustSandbox
 ) -> None:
     record = rs.publish("a", device("a").path)
@@ -106,7 +106,7 @@ async def test_the_guest_s_path_is_noted_at_the_start_and_forgotten_at_the_end(
     assert bridge.uses.of(record.digest, ONE).guest_path == ""
 
 
-async def test_a_group_and_a_writable_device_that_is_to_be_read_only_are_refused(
+async def test_group_and_writable_device_to_be_read_only_are_refused(
     rs: KataNode, device: MakeDevice, one: StandInRustSandbox
 ) -> None:
     record = rs.publish("a", device("a").path)
@@ -122,7 +122,7 @@ async def test_a_group_and_a_writable_device_that_is_to_be_read_only_are_refused
     assert rs.claim(record) is None
 
 
-async def test_a_container_that_kata_did_not_attach_the_volume_for_does_not_start(
+async def test_container_without_volume_attached_by_kata_does_not_start(
     rs: KataNode, device: MakeDevice, one: StandInRustSandbox
 ) -> None:
     record = rs.publish("a", device("a").path)
@@ -133,7 +133,7 @@ async def test_a_container_that_kata_did_not_attach_the_volume_for_does_not_star
         await bridge.start(pod(), app, soon())
 
 
-async def test_a_sandbox_of_the_other_runtime_and_an_older_shim_are_noticed_at_the_next_create(
+async def test_other_runtime_and_older_shim_are_noticed_at_next_create(
     rs: KataNode, device: MakeDevice, one: StandInRustSandbox
 ) -> None:
     record = rs.publish("a", device("a").path)

@@ -233,7 +233,7 @@ def _child(
 @pytest.mark.parametrize(
     "step", ["the lock", "the open", "the look", "the search", "mkfs", "after mkfs"]
 )
-async def test_proxy_killed_at_a_step_leaves_a_volume_that_is_formatted_once(
+async def test_proxy_killed_at_step_leaves_volume_that_is_formatted_once(
     places: Places, device: loop.LoopDevice, filesystems: Filesystems, step: str
 ) -> None:
     child = _child(places, device.path, step=step)
@@ -273,7 +273,7 @@ def waiting_tool(tmp_path: Path) -> Iterator[Callable[[str], tuple[str, Path, Pa
 
 @pytest.mark.spec("D-23")
 @pytest.mark.parametrize("fs_type", FILESYSTEMS)
-async def test_mkfs_of_a_killed_proxy_ends_by_itself_and_blocks_the_volume_until_then(
+async def test_mkfs_of_killed_proxy_blocks_volume_until_it_ends(
     node: Node,
     device: loop.LoopDevice,
     waiting_tool: Callable[[str], tuple[str, Path, Path]],

@@ -77,7 +77,7 @@ async def test_sub_path_that_a_kubelet_prepares_leads_to_the_volume(
     node.check_untouched(target)
 
 
-async def test_unpublish_removes_empty_directories_that_were_made_while_the_guard_was_lost(
+async def test_unpublish_removes_empty_directories_made_while_guard_was_lost(
     node: Node,
 ) -> None:
     target = node.places.target("one")
@@ -88,7 +88,7 @@ async def test_unpublish_removes_empty_directories_that_were_made_while_the_guar
     node.check_untouched(target)
 
 
-async def test_unpublish_keeps_a_file_that_was_written_while_the_guard_was_lost(node: Node) -> None:
+async def test_unpublish_keeps_file_that_was_written_while_guard_was_lost(node: Node) -> None:
     target = node.places.target("one")
     await node.co.publish("vol-1", target)
     mount_api.unmount(target)
@@ -121,7 +121,7 @@ async def test_unmounted_guard_is_restored_over_what_was_written_below_it(node: 
     node.check_untouched(target)
 
 
-def test_guard_is_seen_after_a_restart_and_a_second_one_is_not_mounted(places: Places) -> None:
+def test_guard_seen_after_restart_is_not_mounted_again(places: Places) -> None:
     target = volumes.TargetPath(places.target("one"))
     guard.Targets([places.kubelet]).mount_guard(target, names=True)
     here = guard.Targets([places.kubelet])
@@ -136,7 +136,7 @@ def test_guard_is_seen_after_a_restart_and_a_second_one_is_not_mounted(places: P
     assert not os.path.lexists(target.text)
 
 
-def test_guard_of_an_attempt_for_a_handler_with_other_features_is_replaced(places: Places) -> None:
+def test_guard_of_attempt_for_handler_with_other_features_is_replaced(places: Places) -> None:
     target = volumes.TargetPath(places.target("one"))
     here = guard.Targets([places.kubelet])
     for names in (True, False, True):
@@ -147,7 +147,7 @@ def test_guard_of_an_attempt_for_a_handler_with_other_features_is_replaced(place
 
 
 @pytest.mark.parametrize("seen", [Guard(4711, names=True), Guard(4711, names=False), None])
-def test_restored_guard_is_as_it_was_seen_from_the_first_moment(
+def test_restored_guard_is_as_it_was_seen_from_first_moment(
     places: Places, seen: Guard | None
 ) -> None:
     target = volumes.TargetPath(places.target("one"))
@@ -229,7 +229,7 @@ async def test_link_to_a_guard_does_not_reach_the_driver(node: Node) -> None:
     await node.co.unpublish("vol-1", target)
 
 
-def test_unmount_by_the_parents_descriptor_follows_no_link_that_took_its_place(
+def test_unmount_by_parents_descriptor_follows_no_link(
     places: Places,
 ) -> None:
     """A directory above the target is exchanged after it was opened: what is mounted behind the link stays."""
@@ -251,7 +251,7 @@ def test_unmount_by_the_parents_descriptor_follows_no_link_that_took_its_place(
         mount_api.unmount(f"{other}/mount")
 
 
-async def test_a_target_with_a_mount_on_it_is_refused_and_keeps_it(node: Node) -> None:
+async def test_target_with_mount_on_it_is_refused_and_keeps_it(node: Node) -> None:
     target = node.places.target("one")
     os.mkdir(target)
     await asyncio.to_thread(subprocess.run, ["mount", "-t", "tmpfs", "mine", target], check=True)
@@ -266,7 +266,7 @@ async def test_a_target_with_a_mount_on_it_is_refused_and_keeps_it(node: Node) -
 
 
 @pytest.mark.spec("D-21")
-async def test_a_device_that_the_host_has_mounted_is_refused_naming_where(
+async def test_device_that_host_has_mounted_is_refused_naming_where(
     node: Node, ext4_device: loop.LoopDevice
 ) -> None:
     target, where = node.places.target("one"), f"{node.places.root}/elsewhere"
@@ -340,7 +340,7 @@ async def test_sdk_claim_blocks_host_mounts_and_unpublish(
     node.check_untouched(target)
 
 
-async def test_target_in_use_as_working_directory_is_reported_and_removed_later(node: Node) -> None:
+async def test_target_used_as_working_directory_is_reported_and_removed_later(node: Node) -> None:
     target = node.places.target("one")
     await node.co.publish("vol-1", target)
     process = await asyncio.create_subprocess_exec("sleep", "60", cwd=target)

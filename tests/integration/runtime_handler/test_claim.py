@@ -74,9 +74,7 @@ def test_claim_names_its_sandbox_and_holds_the_device_exclusively(
     assert _is_free(store, volume.path)
 
 
-def test_a_second_sandbox_is_refused_by_the_name_of_the_first(
-    store: Store, device: MakeDevice
-) -> None:
+def test_second_sandbox_is_refused_by_name_of_first(store: Store, device: MakeDevice) -> None:
     store.write(record_of(device("a"), TARGET))
     with _claim(store), pytest.raises(HeldBySandbox, match="sandbox-1 of kata"):
         _claim(store, TWO)
@@ -255,7 +253,7 @@ def test_release_after_unpublish_is_ok(store: Store, device: MakeDevice) -> None
     assert store.scan() == ()
 
 
-def test_handler_killed_at_any_call_of_a_claim_leaves_the_volume_free(
+def test_handler_killed_at_any_call_of_claim_leaves_volume_free(
     store: Store, device: MakeDevice
 ) -> None:
     volume = device("a")
@@ -308,7 +306,7 @@ def test_a_release_that_fails_anywhere_still_frees_the_volume(
 
 @pytest.mark.spec("H-38")
 @pytest.mark.parametrize("readonly", [False, True])
-def test_group_that_a_kubelet_gave_to_the_guard_mount_becomes_the_volumes(
+def test_group_that_kubelet_gave_to_guard_mount_becomes_volumes(
     store: Store, device: MakeDevice, tmp_path: Path, *, readonly: bool
 ) -> None:
     """What a kubelet does with fsGroup when the driver has no VOLUME_MOUNT_GROUP: chgrp, g+rwx and setgid."""

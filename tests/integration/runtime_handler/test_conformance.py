@@ -134,7 +134,7 @@ def test_runtime_that_dies_at_its_restart_is_started_again(tmp_path: Path) -> No
     assert sorted(outcome.numbers("failed")) == ["R-106"]
 
 
-def test_command_that_is_a_shell_before_the_runtime_is_said_to_be_one(
+def test_shell_in_front_of_the_runtime_is_named(
     tmp_path: Path, nothing_left: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example = tmp_path / "box.py"

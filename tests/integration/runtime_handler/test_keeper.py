@@ -174,7 +174,7 @@ def _answer(line: keepers.Keeper) -> bool:
 
 
 @pytest.mark.spec("H-46")
-def test_connection_breaks_when_both_keepers_are_killed_and_the_claim_is_free(
+def test_both_keepers_killed_break_connection_and_free_claim(
     store: Store, claim: Claim, process: subprocess.Popen[bytes], socket: Path
 ) -> None:
     with keepers.start(socket, process.pid) as line:
@@ -188,7 +188,7 @@ def test_connection_breaks_when_both_keepers_are_killed_and_the_claim_is_free(
 
 
 @pytest.mark.spec("H-44")
-def test_keeper_is_small_ignores_the_daemons_signals_and_imports_no_package(
+def test_keeper_is_small_ignores_daemons_signals_and_imports_no_package(
     process: subprocess.Popen[bytes], socket: Path
 ) -> None:
     with keepers.start(socket, process.pid) as line:

@@ -87,7 +87,7 @@ def test_keeper_has_no_descriptor_that_it_was_not_given(
     claim.release()
 
 
-def test_client_that_sends_no_line_is_the_only_one_whose_connection_ends(
+def test_only_client_that_sends_no_line_is_disconnected(
     claim: Claim, process: subprocess.Popen[bytes], socket: Path
 ) -> None:
     _held_by_keeper(socket, process, claim)

@@ -39,7 +39,7 @@ def record(claim: Claim, vm: kept_vm.KeptVm) -> Record:
     return claim.record
 
 
-def test_claims_are_had_again_by_another_keeper_and_end_with_the_vm(
+def test_claims_are_retaken_by_another_keeper_until_vm_ends(
     store: Store, record: Record, vm: kept_vm.KeptVm, process: subprocess.Popen[bytes]
 ) -> None:
     before = claims.read(store.layout.entry(TARGET))
@@ -60,7 +60,7 @@ def test_claims_are_had_again_by_another_keeper_and_end_with_the_vm(
     claim_volume(store.root, TARGET, TWO, HANDLER).release()
 
 
-def test_vm_is_killed_if_another_sandbox_has_the_volume_whose_claim_is_not_touched(
+def test_vm_is_killed_where_another_sandbox_has_its_volume(
     store: Store, record: Record, vm: kept_vm.KeptVm, process: subprocess.Popen[bytes]
 ) -> None:
     kill_all_keepers(vm.socket)
@@ -75,7 +75,7 @@ def test_vm_is_killed_if_another_sandbox_has_the_volume_whose_claim_is_not_touch
 
 
 @pytest.mark.spec("H-46")
-def test_vm_is_killed_if_another_sandbox_had_the_volume_and_gave_it_back(
+def test_vm_is_killed_where_another_sandbox_had_its_volume(
     store: Store, record: Record, vm: kept_vm.KeptVm, process: subprocess.Popen[bytes]
 ) -> None:
     """The lock is free and the device the same: only claim.json tells that somebody else wrote to it."""
@@ -88,7 +88,7 @@ def test_vm_is_killed_if_another_sandbox_had_the_volume_and_gave_it_back(
     assert not is_held(store, record.device)
 
 
-def test_vm_is_killed_if_the_volume_was_unpublished_or_published_again(
+def test_vm_is_killed_if_volume_was_unpublished_or_published_again(
     store: Store, record: Record, vm: kept_vm.KeptVm, process: subprocess.Popen[bytes]
 ) -> None:
     kill_all_keepers(vm.socket)
@@ -99,7 +99,7 @@ def test_vm_is_killed_if_the_volume_was_unpublished_or_published_again(
     assert process.wait() == -signal.SIGKILL
 
 
-def test_one_volume_that_is_lost_kills_the_vm_and_frees_the_others(
+def test_one_volume_that_is_lost_kills_vm_and_frees_others(
     store: Store, record: Record, vm: kept_vm.KeptVm, process: subprocess.Popen[bytes]
 ) -> None:
     kill_all_keepers(vm.socket)
@@ -122,7 +122,7 @@ def test_keeper_that_was_succeeded_by_its_standby_is_connected_to(
 
 
 @pytest.mark.parametrize("question", ["held", "hold"])
-def test_keeper_killed_before_a_question_of_the_recovery_costs_no_vm(
+def test_keeper_killed_before_question_of_recovery_costs_no_vm(
     question: str,
     store: Store,
     record: Record,
@@ -151,7 +151,7 @@ def test_keeper_killed_before_a_question_of_the_recovery_costs_no_vm(
     assert process.poll() is None
 
 
-def test_recovery_that_was_killed_half_way_is_finished_by_the_next(
+def test_recovery_that_was_killed_half_way_is_finished_by_next(
     store: Store, record: Record, vm: kept_vm.KeptVm, device: MakeDevice
 ) -> None:
     """The first daemon gave one of two claims to the new keeper, and died."""
@@ -162,7 +162,7 @@ def test_recovery_that_was_killed_half_way_is_finished_by_the_next(
         assert line.held() == {"a": 2, "b": 2}
 
 
-def test_claim_whose_lock_the_daemon_still_holds_gets_its_device_again(
+def test_claim_whose_lock_daemon_still_holds_gets_its_device_again(
     store: Store, record: Record, vm: kept_vm.KeptVm
 ) -> None:
     """A daemon that resumes a mount has a copy of the lock, and the keeper had the device."""
@@ -175,7 +175,7 @@ def test_claim_whose_lock_the_daemon_still_holds_gets_its_device_again(
     assert is_held(store, record.device)
 
 
-def test_keepers_that_are_stopped_still_hold_and_the_vm_is_not_touched(
+def test_stopped_keepers_still_hold_and_vm_is_not_touched(
     store: Store,
     record: Record,
     vm: kept_vm.KeptVm,
@@ -198,7 +198,7 @@ def test_keepers_that_are_stopped_still_hold_and_the_vm_is_not_touched(
     assert is_held(store, record.device)
 
 
-def test_vm_that_ended_by_itself_is_distinguished_from_a_killed_one(
+def test_vm_that_ended_by_itself_is_distinguished_from_killed_one(
     store: Store, record: Record, vm: kept_vm.KeptVm, process: subprocess.Popen[bytes]
 ) -> None:
     process.kill()

@@ -59,7 +59,7 @@ async def given_up(call: Callable[[], Awaitable[object]], gate: Gate) -> None:
             await call()
 
 
-async def test_end_of_a_session_does_not_end_the_calls_of_another_one_on_the_same_endpoint(
+async def test_end_of_session_leaves_calls_of_another_on_its_endpoint(
     handler: Handler, runtime: WithoutLimits
 ) -> None:
     other = _handler(handler.endpoint, SocketPort(handler.endpoint))
@@ -91,7 +91,7 @@ async def test_an_empty_range_is_refused_before_the_runtime_sees_it(
     assert runtime.called == []
 
 
-async def test_an_expansion_survives_its_callers_deadline_and_a_retry_joins_it(
+async def test_expansion_survives_its_callers_deadline_and_retry_joins_it(
     handler: Handler, runtime: WithoutLimits
 ) -> None:
     await given_up(lambda: handler_calls.expand(handler, TARGET, RANGE, 0.05), runtime.growing)
@@ -136,7 +136,7 @@ async def test_abandoned_freeze_is_finished_before_its_thaw(
     assert (runtime.called, runtime.frozen) == (["freeze", "thaw"], {})
 
 
-async def test_expansion_that_waits_in_the_guest_does_not_block_the_thaw(
+async def test_expansion_that_waits_in_guest_does_not_block_thaw(
     handler: Handler, runtime: WithoutLimits
 ) -> None:
     runtime.freezing.opened.set()
@@ -149,7 +149,7 @@ async def test_expansion_that_waits_in_the_guest_does_not_block_the_thaw(
     assert await growing == GIB
 
 
-async def test_a_freeze_of_one_volume_does_not_wait_for_that_of_another(
+async def test_freeze_of_one_volume_does_not_wait_for_another(
     handler: Handler, runtime: WithoutLimits
 ) -> None:
     other = volumes.TargetPath("/other")

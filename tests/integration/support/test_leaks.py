@@ -34,7 +34,7 @@ def test_a_loop_device_of_somebody_else_is_not_counted(tmp_path: Path) -> None:
     loop.detach(device)
 
 
-def test_a_leaked_child_is_ended_so_that_one_bad_test_fails_once(tmp_path: Path) -> None:
+def test_leaked_child_is_ended_so_one_bad_test_fails_once(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="child process"), leaks.checked(tmp_path):
         pid = os.posix_spawnp("sleep", ["sleep", "600"], os.environ)
     with pytest.raises(ChildProcessError):

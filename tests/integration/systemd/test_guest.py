@@ -47,7 +47,7 @@ def runtime(machine: Machine, setup: str, start: str, show: str) -> Iterator[Non
         machine.output("systemctl", "stop", "example-runtime")
 
 
-def test_volume_is_mounted_in_a_guest_by_the_commands_of_the_page(machine: Machine) -> None:
+def test_volume_is_mounted_in_guest_by_commands_of_page(machine: Machine) -> None:
     first, (publish,), (run,) = blocks()
     with runtime(machine, *first):
         with machine.running("sh", "-c", publish) as trying:

@@ -100,7 +100,7 @@ async def test_upgrade_keeps_settings_and_mounts(machine: Machine) -> None:
     assert settings.read_text().endswith("# mine\n")
 
 
-def test_driver_is_ready_without_a_kubelet_and_not_registered_with_one(machine: Machine) -> None:
+def test_driver_is_ready_without_kubelet_and_not_registered_with_one(machine: Machine) -> None:
     assert machine.run("crust", "drivers").returncode == 0
     sign = f"{KUBELET}/device-plugins/kubelet.sock"  # a kubelet that runs has it
     machine.output("mkdir", "-p", str(Path(sign).parent))
@@ -190,7 +190,7 @@ def test_wrong_settings_are_not_tried_again(machine: Machine) -> None:
     settings.unlink()
 
 
-def test_uninstall_is_refused_while_the_unit_runs_and_leaves_no_file(machine: Machine) -> None:
+def test_uninstall_is_refused_while_unit_runs_and_leaves_no_file(machine: Machine) -> None:
     share = "/usr/local/share"
     assert machine.output("sh", "-c", f"ls {share}/man/man1/crust-gc.1 {share}/zsh/site-functions")
     completed = f". {share}/bash-completion/completions/crust && complete -p crust"

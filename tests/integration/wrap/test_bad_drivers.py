@@ -175,7 +175,7 @@ async def test_final_status_after_which_something_is_mounted_is_undone(cloud: Wr
     cloud.check_unpublished(volume, target)
 
 
-async def test_retry_of_a_publish_undoes_nothing_that_a_guest_may_have(node: Wrapped) -> None:
+async def test_retry_of_publish_keeps_volume_that_guest_may_have(node: Wrapped) -> None:
     """Another bind of the device arrived at the leaf, then all binds are lost while a guest writes to the device."""
     volume, target = await node.published_volume()
     leaf = node.paths(volume).leaf(target)
@@ -194,7 +194,7 @@ async def test_retry_of_a_publish_undoes_nothing_that_a_guest_may_have(node: Wra
         await node.publish(volume, target)
 
 
-async def test_refused_first_stage_that_left_a_mount_is_unstaged_by_the_co(cloud: Wrapped) -> None:
+async def test_refused_first_stage_that_left_mount_is_unstaged_by_co(cloud: Wrapped) -> None:
     volume = await cloud.volume()
     staging = cloud.paths(volume).staging
     cloud.driver.misbehave(NodeStageVolume="hang")

@@ -111,7 +111,7 @@ async def test_same_publish_again_asks_the_driver_once(node: Wrapped) -> None:
     assert len(node.driver.calls("NodePublishVolume")) == 1
 
 
-async def test_blank_volume_that_was_created_empty_is_left_to_the_guest(node: Wrapped) -> None:
+async def test_blank_volume_that_was_created_empty_is_left_to_guest(node: Wrapped) -> None:
     context = {**DEFERRED, deferral_keys.CREATED_EMPTY: "true"}
     _volume, target = await node.published_volume(context=context, mkfs=False)
     record = node.record(target)
@@ -120,7 +120,7 @@ async def test_blank_volume_that_was_created_empty_is_left_to_the_guest(node: Wr
 
 
 @pytest.mark.spec("D-38")
-async def test_blank_volume_is_formatted_once_for_a_handler_that_formats_none(
+async def test_blank_volume_is_formatted_once_for_handler_that_formats_none(
     node: Wrapped,
 ) -> None:
     context = {

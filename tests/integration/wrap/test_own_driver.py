@@ -130,7 +130,7 @@ async def test_undeferred_volume_is_mounted_by_a_deferring_driver(own: OwnNode) 
 
 @pytest.mark.story(3)
 @no_wrap
-async def test_volume_of_a_driver_that_cannot_defer_is_mounted_on_the_host(own: OwnNode) -> None:
+async def test_volume_of_driver_that_cannot_defer_is_mounted_on_host(own: OwnNode) -> None:
     """KEP-2857, story 3. One whose class says always is refused: nothing falls back in silence."""
     volume_id, target = await own.staged_volume({})
     await refused(
@@ -238,7 +238,7 @@ async def test_driver_that_dies_while_growing_is_cleaned_up(stateful: Wrapped) -
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["shim goes on", "shim is restarted"])
-async def test_volume_is_taken_down_under_a_version_of_the_driver_with_another_name(
+async def test_volume_is_taken_down_by_renamed_driver(
     stateful: Wrapped,
     restarts: bool,  # noqa: FBT001 - pytest's
 ) -> None:

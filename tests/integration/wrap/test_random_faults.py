@@ -150,7 +150,7 @@ async def test_pods_under_random_driver_faults_leave_no_mounts(kind: str, seed: 
 
 
 @SEEDS
-async def test_nothing_is_left_of_pods_that_are_decided_one_by_one(seed: int) -> None:
+async def test_pods_decided_one_by_one_leave_nothing(seed: int) -> None:
     async with node_with("cloud", default=Defer.RUNTIME_CLASS) as node:
         kubelet = Kubelet(node, random.Random(seed))
         volume = await node.volume(context=NAMED)

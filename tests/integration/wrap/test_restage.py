@@ -28,7 +28,7 @@ async def undecided() -> AsyncIterator[Wrapped]:
         yield running
 
 
-async def test_host_publish_of_what_is_staged_as_block_stages_as_mount(undecided: Wrapped) -> None:
+async def test_host_publish_after_block_stage_stages_as_mount(undecided: Wrapped) -> None:
     volume, target = await undecided.staged_volume(context={})
     assert os.path.lexists(undecided.paths(volume).staging)
     assert not os.path.ismount(undecided.staging(volume))
@@ -44,7 +44,7 @@ async def test_host_publish_of_what_is_staged_as_block_stages_as_mount(undecided
     assert undecided.driver.names()[-1:] == ["NodePublishVolume"]
 
 
-async def test_deferred_publish_of_what_is_staged_as_mount_stages_as_block(cloud: Wrapped) -> None:
+async def test_deferred_publish_after_mount_stage_stages_as_block(cloud: Wrapped) -> None:
     volume, target = await cloud.staged_volume(context=NAMED)
     assert os.path.ismount(cloud.staging(volume))
     await cloud.publish(volume, target, flag=True)
@@ -52,7 +52,7 @@ async def test_deferred_publish_of_what_is_staged_as_mount_stages_as_block(cloud
     assert cloud.entry(target) is not None
 
 
-async def test_one_volume_in_turn_on_the_host_and_in_a_guest(undecided: Wrapped) -> None:
+async def test_one_volume_in_turn_on_host_and_in_guest(undecided: Wrapped) -> None:
     volume, target = await undecided.staged_volume(context=NAMED)
     for flag in (True, False, True, False):
         await undecided.publish(volume, target, flag=flag)
@@ -62,7 +62,7 @@ async def test_one_volume_in_turn_on_the_host_and_in_a_guest(undecided: Wrapped)
 
 @pytest.mark.spec("D-44")
 @pytest.mark.parametrize("flag", [True, False], ids=["to block", "to mount"])
-async def test_after_a_restart_without_the_secrets_it_is_refused_until_the_pod_is_made_again(
+async def test_restarted_shim_without_secrets_refuses_until_pod_is_recreated(
     flag: bool,  # noqa: FBT001 - pytest's
 ) -> None:
     default = Defer.NEVER if flag else Defer.RUNTIME_CLASS
@@ -93,7 +93,7 @@ async def test_stage_without_secrets_is_repeated_from_the_publish(undecided: Wra
 
 
 @pytest.mark.spec("D-44")
-async def test_volume_that_the_host_has_is_not_unstaged_for_a_guest(cloud: Wrapped) -> None:
+async def test_volume_that_host_has_is_not_unstaged_for_guest(cloud: Wrapped) -> None:
     volume, one, two = await cloud.volume(context=NAMED), cloud.target("one"), cloud.target("two")
     await cloud.stage(volume)
     await cloud.publish(volume, one)
@@ -131,7 +131,7 @@ async def test_raw_volume_of_a_guests_old_id_is_staged(cloud: Wrapped) -> None:
     assert stat.S_ISBLK(os.stat(target).st_mode)
 
 
-async def test_stage_that_fails_on_the_way_to_the_host_is_tried_again(undecided: Wrapped) -> None:
+async def test_stage_that_fails_on_way_to_host_is_tried_again(undecided: Wrapped) -> None:
     volume, target = await undecided.staged_volume(context={})
     undecided.driver.misbehave(NodeStageVolume="fail INTERNAL no mount today")
     await refused(undecided.publish(volume, target), Code.INTERNAL, "no mount today")
@@ -141,7 +141,7 @@ async def test_stage_that_fails_on_the_way_to_the_host_is_tried_again(undecided:
 
 
 @pytest.mark.parametrize("flag", [True, False], ids=["to block", "to mount"])
-async def test_secret_of_the_stage_is_not_in_the_error_of_a_publish(
+async def test_secret_of_stage_is_not_in_error_of_publish(
     flag: bool,  # noqa: FBT001 - pytest's
 ) -> None:
     default = Defer.NEVER if flag else Defer.RUNTIME_CLASS
@@ -154,7 +154,7 @@ async def test_secret_of_the_stage_is_not_in_the_error_of_a_publish(
         assert "correct-token" not in told
 
 
-async def test_shim_killed_on_the_way_to_the_host_leaves_what_an_unstage_clears(
+async def test_shim_killed_on_way_to_host_is_cleared_by_unstage(
     undecided: Wrapped,
 ) -> None:
     volume, target = await undecided.volume(context={}), undecided.target("one")

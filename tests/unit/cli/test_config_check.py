@@ -39,7 +39,7 @@ def test_each_setting_has_its_value_and_its_source(etc: Path) -> None:
     assert found["defer"] == ("never", "default")
 
 
-def test_tables_have_dotted_names_and_what_follows_from_others_is_a_default(etc: Path) -> None:
+def test_tables_have_dotted_names_and_derived_values_are_defaults(etc: Path) -> None:
     (etc / "node.toml").write_text('[proxy]\nrun_dir = "/run/x"\n[shim]\ndefer = "always"\n')
     found = rows(run("-o", "json"))
     assert found["proxy.run_dir"] == ("/run/x", f"{etc}/node.toml")
@@ -163,7 +163,7 @@ def test_init_pool_reads_the_node_settings(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "pool" / "pool.json").exists()
 
 
-def test_init_pool_of_two_drivers_is_of_the_one_whose_pool_is_on_the_node(tmp_path: Path) -> None:
+def test_init_pool_of_two_drivers_takes_the_nodes_pool(tmp_path: Path) -> None:
     shared = """
 [[driver]]
 mode = "node"

@@ -204,7 +204,7 @@ async def answers(address: str) -> tuple[int, int, str]:
     return healthy, ready, why
 
 
-async def test_process_is_ready_while_it_serves_and_its_parts_are_there(
+async def test_process_is_ready_while_it_and_its_parts_serve(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     away: list[errors.CrustError] = []

@@ -102,7 +102,7 @@ def test_forced_detach_of_unknown_drivers_is_a_warning(root: Path) -> None:
 
 
 @pytest.mark.parametrize("has", ["module", "loaded", ""])
-def test_kernel_that_has_no_rbd_is_a_warning_where_the_engine_is_rbd(good: Node, has: str) -> None:
+def test_kernel_without_rbd_is_warning_for_the_rbd_engine(good: Node, has: str) -> None:
     write(good.root, "etc/systemd/system/multi-user.target.wants/crust-proxy.service")
     words = ('engine = "rbd"', 'mode = "node"', 'node_id = "a"', 'socket = "/d.sock"', "[rbd]")
     settings = "\n".join((*words, 'monitors = "v2:192.0.2.1:3300"', 'pool = "rbd"'))
@@ -196,7 +196,7 @@ def test_tool_without_filter_is_a_warning(good: Node, present: str, name: str, c
         ('\tglobal_filter = [ "r|.*|" ]\n', False, Level.OK),
     ],
 )
-def test_lvm_needs_a_filter_or_a_list_that_exists_and_is_used(
+def test_lvm_needs_filter_or_list_that_exists_and_is_used(
     good: Node, text: str, level: Level, *, has_list: bool
 ) -> None:
     """The commented line of lvm.conf is the distribution's default."""
@@ -230,7 +230,7 @@ def test_doctor_mkfs_newer_than_the_kernel_is_a_warning(good: Node, version: str
     }
 
 
-def test_doctor_settings_of_the_proxy_count_where_its_unit_is_enabled(good: Node) -> None:
+def test_doctor_settings_of_proxy_count_where_its_unit_is_enabled(good: Node) -> None:
     text = (good.root / "etc/crust/proxy.toml").read_text()
     write(good.root, "etc/crust/proxy.toml", text.replace("/plugins_registry", "/other"))
     assert {each.level for each in found(good, "kubelet-registry")} == {Level.OK}
@@ -238,7 +238,7 @@ def test_doctor_settings_of_the_proxy_count_where_its_unit_is_enabled(good: Node
     assert "/other does not exist" in bad(good, "kubelet-registry", Level.ERROR)
 
 
-def test_doctor_sockets_are_those_of_the_drivers_that_the_proxy_has(good: Node) -> None:
+def test_doctor_sockets_are_those_of_drivers_that_proxy_has(good: Node) -> None:
     other = replace(DRIVER, name="other.csi", socket="/run/other.sock")
     (finding,) = found(replace(good, proxy=replace(HEALTHY, drivers=(other,))), "sockets")
     assert "/run/other.sock" in finding.what

@@ -58,7 +58,7 @@ def test_node_with_all_layers_has_no_warning(node: Node) -> None:
     assert _levels(node, "kata-engine") == ["ok", "ok", "ok"]
 
 
-def test_node_that_does_not_run_crust_kata_is_not_looked_at(node: Node) -> None:
+def test_node_without_crust_kata_is_not_looked_at(node: Node) -> None:
     (node.root / UNIT).unlink()
     (node.root / "opt/kata/configuration.toml").unlink()
     for name in ("kata", "kata-engine"):
@@ -66,7 +66,7 @@ def test_node_that_does_not_run_crust_kata_is_not_looked_at(node: Node) -> None:
         assert (found.level, "does not run here" in found.what) == (Level.OK, True)
 
 
-def test_runtime_that_failed_preflight_is_named_with_file_key_and_value(node: Node) -> None:
+def test_runtime_failing_preflight_is_named_with_file_key_and_value(node: Node) -> None:
     _write(node.root, "opt/kata/configuration.toml", "[hypervisor.clh]\n")
     (found,) = _found(node, "kata")
     assert found.level is Level.ERROR
@@ -99,7 +99,7 @@ def test_layers_are_those_of_containerds_version(
     assert says in found[-1].what
 
 
-def test_nri_that_is_switched_off_is_an_error_with_the_lines(node: Node) -> None:
+def test_disabled_nri_is_error_with_the_lines_to_add(node: Node) -> None:
     for line in ("disable = true", "disable_connections = true"):
         _write(node.root, "etc/containerd/config.toml", f"{NRI}]\n{line}\n")
         (found,) = _found(node, "kata-engine")

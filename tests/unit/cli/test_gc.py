@@ -176,7 +176,7 @@ async def test_gc_keeps_only_what_has_evidence_that_cannot_be_read(forgotten: Fo
     assert "Input/output error" in result.message
 
 
-async def test_gc_pod_directory_that_cannot_be_looked_at_is_no_proof(
+async def test_gc_unreadable_pod_directory_is_no_proof(
     forgotten: Forgotten, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.lstat

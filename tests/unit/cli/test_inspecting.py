@@ -61,7 +61,7 @@ async def test_driver_that_is_starting_makes_status_exit_1(node: Node) -> None:
     assert whole.output.count("answers Probe with ready = false") == 1, "a sentence is said once"
 
 
-async def test_no_handler_makes_status_exit_1_and_says_what_to_do(places: Places) -> None:
+async def test_status_without_handler_exits_1_with_advice(places: Places) -> None:
     async with nodes.running(places) as node:
         result = await crust(node, "status")
     assert result.exit_code == 1
@@ -77,7 +77,7 @@ async def test_driver_that_is_away_is_named_without_grpcs_words(places: Places) 
     assert "failed to connect" not in result.output
 
 
-async def test_proxy_that_does_not_answer_is_said_with_what_to_do(places: Places) -> None:
+async def test_silent_proxy_is_reported_with_advice(places: Places) -> None:
     os.mkdir(places.run)
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(places.sockets.inspect)
@@ -110,7 +110,7 @@ async def test_filters_admit_what_matches_alone(node: Node) -> None:
     assert two in (await crust(node, "volumes", "-o", "wide")).output
 
 
-async def test_handler_whose_socket_the_proxy_does_not_see_makes_status_exit_1(
+async def test_status_exits_1_for_handler_with_unseen_socket(
     places: Places,
 ) -> None:
     registering = fake_handler.running(
@@ -162,7 +162,7 @@ async def test_described_volume_has_sandbox_process_times_and_request(node: Node
     assert request_id not in (await crust(node, "volumes")).output
 
 
-async def test_status_warns_of_daemons_of_another_version_and_the_node_stays_ready(
+async def test_status_warns_of_other_versions_and_node_stays_ready(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemons of this test run in this process: they are asked at each call."""
@@ -184,7 +184,7 @@ async def test_status_warns_of_daemons_of_another_version_and_the_node_stays_rea
     assert "crust is ready" in table
 
 
-async def test_driver_that_is_stopped_is_not_looked_for_at_the_proxys_socket(node: Node) -> None:
+async def test_stopped_driver_is_not_looked_for_at_proxys_socket(node: Node) -> None:
     away = fake_driver.Failure(grpc.StatusCode.UNAVAILABLE, "failed to connect")
     node.driver.failing["Probe"] = away
     result = await crust(node, "drivers")
@@ -345,7 +345,7 @@ async def test_machine_that_its_runtime_knows_is_not_ended(machine: _Machine) ->
     assert machine.lives
 
 
-async def test_process_that_the_claim_does_not_end_with_is_not_ended(machine: _Machine) -> None:
+async def test_process_that_claim_does_not_end_with_is_not_ended(machine: _Machine) -> None:
     with _process() as other:
         machine.write(replace(ORPHANED, pid=other.pid))
         ended = await machine.end("--yes")

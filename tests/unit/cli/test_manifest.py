@@ -89,7 +89,7 @@ def test_manifest_has_the_objects_that_kubectl_renders(overlays: tuple[str, ...]
         assert containers == {"crust", "csi-provisioner", "csi-snapshotter", "csi-resizer"}
 
 
-def test_manifest_of_a_node_deployment_has_the_resizer_that_only_marks_sizes() -> None:
+def test_manifest_of_node_deployment_has_resizer_that_only_marks_sizes() -> None:
     text = KUBERNETES / "overlays/distributed/node.toml"
     found = made(f"--config={text}", "--resizer")
     assert found == rendered("distributed")
@@ -116,7 +116,7 @@ def test_manifest_is_read_by_kubectl() -> None:
     assert len(done.stdout.splitlines()) == len(found)
 
 
-def test_pod_info_is_asked_for_where_the_runtime_class_may_decide(tmp_path: Path) -> None:
+def test_pod_info_is_asked_for_where_runtime_class_may_decide(tmp_path: Path) -> None:
     driver = ("CSIDriver", "block.csi.crust.dev")
     assert made()[driver]["spec"]["podInfoOnMount"] is True
     without = made(config(tmp_path, POD + "[driver]\n"))
@@ -150,7 +150,7 @@ def test_kubelet_root_and_port_of_the_settings_are_the_pods(tmp_path: Path) -> N
     assert "/var/lib/kubelet" not in str(pod_of(found))
 
 
-def test_an_image_of_your_own_may_have_what_ours_has_not(tmp_path: Path) -> None:
+def test_own_image_may_have_programs_that_ours_lacks(tmp_path: Path) -> None:
     text = config(tmp_path, "traces = true\n" + POD + "[driver]\n")
     assert run(tmp_path / "made", text).exit_code == 2
     assert run(tmp_path / "made", text, "--image=registry.example/crust-with-otel:1").exit_code == 0

@@ -46,7 +46,7 @@ def test_manifest_has_the_objects_that_kubectl_renders(tmp_path: Path, overlay: 
     assert made(config(tmp_path, text_of(overlay))) == rendered(overlay)
 
 
-def test_controller_of_the_ceph_pool_has_its_sidecars_secrets_and_rights(tmp_path: Path) -> None:
+def test_controller_of_ceph_pool_has_its_sidecars_secrets_and_rights(tmp_path: Path) -> None:
     """No attacher, and no capacity; what the fencing asks of the cluster."""
     manifests = made(config(tmp_path, text_of("ceph-controller")), "--namespace=store")
     sidecars = {container["name"]: container for container in pod_of(manifests)["containers"]}
@@ -69,7 +69,7 @@ def test_controller_of_the_ceph_pool_has_its_sidecars_secrets_and_rights(tmp_pat
     assert {"nodes", "csinodes"} <= allowed
 
 
-def test_nodes_of_the_ceph_pool_need_no_attach_no_key_and_no_pool(tmp_path: Path) -> None:
+def test_nodes_of_ceph_pool_need_no_attach_key_or_pool(tmp_path: Path) -> None:
     manifests = made(config(tmp_path, text_of("ceph-node")))
     spec = manifests["CSIDriver", CEPH]["spec"]
     assert spec["attachRequired"] is False
@@ -216,7 +216,7 @@ def assert_apart(one: Objects, two: Objects) -> None:
 
 
 @pytest.mark.parametrize("overlay", LOCAL)
-def test_overlays_of_local_and_ceph_volumes_can_be_in_one_cluster(overlay: str) -> None:
+def test_overlays_of_local_and_ceph_volumes_share_one_cluster(overlay: str) -> None:
     local, ceph = all_of(overlay), all_of(*SETTINGS)
     assert_apart(local, ceph)
     assert sockets(local) & sockets(ceph) == set()
@@ -323,7 +323,7 @@ def test_two_drivers_of_a_node_have_one_daemon_set(tmp_path: Path, first: str) -
         kubernetes_validate.validate(manifest, "1.34", strict=True)
 
 
-def test_path_of_a_further_driver_that_a_pod_would_lose_is_refused(tmp_path: Path) -> None:
+def test_path_of_further_driver_that_pod_would_lose_is_refused(tmp_path: Path) -> None:
     refused = run(
         tmp_path / "made", config(tmp_path, of_one_node().replace("/run/crust/d", "/srv/rbd"))
     )

@@ -261,7 +261,7 @@ async def test_end_of_a_long_file_is_kept(
     assert found["settings/proxy.toml"] == found["settings/node.toml"] == b"abc\n"
 
 
-async def test_bundle_of_a_disk_that_hangs_ends_and_names_its_files(
+async def test_bundle_of_disk_that_hangs_ends_and_names_its_files(
     root: Path, leaking: bundle.NodeFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundle, "READ_S", 0.2)

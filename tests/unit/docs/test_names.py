@@ -55,6 +55,11 @@ def names_of(pages: list[Path]) -> list[str]:
     return [str(page.relative_to(ROOT)) for page in pages]
 
 
+def test_names_of_tests_have_at_most_ten_words() -> None:
+    names = re.findall(r"^ *(?:async )?def test_(\w+)", TESTS, re.MULTILINE)
+    assert [name for name in names if name.count("_") >= 10] == []
+
+
 @pytest.mark.parametrize("page", names_of(PAGES))
 def test_links_of_page_exist(page: str) -> None:
     links = [path for path, _ in LINK.findall((ROOT / page).read_text(encoding="utf-8"))]

@@ -308,7 +308,7 @@ async def test_messages_that_nobody_asked_for_end_the_connection(
             await container.wait()
 
 
-async def test_output_of_a_container_that_nobody_reads_any_more_is_no_violation(
+async def test_unread_output_of_container_is_no_violation(
     tmp_path: Path,
 ) -> None:
     """Its start was given up, and its credit is spent one byte at a time."""
@@ -325,7 +325,7 @@ async def test_output_of_a_container_that_nobody_reads_any_more_is_no_violation(
         await inside.ping()
 
 
-async def test_guest_over_its_pace_is_not_read_until_it_may_go_on(
+async def test_guest_over_its_pace_is_read_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits_s = [0.0, 3600.0]  # after hello, after the first answer

@@ -152,7 +152,7 @@ def test_on_root_mismatch_skips_a_tree_with_matching_root(tmp_path: Path) -> Non
     assert _apply(str(tmp_path), group, policy, read_only=False) == 2
 
 
-def test_fs_group_refuses_a_too_deep_tree_and_leaks_no_descriptor(
+def test_fs_group_refuses_too_deep_tree_and_leaks_no_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fs_group, "_MAX_DEPTH", 20)
@@ -163,7 +163,7 @@ def test_fs_group_refuses_a_too_deep_tree_and_leaks_no_descriptor(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_ended_fs_group_walk_leaves_the_root_as_it_was_and_no_descriptor(tmp_path: Path) -> None:
+def test_ended_fs_group_walk_leaves_root_and_no_descriptor(tmp_path: Path) -> None:
     """OnRootMismatch must not treat it as a finished one."""
     for name in range(5):
         (tmp_path / str(name)).mkdir(mode=0o700)
@@ -217,7 +217,7 @@ def test_a_sub_path_inside_the_volume_is_found(volume: Path, sub_path: str, expe
     "sub_path",
     ["absolute", "absolute/passwd", "up", "up/new", "a/chain", "../x", "/etc", "a/../b", "fifo"],
 )
-def test_a_sub_path_that_leads_out_is_refused_and_creates_nothing(
+def test_sub_path_that_leads_out_is_refused_and_creates_nothing(
     volume: Path, sub_path: str, *, create: bool
 ) -> None:
     before = sorted(volume.parent.rglob("*"))
@@ -226,7 +226,7 @@ def test_a_sub_path_that_leads_out_is_refused_and_creates_nothing(
     assert sorted(volume.parent.rglob("*")) == before
 
 
-def test_missing_directories_of_a_sub_path_are_made_with_the_roots_mode(volume: Path) -> None:
+def test_missing_directories_of_sub_path_are_made_with_roots_mode(volume: Path) -> None:
     volume.chmod(0o770)
     assert _resolve(volume, "inside/x/y", create=True) == "a/b/x/y"
     assert stat.S_IMODE((volume / "a/b/x").stat().st_mode) == 0o770

@@ -41,7 +41,7 @@ def test_one_byte_in_any_window_is_not_blank(tmp_path: Path, window: int, edge: 
 
 
 @pytest.mark.parametrize("size", [4096, 64 * 1024, 3 * MIB])
-def test_disk_that_is_smaller_than_a_window_is_read_to_its_end(tmp_path: Path, size: int) -> None:
+def test_disk_smaller_than_window_is_read_to_its_end(tmp_path: Path, size: int) -> None:
     path = disk(tmp_path / "disk", size=size)
     assert format.is_blank(str(path))
     with path.open("r+b") as image:

@@ -16,7 +16,7 @@ def _begin(known: requests.Requests, number: int, operation: str, **args: object
     return run
 
 
-def test_hung_statistics_of_one_volume_use_one_slot_and_answer_all_who_asked() -> None:
+def test_hung_statistics_of_one_volume_use_one_slot() -> None:
     known = requests.Requests()
     hung = _begin(known, 0, "usage", volume="v")
     for number in range(1, requests.WAITERS):
@@ -27,7 +27,7 @@ def test_hung_statistics_of_one_volume_use_one_slot_and_answer_all_who_asked() -
     _begin(known, 9, "usage", volume="v")
 
 
-def test_volume_without_free_slots_stops_neither_another_volume_nor_its_own_thaw() -> None:
+def test_volume_without_slots_stops_no_other_and_no_thaw() -> None:
     known = requests.Requests()
     hung = [_begin(known, n, "mount", volume="v", timeout_s=n) for n in range(requests.SLOTS)]
     with pytest.raises(protocol.Fault, match="requests of v"):
@@ -40,7 +40,7 @@ def test_volume_without_free_slots_stops_neither_another_volume_nor_its_own_thaw
     _begin(known, 24, "usage", volume="v")
 
 
-def test_thaw_is_not_answered_by_one_that_began_before_a_freeze() -> None:
+def test_thaw_is_not_answered_by_one_that_began_before_freeze() -> None:
     known = requests.Requests()
     first = _begin(known, 1, "thaw", volume="v")
     assert known.begin("2", "thaw", {"volume": "v"}) is None
@@ -123,7 +123,7 @@ def test_group_change_reports_its_progress_and_its_end(
     assert change.progress(20) == {"done": True, "owned_entries": 11}
 
 
-def test_group_change_lets_a_freeze_in_between_and_can_be_cancelled(
+def test_group_change_lets_freeze_in_between_and_can_be_cancelled(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ownership, "_BATCH", 1)

@@ -91,7 +91,7 @@ async def test_run_returns_output_and_code_and_stops_its_sandbox(endpoint: Endpo
 LIMITS = volumes.IoLimits(write_iops=100)
 
 
-async def test_a_kept_sandbox_is_listed_with_its_volumes_until_it_is_stopped(
+async def test_kept_sandbox_is_listed_with_its_volumes_until_stopped(
     endpoint: Endpoint,
 ) -> None:
     mount = replace(a_record().mount, io_limits=LIMITS)

@@ -29,7 +29,7 @@ class UnansweredClaim:
             self.given_back.set()
 
 
-async def test_claim_whose_cluster_does_not_answer_is_given_back_when_it_does(
+async def test_claim_of_silent_cluster_is_given_back_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(daemon, "GIVE_BACK_S", 0)

@@ -55,7 +55,7 @@ async def test_logs_of_an_unknown_sandbox_are_refused(sandboxes: Sandboxes, tmp_
         await Client(str(tmp_path / "control.sock")).logs("two", print, follow=False)
 
 
-async def test_console_gives_kept_output_then_each_new_one_and_ends_when_closed(
+async def test_console_gives_kept_then_new_output_until_closed(
     tmp_path: Path,
 ) -> None:
     console.prepare(tmp_path)

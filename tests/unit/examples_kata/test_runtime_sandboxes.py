@@ -190,7 +190,7 @@ async def adopted(
     return successor, found
 
 
-async def test_volume_whose_guest_does_not_answer_an_adoption_is_adopted_when_it_does(
+async def test_volume_of_silent_guest_is_adopted_once_it_answers(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pod that has it starts no other container, which would try it again."""
@@ -238,7 +238,7 @@ async def test_adopt_without_handoff_entry_succeeds(
     assert "without handoff entry" in caplog.text
 
 
-async def test_vm_that_cannot_be_adopted_blocks_nobody_and_can_be_stopped(
+async def test_unadoptable_vm_blocks_nobody_and_can_be_stopped(
     tmp_path: Path, world: World
 ) -> None:
     sandboxes = daemon(tmp_path, world)
@@ -343,7 +343,7 @@ STEPS = ["hold", "note", "take", "attach", "record", "limit", "mount", "grow"]
 
 @pytest.mark.spec("H-52")
 @pytest.mark.parametrize("step", STEPS)
-async def test_next_daemon_gives_back_what_a_vm_has_left_that_ended_while_no_daemon_ran(
+async def test_next_daemon_gives_back_volumes_of_vm_ended_meanwhile(
     tmp_path: Path, world: World, step: str
 ) -> None:
     await killed_at(step, tmp_path, world)
@@ -361,7 +361,7 @@ async def test_next_daemon_gives_back_what_a_vm_has_left_that_ended_while_no_dae
 
 @pytest.mark.spec("H-52")
 @pytest.mark.parametrize("step", ["take", "attach", "record", "limit", "mount", "grow"])
-async def test_image_stays_taken_until_a_vm_that_cannot_be_adopted_was_killed(
+async def test_image_stays_taken_until_unadoptable_vm_is_killed(
     tmp_path: Path, world: World, step: str
 ) -> None:
     await killed_at(step, tmp_path, world)
@@ -376,9 +376,7 @@ async def test_image_stays_taken_until_a_vm_that_cannot_be_adopted_was_killed(
     assert (world.images, world.taken) == ({}, {})
 
 
-async def test_image_of_a_running_vm_is_not_given_back_as_left(
-    tmp_path: Path, world: World
-) -> None:
+async def test_image_of_running_vm_is_not_given_back_as_left(tmp_path: Path, world: World) -> None:
     world.records[TARGET.text] = a_record(source=IMAGE)
     sandboxes = daemon(tmp_path, world)
     await (await sandboxes.get(ONE)).start(run(TARGET.text))

@@ -222,7 +222,7 @@ async def test_image_whose_volume_is_published_no_more_is_forgotten(tmp_path: Pa
 
 
 @pytest.mark.spec("H-52")
-async def test_image_stays_noted_while_its_volume_is_claimed_or_no_proxy_gives_the_key(
+async def test_image_stays_noted_while_claimed_or_without_its_key(
     tmp_path: Path,
 ) -> None:
     root = tmp_path / "volumes"
@@ -236,7 +236,7 @@ async def test_image_stays_noted_while_its_volume_is_claimed_or_no_proxy_gives_t
 
 
 @pytest.mark.spec("H-51", "H-52")
-async def test_image_is_taken_before_it_is_opened_and_its_client_recorded_before_the_guest_has_it(
+async def test_image_is_claimed_before_opening_and_recorded_before_guest_use(
     world: World,
 ) -> None:
     world.records[TARGET.text] = a_record(source=IMAGE)
@@ -246,9 +246,7 @@ async def test_image_is_taken_before_it_is_opened_and_its_client_recorded_before
 
 
 @pytest.mark.parametrize("step", ["note", "take", "attach", "record", "limit", "mount"])
-async def test_failed_step_gives_an_image_back_when_the_vm_has_closed_it(
-    world: World, step: str
-) -> None:
+async def test_failed_step_gives_image_back_when_vm_has_closed_it(world: World, step: str) -> None:
     world.records[TARGET.text] = a_record(source=IMAGE)
     world.failures[step].append(faults.GuestRefused("no"))
     with pytest.raises(faults.GuestRefused):
@@ -272,7 +270,7 @@ async def test_image_is_not_closed_while_its_cluster_does_not_answer(world: Worl
     assert world.claims[TARGET].states[-1] == (State.MOUNTED, "")
 
 
-async def test_image_that_an_earlier_daemon_plugged_is_resumed_without_a_key(world: World) -> None:
+async def test_image_that_earlier_daemon_plugged_is_resumed_without_key(world: World) -> None:
     world.records[TARGET.text] = a_record(source=IMAGE)
     world.failures["mount"].append(faults.AgentTimedOut("mount", 120))
     world.failures["unmount"].append(faults.GuestBusy("somebody uses it"))
@@ -283,7 +281,7 @@ async def test_image_that_an_earlier_daemon_plugged_is_resumed_without_a_key(wor
     assert not {"take", "record", "secrets"} & set(world.calls)
 
 
-async def test_image_that_cannot_be_given_back_does_not_keep_the_volume(world: World) -> None:
+async def test_image_that_cannot_be_given_back_does_not_keep_volume(world: World) -> None:
     world.records[TARGET.text] = a_record(source=IMAGE)
     world.failures["mount"].append(faults.GuestRefused("no"))
     world.failures["give back"].append(errors.PeerUnavailable("the cluster does not answer"))
@@ -292,7 +290,7 @@ async def test_image_that_cannot_be_given_back_does_not_keep_the_volume(world: W
     assert not world.is_locked(TARGET)
 
 
-async def test_passphrase_is_asked_for_only_if_the_container_is_not_open(world: World) -> None:
+async def test_passphrase_is_asked_for_only_if_container_is_not_open(world: World) -> None:
     world.records[TARGET.text] = a_record(encryption=volumes.Encryption.LUKS)
     await take(world, ONE)
     assert "secrets" not in world.calls
@@ -308,7 +306,7 @@ async def test_passphrase_is_asked_for_while_the_claim_is_held(world: World) -> 
     ]  # fmt: skip
 
 
-async def test_wrong_passphrase_is_written_into_the_claim_and_gives_it_back(world: World) -> None:
+async def test_wrong_passphrase_is_written_into_claim_and_gives_it_back(world: World) -> None:
     world.records[TARGET.text] = a_record(encryption=volumes.Encryption.LUKS)
     world.secrets["passphrase"] = "wrong horse"
     reason = faults.WrongPassphrase("the passphrase does not open it")

@@ -65,7 +65,7 @@ async def _recorded() -> None:
 
 @pytest.mark.spec("H-54")
 @pytest.mark.parametrize("plugged", [False, True])
-async def test_key_that_a_killed_process_left_in_qemu_is_removed_and_blocks_no_attach(
+async def test_key_left_in_qemu_is_removed_and_blocks_no_attach(
     tmp_path: Path, *, plugged: bool
 ) -> None:
     control = Control()
@@ -82,7 +82,7 @@ async def test_key_that_a_killed_process_left_in_qemu_is_removed_and_blocks_no_a
 
 @pytest.mark.spec("H-52", "H-55")
 @pytest.mark.parametrize("answers", [False, True])
-async def test_image_whose_client_is_not_recorded_is_closed_unless_that_would_wait_for_the_cluster(
+async def test_image_without_recorded_client_is_closed_if_cluster_answers(
     tmp_path: Path, *, answers: bool
 ) -> None:
     async def not_recorded() -> None:
@@ -99,7 +99,7 @@ async def test_image_whose_client_is_not_recorded_is_closed_unless_that_would_wa
 
 
 @pytest.mark.spec("H-55")
-async def test_disk_that_is_known_is_not_asked_for_in_a_way_that_waits_for_its_cluster(
+async def test_known_disk_is_queried_without_waiting_for_its_cluster(
     tmp_path: Path,
 ) -> None:
     """query-block and query-named-block-nodes read from the image, in QEMU's main loop."""
@@ -117,7 +117,7 @@ async def test_disk_that_is_known_is_not_asked_for_in_a_way_that_waits_for_its_c
 
 
 @pytest.mark.spec("H-35")
-async def test_size_of_an_image_is_asked_for_before_it_is_changed(tmp_path: Path) -> None:
+async def test_size_of_image_is_asked_for_before_it_is_changed(tmp_path: Path) -> None:
     """Its controller may have grown it since, and a smaller size would cut it off."""
     control = Control()
     found = disks.Disks(cast("qmp.Qmp", control), tmp_path, 2)
@@ -131,7 +131,7 @@ async def test_size_of_an_image_is_asked_for_before_it_is_changed(tmp_path: Path
 
 
 @pytest.mark.spec("H-55")
-async def test_process_that_adopts_a_vm_asks_qemu_nothing_that_waits_for_the_cluster(
+async def test_adoption_of_vm_does_not_wait_for_its_cluster(
     tmp_path: Path,
 ) -> None:
     control = Control()
@@ -148,7 +148,7 @@ async def test_process_that_adopts_a_vm_asks_qemu_nothing_that_waits_for_the_clu
 
 
 @pytest.mark.spec("H-55")
-async def test_note_of_a_disk_is_removed_with_it_and_a_damaged_one_is_asked_for(
+async def test_note_of_disk_goes_with_it_and_damaged_is_rebuilt(
     tmp_path: Path,
 ) -> None:
     control = Control()

@@ -151,7 +151,7 @@ def test_command_line_has_one_root_port_per_volume_slot() -> None:
     assert line.count("pcie-root-port") == 3
 
 
-def test_root_ports_of_many_volumes_share_the_devices_of_the_root_bus() -> None:
+def test_root_ports_of_many_volumes_share_devices_of_root_bus() -> None:
     """The root bus has 32 devices of eight functions, and others are on it."""
     line = _line(spec.MachineSpec("a", _IMAGE, volume_slots=64))
     places = re.findall(r"pcie-root-port,[^ ]*addr=(0x[0-9a-f]+\.[0-7]),multifunction=on", line)

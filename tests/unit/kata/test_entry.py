@@ -35,7 +35,7 @@ def test_a_name_is_base64url_of_the_source_as_it_came(key: str, name: str) -> No
     assert entry.name_of(key) == name
 
 
-def test_a_path_that_base64_makes_too_long_is_refused_by_its_length() -> None:
+def test_path_too_long_in_base64_is_refused_by_its_length() -> None:
     assert len(entry.name_of("/" + "x" * 188)) == 252
     with raised("KataPathTooLong", match="190 bytes"):
         entry.name_of("/" + "x" * 189)
@@ -106,7 +106,7 @@ def test_an_entry_of_somebody_else_is_refused_and_never_changed(
     assert (directory / "mountInfo.json").read_bytes() == content
 
 
-def test_a_directory_with_kata_s_id_alone_is_foreign_and_an_empty_one_is_not(
+def test_directory_with_katas_id_alone_is_foreign_unlike_empty_one(
     entries: entry.KataEntries,
 ) -> None:
     directory = Path(entries.root) / NAME
@@ -118,7 +118,7 @@ def test_a_directory_with_kata_s_id_alone_is_foreign_and_an_empty_one_is_not(
     assert entries.kind(NAME, a_record()) is Kind.PLACEHOLDER
 
 
-def test_an_entry_goes_with_the_ids_that_kata_left_in_it(entries: entry.KataEntries) -> None:
+def test_entry_goes_with_ids_that_kata_left_in_it(entries: entry.KataEntries) -> None:
     record = a_record()
     entries.place(NAME, record)
     entries.staged(NAME, record)

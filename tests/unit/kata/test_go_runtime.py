@@ -37,7 +37,7 @@ def test_an_engine_that_names_another_process_is_not_believed(
         GoRuntime(str(running.root)).vm_of(ID, told)
 
 
-def test_a_process_without_the_sandbox_s_id_is_not_its_machine(
+def test_process_without_sandboxs_id_is_not_its_machine(
     running: sandbox.StandInSandbox,
 ) -> None:
     running.write(pid=os.getpid())
@@ -74,7 +74,7 @@ def test_half_a_file_is_never_an_answer(
         GoRuntime(str(root)).vm_of(ID)
 
 
-def test_a_sandbox_that_was_started_without_block_devices_gets_no_volume(
+def test_sandbox_that_was_started_without_block_devices_gets_no_volume(
     running: sandbox.StandInSandbox,
 ) -> None:
     """By an annotation of its pod, or a configuration that kata.toml does not name."""
@@ -88,7 +88,7 @@ def test_a_sandbox_that_was_started_without_block_devices_gets_no_volume(
         evidence.check_attachable(ID, running.pid, record, 0)
 
 
-def test_a_mount_that_kata_attached_no_device_for_is_not_attached(
+def test_mount_that_kata_attached_no_device_for_is_not_attached(
     running: sandbox.StandInSandbox,
 ) -> None:
     evidence, record = GoRuntime(str(running.root)), a_record()

@@ -66,7 +66,7 @@ async def _plugged(engine: Engine, gate: Gate) -> AsyncIterator[asyncio.Task[Non
                 await asyncio.gather(plugin, return_exceptions=True)
 
 
-async def test_it_subscribes_to_create_start_and_end_and_to_the_validation() -> None:
+async def test_plugin_subscribes_to_create_start_end_and_validation() -> None:
     engine = Engine()
     async with _plugged(engine, Gate()):
         assert engine.subscribed == sum(1 << (number - 1) for number in (4, 6, 10, 11, 14))
@@ -76,7 +76,7 @@ async def test_it_subscribes_to_create_start_and_end_and_to_the_validation() -> 
     ("version", "knows"),
     [("1.7.33", False), ("2.1.9", False), ("v2.2.0", True), ("2.10.0", True), ("devel", False)],
 )
-async def test_an_engine_before_nri_0_12_gets_the_events_that_it_knows(
+async def test_engine_before_nri_0_12_gets_events_that_it_knows(
     version: str, *, knows: bool
 ) -> None:
     events = (1 << 14) - 1 if knows else (1 << 13) - 1

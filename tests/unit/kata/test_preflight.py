@@ -60,7 +60,7 @@ def _written(path: Path, text: str) -> Path:
         ("[hypervisor.clh", "cannot be read"),
     ],
 )
-def test_a_configuration_that_would_share_the_host_s_directory_is_named(
+def test_configuration_that_would_share_hosts_directory_is_named(
     tmp_path: Path, text: str, why: str
 ) -> None:
     path = _written(tmp_path / "configuration.toml", text)
@@ -130,7 +130,7 @@ def test_a_program_that_is_no_shim_is_named(tmp_path: Path, says: str) -> None:
             check_configuration(_runtime(path, program), read(path))
 
 
-def test_what_was_not_run_needs_the_setting_and_what_cannot_work_never_passes(
+def test_untested_runtime_needs_setting_and_broken_one_never_passes(
     tmp_path: Path,
 ) -> None:
     path = _written(tmp_path / "configuration.toml", FIT.replace("clh", "qemu"))
@@ -149,7 +149,7 @@ def test_what_was_not_run_needs_the_setting_and_what_cannot_work_never_passes(
             check_configuration(_runtime(path, shim, unproven=True), read(path))
 
 
-def test_an_upgrade_while_the_daemon_runs_is_refused_until_it_registers_again(
+def test_upgrade_while_daemon_runs_is_refused_until_it_registers_again(
     tmp_path: Path,
 ) -> None:
     path = _written(tmp_path / "configuration.toml", RUST)

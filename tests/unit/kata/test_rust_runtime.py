@@ -66,7 +66,7 @@ def test_the_machine_is_the_process_that_listens(
         runtime.vm_of(ID)
 
 
-def test_a_listener_that_is_not_of_the_sandbox_is_not_its_machine(
+def test_listener_that_is_not_of_sandbox_is_not_its_machine(
     short: Path, runtime: RustRuntime
 ) -> None:
     with sandbox.running_rust(short / "kata", short / "shares", "other-sandbox-1"):
@@ -117,7 +117,7 @@ def test_a_mount_needs_the_open_device_and_a_directory(
         runtime.check_mounted(ID, running.pid, "container-1", "/other", record)
 
 
-def test_the_guest_s_path_is_the_newest_one_and_never_a_guess(
+def test_path_in_guest_is_the_newest_and_never_guessed(
     runtime: RustRuntime, running: StandInRustSandbox
 ) -> None:
     def paths(*destinations: str, just_made: bool) -> list[str]:

@@ -161,7 +161,7 @@ async def test_without_a_sandbox_or_its_socket_it_says_so(store: Store, short: P
             await handler.get_stats(record.target)
 
 
-async def test_a_shim_that_hangs_has_one_request_and_delays_nobody_else(
+async def test_shim_that_hangs_has_one_request_and_delays_nobody_else(
     store: Store, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """10 sandboxes with 10 volumes each, of which one answers nothing."""

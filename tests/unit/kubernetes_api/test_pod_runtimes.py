@@ -33,7 +33,7 @@ async def watched(api: FakeKubernetes) -> None:
     await asyncio.to_thread(api.wait_for_watch, "runtimeclasses")
 
 
-async def test_another_pod_of_the_same_name_is_not_treated_as_it(
+async def test_another_pod_of_same_name_is_not_treated_as_it(
     api: FakeKubernetes, runtimes: PodRuntimes
 ) -> None:
     """Neither an earlier one, which a server that lags behind still has, nor a later one."""
@@ -80,7 +80,7 @@ async def test_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
         await client.close()
 
 
-async def test_pod_that_was_followed_is_known_while_the_server_is_away(
+async def test_pod_that_was_followed_is_known_while_server_is_away(
     api: FakeKubernetes, runtimes: PodRuntimes
 ) -> None:
     api.add_pod("listed", "uid-0", "microvm")

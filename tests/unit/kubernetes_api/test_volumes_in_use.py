@@ -119,7 +119,7 @@ def unknown(why: str) -> Any:
 
 
 @pytest.mark.parametrize("wanted", ["always", "runtime-class"])
-async def test_deferred_volume_is_detached_once_the_node_does_not_report_it(
+async def test_deferred_volume_is_detached_once_node_does_not_report_it(
     cluster: Cluster, controller: Controllers, wanted: str
 ) -> None:
     cluster.volume({"crust.dev/defer": wanted})
@@ -250,7 +250,7 @@ async def test_default_decides_without_a_key(cluster: Cluster, controller: Contr
 
 
 @pytest.mark.parametrize("deferred", ["pv-0", "pv-2"])
-async def test_volume_with_two_objects_of_which_one_defers_is_in_use(
+async def test_volume_deferred_by_one_of_two_objects_is_in_use(
     cluster: Cluster, controller: Controllers, deferred: str
 ) -> None:
     """People make such objects for one volume; which of them the pod used is not known here."""

@@ -32,7 +32,7 @@ def load(toml: str = "", **environ: str) -> NodeSettings:
     return loading.load(NodeSettings, "node", toml=toml, environ=environ, flags={})
 
 
-def test_with_no_settings_at_all_it_serves_our_driver_to_the_kubelet() -> None:
+def test_node_without_settings_serves_our_driver_to_kubelet() -> None:
     settings = load()
     (driver,) = settings.driver
     (served,) = settings.proxy.drivers
@@ -46,7 +46,7 @@ def test_with_no_settings_at_all_it_serves_our_driver_to_the_kubelet() -> None:
     assert settings.inner_sockets == {shim.socket, driver.socket}
 
 
-def test_our_driver_with_another_name_is_served_to_the_kubelet_by_that_name() -> None:
+def test_renamed_driver_of_ours_is_served_by_that_name() -> None:
     settings = load('[driver]\ndriver_name = "fast.csi.example.org"\n')
     (served,) = settings.proxy.drivers
     assert served.name == "fast.csi.example.org"
@@ -55,7 +55,7 @@ def test_our_driver_with_another_name_is_served_to_the_kubelet_by_that_name() ->
     assert serve.driver_of(driver).name == served.name
 
 
-def test_csi_endpoint_is_the_socket_of_the_one_driver_that_has_none() -> None:
+def test_csi_endpoint_is_socket_of_one_driver_that_has_none() -> None:
     """CSI, "Packaging": a plugin listens at CSI_ENDPOINT."""
     settings = load(CSI_ENDPOINT="unix:///run/csi/csi.sock")
     (own,) = settings.proxy.drivers
@@ -84,7 +84,7 @@ def test_csi_endpoint_that_is_nobodys_is_refused(toml: str, endpoint: str, sente
         load(toml, CSI_ENDPOINT=endpoint)
 
 
-def test_a_run_directory_moves_what_is_below_it_and_no_named_socket() -> None:
+def test_run_directory_moves_its_files_but_no_named_socket() -> None:
     settings = load('[proxy]\nrun_dir = "/run/b"\n')
     (driver,) = settings.driver
     below = (settings.shim[0].socket, settings.shim[0].runtime_socket, driver.run_dir)
@@ -105,7 +105,7 @@ def test_the_three_programs_settings_files_mean_the_same_as_tables() -> None:
     assert driver.runtime_socket == settings.runtime_socket
 
 
-def test_a_driver_socket_that_is_not_ours_means_that_our_driver_does_not_run() -> None:
+def test_foreign_driver_socket_means_our_driver_does_not_run() -> None:
     settings = load(FOREIGN)
     assert settings.driver == ()
     assert settings.shim[0].wrap
@@ -172,7 +172,7 @@ def test_several_drivers_of_ours_are_served_behind_a_shim_each() -> None:
     }, "a driver that found another one's run_dir would forget what it knows of mounts"
 
 
-def test_driver_that_is_added_to_the_installed_settings_is_served_too() -> None:
+def test_driver_that_is_added_to_installed_settings_is_served_too() -> None:
     text = (DEPLOY / "node.toml").read_text().replace("[driver]\n", "[[driver]]\n")
     _, _, shared = TWO.split("[[driver]]")
     settings = load(f"{text}\n[[driver]]{shared}")

@@ -164,7 +164,7 @@ async def test_unknown_method_is_unimplemented(port: Port) -> None:
     await refused(port.answer(Call("/csi.v1.Node/Nothing", (), 20), b""), Code.UNIMPLEMENTED)
 
 
-async def test_request_that_is_no_message_is_refused_and_has_the_id_alone(
+async def test_malformed_request_is_refused_and_has_its_id_alone(
     port: Port, caplog: pytest.LogCaptureFixture
 ) -> None:
     fields: list[dict[str, str]] = []

@@ -56,7 +56,7 @@ def killed_in(
 
 
 @pytest.mark.parametrize("deferred", [False, True], ids=["host", "deferred"])
-def test_driver_killed_during_create_to_publish_is_finished_by_the_retry(
+def test_driver_killed_during_create_to_publish_is_finished_by_retry(
     bench: Bench, reap: Callable[[], None], *, deferred: bool
 ) -> None:
     async def up(number: int) -> None:
@@ -74,7 +74,7 @@ def test_driver_killed_during_create_to_publish_is_finished_by_the_retry(
     assert last > 35
 
 
-def test_driver_killed_during_unpublish_to_delete_is_finished_by_the_retry(
+def test_driver_killed_during_unpublish_to_delete_is_finished_by_retry(
     bench: Bench, reap: Callable[[], None]
 ) -> None:
     async def down(_: int) -> None:
@@ -128,7 +128,7 @@ def test_driver_killed_during_expand_is_finished_by_the_retry(
     check_nothing_left(bench)
 
 
-def test_full_disk_at_any_call_is_an_error_that_a_retry_overcomes(bench: Bench) -> None:
+def test_full_disk_at_any_call_is_error_that_retry_overcomes(bench: Bench) -> None:
     async def lifecycle(number: int) -> None:
         await bring_up(bench, f"v{number}")
 

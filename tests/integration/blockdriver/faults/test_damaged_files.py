@@ -317,7 +317,7 @@ async def test_stage_is_not_finished_when_another_writer_came_during_mkfs(
     assert records.load(volume_id).state == "formatted"
 
 
-async def test_volume_without_its_file_is_lost_to_every_call_and_can_be_deleted(
+async def test_volume_without_file_is_lost_to_calls_and_deletable(
     bench: Bench,
 ) -> None:
     volume_id = (await bench.create()).volume_id
@@ -356,7 +356,7 @@ async def test_pod_of_a_volume_whose_file_was_removed_can_end(bench: Bench) -> N
     assert bench.driver.stores.volume_records.find(bench.ids.volume_id("pvc-1")) is None
 
 
-async def test_snapshot_without_its_file_is_not_taken_again_by_a_retry(bench: Bench) -> None:
+async def test_snapshot_without_its_file_is_not_taken_again_by_retry(bench: Bench) -> None:
     volume_id = (await bench.create()).volume_id
     taken = await bench.co.snapshot(volume_id)
     group = await bench.co.group(volume_id)

@@ -93,7 +93,7 @@ def _know_mkfs(bench: Bench, fs_type: str) -> None:
 
 
 @pytest.mark.parametrize("fs_type", list(_SIZES))
-def test_stage_while_the_mkfs_of_a_killed_driver_runs_is_refused_until_it_ends(
+def test_stage_during_mkfs_of_killed_driver_is_refused(
     bench: Bench, stopping: Callable[[str], None], reap: Callable[[], None], fs_type: str
 ) -> None:
     capability = mount(fs_type)
@@ -119,7 +119,7 @@ def test_stage_while_the_mkfs_of_a_killed_driver_runs_is_refused_until_it_ends(
     asyncio.run(bench.down(volume.volume_id, bench.target("v")))
 
 
-def test_stage_while_the_e2fsck_of_a_killed_driver_runs_is_refused_until_it_ends(
+def test_stage_during_e2fsck_of_killed_driver_is_refused(
     bench: Bench, stopping: Callable[[str], None], reap: Callable[..., None]
 ) -> None:
     volume_id = asyncio.run(bench.create("v")).volume_id
@@ -156,7 +156,7 @@ def test_stage_of_another_volume_while_a_tool_runs_succeeds(
 
 @pytest.mark.parametrize("fs_type", list(_SIZES))
 @pytest.mark.parametrize("planned", ["as made", "another"])
-def test_stage_with_the_record_of_an_interrupted_mkfs_never_clears_a_used_volume(
+def test_stage_with_record_of_interrupted_mkfs_never_clears_used_volume(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, fs_type: str, planned: str
 ) -> None:
     """A backup of the records was taken while the volume was made, and restored when it was full of data."""
@@ -209,7 +209,7 @@ def _noted_as_begun(bench: Bench) -> tuple[volumes.VolumeId, Path]:
     return volume_id, path
 
 
-def test_raw_stage_with_the_record_of_an_interrupted_mkfs_keeps_a_complete_filesystem(
+def test_raw_stage_with_record_of_interrupted_mkfs_keeps_complete_filesystem(
     bench: Bench,
 ) -> None:
     volume_id, _ = _noted_as_begun(bench)
@@ -220,7 +220,7 @@ def test_raw_stage_with_the_record_of_an_interrupted_mkfs_keeps_a_complete_files
     asyncio.run(bench.unstage(volume_id))
 
 
-def test_a_filesystem_whose_mkfs_ended_after_the_kill_is_synced_before_it_is_recorded(
+def test_filesystem_of_mkfs_that_outlived_driver_is_synced_before_record(
     bench: Bench,
 ) -> None:
     volume_id, path = _noted_as_begun(bench)

@@ -114,7 +114,7 @@ async def running(node: Node, *, create_pool: bool = False) -> AsyncIterator[Nod
 
 
 @pytest.mark.parametrize("create_pool", [False, True])
-async def test_a_pool_whose_disk_is_mounted_later_is_opened_without_a_restart(
+async def test_pool_whose_disk_is_mounted_later_is_opened_without_restart(
     disks: Path, *, create_pool: bool
 ) -> None:
     async with running(Node(disks), create_pool=create_pool) as node:
@@ -130,7 +130,7 @@ async def test_a_pool_whose_disk_is_mounted_later_is_opened_without_a_restart(
 
 
 @pytest.mark.parametrize("folder", ["", *pool_layout.FOLDERS[:2]])
-async def test_a_disk_mounted_over_the_pool_or_a_folder_is_noticed_and_gets_no_write(
+async def test_disk_over_pool_or_folder_is_noticed_and_not_written(
     disks: Path, folder: str
 ) -> None:
     """Volumes would seem to be deleted, or their images lost. The driver serves again when it is gone, with all."""
@@ -155,9 +155,7 @@ async def test_a_disk_mounted_over_the_pool_or_a_folder_is_noticed_and_gets_no_w
 
 
 @pytest.mark.parametrize("folder", pool_layout.FOLDERS)
-async def test_a_pool_with_a_mount_over_a_folder_is_not_opened_until_it_is_gone(
-    disks: Path, folder: str
-) -> None:
+async def test_pool_with_mount_over_folder_is_not_opened(disks: Path, folder: str) -> None:
     node = Node(disks)
     node.mount("ours")
     node.mount("other", folder)
@@ -169,7 +167,7 @@ async def test_a_pool_with_a_mount_over_a_folder_is_not_opened_until_it_is_gone(
         await node.until(ready=True)
 
 
-async def test_absent_pool_is_closed_so_that_its_disk_can_be_repaired(disks: Path) -> None:
+async def test_absent_pool_is_closed_so_its_disk_can_be_repaired(disks: Path) -> None:
     node = Node(disks)
     node.mount("ours")
 
@@ -197,7 +195,7 @@ async def test_absent_pool_is_closed_so_that_its_disk_can_be_repaired(disks: Pat
                 await asyncio.sleep(0.05)
 
 
-async def test_another_pool_in_the_place_of_the_nodes_own_is_not_served(disks: Path) -> None:
+async def test_another_pool_in_place_of_nodes_own_is_not_served(disks: Path) -> None:
     other = Node(disks)
     other.mount("other")
     made = DirectoryPool(str(other.state), f"{disks}/elsewhere", create=True)

@@ -271,7 +271,7 @@ async def test_changed_blocks_of_a_raw_device_are_exact(cloning: Bench, seed: in
     await check(cloning, taken)
 
 
-async def test_changed_blocks_with_more_extents_than_one_fiemap_call_are_complete(
+async def test_changed_blocks_beyond_one_fiemap_call_are_complete(
     cloning: Bench,
 ) -> None:
     source, target = await in_use(cloning, "source", block(), size=16 * MIB)

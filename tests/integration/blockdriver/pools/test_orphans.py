@@ -74,7 +74,7 @@ async def test_gc_passes_over_a_volume_that_a_call_works_on(
     assert pool_layout.files(pool) == pool_layout.files_of(pool, [volume_id])
 
 
-async def test_create_takes_the_place_of_one_that_was_killed_and_other_arguments_are_fine(
+async def test_create_after_killed_create_may_have_other_arguments(
     bench: Bench,
 ) -> None:
     """Nobody was answered."""
@@ -113,7 +113,7 @@ async def test_gc_keeps_devices_that_are_staged_or_in_use(bench: Bench) -> None:
     assert len(devices(bench)) == 1
 
 
-async def test_gc_detaches_a_device_of_a_removed_image_by_its_tag_when_unused(bench: Bench) -> None:
+async def test_gc_detaches_unused_device_of_removed_image_by_its_tag(bench: Bench) -> None:
     volume_id = await bench.staged()
     image = bench.image(volume_id)
     [device] = devices(bench)
@@ -198,7 +198,7 @@ async def test_gc_runs_again_after_a_failure(bench: Bench, monkeypatch: pytest.M
     forever.cancel()
 
 
-async def test_unreadable_node_state_of_a_volume_is_removed_by_unpublish_and_unstage(
+async def test_unreadable_node_state_is_removed_by_unpublish_and_unstage(
     bench: Bench,
 ) -> None:
     damaged, other = await bench.create("damaged"), await bench.create("other")

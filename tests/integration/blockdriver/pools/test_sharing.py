@@ -51,7 +51,7 @@ async def host_options(bench: Bench, volume_id: str) -> set[str]:
     return {"nosuid", "nodev"} & set(mounted.options)
 
 
-async def test_volume_that_a_guest_or_a_raw_user_had_is_mounted_nosuid_and_nodev(
+async def test_volume_of_former_guest_is_mounted_nosuid_and_nodev(
     bench: Bench,
 ) -> None:
     """What only this host has written is mounted as it was asked for."""
@@ -99,7 +99,7 @@ async def test_publish_and_unstage_of_a_held_device_are_refused(bench: Bench) ->
         os.close(hold)
 
 
-async def test_read_only_publishes_on_host_and_in_guest_share_a_volume(bench: Bench) -> None:
+async def test_read_only_publishes_on_host_and_in_guest_share_volume(bench: Bench) -> None:
     volume = await bench.create()
     guest, other, host = (bench.target(name) for name in ("guest", "other", "host"))
     await bench.up(volume.volume_id, guest, readonly=True, deferred=True)
@@ -134,7 +134,7 @@ async def test_deferred_publish_of_a_mounted_btrfs_is_refused(bench: Bench) -> N
     assert Path(first, "file").read_text() == "words"
 
 
-async def test_read_only_many_is_published_to_several_pods_of_the_volumes_node(
+async def test_read_only_many_is_published_to_several_pods_of_node(
     bench: Bench,
 ) -> None:
     """ReadOnlyMany claims arrive as MULTI_NODE_READER_ONLY; the topology says which node has the volume."""

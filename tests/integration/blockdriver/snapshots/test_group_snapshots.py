@@ -30,7 +30,7 @@ from tests.support.records.copies import (
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 
-async def test_group_with_a_raw_device_in_use_is_point_in_time_with_reflinks(
+async def test_group_with_used_raw_device_is_consistent_with_reflinks(
     cloning: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is copied last, while the others are frozen."""
@@ -89,7 +89,7 @@ async def test_group_of_raw_devices_always_written_to_is_refused(
     await cloning.co.group(*ids)
 
 
-async def test_group_with_a_raw_device_in_use_is_refused_without_reflinks(copying: Bench) -> None:
+async def test_group_with_raw_device_in_use_is_refused_without_reflinks(copying: Bench) -> None:
     one, two = await copying.create("one", block()), await copying.create("two")
     await up(copying, one.volume_id, raw=True)
     with raised("RawDeviceInUse"):
@@ -138,7 +138,7 @@ async def test_copies_mount_beside_their_filesystem(scene: Scene, fs_type: str, 
 
 
 @pytest.mark.parametrize(("fs_type", "size"), SIZES)
-async def test_copy_of_a_guests_filesystem_mounts_beside_it_with_the_returned_options(
+async def test_copy_of_guests_filesystem_mounts_beside_it_with_returned_options(
     scene: Scene, fs_type: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = scene.bench
@@ -163,7 +163,7 @@ async def test_copy_of_a_guests_filesystem_mounts_beside_it_with_the_returned_op
         await scene.down(volume.volume_id)
 
 
-async def test_btrfs_copy_without_kernel_temporary_fsid_is_refused_beside_its_source(
+async def test_btrfs_copy_without_temporary_fsid_is_refused_beside_source(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mount_api, "_TEMPORARY_FSIDS", "/sys/no/such/feature")

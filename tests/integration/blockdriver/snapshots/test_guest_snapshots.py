@@ -119,7 +119,7 @@ async def test_copy_of_a_guests_ext4_needs_no_journal_replay(scene: Scene) -> No
     await scene.down(source.volume_id)
 
 
-async def test_group_of_guest_and_host_volumes_is_frozen_before_the_first_copy(
+async def test_group_on_guest_and_host_is_frozen_before_first_copy(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = scene.bench

@@ -48,7 +48,7 @@ async def test_snapshot_of_a_raw_volume_includes_unwritten_page_cache(cloning: B
         assert file.read(22) == b"only in the page cache"
 
 
-async def test_snapshot_of_a_raw_volume_in_use_is_refused_without_reflinks(copying: Bench) -> None:
+async def test_snapshot_of_raw_volume_in_use_is_refused_without_reflinks(copying: Bench) -> None:
     source, _ = await in_use(copying, "source", block())
     with raised("RawDeviceInUse"):
         await copying.co.snapshot(source)
@@ -80,7 +80,7 @@ async def test_copy_on_ext4_keeps_the_holes(copying: Bench) -> None:
     assert copy.stat().st_mode & 0o777 == 0o400
 
 
-async def test_attach_on_btrfs_is_buffered_so_that_clones_have_few_extents(pool: Bench) -> None:
+async def test_attach_on_btrfs_is_buffered_so_clones_have_few_extents(pool: Bench) -> None:
     """With direct I/O every request left an extent there, and a clone of 2 GiB took four times that of 100 MiB."""
     volume_id, _ = await in_use(pool, "one", block())
     name = os.path.basename(pool.host_device(volume_id).path)

@@ -175,7 +175,7 @@ async def test_restore_of_one_snapshot_in_parallel_blocks_its_deletion(
         await made_of(pool, "c", snapshot_id=pool.ids.volume_id("c"))
 
 
-async def test_name_of_an_interrupted_snapshot_or_group_is_free_for_other_volumes(
+async def test_name_of_interrupted_snapshot_or_group_is_free_again(
     pool: Bench,
 ) -> None:
     """What a crash has left has no record, and no answer ever named it."""

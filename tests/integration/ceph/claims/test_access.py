@@ -103,7 +103,7 @@ def test_what_this_boot_has_mapped_is_not_freed(bench: Bench, access: Made) -> N
     assert holder.is_host
 
 
-def test_claim_on_what_was_unmapped_without_a_key_is_given_back(bench: Bench, access: Made) -> None:
+def test_claim_on_image_unmapped_without_key_is_given_back(bench: Bench, access: Made) -> None:
     HostClaim(bench.node().image, Host("node-a", "machine")).take(claim_object.Mode.WRITER, "")
     access("node-a").use(volumes.VolumeId("another"), {})
     assert claim_object.read(bench.node().ioctx, IMAGE).claims == claim_object.Claims()
@@ -122,7 +122,7 @@ def test_unstage_succeeds_while_the_cluster_is_silent(ceph: CephCluster, access:
         ("node-a", "another-machine", "on node node-a"),
     ],
 )
-def test_another_host_with_this_machine_id_or_node_name_is_another_host(
+def test_host_with_same_machine_id_or_node_name_is_another(
     bench: Bench, access: Made, name: str, machine: str, words: str
 ) -> None:
     """Virtual machines that were copied from one disk; and a runtime that has another node name than its driver."""
@@ -159,7 +159,7 @@ def test_driver_that_cannot_read_its_machine_id_attaches_nothing(
         (claim_object.Mode.WRITER, volumes.AccessMode.MULTI_NODE_MULTI_WRITER, False),
     ],
 )
-def test_stage_beside_a_claim_of_another_host_is_by_the_access_mode(
+def test_stage_beside_claim_of_another_host_is_by_access_mode(
     bench: Bench, access: Made, has: claim_object.Mode, mode: volumes.AccessMode, *, is_shared: bool
 ) -> None:
     here, client = access("node-a"), bench.node()

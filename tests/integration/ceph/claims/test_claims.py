@@ -48,7 +48,7 @@ def test_of_two_takers_one_gets_the_image(bench: Bench) -> None:
 
 
 @pytest.mark.spec("H-51")
-def test_image_that_an_unknown_client_has_open_is_refused_and_not_claimed(bench: Bench) -> None:
+def test_image_opened_by_unknown_client_is_refused_and_not_claimed(bench: Bench) -> None:
     stranger, client = bench.node(), bench.node()
     stranger.open()
     with raised("ImageWatched", match=stranger.address):
@@ -85,7 +85,7 @@ def test_virtual_machine_that_takes_its_image_again_keeps_it(bench: Bench) -> No
 
 
 @pytest.mark.spec("H-51")
-def test_host_without_a_machine_id_takes_nothing_and_is_no_other_host(bench: Bench) -> None:
+def test_host_without_machine_id_takes_nothing(bench: Bench) -> None:
     """Two clusters of Kubernetes with one node name, whose runtimes are containers with an empty /etc/machine-id."""
     unknown = Host("node-a", "")
     with raised("HostNotIdentified", match="mount the host's /etc/machine-id"):
@@ -122,7 +122,7 @@ def test_readers_share_an_image_and_refuse_a_writer(bench: Bench) -> None:
 
 
 @pytest.mark.spec("H-53")
-def test_writes_of_a_fenced_client_fail_and_the_next_node_has_what_was_synced(bench: Bench) -> None:
+def test_writes_of_fenced_client_fail_and_synced_data_stays(bench: Bench) -> None:
     first, second, controller = bench.node(), bench.node(), bench.controller()
     image, _ = attached(first, A)
     write(image, b"synced")
@@ -154,7 +154,7 @@ def test_holder_fenced_before_it_recorded_its_client_gets_an_error(bench: Bench)
 
 
 @pytest.mark.spec("H-53")
-def test_holder_that_gives_back_while_it_is_fenced_does_not_free_the_image(bench: Bench) -> None:
+def test_holder_giving_back_while_fenced_does_not_free_image(bench: Bench) -> None:
     """The fencing has moved it to the ended, and has not blocklisted its client yet."""
     first, second, controller = bench.node(), bench.node(), bench.controller()
     _, holder = attached(first, A)
@@ -170,7 +170,7 @@ def test_holder_that_gives_back_while_it_is_fenced_does_not_free_the_image(bench
 
 
 @pytest.mark.spec("H-53")
-def test_only_the_recorded_clients_are_cut_off_if_all_are_recorded(bench: Bench) -> None:
+def test_only_recorded_clients_are_cut_off_if_all_are_recorded(bench: Bench) -> None:
     first, stranger, controller = bench.node(), bench.node(), bench.controller()
     attached(first, A)
     stranger.open()
@@ -204,7 +204,7 @@ def test_active_controller_is_no_stranger_to_a_holder(bench: Bench) -> None:
 
 @pytest.mark.spec("H-53")
 @pytest.mark.parametrize("recorded", [True, False])
-def test_fencing_that_another_has_overtaken_does_not_cut_off_the_next_holder(
+def test_overtaken_fencing_does_not_cut_off_next_holder(
     bench: Bench, *, recorded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one, and the next holder's attach, come between its look at the claims and its blocklisting."""
@@ -247,7 +247,7 @@ class Interrupted:
 
 @pytest.mark.spec("H-53")
 @pytest.mark.parametrize("dies_at", [1, 2, 3, 4])
-def test_fencing_that_was_killed_gives_the_image_to_nobody_and_is_completed_by_the_next(
+def test_killed_fencing_frees_no_image_until_next_completes_it(
     bench: Bench, dies_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mark, the blocklist, the lock, the removal: killed before each of them."""
@@ -283,7 +283,7 @@ def test_fencing_that_was_killed_gives_the_image_to_nobody_and_is_completed_by_t
 
 
 @pytest.mark.spec("H-53")
-def test_holder_that_ends_while_another_is_cut_off_stays_to_be_cut_off(bench: Bench) -> None:
+def test_holder_ending_during_another_fencing_is_still_cut_off(bench: Bench) -> None:
     """The cutting off that is late frees only those that it has cut off itself."""
     first, second, controller = bench.node(), bench.node(), bench.controller()
     for client, host in ((first, A), (second, B)):
@@ -307,7 +307,7 @@ def first_holder(client: Client, host: Host) -> str:
     return holder.id
 
 
-def test_only_the_lock_of_a_client_that_is_cut_off_is_broken(bench: Bench) -> None:
+def test_only_lock_of_client_that_is_cut_off_is_broken(bench: Bench) -> None:
     first, second, controller = bench.node(), bench.node(), bench.controller()
     image, _ = attached(first, A)
     write(image, b"x")
@@ -327,7 +327,7 @@ class DoesNotBlocklist(Interrupted):
 
 
 @pytest.mark.spec("H-53")
-def test_image_is_not_free_while_a_blocklisted_client_is_listed_as_a_watcher(
+def test_image_watched_by_blocklisted_client_is_not_free(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, controller = bench.node(), bench.node(), bench.controller()

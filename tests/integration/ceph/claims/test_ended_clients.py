@@ -68,7 +68,7 @@ def running(bench: Bench, runtime: Client, vm: str) -> Iterator[Writer]:
 @pytest.mark.spec("H-53")
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("answers_alone", [False, True], ids=["both ways", "answers alone"])
-def test_write_of_a_killed_client_that_was_on_its_way_never_lands(
+def test_write_of_killed_client_on_its_way_never_lands(
     bench: Bench, ended: Freeing, *, answers_alone: bool
 ) -> None:
     """The path to the OSD loses packets while the hypervisor writes; it is killed, and the path recovers later."""
@@ -146,7 +146,7 @@ def test_client_without_exclusive_lock_never_shows_its_end(bench: Bench) -> None
 
 
 @pytest.mark.spec("H-53")
-def test_image_with_a_client_that_ended_is_deleted_after_that_is_cut_off(
+def test_image_with_client_that_ended_is_deleted_after_cut_off(
     bench: Bench, connection: Connection, namespace: str
 ) -> None:
     from crust.blockdriver.engines.rbd.provisioning import image_use

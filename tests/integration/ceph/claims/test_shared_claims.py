@@ -39,7 +39,7 @@ def nodes_of(client: Client) -> list[str]:
 
 
 @pytest.mark.spec("H-51")
-def test_writers_of_two_nodes_share_an_image_and_see_what_the_other_writes(bench: Bench) -> None:
+def test_writers_of_two_nodes_share_image_and_see_each_other(bench: Bench) -> None:
     first, second = bench.node(), bench.node()
     of_a, holder = shared(first, A)
     of_b, _ = shared(second, B)
@@ -152,7 +152,7 @@ def test_fencing_of_one_writer_leaves_the_others(bench: Bench) -> None:
 
 
 @pytest.mark.spec("H-53")
-def test_fencing_of_a_writer_that_had_not_opened_the_image_leaves_the_others(bench: Bench) -> None:
+def test_fencing_of_writer_that_had_not_opened_image_leaves_others(bench: Bench) -> None:
     """Whoever has it open and is no recorded holder may be that writer's client."""
     first, second, controller = bench.node(), bench.node(), bench.controller()
     of_b, _ = shared(second, B)
@@ -208,7 +208,7 @@ def test_virtual_machines_claim_is_never_taken_over(bench: Bench, host: Host) ->
     ("later", "is_taken"),
     [(A, True), (Host("node-a", "another-machine"), False), (Host("node-a", ""), False)],
 )
-def test_claim_of_an_earlier_boot_is_this_hosts_only_by_its_machine_id(
+def test_claim_of_earlier_boot_needs_this_hosts_machine_id(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, later: Host, *, is_taken: bool
 ) -> None:
     client, kernel = bench.node(), bench.node()

@@ -54,7 +54,7 @@ def _lock(driver: Driver) -> ControllerLock:
     return lock
 
 
-async def test_pool_of_a_silent_controller_is_taken_over_after_the_patience_and_not_before(
+async def test_pool_of_silent_controller_is_taken_over_only_after_patience(
     controllers: Controllers, ceph: CephCluster
 ) -> None:
     first, second = controllers.start(), controllers.built()
@@ -79,7 +79,7 @@ async def test_pool_of_a_silent_controller_is_taken_over_after_the_patience_and_
     assert await created(second, "a") in second.stores.provisioning.image_ids()
 
 
-async def test_lock_changes_hands_after_the_map_with_the_blocklisted_address_is_known(
+async def test_lock_changes_hands_after_map_with_blocklisted_address_is_known(
     controllers: Controllers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An OSD that is asked by a client with an older map would still serve the late holder."""
@@ -127,7 +127,7 @@ async def test_controller_that_stops_gives_the_lock_back(
     assert address not in _blocklisted(ceph)
 
 
-async def test_controller_that_stops_after_an_unanswered_call_leaves_the_lock_to_be_cut_off(
+async def test_controller_stopped_after_unanswered_call_leaves_its_lock(
     controllers: Controllers, ceph: CephCluster
 ) -> None:
     """The call may be carried out when its successor is at work."""
@@ -185,7 +185,7 @@ async def test_process_of_a_controller_that_was_replaced_ends(controllers: Contr
     await watch.let_go()
 
 
-async def test_lock_of_an_existing_pool_that_was_removed_is_not_made_again(
+async def test_removed_lock_of_existing_pool_is_not_made_again(
     controllers: Controllers, tmp_path: Path
 ) -> None:
     """Its holder may still be at work."""
@@ -250,7 +250,7 @@ def _check_ends(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("has_snapshot", [False, True], ids=["trash_move", "rename"])
-async def test_delete_paused_before_its_removal_keeps_the_volume_that_replaced_it(
+async def test_delete_paused_before_its_removal_keeps_volume_that_replaced_it(
     controllers: Controllers, monkeypatch: pytest.MonkeyPatch, *, has_snapshot: bool
 ) -> None:
     first = controllers.start()
@@ -272,7 +272,7 @@ async def test_delete_paused_before_its_removal_keeps_the_volume_that_replaced_i
     _check_ends(first)
 
 
-async def test_no_call_of_a_change_is_made_by_a_connection_after_the_one_that_was_cut_off(
+async def test_change_is_not_continued_by_connection_after_cut_off(
     controllers: Controllers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the calls of one change another thread may have found out, and may try to connect again."""
@@ -295,7 +295,7 @@ async def test_no_call_of_a_change_is_made_by_a_connection_after_the_one_that_wa
     assert second.stores.provisioning.image_ids() == {volume_id}
 
 
-async def test_paused_removal_of_a_snapshot_keeps_the_snapshot_that_replaced_it(
+async def test_paused_removal_of_snapshot_keeps_snapshot_that_replaced_it(
     controllers: Controllers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = controllers.start()
@@ -326,7 +326,7 @@ async def test_create_paused_before_its_image_leaves_none_without_a_record(
     assert await created(second, "a") == volume_id
 
 
-async def test_snapshot_of_a_volume_that_a_node_was_given_meanwhile_is_not_answered(
+async def test_snapshot_of_volume_given_to_node_meanwhile_is_not_answered(
     controllers: Controllers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would say that the volume was never written, and a volume made from it would be formatted."""

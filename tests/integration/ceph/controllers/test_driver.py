@@ -127,7 +127,7 @@ async def _check_whole(driver: Driver, name: str) -> None:
                     assert user_snapshots(image), f"{name}: {image_name} is kept for nothing"
 
 
-async def test_successor_knows_what_its_predecessor_has_done_and_discards_what_it_had_begun(
+async def test_successor_keeps_predecessors_work_and_discards_its_unfinished_work(
     controllers: Controllers,
 ) -> None:
     first = controllers.start()
@@ -181,7 +181,7 @@ async def _eventually(
                 raise
 
 
-async def test_frozen_monitors_and_osds_are_unavailable_and_nothing_is_half_done(
+async def test_calls_below_frozen_cluster_are_unavailable_and_leave_nothing(
     controllers: Controllers, ceph: CephCluster
 ) -> None:
     driver = controllers.start()
@@ -203,7 +203,7 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
         yield cluster
 
 
-async def test_restarted_cluster_is_served_again_without_a_restart_of_the_driver(
+async def test_restarted_cluster_is_served_again_without_restart_of_driver(
     lasting: CephCluster, tmp_path: Path
 ) -> None:
     controllers = Controllers(lasting, tmp_path)

@@ -109,7 +109,7 @@ def test_snapshot_outlives_its_volume_and_the_name_is_free(
 
 
 @pytest.mark.parametrize("is_renamed", [False, True])
-def test_delete_that_was_cut_off_while_it_put_the_image_aside_is_finished(
+def test_delete_cut_off_while_it_put_image_aside_is_finished(
     engine: RbdProvisioning, guest: Any, *, is_renamed: bool
 ) -> None:
     """librbd makes the object of the new name, renames the entry in its directory, removes the object of the old."""
@@ -213,7 +213,7 @@ def test_set_that_is_not_committed_leaves_nothing(engine: RbdProvisioning) -> No
 
 
 @pytest.mark.parametrize("is_settled", [False, True])
-def test_removal_that_was_cut_off_is_finished_by_a_settlement_or_the_next_call(
+def test_removal_cut_off_is_finished_by_settlement_or_next_call(
     engine: RbdProvisioning, *, is_settled: bool
 ) -> None:
     create(engine, A, SIZE)
@@ -242,7 +242,7 @@ def test_clone_of_a_volume_leaves_no_snapshot(engine: RbdProvisioning, guest: An
     assert read(guest, B, 6) == b"source"
 
 
-def test_image_of_a_deleted_volume_is_not_kept_for_a_killed_clone(
+def test_image_of_deleted_volume_is_not_kept_for_killed_clone(
     engine: RbdProvisioning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(engine, A, SIZE)
@@ -266,7 +266,7 @@ def test_clone_of_a_truncated_or_absent_volume_is_refused(engine: RbdProvisionin
         clone(engine, B, C, source_bytes=SIZE, size_bytes=SIZE)
 
 
-def test_deep_clones_are_flattened_in_the_background_and_too_deep_ones_wait(
+def test_deep_clones_are_flattened_in_background_before_deeper_ones(
     engine: RbdProvisioning, guest: Any
 ) -> None:
     chain = [volume(f"chain {number}") for number in range(copies.HARD_DEPTH + 2)]
@@ -283,7 +283,7 @@ def test_deep_clones_are_flattened_in_the_background_and_too_deep_ones_wait(
     clone(engine, chain[-1], made[-1], source_bytes=SIZE, size_bytes=SIZE)
 
 
-def test_flattening_that_was_cut_off_in_the_middle_is_done_again_by_the_next(
+def test_flattening_cut_off_in_middle_is_done_again_by_next(
     engine: RbdProvisioning,
     guest: Any,
     ceph: CephCluster,
@@ -324,7 +324,7 @@ def _wait_until_copied(ioctx: Any, name: str) -> None:
         pass
 
 
-def test_clone_is_flattened_while_a_guest_has_it_and_keeps_its_object_map(
+def test_clone_flattened_below_a_guest_keeps_its_object_map(
     engine: RbdProvisioning,
     guest: Any,
     ceph: CephCluster,
@@ -347,7 +347,7 @@ def test_clone_is_flattened_while_a_guest_has_it_and_keeps_its_object_map(
     assert depth_of(engine, B) == 0
 
 
-def test_copy_that_was_begun_is_flattened_only_when_it_is_complete(
+def test_unfinished_copy_is_flattened_only_once_complete(
     engine: RbdProvisioning, guest: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A retry knows it by its parent: one with data and without a parent is somebody else's."""

@@ -42,9 +42,7 @@ from tests.support.raised import raised
 REMOVALS = ("trash_move", "rename")
 
 
-def test_volume_is_made_where_none_is_and_what_is_there_is_kept(
-    engine: RbdProvisioning, guest: Any
-) -> None:
+def test_volume_is_made_only_where_no_image_is(engine: RbdProvisioning, guest: Any) -> None:
     create(engine, A, SIZE)
     write(guest, A, b"data")
     with raised("OrphanImage"):
@@ -58,7 +56,7 @@ def test_volume_is_made_where_none_is_and_what_is_there_is_kept(
 
 
 @pytest.mark.parametrize("failure", [errors.NotReady("a failure"), KeyboardInterrupt()])
-def test_volume_that_is_not_committed_is_removed_again_or_settled_after_a_kill(
+def test_volume_not_committed_is_removed_again_or_settled_after_kill(
     engine: RbdProvisioning, failure: BaseException
 ) -> None:
     def make() -> None:
@@ -80,9 +78,7 @@ def test_volume_that_is_not_committed_is_removed_again_or_settled_after_a_kill(
     assert engine.image_bytes(A) == 2 * SIZE
 
 
-def test_volume_that_is_noted_as_half_made_and_was_used_since_is_kept(
-    engine: RbdProvisioning, guest: Any
-) -> None:
+def test_volume_noted_as_half_made_but_used_is_kept(engine: RbdProvisioning, guest: Any) -> None:
     """The note is of a backup."""
     content = RbdContentRecords(engine.place)
     create(engine, A, SIZE)
@@ -113,7 +109,7 @@ def test_commit_after_the_volume_was_settled_is_refused(engine: RbdProvisioning)
     assert names(engine) == []
 
 
-def test_removal_that_was_killed_goes_on_and_one_that_finds_a_user_is_taken_back(
+def test_killed_removal_goes_on_unless_the_image_is_used(
     engine: RbdProvisioning, guest: Any
 ) -> None:
     create(engine, A, SIZE)
@@ -194,7 +190,7 @@ def test_name_whose_image_was_being_removed_is_created_again(
 
 
 @pytest.mark.parametrize("has_entry", [False, True])
-def test_image_whose_way_to_the_trash_was_cut_off_is_removed_from_it(
+def test_image_cut_off_on_its_way_to_trash_is_removed(
     engine: RbdProvisioning, guest: Any, *, has_entry: bool
 ) -> None:
     """librbd notes an image in the trash as moving, takes its name away, and was killed before it noted the end."""
@@ -236,9 +232,7 @@ def test_grow_never_shrinks(engine: RbdProvisioning) -> None:
         engine.grow(B, SIZE)
 
 
-def test_trash_keeps_an_image_for_its_time_and_it_can_be_restored(
-    engine: RbdProvisioning, guest: Any
-) -> None:
+def test_image_in_trash_can_be_restored_for_its_time(engine: RbdProvisioning, guest: Any) -> None:
     keeping = RbdProvisioning(engine.place, trash_keep_s=3600)
     create(keeping, A, SIZE)
     keeping.remove(A)
@@ -308,7 +302,7 @@ def test_image_that_is_being_deleted_is_taken_by_nobody(
     claim(engine, guest)
 
 
-def test_image_that_is_taken_right_before_its_deletion_stays_with_its_holder(
+def test_image_taken_right_before_its_deletion_stays_with_its_holder(
     engine: RbdProvisioning, guest: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(engine, A, SIZE)
@@ -346,7 +340,7 @@ def test_deletion_that_is_refused_leaves_the_image_to_be_taken(
     claim(engine, guest)
 
 
-def test_stop_leaves_what_takes_too_long_and_the_next_start_does_it(
+def test_stop_leaves_long_work_to_the_next_start(
     engine: RbdProvisioning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(engine, A, SIZE)

@@ -69,7 +69,7 @@ def falling_silent(
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True])
-def test_client_that_falls_silent_after_it_was_asked_keeps_its_lock_and_goes_on(
+def test_client_silent_after_its_question_keeps_its_lock(
     engine: RbdProvisioning,
     ceph: CephCluster,
     namespace: str,
@@ -116,7 +116,7 @@ def test_client_that_falls_silent_after_it_was_asked_keeps_its_lock_and_goes_on(
     ],
     ids=["growth", "clone", "removal", "limits", "flattening", "clearing"],
 )
-def test_no_change_breaks_the_lock_of_a_client_that_stops_answering_after_it_was_asked(
+def test_lock_of_client_silent_during_a_change_is_not_broken(
     engine: RbdProvisioning,
     ceph: CephCluster,
     namespace: str,
@@ -141,7 +141,7 @@ def test_no_change_breaks_the_lock_of_a_client_that_stops_answering_after_it_was
         client.write(b"it goes on")
 
 
-def test_lock_is_not_broken_while_no_monitor_can_end_the_change(
+def test_lock_is_not_broken_while_no_monitor_can_end_change(
     engine: RbdProvisioning, ceph: CephCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """librbd needs the monitors, too: it blocklists before it breaks."""
@@ -158,7 +158,7 @@ def test_lock_is_not_broken_while_no_monitor_can_end_the_change(
         client.write(b"it goes on")
 
 
-def test_change_during_which_this_process_was_paused_is_not_treated_as_done(
+def test_change_during_pause_of_this_process_is_not_done(
     engine: RbdProvisioning, ceph: CephCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Meanwhile a client may have fallen silent, and librbd may break its lock before it is asked again."""
@@ -175,7 +175,7 @@ def test_change_during_which_this_process_was_paused_is_not_treated_as_done(
             patch.setattr(image_use, "now_s", lambda: real() + image_use.KEPT_S)
 
 
-def test_change_that_takes_the_lock_of_a_client_that_was_cut_off_leaves_its_blocklisting_for_years(
+def test_lock_taken_from_client_leaves_it_blocklisted_for_years(
     engine: RbdProvisioning, ceph: CephCluster, guest: Any
 ) -> None:
     """librbd blocklists whose lock it breaks, and for an hour: who sleeps for longer would write again after that."""
@@ -198,7 +198,7 @@ def test_change_that_takes_the_lock_of_a_client_that_was_cut_off_leaves_its_bloc
     assert ends - datetime.now(UTC) > timedelta(seconds=EXPIRY_S / 2)
 
 
-def test_controller_that_cut_itself_off_has_its_new_address_in_the_lock_before_it_changes_anything(
+def test_controller_cut_off_by_itself_records_its_new_address_first(
     engine: RbdProvisioning, ceph: CephCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its successor would blocklist the old one, and the new one would go on beside it."""

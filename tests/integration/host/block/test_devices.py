@@ -111,7 +111,7 @@ def test_node_of_a_bind_is_the_node_in_dev(disk: str) -> None:
     assert not devices.is_encrypted(number(disk))
 
 
-def test_partition_has_its_own_node_and_size_and_the_sequence_of_its_disk(disk: str) -> None:
+def test_partition_has_own_node_and_size_and_its_disks_sequence(disk: str) -> None:
     second = devices.partition_of(number(disk), 2)
     assert second != number(disk)
     assert devices.partition_of(second, 2) == second
@@ -243,7 +243,7 @@ def properties(device: loop.LoopDevice, action: str = "change") -> dict[str, str
 
 
 @pytest.mark.parametrize("action", ["add", "change"])
-def test_udev_does_not_probe_a_volume_and_hands_it_to_nobody(
+def test_udev_does_not_probe_volume_and_hands_it_to_nobody(
     volume: loop.LoopDevice, action: str
 ) -> None:
     told = properties(volume, action)
@@ -258,7 +258,7 @@ def test_udev_still_probes_a_device_that_is_not_crusts(other_device: loop.LoopDe
     assert "CRUST_VOLUME" not in told
 
 
-def test_udev_does_not_probe_the_kubelets_loop_device_on_a_raw_volume(
+def test_udev_does_not_probe_kubelets_loop_device_on_raw_volume(
     other_device: loop.LoopDevice, tmp_path: Path
 ) -> None:
     """A kubelet attaches a second loop device to the bind of a raw volume's node, and so with the same bytes."""
@@ -301,7 +301,7 @@ def test_lvm_sees_no_volume_with_the_shipped_settings(
     assert volume.path in alone(PVS.format("use_devicesfile=0"), volume), "and without them it does"
 
 
-def test_lvm_sees_a_volume_by_another_name_if_the_rest_is_accepted(volume: loop.LoopDevice) -> None:
+def test_lvm_sees_volume_by_another_name_if_rest_is_accepted(volume: loop.LoopDevice) -> None:
     """Why the shipped settings name what is the node's, and refuse the rest."""
     common = 'use_devicesfile=0 global_filter=["r|^/dev/loop|", "a|.*|"]'
     assert f"/dev/block/7:{volume.number}" in alone(PVS.format(common), volume)

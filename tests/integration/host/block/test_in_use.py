@@ -196,7 +196,7 @@ def test_process_that_only_reads_refuses_nothing(disk: str) -> None:
 # A hypervisor opens its disk plainly: O_EXCL succeeds beside it.
 
 
-def test_process_that_writes_refuses_a_device_that_is_free_by_exclusivity(disk: str) -> None:
+def test_process_that_writes_refuses_device_that_is_free_by_exclusivity(disk: str) -> None:
     with a_process("held = os.open(sys.argv[1], os.O_RDWR)", disk) as pid:
         assert devices.is_free(disk, devices.identify(disk))
         with pytest.raises(holders.DeviceInUse, match=rf"\[{pid}\] by fd \d+"):
@@ -253,7 +253,7 @@ def test_claim_beside_a_host_writer_is_refused(partition: tuple[str, str], mount
     os.close(claim.hold_device(record_of(disk, readonly=True)))
 
 
-def test_claims_of_readers_share_the_device_and_a_writers_excludes_them(disk: str) -> None:
+def test_claims_of_readers_share_device_and_exclude_a_writer(disk: str) -> None:
     first = claim.hold_device(record_of(disk, readonly=True))
     second = claim.hold_device(record_of(disk, readonly=True))
     os.close(first)
@@ -342,7 +342,7 @@ def test_device_in_use_names_a_loop_device_on_it(attach: Attach, tmp_path: Path)
 
 
 @pytest.mark.parametrize("detached", ["target", "."], ids=["its node", "its tree"])
-def test_device_in_use_names_loop_device_whose_path_lost_its_prefix(
+def test_device_in_use_names_loop_device_of_shortened_path(
     attach: Attach, tmp_path: Path, detached: str
 ) -> None:
     """A kubelet in a container that ended: its loop device is left, and sysfs has "/" for its path."""

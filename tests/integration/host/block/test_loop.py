@@ -126,7 +126,7 @@ def test_detach_leaves_a_reused_number(unused_number: int, sparse_file: MakeFile
         loop.detach(new)
 
 
-def test_detach_of_a_number_that_is_reused_during_the_call_leaves_the_new_device(
+def test_detach_of_number_reused_during_call_leaves_new_device(
     unused_number: int, sparse_file: MakeFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process detaches it and attaches a file to its number, after the look and before the open."""
@@ -160,7 +160,7 @@ def test_detach_of_a_mounted_device_is_refused(attach: Attach, mountpoint: str) 
     assert loop.find(device.backing) == (device,)
 
 
-def test_detach_of_an_open_device_is_refused_and_keeps_it_attached(
+def test_detach_of_open_device_is_refused_and_keeps_it_attached(
     attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loopctl, "_GONE_TIMEOUT_S", 0.05)
@@ -301,7 +301,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return paths
 
 
-def test_find_and_attach_once_open_only_devices_whose_file_has_the_name(
+def test_find_and_attach_open_only_devices_with_the_files_name(
     attach: Attach, sparse_file: MakeFile, opened: list[str]
 ) -> None:
     device = attach(name="only-of-this-test.img (deleted)")  # which is how a removed one is shown
@@ -327,7 +327,7 @@ loop.attach(f"{elsewhere}/{name}", tag="mark")
 """
 
 
-def test_device_whose_attacher_had_a_mount_that_is_gone_is_found(
+def test_device_whose_attacher_had_mount_that_is_gone_is_found(
     sparse_file: MakeFile, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """As after a container: from then on the kernel shows the path of the file without that of the mount."""
@@ -356,7 +356,7 @@ def test_list_named_opens_only_devices_it_wants(attach: Attach, opened: list[str
     loop.detach(device)
 
 
-def test_tag_of_63_bytes_is_kept_after_the_file_is_removed(sparse_file: MakeFile) -> None:
+def test_tag_of_63_bytes_is_kept_after_file_is_removed(sparse_file: MakeFile) -> None:
     backing, tag = sparse_file(), "t" * loopctl.TAG_MAX_BYTES
     device = loop.attach(backing, tag=tag, once=True)
     try:

@@ -62,7 +62,7 @@ def _attach(path: str) -> None:
 
 
 @pytest.mark.parametrize("open_it", [_open_and_close, _grow, _attach])
-def test_has_writers_during_an_open_lets_both_succeed_and_is_not_signalled(
+def test_has_writers_during_an_open_disturbs_neither(
     sparse_file: MakeFile, monkeypatch: pytest.MonkeyPatch, open_it: Callable[[str], None]
 ) -> None:
     path = sparse_file()

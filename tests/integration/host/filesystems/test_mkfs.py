@@ -111,7 +111,7 @@ async def test_make_that_is_refused_leaves_the_device_blank(attach: Attach) -> N
 
 @pytest.mark.parametrize("fs_type", mkfs.SUPPORTED)
 @pytest.mark.parametrize("tries_held", [1, 1000])
-async def test_make_on_a_device_held_for_a_moment_is_tried_again(
+async def test_make_on_device_held_for_moment_is_tried_again(
     attach: Attach, monkeypatch: pytest.MonkeyPatch, fs_type: str, tries_held: int
 ) -> None:
     """A program that starts for another volume has a copy of our own hold until it executes."""
@@ -151,7 +151,7 @@ _UUID = "11111111-0000-4000-8000-000000000000"
 
 
 @pytest.mark.parametrize("fs_type", mkfs.SUPPORTED)
-def test_mkfs_killed_at_a_write_leaves_nothing_complete_or_a_whole_filesystem(
+def test_mkfs_killed_at_write_leaves_nothing_complete_or_whole_filesystem(
     attach: Attach, tmp_path: Path, fs_type: str
 ) -> None:
     device = attach(SIZES[fs_type])

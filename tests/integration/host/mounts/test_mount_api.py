@@ -180,7 +180,7 @@ def test_unmount_busy_names_mounts_and_loop_devices_on_it(
         mount_api.unmount(str(inner))
 
 
-def test_mount_guard_takes_names_an_owner_and_a_mode_but_no_data(mountpoint: str) -> None:
+def test_mount_guard_takes_names_owner_and_mode_but_no_data(mountpoint: str) -> None:
     """A runtime that misses a deferral writes nothing; a kubelet's chown and its mkdir for subPath succeed."""
     mount_api.mount_guard(mountpoint, names=True)
     assert mount_api.takes_names(mountpoint)
@@ -201,7 +201,7 @@ def test_mount_guard_takes_names_an_owner_and_a_mode_but_no_data(mountpoint: str
     assert stat.S_IMODE(os.stat(mountpoint).st_mode) == 0o2775
 
 
-def test_mount_guard_keeps_its_full_page_and_limits_the_number_of_names(mountpoint: str) -> None:
+def test_mount_guard_keeps_its_page_and_limits_its_names(mountpoint: str) -> None:
     """The page from everyone but root."""
     mount_api.mount_guard(mountpoint, names=True)
     filler = os.stat(f"{mountpoint}/{mount_api.GUARD_FILLER}")
@@ -283,9 +283,7 @@ def test_bind_excludes_mounts_below_the_source(mountpoint: str, tmp_path: Path) 
         mount_api.unmount(str(source / "inner"))
 
 
-def test_bind_of_what_is_absent_or_of_another_type_is_refused(
-    mountpoint: str, tmp_path: Path
-) -> None:
+def test_bind_of_absent_or_different_source_is_refused(mountpoint: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for source, target in ((tmp_path / "file", mountpoint), (tmp_path, tmp_path / "file")):
         with raised("InvalidMountTarget"):
@@ -296,7 +294,7 @@ def test_bind_of_what_is_absent_or_of_another_type_is_refused(
         mount_api.mount_guard(str(tmp_path / "none"))
 
 
-def test_mount_at_a_path_with_special_characters_is_found_and_unmounted(tmp_path: Path) -> None:
+def test_mount_at_path_with_special_characters_is_found_and_unmounted(tmp_path: Path) -> None:
     target = tmp_path / 'a b\tc\nd\\e#"f, é'
     target.mkdir()
     mount_api.mount_guard(str(target))
@@ -307,7 +305,7 @@ def test_mount_at_a_path_with_special_characters_is_found_and_unmounted(tmp_path
     assert mountinfo.at(str(target)) is None
 
 
-def test_at_finds_a_mount_through_a_linked_parent_and_not_when_covered(tmp_path: Path) -> None:
+def test_at_finds_mount_through_linked_parent_and_not_when_covered(tmp_path: Path) -> None:
     """The kubelet's root is a symbolic link on some nodes: comparing texts would see no mount and stack another."""
     (tmp_path / "real" / "v").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")

@@ -17,7 +17,7 @@ from tests.support.raised import raised
 pytestmark = pytest.mark.root
 
 
-def test_the_mount_that_holds_a_path_is_the_deepest_and_the_topmost_of_the_list(
+def test_mount_that_holds_path_is_deepest_and_topmost_of_list(
     tmp_path: Path,
 ) -> None:
     inner = tmp_path / "a" / "b"
@@ -113,7 +113,7 @@ def test_mounts_of_a_peer_of_the_host_propagate(kubelet: Path) -> None:
 
 
 @pytest.mark.parametrize("propagation", ["unchanged", "slave"])
-def test_a_driver_mounts_are_seen_by_a_peer_and_by_a_slave(kubelet: Path, propagation: str) -> None:
+def test_driver_mounts_are_seen_by_peer_and_by_slave(kubelet: Path, propagation: str) -> None:
     below = kubelet / "plugins" / "kubernetes.io" / "csi" / "volumeDevices"
     assert _checked(below, propagation=propagation, check=_SEEN) == "propagates\n"
 
@@ -179,7 +179,7 @@ def test_apply_changes_links_themselves_and_skips_other_filesystems(tmp_path: Pa
     mount_api.unmount(str(volume / "other"))
 
 
-def test_apply_leaves_what_replaced_a_file_or_covered_a_directory_since_it_was_looked_at(
+def test_apply_leaves_file_or_directory_replaced_since_the_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer in the volume puts a pipe, or a device's node, where a file was."""
@@ -252,7 +252,7 @@ def test_apply_walks_a_tree_deeper_than_files_and_stack(tmp_path: Path) -> None:
         os.unlink("side", dir_fd=chain[700])
 
 
-def test_apply_does_not_follow_a_directory_that_is_moved_out_while_the_walk_is_deep_below(
+def test_apply_does_not_follow_directory_moved_out_during_walk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its descriptor was closed, and ".." of what is below it leads out of the volume now."""

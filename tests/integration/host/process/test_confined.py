@@ -62,7 +62,7 @@ def test_confined_program_that_takes_too_much_memory_fails_alone(device: Path) -
     assert "MemoryError" in done.stderr_tail
 
 
-def test_status_of_program_that_cannot_start_is_an_error_and_not_an_exit_code(device: Path) -> None:
+def test_program_that_cannot_start_is_error_and_no_exit_code(device: Path) -> None:
     """bwrap exits with 1, and 1 of e2fsck is "corrected"."""
     with pytest.raises(confined.CannotConfine, match="no-such-tool"):
         run(("no-such-tool",), device)

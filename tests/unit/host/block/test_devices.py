@@ -67,7 +67,7 @@ def test_is_blank_reads_odd_sizes_to_the_last_byte(tmp_path: Path, size: int) ->
     assert not devices.is_blank(str(path))
 
 
-def test_is_blank_of_what_has_no_size_or_cannot_be_read_raises(tmp_path: Path) -> None:
+def test_is_blank_raises_for_device_without_size_or_unreadable(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(errors.NotReady, match="no size"):
         devices.is_blank(str(tmp_path / "empty"))
@@ -173,7 +173,7 @@ def test_names_that_are_no_standards_join_no_two_disks(by_number: str, tmp_path:
     assert not _set("sda1", by_number).shares_bytes_with(_set("sdb", by_number))
 
 
-def test_partition_of_a_disk_whose_name_ends_in_a_digit_is_related(tmp_path: Path) -> None:
+def test_partition_of_disk_whose_name_ends_in_digit_is_related(tmp_path: Path) -> None:
     numbers, disk = tmp_path / "numbers", tmp_path / "devices" / "nvme0n1"
     numbers.mkdir()
     for place, number in ((disk, "259:0"), (disk / "nvme0n1p1", "259:1")):
@@ -210,7 +210,7 @@ def hold(holders_of: Path, name: str, *, map_name: str = "") -> None:
     (holders_of / "7:3" / "holders" / name).symlink_to(device)
 
 
-def test_device_in_use_names_the_map_and_the_array_upon_it(holders_of: Path) -> None:
+def test_device_in_use_names_map_and_array_upon_it(holders_of: Path) -> None:
     hold(holders_of, "dm-0", map_name="data-one")
     hold(holders_of, "md127")
     stacked = holders.stacked_on(NUMBER, by_number=str(holders_of))
@@ -270,7 +270,7 @@ def test_kernel_that_maps_nothing_says_why(tmp_path: Path, monkeypatch: pytest.M
     assert "hostPID" in kernel.obstacle()
 
 
-def test_image_is_mapped_with_a_client_of_its_own_and_without_the_key_in_the_options(
+def test_image_is_mapped_with_own_client_and_no_visible_key(
     kernel: KernelRbd, sysfs: FakeSysfs, keys: list[tuple[str, str, bytes]]
 ) -> None:
     mapping = kernel.map(IMAGE, LOGIN, readonly=False)
@@ -292,7 +292,7 @@ def test_image_is_mapped_with_a_client_of_its_own_and_without_the_key_in_the_opt
     assert kernel.find(IMAGE) == mapping
 
 
-def test_readers_mapping_is_read_only_and_is_told_of_a_new_size(kernel: KernelRbd) -> None:
+def test_mapping_of_reader_is_read_only_and_follows_new_size(kernel: KernelRbd) -> None:
     mapping = kernel.map(IMAGE, LOGIN, readonly=True)
     assert mapping.is_readonly
     assert kernel.size_bytes(mapping) == 1024
@@ -336,7 +336,7 @@ def test_unmapping_is_idempotent_and_never_forced(
         (errno.EINVAL, "ms_mode"),
     ],
 )
-def test_refusal_of_the_kernel_says_what_its_errno_means_and_has_no_key(
+def test_refusal_of_kernel_explains_its_errno_without_the_key(
     kernel: KernelRbd, sysfs: FakeSysfs, number: int, why: str
 ) -> None:
     sysfs.fails = number

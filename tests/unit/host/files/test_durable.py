@@ -124,7 +124,7 @@ def _of_another_user(path: Path) -> None:
         ),
     ],
 )
-def test_read_of_what_another_could_have_made_is_refused_without_blocking(
+def test_read_of_untrusted_file_is_refused_without_blocking(
     tmp_path: Path, make: Callable[[Path], None], error: type[errors.CrustError], why: str
 ) -> None:
     make(tmp_path / "a")
@@ -150,7 +150,7 @@ def test_make_directory_where_others_may_write_is_refused(tmp_path: Path, mode: 
         durable.make_directory(tmp_path / "d", 0o700)
 
 
-def test_make_directory_syncs_the_names_in_an_existing_one_and_its_own(tmp_path: Path) -> None:
+def test_make_directory_syncs_names_in_existing_one_and_its_own(tmp_path: Path) -> None:
     """A process that was killed between a rename and its sync leaves a name that a power cut takes back."""
     with recorded() as steps:
         durable.make_directory(tmp_path / "d", 0o700)
@@ -161,7 +161,7 @@ def test_make_directory_syncs_the_names_in_an_existing_one_and_its_own(tmp_path:
 
 
 @pytest.mark.parametrize("replaces", [True, False])
-def test_publish_syncs_the_content_before_the_name_and_the_name_after(
+def test_publish_syncs_content_before_name_and_name_after(
     tmp_path: Path, *, replaces: bool
 ) -> None:
     with recorded() as steps:

@@ -51,7 +51,7 @@ def test_lock_is_released_when_its_process_dies(tmp_path: Path) -> None:
     locks.ProcessLock.acquire(tmp_path / "lock").close()
 
 
-def test_lock_on_an_inherited_descriptor_lives_as_long_as_the_child(tmp_path: Path) -> None:
+def test_lock_on_inherited_descriptor_lives_as_long_as_child(tmp_path: Path) -> None:
     """A claim's lock is handed to the hypervisor: it must outlive whoever took it, and no longer than the heir."""
     path = tmp_path / "claim"
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -121,7 +121,7 @@ def with_folder(tmp_path: Path) -> HeldDirectory:
     return directory
 
 
-def test_a_held_folder_is_reached_after_another_one_took_its_name(tmp_path: Path) -> None:
+def test_held_folder_is_reached_after_another_one_took_its_name(tmp_path: Path) -> None:
     directory, folder = with_folder(tmp_path), tmp_path / "a" / "folder"
     directory.check_in_place()
     folder.rename(tmp_path / "moved")
@@ -229,7 +229,7 @@ def test_make_directory_where_something_else_is_fails(root: Path) -> None:
     assert not (root / "none").exists()
 
 
-def test_make_file_keeps_an_empty_file_and_refuses_a_full_one(root: Path) -> None:
+def test_make_file_keeps_empty_file_and_refuses_full_one(root: Path) -> None:
     target_paths.make_file(target(root / "v"), [str(root)])
     target_paths.make_file(target(root / "v"), [str(root)])
     (root / "v").write_bytes(b"x")

@@ -42,7 +42,7 @@ def test_create_and_grow_sync_the_image(tmp_path: Path) -> None:
     assert steps == [("sync", image)], "a process that was killed may have grown it"
 
 
-def test_an_image_is_a_hole_until_a_byte_is_written_and_when_it_is_punched_again(
+def test_image_is_hole_before_first_write_and_after_punch(
     tmp_path: Path,
 ) -> None:
     image = tmp_path / "a.img"

@@ -64,7 +64,7 @@ def judge(
         ("raw", [Action.KEEP, DIFFERENT, NONE, NONE]),
     ],
 )
-def test_decide_formats_only_a_new_volume_that_reads_as_zeros_or_an_interrupted_mkfs(
+def test_decide_formats_only_zeroed_new_volume_or_interrupted_mkfs(
     state: ContentState, expected: list[Action | str]
 ) -> None:
     assert [judge(state, found) for found in FOUND] == expected
@@ -72,7 +72,7 @@ def test_decide_formats_only_a_new_volume_that_reads_as_zeros_or_an_interrupted_
     assert [judge(state, found, zeros=False) for found in FOUND] == unread
 
 
-def test_decide_what_a_guest_has_made_is_kept_and_only_a_blank_volume_is_formatted() -> None:
+def test_decide_keeps_filesystem_of_guest_and_formats_only_blank_volume() -> None:
     """Of a volume that guests had and this driver has never formatted. What is not finished is not cleared either."""
     for zeros, blank in ((True, Action.MAKE), (False, DOUBT)):
         decided = [
@@ -130,7 +130,7 @@ def test_read_ext4_size_is_blocks_times_block_size(tmp_path: Path) -> None:
     assert (block.block_size_bytes, block.size_bytes, block.clean) == (4096, 4_096_000, True)
 
 
-def test_read_ext4_uses_the_high_half_only_with_the_64bit_feature(tmp_path: Path) -> None:
+def test_read_ext4_uses_high_half_only_with_64bit_feature(tmp_path: Path) -> None:
     high = (0x150, "<I", 1)
     assert superblocks.read_ext4(ext4(tmp_path / "a", high=high)).blocks == 1000
     small = {"log_block": (0x18, "<I", 0)}

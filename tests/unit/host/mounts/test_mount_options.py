@@ -61,7 +61,7 @@ def test_parse_refuses_options_that_the_filesystem_may_not_have(fs_type: str, wo
 
 
 @pytest.mark.parametrize("words", [(), ("suid", "dev")])
-def test_parse_of_an_untrusted_filesystem_is_nosuid_and_nodev_whatever_is_asked(
+def test_parse_of_untrusted_filesystem_is_always_nosuid_and_nodev(
     words: tuple[str, ...],
 ) -> None:
     assert mount_options.for_kernel("xfs", words, untrusted=True) == (NOSUID | NODEV, ())
@@ -109,7 +109,7 @@ def test_parse_decodes_names_and_finds_what_is_read_only() -> None:
     assert (mount.source, mount.super_options) == ("", ("rw",))
 
 
-def test_at_finds_a_mount_through_a_link_above_and_not_at_the_end(tmp_path: Path) -> None:
+def test_at_finds_mount_through_link_above_and_not_at_end(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/proc")
     (tmp_path / "top").symlink_to("/")
     for path in (tmp_path, tmp_path / "absent", tmp_path / "link"):

@@ -55,7 +55,7 @@ async def test_run_passes_only_the_inherited_descriptors(tmp_path: Path) -> None
         os.close(fd)
 
 
-async def test_run_has_an_empty_input_a_small_environment_and_a_session_of_its_own() -> None:
+async def test_run_has_empty_input_small_environment_and_own_session() -> None:
     code = (
         "import os, sys; print(repr(sys.stdin.read()), os.getsid(0) == os.getpid(), os.environ['LC_ALL'], "
         "*sorted(os.environ.keys() - {'LC_CTYPE'})); sys.stdout.write('x' * 300_000)"
@@ -119,7 +119,7 @@ async def test_run_cancelled_returns_only_after_the_program_ended(
     assert await asyncio.to_thread(ends, pidfd, LONG_S if "Popen" in code else 0)
 
 
-async def test_run_cancelled_while_the_program_starts_ends_it_with_its_children(
+async def test_run_cancelled_while_program_starts_ends_it_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """asyncio then kills the leader alone, and waits for the pipes, which a child holds open without end."""
@@ -193,7 +193,7 @@ Code = grpc.StatusCode
         (errno.EXFULL, errors.RuntimeFailed, Code.INTERNAL),
     ],
 )
-def test_errno_gives_the_branch_that_code_catches_and_the_code_that_a_co_may_act_on(
+def test_errno_gives_branch_for_code_and_status_for_co(
     number: int, kind: type[errors.CrustError], code: grpc.StatusCode
 ) -> None:
     error = syscalls.translate(OSError(number, "x"), "cannot do it")
@@ -227,9 +227,7 @@ def test_boot_id_is_a_constant_uuid() -> None:
 
 
 @pytest.mark.parametrize("address", ["PATH", "@crust-test"])
-def test_systemd_is_told_of_the_start_and_that_the_process_lives(
-    tmp_path: Path, address: str
-) -> None:
+def test_systemd_is_told_of_start_and_that_process_lives(tmp_path: Path, address: str) -> None:
     """At a socket with a path, and at an abstract one."""
     address = address.replace("PATH", str(tmp_path / "notify")).replace("@", f"@{os.getpid()}-")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listens:
@@ -244,7 +242,7 @@ def test_systemd_is_told_of_the_start_and_that_the_process_lives(
     assert systemd.ping_watchdog(unit), "a systemd that does not listen is no error"
 
 
-def test_nothing_is_sent_outside_of_a_unit_or_for_another_process(tmp_path: Path) -> None:
+def test_nothing_is_sent_outside_of_unit_or_for_another_process(tmp_path: Path) -> None:
     here = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
     assert not systemd.report_serving({})
     assert not systemd.ping_watchdog({})
@@ -264,7 +262,7 @@ def _process(program: str, *words: str, fds: tuple[int, ...] = ()) -> Iterator[i
         process.kill()
 
 
-def test_holder_of_a_lock_is_found_by_any_path_of_its_file(tmp_path: Path) -> None:
+def test_holder_of_lock_is_found_by_any_path(tmp_path: Path) -> None:
     """As a process of another mount namespace has; one that only has the file open is no holder."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

@@ -105,7 +105,7 @@ async def test_thread_that_cannot_start_is_no_worker_free(monkeypatch: pytest.Mo
     assert calls == 0
 
 
-async def test_thread_without_a_call_ends_and_the_next_call_has_another(
+async def test_thread_without_call_ends_and_next_call_has_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(workers, "IDLE_S", 0.01)
@@ -151,7 +151,7 @@ async def test_long_work_leaves_threads_for_the_rest(dead: threading.Event) -> N
     await asyncio.gather(*copies)
 
 
-async def test_pool_never_has_more_threads_than_its_limit_and_counts_what_waits(
+async def test_pool_keeps_its_limit_of_threads_and_counts_waiting_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)

@@ -186,7 +186,7 @@ async def test_volume_that_is_not_deferred_exits_1(node: Node) -> None:
     assert "vol-9 is not deferred on this node" in result.output
 
 
-async def test_log_line_of_a_publish_on_the_host_says_what_decided(
+async def test_log_line_of_publish_on_host_says_what_decided(
     node: Node, target: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     lines: list[dict[str, Any]] = []
