@@ -257,20 +257,6 @@ def test_objects_of_another_driver_refer_to_each_other(tmp_path: Path) -> None:
         assert workload["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
-@pytest.mark.parametrize(
-    ("driver", "stem"),
-    [
-        ("block.csi.crust.dev", "crust"),
-        ("rbd.csi.crust.dev", "crust-rbd"),
-        ("disks.example.com", "crust-disks-example-com"),
-        ("my-disks.example.com", "crust-my--disks-example-com"),
-        ("a", "crust-a"),
-    ],
-)
-def test_stem_follows_from_the_drivers_name(driver: str, stem: str) -> None:
-    assert objects.stem(driver) == stem
-
-
 def test_no_two_names_have_one_stem() -> None:
     """All names of up to six characters of those that matter."""
     stems: dict[str, str] = {}

@@ -304,11 +304,15 @@ def test_restart_command_may_leave_its_output_open(tmp_path: Path) -> None:
         os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
-def test_failed_restart_command_is_reported_with_its_output() -> None:
-    with pytest.raises(AssertionError, match="ended with 3: no such driver"):
-        run_restart_command("echo no such driver >&2; exit 3", 60.0)
-
-
-def test_hanging_restart_command_is_reported() -> None:
-    with pytest.raises(AssertionError, match=r"did not return within 0\.2 s: it printed nothing"):
-        run_restart_command("exec sleep 600", 0.2)
+@pytest.mark.parametrize(
+    ("command", "limit_s", "words"),
+    [
+        ("echo no such driver >&2; exit 3", 60.0, "ended with 3: no such driver"),
+        ("exec sleep 600", 0.2, r"did not return within 0\.2 s: it printed nothing"),
+    ],
+)
+def test_restart_command_that_fails_or_hangs_is_reported(
+    command: str, limit_s: float, words: str
+) -> None:
+    with pytest.raises(AssertionError, match=words):
+        run_restart_command(command, limit_s)

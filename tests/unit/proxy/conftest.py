@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.nodes import node as nodes
 from tests.support.nodes.fake_targets import GUARD
+from tests.support.nodes.tables import Bench
 
 
 @pytest.fixture
@@ -21,6 +22,11 @@ async def kata(node: nodes.Node) -> AsyncIterator[nodes.Node]:
     """A node with one handler that has all features."""
     async with node.handler():
         yield node
+
+
+@pytest.fixture
+def bench(places: nodes.Places) -> Bench:
+    return Bench.make(places)
 
 
 @pytest.fixture

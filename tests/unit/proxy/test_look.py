@@ -28,11 +28,6 @@ from tests.support.runtimes import fake_handler
 Code = grpc.StatusCode
 
 
-@pytest.fixture
-def bench(places: Places) -> Bench:
-    return Bench.make(places)
-
-
 def _touch(node: Node, target: str) -> None:
     """Whatever changes an entry causes a look."""
     entry = node.entry(target)

@@ -16,7 +16,6 @@ from crust.handoff.record import Record
 from crust.host.block.device_sets import DeviceSet
 from crust.proxy.table import Table
 from crust.proxy.target import Target
-from tests.support.nodes.node import Places
 from tests.support.nodes.tables import Bench
 from tests.support.raised import raised
 from tests.support.records import records
@@ -36,11 +35,6 @@ class SlowLooks(entry.Looks):
         self.entered.set()
         assert self.go_on.wait(20)
         return seen
-
-
-@pytest.fixture
-def bench(places: Places) -> Bench:
-    return Bench.make(places)
 
 
 @pytest.fixture
