@@ -209,17 +209,17 @@ def test_case_without_capability_is_skipped_and_reported(
 
 def test_reports_have_every_case_with_its_outcome(tmp_path: Path) -> None:
     driver = FakeDriver("1.13", {"lock-beside-socket", "never-idempotent"})
-    junit, found = tmp_path / "report.xml", tmp_path / "report.json"
-    run(driver, tmp_path, "C-001", "C-010", "C-103", "C-601", junit=junit, json=found)
-    cases = {load["number"]: load for load in json.loads(found.read_text())["cases"]}
-    outcomes = {number: each["outcome"] for number, each in cases.items()}
+    junit, report = tmp_path / "report.xml", tmp_path / "report.json"
+    run(driver, tmp_path, "C-001", "C-010", "C-103", "C-601", junit=junit, json=report)
+    cases = {case["number"]: case for case in json.loads(report.read_text())["cases"]}
+    outcomes = {number: case["outcome"] for number, case in cases.items()}
     expected = {"C-001": "passed", "C-010": "warning", "C-103": "failed", "C-601": "skipped"}
     assert outcomes == expected
     assert cases["C-103"]["findings"][0]["sent"].startswith("CreateVolumeRequest {")
     suites = ElementTree.parse(junit).getroot()
     counts = suites[0].attrib
     assert (counts["tests"], counts["failures"], counts["skipped"]) == ("4", "1", "1")
-    kinds = {each.get("name", "")[:5]: {kind.tag for kind in each} for each in suites[0]}
+    kinds = {case.get("name", "")[:5]: {kind.tag for kind in case} for case in suites[0]}
     assert {number: tags - {"properties"} for number, tags in kinds.items()} == {
         "C-001": set(), "C-010": {"system-out"}, "C-103": {"failure"}, "C-601": {"skipped"},
     }  # fmt: skip
