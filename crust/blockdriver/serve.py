@@ -190,7 +190,7 @@ class LostNodes:
 
     No call triggers it: pods that wait for a claim go on by themselves. Each pass calls `declared` again; a node that
     only does not answer is never in its result. Even so the pass leaves a connected client alone, because it lives
-    (`fencing.HolderConnected`), and repeats until the client has ended, or `declared` omits the node. A pass reads
+    (`HolderConnected`), and repeats until the client has ended, or `declared` omits the node. A pass reads
     the claim of each volume: 0.4 ms.
     """
 

@@ -48,7 +48,7 @@ class ControllerPublish:
         """Publish the volume to the node; a repeated publish is a success.
 
         Raises `models.VolumeNotFound`, `NodeNotFound`, `capability_check.CapabilityNotSupported`,
-        `PublishedToNodeDifferently`, `capability_check.PublishedToOtherNode`, `capability_check.AttachLimitReached`,
+        `PublishedToNodeDifferently`, `capability_check.PublishedToOtherNode`, `AttachLimitReached`,
         `ImageMissing`, `ForeignImage`. Blocks.
         """
         record = self.stores.volume_records.load(request.volume_id)
@@ -93,7 +93,7 @@ class ControllerPublish:
     def slots(
         self, node_id: str, known_ids: Collection[str] = ()
     ) -> tuple[int, tuple[volumes.VolumeId, ...]]:
-        """The slots of a node (`AttachSlots.now`); raises `NodeNotFound`. Blocks."""
+        """The slots of a node (`AttachSlots.in_use`); raises `NodeNotFound`. Blocks."""
         if node_id != self.stores.node_id:
             raise NodeNotFound(node_id)
         return self.stores.attach_slots.in_use(known_ids)

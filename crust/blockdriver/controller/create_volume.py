@@ -70,7 +70,7 @@ class Provisioner:
     async def create(self, request: Create) -> VolumeRecord:
         """Create the volume; an equal volume is a success. Returns its record.
 
-        Raises `capability_check.CapabilityNotSupported`, `class_parameters.UnknownParameter`,
+        Raises `capability_check.CapabilityNotSupported`, `UnknownParameter`,
         `class_parameters.InvalidParameter`, `VolumeSizeNotPossible`, `VolumeExistsDifferently`, `OrphanImage`,
         `topology.TopologyNotAccessible`, `OutOfCapacity`; `ImageMissing`, `ForeignImage` for an existing volume whose
         image is gone: the driver never recreates it under the name of its lost data.
@@ -222,7 +222,7 @@ class Provisioner:
         """The bytes for such volumes, by the numbers that decide about new volumes: available, the largest and the
         smallest size. All are 0 if such a volume cannot be made. Blocks.
 
-        Raises `class_parameters.UnknownParameter`, `InvalidParameter`.
+        Raises `UnknownParameter`, `InvalidParameter`.
         """
         supported = self.stores.supported
         parameters = class_parameters.parse(dict(query.parameters), supported.fs_types)

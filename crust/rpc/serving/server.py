@@ -92,7 +92,7 @@ async def serving(
     """Serve on `socket_path` while the block runs; then wait for running calls.
 
     `lock_path` defaults to the socket's path with `.lock` added; None: the process has a lock already. Raises
-    `sockets.SocketInUse`, `sockets.NotASocket`, `SocketBindFailed`, `locks.LockHeld`, `channel.SocketPathTooLong`.
+    `SocketInUse`, `NotASocket`, `SocketBindFailed`, `locks.LockHeld`, `SocketPathTooLong`.
     """
     channel.target_of(socket_path)
     if lock_path == "":
