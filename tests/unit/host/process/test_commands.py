@@ -163,6 +163,9 @@ async def test_endless_output_fails_with_bounded_memory(monkeypatch: pytest.Monk
     monkeypatch.setattr(commands, "OUTPUT_LIMIT_BYTES", 1000)
     with pytest.raises(commands.CommandFailed, match="more than 1000 bytes"):
         await commands.run_command(argv, timeout_s=LONG_S)
+    monkeypatch.setattr(commands, "_started", start)
+    with pytest.raises(commands.CommandFailed, match="exited with 3"):
+        await commands.run_command(["sh", "-c", "yes >&2; exit 3"], timeout_s=LONG_S)
 
 
 Code = grpc.StatusCode
