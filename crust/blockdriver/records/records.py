@@ -153,7 +153,7 @@ class Records(Generic[M]):
         record. Raises `RecordChanged`.
         """
         assert record.stored is not None
-        written = record.but(revision=record.revision + 1)
+        written = record.model_copy(update={"revision": record.revision + 1})
         data = written.encode()
         self._store.save(record.key, data, previous=record.stored)
         return written.model_copy(update={"stored": data})

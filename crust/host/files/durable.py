@@ -23,6 +23,7 @@ import pathlib
 import secrets
 import stat
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -82,13 +83,17 @@ def write_file(
     with syscalls.translating(f"cannot write {path}"):
         try:
             write_staged(aside, data, mode=mode, sync=survives_power_cut, shown=str(path))
-            # link(2) never replaces
-            (os.rename if replaces else os.link)(aside, final)
+            if replaces:
+                os.rename(aside, final)
+                aside = ""
+            else:
+                os.link(aside, final)  # it never replaces
         except FileExistsError as err:
             raise PathAlreadyExists(str(path)) from err
         finally:
-            with contextlib.suppress(FileNotFoundError):  # a rename has taken it away
-                os.unlink(aside)
+            if aside:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(aside)
         if survives_power_cut:
             _sync(os.path.dirname(final) or ".")
 
@@ -109,24 +114,41 @@ def find(path: AnyPath, *, limit_bytes: int) -> bytes | None:
     None if it is absent; never if it is there: a disk that is offline gives ENODEV, a socket ENXIO. Raises
     `UntrustedFile`, `UnreadableFile`.
     """
-    with syscalls.translating(f"cannot read {path}"):
+    with opened(path, os.O_RDONLY) as fd:
+        return None if fd is None else content(fd, path, limit_bytes=limit_bytes)
+
+
+@contextlib.contextmanager
+def opened(path: AnyPath, access: int) -> Iterator[int | None]:
+    """The descriptor of a file whose `content` can be read; None if it is absent. Raises `UnreadableFile`."""
+    with syscalls.translating(f"cannot open {path}"):
         try:
             # O_NONBLOCK: opening a pipe that another user put there must not hang.
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
-            return None
+            fd = -1
         except OSError as err:
             if err.errno in (errno.ENODEV, errno.ENXIO):
                 raise UnreadableFile(str(path), syscalls.reason(err)) from err
             raise
-        with syscalls.closing(fd):  # not open(fd): it refuses a directory without our reason
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise UnreadableFile(str(path), "it is not a regular file")
-            _check_only_ours(str(path), status)
-            data = os.read(fd, min(status.st_size, limit_bytes) + 1)
-            while len(data) <= limit_bytes and (part := os.read(fd, limit_bytes + 1 - len(data))):
-                data += part
+    if fd < 0:
+        yield None
+        return
+    with syscalls.closing(fd):
+        yield fd
+
+
+def content(fd: int, path: AnyPath, *, limit_bytes: int) -> bytes:
+    """The content of an open file, as `find`. Raises `UntrustedFile`, `UnreadableFile`."""
+    with syscalls.translating(f"cannot read {path}"):
+        # not open(fd): it refuses a directory without our reason
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise UnreadableFile(str(path), "it is not a regular file")
+        _check_only_ours(str(path), status)
+        data = os.read(fd, min(status.st_size, limit_bytes) + 1)
+        while len(data) <= limit_bytes and (part := os.read(fd, limit_bytes + 1 - len(data))):
+            data += part
     if len(data) > limit_bytes:
         raise UnreadableFile(str(path), f"it is larger than {limit_bytes} bytes")
     return data

@@ -251,17 +251,20 @@ class FileRecords:
         `durable.UnreadableFile`.
         """
         # a read beside a write in place could see a part of each record
-        with self._locks[hash(key) % _LOCKS]:
-            data = durable.find(self._path(key), limit_bytes=self._limit_bytes)
-        return None if data is None else data.rstrip(b" ")
+        path = self._path(key)
+        with self._locks[hash(key) % _LOCKS], durable.opened(path, os.O_RDONLY) as fd:
+            return None if fd is None else self._read(fd, path)
 
     def save(self, key: str, data: bytes, *, previous: bytes) -> None:
-        """Replace the record."""
+        """Replace the record: it compares and writes the file that it has opened once."""
         path = self._path(key)
-        with self._locks[hash(key) % _LOCKS]:
-            if self.load(key) != previous:
+        with self._locks[hash(key) % _LOCKS], durable.opened(path, os.O_RDWR) as fd:
+            if fd is None or self._read(fd, path) != previous:
                 raise RecordChanged(self.shown(key))
-            self._reserve.change(lambda: _replace(path, data.ljust(_SECTOR_BYTES)))
+            self._reserve.change(lambda: _replace(fd, path, data.ljust(_SECTOR_BYTES)))
+
+    def _read(self, fd: int, path: Place) -> bytes:
+        return durable.content(fd, path, limit_bytes=self._limit_bytes).rstrip(b" ")
 
     def shown(self, key: str) -> str:
         """The path."""
@@ -271,13 +274,12 @@ class FileRecords:
         return self._directory / key / self._file
 
 
-def _replace(path: Place, data: bytes) -> None:
+def _replace(fd: int, path: Place, data: bytes) -> None:
     """Write a sector in place of another one: neither name nor size changes, so it waits for no journal.
 
     It replaces a file with a second name, which may belong to a backup.
     """
-    flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-    with syscalls.translating(f"cannot write {path}"), syscalls.closing(os.open(path, flags)) as fd:
+    with syscalls.translating(f"cannot write {path}"):
         status = os.fstat(fd)
         if len(data) == status.st_size == _SECTOR_BYTES and status.st_nlink == 1:
             os.pwrite(fd, data, 0)

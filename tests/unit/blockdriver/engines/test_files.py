@@ -176,7 +176,7 @@ def test_record_is_read_and_written_in_place_under_one_lock(
         return called
 
     monkeypatch.setattr(os, "pwrite", note_lock(os.pwrite))
-    monkeypatch.setattr(durable, "find", note_lock(durable.find))
+    monkeypatch.setattr(durable, "content", note_lock(durable.content))
     store.save(VOLUME, b"another", previous=b"its content")
     assert held == [True, True]
 
