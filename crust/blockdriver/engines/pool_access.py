@@ -310,8 +310,8 @@ class NodeAccess(Protocol):
     def is_empty(self, volume_id: volumes.VolumeId) -> bool:
         """Whether the engine stores no data for the volume, so that every byte of it reads as zero.
 
-        Writes to this node's device count once they are written back (`devices.sync`). True is exact; False may be
-        wrong. Raises `ImageMissing`.
+        Writes to this node's device count once they are written back (`devices.write_back`). True is exact; False may
+        be wrong. Raises `ImageMissing`.
         """
         ...
 

@@ -84,13 +84,13 @@ class FilesystemPreparation:
             if action in (Action.MAKE, Action.CLEAR_AND_MAKE):
                 content = self._intend(due)
             if action is Action.MAKE:
-                devices.sync(device)  # the writes since the look
+                devices.write_back(device)  # the writes since the look
                 if not self.stores.access.is_empty(content.volume_id):
                     mkfs.check_blank(device, signatures.probe(device))
+            opened = devices.open_shared(device)
+            descriptors.callback(os.close, opened)
         if action is Action.CLEAR_AND_MAKE:
             devices.zero_device(device)
-        opened = devices.open_shared(device)
-        descriptors.callback(os.close, opened)
         inherits = (*due.inherits, opened)
         return replace(
             due, action=action, content=content, inherits=inherits, held=descriptors.pop_all()
@@ -132,7 +132,7 @@ class FilesystemPreparation:
         # It does not probe a new volume while the engine stores no data of it.
         new = content.state == "new"
         if new and not due.attachment.is_new:
-            devices.sync(device)
+            devices.write_back(device)
         zeros = new and self.stores.access.is_empty(content.volume_id)
         return format_decision.judge(
             content,

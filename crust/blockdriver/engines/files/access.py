@@ -53,17 +53,18 @@ class FileAccess:
         """One loop device per file, for any access, because no other node reaches the file; with direct I/O unless
         that makes clones slow.
         """
-        attached = self.attached(volume_id)
+        attached = self.attached(volume_id) if volume_id in self._known else None
         if attached is not None:
             return attached
         path = self._directories.image(volume_id)
-        if not sparse.exists(path):
-            raise ImageMissing(volume_id)
         # Only this process attaches files of the pool: a file without a writer has no device.
-        is_new = not sparse.has_writers(path)
-        device = loop.attach(
-            path, direct_io=self._direct_io, tag=self._tag_of(volume_id), once=not is_new
-        )
+        is_new, tag = not sparse.has_writers(path), self._tag_of(volume_id)
+        try:
+            device = loop.attach(path, direct_io=self._direct_io, tag=tag, once=not is_new)
+        except errors.NotFound as err:
+            if sparse.exists(path):
+                raise
+            raise ImageMissing(volume_id) from err
         self._known[volume_id] = device
         return replace(_attachment(device), is_new=is_new)
 
