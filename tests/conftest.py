@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 
 from tests.support import capabilities, leaks
-from tests.support.nodes.node import Places
+from tests.support.nodes.places import Places
 
 # Else an example that takes longer than 200 ms fails, as on a busy machine any may.
 hypothesis.settings.register_profile("untimed", deadline=None)

@@ -15,6 +15,8 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 MIB = 1 << 20
 MODE = csi_pb2.VolumeCapability.AccessMode
+NAMED = {"crust.dev/runtime-handler": "kata"}
+"""Context of a publish that names its handler: right after a start, one without a name waits for the grace's end."""
 
 Answer = TypeVar("Answer")
 Metadata = tuple[tuple[str, str], ...]

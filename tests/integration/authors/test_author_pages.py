@@ -20,7 +20,7 @@ from tests.support import capabilities, processes
 from tests.support.co import Co
 from tests.support.drivers import own_driver
 from tests.support.faults.refusals import refused
-from tests.support.nodes.node import Places
+from tests.support.nodes.places import Places
 from tests.support.pages.page_programs import program
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]

@@ -17,10 +17,9 @@ from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver, rbd_node
-from tests.support.co import Co, capability
+from tests.support.co import NAMED, Co, capability
 from tests.support.faults.refusals import repeated
-from tests.support.nodes import node as nodes
-from tests.support.nodes.node import Places
+from tests.support.nodes.places import Places
 from tests.support.runtimes.fake_handler import FakeHandler
 from tests.support.runtimes.fake_handler import running as registered
 
@@ -96,7 +95,7 @@ class TwoDrivers:
             volume.volume_id,
             target,
             staging=self.staging(volume),
-            volume_context=nodes.NAMED,
+            volume_context=NAMED,
             secrets=self.secrets if driver == SHARED else {},
         )
 

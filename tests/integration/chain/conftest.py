@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.nodes.node import Places
+from tests.support.nodes.places import Places
 from tests.support.nodes.served_node import BlockNode, started
 
 

@@ -22,8 +22,8 @@ from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import capability
 from tests.support.faults.refusals import refused
 from tests.support.memory_csi.node import Mounts
-from tests.support.nodes import node as nodes
-from tests.support.nodes.node import Places
+from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.places import Places
 from tests.support.nodes.served_node import BlockNode
 
 pytestmark = pytest.mark.root

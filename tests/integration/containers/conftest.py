@@ -5,20 +5,22 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
 
+from crust.core.settings import OWN_DRIVER
 from crust.host.mounts import mountinfo
-from crust.rpc import channel
 from tests.support import capabilities, containers
 from tests.support.co import Co, capability
 from tests.support.containers import BIDIRECTIONAL, Bind, Container, Containerd
 from tests.support.drivers import remnants
 from tests.support.faults.refusals import until_probe
-from tests.support.nodes.node import Places
+from tests.support.nodes.places import Places
 from tests.support.nodes.served_node import BlockNode
 
 ANSWER_S = 120.0
@@ -31,7 +33,7 @@ class PodPlaces(Places):
 
     @property
     def csi(self) -> str:
-        return f"{self.kubelet}/plugins/{BlockNode.served}/csi.sock"
+        return f"{self.kubelet}/plugins/{OWN_DRIVER}/csi.sock"
 
     @property
     def shim(self) -> str:
@@ -52,7 +54,11 @@ class Pods(BlockNode):
 
     containerd: Containerd = field(kw_only=True)
     image: Path | None = None
-    running: dict[str, Container] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """All but a handler: a test has one that it chooses."""
+        return (*self.processes, "calls")
 
     @property
     def root(self) -> Path:
@@ -68,27 +74,30 @@ class Pods(BlockNode):
 
     @property
     def co(self) -> Co:
-        return Co(self.connected, ANSWER_S, waits=True)
+        return Co(self.value("calls")["csi"], ANSWER_S, waits=True)
 
     def start_pod(
         self, program: str, *flags: str, name: str = "", kubelet: str = BIDIRECTIONAL
     ) -> Container:
         binds = [Bind(self.run), Bind(self.root / "pool"), Bind(self.kubelet, kubelet)]
         own = {"driver": ("--node-id=node-1",), "proxy": ("--handler-grace-s=20",)}
-        line = (*self.places.arguments(self.served)[program], *own.get(program, ()), *flags)
-        started = self.containerd.run(name or program, line, binds, self.image)
-        self.running[name or program] = started
-        return started
+        line = (*self.places.arguments(self.driver_name)[program], *own.get(program, ()), *flags)
+        return self.containerd.run(name or program, line, binds, self.image)
 
-    async def start(self) -> None:
-        """Driver, shim and proxy; returns when a call reaches the driver through both."""
-        for program in ("driver", "shim", "proxy"):
-            await asyncio.to_thread(self.start_pod, program)
+    def part(self, name: str) -> AbstractAsyncContextManager[Any]:
+        return self._pod(name) if name in self.processes else super().part(name)
+
+    @asynccontextmanager
+    async def _pod(self, program: str) -> AsyncIterator[Container]:
+        yield await asyncio.to_thread(self.start_pod, program)
+        await asyncio.to_thread(self.containerd.remove, program)
+
+    async def start(self, *names: str) -> None:
+        """Return when a call reaches the driver through proxy and shim."""
+        await super().start(*names)
         for program in ("driver", "proxy"):
-            await asyncio.to_thread(self.running[program].wait_for, f"{program} serves")
-        connected = channel.connect(self.places.csi)
-        self.connected = await self.daemons.enter_async_context(connected)
-        await until_probe(self.connected, grpc.StatusCode.OK, within_s=ANSWER_S)
+            await asyncio.to_thread(self.value(program).wait_for, f"{program} serves")
+        await until_probe(self.co.channel, grpc.StatusCode.OK, within_s=ANSWER_S)
 
 
 @pytest.fixture(scope="session")
@@ -110,7 +119,7 @@ async def pods(containerd: Containerd) -> AsyncIterator[Pods]:
         await asyncio.to_thread(subprocess.run, ["mount", *options, places.kubelet], check=True)
     try:
         yield node
-        if hasattr(node, "connected"):
+        if node.is_up("calls"):
             await node.take_down()
         left = [mount.target for mount in mountinfo.below(places.kubelet)]
         assert (left, remnants.devices(places.root)) == ([], [])

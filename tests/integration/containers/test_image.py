@@ -278,12 +278,11 @@ async def test_killed_proxy_finds_deferred_volumes_and_their_claims(pods: Pods) 
     async with pods.handler():
         volume_id, target = await pods.published_volume()
         with pods.sandbox(target):
-            await asyncio.to_thread(pods.running["proxy"].kill)
+            await pods.stop("proxy")
             guard = mountinfo.at(target)  # it was made in a namespace that is gone
             assert guard is not None
             assert mount_api.is_guard(guard)
-            again = await asyncio.to_thread(pods.start_pod, "proxy")
-            await asyncio.to_thread(again.wait_for, "proxy serves")
+            await pods.start("proxy")
             assert (await pods.co.stats(volume_id, target)).usage
             unpublish = pods.unpublish(volume_id, target)
             await refused(unpublish, grpc.StatusCode.FAILED_PRECONDITION, "box-1")
@@ -301,7 +300,7 @@ async def test_second_proxy_is_refused_whatever_its_run_directory(pods: Pods) ->
     await asyncio.to_thread(other.wait_for, refusal)
     await asyncio.to_thread(other.wait_ended)
     await pods.volume("still-served")
-    await asyncio.to_thread(pods.running["proxy"].kill, "TERM")
+    await asyncio.to_thread(pods.value("proxy").kill, "TERM")
     await asyncio.to_thread(same.wait_for, "proxy serves")
     await pods.volume("served-by-the-successor")
 

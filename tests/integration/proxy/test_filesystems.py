@@ -26,8 +26,9 @@ from tests.integration.conftest import MakeDevice
 from tests.support.co import capability
 from tests.support.drivers.fake_driver import MIB
 from tests.support.faults.refusals import refused
-from tests.support.nodes import node as nodes
-from tests.support.nodes.node import Node, Places
+from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.nodes.places import Places
 from tests.support.probes import probed
 from tests.support.raised import raised
 from tests.support.runtimes.fake_handler import ALL_FEATURES
@@ -56,7 +57,7 @@ def filesystems(places: Places) -> Filesystems:
 @pytest.fixture
 async def node(
     places: Places, device: loop.LoopDevice, filesystems: Filesystems
-) -> AsyncIterator[Node]:
+) -> AsyncIterator[FakeNode]:
     """A node whose driver has one volume that was created empty, and whose handler offers no FORMAT."""
     async with (
         nodes.running_on(device.path, places, filesystems=filesystems) as running,
@@ -94,7 +95,7 @@ async def make(filesystems: Filesystems, device: str, fs_type: str = "ext4") -> 
 @pytest.mark.spec("D-38")
 @pytest.mark.parametrize("fs_type", FILESYSTEMS)
 async def test_blank_volume_is_formatted_once_and_its_files_stay(
-    node: Node, device: loop.LoopDevice, fs_type: str
+    node: FakeNode, device: loop.LoopDevice, fs_type: str
 ) -> None:
     for pod in ("one", "two", "three"):
         target = node.places.target(pod)
@@ -109,7 +110,9 @@ async def test_blank_volume_is_formatted_once_and_its_files_stay(
         assert {"one", "two", "three"} <= set(os.listdir(volume))
 
 
-async def test_options_of_the_storage_class_reach_mkfs(node: Node, device: loop.LoopDevice) -> None:
+async def test_options_of_the_storage_class_reach_mkfs(
+    node: FakeNode, device: loop.LoopDevice
+) -> None:
     target = node.places.target("one")
     await node.co.publish("vol-1", target)
     await node.co.unpublish("vol-1", target)
@@ -152,7 +155,7 @@ def _data(device: str) -> None:
     ],
 )
 async def test_content_of_another_kind_is_refused_and_stays(
-    node: Node, device: loop.LoopDevice, fill: Callable[[str], None], fs_type: str, error: str
+    node: FakeNode, device: loop.LoopDevice, fill: Callable[[str], None], fs_type: str, error: str
 ) -> None:
     fill(device.path)
     before, target = digest(device.path), node.places.target("one")
@@ -178,7 +181,7 @@ def _opened(device: str, flags: int) -> Iterator[int]:
 
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR])
 async def test_device_that_a_process_has_open_is_not_formatted(
-    node: Node, device: loop.LoopDevice, flags: int
+    node: FakeNode, device: loop.LoopDevice, flags: int
 ) -> None:
     target = node.places.target("one")
     with _opened(device.path, flags) as pid:
@@ -274,7 +277,7 @@ def waiting_tool(tmp_path: Path) -> Iterator[Callable[[str], tuple[str, Path, Pa
 @pytest.mark.spec("D-23")
 @pytest.mark.parametrize("fs_type", FILESYSTEMS)
 async def test_mkfs_of_killed_proxy_blocks_volume_until_it_ends(
-    node: Node,
+    node: FakeNode,
     device: loop.LoopDevice,
     waiting_tool: Callable[[str], tuple[str, Path, Path]],
     fs_type: str,

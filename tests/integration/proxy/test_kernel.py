@@ -23,9 +23,9 @@ from crust.wire.v1 import inspect_pb2
 from tests.support.drivers.fake_driver import MIB
 from tests.support.faults.refusals import refused
 from tests.support.kubelet import sub_paths
-from tests.support.nodes import node as nodes
-from tests.support.nodes.node import Node, Places
-from tests.support.nodes.served_node import sandbox
+from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.nodes.places import Places
 from tests.support.raised import raised
 
 pytestmark = pytest.mark.root
@@ -33,14 +33,14 @@ Code = grpc.StatusCode
 
 
 @pytest.fixture
-async def node(places: Places, ext4_device: loop.LoopDevice) -> AsyncIterator[Node]:
+async def node(places: Places, ext4_device: loop.LoopDevice) -> AsyncIterator[FakeNode]:
     """A node whose driver defers with the loop device, on the kernel's own mounts and devices."""
     async with nodes.running_on(ext4_device.path, places) as running, running.handler():
         yield running
 
 
 @pytest.mark.spec("D-15")
-async def test_guarded_target_refuses_writes_and_is_removed_by_unpublish(node: Node) -> None:
+async def test_guarded_target_refuses_writes_and_is_removed_by_unpublish(node: FakeNode) -> None:
     target = node.places.target("one")
     await node.co.publish("vol-1", target)
     node.check_published("vol-1", target)
@@ -58,7 +58,7 @@ async def test_guarded_target_refuses_writes_and_is_removed_by_unpublish(node: N
 @pytest.mark.spec("H-33")
 @pytest.mark.parametrize("sub_path", ["data", "logs/pod-1/2026"])  # subPath; subPathExpr, expanded
 async def test_sub_path_that_a_kubelet_prepares_leads_to_the_volume(
-    node: Node, sub_path: str
+    node: FakeNode, sub_path: str
 ) -> None:
     """kubelet_pods.go looks for the directory on the host, creates it in the target, and binds it."""
     target = node.places.target("one")
@@ -78,7 +78,7 @@ async def test_sub_path_that_a_kubelet_prepares_leads_to_the_volume(
 
 
 async def test_unpublish_removes_empty_directories_made_while_guard_was_lost(
-    node: Node,
+    node: FakeNode,
 ) -> None:
     target = node.places.target("one")
     await node.co.publish("vol-1", target)
@@ -88,7 +88,7 @@ async def test_unpublish_removes_empty_directories_made_while_guard_was_lost(
     node.check_untouched(target)
 
 
-async def test_unpublish_keeps_file_that_was_written_while_guard_was_lost(node: Node) -> None:
+async def test_unpublish_keeps_file_that_was_written_while_guard_was_lost(node: FakeNode) -> None:
     target = node.places.target("one")
     await node.co.publish("vol-1", target)
     mount_api.unmount(target)
@@ -102,7 +102,7 @@ async def test_unpublish_keeps_file_that_was_written_while_guard_was_lost(node: 
     node.check_untouched(target)
 
 
-async def test_unmounted_guard_is_restored_over_what_was_written_below_it(node: Node) -> None:
+async def test_unmounted_guard_is_restored_over_what_was_written_below_it(node: FakeNode) -> None:
     target = node.places.target("one")
     await node.co.publish("vol-1", target)
     watch: Any = node.inspect.Watch(inspect_pb2.WatchRequest(), timeout=30)
@@ -217,7 +217,7 @@ def test_another_mount_is_never_treated_as_the_former_guard(places: Places, besi
         here.unmount_guard(target)
 
 
-async def test_link_to_a_guard_does_not_reach_the_driver(node: Node) -> None:
+async def test_link_to_a_guard_does_not_reach_the_driver(node: FakeNode) -> None:
     target = node.places.target("one")
     await node.co.publish("vol-1", target)
     link = f"{node.places.kubelet}/link"
@@ -251,7 +251,7 @@ def test_unmount_by_parents_descriptor_follows_no_link(
         mount_api.unmount(f"{other}/mount")
 
 
-async def test_target_with_mount_on_it_is_refused_and_keeps_it(node: Node) -> None:
+async def test_target_with_mount_on_it_is_refused_and_keeps_it(node: FakeNode) -> None:
     target = node.places.target("one")
     os.mkdir(target)
     await asyncio.to_thread(subprocess.run, ["mount", "-t", "tmpfs", "mine", target], check=True)
@@ -267,7 +267,7 @@ async def test_target_with_mount_on_it_is_refused_and_keeps_it(node: Node) -> No
 
 @pytest.mark.spec("D-21")
 async def test_device_that_host_has_mounted_is_refused_naming_where(
-    node: Node, ext4_device: loop.LoopDevice
+    node: FakeNode, ext4_device: loop.LoopDevice
 ) -> None:
     target, where = node.places.target("one"), f"{node.places.root}/elsewhere"
     os.mkdir(where)
@@ -310,7 +310,7 @@ def test_one_look_for_writers_serves_the_publishes_of_a_second(
 
 @pytest.mark.spec("D-21")
 async def test_device_that_a_process_writes_is_refused_naming_the_process(
-    node: Node, ext4_device: loop.LoopDevice
+    node: FakeNode, ext4_device: loop.LoopDevice
 ) -> None:
     """A hypervisor whose runtime has died: it has no claim any more, and opened the device plainly."""
     target = node.places.target("one")
@@ -327,11 +327,11 @@ async def test_device_that_a_process_writes_is_refused_naming_the_process(
 
 @pytest.mark.spec("D-19")
 async def test_sdk_claim_blocks_host_mounts_and_unpublish(
-    node: Node, ext4_device: loop.LoopDevice
+    node: FakeNode, ext4_device: loop.LoopDevice
 ) -> None:
     target = node.places.target("one")
     await node.co.publish("vol-1", target)
-    with sandbox(node.places, target, "box-7"):
+    with node.sandbox(target, "box-7"):
         await refused(node.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, "box-7")
         await refused(node.co.expand("vol-1", target, 65 * MIB), Code.UNAVAILABLE, "bytes")
         node.driver.state.volumes.clear()  # it only said that the device grew
@@ -340,7 +340,9 @@ async def test_sdk_claim_blocks_host_mounts_and_unpublish(
     node.check_untouched(target)
 
 
-async def test_target_used_as_working_directory_is_reported_and_removed_later(node: Node) -> None:
+async def test_target_used_as_working_directory_is_reported_and_removed_later(
+    node: FakeNode,
+) -> None:
     target = node.places.target("one")
     await node.co.publish("vol-1", target)
     process = await asyncio.create_subprocess_exec("sleep", "60", cwd=target)

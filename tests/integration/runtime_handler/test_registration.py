@@ -19,7 +19,7 @@ from crust.rpc.serving.service import Service, methods_of
 from crust.runtime_handler import NotDeferred, Resolved, registration, resolve_source
 from crust.runtime_handler.registration import Feature, RegisterRequest, Registration
 from crust.wire.v1 import handlers_pb2
-from tests.support.nodes.node import Places
+from tests.support.nodes.places import Places
 from tests.support.nodes.tables import Bench
 from tests.support.raised import raised
 from tests.support.records.records import a_record

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,12 @@ from tests.support.co import capability, publish_request, stage_request
 from tests.support.drivers import remnants, vendor_driver
 from tests.support.drivers.vendor_driver import NAMES
 from tests.support.nodes import proxy_process
-from tests.support.nodes.node import Places
+from tests.support.nodes.places import Places
 from tests.support.nodes.served_node import ServedNode, started
 
 ATTACHING = {"cloud", "stateful"}
 """Drivers that attach in ControllerPublishVolume, and stage."""
 DEFERRED = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "kata"}
-NAMED = {"crust.dev/runtime-handler": "kata"}
 SECRETS = {"token": cloud_driver.TOKEN}
 TIMEOUT_S = 60.0
 
@@ -49,34 +48,25 @@ class Volume:
 class Wrapped(ServedNode):
     """The processes of the node, and its CO."""
 
-    driver: vendor_driver.VendorDriver
-    default: deferral_keys.Defer = deferral_keys.Defer.NEVER
-    known_as: str = ""
-    """The name that the shim is told; it asks the driver if it is told none."""
+    driver: vendor_driver.VendorDriver = field(kw_only=True)
+    """A process, which ends and starts by its own methods."""
+    wrapping: Wrapping = field(kw_only=True)
 
-    @property
-    def driver_name(self) -> str:
-        """What the driver calls itself at its first start."""
-        return NAMES[self.driver.kind]
-
-    @property
-    def wrapping(self) -> Wrapping:
-        return Wrapping(self.places.kubelet, self.default, self.known_as)
+    processes = ("proxy", "shim")
 
     def tables(self) -> dict[str, Any]:
         shim = {
             "socket": self.places.shim,
             "driver_socket": self.driver.socket,
             "kubelet_root": self.places.kubelet,
-            "defer": self.default.value,
+            "defer": self.wrapping.default.value,
         }
         return {"shim": shim}
 
     async def killable_shim(self, *, die_at: int = proxy_process.NEVER) -> proxy_process.Killable:
         """A shim in a process of its own, in place of the other one."""
-        await self.stop_shim()
         shim = proxy_process.running_shim(self.places, wrapping=self.wrapping, die_at=die_at)
-        return await self.shim.enter_async_context(shim)
+        return await self.enter("shim", shim)
 
     async def reboot(self) -> None:
         """Mounts, mappings, processes and /run are gone; what is on the disk is there."""
@@ -256,7 +246,7 @@ class Wrapped(ServedNode):
         assert not os.path.lexists(target)
         assert not os.path.lexists(self.paths(volume).published)
         staging = self.paths(volume).staging
-        mounts = [each.target for each in mountinfo.below(self.places.kubelet)]
+        mounts = [mount.target for mount in mountinfo.below(self.places.kubelet)]
         assert [mount for mount in mounts if not mount.startswith(f"{staging}/")] == []
 
     async def take_down(self) -> None:
@@ -282,7 +272,14 @@ async def node_with(
         tempfile.TemporaryDirectory(prefix="crust-") as root,
         vendor_driver.running(kind, root) as driver,
     ):
-        node = Wrapped(Places.make(root), driver, default, is_one_process=is_one_process)
+        places = Places.make(root)
+        node = Wrapped(
+            places,
+            driver=driver,
+            driver_name=NAMES[kind],
+            wrapping=Wrapping(places.kubelet, default),
+            is_one_process=is_one_process,
+        )
         async with started(node):
             try:
                 yield node

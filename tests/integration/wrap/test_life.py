@@ -265,7 +265,7 @@ async def test_without_a_passphrase_nothing_is_published(cloud: Wrapped) -> None
 async def test_after_a_restart_the_publish_must_bring_it(cloud: Wrapped) -> None:
     volume, target = await cloud.volume(context=LUKS, mkfs=False), cloud.target("one")
     await cloud.stage(volume, OF_STAGE)
-    await cloud.restart_shim()
+    await cloud.restart("shim")
     await refused(cloud.publish(volume, target), Code.FAILED_PRECONDITION, "PassphraseMissing")
     await cloud.publish(volume, target, secrets={**SECRETS, "passphrase": "of the publish"})
     assert cloud.entry(target) is not None

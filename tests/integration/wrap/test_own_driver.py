@@ -3,8 +3,9 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from typing import Any
 
 import grpc
 import pytest
@@ -17,7 +18,7 @@ from tests.support.co import MIB, MODE, capability
 from tests.support.drivers import without_deferral
 from tests.support.drivers.vendor_driver import NAMES
 from tests.support.faults.refusals import refused
-from tests.support.nodes.node import Places
+from tests.support.nodes.places import Places
 from tests.support.nodes.served_node import BlockNode, started
 
 pytestmark = pytest.mark.root
@@ -29,31 +30,21 @@ NEVER = {"crust.dev/defer": "never"}
 class OwnNode(BlockNode):
     """A node with our driver, of which a CO sees either version."""
 
-    wraps: bool = True
-    """Whether the shim wraps a driver that does not defer."""
-    version: AsyncExitStack = field(default_factory=AsyncExitStack)
+    processes = ("newer", "driver", "proxy", "shim")
 
-    @property
-    def wrapping(self) -> Wrapping | None:
-        return Wrapping(self.places.kubelet) if self.wraps else None
+    def part(self, name: str) -> AbstractAsyncContextManager[Any]:
+        if name == "newer":
+            return self.driver(f"{self.places.root}/newer.sock")
+        return self.version(defers=False) if name == "driver" else super().part(name)
 
-    async def start_driver(self, socket: str = "") -> None:
-        await super().start_driver(f"{self.places.root}/newer.sock")
-        await self.run_version(defers=False)
+    def version(self, *, defers: bool) -> AbstractAsyncContextManager[None]:
+        """The driver as a version of it."""
+        newer = f"{self.places.root}/newer.sock"
+        return without_deferral.serving(newer, self.places.driver, defers=defers)
 
     async def run_version(self, *, defers: bool) -> None:
         """The driver is replaced by another version."""
-        await self.version.aclose()
-        self.version = AsyncExitStack()
-        newer = f"{self.places.root}/newer.sock"
-        if os.path.lexists(self.places.driver):
-            os.unlink(self.places.driver)
-        serving = without_deferral.serving(newer, self.places.driver, defers=defers)
-        await self.version.enter_async_context(serving)
-
-    async def stop(self) -> None:
-        await super().stop()
-        await self.version.aclose()
+        await self.enter("driver", self.version(defers=defers))
 
     async def staged_volume(self, context: dict[str, str], *, raw: bool = False) -> tuple[str, str]:
         """A new volume, staged, and a target for it."""
@@ -78,7 +69,8 @@ class OwnNode(BlockNode):
 @pytest.fixture
 async def own(request: pytest.FixtureRequest, places: Places) -> AsyncIterator[OwnNode]:
     """With `no_wrap` a driver that does not defer cannot be deferred at all, as in KEP-2857."""
-    async with started(OwnNode(places, wraps=getattr(request, "param", True))) as node:
+    wrapping = Wrapping(places.kubelet) if getattr(request, "param", True) else None
+    async with started(OwnNode(places, wrapping=wrapping)) as node:
         yield node
 
 
@@ -219,7 +211,7 @@ async def test_device_grows_where_the_node_answers_no_size(stateful: Wrapped) ->
 
 async def test_staged_volume_grows_after_a_restart_and_another_stage(stateful: Wrapped) -> None:
     volume, target = await stateful.staged_volume()
-    await stateful.restart_shim()
+    await stateful.restart("shim")
     expand = stateful.expand(volume, stateful.staging(volume), 80 * MIB)
     await refused(
         expand, Code.UNAVAILABLE, "NotStagedSinceRestart", "is not what a block volume is"
@@ -248,5 +240,5 @@ async def test_volume_is_taken_down_by_renamed_driver(
     stateful.driver.misbehave(name="renamed.csi.example.org")
     await asyncio.to_thread(stateful.driver.start)
     if restarts:
-        stateful.known_as = NAMES[stateful.driver.kind]
-        await stateful.restart_shim()
+        stateful.wrapping = replace(stateful.wrapping, driver_name=NAMES[stateful.driver.kind])
+        await stateful.restart("shim")

@@ -19,7 +19,8 @@ import pytest
 from crust.core.deferral_keys import Defer
 from crust.rpc import status
 from crust.rpc.status import PeerStatus
-from tests.integration.wrap.conftest import DEFERRED, NAMED, Volume, Wrapped, node_with
+from tests.integration.wrap.conftest import DEFERRED, Volume, Wrapped, node_with
+from tests.support.co import NAMED
 from tests.support.faults.refusals import refused
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
@@ -63,7 +64,7 @@ class Kubelet:
             await asyncio.to_thread(driver.wait)
             await asyncio.to_thread(driver.start)
         if self.random_faults.random() < 0.15:
-            await self.node.restart_shim()
+            await self.node.restart("shim")
 
     async def until_ok(self, method: str, step: Callable[[], Awaitable[None]]) -> None:
         """A kubelet retries the end of a volume for ever, whatever the status."""

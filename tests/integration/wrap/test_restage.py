@@ -13,8 +13,8 @@ import pytest
 
 from crust.core.deferral_keys import Defer
 from crust.host.mounts import mountinfo
-from tests.integration.wrap.conftest import NAMED, Volume, Wrapped, node_with
-from tests.support.co import capability
+from tests.integration.wrap.conftest import Volume, Wrapped, node_with
+from tests.support.co import NAMED, capability
 from tests.support.faults.refusals import refused
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
@@ -68,7 +68,7 @@ async def test_restarted_shim_without_secrets_refuses_until_pod_is_recreated(
     default = Defer.NEVER if flag else Defer.RUNTIME_CLASS
     async with node_with("cloud", default=default) as node:
         volume, target = await node.staged_volume(context=NAMED)
-        await node.restart_shim()
+        await node.restart("shim")
         calls = node.driver.names()
         await refused(
             node.publish(volume, target, flag=flag),
@@ -85,7 +85,7 @@ async def test_stage_without_secrets_is_repeated_from_the_publish(undecided: Wra
     undecided.driver.misbehave(secrets="not needed")
     volume, target = await undecided.volume(context={"vendor": "1"}), undecided.target("one")
     await undecided.stage(volume, secrets={})
-    await undecided.restart_shim()
+    await undecided.restart("shim")
     await undecided.publish(volume, target)
     assert undecided.driver.calls("NodeStageVolume")[-1] == undecided.stage_request(
         volume, secrets={}

@@ -8,7 +8,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +26,9 @@ from examples.kata.runtime.sandbox import Sandbox
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.vm.machine import Machine
 from tests.support.ceph.image_claims import as_admin
-from tests.support.co import capability
-from tests.support.nodes import node as nodes
+from tests.support.co import NAMED, capability
+from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.places import Places
 from tests.support.nodes.whole_node import GuestCommands
 
 CACHE = Path(__file__).parents[3] / ".cache" / "guest"
@@ -66,8 +67,8 @@ class Storage:
 
     def free_ended(self) -> tuple[str, ...]:
         """What the driver's controller does each second; the addresses that it has cut off."""
-        with as_admin(self.ceph, self.namespace, IMAGE) as there:
-            return fencing.cut_off(there)
+        with as_admin(self.ceph, self.namespace, IMAGE) as image:
+            return fencing.cut_off(image)
 
     def answer(self, answer: csi_pb2.DeferredMount) -> None:
         """Make a driver's answer name the image."""
@@ -84,8 +85,8 @@ class Storage:
             self.ceph.ioctx(POOL, self.namespace) as ioctx,
             rbd.Image(ioctx, IMAGE, read_only=True) as image,
         ):
-            found: int = image.size()
-            return found
+            size: int = image.size()
+            return size
 
     def grow(self, size: int) -> None:
         """What a controller does in an expansion."""
@@ -98,12 +99,9 @@ class ImageNode(GuestCommands):
     """One node, by its name."""
 
     name: str
-    node: nodes.Node
+    node: nodes.FakeNode
     runtime: Client
     options: daemon.Options
-    _running: AsyncExitStack
-    """The runtime's daemon, which can be ended before the node."""
-    _sandboxes: Sandboxes | None = None
 
     @property
     def kata_run(self) -> Path:
@@ -111,15 +109,15 @@ class ImageNode(GuestCommands):
 
     async def start_runtime(self) -> None:
         """Start the runtime's daemon; it serves, and is registered, at the end."""
-        self._sandboxes = await self._running.enter_async_context(daemon.running(self.options))
+        await self.node.enter("runtime", daemon.running(self.options))
         async with asyncio.timeout(120):
             while not (await self.node.inspect.ListHandlers(_EVERY)).handlers:
                 """It registers when it serves."""
 
     async def sandbox(self, name: str) -> Sandbox:
         """A sandbox as the daemon has it now; it must run."""
-        assert self._sandboxes is not None
-        return await self._sandboxes.get(volumes.SandboxId(name))
+        sandboxes: Sandboxes = self.node.value("runtime")
+        return await sandboxes.get(volumes.SandboxId(name))
 
     async def status(self, sandbox: str) -> str:
         """What QEMU answers to query-status, in the loop that also serves the disks."""
@@ -131,7 +129,7 @@ class ImageNode(GuestCommands):
 
     async def end_runtime(self) -> None:
         """End the daemon; virtual machines stay."""
-        await self._running.aclose()
+        await self.node.stop("runtime")
 
     async def publish(self, *, readonly: bool = False, options: tuple[str, ...] = ()) -> str:
         """Publish the volume for a pod; its target path."""
@@ -148,7 +146,7 @@ class ImageNode(GuestCommands):
             target,
             capability(mount_flags=options),
             readonly=readonly,
-            volume_context=nodes.NAMED,
+            volume_context=NAMED,
         )
 
 
@@ -156,7 +154,7 @@ class ImageNode(GuestCommands):
 async def image_node(name: str, storage: Storage) -> AsyncIterator[ImageNode]:
     """The node, while the block runs; its sandboxes are stopped at the end."""
     with tempfile.TemporaryDirectory(prefix="crust-i-") as root:
-        async with nodes.running(nodes.Places.make(root), grace_s=20) as node:
+        async with nodes.running(Places.make(root), grace_s=20) as node:
             node.driver.alter = storage.answer
             node.driver.format = volumes.GuestFormat()
             kata_run = Path(root) / "kata"
@@ -168,12 +166,11 @@ async def image_node(name: str, storage: Storage) -> AsyncIterator[ImageNode]:
                 cache=CACHE,
                 node=name,
             )
-            async with AsyncExitStack() as running:
-                runtime = Client(str(kata_run / "control.sock"))
-                made = ImageNode(name, node, runtime, options, running)
-                await made.start_runtime()
-                try:
-                    yield made
-                finally:
-                    for each in await runtime.list():
-                        await runtime.stop(each["sandbox"])
+            runtime = Client(str(kata_run / "control.sock"))
+            made = ImageNode(name, node, runtime, options)
+            await made.start_runtime()
+            try:
+                yield made
+            finally:
+                for sandbox in await runtime.list():
+                    await runtime.stop(sandbox["sandbox"])

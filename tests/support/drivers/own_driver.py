@@ -15,7 +15,7 @@ import grpc
 from crust.rpc import channel
 from tests.support import processes
 from tests.support.drivers.vendor_driver import NAMES
-from tests.support.nodes.node import Places
+from tests.support.nodes.places import Places
 from tests.support.processes import TIMEOUT_S, Program
 
 Way = Literal["alone", "node-deployment", "behind-proxy", "node", "wrapped"]

@@ -72,6 +72,12 @@ def _has(found: grpc.StatusCode, details: str, code: grpc.StatusCode, words: Seq
     return details
 
 
+async def until(event: asyncio.Event) -> None:
+    """Wait for an event, at most as long as a hung test may take."""
+    async with asyncio.timeout(60):
+        await event.wait()
+
+
 async def until_probe(
     channel: grpc.aio.Channel, code: grpc.StatusCode, words: str = "", within_s: float = 60
 ) -> str:

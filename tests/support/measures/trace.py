@@ -24,7 +24,8 @@ from typing import Any, TypeVar
 
 import crust
 from tests.support.drivers.block_driver import Bench
-from tests.support.nodes import node as nodes
+from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.places import Places
 
 CRUST = f"{os.path.dirname(crust.__file__)}/"
 GENERATED = f"{CRUST}wire/"
@@ -105,7 +106,7 @@ class Trace:
 
 async def through_proxy_and_shim(trace: Trace, root: str) -> None:
     """A first deferred publish of a volume, over sockets, with a fake driver and no kernel."""
-    async with nodes.running(nodes.Places.make(root)) as node, node.handler():
+    async with nodes.running(Places.make(root)) as node, node.handler():
         for number in range(3):
             target = node.places.target(f"earlier-{number}")
             await node.co.publish(f"vol-{number}", target)

@@ -16,12 +16,11 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 from crust.csi_shim.wrap.node_shim import Wrapping
-from crust.proxy import proxy_process
 from tests.support.faults import crashes
-from tests.support.nodes import node as nodes
-from tests.support.nodes.fake_filesystems import FakeFilesystems
-from tests.support.nodes.fake_targets import FakeDevices, FakeTargets
-from tests.support.nodes.node import Places
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.nodes.fake_targets import FakeDevices
+from tests.support.nodes.node import Node
+from tests.support.nodes.places import Places
 
 CHANGES = ("fsync", "rename", "link", "unlink", "mkdir", "rmdir", "utime")
 NEEDING_SPACE = ("open", "write", "fsync", "mkdir", "rename", "link")
@@ -112,10 +111,8 @@ def _run(serve: Callable[..., Any], ready: Connection, arguments: tuple[Any, ...
 
 
 async def _proxy(ready: Connection, places: Places, faults: Faults, grace_s: float) -> None:
-    settings = places.settings(grace_s=grace_s)
-    targets, devices = FakeTargets(places.kubelet), FakeDevices(sizes_file=places.sizes)
-    host = proxy_process.Host(targets, FakeFilesystems(places.run), devices)
-    async with proxy_process.running(settings, host=host):
+    devices = FakeDevices(sizes_file=places.sizes)
+    async with FakeNode(places, grace_s=grace_s, devices=devices).part("proxy"):
         with (
             crashes.at_call(faults.die_at, _die, calls=CHANGES),
             crashes.at_call(faults.no_space_at, crashes.no_space, calls=NEEDING_SPACE),
@@ -125,7 +122,7 @@ async def _proxy(ready: Connection, places: Places, faults: Faults, grace_s: flo
 
 
 async def _shim(ready: Connection, places: Places, wrapping: Wrapping | None, die_at: int) -> None:
-    async with nodes.shim(places, wrapping=wrapping):
+    async with Node(places, wrapping=wrapping).part("shim"):
         with crashes.at_call(die_at, _die, calls=("mkdir", "chmod", "rmdir", "unlink")):
             ready.send("serving")
             await asyncio.get_running_loop().create_future()

@@ -7,15 +7,15 @@ answer is compared with what exists at that moment, on the disk and in the drive
 import asyncio
 import os
 from collections import Counter
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
+from typing import Any
 
 import grpc
 import grpc.aio
 
-from crust.core import errors, volumes
+from crust.core import errors
 from crust.handoff import store
 from crust.rpc import channel
-from crust.runtime_handler import registration, service
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import FakeDriver, Gate
@@ -24,9 +24,10 @@ from tests.support.kubelet.disk import Disk
 from tests.support.kubelet.kubelet import Kubelet
 from tests.support.kubelet.state import Pod
 from tests.support.nodes import proxy_process
+from tests.support.nodes.fake_node import DRIVER, FakeNode
 from tests.support.nodes.fake_targets import GUARD, MOUNTED, MarkedMounts
-from tests.support.nodes.node import DRIVER, Places
-from tests.support.nodes.proxy_process import NEVER, Killable
+from tests.support.nodes.places import Places
+from tests.support.nodes.proxy_process import Killable
 from tests.support.runtimes import fake_handler
 
 SETTLES_WITHIN_S = 20
@@ -67,21 +68,17 @@ class Sandboxes:
         self.live.pop(pod_uid).close()
 
 
-class SimulatedNode:
+class SimulatedNode(FakeNode):
     """One node. Start and stop its parts in any order."""
 
     def __init__(self, places: Places) -> None:
-        self.places = places
+        driver = FakeDriver(mounts=MarkedMounts(), sizes_file=places.sizes)
+        super().__init__(places, driver=driver, grace_s=0.05)
         self.faults: list[str] = []
         """What must not be: it was found by a comparison."""
         self.published = 0
         """How many publishes were answered OK."""
-        self.driver = FakeDriver(mounts=MarkedMounts(), sizes_file=places.sizes)
         self.sandboxes = Sandboxes(places.volumes)
-        self._parts: dict[str, AsyncExitStack] = {}
-        self._proxy: Killable | None = None
-        self._session: registration.Registration | None = None
-        self._shim: Killable | None = None
         self._handler = fake_handler.FakeHandler()
         self.kubelet = Kubelet(
             root=places.kubelet,
@@ -95,11 +92,22 @@ class SimulatedNode:
         self.sandboxes.disk = self.kubelet.disk
         os.mkdir(places.run, 0o700)
 
-    def is_up(self, part: str) -> bool:
+    def part(self, name: str) -> AbstractAsyncContextManager[Any]:
+        if name == "proxy":
+            return self.proxy()
+        if name == "shim":
+            return proxy_process.running_shim(self.places)
+        if name == "handler":
+            return self.handler(self._handler, waits=False)
+        return super().part(name)
+
+    def proxy(self, **fault: int) -> AbstractAsyncContextManager[Killable]:
+        """A proxy that may have a fault of `proxy_process.running`."""
+        return proxy_process.running(self.places, grace_s=self.grace_s, **fault)
+
+    def is_up(self, name: str) -> bool:
         """Whether a part runs. A proxy may have died by itself."""
-        if part == "proxy" and self._proxy is not None and not self._proxy.is_alive:
-            return False
-        return part in self._parts
+        return super().is_up(name) and (name != "proxy" or self.value("proxy").is_alive)
 
     def downgrade_driver(self, *, to_old: bool) -> None:
         """Make it a driver that does not know deferral and mounts on the host, or a new one again."""
@@ -110,42 +118,6 @@ class SimulatedNode:
         lost = fake_driver.Failure(grpc.StatusCode.UNAVAILABLE, "lost")
         self.driver.failures_after[method] = lost
 
-    async def start(self, part: str, *, die_at: int = NEVER, no_space_at: int = NEVER) -> None:
-        """Start a part that is not up."""
-        await self.stop(part)
-        stack = AsyncExitStack()
-        enter = stack.enter_async_context
-        if part == "proxy":
-            self._proxy = await enter(
-                proxy_process.running(
-                    self.places, die_at=die_at, no_space_at=no_space_at, grace_s=0.05
-                )
-            )
-        elif part == "shim":
-            self._shim = await enter(proxy_process.running_shim(self.places))
-        elif part == "driver":
-            await enter(fake_driver.serving(self.driver, self.places.driver))
-        else:
-            await enter(service.serving(self.places.handler, self._handler))
-            request = registration.RegisterRequest(
-                volumes.HandlerName("kata"), "1", self.places.handler, fake_handler.FILESYSTEMS,
-                fake_handler.ALL_FEATURES,
-            )  # fmt: skip
-            self._session = await enter(
-                registration.registered(self.places.sockets.handlers, request)
-            )
-        self._parts[part] = stack
-
-    async def stop(self, part: str) -> None:
-        """End a part at once, if it is there."""
-        stack = self._parts.pop(part, None)
-        if stack is not None:
-            await stack.aclose()
-        if part == "proxy":
-            self._proxy = None
-        if part == "shim":
-            self._shim = None
-
     def hang(self, part: str) -> None:
         """Let the driver, the shim or the handler accept calls and not answer them, until `unhang`."""
         self.kubelet.csi.timeout_s = TIMEOUT_WHILE_HUNG_S
@@ -153,8 +125,8 @@ class SimulatedNode:
             self.driver.hangs = asyncio.Event()
         elif part == "handler":
             self._handler.gate = Gate()
-        elif self._shim is not None:
-            self._shim.suspend()
+        elif shim := self.value("shim"):
+            shim.suspend()
 
     def unhang(self) -> None:
         """Everybody answers again, those calls too that wait."""
@@ -165,16 +137,15 @@ class SimulatedNode:
         if self._handler.gate is not None:
             self._handler.gate.opened.set()
             self._handler.gate = None
-        if self._shim is not None:
-            self._shim.resume()
+        if shim := self.value("shim"):
+            shim.resume()
 
     async def stop_all(self) -> None:
         """End every part, and every sandbox."""
         self.unhang()
         for pod in list(self.sandboxes.live):
             self.sandboxes.stop(pod)
-        for part in list(self._parts):
-            await self.stop(part)
+        await self.stop()
 
     async def answers(self) -> None:
         """Return when a call passes the chain and the handler is registered, or the proxy has died; in real time."""
@@ -189,7 +160,8 @@ class SimulatedNode:
             await stub.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), timeout=2, wait_for_ready=True)
         except grpc.aio.AioRpcError:
             return False
-        return self._session is not None and self._session.registered.is_set()
+        session = self.value("handler")
+        return session is not None and session.registered.is_set()
 
     def check_writers(self) -> None:
         """One writer per volume: sandboxes that hold a claim, and entries."""
@@ -222,9 +194,8 @@ class SimulatedNode:
 
     def _residue(self, target: str) -> list[str]:
         """What exists of a publish at a target."""
-        entry = store.Store(self.places.volumes).read(volumes.TargetPath(target))
         pieces = {
-            "an entry": entry is not None,
+            "an entry": self.entry(target) is not None,
             "a guard": os.path.exists(f"{target}/{GUARD}"),
             "a host mount": os.path.exists(f"{target}/{MOUNTED}"),
             "the driver's publish": target in self.driver.published,

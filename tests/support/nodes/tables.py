@@ -11,7 +11,7 @@ from crust.proxy.look import Looks
 from crust.proxy.table import Entries, Events, Table
 from tests.support.nodes.fake_filesystems import FakeFilesystems
 from tests.support.nodes.fake_targets import FakeDevices, FakeTargets
-from tests.support.nodes.node import Places
+from tests.support.nodes.places import Places
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """A runtime handler over real sockets: registered by the SDK, claiming as the SDK does, its guest is only numbers."""
 
-import asyncio
 import datetime
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -9,8 +8,9 @@ from dataclasses import dataclass, field
 
 from crust.core import errors, volumes
 from crust.handoff import claims, layout
-from crust.runtime_handler import registration, service
+from crust.runtime_handler import claim_volume, registration, service
 from tests.support.drivers.fake_driver import Gate
+from tests.support.faults.refusals import until
 
 ALL_FEATURES = frozenset(registration.Feature)
 FILESYSTEMS = frozenset({"ext4", "xfs"})
@@ -83,8 +83,9 @@ async def running(
     features: frozenset[registration.Feature] = ALL_FEATURES,
     max_volumes: int = 0,
     max_path_bytes: int = 0,
+    waits: bool = True,
 ) -> AsyncIterator[registration.Registration]:
-    """The handler, served and registered, while the block runs."""
+    """The handler, served and registered, while the block runs; registered at its begin if `waits`."""
     request = registration.RegisterRequest(
         volumes.HandlerName(name),
         "1.0",
@@ -98,8 +99,8 @@ async def running(
         service.serving(endpoint, handler),
         registration.registered(proxy_socket, request) as session,
     ):
-        async with asyncio.timeout(60):
-            await session.registered.wait()
+        if waits:
+            await until(session.registered)
         yield session
 
 
@@ -118,3 +119,19 @@ def sandbox(
         claims.write(paths, claim)
         yield
         claims.remove(paths)
+
+
+@contextmanager
+def sandbox_with_device(
+    volumes_root: str, target: str, *, name: str, handler: str
+) -> Iterator[str]:
+    """A sandbox that has the volume: it holds lock and device as a VM does. Yields the device."""
+    claim = claim_volume(
+        volumes_root,
+        volumes.TargetPath(target),
+        volumes.SandboxId(name),
+        volumes.HandlerName(handler),
+        features=ALL_FEATURES,
+    )
+    with claim:
+        yield claim.record.device

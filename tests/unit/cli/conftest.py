@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from crust.cli import main
-from tests.support.nodes.node import Node
+from tests.support.nodes.fake_node import FakeNode
 
 
 @pytest.fixture
@@ -21,6 +21,6 @@ async def invoked(*words: str, answer: str = "") -> Result:
     return await asyncio.to_thread(CliRunner().invoke, main.main, words, input=answer)
 
 
-async def crust(node: Node, *words: str) -> Result:
+async def crust(node: FakeNode, *words: str) -> Result:
     """The command of the node."""
     return await invoked(*words, "--run-dir", node.places.run)

@@ -16,8 +16,9 @@ from crust.cli.gc import collect
 from crust.cli.gc.kernel import Kernel, Users
 from crust.host.block.holders import DeviceInUse, Holder
 from tests.support.drivers.fake_driver import FakeDriver
-from tests.support.nodes import node as nodes
-from tests.support.nodes.node import DRIVER, Node, Places
+from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.fake_node import DRIVER, FakeNode
+from tests.support.nodes.places import Places
 
 PV, POD, VOLUME, DEVICE, LOOP = "pv-1", "0a1b-2c", "vol-1", "/dev/loop7", "/dev/loop8"
 BASE = "plugins/kubernetes.io/csi/volumeDevices"
@@ -75,7 +76,7 @@ class FakeKernel(Kernel):
 class Forgotten:
     """A node whose kubelet removed a pod's directory and never unpublished its raw volume."""
 
-    node: Node
+    node: FakeNode
     kernel: FakeKernel
     root: str
     target: str

@@ -24,33 +24,35 @@ import crust as crust_package
 from crust.core import volumes
 from crust.handoff import claims, layout
 from crust.runtime_handler import keepers
+from tests.support.co import NAMED
 from tests.support.drivers import fake_driver
-from tests.support.nodes import node as nodes
-from tests.support.nodes.node import DRIVER, Node, Places
+from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.fake_node import DRIVER, FakeNode
+from tests.support.nodes.places import Places
 from tests.support.runtimes import fake_handler
 from tests.unit.cli.conftest import crust, invoked
 
 
 @pytest_asyncio.fixture
-async def node(places: Places) -> AsyncIterator[Node]:
+async def node(places: Places) -> AsyncIterator[FakeNode]:
     async with nodes.running(places, driver=fake_driver.FakeDriver()) as running, running.handler():
         yield running
 
 
-async def published(node: Node, volume: str = "vol-1", pod: str = "pod-1") -> str:
+async def published(node: FakeNode, volume: str = "vol-1", pod: str = "pod-1") -> str:
     target = node.places.target(pod)
     await node.co.publish(volume, target)
     return target
 
 
-async def test_node_that_is_ready_exits_0(node: Node) -> None:
+async def test_node_that_is_ready_exits_0(node: FakeNode) -> None:
     result = await crust(node, "status", "-o", "json")
     found = json.loads(result.output)
     assert (result.exit_code, found["ready"], found["problems"]) == (0, True, [])
     assert [each["state"] for each in found["drivers"]] == ["ready"]
 
 
-async def test_driver_that_is_starting_makes_status_exit_1(node: Node) -> None:
+async def test_driver_that_is_starting_makes_status_exit_1(node: FakeNode) -> None:
     node.driver.ready = False
     result = await crust(node, "status", "-o", "name")
     assert (result.exit_code, result.output) == (1, f"driver {DRIVER}\n")
@@ -97,7 +99,7 @@ async def test_word_that_is_an_option_here_is_suggested_as_one(word: str) -> Non
     assert f"Did you mean '--{word}'?" in result.output
 
 
-async def test_filters_admit_what_matches_alone(node: Node) -> None:
+async def test_filters_admit_what_matches_alone(node: FakeNode) -> None:
     one, two = await published(node), await published(node, "vol-2", "pod-2")
     for words, names in (
         (("--target", one), ["vol-1"]),
@@ -125,11 +127,11 @@ async def test_status_exits_1_for_handler_with_unseen_socket(
         os.rename(f"{places.handler}.elsewhere", places.handler)
 
 
-async def test_volume_is_found_by_pod_persistent_volume_target_and_id(node: Node) -> None:
+async def test_volume_is_found_by_pod_persistent_volume_target_and_id(node: FakeNode) -> None:
     pod = {"csi.storage.k8s.io/pod.namespace": "shop", "csi.storage.k8s.io/pod.name": "db-0"}
     target = f"{node.places.kubelet}/pods/uid-1/volumes/kubernetes.io~csi/pv-1/mount"
     os.makedirs(os.path.dirname(target))
-    await node.co.publish("vol-1", target, volume_context={**nodes.NAMED, **pod})
+    await node.co.publish("vol-1", target, volume_context={**NAMED, **pod})
     await published(node, "vol-2", "pod-2")
     assert "shop/db-0" in (await crust(node, "volumes")).output
     for words in (("--pod", "shop/db-0"), ("--pod", "db-0")):
@@ -140,7 +142,7 @@ async def test_volume_is_found_by_pod_persistent_volume_target_and_id(node: Node
     assert (unknown.exit_code, "[VolumeNotDeferred]" in unknown.output) == (1, True)
 
 
-async def test_described_volume_has_sandbox_process_times_and_request(node: Node) -> None:
+async def test_described_volume_has_sandbox_process_times_and_request(node: FakeNode) -> None:
     target = await published(node)
     (record,) = Path(node.places.run, "volumes").glob("*/mountInfo.json")
     request_id = json.loads(record.read_text())["crust"]["request_id"]
@@ -163,7 +165,7 @@ async def test_described_volume_has_sandbox_process_times_and_request(node: Node
 
 
 async def test_status_warns_of_other_versions_and_node_stays_ready(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemons of this test run in this process: they are asked at each call."""
     (driver,) = json.loads((await crust(node, "drivers", "-o", "json")).output)["drivers"]
@@ -184,7 +186,7 @@ async def test_status_warns_of_other_versions_and_node_stays_ready(
     assert "crust is ready" in table
 
 
-async def test_stopped_driver_is_not_looked_for_at_proxys_socket(node: Node) -> None:
+async def test_stopped_driver_is_not_looked_for_at_proxys_socket(node: FakeNode) -> None:
     away = fake_driver.Failure(grpc.StatusCode.UNAVAILABLE, "failed to connect")
     node.driver.failing["Probe"] = away
     result = await crust(node, "drivers")
@@ -194,7 +196,7 @@ async def test_stopped_driver_is_not_looked_for_at_proxys_socket(node: Node) -> 
 
 @asynccontextmanager
 async def _started(
-    node: Node, *words: str, stdout: int
+    node: FakeNode, *words: str, stdout: int
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """The command, which is killed where a test fails before it has ended."""
     arguments = (*words, "--watch", "--run-dir", node.places.run)
@@ -212,7 +214,7 @@ async def _started(
             await process.wait()
 
 
-async def test_watch_prints_each_change_and_ctrl_c_exits_130(node: Node) -> None:
+async def test_watch_prints_each_change_and_ctrl_c_exits_130(node: FakeNode) -> None:
     watch = _started(node, "volumes", "-o", "json", stdout=asyncio.subprocess.PIPE)
     async with asyncio.timeout(60), watch as process:
         assert process.stdout is not None
@@ -224,7 +226,7 @@ async def test_watch_prints_each_change_and_ctrl_c_exits_130(node: Node) -> None
     assert [each["volume_id"] for each in found["volumes"]] == ["vol-1"]
 
 
-async def test_watch_on_a_terminal_restores_it(node: Node) -> None:
+async def test_watch_on_a_terminal_restores_it(node: FakeNode) -> None:
     leader, follower = pty.openpty()
     text = b""
     try:
@@ -257,7 +259,7 @@ ORPHANED = claims.Claim(
 class _Machine:
     """A process with a volume, whose claim a keeper holds."""
 
-    node: Node
+    node: FakeNode
     process: subprocess.Popen[bytes]
     paths: layout.EntryPaths
 

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 
 from crust.cli import bundle, explain, main, output
 from crust.cli.inspecting import views
-from tests.support.nodes import node as nodes
-from tests.support.nodes.node import Places
+from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.places import Places
 from tests.unit.cli.conftest import invoked
 
 NOW = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)

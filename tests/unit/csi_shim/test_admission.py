@@ -21,11 +21,10 @@ from crust.host.mounts.mount_options import InvalidMountOption
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import Co, capability, publish_request
-from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import MIB, FakeDriver
 from tests.support.faults.refusals import refused
-from tests.support.nodes import node as nodes
-from tests.support.nodes.node import Places
+from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.places import Places
 from tests.support.raised import raised
 
 MODE = csi_pb2.VolumeCapability.AccessMode
@@ -302,9 +301,9 @@ class Kubelet:
 async def kubelet(places: Places) -> AsyncIterator[Kubelet]:
     driver = FakeDriver(defers=False)
     driver.node_rpcs = [RPC.STAGE_UNSTAGE_VOLUME]
+    wrapping = Wrapping(places.kubelet)
     async with (
-        fake_driver.serving(driver, places.driver),
-        nodes.shim(places, wrapping=Wrapping(places.kubelet)),
+        nodes.running(places, "driver", "shim", driver=driver, wrapping=wrapping),
         channel.connect(places.shim) as shim,
     ):
         yield Kubelet(driver, places, Co(shim))

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust.csi_shim import library
+from crust.csi_shim import library, shim_process
 from crust.csi_shim.wrap import leaves, node_shim, private_directories
 from crust.csi_shim.wrap.node_shim import Wrapping
 from crust.host.process import systemd, workers
@@ -27,11 +27,10 @@ from crust.rpc.serving import worker_watch
 from crust.rpc.serving.daemon import Daemon
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import Co, capability, publish_request
-from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Failure, FakeDriver
 from tests.support.faults.refusals import refused, until_probe
-from tests.support.nodes import node as nodes
-from tests.support.nodes.node import Places
+from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.places import Places
 from tests.support.raised import raised
 
 Code = grpc.StatusCode
@@ -53,8 +52,7 @@ class Shim:
 async def shim(places: Places) -> AsyncIterator[Shim]:
     driver = FakeDriver()
     async with (
-        fake_driver.serving(driver, places.driver),
-        nodes.shim(places),
+        nodes.running(places, "driver", "shim", driver=driver),
         channel.connect(places.shim) as caller,
     ):
         yield Shim(driver, Co(caller, metadata=extensions.METADATA))
@@ -163,10 +161,10 @@ class Hang:
 async def small_shim(places: Places, hang: Hang) -> AsyncIterator[tuple[Daemon, grpc.aio.Channel]]:
     """A shim with few threads around a driver that knows nothing of deferral, and a caller."""
     threads, driver = Workers("the shim at /s", limit=_THREADS), FakeDriver(defers=False)
-    wraps = Wrapping(places.kubelet)
+    wrapping = Wrapping(places.kubelet)
     async with (
-        fake_driver.serving(driver, places.driver),
-        nodes.shim(places, wrapping=wraps, threads=threads) as daemon,
+        nodes.running(places, "driver", driver=driver, wrapping=wrapping) as node,
+        shim_process.serving(node.shim_settings(), threads=threads) as daemon,
         channel.connect(places.shim) as co,
     ):
         try:

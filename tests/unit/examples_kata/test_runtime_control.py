@@ -16,7 +16,7 @@ from examples.kata.runtime.client import Client, RuntimeRefused, RuntimeUnreacha
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.vm import faults, values
 from tests.support.drivers.fake_driver import Gate
-from tests.support.nodes.node import until
+from tests.support.faults.refusals import until
 from tests.support.records.records import TARGET, a_record
 from tests.unit.examples_kata.fake_vms.guest import FakeContainer
 from tests.unit.examples_kata.fake_vms.handoff import FakeHandoff

@@ -11,7 +11,7 @@ from examples.kata.runtime import handler, messages
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.vm import faults
 from tests.support.drivers.fake_driver import Gate
-from tests.support.nodes.node import until
+from tests.support.faults.refusals import until
 from tests.support.records.records import TARGET, a_record
 from tests.unit.examples_kata.fake_vms.handoff import FakeHandoff
 from tests.unit.examples_kata.fake_vms.vms import FakeVms

@@ -6,42 +6,43 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nodes import node as nodes
+from tests.support.nodes import fake_node as nodes
 from tests.support.nodes.fake_targets import GUARD
+from tests.support.nodes.places import Places
 from tests.support.nodes.tables import Bench
 
 
 @pytest.fixture
-async def node(places: nodes.Places) -> AsyncIterator[nodes.Node]:
+async def node(places: Places) -> AsyncIterator[nodes.FakeNode]:
     async with nodes.running(places) as running:
         yield running
 
 
 @pytest.fixture
-async def kata(node: nodes.Node) -> AsyncIterator[nodes.Node]:
+async def kata(node: nodes.FakeNode) -> AsyncIterator[nodes.FakeNode]:
     """A node with one handler that has all features."""
     async with node.handler():
         yield node
 
 
 @pytest.fixture
-def bench(places: nodes.Places) -> Bench:
+def bench(places: Places) -> Bench:
     return Bench.make(places)
 
 
 @pytest.fixture
-def target(places: nodes.Places) -> str:
+def target(places: Places) -> str:
     return places.target("one")
 
 
 @pytest.fixture
-async def published(kata: nodes.Node, target: str) -> str:
+async def published(kata: nodes.FakeNode, target: str) -> str:
     """The target at which "vol-1" is deferred."""
     await kata.co.publish("vol-1", target)
     return target
 
 
-def lose_a_guard(places: nodes.Places) -> None:
+def lose_a_guard(places: Places) -> None:
     """A guard at the target "lost", whose volume nobody knows: its record went with /run."""
     lost = places.target("lost")
     os.mkdir(lost)

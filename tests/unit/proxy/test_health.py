@@ -21,12 +21,12 @@ from crust.rpc.serving import server, worker_watch
 from crust.wire.v1 import inspect_pb2
 from tests.support.co import Co
 from tests.support.faults.refusals import refused, until_probe
-from tests.support.nodes import node as nodes
-from tests.support.nodes.node import Node, Places
-from tests.support.runtimes.fake_handler import sandbox
+from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.nodes.places import Places
 
 
-async def _condition(node: Node) -> inspect_pb2.GetHealthResponse.Condition:
+async def _condition(node: FakeNode) -> inspect_pb2.GetHealthResponse.Condition:
     async with asyncio.timeout(60):
         while True:
             answer = await node.inspect.GetHealth(inspect_pb2.GetHealthRequest())
@@ -36,7 +36,7 @@ async def _condition(node: Node) -> inspect_pb2.GetHealthResponse.Condition:
 
 
 async def test_removed_socket_is_shown_and_fails_the_probe(
-    places: nodes.Places, monkeypatch: pytest.MonkeyPatch
+    places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "CHECK_S", 0.01)
     async with nodes.running(places) as node:
@@ -178,7 +178,7 @@ async def served(stream: io.StringIO, rpc: str) -> Lines:
 
 
 async def test_publish_has_one_request_id_in_proxy_shim_and_driver(
-    kata: Node, target: str, stream: io.StringIO
+    kata: FakeNode, target: str, stream: io.StringIO
 ) -> None:
     await kata.co.publish("vol-1", target)
     lines = await served(stream, "NodePublishVolume")
@@ -193,7 +193,7 @@ async def test_publish_has_one_request_id_in_proxy_shim_and_driver(
 
 
 async def test_statistics_have_one_request_id_as_far_as_the_handler(
-    kata: Node, published: str, stream: io.StringIO
+    kata: FakeNode, published: str, stream: io.StringIO
 ) -> None:
     with kata.sandbox(published):
         await kata.co.stats("vol-1", published)
@@ -209,8 +209,8 @@ async def test_statistics_have_one_request_id_as_far_as_the_handler(
         )
 
 
-async def test_driver_that_is_away_is_named(places: nodes.Places, stream: io.StringIO) -> None:
-    async with nodes.shim(places), channel.connect(places.shim) as to_shim:
+async def test_driver_that_is_away_is_named(places: Places, stream: io.StringIO) -> None:
+    async with nodes.running(places, "shim"), channel.connect(places.shim) as to_shim:
         await refused(
             Co(to_shim).unpublish("vol-1", "/t"),
             grpc.StatusCode.UNAVAILABLE,
@@ -226,10 +226,10 @@ class GuestLost(errors.PeerUnavailable):
     """An error of a runtime that crust does not know."""
 
 
-async def test_error_of_a_handler_keeps_its_name(node: Node, target: str) -> None:
+async def test_error_of_a_handler_keeps_its_name(node: FakeNode, target: str) -> None:
     async with node.deferred(target) as fake:
         fake.error = GuestLost("the guest does not answer", hint="look at its console")
-        with sandbox(node.places.volumes, target), pytest.raises(grpc.aio.AioRpcError) as caught:
+        with node.sandbox(target), pytest.raises(grpc.aio.AioRpcError) as caught:
             await node.co.stats("vol-1", target)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert caught.value.details() == "[GuestLost] the guest does not answer; look at its console"

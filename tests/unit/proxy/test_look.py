@@ -18,9 +18,10 @@ from crust.proxy.table import Event, Events
 from crust.proxy.target import Guard
 from crust.wire.v1 import inspect_pb2
 from tests.support.faults.refusals import refused
-from tests.support.nodes import node as nodes
+from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.fake_targets import GUARD
-from tests.support.nodes.node import Node, Places
+from tests.support.nodes.places import Places
 from tests.support.nodes.tables import Bench
 from tests.support.records import records
 from tests.support.runtimes import fake_handler
@@ -28,7 +29,7 @@ from tests.support.runtimes import fake_handler
 Code = grpc.StatusCode
 
 
-def _touch(node: Node, target: str) -> None:
+def _touch(node: FakeNode, target: str) -> None:
     """Whatever changes an entry causes a look."""
     entry = node.entry(target)
     assert entry is not None
@@ -36,7 +37,7 @@ def _touch(node: Node, target: str) -> None:
 
 
 @asynccontextmanager
-async def _events(node: Node) -> AsyncIterator[Callable[[str], Awaitable[str]]]:
+async def _events(node: FakeNode) -> AsyncIterator[Callable[[str], Awaitable[str]]]:
     """Wait for the next event of a kind, and return its target path."""
     watch: Any = node.inspect.Watch(inspect_pb2.WatchRequest(), timeout=60)
     await watch.initial_metadata()
@@ -50,12 +51,12 @@ async def _events(node: Node) -> AsyncIterator[Callable[[str], Awaitable[str]]]:
     watch.cancel()
 
 
-async def _problems(node: Node) -> list[str]:
+async def _problems(node: FakeNode) -> list[str]:
     answer = await node.inspect.GetHealth(inspect_pb2.GetHealthRequest(), timeout=10)
     return [condition.part for condition in answer.conditions]
 
 
-async def test_guard_that_cannot_be_restored_is_reported(kata: Node, published: str) -> None:
+async def test_guard_that_cannot_be_restored_is_reported(kata: FakeNode, published: str) -> None:
     await _look(kata)
     async with _events(kata) as next_of:
         os.unlink(f"{published}/{GUARD}")
@@ -70,7 +71,7 @@ async def test_guard_that_cannot_be_restored_is_reported(kata: Node, published: 
     assert kata.targets.has_guard(volumes.TargetPath(published))
 
 
-async def test_exchanged_device_is_reported_until_the_volume_is_unpublished(kata: Node) -> None:
+async def test_exchanged_device_is_reported_until_the_volume_is_unpublished(kata: FakeNode) -> None:
     target, other = kata.places.target("one"), kata.places.target("two")
     await kata.co.publish("vol-1", target)
     async with _events(kata) as next_of:
@@ -87,7 +88,7 @@ async def test_exchanged_device_is_reported_until_the_volume_is_unpublished(kata
 
 @pytest.mark.spec("H-38", "H-39")
 async def test_lost_guard_is_restored_with_the_group_that_was_seen(
-    kata: Node, published: str
+    kata: FakeNode, published: str
 ) -> None:
     kata.targets.groups[published] = 3000
     await _look(kata)
@@ -119,7 +120,7 @@ async def test_guard_lost_before_its_group_is_reported(places: Places, target: s
         assert await _problems(node) == []
 
 
-async def _look(node: Node) -> list[str]:
+async def _look(node: FakeNode) -> list[str]:
     """Have the proxy look; returns its problems."""
     await node.inspect.ListDeferredVolumes(inspect_pb2.ListDeferredVolumesRequest(), timeout=10)
     return await _problems(node)

@@ -17,17 +17,18 @@ from crust.proxy.host_publish import raw_targets
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import publish_request
 from tests.support.drivers.fake_driver import Failure, Gate, device_of
-from tests.support.faults.refusals import refused
-from tests.support.nodes import node as nodes
+from tests.support.faults.refusals import refused, until
+from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.fake_targets import FakeDevices
-from tests.support.nodes.node import Node, Places, until
+from tests.support.nodes.places import Places
 
 Code = grpc.StatusCode
 PUBLISH = "plugins/kubernetes.io/csi/volumeDevices/publish"
 
 
 def raw_request(
-    node: Node, name: str, volume_id: str, **fields: Any
+    node: FakeNode, name: str, volume_id: str, **fields: Any
 ) -> csi_pb2.NodePublishVolumeRequest:
     """A raw publish at a target where the driver makes the device's node."""
     target = node.places.target(name)
@@ -37,20 +38,20 @@ def raw_request(
     return request
 
 
-async def publish_raw(node: Node, name: str, volume_id: str, **fields: Any) -> str:
+async def publish_raw(node: FakeNode, name: str, volume_id: str, **fields: Any) -> str:
     request = raw_request(node, name, volume_id, **fields)
     await node.co.node.NodePublishVolume(request, timeout=60)
     return request.target_path
 
 
-def share(node: Node, one: str, other: str) -> None:
+def share(node: FakeNode, one: str, other: str) -> None:
     """Two volumes with one device, by two paths."""
     mine, theirs = (node.devices.identify(device_of(volume_id)) for volume_id in (one, other))
     both = DeviceSet(frozenset({mine, theirs}), frozenset({mine, theirs}))
     node.devices.related.update({mine: both, theirs: both})
 
 
-async def test_raw_publish_of_device_with_runtime_is_undone(kata: Node) -> None:
+async def test_raw_publish_of_device_with_runtime_is_undone(kata: FakeNode) -> None:
     await kata.co.publish("vol-1", kata.places.target("one"))
     share(kata, "vol-1", "vol-2")
     request = raw_request(kata, "raw", "vol-2")
@@ -62,7 +63,7 @@ async def test_raw_publish_of_device_with_runtime_is_undone(kata: Node) -> None:
     kata.check_published("vol-1", kata.places.target("one"))
 
 
-async def test_raw_publish_that_cannot_be_undone_is_not_final(kata: Node) -> None:
+async def test_raw_publish_that_cannot_be_undone_is_not_final(kata: FakeNode) -> None:
     await kata.co.publish("vol-1", kata.places.target("one"))
     share(kata, "vol-1", "vol-2")
     kata.driver.failures["NodeUnpublishVolume"] = Failure(Code.INTERNAL, "stuck")
@@ -70,7 +71,7 @@ async def test_raw_publish_that_cannot_be_undone_is_not_final(kata: Node) -> Non
     await refused(call, Code.UNAVAILABLE, "DeviceReserved")
 
 
-async def test_repeated_raw_publish_that_is_refused_is_not_undone(kata: Node) -> None:
+async def test_repeated_raw_publish_that_is_refused_is_not_undone(kata: FakeNode) -> None:
     """A pod may be using it since the first one."""
     await publish_raw(kata, "raw", "vol-2")
     await kata.co.publish("vol-1", kata.places.target("one"))
@@ -79,7 +80,7 @@ async def test_repeated_raw_publish_that_is_refused_is_not_undone(kata: Node) ->
     assert not kata.driver.called("NodeUnpublishVolume")
 
 
-async def test_deferred_publish_of_device_published_raw_is_undone(kata: Node) -> None:
+async def test_deferred_publish_of_device_published_raw_is_undone(kata: FakeNode) -> None:
     raw, target = await publish_raw(kata, "raw", "vol-2"), kata.places.target("one")
     await kata.co.publish("vol-3", kata.places.target("three"))
     share(kata, "vol-1", "vol-2")
@@ -92,7 +93,9 @@ async def test_deferred_publish_of_device_published_raw_is_undone(kata: Node) ->
     await kata.co.publish("vol-1", target)
 
 
-async def test_deferred_publish_after_a_refused_raw_one_reserves(kata: Node, target: str) -> None:
+async def test_deferred_publish_after_a_refused_raw_one_reserves(
+    kata: FakeNode, target: str
+) -> None:
     """The target of a raw publish that the driver has refused stays looked at, until it is deferred."""
     kata.driver.failures["NodePublishVolume"] = Failure(Code.ALREADY_EXISTS, "staged for a mount")
     await refused(publish_raw(kata, "one", "vol-1"), Code.ALREADY_EXISTS, "staged")
@@ -105,7 +108,7 @@ async def test_deferred_publish_after_a_refused_raw_one_reserves(kata: Node, tar
     assert not kata.driver.published
 
 
-async def test_readers_share_a_device_raw_and_deferred(kata: Node) -> None:
+async def test_readers_share_a_device_raw_and_deferred(kata: FakeNode) -> None:
     await publish_raw(kata, "raw", "vol-2", readonly=True)
     share(kata, "vol-1", "vol-2")
     await kata.co.publish("vol-1", kata.places.target("one"), readonly=True)
@@ -117,7 +120,7 @@ async def test_readers_share_a_device_raw_and_deferred(kata: Node) -> None:
     )
 
 
-async def test_raw_target_without_a_device_refuses_nothing(kata: Node) -> None:
+async def test_raw_target_without_a_device_refuses_nothing(kata: FakeNode) -> None:
     raw = await publish_raw(kata, "raw", "vol-1")
     del kata.devices.nodes[raw]
     await kata.co.publish("vol-1", kata.places.target("one"))
@@ -164,7 +167,7 @@ def test_kubelets_raw_volumes_are_found_and_a_shims_are_not(tmp_path: Path) -> N
     assert raw_targets([str(tmp_path), f"{tmp_path}/absent"]) == [other]
 
 
-async def test_host_publish_beside_a_deferred_reader_passes_for_a_reader(kata: Node) -> None:
+async def test_host_publish_beside_a_deferred_reader_passes_for_a_reader(kata: FakeNode) -> None:
     one, two = kata.places.target("one"), kata.places.target("two")
     await kata.co.publish("vol-1", one, readonly=True)
     await kata.co.publish("vol-1", two, defer=False, readonly=True)
@@ -175,7 +178,7 @@ async def test_host_publish_beside_a_deferred_reader_passes_for_a_reader(kata: N
 
 
 @pytest.mark.spec("D-21")
-async def test_second_target_of_volume_is_refused_naming_the_holder(kata: Node) -> None:
+async def test_second_target_of_volume_is_refused_naming_the_holder(kata: FakeNode) -> None:
     one, two = kata.places.target("one"), kata.places.target("two")
     await kata.co.publish("vol-1", one)
     await refused(
@@ -201,14 +204,16 @@ async def test_second_target_of_volume_is_refused_naming_the_holder(kata: Node) 
     ],
 )
 async def test_device_that_the_driver_misreports_is_refused(
-    kata: Node, target: str, alter: Callable[[Any], None], words: tuple[str, ...]
+    kata: FakeNode, target: str, alter: Callable[[Any], None], words: tuple[str, ...]
 ) -> None:
     kata.driver.alter = alter
     await refused(kata.co.publish("vol-1", target), Code.INTERNAL, *words)
     kata.check_untouched(target)
 
 
-async def test_second_volume_at_a_target_leaves_the_first_alone(kata: Node, target: str) -> None:
+async def test_second_volume_at_a_target_leaves_the_first_alone(
+    kata: FakeNode, target: str
+) -> None:
     """A confused CO: the loser must not remove the winner's guard, directory or entry."""
     gate = kata.driver.gates["NodePublishVolume"] = Gate()
     winner = asyncio.create_task(kata.co.publish("vol-1", target))
@@ -221,7 +226,7 @@ async def test_second_volume_at_a_target_leaves_the_first_alone(kata: Node, targ
 
 
 @pytest.mark.spec("D-21")
-async def test_claims_on_its_own_volume_alone_excuse_an_open_device(kata: Node) -> None:
+async def test_claims_on_its_own_volume_alone_excuse_an_open_device(kata: FakeNode) -> None:
     one, two, other = (kata.places.target(name) for name in ("one", "two", "other"))
     await kata.co.publish("vol-1", one, readonly=True)
     await kata.co.publish("vol-2", other, readonly=True)
@@ -235,7 +240,7 @@ async def test_claims_on_its_own_volume_alone_excuse_an_open_device(kata: Node) 
     ("deferred_readonly", "host_readonly"), [(False, False), (True, False), (False, True)]
 )
 async def test_host_mount_beside_a_deferred_one_never_reaches_the_driver(
-    kata: Node, *, deferred_readonly: bool, host_readonly: bool
+    kata: FakeNode, *, deferred_readonly: bool, host_readonly: bool
 ) -> None:
     one, two = kata.places.target("one"), kata.places.target("two")
     await kata.co.publish("vol-1", one, readonly=deferred_readonly)
@@ -247,13 +252,13 @@ async def test_host_mount_beside_a_deferred_one_never_reaches_the_driver(
 
 
 @pytest.mark.spec("D-17")
-async def test_publish_never_switches_from_deferred_to_host(kata: Node, published: str) -> None:
+async def test_publish_never_switches_from_deferred_to_host(kata: FakeNode, published: str) -> None:
     publish = kata.co.publish("vol-1", published, defer=False)
     await refused(publish, Code.ALREADY_EXISTS, published, "unpublish")
     kata.check_published("vol-1", published)
 
 
-async def test_host_and_deferred_publish_at_once_are_aborted(kata: Node) -> None:
+async def test_host_and_deferred_publish_at_once_are_aborted(kata: FakeNode) -> None:
     one, two = kata.places.target("one"), kata.places.target("two")
     gate = kata.driver.gates["NodePublishVolume"] = Gate()
     first = asyncio.create_task(kata.co.publish("vol-1", one))
@@ -272,7 +277,7 @@ async def test_host_and_deferred_publish_at_once_are_aborted(kata: Node) -> None
     assert kata.entry(one) is None
 
 
-async def test_concurrent_host_publishes_of_one_volume_reach_the_driver(node: Node) -> None:
+async def test_concurrent_host_publishes_of_one_volume_reach_the_driver(node: FakeNode) -> None:
     one, two = node.places.target("one"), node.places.target("two")
     gate = node.driver.gates["NodePublishVolume"] = Gate()
     first = asyncio.create_task(node.co.publish("vol-1", one, defer=False))

@@ -16,11 +16,13 @@ from crust.handoff.store import Store
 from crust.proxy.policy import Policy
 from crust.proxy.publish import Publish
 from crust.rpc import csi_driver
+from tests.support.co import NAMED
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Failure, Gate
-from tests.support.faults.refusals import refused, repeated
-from tests.support.nodes import node as nodes
-from tests.support.nodes.node import NAMED, Node, Places, until
+from tests.support.faults.refusals import refused, repeated, until
+from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.nodes.places import Places
 
 Code = grpc.StatusCode
 
@@ -29,7 +31,7 @@ def _fail(*_: object, **__: object) -> None:
     raise ValueError("a bug")
 
 
-def _other_filesystem(kata: Node) -> None:
+def _other_filesystem(kata: FakeNode) -> None:
     """Make the driver's answer unusable: refused after the driver has published."""
     kata.driver.alter = lambda mount: setattr(mount, "fs_type", "btrfs")
 
@@ -49,7 +51,7 @@ async def test_retry_of_a_standing_publish_needs_no_handler(places: Places, targ
 @pytest.mark.spec("D-36")
 @pytest.mark.parametrize("readonly", [False, True])
 async def test_drivers_already_exists_is_final_only_for_other_arguments(
-    kata: Node, published: str, *, readonly: bool
+    kata: FakeNode, published: str, *, readonly: bool
 ) -> None:
     """A driver that was exchanged may call anything so; a kubelet sends the same arguments."""
     kata.driver.failures["NodePublishVolume"] = Failure(Code.ALREADY_EXISTS, "differs")
@@ -74,7 +76,7 @@ async def test_downgraded_driver_ends_no_standing_publish(places: Places, target
 @pytest.mark.parametrize(
     "kind", ["an answer that is refused", "a guard of before, and a driver that fails"]
 )
-async def test_undo_deletes_no_inline_volume(kata: Node, target: str, kind: str) -> None:
+async def test_undo_deletes_no_inline_volume(kata: FakeNode, target: str, kind: str) -> None:
     """Its unpublish is its delete, and after a reboot its publish is a new one."""
     inline = {**NAMED, deferral_keys.INLINE: "true"}
     if kind == "an answer that is refused":
@@ -96,7 +98,7 @@ async def test_undo_deletes_no_inline_volume(kata: Node, target: str, kind: str)
     kata.check_untouched(target)
 
 
-async def test_undo_at_the_driver_has_its_own_deadline(kata: Node, target: str) -> None:
+async def test_undo_at_the_driver_has_its_own_deadline(kata: FakeNode, target: str) -> None:
     """The CO's time is spent by a publish that took long, and the driver's publish must go all the same."""
     _other_filesystem(kata)
     await refused(kata.co.publish("vol-1", target, timeout_s=5), Code.INTERNAL, "'btrfs'")
@@ -106,7 +108,7 @@ async def test_undo_at_the_driver_has_its_own_deadline(kata: Node, target: str) 
     kata.check_untouched(target)
 
 
-async def test_undo_at_driver_goes_on_after_co_gave_up(kata: Node, target: str) -> None:
+async def test_undo_at_driver_goes_on_after_co_gave_up(kata: FakeNode, target: str) -> None:
     _other_filesystem(kata)
     gate = kata.driver.gates["NodeUnpublishVolume"] = Gate()
     publishing = asyncio.ensure_future(kata.co.publish("vol-1", target))
@@ -123,7 +125,7 @@ async def test_undo_at_driver_goes_on_after_co_gave_up(kata: Node, target: str) 
 
 
 async def test_publish_whose_guard_mount_stays_is_not_final(
-    kata: Node, target: str, monkeypatch: pytest.MonkeyPatch
+    kata: FakeNode, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kata.driver.failures["NodePublishVolume"] = Failure(Code.INTERNAL, "disk on fire")
     with monkeypatch.context() as patched:
@@ -159,7 +161,7 @@ async def test_lost_attempt_is_final_only_if_undone(places: Places, target: str,
 
 
 async def test_entry_that_appeared_although_its_publish_failed_is_removed(
-    kata: Node, target: str, monkeypatch: pytest.MonkeyPatch
+    kata: FakeNode, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rename was done, and the directory could not be synced."""
     write = Store.write
@@ -174,7 +176,7 @@ async def test_entry_that_appeared_although_its_publish_failed_is_removed(
 
 
 async def test_failed_publish_that_sandbox_has_claimed_is_not_final(
-    kata: Node, target: str, monkeypatch: pytest.MonkeyPatch
+    kata: FakeNode, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = Store.write
     sandbox = kata.sandbox(target)
@@ -192,7 +194,9 @@ async def test_failed_publish_that_sandbox_has_claimed_is_not_final(
     sandbox.__exit__(None, None, None)
 
 
-async def test_unpublish_of_an_entry_that_somebody_moved_is_ok(kata: Node, published: str) -> None:
+async def test_unpublish_of_an_entry_that_somebody_moved_is_ok(
+    kata: FakeNode, published: str
+) -> None:
     """As operations.md says, an operator moves an entry; the test does not wait for the next look."""
     entry = layout.Layout(kata.places.volumes).entry(volumes.TargetPath(published))
     shutil.move(entry.directory, f"{kata.places.root}/moved")
@@ -202,7 +206,7 @@ async def test_unpublish_of_an_entry_that_somebody_moved_is_ok(kata: Node, publi
     await kata.co.unpublish("vol-1", published)
 
 
-async def _mount_over_the_guard(kata: Node, target: str) -> None:
+async def _mount_over_the_guard(kata: FakeNode, target: str) -> None:
     """A publish by a driver that ignores the flag, and whose mount cannot be undone."""
     kata.driver.mounts_instead = True
     kata.driver.after["NodePublishVolume"] = lambda: kata.targets.foreign.add(target)
@@ -217,7 +221,7 @@ async def _mount_over_the_guard(kata: Node, target: str) -> None:
 
 @pytest.mark.parametrize("call", ["unpublish", "publish"])
 async def test_next_call_removes_the_mount_of_a_disobedient_driver(
-    kata: Node, target: str, call: str
+    kata: FakeNode, target: str, call: str
 ) -> None:
     await _mount_over_the_guard(kata, target)
     await refused(kata.co.publish("vol-1", target, defer=False), Code.ALREADY_EXISTS, target)
@@ -232,7 +236,7 @@ INLINE_ID = f"csi-{'0a' * 32}"
 
 
 @pytest.mark.spec("D-10")
-async def test_inline_volume_is_known_by_its_id_without_a_pod(kata: Node, target: str) -> None:
+async def test_inline_volume_is_known_by_its_id_without_a_pod(kata: FakeNode, target: str) -> None:
     """Without podInfoOnMount there is no key in the context."""
     _other_filesystem(kata)
     await refused(kata.co.publish(INLINE_ID, target), Code.UNAVAILABLE, "'btrfs'")
@@ -247,7 +251,7 @@ async def test_inline_volume_is_known_by_its_id_without_a_pod(kata: Node, target
     "where", ["mount_guard", "writers", "write", "identify", "_record", "decide"]
 )
 async def test_no_exception_ends_in_a_final_code_while_something_stands(
-    kata: Node, target: str, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception
+    kata: FakeNode, target: str, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception
 ) -> None:
     mount_guard = kata.targets.mount_guard
 
@@ -269,7 +273,7 @@ async def test_no_exception_ends_in_a_final_code_while_something_stands(
 
 
 async def test_unforeseen_exception_before_anything_stands_is_final(
-    kata: Node, target: str, monkeypatch: pytest.MonkeyPatch
+    kata: FakeNode, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Publish, "_record", _fail)
     await refused(kata.co.publish("vol-1", target), Code.INTERNAL, "UnexpectedError")

@@ -7,7 +7,6 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -15,16 +14,14 @@ import grpc.aio
 import pytest
 
 from crust.core import volumes
-from crust.handoff import store
 from crust.rpc import channel
-from crust.runtime_handler import registration, service
-from tests.support.co import Co
+from tests.support.co import NAMED
 from tests.support.drivers import fake_driver
-from tests.support.faults.refusals import refused, repeated
-from tests.support.nodes import node as nodes
+from tests.support.faults.refusals import refused, repeated, until
+from tests.support.nodes import fake_node as nodes
 from tests.support.nodes import proxy_process
-from tests.support.nodes.fake_targets import FakeTargets
-from tests.support.nodes.node import Places
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.nodes.places import Places
 from tests.support.runtimes import fake_handler
 
 RUN = "from crust.cli.main import main; main()"
@@ -156,7 +153,7 @@ async def test_restarted_proxy_needs_no_flag(places: Places, target: str) -> Non
 async def test_call_after_a_start_waits_for_its_handler(places: Places, target: str) -> None:
     async with nodes.running(places, grace_s=20) as node:
         publish = asyncio.create_task(
-            node.co.publish("vol-1", target, timeout_s=20, volume_context=nodes.NAMED)
+            node.co.publish("vol-1", target, timeout_s=20, volume_context=NAMED)
         )
         async with node.handler():
             await publish
@@ -184,59 +181,18 @@ async def test_unnamed_publish_after_the_grace_takes_the_only(places: Places, ta
 POINTS_AT_MOST = 60
 
 
-@dataclass
-class Peers:
-    """The processes that survive the proxy: driver, shim, handler, and the CO that retries."""
-
-    places: Places
-    driver: fake_driver.FakeDriver
-    co: Co
-
-    def check_published(self, target: str) -> None:
-        entry = store.Store(self.places.volumes).read(volumes.TargetPath(target))
-        assert entry is not None
-        assert entry.require().key.volume_id == "vol-1"
-        assert FakeTargets(self.places.kubelet).has_guard(volumes.TargetPath(target))
-        assert self.driver.published[target].deferred
-
-    def check_untouched(self, target: str) -> None:
-        assert self.places.entries() == []
-        assert not os.path.lexists(target)
-        assert self.driver.published == {}
-
-
 @pytest.fixture
-async def peers(places: Places) -> AsyncIterator[Peers]:
-    driver = fake_driver.FakeDriver()
-    handler = fake_handler.FakeHandler()
+async def peers(places: Places) -> AsyncIterator[FakeNode]:
+    """The parts that survive the proxy, a handler that registers with each proxy, and the CO that retries."""
     os.mkdir(places.run, 0o700)
     async with (
-        fake_driver.serving(driver, places.driver),
-        nodes.shim(places),
-        _registering(places, handler),
-        channel.connect(places.csi) as connected,
+        nodes.running(places, "driver", "shim", "calls") as node,
+        node.handler(waits=False),
     ):
-        yield Peers(places, driver, Co(connected))
+        yield node
 
 
-@asynccontextmanager
-async def _registering(places: Places, handler: fake_handler.FakeHandler) -> AsyncIterator[None]:
-    """Registered whenever there is a proxy."""
-    request = registration.RegisterRequest(
-        volumes.HandlerName("kata"),
-        "1",
-        places.handler,
-        fake_handler.FILESYSTEMS,
-        fake_handler.ALL_FEATURES,
-    )
-    async with (
-        service.serving(places.handler, handler),
-        registration.registered(places.sockets.handlers, request),
-    ):
-        yield
-
-
-async def _answered(peers: Peers, call: str, target: str) -> bool:
+async def _answered(peers: FakeNode, call: str, target: str) -> bool:
     """Make a call; False if the proxy was not there, or not any more. What it refuses is raised.
 
     ABORTED is repeated, as a CO does: after a start the proxy may be restoring the guard mount at the target.
@@ -250,18 +206,18 @@ async def _answered(peers: Peers, call: str, target: str) -> bool:
     return True
 
 
-async def _request(peers: Peers, call: str, target: str) -> object:
+async def _request(peers: FakeNode, call: str, target: str) -> object:
     if call == "publish":
-        return await peers.co.publish("vol-1", target, timeout_s=20, volume_context=nodes.NAMED)
+        return await peers.co.publish("vol-1", target, timeout_s=20, volume_context=NAMED)
     return await peers.co.unpublish("vol-1", target, timeout_s=20)
 
 
-async def _again(peers: Peers, call: str, target: str) -> None:
+async def _again(peers: FakeNode, call: str, target: str) -> None:
     """Repeat a call until it is answered, as a CO does."""
     await repeated(lambda: _request(peers, call, target), Code.ABORTED, Code.UNAVAILABLE)
 
 
-async def _survives(peers: Peers, call: str, target: str, number: int) -> bool:
+async def _survives(peers: FakeNode, call: str, target: str, number: int) -> bool:
     """Whether a proxy that dies at change `number` answered the call."""
     async with proxy_process.running(peers.places, die_at=number) as proxy:
         if await _answered(peers, call, target):
@@ -272,7 +228,9 @@ async def _survives(peers: Peers, call: str, target: str, number: int) -> bool:
 
 @pytest.mark.parametrize("then", ["publish", "unpublish"])
 @pytest.mark.spec("D-23")
-async def test_publish_killed_anywhere_is_finished_or_undone_next(peers: Peers, then: str) -> None:
+async def test_publish_killed_anywhere_is_finished_or_undone_next(
+    peers: FakeNode, then: str
+) -> None:
     target = peers.places.target("one")
     for number in range(POINTS_AT_MOST):
         if await _survives(peers, "publish", target, number):
@@ -280,7 +238,7 @@ async def test_publish_killed_anywhere_is_finished_or_undone_next(peers: Peers, 
         async with proxy_process.running(peers.places):
             if then == "publish":
                 await _again(peers, "publish", target)
-                peers.check_published(target)
+                peers.check_published("vol-1", target)
             await _again(peers, "unpublish", target)
             peers.check_untouched(target)
     else:
@@ -291,15 +249,15 @@ async def test_publish_killed_anywhere_is_finished_or_undone_next(peers: Peers, 
 @pytest.mark.spec("D-23")
 @pytest.mark.parametrize("is_new", [False, True], ids=["the same kubelet", "a restarted kubelet"])
 async def test_unpublish_killed_anywhere_leaves_what_the_kubelet_can_finish(
-    peers: Peers, *, is_new: bool
+    peers: FakeNode, *, is_new: bool
 ) -> None:
     """The kubelet restarts before the proxy does: then only a mount point is a volume to it."""
-    target, targets = peers.places.target("one"), FakeTargets(peers.places.kubelet)
+    target, targets = peers.places.target("one"), peers.targets
     forgotten = 0
     for number in range(POINTS_AT_MOST):
         async with proxy_process.running(peers.places):
             await _again(peers, "publish", target)
-            peers.check_published(target)
+            peers.check_published("vol-1", target)
         if await _survives(peers, "unpublish", target, number):
             break
         is_mounted = targets.has_guard(volumes.TargetPath(target))
@@ -316,7 +274,7 @@ async def test_unpublish_killed_anywhere_leaves_what_the_kubelet_can_finish(
 
 @pytest.mark.parametrize("call", ["publish", "unpublish"])
 async def test_proxy_killed_while_driver_works_leaves_a_repeatable_call(
-    peers: Peers, call: str
+    peers: FakeNode, call: str
 ) -> None:
     target = peers.places.target("one")
     method = "NodePublishVolume" if call == "publish" else "NodeUnpublishVolume"
@@ -325,7 +283,7 @@ async def test_proxy_killed_while_driver_works_leaves_a_repeatable_call(
             await _again(peers, "publish", target)
         gate = peers.driver.gates[method] = fake_driver.Gate()
         asked = asyncio.create_task(_request(peers, call, target))
-        await nodes.until(gate.entered)
+        await until(gate.entered)
         await proxy.kill()
         with pytest.raises(grpc.aio.AioRpcError):
             await asked
@@ -334,6 +292,6 @@ async def test_proxy_killed_while_driver_works_leaves_a_repeatable_call(
     async with proxy_process.running(peers.places):
         await _again(peers, call, target)
         if call == "publish":
-            peers.check_published(target)
+            peers.check_published("vol-1", target)
             await _again(peers, "unpublish", target)
         peers.check_untouched(target)

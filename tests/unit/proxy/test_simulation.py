@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.kubelet.state import Pod, Volume
-from tests.support.nodes.node import Places
+from tests.support.nodes.places import Places
 from tests.support.nodes.simulated_node import SimulatedNode
 
 STEPS = 60
@@ -113,7 +113,8 @@ class Simulation:
     async def _faulty_proxy(self) -> None:
         """A proxy that will die, or meet a full disk once, at one of its next changes."""
         fault = self._random.choice(("die_at", "no_space_at"))
-        await self._node.start("proxy", **{fault: self._random.randint(0, 30)})
+        proxy = self._node.proxy(**{fault: self._random.randint(0, 30)})
+        await self._node.enter("proxy", proxy)
 
     async def _lose_an_answer(self) -> None:
         method = self._random.choice(("NodePublishVolume", "NodeUnpublishVolume"))

@@ -18,8 +18,7 @@ from crust.rpc.port import SocketPort
 from crust.rpc.serving import server
 from crust.rpc.serving.service import Methods, Service
 from tests.support.drivers.fake_driver import Gate
-from tests.support.faults.refusals import refused, refused_in_time, repeated
-from tests.support.nodes.node import until
+from tests.support.faults.refusals import refused, refused_in_time, repeated, until
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 UNARY = "/csi.v1.Node/NodeStageVolume"

@@ -20,7 +20,8 @@ from crust.wire.v1 import handlers_pb2
 from tests.support.co import capability as capability_of
 from tests.support.drivers.fake_driver import Failure
 from tests.support.kubelet.csi import NOT_FINAL
-from tests.support.nodes import node as nodes
+from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.places import Places
 from tests.support.pages import error_table
 
 Code = grpc.StatusCode
@@ -227,7 +228,7 @@ async def test_planted_secret_is_in_no_log_file_or_error(
     everything_logged: io.StringIO, short: str
 ) -> None:
     """The whole life of a volume with secrets in every field that can hold one, logged at level debug."""
-    places = nodes.Places.make(short)
+    places = Places.make(short)
     context = {"csi.storage.k8s.io/serviceAccount.tokens": SECRET, "pool": "a"}
     async with nodes.running(places) as node, node.handler():
         target = places.target("one")
@@ -254,7 +255,7 @@ async def test_secret_in_drivers_error_reaches_caller_and_no_log(
     everything_logged: io.StringIO, short: str
 ) -> None:
     """In a call that passes as bytes, in a deferred one, and in one whose code the proxy changes."""
-    places = nodes.Places.make(short)
+    places = Places.make(short)
     secrets = {"key": SECRET, "pin": "q7x"}
     failure = Failure(grpc.StatusCode.INTERNAL, f"login {SECRET} with q7x failed")
     async with nodes.running(places) as node, node.handler():

@@ -40,7 +40,7 @@ from crust.runtime_handler import (
 )
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
 from tests.support.faults.refusals import refused
-from tests.support.nodes.node import Places
+from tests.support.nodes.places import Places
 from tests.support.nodes.tables import Bench
 from tests.support.raised import raised
 from tests.support.records.records import TARGET, a_record

@@ -16,11 +16,13 @@ from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.runtime_handler.registration import Registration
 from crust.wire.v1 import inspect_pb2
+from tests.support.co import NAMED
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import MIB, Gate
-from tests.support.faults.refusals import refused
-from tests.support.nodes import node as nodes
-from tests.support.nodes.node import NAMED, Node, Places, until
+from tests.support.faults.refusals import refused, until
+from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.nodes.places import Places
 from tests.support.records.records import a_record
 from tests.support.runtimes.fake_handler import ALL_FEATURES, sandbox
 
@@ -31,7 +33,7 @@ KEY = "csi.example.com/vol-1"
 
 
 @pytest.fixture
-async def empty(node: Node) -> AsyncIterator[Node]:
+async def empty(node: FakeNode) -> AsyncIterator[FakeNode]:
     """A node whose driver's volumes were created empty, and whose handler offers no FORMAT."""
     node.driver.format = WANTED
     async with node.handler(features=ALL_FEATURES - {HandlerFeature.FORMAT}):
@@ -39,7 +41,7 @@ async def empty(node: Node) -> AsyncIterator[Node]:
 
 
 @pytest.mark.spec("D-38", "D-16")
-async def test_blank_volume_is_formatted_once_and_recorded_so(empty: Node, target: str) -> None:
+async def test_blank_volume_is_formatted_once_and_recorded_so(empty: FakeNode, target: str) -> None:
     await empty.co.publish("vol-1", target)
     assert empty.filesystems.made == {DEVICE: ("ext4", WANTED)}
     assert empty.record(target).mount.format is None
@@ -50,21 +52,25 @@ async def test_blank_volume_is_formatted_once_and_recorded_so(empty: Node, targe
 
 
 @pytest.mark.spec("D-38")
-async def test_handler_with_format_gets_the_blank_volume(kata: Node, target: str) -> None:
+async def test_handler_with_format_gets_the_blank_volume(kata: FakeNode, target: str) -> None:
     kata.driver.format = WANTED
     await kata.co.publish("vol-1", target)
     assert kata.record(target).mount.format == WANTED
     assert kata.filesystems.looks == 0
 
 
-async def test_volume_that_nobody_calls_empty_is_not_looked_at(empty: Node, target: str) -> None:
+async def test_volume_that_nobody_calls_empty_is_not_looked_at(
+    empty: FakeNode, target: str
+) -> None:
     empty.driver.format = None
     await empty.co.publish("vol-1", target)
     assert empty.filesystems.looks == 0
 
 
 @pytest.mark.spec("D-38")
-async def test_blank_volume_that_is_to_be_read_only_is_refused(empty: Node, target: str) -> None:
+async def test_blank_volume_that_is_to_be_read_only_is_refused(
+    empty: FakeNode, target: str
+) -> None:
     await refused(
         empty.co.publish("vol-1", target, readonly=True),
         Code.FAILED_PRECONDITION,
@@ -76,7 +82,7 @@ async def test_blank_volume_that_is_to_be_read_only_is_refused(empty: Node, targ
 
 @pytest.mark.spec("D-26")
 async def test_filesystem_smaller_than_its_device_is_refused_without_grow(
-    node: Node, target: str
+    node: FakeNode, target: str
 ) -> None:
     """Nobody would grow it; one that is only read stays as it is, and so does one that is published already."""
     node.devices.sizes_bytes[DEVICE] = 64 * MIB
@@ -94,7 +100,9 @@ async def test_filesystem_smaller_than_its_device_is_refused_without_grow(
         await node.co.publish("vol-1", target)
 
 
-async def test_device_is_reserved_while_its_filesystem_is_made(empty: Node, target: str) -> None:
+async def test_device_is_reserved_while_its_filesystem_is_made(
+    empty: FakeNode, target: str
+) -> None:
     empty.filesystems.gate = Gate()
     first = asyncio.ensure_future(empty.co.publish("vol-1", target))
     await until(empty.filesystems.gate.entered)
@@ -108,7 +116,7 @@ async def test_device_is_reserved_while_its_filesystem_is_made(empty: Node, targ
     empty.check_published("vol-1", target)
 
 
-async def test_failed_mkfs_leaves_nothing(empty: Node, target: str) -> None:
+async def test_failed_mkfs_leaves_nothing(empty: FakeNode, target: str) -> None:
     empty.filesystems.error = errors.RuntimeFailed("mkfs.ext4 failed")
     with_lock = empty.co.publish("vol-1", target)
     await refused(with_lock, Code.UNAVAILABLE, "mkfs.ext4 failed")  # its lock is held
@@ -117,7 +125,7 @@ async def test_failed_mkfs_leaves_nothing(empty: Node, target: str) -> None:
     empty.check_untouched(target)
 
 
-def _calls(node: Node, target: str) -> dict[str, Callable[[], Coroutine[Any, Any, object]]]:
+def _calls(node: FakeNode, target: str) -> dict[str, Callable[[], Coroutine[Any, Any, object]]]:
     """Every call that could give the device to somebody, or take it away."""
     return {
         "publish": lambda: node.co.publish("vol-1", target),
@@ -164,7 +172,7 @@ KNOWN = {"passphrase": PASSPHRASE}
 LUKS = {**NAMED, "crust.dev/encryption": "luks"}
 
 
-async def encrypted(node: Node, name: str = "one") -> volumes.TargetPath:
+async def encrypted(node: FakeNode, name: str = "one") -> volumes.TargetPath:
     """The target of a volume that is published to a guest and encrypted."""
     node.driver.passphrase = PASSPHRASE
     target = node.places.target(name)
@@ -173,7 +181,7 @@ async def encrypted(node: Node, name: str = "one") -> volumes.TargetPath:
 
 
 @pytest.mark.spec("D-39", "D-45")
-async def test_handler_whose_sandbox_has_the_volume_gets_the_passphrase(node: Node) -> None:
+async def test_handler_whose_sandbox_has_the_volume_gets_the_passphrase(node: FakeNode) -> None:
     async with node.handler() as session:
         target = await encrypted(node)
         assert node.record(target.text).mount.encryption is volumes.Encryption.LUKS
@@ -182,7 +190,7 @@ async def test_handler_whose_sandbox_has_the_volume_gets_the_passphrase(node: No
 
 
 @pytest.mark.spec("D-45")
-async def test_secrets_without_a_sandbox_of_the_handler_are_refused(node: Node) -> None:
+async def test_secrets_without_a_sandbox_of_the_handler_are_refused(node: FakeNode) -> None:
     endpoint = f"{node.places.root}/other.sock"
     async with node.handler() as session, node.handler(name="other", endpoint=endpoint) as other:
         target = await encrypted(node)
@@ -199,7 +207,7 @@ async def test_secrets_without_a_sandbox_of_the_handler_are_refused(node: Node) 
             await _refused(session, target)
 
 
-async def test_volume_that_needs_no_secret_has_none(node: Node) -> None:
+async def test_volume_that_needs_no_secret_has_none(node: FakeNode) -> None:
     async with node.handler() as session:
         target = node.places.target("one")
         await node.co.publish("vol-1", target)
@@ -208,7 +216,7 @@ async def test_volume_that_needs_no_secret_has_none(node: Node) -> None:
 
 
 @pytest.mark.spec("D-46")
-async def test_repeated_publish_renews_it(node: Node) -> None:
+async def test_repeated_publish_renews_it(node: FakeNode) -> None:
     async with node.handler() as session:
         target = await encrypted(node)
         node.driver.passphrase = "rotated"
@@ -234,7 +242,7 @@ async def test_after_a_restart_it_is_forgotten_until_the_next_publish(places: Pl
 
 
 @pytest.mark.spec("D-46")
-async def test_unpublished_volume_has_no_secrets_any_more(node: Node) -> None:
+async def test_unpublished_volume_has_no_secrets_any_more(node: FakeNode) -> None:
     async with node.handler() as session:
         target = await encrypted(node)
         await node.co.unpublish("vol-1", target.text)
@@ -247,7 +255,7 @@ async def test_unpublished_volume_has_no_secrets_any_more(node: Node) -> None:
 
 
 async def test_failed_publish_leaves_those_of_the_one_before(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_store: Store, _record: Record) -> Record:
         raise errors.RuntimeFailed("cannot sync")
@@ -264,7 +272,7 @@ async def test_failed_publish_leaves_those_of_the_one_before(
 
 
 @pytest.mark.spec("D-47")
-async def test_driver_that_ignores_the_encryption_is_refused(kata: Node, target: str) -> None:
+async def test_driver_that_ignores_the_encryption_is_refused(kata: FakeNode, target: str) -> None:
     publish = kata.co.publish("vol-1", target, volume_context=LUKS)
     await refused(publish, Code.INTERNAL, "DriverIgnoredEncryption", "unencrypted")
     kata.check_untouched(target)
@@ -276,7 +284,7 @@ async def test_driver_that_ignores_the_encryption_is_refused(kata: Node, target:
     [("crust.dev/encryption", "EncryptedOnHost"), ("crust.dev/format-in", "FilesystemOfGuest")],
 )
 async def test_mount_on_the_host_is_refused_by_name(
-    kata: Node, target: str, key: str, name: str
+    kata: FakeNode, target: str, key: str, name: str
 ) -> None:
     publish = kata.co.publish("vol-1", target, defer=False, volume_context={key: "x"})
     await refused(publish, Code.FAILED_PRECONDITION, name, key)
@@ -284,7 +292,7 @@ async def test_mount_on_the_host_is_refused_by_name(
 
 
 async def test_passphrase_is_in_no_log_line_and_no_file(
-    node: Node, caplog: pytest.LogCaptureFixture
+    node: FakeNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     async with node.handler() as session:

@@ -18,9 +18,10 @@ from crust.kubernetes_api.pod_runtimes import PodName, PodRuntimes
 from crust.proxy.policy import Decision, Policy
 from tests.support.faults.refusals import refused
 from tests.support.nodes import fake_kubernetes
-from tests.support.nodes import node as nodes
+from tests.support.nodes import fake_node as nodes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes
-from tests.support.nodes.node import DRIVER, Node, Places
+from tests.support.nodes.fake_node import DRIVER, FakeNode
+from tests.support.nodes.places import Places
 from tests.support.raised import raised
 from tests.unit.cli.conftest import crust, invoked
 
@@ -165,12 +166,12 @@ async def test_raw_block_volume_cannot_be_deferred_by_flag() -> None:
 
 
 @pytest_asyncio.fixture
-async def node(places: Places) -> AsyncIterator[Node]:
+async def node(places: Places) -> AsyncIterator[FakeNode]:
     async with nodes.running(places, defer="runtime-class") as running, running.handler():
         yield running
 
 
-async def test_volume_and_target_are_explained_by_what_decided(node: Node, target: str) -> None:
+async def test_volume_and_target_are_explained_by_what_decided(node: FakeNode, target: str) -> None:
     context = {"crust.dev/defer": "always"}
     await node.co.publish("vol-1", target, defer=False, volume_context=context)
     for words in (("--volume", "vol-1"), ("--target", target)):
@@ -181,7 +182,7 @@ async def test_volume_and_target_are_explained_by_what_decided(node: Node, targe
 
 
 async def test_log_line_of_publish_on_host_says_what_decided(
-    node: Node, target: str, caplog: pytest.LogCaptureFixture
+    node: FakeNode, target: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     lines: list[dict[str, Any]] = []
 
@@ -197,7 +198,7 @@ async def test_log_line_of_publish_on_host_says_what_decided(
     assert decider == "the volume context, crust.dev/defer=never"
 
 
-async def test_undeferred_target_is_told_how_to_ask(node: Node, target: str) -> None:
+async def test_undeferred_target_is_told_how_to_ask(node: FakeNode, target: str) -> None:
     data = {"driverName": "csi.example.com", "specVolID": "pv-1"}
     Path(target).with_name("vol_data.json").write_text(json.dumps(data))
     result = await crust(node, "explain", "--target", target)
@@ -207,7 +208,7 @@ async def test_undeferred_target_is_told_how_to_ask(node: Node, target: str) -> 
 
 
 @pytest.mark.parametrize("words", [("--volume", "vol-9"), ("--target", "/nowhere")])
-async def test_unreadable_entry_is_not_the_volume(node: Node, words: tuple[str, str]) -> None:
+async def test_unreadable_entry_is_not_the_volume(node: FakeNode, words: tuple[str, str]) -> None:
     await node.co.publish(
         "vol-1",
         node.places.target("one"),
@@ -236,7 +237,7 @@ async def test_unreadable_entry_is_not_the_volume(node: Node, words: tuple[str, 
     ],
 )
 async def test_explain_without_an_answer_exits_with_its_code(
-    node: Node, words: str, code: int, text: str
+    node: FakeNode, words: str, code: int, text: str
 ) -> None:
     result = await crust(node, *words.split())
     assert (result.exit_code, text in result.output) == (code, True), result.output
@@ -250,7 +251,7 @@ async def test_explain_without_an_answer_exits_with_its_code(
     ],
 )
 async def test_policy_names_the_rule_that_decides(
-    node: Node, words: tuple[str, ...], decision: str, decider: str
+    node: FakeNode, words: tuple[str, ...], decision: str, decider: str
 ) -> None:
     result = await crust(node, "policy", "explain", "--driver", DRIVER, *words)
     assert result.exit_code == 0
@@ -283,7 +284,7 @@ def settings(api: FakeKubernetes, tmp_path: Path) -> Iterator[KubernetesSettings
 
 
 @pytest_asyncio.fixture
-async def asking(places: Places, settings: KubernetesSettings) -> AsyncIterator[Node]:
+async def asking(places: Places, settings: KubernetesSettings) -> AsyncIterator[FakeNode]:
     async with (
         nodes.running(places, defer="runtime-class", kubernetes=settings) as running,
         running.handler(),
@@ -296,7 +297,7 @@ def info(pod: str) -> dict[str, str]:
     return {f"csi.storage.k8s.io/pod.{key}": value for key, value in keys.items()}
 
 
-async def test_pod_of_microvm_gets_device_and_another_the_mount(asking: Node) -> None:
+async def test_pod_of_microvm_gets_device_and_another_the_mount(asking: FakeNode) -> None:
     vm, plain = asking.places.target("vm"), asking.places.target("plain")
     await asking.co.publish("vol-1", vm, defer=False, volume_context=info("vm"))
     asking.check_published("vol-1", vm)
@@ -308,7 +309,9 @@ async def test_pod_of_microvm_gets_device_and_another_the_mount(asking: Node) ->
     assert not asking.driver.published[plain].deferred
 
 
-async def test_publish_while_api_is_away_changes_nothing(asking: Node, api: FakeKubernetes) -> None:
+async def test_publish_while_api_is_away_changes_nothing(
+    asking: FakeNode, api: FakeKubernetes
+) -> None:
     target = asking.places.target("new")
     api.faults.status = 503
     publish = asking.co.publish("vol-1", target, defer=False, volume_context=info("new"))

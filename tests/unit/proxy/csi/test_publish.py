@@ -17,8 +17,8 @@ from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import capability, publish_request
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import MIB, Failure, Gate
-from tests.support.faults.refusals import refused
-from tests.support.nodes.node import Node, until
+from tests.support.faults.refusals import refused, until
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.records.records import IMAGE
 from tests.support.runtimes.fake_handler import ALL_FEATURES
 
@@ -26,7 +26,7 @@ Code = grpc.StatusCode
 
 
 @pytest.mark.spec("D-8", "D-9", "D-15")
-async def test_deferred_publish_leaves_entry_and_guard(kata: Node, target: str) -> None:
+async def test_deferred_publish_leaves_entry_and_guard(kata: FakeNode, target: str) -> None:
     answer = await kata.co.publish("vol-1", target)
     assert answer.ByteSize() == 0
     kata.check_published("vol-1", target)
@@ -35,7 +35,9 @@ async def test_deferred_publish_leaves_entry_and_guard(kata: Node, target: str) 
 
 
 @pytest.mark.spec("H-39")
-async def test_guard_takes_names_only_for_a_handler_with_sub_path(node: Node, target: str) -> None:
+async def test_guard_takes_names_only_for_a_handler_with_sub_path(
+    node: FakeNode, target: str
+) -> None:
     """Also one that an attempt for another handler has left, whose unpublish failed."""
     node.driver.failures["NodePublishVolume"] = Failure(Code.UNAVAILABLE, "restarting")
     async with node.handler():
@@ -47,7 +49,7 @@ async def test_guard_takes_names_only_for_a_handler_with_sub_path(node: Node, ta
         assert node.targets.guard_at(volumes.TargetPath(target)) == Guard(0, names=False)
 
 
-async def test_record_holds_the_request_and_the_drivers_answer(kata: Node, target: str) -> None:
+async def test_record_holds_the_request_and_the_drivers_answer(kata: FakeNode, target: str) -> None:
     given = capability(
         "xfs",
         mount_flags=["noatime", "_netdev"],
@@ -64,7 +66,7 @@ async def test_record_holds_the_request_and_the_drivers_answer(kata: Node, targe
 
 
 @pytest.mark.spec("D-6")
-async def test_group_that_the_co_delegates_reaches_the_runtime(kata: Node, target: str) -> None:
+async def test_group_that_the_co_delegates_reaches_the_runtime(kata: FakeNode, target: str) -> None:
     """A released CO sends only volume_mount_group."""
     await kata.co.publish("vol-1", target, capability(volume_mount_group="7"))
     group = volumes.GroupChange(7, volumes.GroupPolicy.ON_ROOT_MISMATCH)
@@ -75,7 +77,7 @@ async def test_group_that_the_co_delegates_reaches_the_runtime(kata: Node, targe
     "given", [capability(mode="MULTI_NODE_READER_ONLY"), capability(mount_flags=["ro"])]
 )
 async def test_publish_for_readers_alone_is_recorded_as_read_only(
-    kata: Node, target: str, given: csi_pb2.VolumeCapability
+    kata: FakeNode, target: str, given: csi_pb2.VolumeCapability
 ) -> None:
     kata.driver.alter = lambda answer: answer.ClearField("mount_options")
     await kata.co.publish("vol-1", target, given)
@@ -83,20 +85,22 @@ async def test_publish_for_readers_alone_is_recorded_as_read_only(
 
 
 @pytest.mark.spec("D-16")
-async def test_same_publish_again_is_ok_and_changes_nothing(kata: Node, published: str) -> None:
+async def test_same_publish_again_is_ok_and_changes_nothing(kata: FakeNode, published: str) -> None:
     before = kata.entry(published)
     await kata.co.publish("vol-1", published)
     assert kata.entry(published) == before
 
 
-async def test_retry_keeps_its_handler_beside_a_second_one(kata: Node, published: str) -> None:
+async def test_retry_keeps_its_handler_beside_a_second_one(kata: FakeNode, published: str) -> None:
     async with kata.handler(name="other", endpoint=f"{kata.places.root}/other.sock"):
         await kata.co.publish("vol-1", published)
     assert kata.record(published).handler == "kata"
 
 
 @pytest.mark.spec("D-17")
-async def test_other_publish_of_the_target_is_already_exists(kata: Node, published: str) -> None:
+async def test_other_publish_of_the_target_is_already_exists(
+    kata: FakeNode, published: str
+) -> None:
     before = kata.entry(published)
     publish = kata.co.publish("vol-1", published, capability(mount_flags=["noatime"]))
     words = ("published already", "kata", "unpublish it first")
@@ -105,7 +109,7 @@ async def test_other_publish_of_the_target_is_already_exists(kata: Node, publish
     kata.check_published("vol-1", published)
 
 
-async def test_device_attached_again_replaces_the_record(kata: Node, published: str) -> None:
+async def test_device_attached_again_replaces_the_record(kata: FakeNode, published: str) -> None:
     kata.driver.identities["vol-1"] = (7, 99, 4711)
     await kata.co.publish("vol-1", published)
     record = kata.record(published)
@@ -113,7 +117,9 @@ async def test_device_attached_again_replaces_the_record(kata: Node, published: 
     assert record.crust.generation == 2
 
 
-async def test_device_that_changed_under_a_sandbox_is_refused(kata: Node, published: str) -> None:
+async def test_device_that_changed_under_a_sandbox_is_refused(
+    kata: FakeNode, published: str
+) -> None:
     kata.driver.identities["vol-1"] = (7, 99, 4711)
     with kata.sandbox(published, name="box-7"):
         await refused(kata.co.publish("vol-1", published), Code.UNAVAILABLE, "box-7", "stop")
@@ -121,7 +127,7 @@ async def test_device_that_changed_under_a_sandbox_is_refused(kata: Node, publis
 
 
 @pytest.mark.spec("D-24")
-async def test_drivers_status_passes_with_its_details(kata: Node, target: str) -> None:
+async def test_drivers_status_passes_with_its_details(kata: FakeNode, target: str) -> None:
     """Text and code pass though the text is long: RESOURCE_EXHAUSTED of a cut one would move the pod."""
     text = "mkfs: é" * 8000  # almost the 64 KiB that a peer may send
     trailing = (("grpc-status-details-bin", b"\x08\x08\x12\x03abc"), ("x-hint", "more"))
@@ -135,7 +141,9 @@ async def test_drivers_status_passes_with_its_details(kata: Node, target: str) -
 
 
 @pytest.mark.spec("D-10")
-async def test_driver_that_mounts_instead_is_undone_and_reported(kata: Node, target: str) -> None:
+async def test_driver_that_mounts_instead_is_undone_and_reported(
+    kata: FakeNode, target: str
+) -> None:
     kata.driver.mounts_instead = True
     await refused(
         kata.co.publish("vol-1", target), Code.INTERNAL, "vol-1", "without deferred_mount", "bug"
@@ -156,7 +164,7 @@ async def test_driver_that_mounts_instead_is_undone_and_reported(kata: Node, tar
 )
 @pytest.mark.spec("D-11", "D-12")
 async def test_invalid_metadata_is_refused_and_unpublished(
-    kata: Node, target: str, alter: Callable[[csi_pb2.DeferredMount], None], words: str
+    kata: FakeNode, target: str, alter: Callable[[csi_pb2.DeferredMount], None], words: str
 ) -> None:
     kata.driver.alter = alter
     given = capability(volume_supplemental_group="7")
@@ -165,7 +173,7 @@ async def test_invalid_metadata_is_refused_and_unpublished(
 
 
 @pytest.mark.spec("D-13")
-async def test_credential_among_the_options_is_refused_by_name(kata: Node, target: str) -> None:
+async def test_credential_among_the_options_is_refused_by_name(kata: FakeNode, target: str) -> None:
     given = capability(mount_flags=["password=s3same"])
     words = ("password", "credential")
     text = await refused(kata.co.publish("vol-1", target, given), Code.INVALID_ARGUMENT, *words)
@@ -174,7 +182,9 @@ async def test_credential_among_the_options_is_refused_by_name(kata: Node, targe
     kata.check_untouched(target)
 
 
-async def test_publish_outlives_its_caller_and_the_retry_joins_it(kata: Node, target: str) -> None:
+async def test_publish_outlives_its_caller_and_the_retry_joins_it(
+    kata: FakeNode, target: str
+) -> None:
     gate = kata.driver.gates["NodePublishVolume"] = Gate()
     first = asyncio.create_task(kata.co.publish("vol-1", target))
     await until(gate.entered)
@@ -190,7 +200,9 @@ async def test_publish_outlives_its_caller_and_the_retry_joins_it(kata: Node, ta
     kata.check_published("vol-1", target)
 
 
-async def test_publish_without_space_for_the_entry_leaves_nothing(kata: Node, target: str) -> None:
+async def test_publish_without_space_for_the_entry_leaves_nothing(
+    kata: FakeNode, target: str
+) -> None:
     """A file has the name of the entry's directory: the publish fails and undoes its changes.
 
     The file may be removed, so the code is not final. A look may have seen the file before the publish does: then it
@@ -205,14 +217,14 @@ async def test_publish_without_space_for_the_entry_leaves_nothing(kata: Node, ta
     assert file.read_text() == "mine"
 
 
-async def test_bytes_that_are_not_a_request_are_refused(node: Node) -> None:
+async def test_bytes_that_are_not_a_request_are_refused(node: FakeNode) -> None:
     raw: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = node.co.channel.unary_unary(
         "/csi.v1.Node/NodePublishVolume"
     )
     await refused(raw(b"\xff\xff\xff"), Code.INVALID_ARGUMENT, "csi.v1.NodePublishVolumeRequest")
 
 
-async def test_unknown_fields_reach_the_driver_when_deferred(kata: Node, target: str) -> None:
+async def test_unknown_fields_reach_the_driver_when_deferred(kata: FakeNode, target: str) -> None:
     unknown = b"\xaa\xf7\x07\x05later"  # field 15733, length-delimited
     data = publish_request("vol-1", target).SerializeToString() + unknown
     raw: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = kata.co.channel.unary_unary(
@@ -235,7 +247,7 @@ def _answers_image(answer: csi_pb2.DeferredMount) -> None:
 
 
 @pytest.mark.spec("D-49")
-async def test_image_is_refused_if_the_handler_cannot_open_it(node: Node, target: str) -> None:
+async def test_image_is_refused_if_the_handler_cannot_open_it(node: FakeNode, target: str) -> None:
     node.driver.alter = _answers_image
     async with node.handler(features=ALL_FEATURES - {HandlerFeature.NETWORK_IMAGE}):
         await refused(
@@ -245,7 +257,7 @@ async def test_image_is_refused_if_the_handler_cannot_open_it(node: Node, target
 
 
 @pytest.mark.spec("D-48", "D-39")
-async def test_image_is_recorded_without_the_key_of_its_user(kata: Node, target: str) -> None:
+async def test_image_is_recorded_without_the_key_of_its_user(kata: FakeNode, target: str) -> None:
     kata.driver.alter = _answers_image
     await kata.co.publish("vol-1", target)
     assert kata.record(target).image == IMAGE
@@ -254,7 +266,7 @@ async def test_image_is_recorded_without_the_key_of_its_user(kata: Node, target:
     assert not any(KEY.encode() in path.read_bytes() for path in files)
 
 
-async def test_publish_of_an_image_again_changes_nothing(kata: Node, target: str) -> None:
+async def test_publish_of_an_image_again_changes_nothing(kata: FakeNode, target: str) -> None:
     kata.driver.alter = _answers_image
     await kata.co.publish("vol-1", target)
     before = kata.entry(target)
@@ -265,7 +277,7 @@ async def test_publish_of_an_image_again_changes_nothing(kata: Node, target: str
 
 
 @pytest.mark.spec("D-50")
-async def test_image_of_another_volume_is_refused_whatever_its_user(kata: Node) -> None:
+async def test_image_of_another_volume_is_refused_whatever_its_user(kata: FakeNode) -> None:
     first, second = kata.places.target("one"), kata.places.target("two")
     differing: dict[Any, Any] = {}
 
@@ -285,7 +297,7 @@ async def test_image_of_another_volume_is_refused_whatever_its_user(kata: Node) 
 
 @pytest.mark.spec("D-51")
 async def test_expanded_image_is_recorded_before_the_guest_is_asked(
-    node: Node, target: str
+    node: FakeNode, target: str
 ) -> None:
     node.driver.alter = _answers_image
     async with node.gated_handler(target) as (_, gate):

@@ -13,11 +13,12 @@ import pytest
 
 from crust.core import volumes
 from crust.wire.v1 import inspect_pb2
-from tests.support.co import capability, publish_request
+from tests.support.co import NAMED, capability, publish_request
 from tests.support.drivers import fake_driver
 from tests.support.faults.refusals import refused
-from tests.support.nodes import node as nodes
-from tests.support.nodes.node import NAMED, Node, Places
+from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.nodes.places import Places
 from tests.support.runtimes.fake_handler import ALL_FEATURES
 
 Code = grpc.StatusCode
@@ -25,7 +26,7 @@ Feature = volumes.HandlerFeature
 
 
 @pytest.mark.spec("D-20")
-async def test_publish_without_any_handler_is_refused(node: Node, target: str) -> None:
+async def test_publish_without_any_handler_is_refused(node: FakeNode, target: str) -> None:
     words = ("cannot be deferred", "none is registered", "start the handler")
     await refused(node.co.publish("vol-1", target), Code.FAILED_PRECONDITION, *words)
     assert node.driver.called("NodePublishVolume") == []
@@ -44,7 +45,7 @@ async def test_publish_without_any_handler_is_refused(node: Node, target: str) -
     ids=["another", "not said"],
 )
 async def test_publish_for_no_handler_of_several_is_refused(
-    kata: Node, target: str, context: dict[str, str], words: tuple[str, ...]
+    kata: FakeNode, target: str, context: dict[str, str], words: tuple[str, ...]
 ) -> None:
     async with kata.handler(name="other", endpoint=f"{kata.places.root}/other.sock"):
         publish = kata.co.publish("vol-1", target, volume_context=context)
@@ -81,7 +82,7 @@ async def test_publish_for_no_handler_of_several_is_refused(
 )
 @pytest.mark.spec("D-20", "D-32", "D-38", "D-39")
 async def test_publish_is_refused_if_the_handler_lacks_a_feature(
-    node: Node,
+    node: FakeNode,
     target: str,
     lacks: Feature | None,
     answers: dict[str, Any],
@@ -99,7 +100,7 @@ async def test_publish_is_refused_if_the_handler_lacks_a_feature(
 
 
 @pytest.mark.spec("D-20")
-async def test_publish_beyond_the_limit_of_a_sandbox_is_refused(node: Node) -> None:
+async def test_publish_beyond_the_limit_of_a_sandbox_is_refused(node: FakeNode) -> None:
     """A kubelet publishes all volumes of a pod at once; without a limit its container fails to start, much later."""
 
     def target(pod: str, volume: str) -> str:
@@ -122,7 +123,7 @@ async def test_publish_beyond_the_limit_of_a_sandbox_is_refused(node: Node) -> N
         await node.co.publish("vol-8", target("one", "vol-8"))
 
 
-async def test_publish_at_path_too_long_for_runtime_is_refused(node: Node) -> None:
+async def test_publish_at_path_too_long_for_runtime_is_refused(node: FakeNode) -> None:
     """Kata's directory has names of 255 bytes, made of the path: without a limit the container would not start."""
     longest, longer = node.places.target("a"), node.places.target("aa")
     async with node.handler(max_path_bytes=len(longest.encode())):
@@ -132,7 +133,7 @@ async def test_publish_at_path_too_long_for_runtime_is_refused(node: Node) -> No
         await node.co.publish("vol-1", longest)
 
 
-async def test_unsupported_filesystem_of_the_answer_is_refused(node: Node, target: str) -> None:
+async def test_unsupported_filesystem_of_the_answer_is_refused(node: FakeNode, target: str) -> None:
     """The CO left fs_type empty, so only the driver's answer names the filesystem; then everything is undone."""
     async with node.handler(filesystems=frozenset({"xfs"})):
         call = node.co.publish("vol-1", target, capability(mount_flags=["noatime"]))
@@ -154,7 +155,7 @@ async def test_unsupported_filesystem_of_the_answer_is_refused(node: Node, targe
         ("{kubelet}/a\0b", "NUL"),
     ],
 )
-async def test_invalid_target_path_is_refused(kata: Node, path: str, words: str) -> None:
+async def test_invalid_target_path_is_refused(kata: FakeNode, path: str, words: str) -> None:
     target = path.replace("{kubelet}", kata.places.kubelet)
     await refused(
         kata.co.publish("vol-1", target),
@@ -206,32 +207,32 @@ async def test_unreadable_entry_blocks_what_may_be_its(places: Places, *, known:
         await node.co.unstage("vol-4", f"{places.kubelet}/staging")
 
 
-def _outside(node: Node) -> str:
+def _outside(node: FakeNode) -> str:
     """A target that is not below a root of the kubelet's."""
     os.mkdir(f"{node.places.root}/elsewhere")
     return f"{node.places.root}/elsewhere/mount"
 
 
-def _behind_a_link(node: Node) -> str:
+def _behind_a_link(node: FakeNode) -> str:
     os.symlink(os.path.dirname(_outside(node)), f"{node.places.kubelet}/link")
     return f"{node.places.kubelet}/link/mount"
 
 
-def _a_link(node: Node) -> str:
+def _a_link(node: FakeNode) -> str:
     os.symlink(os.path.dirname(_outside(node)), node.places.target("one"))
     return node.places.target("one")
 
 
-def _without_a_parent(node: Node) -> str:
+def _without_a_parent(node: FakeNode) -> str:
     return f"{node.places.kubelet}/pods/none/mount"
 
 
-def _mounted(node: Node) -> str:
+def _mounted(node: FakeNode) -> str:
     node.targets.foreign.add(node.places.target("one"))
     return node.places.target("one")
 
 
-def _with_files(node: Node) -> str:
+def _with_files(node: FakeNode) -> str:
     os.makedirs(f"{node.places.target('one')}/data")
     return node.places.target("one")
 
@@ -248,7 +249,7 @@ def _with_files(node: Node) -> str:
     ],
 )
 async def test_publish_at_foreign_or_used_target_changes_nothing(
-    kata: Node, prepare: Callable[[Node], str], code: Code, words: tuple[str, ...]
+    kata: FakeNode, prepare: Callable[[FakeNode], str], code: Code, words: tuple[str, ...]
 ) -> None:
     target, root = prepare(kata), Path(kata.places.root)
     names = {"target": target, "kubelet": kata.places.kubelet}
@@ -261,7 +262,7 @@ async def test_publish_at_foreign_or_used_target_changes_nothing(
 
 
 @pytest.mark.spec("D-21")
-async def test_publish_of_device_mounted_on_host_is_refused(kata: Node, target: str) -> None:
+async def test_publish_of_device_mounted_on_host_is_refused(kata: FakeNode, target: str) -> None:
     kata.targets.mounted_devices["/dev/fake-vol-1"] = False
     words = ("/dev/fake-vol-1", "mounted at /mnt", "unmount it")
     await refused(kata.co.publish("vol-1", target), Code.FAILED_PRECONDITION, *words)
@@ -269,7 +270,9 @@ async def test_publish_of_device_mounted_on_host_is_refused(kata: Node, target: 
 
 
 @pytest.mark.parametrize("is_retry", [False, True])
-async def test_host_mount_by_another_volume_id_is_refused(kata: Node, *, is_retry: bool) -> None:
+async def test_host_mount_by_another_volume_id_is_refused(
+    kata: FakeNode, *, is_retry: bool
+) -> None:
     """Two PersistentVolumes of one disk. What stood before the call is not undone by it."""
     deferred, host = kata.places.target("deferred"), kata.places.target("host")
     device = fake_driver.device_of("vol-1")
@@ -293,7 +296,7 @@ async def test_host_mount_by_another_volume_id_is_refused(kata: Node, *, is_retr
     ],
 )
 async def test_publish_with_an_invalid_field_is_refused(
-    kata: Node, target: str, field: Any, value: str | None, words: str
+    kata: FakeNode, target: str, field: Any, value: str | None, words: str
 ) -> None:
     request = publish_request("vol-1", target)
     request.ClearField(field)

@@ -17,8 +17,8 @@ from crust.wire.v1 import runtime_pb2, types_pb2
 from tests.support.co import Co
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import MIB, Failure
-from tests.support.faults.refusals import refused, refused_in_time
-from tests.support.nodes.node import Node, until
+from tests.support.faults.refusals import refused, refused_in_time, until
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.runtimes import fake_handler
 from tests.support.runtimes.fake_handler import USAGE, FakeHandler
 
@@ -26,7 +26,9 @@ Code = grpc.StatusCode
 
 
 @pytest.mark.spec("D-25")
-async def test_statistics_come_from_the_handler_with_the_condition(node: Node, target: str) -> None:
+async def test_statistics_come_from_the_handler_with_the_condition(
+    node: FakeNode, target: str
+) -> None:
     condition = volumes.VolumeCondition(abnormal=True, message="read-only")
     async with node.in_sandbox(
         target, fake=FakeHandler(stats=volumes.VolumeStats(USAGE, condition))
@@ -39,7 +41,7 @@ async def test_statistics_come_from_the_handler_with_the_condition(node: Node, t
     assert node.driver.called("NodeGetVolumeStats") == []
 
 
-async def _stats_of_csi_1_13(node: Node, target: str) -> csi_pb2.NodeGetVolumeStatsResponse:
+async def _stats_of_csi_1_13(node: FakeNode, target: str) -> csi_pb2.NodeGetVolumeStatsResponse:
     """By another shim, whose caller speaks CSI 1.13, where statistics have no condition."""
     settings = ShimSettings(
         socket=f"{node.places.root}/1.13.sock",
@@ -54,7 +56,7 @@ async def _stats_of_csi_1_13(node: Node, target: str) -> csi_pb2.NodeGetVolumeSt
     return answer
 
 
-async def test_statistics_without_a_sandbox_say_so(kata: Node, published: str) -> None:
+async def test_statistics_without_a_sandbox_say_so(kata: FakeNode, published: str) -> None:
     await refused(
         kata.co.stats("vol-1", published),
         Code.FAILED_PRECONDITION,
@@ -64,7 +66,7 @@ async def test_statistics_without_a_sandbox_say_so(kata: Node, published: str) -
 
 
 async def test_statistics_of_silent_guest_are_unavailable_in_time(
-    node: Node, target: str, monkeypatch: pytest.MonkeyPatch
+    node: FakeNode, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handler_calls, "STATS_TIMEOUT_S", 0.05)
     async with node.gated_handler(target) as (_, gate):
@@ -75,7 +77,7 @@ async def test_statistics_of_silent_guest_are_unavailable_in_time(
             gate.opened.set()
 
 
-async def test_error_of_the_handler_arrives_unchanged(node: Node, target: str) -> None:
+async def test_error_of_the_handler_arrives_unchanged(node: FakeNode, target: str) -> None:
     async with node.in_sandbox(
         target,
         fake=FakeHandler(error=errors.RuntimeFailed("the guest", why="it hangs", hint="look")),
@@ -89,7 +91,7 @@ async def test_error_of_the_handler_arrives_unchanged(node: Node, target: str) -
     ids=["used", "available", "negative", "above the device"],
 )
 async def test_impossible_statistics_are_refused(
-    node: Node, target: str, line: tuple[int, int, int]
+    node: FakeNode, target: str, line: tuple[int, int, int]
 ) -> None:
     usage = volumes.VolumeUsage(volumes.UsageUnit.BYTES, *line)
     async with node.in_sandbox(target, FakeHandler(stats=volumes.VolumeStats((usage,)))):
@@ -97,7 +99,7 @@ async def test_impossible_statistics_are_refused(
 
 
 @pytest.mark.spec("D-30")
-async def test_call_without_registered_handler_is_unavailable(node: Node, target: str) -> None:
+async def test_call_without_registered_handler_is_unavailable(node: FakeNode, target: str) -> None:
     async with node.handler() as session:
         await node.co.publish("vol-1", target)
     await until(session.lost)
@@ -114,7 +116,7 @@ async def test_call_without_registered_handler_is_unavailable(node: Node, target
 
 @pytest.mark.parametrize("call", ["stats", "expand"])
 async def test_handler_whose_session_ends_during_a_call_is_unavailable(
-    node: Node, target: str, call: str
+    node: FakeNode, target: str, call: str
 ) -> None:
     """The caller gets the error at once. grpc.aio by itself would let it wait until its deadline."""
     async with node.gated_handler(target) as (_, gate):
@@ -131,7 +133,7 @@ async def test_handler_whose_session_ends_during_a_call_is_unavailable(
     assert node.record(target).mount.capacity_bytes == 64 * MIB
 
 
-async def _end_session(node: Node) -> None:
+async def _end_session(node: FakeNode) -> None:
     """End the handler's session as its death would: for the proxy the stream ends."""
     registrations = [
         task for task in asyncio.all_tasks() if "registration of kata" in task.get_name()
@@ -142,7 +144,7 @@ async def _end_session(node: Node) -> None:
 
 
 @pytest.mark.spec("D-7", "D-26")
-async def test_expand_grows_device_then_filesystem_then_record(node: Node, target: str) -> None:
+async def test_expand_grows_device_then_filesystem_then_record(node: FakeNode, target: str) -> None:
     async with node.deferred(target) as fake:
         node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * MIB
         with node.sandbox(target):
@@ -159,7 +161,7 @@ async def test_expand_grows_device_then_filesystem_then_record(node: Node, targe
 
 
 @pytest.mark.spec("D-26")
-async def test_expand_without_a_sandbox_is_kept_for_the_next(node: Node, target: str) -> None:
+async def test_expand_without_a_sandbox_is_kept_for_the_next(node: FakeNode, target: str) -> None:
     async with node.deferred(target) as fake:
         node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * MIB
         await node.co.expand("vol-1", target, 128 * MIB)
@@ -168,14 +170,16 @@ async def test_expand_without_a_sandbox_is_kept_for_the_next(node: Node, target:
     assert node.record(target).mount.capacity_bytes == 128 * MIB
 
 
-async def test_expand_by_the_staging_path_reaches_the_sandbox_too(node: Node, target: str) -> None:
+async def test_expand_by_the_staging_path_reaches_the_sandbox_too(
+    node: FakeNode, target: str
+) -> None:
     async with node.in_sandbox(target) as fake:
         await node.co.expand("vol-1", f"{node.places.kubelet}/staging", 64 * MIB)
     assert [expansion[0] for expansion in fake.expansions] == [target]
 
 
 @pytest.mark.spec("D-27")
-async def test_expand_beyond_the_limit_is_out_of_range(node: Node, target: str) -> None:
+async def test_expand_beyond_the_limit_is_out_of_range(node: FakeNode, target: str) -> None:
     async with node.in_sandbox(target) as fake:
         await refused(
             node.co.expand("vol-1", target, 20 * MIB, limit=10 * MIB),
@@ -193,7 +197,9 @@ async def test_expand_beyond_the_limit_is_out_of_range(node: Node, target: str) 
     assert fake.expansions == []
 
 
-async def test_expand_of_a_device_that_did_not_grow_is_refused(kata: Node, published: str) -> None:
+async def test_expand_of_a_device_that_did_not_grow_is_refused(
+    kata: FakeNode, published: str
+) -> None:
     for required in (999 * MIB, 1):  # the second is as large as the driver says it has grown it
         expand = kata.co.expand("vol-1", published, required)
         words = ("the device has 67108864 bytes", "expand the device first")
@@ -201,7 +207,7 @@ async def test_expand_of_a_device_that_did_not_grow_is_refused(kata: Node, publi
 
 
 @pytest.mark.spec("D-37")
-async def test_expand_under_a_sandbox_that_boots_is_not_final(node: Node, target: str) -> None:
+async def test_expand_under_a_sandbox_that_boots_is_not_final(node: FakeNode, target: str) -> None:
     """FAILED_PRECONDITION would be final: a kubelet would not try again before the pod is restarted."""
     async with node.in_sandbox(
         target,
@@ -211,7 +217,7 @@ async def test_expand_under_a_sandbox_that_boots_is_not_final(node: Node, target
 
 
 @pytest.mark.spec("D-37")
-async def test_expand_that_needs_a_restart_of_the_pod_says_so(node: Node, target: str) -> None:
+async def test_expand_that_needs_a_restart_of_the_pod_says_so(node: FakeNode, target: str) -> None:
     async with node.deferred(target, features=frozenset({Feature.STATS, Feature.GROW})):
         node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * MIB
         with node.sandbox(target):
@@ -224,7 +230,7 @@ async def test_expand_that_needs_a_restart_of_the_pod_says_so(node: Node, target
     assert node.record(target).mount.capacity_bytes == 128 * MIB, "the next sandbox grows it"
 
 
-async def test_expansion_outlives_its_caller_and_is_recorded(node: Node, target: str) -> None:
+async def test_expansion_outlives_its_caller_and_is_recorded(node: FakeNode, target: str) -> None:
     async with node.gated_handler(target) as (fake, gate):
         node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * MIB
         request = runtime_pb2.RuntimeExpandVolumeRequest(
@@ -246,19 +252,21 @@ async def test_expansion_outlives_its_caller_and_is_recorded(node: Node, target:
 
 @pytest.mark.parametrize("reported", [0, -5, 65 * MIB])
 @pytest.mark.spec("D-27")
-async def test_size_beyond_the_device_is_refused(node: Node, target: str, reported: int) -> None:
+async def test_size_beyond_the_device_is_refused(
+    node: FakeNode, target: str, reported: int
+) -> None:
     async with node.in_sandbox(target, FakeHandler(filled_bytes=reported)):
         await refused(node.co.expand("vol-1", target, 1), Code.INTERNAL, str(reported), "hostile")
 
 
-async def test_statistics_of_wrong_or_no_volume_are_refused(kata: Node, published: str) -> None:
+async def test_statistics_of_wrong_or_no_volume_are_refused(kata: FakeNode, published: str) -> None:
     for call in (kata.co.stats("vol-2", published), kata.co.expand("vol-2", published, 1)):
         await refused(call, Code.INVALID_ARGUMENT, "vol-2", "vol-1")
     flagged = kata.co.stats("vol-3", "/nowhere", defer_fs_ops=True)
     await refused(flagged, Code.NOT_FOUND, "no deferred volume", "/nowhere")
 
 
-async def test_calls_of_ordinary_volume_are_the_drivers(kata: Node, target: str) -> None:
+async def test_calls_of_ordinary_volume_are_the_drivers(kata: FakeNode, target: str) -> None:
     await kata.co.publish("vol-1", target, defer=False)
     answer = await kata.co.stats("vol-1", target)
     assert answer.usage[0].total == 7
@@ -267,7 +275,7 @@ async def test_calls_of_ordinary_volume_are_the_drivers(kata: Node, target: str)
 
 @pytest.mark.spec("D-26")
 async def test_expand_without_grow_needs_filesystem_that_fills_device(
-    node: Node, target: str
+    node: FakeNode, target: str
 ) -> None:
     device = fake_driver.device_of("vol-1")
     node.filesystems.sizes_bytes[device] = 64 * MIB

@@ -8,16 +8,17 @@ import pytest
 
 from crust.handoff import claims
 from tests.support.drivers.fake_driver import Failure, Gate
-from tests.support.faults.refusals import refused
-from tests.support.nodes import node as nodes
-from tests.support.nodes.node import Node, Places, until
+from tests.support.faults.refusals import refused, until
+from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.nodes.places import Places
 from tests.unit.proxy.conftest import lose_a_guard
 
 Code = grpc.StatusCode
 
 
 @pytest.mark.spec("D-18", "D-19")
-async def test_unpublish_is_refused_while_a_sandbox_lives(kata: Node, published: str) -> None:
+async def test_unpublish_is_refused_while_a_sandbox_lives(kata: FakeNode, published: str) -> None:
     with kata.sandbox(published, name="box-7"):
         await refused(
             kata.co.unpublish("vol-1", published), Code.FAILED_PRECONDITION, "box-7", "kata", "stop"
@@ -28,7 +29,7 @@ async def test_unpublish_is_refused_while_a_sandbox_lives(kata: Node, published:
     kata.check_untouched(published)
 
 
-async def test_no_sandbox_can_claim_during_an_unpublish(kata: Node, published: str) -> None:
+async def test_no_sandbox_can_claim_during_an_unpublish(kata: FakeNode, published: str) -> None:
     gate = kata.driver.gates["NodeUnpublishVolume"] = Gate()
     unpublish = asyncio.create_task(kata.co.unpublish("vol-1", published))
     await until(gate.entered)
@@ -39,7 +40,9 @@ async def test_no_sandbox_can_claim_during_an_unpublish(kata: Node, published: s
     kata.check_untouched(published)
 
 
-async def test_failing_driver_leaves_the_entry_for_the_retry(kata: Node, published: str) -> None:
+async def test_failing_driver_leaves_the_entry_for_the_retry(
+    kata: FakeNode, published: str
+) -> None:
     kata.driver.failures["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "not now")
     await refused(kata.co.unpublish("vol-1", published), Code.UNAVAILABLE, "not now")
     kata.check_published("vol-1", published)
@@ -57,7 +60,7 @@ async def test_failing_driver_leaves_the_entry_for_the_retry(kata: Node, publish
     ],
 )
 async def test_unpublish_of_another_volume_or_spelling_is_refused(
-    kata: Node, published: str, volume_id: str, spelling: str, words: tuple[str, ...]
+    kata: FakeNode, published: str, volume_id: str, spelling: str, words: tuple[str, ...]
 ) -> None:
     unpublish = kata.co.unpublish(volume_id, spelling.format(published))
     await refused(unpublish, Code.INVALID_ARGUMENT, *words)
@@ -65,7 +68,9 @@ async def test_unpublish_of_another_volume_or_spelling_is_refused(
     kata.check_published("vol-1", published)
 
 
-async def test_mount_over_the_guard_that_stays_keeps_the_entry(kata: Node, published: str) -> None:
+async def test_mount_over_the_guard_that_stays_keeps_the_entry(
+    kata: FakeNode, published: str
+) -> None:
     kata.targets.foreign.add(published)
     await refused(kata.co.unpublish("vol-1", published), Code.FAILED_PRECONDITION, "/dev/sdb1")
     assert kata.entry(published) is not None
@@ -74,7 +79,7 @@ async def test_mount_over_the_guard_that_stays_keeps_the_entry(kata: Node, publi
     kata.check_untouched(published)
 
 
-async def test_mount_over_the_guard_ends_with_the_unpublish(kata: Node, published: str) -> None:
+async def test_mount_over_the_guard_ends_with_the_unpublish(kata: FakeNode, published: str) -> None:
     """A driver that mounts at a repeated publish although it was called with the flag."""
     kata.targets.foreign.add(published)
     kata.driver.after["NodeUnpublishVolume"] = lambda: kata.targets.foreign.discard(published)
@@ -96,7 +101,7 @@ async def test_link_to_an_unknown_guard_does_not_reach_the_driver(places: Places
         assert not os.path.lexists(places.target("lost"))
 
 
-async def test_unpublish_of_ordinary_volume_passes_as_it_is(node: Node, target: str) -> None:
+async def test_unpublish_of_ordinary_volume_passes_as_it_is(node: FakeNode, target: str) -> None:
     await node.co.publish("vol-1", target, defer=False)
     await node.co.unpublish("vol-1", target)
     (call,) = node.driver.called("NodeUnpublishVolume")
@@ -105,7 +110,7 @@ async def test_unpublish_of_ordinary_volume_passes_as_it_is(node: Node, target: 
 
 
 @pytest.mark.spec("D-22")
-async def test_unstage_while_deferred_is_refused(kata: Node, published: str) -> None:
+async def test_unstage_while_deferred_is_refused(kata: FakeNode, published: str) -> None:
     staging = f"{kata.places.kubelet}/staging"
     words = ("vol-1", published, "unpublish it there first")
     await refused(kata.co.unstage("vol-1", staging), Code.FAILED_PRECONDITION, *words)
@@ -115,7 +120,7 @@ async def test_unstage_while_deferred_is_refused(kata: Node, published: str) -> 
     await kata.co.unstage("vol-1", staging)
 
 
-async def test_unstage_during_a_publish_is_aborted(kata: Node, target: str) -> None:
+async def test_unstage_during_a_publish_is_aborted(kata: FakeNode, target: str) -> None:
     """There is no record yet: without the operation's key the driver would detach the device of the publish."""
     gate = kata.driver.gates["NodePublishVolume"] = Gate()
     publish = asyncio.create_task(kata.co.publish("vol-1", target))
@@ -128,7 +133,7 @@ async def test_unstage_during_a_publish_is_aborted(kata: Node, target: str) -> N
 
 @pytest.mark.parametrize("flag", [False, True])
 async def test_unpublish_does_not_overtake_a_publish(
-    kata: Node, target: str, *, flag: bool
+    kata: FakeNode, target: str, *, flag: bool
 ) -> None:
     """A kubelet unpublishes after its deadline: passed through, the call would succeed before the entry appears."""
     gate = kata.driver.gates["NodePublishVolume"] = Gate()

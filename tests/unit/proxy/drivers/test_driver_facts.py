@@ -29,15 +29,15 @@ from crust.rpc import channel
 from crust.rpc.port import SocketPort
 from crust.wire.pluginregistration.v1 import api_pb2, api_pb2_grpc
 from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc, runtime_pb2
-from tests.support.co import Co, capability
+from tests.support.co import capability
 from tests.support.drivers import driver_state, fake_driver
 from tests.support.drivers.fake_driver import FakeDriver
 from tests.support.faults.refusals import refused
 from tests.support.nodes import fake_kubernetes
-from tests.support.nodes import node as nodes
+from tests.support.nodes import fake_node as nodes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes
-from tests.support.nodes.node import Node, Places
-from tests.support.runtimes import fake_handler
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.nodes.places import Places
 
 Code = grpc.StatusCode
 
@@ -57,7 +57,7 @@ async def test_driver_is_sent_the_flag_once_it_advertises_deferral(places: Place
         node.check_published("vol-1", target)
 
 
-async def test_capability_is_asked_once_per_connection(kata: Node) -> None:
+async def test_capability_is_asked_once_per_connection(kata: FakeNode) -> None:
     for name in ("one", "two", "three"):
         await kata.co.publish(f"vol-{name}", kata.places.target(name))
     # once by the proxy, which the shim passes on, and once by the shim
@@ -67,25 +67,15 @@ async def test_capability_is_asked_once_per_connection(kata: Node) -> None:
 async def test_driver_downgraded_behind_its_socket_is_not_sent_flag(places: Places) -> None:
     """With a volume that a guest has written, the host's kernel would have parsed a hostile filesystem."""
     old, new = fake_driver.FakeDriver(), fake_driver.FakeDriver(defers=False)
-    async with (
-        proxy.running(places.settings(), host=nodes.fake_host(places)),
-        nodes.shim(places),
-        fake_handler.running(
-            fake_handler.FakeHandler(),
-            proxy_socket=places.sockets.handlers,
-            endpoint=places.handler,
-        ),
-        channel.connect(places.csi) as connected,
-    ):
-        async with fake_driver.serving(old, places.driver):
-            await Co(connected).publish("vol-1", places.target("one"))
-        async with fake_driver.serving(new, places.driver):
-            publish = Co(connected).publish("vol-2", places.target("two"), timeout_s=30)
-            await refused(publish, Code.UNIMPLEMENTED, "DEFER_FS_OPS")
+    async with nodes.running(places, driver=old) as node, node.handler():
+        await node.co.publish("vol-1", places.target("one"))
+        await node.enter("driver", fake_driver.serving(new, places.driver))
+        publish = node.co.publish("vol-2", places.target("two"), timeout_s=30)
+        await refused(publish, Code.UNIMPLEMENTED, "DEFER_FS_OPS")
     assert new.called("NodePublishVolume") == []
 
 
-async def test_driver_of_another_name_is_refused(kata: Node, target: str) -> None:
+async def test_driver_of_another_name_is_refused(kata: FakeNode, target: str) -> None:
     kata.driver.name = "other.example.com"
     await refused(
         kata.co.publish("vol-1", target),
@@ -96,7 +86,7 @@ async def test_driver_of_another_name_is_refused(kata: Node, target: str) -> Non
     kata.check_untouched(target)
 
 
-async def test_ids_of_512_bytes_are_deferred_asked_about_and_unpublished(kata: Node) -> None:
+async def test_ids_of_512_bytes_are_deferred_asked_about_and_unpublished(kata: FakeNode) -> None:
     """azuredisk's have up to 250; CSI says 128 and no CO checks."""
     target, volume_id = kata.places.target("one"), "/seg" * 128
     await kata.co.publish(volume_id, target)
@@ -108,7 +98,7 @@ async def test_ids_of_512_bytes_are_deferred_asked_about_and_unpublished(kata: N
 
 
 async def test_options_that_the_driver_does_not_repeat_reach_the_record(
-    kata: Node, target: str
+    kata: FakeNode, target: str
 ) -> None:
     kata.driver.alter = lambda answer: answer.ClearField("mount_options")
     given = capability(mount_flags=["nosuid,noexec", "dirsync", "_netdev"])
@@ -225,14 +215,12 @@ REGISTERED = "one.example.com"
 async def running(places: Places, **changes: object) -> AsyncIterator[None]:
     """A proxy with one driver, whose table has `changes`, and a kubelet's directory of registrations."""
     served = {"name": REGISTERED, "socket": f"{places.root}/one.sock", "backend": places.driver}
+    node = nodes.FakeNode(places)
     settings = ProxySettings.model_validate(
-        places.settings().model_dump()
+        node.proxy_settings().model_dump()
         | {"drivers": (served | changes,), "plugins_registry": f"{places.root}/registry"}
     )
-    async with (
-        fake_driver.serving(fake_driver.FakeDriver(), places.driver),
-        proxy.running(settings, host=nodes.fake_host(places)),
-    ):
+    async with node.part("driver"), proxy.running(settings, host=node.host):
         yield
 
 
@@ -276,7 +264,7 @@ async def test_driver_that_others_register_has_no_registration_socket(places: Pl
         assert not os.path.exists(f"{places.root}/registry")
 
 
-async def test_operators_see_drivers_handlers_and_volumes(kata: Node, published: str) -> None:
+async def test_operators_see_drivers_handlers_and_volumes(kata: FakeNode, published: str) -> None:
     (driver,) = (await kata.inspect.ListDrivers(inspect_pb2.ListDriversRequest())).drivers
     assert (driver.name, driver.connected, driver.deferred_volumes) == ("csi.example.com", True, 1)
     (handler,) = (await kata.inspect.ListHandlers(inspect_pb2.ListHandlersRequest())).handlers
@@ -288,14 +276,14 @@ async def test_operators_see_drivers_handlers_and_volumes(kata: Node, published:
         assert (volume.state, volume.sandbox_id) == ("mounted", "box-7")
 
 
-async def _listed(node: Node) -> inspect_pb2.DeferredVolume:
+async def _listed(node: FakeNode) -> inspect_pb2.DeferredVolume:
     """The one deferred volume, after a look."""
     request = inspect_pb2.ListDeferredVolumesRequest()
     (volume,) = (await node.inspect.ListDeferredVolumes(request, timeout=10)).volumes
     return volume
 
 
-async def test_error_of_the_last_claim_stays_visible(kata: Node, published: str) -> None:
+async def test_error_of_the_last_claim_stays_visible(kata: FakeNode, published: str) -> None:
     """When an operator looks at a pod that does not start, its sandbox has ended already."""
     parsed = volumes.TargetPath.parse(published)
     paths = layout.Layout(kata.places.volumes).entry(parsed)
@@ -317,7 +305,9 @@ async def test_error_of_the_last_claim_stays_visible(kata: Node, published: str)
     assert volume.message == "the guest cannot mount it"
 
 
-async def test_claim_that_a_killed_sandbox_left_is_called_so(kata: Node, published: str) -> None:
+async def test_claim_that_a_killed_sandbox_left_is_called_so(
+    kata: FakeNode, published: str
+) -> None:
     with kata.sandbox(published, name="box-7"):
         claim = Path(layout.Layout(kata.places.volumes).entry(volumes.TargetPath(published)).claim)
         left = claim.read_bytes()
@@ -327,7 +317,7 @@ async def test_claim_that_a_killed_sandbox_left_is_called_so(kata: Node, publish
     assert volume.message.startswith("sandbox box-7 ended and left its claim")
 
 
-async def test_unreadable_entry_is_shown_with_its_reason(node: Node) -> None:
+async def test_unreadable_entry_is_shown_with_its_reason(node: FakeNode) -> None:
     entry = Path(node.places.volumes, "a" * 64)
     entry.mkdir(0o700)
     (entry / "mountInfo.json").write_text("{}")
@@ -336,7 +326,7 @@ async def test_unreadable_entry_is_shown_with_its_reason(node: Node) -> None:
     assert "cannot be read" in volume.message
 
 
-async def test_watch_reports_the_events_of_a_volume(kata: Node, target: str) -> None:
+async def test_watch_reports_the_events_of_a_volume(kata: FakeNode, target: str) -> None:
     watch: Any = kata.inspect.Watch(inspect_pb2.WatchRequest(), timeout=30)
     await watch.initial_metadata()  # the watch has begun
     await kata.co.publish("vol-1", target)
@@ -369,7 +359,9 @@ async def _next(watch: Any, kind: str) -> inspect_pb2.Event:
 
 
 @pytest.mark.parametrize("method", ["RuntimeStageVolume", "RuntimeUnstageVolume"])
-async def test_staging_of_the_kep_is_unimplemented(kata: Node, published: str, method: str) -> None:
+async def test_staging_of_the_kep_is_unimplemented(
+    kata: FakeNode, published: str, method: str
+) -> None:
     request = getattr(runtime_pb2, f"{method}Request")(volume_target_path=published)
     await refused(
         getattr(kata.runtime, method)(request, timeout=10), Code.UNIMPLEMENTED, method, "not served"

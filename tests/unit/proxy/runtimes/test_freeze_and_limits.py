@@ -15,8 +15,8 @@ from crust.proxy import handler_calls
 from crust.wire.v1 import runtime_pb2, types_pb2
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Gate
-from tests.support.faults.refusals import refused
-from tests.support.nodes.node import Node, until
+from tests.support.faults.refusals import refused, until
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.runtimes.fake_handler import ALL_FEATURES, FakeHandler
 
 Code = grpc.StatusCode
@@ -24,7 +24,7 @@ Feature = volumes.HandlerFeature
 
 
 @pytest.mark.spec("D-29", "D-31")
-async def test_freeze_keeps_the_filesystem_frozen_until_thaw(node: Node, target: str) -> None:
+async def test_freeze_keeps_the_filesystem_frozen_until_thaw(node: FakeNode, target: str) -> None:
     async with node.in_sandbox(target) as fake:
         assert (await node.freeze(target, 17)).frozen
         assert fake.frozen == {target: 17}
@@ -33,7 +33,7 @@ async def test_freeze_keeps_the_filesystem_frozen_until_thaw(node: Node, target:
 
 
 @pytest.mark.spec("D-30")
-async def test_freeze_without_sandbox_is_not_frozen(node: Node, target: str) -> None:
+async def test_freeze_without_sandbox_is_not_frozen(node: FakeNode, target: str) -> None:
     async with node.handler() as session:
         await node.co.publish("vol-1", target)
         assert not (await node.freeze(target)).frozen
@@ -43,7 +43,7 @@ async def test_freeze_without_sandbox_is_not_frozen(node: Node, target: str) -> 
 
 
 @pytest.mark.spec("D-30")
-async def test_held_claim_that_cannot_be_read_is_a_claim(node: Node, target: str) -> None:
+async def test_held_claim_that_cannot_be_read_is_a_claim(node: FakeNode, target: str) -> None:
     """Of a newer runtime: nobody knows its sandbox, but the lock says that there is one."""
     async with node.deferred(target):
         with node.sandbox(target):
@@ -55,7 +55,7 @@ async def test_held_claim_that_cannot_be_read_is_a_claim(node: Node, target: str
 
 
 @pytest.mark.spec("D-30")
-async def test_freeze_of_a_volume_unknown_to_its_handler_fails(node: Node, target: str) -> None:
+async def test_freeze_of_a_volume_unknown_to_its_handler_fails(node: FakeNode, target: str) -> None:
     """NOT_FOUND of the handler must not arrive as the NOT_FOUND of a target that is not deferred."""
     async with node.in_sandbox(target, FakeHandler(error=errors.NotFound("no such volume"))):
         for call in (node.freeze(target), node.thaw(target)):
@@ -63,9 +63,11 @@ async def test_freeze_of_a_volume_unknown_to_its_handler_fails(node: Node, targe
 
 
 @pytest.mark.spec("D-30", "D-31")
-@pytest.mark.parametrize(("call", "answer"), [(Node.freeze, "frozen"), (Node.thaw, "was_frozen")])
+@pytest.mark.parametrize(
+    ("call", "answer"), [(FakeNode.freeze, "frozen"), (FakeNode.thaw, "was_frozen")]
+)
 async def test_freeze_of_sandbox_ending_during_call_is_not_frozen(
-    node: Node, target: str, call: Any, answer: str
+    node: FakeNode, target: str, call: Any, answer: str
 ) -> None:
     fake = FakeHandler(gate=Gate(), error=errors.NotReady("no sandbox has it"))
     assert fake.gate is not None
@@ -80,7 +82,7 @@ async def test_freeze_of_sandbox_ending_during_call_is_not_frozen(
 
 
 @pytest.mark.spec("D-30")
-async def test_freeze_is_refused_if_the_handler_cannot_freeze(node: Node, target: str) -> None:
+async def test_freeze_is_refused_if_the_handler_cannot_freeze(node: FakeNode, target: str) -> None:
     async with node.in_sandbox(target, features=ALL_FEATURES - {Feature.FREEZE}) as fake:
         await refused(
             node.freeze(target), Code.FAILED_PRECONDITION, "'kata'", "FREEZE", "stop the pod"
@@ -91,20 +93,20 @@ async def test_freeze_is_refused_if_the_handler_cannot_freeze(node: Node, target
 
 @pytest.mark.parametrize("seconds", [-1, 0, 61, 2**62])
 @pytest.mark.spec("D-29")
-async def test_invalid_freeze_time_is_refused(node: Node, target: str, seconds: int) -> None:
+async def test_invalid_freeze_time_is_refused(node: FakeNode, target: str, seconds: int) -> None:
     async with node.in_sandbox(target) as fake:
         await refused(node.freeze(target, seconds), Code.INVALID_ARGUMENT, "from 1 to 60")
     assert fake.frozen == {}
 
 
-async def test_freeze_of_target_not_deferred_is_not_found(kata: Node) -> None:
+async def test_freeze_of_target_not_deferred_is_not_found(kata: FakeNode) -> None:
     for call in (kata.freeze("/nowhere"), kata.thaw("/nowhere")):
         await refused(call, Code.NOT_FOUND, "/nowhere")
     await refused(kata.freeze("relative"), Code.INVALID_ARGUMENT, "relative")
 
 
 async def test_thaw_waits_for_freeze_of_a_silent_guest(
-    node: Node, target: str, monkeypatch: pytest.MonkeyPatch
+    node: FakeNode, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The caller has given up the freeze; that freeze must not take effect after the caller's thaw."""
     monkeypatch.setattr(handler_calls, "FREEZE_TIMEOUT_S", 0.05)
@@ -126,24 +128,24 @@ NONE = volumes.IoLimits()
 CANNOT = ALL_FEATURES - {Feature.IO_LIMITS}
 
 
-def recorded(node: Node, target: str) -> volumes.IoLimits:
+def recorded(node: FakeNode, target: str) -> volumes.IoLimits:
     """The limits that the next sandbox would get."""
     return node.record(target).mount.io_limits
 
 
-def generation(node: Node, target: str) -> int:
+def generation(node: FakeNode, target: str) -> int:
     return node.record(target).crust.generation
 
 
 @pytest.mark.spec("D-32")
-async def test_limits_of_the_driver_are_in_the_record(kata: Node, target: str) -> None:
+async def test_limits_of_the_driver_are_in_the_record(kata: FakeNode, target: str) -> None:
     kata.driver.io_limits = LIMITS
     await kata.co.publish("vol-1", target)
     assert recorded(kata, target) == LIMITS
 
 
 @pytest.mark.spec("D-33")
-async def test_limits_reach_the_sandbox_and_the_record(node: Node, target: str) -> None:
+async def test_limits_reach_the_sandbox_and_the_record(node: FakeNode, target: str) -> None:
     async with node.deferred(target) as fake:
         before = generation(node, target)
         with node.sandbox(target):
@@ -157,7 +159,7 @@ async def test_limits_reach_the_sandbox_and_the_record(node: Node, target: str) 
 
 
 @pytest.mark.spec("D-33")
-async def test_sandbox_that_refuses_leaves_the_record(node: Node, target: str) -> None:
+async def test_sandbox_that_refuses_leaves_the_record(node: FakeNode, target: str) -> None:
     async with node.deferred(target) as fake:
         await node.limit(target, LIMITS)
         fake.error = errors.RuntimeFailed("QEMU refused it", hint="look")
@@ -168,7 +170,7 @@ async def test_sandbox_that_refuses_leaves_the_record(node: Node, target: str) -
 
 @pytest.mark.spec("D-33")
 async def test_limits_are_restored_if_the_record_cannot_be_written(
-    node: Node, target: str, monkeypatch: pytest.MonkeyPatch
+    node: FakeNode, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with node.in_sandbox(target) as fake:
         await node.limit(target, LIMITS)
@@ -184,7 +186,7 @@ async def test_limits_are_restored_if_the_record_cannot_be_written(
 @pytest.mark.spec("D-33")
 @pytest.mark.parametrize("replaces", [False, True], ids=["the first", "in the place of another"])
 async def test_sandbox_that_claims_during_the_write_gets_the_limits(
-    node: Node, target: str, monkeypatch: pytest.MonkeyPatch, *, replaces: bool
+    node: FakeNode, target: str, monkeypatch: pytest.MonkeyPatch, *, replaces: bool
 ) -> None:
     before = ExitStack()
     async with node.deferred(target) as fake:
@@ -201,7 +203,7 @@ async def test_sandbox_that_claims_during_the_write_gets_the_limits(
 
 
 async def test_unpublish_is_refused_while_limits_are_written_and_succeeds_afterwards(
-    node: Node, target: str, monkeypatch: pytest.MonkeyPatch
+    node: FakeNode, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rewrite, loop = Store.rewrite, asyncio.get_running_loop()
 
@@ -224,7 +226,7 @@ async def test_unpublish_is_refused_while_limits_are_written_and_succeeds_afterw
 
 @pytest.mark.spec("D-33")
 async def test_sandbox_ending_after_it_got_limits_is_not_applied(
-    node: Node, target: str, monkeypatch: pytest.MonkeyPatch
+    node: FakeNode, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sandbox, rewrite = ExitStack(), Store.rewrite
 
@@ -241,7 +243,7 @@ async def test_sandbox_ending_after_it_got_limits_is_not_applied(
 
 @pytest.mark.spec("D-33")
 async def test_refusal_by_a_sandbox_that_claimed_meanwhile_changes_nothing(
-    node: Node, target: str, monkeypatch: pytest.MonkeyPatch
+    node: FakeNode, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with node.deferred(
         target, fake=FakeHandler(error=errors.NotReady("it could not be mounted"))
@@ -255,7 +257,7 @@ async def test_refusal_by_a_sandbox_that_claimed_meanwhile_changes_nothing(
 @pytest.mark.spec("D-34")
 @pytest.mark.parametrize("in_sandbox", [False, True])
 async def test_limits_for_a_handler_that_cannot_enforce_them_are_refused(
-    node: Node, target: str, *, in_sandbox: bool
+    node: FakeNode, target: str, *, in_sandbox: bool
 ) -> None:
     async with node.deferred(target, features=CANNOT) as fake:
         with node.sandbox(target) if in_sandbox else nullcontext():
@@ -265,7 +267,9 @@ async def test_limits_for_a_handler_that_cannot_enforce_them_are_refused(
     assert (fake.limits, recorded(node, target)) == ({}, NONE)
 
 
-async def test_invalid_limits_are_refused_and_nothing_changes(kata: Node, published: str) -> None:
+async def test_invalid_limits_are_refused_and_nothing_changes(
+    kata: FakeNode, published: str
+) -> None:
     request = runtime_pb2.RuntimeSetVolumeLimitsRequest(
         volume_target_path=published, limits=types_pb2.IoLimits(read_iops=-1)
     )
@@ -277,7 +281,7 @@ async def test_invalid_limits_are_refused_and_nothing_changes(kata: Node, publis
 
 
 @pytest.mark.spec("D-35")
-async def test_retried_publish_restores_no_older_limits(kata: Node, target: str) -> None:
+async def test_retried_publish_restores_no_older_limits(kata: FakeNode, target: str) -> None:
     kata.driver.io_limits = OTHER
     await kata.co.publish("vol-1", target)
     await kata.limit(target, LIMITS)
@@ -287,7 +291,7 @@ async def test_retried_publish_restores_no_older_limits(kata: Node, target: str)
     assert recorded(kata, target) == LIMITS
 
 
-async def test_limits_are_refused_while_an_expansion_runs(node: Node, target: str) -> None:
+async def test_limits_are_refused_while_an_expansion_runs(node: FakeNode, target: str) -> None:
     async with node.gated_handler(target) as (_, gate):
         node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * fake_driver.MIB
         with node.sandbox(target):
@@ -301,7 +305,7 @@ async def test_limits_are_refused_while_an_expansion_runs(node: Node, target: st
     assert recorded(node, target) == LIMITS
 
 
-async def test_identical_limits_join_and_others_are_refused(node: Node, target: str) -> None:
+async def test_identical_limits_join_and_others_are_refused(node: FakeNode, target: str) -> None:
     async with node.gated_handler(target) as (fake, gate):
         with node.sandbox(target):
             first = asyncio.ensure_future(node.limit(target, LIMITS))
@@ -317,7 +321,7 @@ async def test_identical_limits_join_and_others_are_refused(node: Node, target: 
 
 
 def _sandbox_begins_with_the_next_rewrite(
-    node: Node,
+    node: FakeNode,
     target: str,
     monkeypatch: pytest.MonkeyPatch,
     *,

@@ -23,7 +23,8 @@ from crust.runtime_handler.registration import Feature
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
 from tests.support.faults.refusals import refused
-from tests.support.nodes.node import Node, Places
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.nodes.places import Places
 from tests.support.runtimes.fake_handler import ALL_FEATURES, FakeHandler
 
 TARGET = volumes.TargetPath("/a")
@@ -116,7 +117,7 @@ async def test_status_text_of_peer_is_cut_to_what_passes(places: Places) -> None
 
 
 async def test_hostile_text_of_a_handler_reaches_log_and_co_cut(
-    node: Node, target: str, caplog: pytest.LogCaptureFixture
+    node: FakeNode, target: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with node.deferred(target):
         with node.sandbox(target, name="box-1"):
@@ -135,7 +136,7 @@ READ_ONLY = volumes.VolumeCondition(abnormal=True, message="remounted read-only"
 AWAY = errors.PeerUnavailable("the guest", why="it hangs")
 
 
-async def reported(node: Node, volume_id: str, target: str) -> dict[str, str]:
+async def reported(node: FakeNode, volume_id: str, target: str) -> dict[str, str]:
     """Reason to message."""
     request = csi_pb2.NodeGetVolumeHealthRequest(volume_id=volume_id, volume_publish_path=target)
     health = (await node.co.node.NodeGetVolumeHealth(request, timeout=10)).volume_health
@@ -144,7 +145,7 @@ async def reported(node: Node, volume_id: str, target: str) -> dict[str, str]:
 
 
 @pytest.mark.spec("D-40")
-async def test_health_is_the_drivers_and_the_guests(node: Node, target: str) -> None:
+async def test_health_is_the_drivers_and_the_guests(node: FakeNode, target: str) -> None:
     async with node.in_sandbox(target) as fake:
         assert await reported(node, "vol-1", target) == {}
         fake.condition = READ_ONLY
@@ -155,20 +156,22 @@ async def test_health_is_the_drivers_and_the_guests(node: Node, target: str) -> 
 
 
 @pytest.mark.spec("D-40")
-async def test_health_without_an_answer_of_the_guest_is_an_error(node: Node, target: str) -> None:
+async def test_health_without_an_answer_of_the_guest_is_an_error(
+    node: FakeNode, target: str
+) -> None:
     async with node.in_sandbox(target, FakeHandler(error=AWAY)):
         await refused(reported(node, "vol-1", target), Code.UNAVAILABLE, "it hangs")
         node.driver.node.findings = [LOST]
         assert set(await reported(node, "vol-1", target)) == {"ImageMissing"}
 
 
-async def test_health_without_a_sandbox_is_the_drivers(node: Node, target: str) -> None:
+async def test_health_without_a_sandbox_is_the_drivers(node: FakeNode, target: str) -> None:
     async with node.deferred(target, FakeHandler(error=AWAY)):
         assert await reported(node, "vol-1", target) == {}
         assert await reported(node, "vol-2", node.places.target("two")) == {}
 
 
-async def test_handler_without_the_feature_is_not_asked(node: Node, target: str) -> None:
+async def test_handler_without_the_feature_is_not_asked(node: FakeNode, target: str) -> None:
     features = ALL_FEATURES - {Feature.HEALTH, Feature.STATS}
     async with node.in_sandbox(target, FakeHandler(error=AWAY), features=features):
         assert await reported(node, "vol-1", target) == {}
