@@ -70,6 +70,8 @@ class _Run:
     wanted: Wanted
     decision: Decision
     row: Target
+    raw: Target | None
+    """The row of a raw publish at the target: the target's row again, if this publish leaves nothing."""
     began: Seen = NOT_LOOKED
     asked: Asked = Asked.NOT_CALLED
     writers: Openers | None = None
@@ -99,7 +101,7 @@ class Publish:
         except Exception as error:
             raise self.refusal(request.target_path, error, decision) from error
         row = self.entries.table.at(wanted.target.text) or Target.of(wanted.target.text, key=key)
-        run = _Run(backend, metadata, wanted, decision, row)
+        run = _Run(backend, metadata, wanted, decision, row, row if row.raw else None)
         try:
             await self._defer(run, request)
         except Exception as error:
@@ -145,7 +147,6 @@ class Publish:
                 readonly=record.mount.readonly,
                 handler=record.handler,
                 secrets=mount.secrets or None,
-                raw=False,
                 busy=False,
             )
         )
@@ -176,9 +177,7 @@ class Publish:
             busy=True,
         )
         self.entries.table.reserve(row)
-        # a raw publish stays the row of the target, for the case that this publish is refused
-        if not run.row.raw:
-            run.row = row
+        run.row = row
         return handler
 
     async def _begin(self, run: _Run, handler: Handler | None) -> None:
@@ -302,7 +301,7 @@ class Publish:
         devices = verify(self.entries.devices, record.mount.source)
         readonly = record.mount.readonly
         reserved = replace(run.row, key=record.key, devices=devices, readonly=readonly)
-        self.entries.table.reserve(replace(reserved, secrets=secrets or None, raw=False, busy=True))
+        self.entries.table.reserve(replace(reserved, secrets=secrets or None, busy=True))
         if isinstance(record.mount.source, volumes.NetworkImage):
             return devices
         claims = []
@@ -332,7 +331,7 @@ class Publish:
             seen = await workers.run(self.entries.observe, run.wanted.key, run.wanted.target)
         except Exception as failure:  # no thread is free
             seen = Seen(stack=Stack.UNSEEN, problem=failure)
-        row = unfinished(run.row, seen)
+        row = unfinished(run.row, seen) or run.raw
         if row is None:
             self.entries.table.drop(run.row.name)
         else:

@@ -323,7 +323,7 @@ def unfinished(row: Target, seen: Seen) -> Target | None:
     """The row after an operation that did not end in a deferred publish, from an observation; None: FREE."""
     if seen.stack is Stack.UNSEEN:
         return replace(row, stack=Stack.UNSEEN, busy=False)
-    if seen.entry is None and seen.stack in (Stack.CLEAR, Stack.FOREIGN) and not row.raw:
+    if seen.entry is None and seen.stack in (Stack.CLEAR, Stack.FOREIGN):
         return None
     return replace(row, entry=seen.entry, stack=seen.stack, busy=False)
 

@@ -99,7 +99,14 @@ async def test_deferred_publish_after_a_refused_raw_one_reserves(
     """The target of a raw publish that the driver has refused stays looked at, until it is deferred."""
     kata.driver.failures["NodePublishVolume"] = Failure(Code.ALREADY_EXISTS, "staged for a mount")
     await refused(publish_raw(kata, "one", "vol-1"), Code.ALREADY_EXISTS, "staged")
+    kata.driver.failures["NodePublishVolume"] = Failure(Code.INTERNAL, "disk on fire")
+    await refused(kata.co.publish("vol-1", target), Code.INTERNAL, "disk on fire")
+    other = kata.co.publish("vol-1", kata.places.target("two"))
+    await refused(other, Code.FAILED_PRECONDITION, "DevicePublishedRaw", target)
     del kata.devices.nodes[target]
+    kata.driver.failures_after["NodePublishVolume"] = Failure(Code.UNAVAILABLE, "lost")
+    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "lost")
+    await refused(kata.co.unstage("vol-1", "/staging"), Code.FAILED_PRECONDITION, target)
     await kata.co.publish("vol-1", target)
     other = kata.co.publish("vol-1", kata.places.target("two"))
     await refused(other, Code.FAILED_PRECONDITION, "DeviceReserved", target)
