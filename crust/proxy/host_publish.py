@@ -48,10 +48,8 @@ class HostPublish:
         is_block = request.volume_capability.HasField("block")
         present = self.entries.table.at(path)
         if present is not None and not present.raw:
-            if present.is_unreadable and present.entry is not None:
-                raise self.publish.refusal(
-                    path, present.entry.error or errors.Corrupt("unreadable")
-                )
+            if present.entry is not None and present.entry.error is not None:
+                raise self.publish.refusal(path, present.entry.error)
             raise errors.Conflict.named(
                 "AlreadyDeferred",
                 f"the volume cannot be mounted at {path}",
@@ -74,10 +72,9 @@ class HostPublish:
         """
         if row.raw:
             is_new = self.entries.table.at(row.path) is None
-            self.entries.table.put(row)
+            if is_new:  # a repeat that the driver refuses changes nothing
+                self.entries.table.put(row)
             return is_new
-        if not self.entries.table.reservations():
-            return False
         return await workers.run(self.entries.targets.mounted_device, row.path) is None
 
     def ended(self, path: str) -> None:
@@ -92,11 +89,7 @@ class HostPublish:
         """Verify the published device; raises DeviceReserved, after the undo of a publish that `is_new`."""
         try:
             devices = await workers.run(self._devices, row)
-            if devices is not None:
-                row = replace(row, devices=devices)
-                self.entries.table.check_reservation(row, deferred=False)
-                if row.raw:  # a mount holds its device: a deferred publish finds it
-                    self.entries.table.put(row)
+            self.entries.table.check_reservation(replace(row, devices=devices), deferred=False)
         except Exception as error:
             is_undone = is_new and await self._undo(row, backend, metadata)
             residue = Residue.NONE if is_undone else Residue.EXISTS

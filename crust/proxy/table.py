@@ -164,8 +164,8 @@ class Table:
         return Counter((record.key.driver if record else "", entry.state) for record, entry in rows)
 
     def reservations(self) -> int:
-        """How many entries reserve a device. Any thread may ask."""
-        return sum(row.entry is not None and row.key is not None for row in self.rows())
+        """How many targets reserve a device. Any thread may ask."""
+        return sum(row.devices is not None for row in self.rows())
 
     def check_readable(self, key: volumes.VolumeKey) -> None:
         """Raise ReservedByUnreadableEntry if an entry that cannot be read has the volume, or may have it."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from crust.core import errors, volumes
 from crust.host.block import in_use
 from crust.host.block.device_sets import DeviceSet
+from crust.host.block.devices import NotABlockDevice
 from crust.host.block.holders import Openers
 from crust.host.files import target_paths
 from crust.host.mounts import mountinfo
@@ -161,6 +162,8 @@ class FakeDevices:
 
     def identify(self, path: str, /) -> volumes.DeviceIdentity:
         path = self.nodes.get(path, path)
+        if os.path.exists(path):
+            raise NotABlockDevice(path)
         if not path.startswith("/dev/"):
             raise errors.NotFound(f"there is no {path}")
         volume_id = path.removeprefix(fake_driver.device_of(""))

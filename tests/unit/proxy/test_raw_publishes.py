@@ -9,13 +9,13 @@ from typing import Any
 import grpc
 import pytest
 
-from crust.core import volumes
+from crust.core import deferral_keys, volumes
 from crust.handoff import layout
 from crust.host.block.device_sets import DeviceSet
 from crust.host.process.syscalls import ProcessOutOfResources
 from crust.proxy.host_publish import raw_targets
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.co import publish_request
+from tests.support.co import capability, publish_request
 from tests.support.drivers.fake_driver import Failure, Gate, device_of
 from tests.support.faults.refusals import refused, until
 from tests.support.nodes import fake_node as nodes
@@ -55,12 +55,18 @@ async def test_raw_publish_of_device_with_runtime_is_undone(kata: FakeNode) -> N
     await kata.co.publish("vol-1", kata.places.target("one"))
     share(kata, "vol-1", "vol-2")
     request = raw_request(kata, "raw", "vol-2")
-    call = kata.co.node.NodePublishVolume(request, timeout=60)
-    await refused(call, Code.FAILED_PRECONDITION, "DeviceReserved", kata.places.target("one"))
-    (undo,) = kata.driver.called("NodeUnpublishVolume")
-    assert (undo.request.target_path, undo.request.defer_fs_ops) == (request.target_path, False)
-    assert ("crust-extensions", "deferral") not in undo.metadata
+    for number in (1, 2):  # the first one leaves no row, so the second one is new
+        call = kata.co.node.NodePublishVolume(request, timeout=60)
+        await refused(call, Code.FAILED_PRECONDITION, "DeviceReserved", kata.places.target("one"))
+        undo = kata.driver.called("NodeUnpublishVolume")[-1]
+        assert len(kata.driver.called("NodeUnpublishVolume")) == number
+        assert (undo.request.target_path, undo.request.defer_fs_ops) == (request.target_path, False)
+        assert ("crust-extensions", "deferral") not in undo.metadata
     kata.check_published("vol-1", kata.places.target("one"))
+
+
+async def test_raw_publish_needs_no_filesystem_of_the_host(kata: FakeNode) -> None:
+    await publish_raw(kata, "raw", "vol-1", volume_context={deferral_keys.FORMAT_IN: "guest"})
 
 
 async def test_raw_publish_that_cannot_be_undone_is_not_final(kata: FakeNode) -> None:
@@ -69,6 +75,28 @@ async def test_raw_publish_that_cannot_be_undone_is_not_final(kata: FakeNode) ->
     kata.driver.failures["NodeUnpublishVolume"] = Failure(Code.INTERNAL, "stuck")
     call = kata.co.node.NodePublishVolume(raw_request(kata, "raw", "vol-2"), timeout=60)
     await refused(call, Code.UNAVAILABLE, "DeviceReserved")
+
+
+@pytest.mark.parametrize("is_raw", [False, True])
+async def test_host_publish_that_ends_after_a_deferred_one_is_undone(
+    kata: FakeNode, *, is_raw: bool
+) -> None:
+    """Neither sees the device of the other before it has reserved its own."""
+    share(kata, "vol-1", "vol-2")
+    request, one = raw_request(kata, "host", "vol-2"), kata.places.target("one")
+    devices = kata.devices.nodes if is_raw else kata.targets.host_mounts
+    del kata.devices.nodes[request.target_path]
+    if not is_raw:
+        request.volume_capability.mount.SetInParent()
+    gate = kata.driver.gates["NodePublishVolume"] = Gate()
+    publish = asyncio.ensure_future(kata.co.node.NodePublishVolume(request, timeout=60))
+    await until(gate.entered)
+    del kata.driver.gates["NodePublishVolume"]
+    await kata.co.publish("vol-1", one)
+    devices[request.target_path] = device_of("vol-2")
+    gate.opened.set()
+    await refused(publish, Code.FAILED_PRECONDITION, "DeviceReserved", one)
+    assert request.target_path not in kata.driver.published
 
 
 async def test_repeated_raw_publish_that_is_refused_is_not_undone(kata: FakeNode) -> None:
@@ -81,9 +109,17 @@ async def test_repeated_raw_publish_that_is_refused_is_not_undone(kata: FakeNode
 
 
 async def test_deferred_publish_of_device_published_raw_is_undone(kata: FakeNode) -> None:
-    raw, target = await publish_raw(kata, "raw", "vol-2"), kata.places.target("one")
-    await kata.co.publish("vol-3", kata.places.target("three"))
+    target = kata.places.target("one")
     share(kata, "vol-1", "vol-2")
+    gate = kata.driver.gates["NodePublishVolume"] = Gate()
+    publishing = asyncio.create_task(publish_raw(kata, "raw", "vol-2"))
+    await until(gate.entered)
+    del kata.driver.gates["NodePublishVolume"]
+    await refused(kata.co.publish("vol-1", target), Code.FAILED_PRECONDITION, "DevicePublishedRaw")
+    gate.opened.set()
+    raw = await publishing
+    await refused(publish_raw(kata, "raw", "vol-2", readonly=True), Code.ALREADY_EXISTS)
+    await kata.co.publish("vol-3", kata.places.target("three"))
     for readonly in (False, True):
         publish = kata.co.publish("vol-1", target, readonly=readonly)
         await refused(publish, Code.FAILED_PRECONDITION, "DevicePublishedRaw", raw)
@@ -128,9 +164,12 @@ async def test_readers_share_a_device_raw_and_deferred(kata: FakeNode) -> None:
 
 
 async def test_raw_target_without_a_device_refuses_nothing(kata: FakeNode) -> None:
-    raw = await publish_raw(kata, "raw", "vol-1")
+    raw, target = await publish_raw(kata, "raw", "vol-1"), kata.places.target("one")
     del kata.devices.nodes[raw]
-    await kata.co.publish("vol-1", kata.places.target("one"))
+    await kata.co.publish("vol-1", target)
+    await kata.co.unpublish("vol-1", target)
+    Path(raw).touch()  # where a device was bound before a crash
+    await kata.co.publish("vol-1", target)
 
 
 class FullProcess(FakeDevices):
@@ -175,10 +214,12 @@ def test_kubelets_raw_volumes_are_found_and_a_shims_are_not(tmp_path: Path) -> N
 
 
 async def test_host_publish_beside_a_deferred_reader_passes_for_a_reader(kata: FakeNode) -> None:
-    one, two = kata.places.target("one"), kata.places.target("two")
+    one, two, three = (kata.places.target(name) for name in ("one", "two", "three"))
     await kata.co.publish("vol-1", one, readonly=True)
     await kata.co.publish("vol-1", two, defer=False, readonly=True)
-    assert two in kata.driver.published
+    readers = capability(mode="MULTI_NODE_READER_ONLY")
+    await kata.co.publish("vol-1", three, readers, defer=False)
+    assert {two, three} < kata.driver.published.keys()
 
 
 # Device reservations: one writer per device and volume, and no host mount of a deferred volume.
@@ -221,13 +262,19 @@ async def test_device_that_the_driver_misreports_is_refused(
 async def test_second_volume_at_a_target_leaves_the_first_alone(
     kata: FakeNode, target: str
 ) -> None:
-    """A confused CO: the loser must not remove the winner's guard, directory or entry."""
+    """A confused CO: the loser must not remove the winner's guard, directory, entry or reservation."""
+    unpublishing = kata.driver.gates["NodeUnpublishVolume"] = Gate()
+    unpublish = asyncio.create_task(kata.co.unpublish("vol-3", target))
+    await until(unpublishing.entered)
     gate = kata.driver.gates["NodePublishVolume"] = Gate()
     winner = asyncio.create_task(kata.co.publish("vol-1", target))
     await until(gate.entered)
     await refused(kata.co.publish("vol-2", target), Code.ABORTED, target, "NodePublishVolume")
     gate.opened.set()
     await winner
+    unpublishing.opened.set()
+    await unpublish
+    await refused(kata.co.unstage("vol-1", "/staging"), Code.FAILED_PRECONDITION, target)
     await refused(kata.co.publish("vol-2", target), Code.INVALID_ARGUMENT, "vol-1")
     kata.check_published("vol-1", target)
 

@@ -110,6 +110,11 @@ async def test_device_is_reserved_while_its_filesystem_is_made(
     empty.driver.identities["vol-2"] = fake_driver.identity_of(DEVICE)
     other = empty.places.target("two")
     await refused(empty.co.publish("vol-2", other), Code.FAILED_PRECONDITION, "DeviceReserved")
+    empty.driver.after["NodePublishVolume"] = lambda: empty.targets.host_mounts.update(
+        {other: DEVICE}
+    )
+    on_host = empty.co.publish("vol-2", other, defer=False)
+    await refused(on_host, Code.FAILED_PRECONDITION, "DeviceReserved")
     assert empty.filesystems.looks == 1
     empty.filesystems.gate.opened.set()
     await first
