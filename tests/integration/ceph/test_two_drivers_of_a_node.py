@@ -19,9 +19,8 @@ from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver, rbd_node
 from tests.support.co import NAMED, Co, capability
 from tests.support.faults.refusals import repeated
+from tests.support.nodes.node import Node
 from tests.support.nodes.places import Places
-from tests.support.runtimes.fake_handler import FakeHandler
-from tests.support.runtimes.fake_handler import running as registered
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
@@ -125,9 +124,7 @@ async def both(ceph: CephCluster) -> AsyncIterator[TwoDrivers]:
         async with (
             rbd_driver.calling(controller) as co,
             node_process.running(settings),
-            registered(
-                FakeHandler(), proxy_socket=places.sockets.handlers, endpoint=places.handler
-            ),
+            Node(places).handler(),
             channel.connect(f"{root}/{OWN_DRIVER}.sock") as to_local,
             channel.connect(f"{root}/{SHARED}.sock") as to_shared,
         ):

@@ -255,14 +255,14 @@ async def test_proxy_killed_at_step_leaves_volume_that_is_formatted_once(
 def waiting_tool(tmp_path: Path) -> Iterator[Callable[[str], tuple[str, Path, Path]]]:
     """Makes an mkfs wait before it does anything: the PATH for it, a fifo that tells of it, one that lets it go."""
     started, go = tmp_path / "started", tmp_path / "go"
-    said = tmp_path / "pid"
+    pid = tmp_path / "pid"
 
     def make_waiting(program: str) -> tuple[str, Path, Path]:
         path = commands._ENVIRONMENT["PATH"]
         for fifo in (started, go):
             os.mkfifo(fifo)
         lines = (
-            *("#!/bin/sh", f"PATH={path}", f"echo $$ > {said}", f"echo > {started}"),
+            *("#!/bin/sh", f"PATH={path}", f"echo $$ > {pid}", f"echo > {started}"),
             *(f"read line < {go}", f'exec {program} "$@"', ""),
         )
         (tmp_path / program).write_text("\n".join(lines))
@@ -271,7 +271,7 @@ def waiting_tool(tmp_path: Path) -> Iterator[Callable[[str], tuple[str, Path, Pa
 
     yield make_waiting
     with suppress(FileNotFoundError, ProcessLookupError):  # of a failed test
-        os.kill(int(said.read_text()), signal.SIGKILL)
+        os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
 @pytest.mark.spec("D-23")
@@ -297,7 +297,7 @@ async def test_mkfs_of_killed_proxy_blocks_volume_until_it_ends(
         node.co.unstage("vol-1", f"{node.places.kubelet}/staging"),
     ):
         await refused(call, Code.UNAVAILABLE, "VolumeInUseByTool")
-    assert not {each.method for each in node.driver.calls} & CHANGING
+    assert not {call.method for call in node.driver.calls} & CHANGING
     assert devices.is_blank(device.path)
 
     await asyncio.to_thread(go.write_text, "\n")
@@ -321,8 +321,8 @@ def _until_no_tool_runs(places: Places) -> None:
 async def test_device_that_is_another_one_now_is_not_formatted(
     device: loop.LoopDevice, filesystems: Filesystems
 ) -> None:
-    found = devices.identify(device.path)
-    other = volumes.DeviceIdentity(found.major, found.minor, found.disk_sequence + 1)
+    identity = devices.identify(device.path)
+    other = volumes.DeviceIdentity(identity.major, identity.minor, identity.disk_sequence + 1)
     source = volumes.BlockSource(device.path, other)
     mount = volumes.DeferredMount(source, "ext4")
     with raised("DeviceNotAsReported"):

@@ -49,7 +49,7 @@ async def test_guarded_target_refuses_writes_and_is_removed_by_unpublish(node: F
     assert caught.value.errno == errno.ENOSPC
     os.chown(target, 0, 4711)  # as a kubelet does
     await node.co.publish("vol-1", target)
-    assert len([each for each in mountinfo.read_all() if each.target == target]) == 1
+    assert len([mount for mount in mountinfo.read_all() if mount.target == target]) == 1
     await node.co.unpublish("vol-1", target)
     node.check_untouched(target)
     assert mountinfo.below(node.places.kubelet) == ()
@@ -66,9 +66,9 @@ async def test_sub_path_that_a_kubelet_prepares_leads_to_the_volume(
     await node.co.publish("vol-1", target)
     await asyncio.to_thread(sub_paths.prepare, target, sub_path, bound)
     try:
-        found = resolve_source(node.places.volumes, bound)
-        assert isinstance(found, Resolved)
-        assert (found.record.key.volume_id, found.sub_path) == ("vol-1", sub_path)
+        resolved = resolve_source(node.places.volumes, bound)
+        assert isinstance(resolved, Resolved)
+        assert (resolved.record.key.volume_id, resolved.sub_path) == ("vol-1", sub_path)
         with pytest.raises(OSError, match="No space"):
             await asyncio.to_thread(Path(f"{bound}/f").write_text, "lost")
     finally:
@@ -197,24 +197,24 @@ def test_mounts_are_listed_as_a_co_spells_their_targets(places: Places) -> None:
 @pytest.mark.parametrize("beside", ["over the guard", "in its place"])
 def test_another_mount_is_never_treated_as_the_former_guard(places: Places, beside: str) -> None:
     target = volumes.TargetPath(places.target("one"))
-    here = guard.Targets([places.kubelet])
-    here.mount_guard(target, names=False)
+    targets = guard.Targets([places.kubelet])
+    targets.mount_guard(target, names=False)
     if beside == "in its place":
         mount_api.unmount(target.text)
     mount_api.bind(places.root, target.text)
     try:
         wanted = Stack.BURIED if beside == "over the guard" else Stack.FOREIGN
-        assert here.look(target).stack is wanted
+        assert targets.look(target).stack is wanted
         for act in (
-            lambda each: here.mount_guard(each, names=False),
-            here.unmount_guard,
-            lambda each: here.restore_guard(each, None),
+            lambda guarded: targets.mount_guard(guarded, names=False),
+            targets.unmount_guard,
+            lambda guarded: targets.restore_guard(guarded, None),
         ):
             with raised("TargetMounted"):
                 act(target)
     finally:
         mount_api.unmount_one(target.text)
-        here.unmount_guard(target)
+        targets.unmount_guard(target)
 
 
 async def test_link_to_a_guard_does_not_reach_the_driver(node: FakeNode) -> None:

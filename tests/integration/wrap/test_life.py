@@ -16,7 +16,6 @@ from tests.integration.wrap.conftest import DEFERRED, SECRETS, Wrapped, node_wit
 from tests.support.co import MIB
 from tests.support.faults.refusals import refused
 from tests.support.probes import probed
-from tests.support.runtimes import fake_handler
 
 pytestmark = pytest.mark.root
 
@@ -128,14 +127,9 @@ async def test_blank_volume_is_formatted_once_for_handler_that_formats_none(
         deferral_keys.RUNTIME_HANDLER: "plain",
         deferral_keys.CREATED_EMPTY: "true",
     }
-    plain = fake_handler.running(
-        fake_handler.FakeHandler(),
-        proxy_socket=node.places.sockets.handlers,
-        endpoint=f"{node.places.root}/plain.sock",
-        name="plain",
-        features=frozenset({volumes.HandlerFeature.READ_ONLY}),
-    )
-    async with plain:
+    endpoint = f"{node.places.root}/plain.sock"
+    features = frozenset({volumes.HandlerFeature.READ_ONLY})
+    async with node.handler(endpoint=endpoint, name="plain", features=features):
         volume, target = await node.published_volume(context=context, mkfs=False)
         made = probed(node.record(target).device)
         assert isinstance(made, signatures.Filesystem)
@@ -222,13 +216,13 @@ async def test_failed_expansion_leaves_a_staged_volume_unpublished(cloud: Wrappe
 
 async def test_secrets_of_a_stage_are_in_no_file(cloud: Wrapped) -> None:
     volume, _ = await cloud.published_volume()
-    found = [
+    files = [
         path
         for place in (cloud.places.kubelet, cloud.places.run)
         for path in Path(place).rglob("*")
         if path.is_file() and b"correct-token" in path.read_bytes()
     ]
-    assert found == []
+    assert files == []
     assert os.stat(cloud.paths(volume).staging).st_mode & 0o7777 == 0o1750
 
 
@@ -250,7 +244,7 @@ async def test_passphrase_of_the_stage_is_for_the_guest_alone(cloud: Wrapped) ->
     assert (mount.encryption, mount.format) == (volumes.Encryption.LUKS, volumes.GuestFormat())
     asked = [*cloud.driver.calls("NodeStageVolume"), *cloud.driver.calls("NodePublishVolume")]
     assert asked
-    assert all("passphrase" not in each.secrets for each in asked)
+    assert all("passphrase" not in request.secrets for request in asked)
     assert asked[0].secrets["token"] == SECRETS["token"]
     assert await asyncio.to_thread(_has_passphrase, cloud.places.root) == []
 

@@ -74,22 +74,22 @@ class Kubelet:
     async def stages(self, volume: Volume) -> str:
         """Until it is staged, the kubelet treats it as not staged, or the pod is deleted."""
         while True:
-            found = await self.call("NodeStageVolume", lambda: self.node.stage(volume))
-            if found == "final":
+            outcome = await self.call("NodeStageVolume", lambda: self.node.stage(volume))
+            if outcome == "final":
                 assert not os.path.lexists(self.node.paths(volume).staging)
-            if found != "uncertain" or self.random_faults.random() < 0.2:
-                return found
+            if outcome != "uncertain" or self.random_faults.random() < 0.2:
+                return outcome
 
     async def publishes(self, volume: Volume, target: str, *, flag: bool) -> str:
         """The same of the publish, for a guest or for the host."""
         while True:
             publish = partial(self.node.publish, volume, target, flag=flag)
-            found = await self.call("NodePublishVolume", publish)
-            if found == "final":
+            outcome = await self.call("NodePublishVolume", publish)
+            if outcome == "final":
                 assert self.node.entry(target) is None
                 assert not os.path.lexists(self.node.paths(volume).leaf(target))
-            if found != "uncertain" or self.random_faults.random() < 0.2:
-                return found
+            if outcome != "uncertain" or self.random_faults.random() < 0.2:
+                return outcome
 
     async def runs(self, volume: Volume, target: str, *, flag: bool) -> None:
         """A guest has it, and the kubelet is restarted: it stages and publishes again, or deletes the pod."""

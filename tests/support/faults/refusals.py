@@ -65,8 +65,10 @@ def _checked(error: grpc.aio.AioRpcError, code: grpc.StatusCode, words: Sequence
     return _has(error.code(), error.details() or "", code, words)
 
 
-def _has(found: grpc.StatusCode, details: str, code: grpc.StatusCode, words: Sequence[str]) -> str:
-    assert found is code, f"{found}: {details}"
+def _has(
+    answered: grpc.StatusCode, details: str, code: grpc.StatusCode, words: Sequence[str]
+) -> str:
+    assert answered is code, f"{answered}: {details}"
     for word in words:
         assert word in details, details
     return details
@@ -85,11 +87,11 @@ async def until_probe(
     identity: csi_pb2_grpc.IdentityAsyncStub = csi_pb2_grpc.IdentityStub(channel)
     async with asyncio.timeout(within_s):
         while True:
-            found, details = grpc.StatusCode.OK, ""
+            answered, details = grpc.StatusCode.OK, ""
             try:
                 await identity.Probe(csi_pb2.ProbeRequest(), timeout=10)
             except grpc.aio.AioRpcError as error:
-                found, details = error.code(), error.details() or ""
-            if found is code:
+                answered, details = error.code(), error.details() or ""
+            if answered is code:
                 assert words in details, details
                 return details

@@ -92,15 +92,15 @@ async def running_shim(
 
 @asynccontextmanager
 async def _process(serve: Callable[..., Any], *arguments: Any) -> AsyncIterator[Killable]:
-    here, there = _context.Pipe()
-    process = _context.Process(target=_run, args=(serve, there, arguments))
+    receiver, ready = _context.Pipe()
+    process = _context.Process(target=_run, args=(serve, ready, arguments))
     await asyncio.to_thread(process.start)
-    there.close()
+    ready.close()
     try:
-        assert await asyncio.to_thread(here.recv) == "serving"
+        assert await asyncio.to_thread(receiver.recv) == "serving"
         yield Killable(process)
     finally:
-        here.close()
+        receiver.close()
         process.kill()
         await asyncio.to_thread(process.join)
         process.close()

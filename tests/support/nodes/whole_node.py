@@ -49,7 +49,7 @@ class GuestCommands:
     async def qemu_pid(self, sandbox: str) -> int:
         """The pid of a sandbox's QEMU."""
         listed = await self.runtime.list()
-        return next(int(each["pid"]) for each in listed if each["sandbox"] == sandbox)
+        return next(int(box["pid"]) for box in listed if box["sandbox"] == sandbox)
 
 
 @dataclass(slots=True)
@@ -99,8 +99,8 @@ class WholeNode(GuestCommands):
 
     async def tidy(self) -> None:
         """Stop all sandboxes; unpublish, unstage and delete the volumes of a test."""
-        for each in await self.runtime.list():
-            await self.runtime.stop(each["sandbox"])
+        for box in await self.runtime.list():
+            await self.runtime.stop(box["sandbox"])
         for volume, target in self.published:
             await self.kubelet.unpublish(volume, target)
         for volume in self.volumes:

@@ -96,7 +96,7 @@ class Forgotten:
         """Check that nothing is touched because one check failed; returns what it says."""
         (result,) = await self.gc()
         missing = [check for check in result.checks if not check.proven]
-        assert [each.name for each in missing] == [name]
+        assert [check.name for check in missing] == [name]
         assert (result.outcome, self.called(), self.kernel.loops) == (
             "kept",
             [],
@@ -209,7 +209,9 @@ async def test_private_directories_of_a_shim_are_not_forgotten(forgotten: Forgot
     private = Path(f"{forgotten.root}/{BASE}/publish/crust-{'a' * 40}/{'b' * 40}")
     private.parent.mkdir()
     private.touch()
-    assert [each.publish.target for each in await forgotten.gc(dry_run=True)] == [forgotten.target]
+    assert [result.publish.target for result in await forgotten.gc(dry_run=True)] == [
+        forgotten.target
+    ]
 
 
 @pytest.mark.parametrize(

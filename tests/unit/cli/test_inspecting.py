@@ -29,7 +29,6 @@ from tests.support.drivers import fake_driver
 from tests.support.nodes import fake_node as nodes
 from tests.support.nodes.fake_node import DRIVER, FakeNode
 from tests.support.nodes.places import Places
-from tests.support.runtimes import fake_handler
 from tests.unit.cli.conftest import crust, invoked
 
 
@@ -47,9 +46,9 @@ async def published(node: FakeNode, volume: str = "vol-1", pod: str = "pod-1") -
 
 async def test_node_that_is_ready_exits_0(node: FakeNode) -> None:
     result = await crust(node, "status", "-o", "json")
-    found = json.loads(result.output)
-    assert (result.exit_code, found["ready"], found["problems"]) == (0, True, [])
-    assert [each["state"] for each in found["drivers"]] == ["ready"]
+    status = json.loads(result.output)
+    assert (result.exit_code, status["ready"], status["problems"]) == (0, True, [])
+    assert [driver["state"] for driver in status["drivers"]] == ["ready"]
 
 
 async def test_driver_that_is_starting_makes_status_exit_1(node: FakeNode) -> None:
@@ -115,10 +114,7 @@ async def test_filters_admit_what_matches_alone(node: FakeNode) -> None:
 async def test_status_exits_1_for_handler_with_unseen_socket(
     places: Places,
 ) -> None:
-    registering = fake_handler.running(
-        fake_handler.FakeHandler(), proxy_socket=places.sockets.handlers, endpoint=places.handler
-    )
-    async with nodes.running(places) as node, registering:
+    async with nodes.running(places) as node, node.handler():
         assert (await crust(node, "handlers")).exit_code == 0
         os.rename(places.handler, f"{places.handler}.elsewhere")
         status = await crust(node, "status")
@@ -149,10 +145,10 @@ async def test_described_volume_has_sandbox_process_times_and_request(node: Fake
     with node.sandbox(target):
         result = await crust(node, "describe", "vol-1", "-o", "json")
         text = (await crust(node, "describe", target)).output
-    (found,) = json.loads(result.output)["volumes"]
-    assert found["claimed_by_pid"] == os.getpid()
-    assert found["published_at"]
-    assert found["request_id"] == request_id != ""
+    (volume,) = json.loads(result.output)["volumes"]
+    assert volume["claimed_by_pid"] == os.getpid()
+    assert volume["published_at"]
+    assert volume["request_id"] == request_id != ""
     comm = Path("/proc/self/comm").read_text().strip()
     for line in (
         f"target        {target}",
@@ -175,9 +171,9 @@ async def test_status_warns_of_other_versions_and_node_stays_ready(
     monkeypatch.setattr("crust.csi_shim.shim_process.crust", mock.Mock(__version__="0.0.9"))
     monkeypatch.setattr("crust.proxy.inspect.crust", mock.Mock(__version__="0.0.8"))
     result = await crust(node, "status", "-o", "json")
-    found = json.loads(result.output)
-    assert (result.exit_code, found["ready"]) == (0, True)
-    assert [each["part"] for each in found["warnings"]] == [
+    status = json.loads(result.output)
+    assert (result.exit_code, status["ready"]) == (0, True)
+    assert [warning["part"] for warning in status["warnings"]] == [
         "the proxy",
         f"the shim of driver {DRIVER}",
     ]
@@ -220,10 +216,10 @@ async def test_watch_prints_each_change_and_ctrl_c_exits_130(node: FakeNode) -> 
         assert process.stdout is not None
         assert json.loads(await process.stdout.readline()) == {"volumes": []}
         await published(node)
-        found = json.loads(await process.stdout.readline())
+        listed = json.loads(await process.stdout.readline())
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 130
-    assert [each["volume_id"] for each in found["volumes"]] == ["vol-1"]
+    assert [volume["volume_id"] for volume in listed["volumes"]] == ["vol-1"]
 
 
 async def test_watch_on_a_terminal_restores_it(node: FakeNode) -> None:
@@ -307,8 +303,8 @@ async def machine(places: Places) -> AsyncIterator[_Machine]:
 async def test_orphan_is_ended_and_its_volume_is_free(machine: _Machine) -> None:
     ended = await machine.end("--yes")
     assert ended.exit_code == 0, ended.output
-    said = f"ended process {machine.process.pid}, sandbox {SANDBOX}: the volume vol-1 is free"
-    assert said in ended.output
+    line = f"ended process {machine.process.pid}, sandbox {SANDBOX}: the volume vol-1 is free"
+    assert line in ended.output
     assert not machine.lives
     assert not claims.is_held(machine.paths)
 

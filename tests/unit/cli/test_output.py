@@ -60,8 +60,8 @@ def test_cell_has_the_style_of_its_text() -> None:
 
 
 def test_document_has_the_names_of_the_fields() -> None:
-    found = json.loads(output.document({"things": [Thing("a", "b", NOW)]}))
-    assert found == {"things": [{"name": "a", "note": "b", "since": NOW.isoformat()}]}
+    document = json.loads(output.document({"things": [Thing("a", "b", NOW)]}))
+    assert document == {"things": [{"name": "a", "note": "b", "since": NOW.isoformat()}]}
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def leaking(root: Path) -> bundle.NodeFiles:
 def contents(path: Path) -> dict[str, bytes]:
     with tarfile.open(path) as file:
         files = [(member.name, file.extractfile(member)) for member in file]
-        return {name.partition("/")[2]: each.read() for name, each in files if each}
+        return {name.partition("/")[2]: content.read() for name, content in files if content}
 
 
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz"])
@@ -204,16 +204,16 @@ async def test_archive_has_all_parts_and_no_secret(
     root: Path, leaking: bundle.NodeFiles, name: str
 ) -> None:
     count = await bundle.write(root / name, bundle.parts(leaking))
-    found = contents(root / name)
-    assert len(found) == count
+    archived = contents(root / name)
+    assert len(archived) == count
     assert {
         "doctor.json", "versions.txt", "journal.txt", "settings/proxy.toml",
         "pool/volumes/p-1/volume.json", "kernel/proc/self/mountinfo",
-    } <= set(found)  # fmt: skip
-    assert b"does not answer" in found["missing.txt"]
-    assert b"pipe.toml is no regular file" in found["missing.txt"]
-    assert b"***" in found["journal.txt"]
-    for text in found.values():
+    } <= set(archived)  # fmt: skip
+    assert b"does not answer" in archived["missing.txt"]
+    assert b"pipe.toml is no regular file" in archived["missing.txt"]
+    assert b"***" in archived["journal.txt"]
+    for text in archived.values():
         assert not [secret for secret in SECRETS if secret.encode() in text]
     assert (root / name).stat().st_mode & 0o777 == 0o600
 
@@ -223,9 +223,9 @@ async def test_archive_of_a_node_has_its_entries_and_status(root: Path, places: 
         await node.co.publish("vol-1", places.target("one"))
         files = bundle.NodeFiles(places.run, f"{root}/state")
         await bundle.write(root / "a.tar.gz", bundle.parts(files))
-    found = contents(root / "a.tar.gz")
-    assert b'"volume_id": "vol-1"' in found["status.json"]
-    assert any(name.startswith("handoff/") for name in found)
+    archived = contents(root / "a.tar.gz")
+    assert b'"volume_id": "vol-1"' in archived["status.json"]
+    assert any(name.startswith("handoff/") for name in archived)
 
 
 @pytest.mark.parametrize(
@@ -257,8 +257,8 @@ async def test_end_of_a_long_file_is_kept(
     (root / "etc" / "proxy.toml").write_text("password=hunter2\nabc\n")
     (root / "etc" / "node.toml").write_text("abc\n")
     await bundle.write(root / "a.tar.gz", bundle.parts(leaking))
-    found = contents(root / "a.tar.gz")
-    assert found["settings/proxy.toml"] == found["settings/node.toml"] == b"abc\n"
+    archived = contents(root / "a.tar.gz")
+    assert archived["settings/proxy.toml"] == archived["settings/node.toml"] == b"abc\n"
 
 
 async def test_bundle_of_disk_that_hangs_ends_and_names_its_files(

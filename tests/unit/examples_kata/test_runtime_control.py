@@ -76,8 +76,8 @@ def line(**changes: Any) -> bytes:
 
 
 async def test_run_returns_output_and_code_and_stops_its_sandbox(endpoint: Endpoint) -> None:
-    said = (values.Output("stdout", b"\0\xff"), values.Output("stderr", b"oh"))
-    endpoint.world.container = FakeContainer(said)
+    output = (values.Output("stdout", b"\0\xff"), values.Output("stderr", b"oh"))
+    endpoint.world.container = FakeContainer(output)
     endpoint.world.container.ended.set()
     seen: list[tuple[str, bytes]] = []
     ended = await endpoint.client.run(run(), lambda stream, data: seen.append((stream, data)))
@@ -220,7 +220,7 @@ async def test_a_kept_sandbox_survives_its_client(endpoint: Endpoint) -> None:
     await reader.readline()
     writer.close()
     await until(endpoint.world.container.killed)
-    assert [each["sandbox"] for each in await endpoint.client.list()] == ["one"]
+    assert [listed["sandbox"] for listed in await endpoint.client.list()] == ["one"]
 
 
 async def test_client_without_daemon_says_how_to_start_it(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ def sandboxes(tmp_path: Path, world: World) -> Sandboxes:
 
 
 def body(world: World) -> RunningVm:
-    (found,) = world.bodies.values()
-    return found
+    (vm,) = world.bodies.values()
+    return vm
 
 
 async def test_freeze_lasts_until_thaw_and_second_thaw_returns_false(
@@ -87,9 +87,9 @@ async def test_limits_set_during_mount_override_those_of_the_record(
     world: World, sandboxes: Sandboxes, step: str
 ) -> None:
     answers = handler.Volumes(sandboxes)
-    found = await sandboxes.get(ONE)
+    one = await sandboxes.get(ONE)
     gate = world.gates[step] = Gate()
-    starting = asyncio.create_task(found.start(RUN))
+    starting = asyncio.create_task(one.start(RUN))
     await until(gate.entered)
     setting = asyncio.create_task(answers.set_limits(TARGET, NEW))
     done, _ = await asyncio.wait((setting, starting), timeout=0)
@@ -104,15 +104,15 @@ async def test_limits_of_a_volume_whose_start_fails_are_refused(
     world: World, sandboxes: Sandboxes
 ) -> None:
     answers = handler.Volumes(sandboxes)
-    found = await sandboxes.get(ONE)
+    one = await sandboxes.get(ONE)
     gate = world.gates["mount"] = Gate()
     world.failures["mount"].append(faults.GuestFilesystemCorrupt("a damaged journal"))
-    starting = asyncio.create_task(found.start(RUN))
+    starting = asyncio.create_task(one.start(RUN))
     await until(gate.entered)
     setting = asyncio.create_task(answers.set_limits(TARGET, NEW))
     gate.opened.set()
     ended = await asyncio.gather(starting, setting, return_exceptions=True)
-    assert [type(each) for each in ended] == [
+    assert [type(result) for result in ended] == [
         faults.GuestFilesystemCorrupt,
         handler.VolumeNotInSandbox,
     ]

@@ -75,7 +75,7 @@ async def test_failed_start_raises_to_all_callers_and_leaves_no_directory(
     sandboxes = daemon(tmp_path, world)
     world.failures["start"].append(faults.VmStartFailed(tmp_path, "no kernel", ""))
     ended = await asyncio.gather(sandboxes.get(ONE), sandboxes.get(ONE), return_exceptions=True)
-    assert [type(each) for each in ended] == [faults.VmStartFailed] * 2
+    assert [type(result) for result in ended] == [faults.VmStartFailed] * 2
     assert not (tmp_path / "sandboxes" / "one").exists()
     await sandboxes.get(ONE)
 
@@ -98,7 +98,7 @@ async def test_second_stop_does_not_remove_a_restarted_sandbox(
 
 async def test_stopping_sandbox_refuses_containers(tmp_path: Path, world: World) -> None:
     sandboxes = daemon(tmp_path, world)
-    found = await sandboxes.get(ONE)
+    one = await sandboxes.get(ONE)
     gate = world.gates["shutdown"] = Gate()
     stopping = asyncio.create_task(sandboxes.stop(ONE))
     await until(gate.entered)
@@ -107,7 +107,7 @@ async def test_stopping_sandbox_refuses_containers(tmp_path: Path, world: World)
     gate.opened.set()
     await stopping
     with pytest.raises(sandbox.SandboxStopping):
-        await found.start(run(TARGET.text))
+        await one.start(run(TARGET.text))
 
 
 async def test_stop_kills_a_guest_that_hangs_during_mount(
@@ -168,7 +168,7 @@ async def test_next_daemon_finishes_an_interrupted_mount(
     assert world.is_locked(TARGET)
     successor = daemon(tmp_path, world)
     await successor.adopt_all()
-    assert [each.target for each in successor.all()[0].held] == [TARGET]
+    assert [volume.target for volume in successor.all()[0].held] == [TARGET]
     assert world.claims[TARGET].states[-1][0] is State.MOUNTED
 
 
@@ -185,9 +185,9 @@ async def adopted(
     await successor.adopt_all()
     await asyncio.sleep(0)  # its own tries have begun to wait
     monkeypatch.setattr(sandbox, "AGAIN_S", 0)
-    found = successor.all()[0]
-    assert (found.held, list(found.mount_failures)) == ((), [TARGET])
-    return successor, found
+    one = successor.all()[0]
+    assert (one.held, list(one.mount_failures)) == ((), [TARGET])
+    return successor, one
 
 
 async def test_volume_of_silent_guest_is_adopted_once_it_answers(
@@ -195,10 +195,10 @@ async def test_volume_of_silent_guest_is_adopted_once_it_answers(
 ) -> None:
     """The pod that has it starts no other container, which would try it again."""
     world.failures["thaw"] = [faults.AgentTimedOut("thaw", 50) for _ in range(2)]
-    successor, found = await adopted(tmp_path, world, monkeypatch)
-    await found.keep_adopting()
-    assert [each.target for each in found.held] == [TARGET]
-    assert (found.mount_failures, world.failures["thaw"]) == ({}, [])
+    successor, one = await adopted(tmp_path, world, monkeypatch)
+    await one.keep_adopting()
+    assert [volume.target for volume in one.held] == [TARGET]
+    assert (one.mount_failures, world.failures["thaw"]) == ({}, [])
     await successor.close()
 
 
@@ -207,9 +207,9 @@ async def test_volume_whose_adoption_is_refused_is_not_tried_again(
 ) -> None:
     refused = errors.Conflict("other options")
     world.failures["thaw"] = [refused]
-    successor, found = await adopted(tmp_path, world, monkeypatch)
-    await found.keep_adopting()
-    assert found.mount_failures == {TARGET: refused}
+    successor, one = await adopted(tmp_path, world, monkeypatch)
+    await one.keep_adopting()
+    assert one.mount_failures == {TARGET: refused}
     await successor.close()
 
 
@@ -248,7 +248,7 @@ async def test_unadoptable_vm_blocks_nobody_and_can_be_stopped(
     world.failures["adopt one"].append(faults.AgentTimedOut("hello", 60))
     successor = daemon(tmp_path, world)
     await successor.adopt_all()
-    assert [each.sandbox_id for each in successor.all()] == [TWO]
+    assert [kept.sandbox_id for kept in successor.all()] == [TWO]
     assert successor.not_adopted() == [ONE]
     with pytest.raises(SandboxNotAdopted, match="did not answer hello"):
         await successor.get(ONE)
@@ -415,7 +415,7 @@ async def test_commands_of_two_daemons_have_different_names(tmp_path: Path, worl
 async def test_nothing_is_claimed_when_one_source_is_no_deferred_volume(
     tmp_path: Path, world: World
 ) -> None:
-    found = await daemon(tmp_path, world).get(ONE)
+    one = await daemon(tmp_path, world).get(ONE)
     with pytest.raises(sandbox.MountSourceNotDeferred, match="/home"):
-        await found.start(run(TARGET.text, "/home"))
+        await one.start(run(TARGET.text, "/home"))
     assert world.claims == {}

@@ -7,7 +7,6 @@ import grpc
 import pytest
 
 from crust.core import errors, volumes
-from crust.core.settings.shim import ShimSettings
 from crust.csi_shim import shim_process
 from crust.proxy import handler_calls
 from crust.rpc import channel
@@ -43,13 +42,8 @@ async def test_statistics_come_from_the_handler_with_the_condition(
 
 async def _stats_of_csi_1_13(node: FakeNode, target: str) -> csi_pb2.NodeGetVolumeStatsResponse:
     """By another shim, whose caller speaks CSI 1.13, where statistics have no condition."""
-    settings = ShimSettings(
-        socket=f"{node.places.root}/1.13.sock",
-        driver_socket=node.places.driver,
-        runtime_socket=node.places.sockets.runtime,
-        csi_profile="1.13",
-        wrap=False,
-    )
+    other = {"socket": f"{node.places.root}/1.13.sock", "csi_profile": "1.13"}
+    settings = node.shim_settings().model_copy(update=other)
     async with shim_process.serving(settings), channel.connect(settings.socket) as caller:
         answer = await Co(caller).stats("vol-1", target, defer_fs_ops=True)
     assert answer.usage

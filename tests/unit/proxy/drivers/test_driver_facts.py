@@ -197,9 +197,11 @@ def test_object_that_does_not_go_with_the_settings_is_told(
     expected: dict[str, bool],
 ) -> None:
     """The value says whether volumes do not get to their pods. Without an object Kubernetes has its defaults."""
-    found = None if spec is None else CSIDriver.model_validate({"spec": spec})
-    mismatches = csi_driver_objects.compare(name, found, default=default, attaches=attaches)
-    errors = {each.what.partition(" ")[0]: each.level is Level.ERROR for each in mismatches}
+    declared = None if spec is None else CSIDriver.model_validate({"spec": spec})
+    mismatches = csi_driver_objects.compare(name, declared, default=default, attaches=attaches)
+    errors = {
+        mismatch.what.partition(" ")[0]: mismatch.level is Level.ERROR for mismatch in mismatches
+    }
     assert errors == expected
     for mismatch in mismatches:
         assert name in mismatch.what
