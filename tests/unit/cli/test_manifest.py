@@ -171,7 +171,7 @@ def test_wrapped_driver_can_be_served_beside_our_own(tmp_path: Path) -> None:
     text += 'socket = "/var/lib/kubelet/plugins/block.csi.crust.dev/csi.sock"\n'
     text += 'backend = "/run/crust/shim/csi.sock"\n[[shim]]\n[[shim]]\n'
     text += 'socket = "/run/crust/shim-example/csi.sock"\n'
-    text += 'driver_socket = "/var/lib/kubelet/plugins/csi.example.com/inner.sock"\n[driver]\n'
+    text += 'driver_socket = "/var/lib/kubelet/plugins/csi.example.com-inner/csi.sock"\n[driver]\n'
     assert ("CSIDriver", "block.csi.crust.dev") in made(config(tmp_path, text))
 
 
