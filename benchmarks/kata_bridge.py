@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import figures, records
+from benchmarks import figures, machine, records
 from crust.core import volumes
 from crust.handoff import claims
 from crust.handoff.store import Store
@@ -190,9 +190,9 @@ def _unpublish(proxy: testing.FakeProxy, target: str) -> None:
 
 async def _at_rest(pid: int) -> dict[str, figures.Samples]:
     await asyncio.sleep(10)  # what was begun ends
-    began_ns, began_s = _ran_ns(pid), time.monotonic()
+    busy_s, began_s = machine.processor_s(pid), time.monotonic()
     await asyncio.sleep(REST_S)
-    percent = (_ran_ns(pid) - began_ns) / 1e7 / (time.monotonic() - began_s)
+    percent = 100 * (machine.processor_s(pid) - busy_s) / (time.monotonic() - began_s)
     return {
         REST: figures.Samples.of("%", [percent]),
         **_memory(pid),
@@ -205,9 +205,3 @@ def _memory(pid: int) -> dict[str, figures.Samples]:
     return {
         what: figures.Samples.of("MiB", [kib[f"{name}:"] / 1024]) for name, what in MEMORY.items()
     }
-
-
-def _ran_ns(pid: int) -> int:
-    """The processor time of the threads that live; none ends at rest."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)

@@ -3,6 +3,7 @@
 import datetime
 import os
 import platform
+import time
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -32,6 +33,11 @@ def describe() -> Description:
         grpc=metadata.version("grpcio"),
         taken_on=datetime.datetime.now(datetime.UTC).date().isoformat(),
     )
+
+
+def processor_s(pid: int) -> float:
+    """The processor time of a process so far, its ended threads included: clock_getcpuclockid(3)."""
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 def _processor() -> str:

@@ -7,7 +7,6 @@ calls: without pauses the processes keep one another awake, and a hop looks chea
 
 import asyncio
 import contextlib
-import os
 import random
 import socket
 import time
@@ -17,7 +16,7 @@ from typing import TypeVar
 
 import grpc.aio
 
-from benchmarks import figures, node
+from benchmarks import figures, machine, node
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.kata.demo.kubelet import Kubelet
@@ -36,7 +35,6 @@ PUBLISH, DEFERRED = "NodePublishVolume", "deferred NodePublishVolume"
 PAUSE_S = (0.05, 0.2)
 
 W = TypeVar("W", bound="Way")
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,16 +238,16 @@ async def _node(paths: NodePaths) -> AsyncIterator[tuple[Kubelet, Process]]:
 async def _polling(way: _Way, pid: int) -> float:
     """The share of a core, in per cent, that takes what a kubelet asks about 200 volumes in a minute."""
     await way.co.publish(way.volume, way.co.target("host"), defer=False)
-    before_s = _cpu_s(pid)
+    before_s = machine.processor_s(pid)
     began_s = time.monotonic()
     for _ in range(POLLS):
         await capabilities(way)
         await _stats(way)
         await asyncio.sleep(0.02)
-    busy_s, elapsed_s = _cpu_s(pid) - before_s, time.monotonic() - began_s
-    before_s = _cpu_s(pid)
+    busy_s, elapsed_s = machine.processor_s(pid) - before_s, time.monotonic() - began_s
+    before_s = machine.processor_s(pid)
     await asyncio.sleep(elapsed_s)
-    idle_s = _cpu_s(pid) - before_s
+    idle_s = machine.processor_s(pid) - before_s
     await way.co.unpublish(way.volume, way.co.target("host"))
     return (busy_s - idle_s) / 60 * 100 + idle_s / elapsed_s * 100
 
@@ -278,9 +276,3 @@ def _resident_mib(pid: int) -> float:
     with open(f"/proc/{pid}/status", encoding="ascii") as file:
         line = next(line for line in file if line.startswith("VmRSS"))
     return int(line.split()[1]) / 1024
-
-
-def _cpu_s(pid: int) -> float:
-    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
