@@ -4,12 +4,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.support.nodes.node import PARTS
 from tests.support.nodes.places import Places
-from tests.support.nodes.served_node import BlockNode, started
+from tests.support.nodes.served_node import ONE_PROCESS, BlockNode, started
 
 
 @pytest.fixture(params=["processes", "node"])
 async def chain(request: pytest.FixtureRequest, places: Places) -> AsyncIterator[BlockNode]:
     """A node that serves, its parts in processes of their own or in one."""
-    async with started(BlockNode(places, is_one_process=request.param == "node")) as running_chain:
+    parts = ONE_PROCESS if request.param == "node" else PARTS
+    async with started(BlockNode(places, parts=parts)) as running_chain:
         yield running_chain

@@ -22,7 +22,7 @@ from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import capability
 from tests.support.faults.refusals import refused
 from tests.support.memory_csi.node import Mounts
-from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.fake_node import node_on
 from tests.support.nodes.places import Places
 from tests.support.nodes.served_node import BlockNode
 
@@ -209,7 +209,7 @@ async def test_raw_publish_of_an_earlier_proxy_is_seen(
     target, block = places.target("one"), capability(block=True)
     for began in (False, True):
         async with (
-            nodes.running_on(ext4_device.path, places, DeviceNodes(ext4_device.path)) as node,
+            node_on(ext4_device.path, places, DeviceNodes(ext4_device.path)) as node,
             node.handler(),
         ):
             if began:

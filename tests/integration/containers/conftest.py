@@ -25,6 +25,7 @@ from tests.support.nodes.served_node import BlockNode
 
 ANSWER_S = 120.0
 """The deadline of a call, on a machine that does other work too."""
+PODS = ("driver", "shim", "proxy")
 CAPABILITY = capability(mode="SINGLE_NODE_MULTI_WRITER")
 
 
@@ -54,11 +55,7 @@ class Pods(BlockNode):
 
     containerd: Containerd = field(kw_only=True)
     image: Path | None = None
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """All but a handler: a test has one that it chooses."""
-        return (*self.processes, "calls")
+    parts: tuple[str, ...] = field(default=(*PODS, "calls"), kw_only=True)
 
     @property
     def root(self) -> Path:
@@ -85,7 +82,7 @@ class Pods(BlockNode):
         return self.containerd.run(name or program, line, binds, self.image)
 
     def part(self, name: str) -> AbstractAsyncContextManager[Any]:
-        return self._pod(name) if name in self.processes else super().part(name)
+        return self._pod(name) if name in PODS else super().part(name)
 
     @asynccontextmanager
     async def _pod(self, program: str) -> AsyncIterator[Container]:

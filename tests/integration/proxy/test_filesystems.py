@@ -26,8 +26,7 @@ from tests.integration.conftest import MakeDevice
 from tests.support.co import capability
 from tests.support.drivers.fake_driver import MIB
 from tests.support.faults.refusals import refused
-from tests.support.nodes import fake_node as nodes
-from tests.support.nodes.fake_node import FakeNode
+from tests.support.nodes.fake_node import FakeNode, node_on
 from tests.support.nodes.places import Places
 from tests.support.probes import probed
 from tests.support.raised import raised
@@ -60,7 +59,7 @@ async def node(
 ) -> AsyncIterator[FakeNode]:
     """A node whose driver has one volume that was created empty, and whose handler offers no FORMAT."""
     async with (
-        nodes.running_on(device.path, places, filesystems=filesystems) as running,
+        node_on(device.path, places, filesystems=filesystems) as running,
         running.handler(
             features=ALL_FEATURES - {HandlerFeature.FORMAT}, filesystems=frozenset(FILESYSTEMS)
         ),

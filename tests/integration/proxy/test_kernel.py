@@ -23,8 +23,7 @@ from crust.wire.v1 import inspect_pb2
 from tests.support.drivers.fake_driver import MIB
 from tests.support.faults.refusals import refused
 from tests.support.kubelet import sub_paths
-from tests.support.nodes import fake_node as nodes
-from tests.support.nodes.fake_node import FakeNode
+from tests.support.nodes.fake_node import FakeNode, node_on
 from tests.support.nodes.places import Places
 from tests.support.raised import raised
 
@@ -35,7 +34,7 @@ Code = grpc.StatusCode
 @pytest.fixture
 async def node(places: Places, ext4_device: loop.LoopDevice) -> AsyncIterator[FakeNode]:
     """A node whose driver defers with the loop device, on the kernel's own mounts and devices."""
-    async with nodes.running_on(ext4_device.path, places) as running, running.handler():
+    async with node_on(ext4_device.path, places) as running, running.handler():
         yield running
 
 

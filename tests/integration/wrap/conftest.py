@@ -24,8 +24,9 @@ from tests.support.co import capability, publish_request, stage_request
 from tests.support.drivers import remnants, vendor_driver
 from tests.support.drivers.vendor_driver import NAMES
 from tests.support.nodes import proxy_process
+from tests.support.nodes.node import PARTS
 from tests.support.nodes.places import Places
-from tests.support.nodes.served_node import ServedNode, started
+from tests.support.nodes.served_node import ONE_PROCESS, ServedNode, started
 
 ATTACHING = {"cloud", "stateful"}
 """Drivers that attach in ControllerPublishVolume, and stage."""
@@ -51,8 +52,6 @@ class Wrapped(ServedNode):
     driver: vendor_driver.VendorDriver = field(kw_only=True)
     """A process, which ends and starts by its own methods."""
     wrapping: Wrapping = field(kw_only=True)
-
-    processes = ("proxy", "shim")
 
     def tables(self) -> dict[str, Any]:
         shim = {
@@ -278,7 +277,7 @@ async def node_with(
             driver=driver,
             driver_name=NAMES[kind],
             wrapping=Wrapping(places.kubelet, default),
-            is_one_process=is_one_process,
+            parts=ONE_PROCESS if is_one_process else PARTS[1:],
         )
         async with started(node):
             try:

@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -18,6 +18,7 @@ from tests.support.co import MIB, MODE, capability
 from tests.support.drivers import without_deferral
 from tests.support.drivers.vendor_driver import NAMES
 from tests.support.faults.refusals import refused
+from tests.support.nodes.node import PARTS
 from tests.support.nodes.places import Places
 from tests.support.nodes.served_node import BlockNode, started
 
@@ -30,7 +31,7 @@ NEVER = {"crust.dev/defer": "never"}
 class OwnNode(BlockNode):
     """A node with our driver, of which a CO sees either version."""
 
-    processes = ("newer", "driver", "proxy", "shim")
+    parts: tuple[str, ...] = field(default=("newer", *PARTS), kw_only=True)
 
     def part(self, name: str) -> AbstractAsyncContextManager[Any]:
         if name == "newer":

@@ -27,7 +27,7 @@ from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.vm.machine import Machine
 from tests.support.ceph.image_claims import as_admin
 from tests.support.co import NAMED, capability
-from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.places import Places
 from tests.support.nodes.whole_node import GuestCommands
 
@@ -99,7 +99,7 @@ class ImageNode(GuestCommands):
     """One node, by its name."""
 
     name: str
-    node: nodes.FakeNode
+    node: FakeNode
     runtime: Client
     options: daemon.Options
 
@@ -154,7 +154,7 @@ class ImageNode(GuestCommands):
 async def image_node(name: str, storage: Storage) -> AsyncIterator[ImageNode]:
     """The node, while the block runs; its sandboxes are stopped at the end."""
     with tempfile.TemporaryDirectory(prefix="crust-i-") as root:
-        async with nodes.running(Places.make(root), grace_s=20) as node:
+        async with FakeNode(Places.make(root), grace_s=20) as node:
             node.driver.alter = storage.answer
             node.driver.format = volumes.GuestFormat()
             kata_run = Path(root) / "kata"

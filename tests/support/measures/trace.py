@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import crust
 from tests.support.drivers.block_driver import Bench
-from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.places import Places
 
 CRUST = f"{os.path.dirname(crust.__file__)}/"
@@ -106,7 +106,7 @@ class Trace:
 
 async def through_proxy_and_shim(trace: Trace, root: str) -> None:
     """A first deferred publish of a volume, over sockets, with a fake driver and no kernel."""
-    async with nodes.running(Places.make(root)) as node, node.handler():
+    async with FakeNode(Places.make(root)) as node, node.handler():
         for number in range(3):
             target = node.places.target(f"earlier-{number}")
             await node.co.publish(f"vol-{number}", target)

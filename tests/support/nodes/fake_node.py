@@ -25,9 +25,10 @@ DRIVER = "csi.example.com"
 
 @dataclass
 class FakeNode(Node):
-    """A node whose driver is fake; its driver's state outlives the part "driver"."""
+    """A node whose driver is fake, and its state outlives the part "driver"; a test chooses its handlers."""
 
     driver_name: str = field(default=DRIVER, kw_only=True)
+    parts: tuple[str, ...] = field(default=("driver", "proxy", "shim", "calls"), kw_only=True)
     driver: FakeDriver = field(default_factory=FakeDriver, kw_only=True)
     targets: Any = field(default=None, kw_only=True)
     devices: Any = field(default=None, kw_only=True)
@@ -85,22 +86,7 @@ class FakeNode(Node):
             yield fake, gate
 
 
-@asynccontextmanager
-async def running(places: Places, *parts: str, **fields: Any) -> AsyncIterator[FakeNode]:
-    """A node with these parts, or with all but a handler, while the block runs; `fields` are those of `FakeNode`."""
-    node = FakeNode(places, **fields)
-    try:
-        await node.start(*(parts or ("driver", "proxy", "shim", "calls")))
-        yield node
-    finally:
-        await node.stop()
-
-
-def running_on(
-    device: str, places: Places, mounts: Mounts | None = None, **fields: Any
-) -> AbstractAsyncContextManager[FakeNode]:
-    """As `running`, on the real kernel: each volume of the driver is the device."""
-    driver = FakeDriver(device=device, mounts=mounts)
-    return running(
-        places, driver=driver, targets=Targets([places.kubelet]), devices=devices, **fields
-    )
+def node_on(device: str, places: Places, mounts: Mounts | None = None, **fields: Any) -> FakeNode:
+    """A node on the real kernel: each volume of its driver is the device."""
+    driver, targets = FakeDriver(device=device, mounts=mounts), Targets([places.kubelet])
+    return FakeNode(places, driver=driver, targets=targets, devices=devices, **fields)

@@ -6,7 +6,7 @@ Each part starts, ends and starts again alone. A subclass gives the part "driver
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc.aio
 
@@ -31,6 +31,7 @@ from tests.support.co import Co
 from tests.support.nodes.places import Places
 from tests.support.runtimes import fake_handler
 
+PARTS = ("driver", "proxy", "shim", "handler", "calls")
 Value = TypeVar("Value")
 
 
@@ -59,16 +60,22 @@ class Node:
     backend: str = field(default="", kw_only=True)
     """The socket that the proxy calls; empty: the shim's."""
     kubernetes: KubernetesSettings | None = field(default=None, kw_only=True)
+    parts: tuple[str, ...] = field(default=PARTS, kw_only=True)
+    """The parts that a start without names starts, bottom up."""
     threads: Workers | None = field(default=None, kw_only=True)
     """The proxy's pool; None: one of its own."""
     _running: dict[str, _Running] = field(default_factory=dict, init=False)
 
-    processes: ClassVar[tuple[str, ...]] = ("driver", "proxy", "shim")
+    async def __aenter__(self) -> Self:
+        """Start the node; what has started ends if another part fails."""
+        async with AsyncExitStack() as started:
+            started.push_async_callback(self.stop)
+            await self.start()
+            started.pop_all()
+        return self
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The names of all parts, bottom up."""
-        return (*self.processes, "handler", "calls")
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
     def part(self, name: str) -> AbstractAsyncContextManager[Any]:
         """A part, which serves while the block runs."""
@@ -91,7 +98,7 @@ class Node:
         return value
 
     async def start(self, *names: str) -> None:
-        """Start these parts in this order, or all."""
+        """Start these parts in this order, or those of the node."""
         for name in names or self.parts:
             await self.enter(name, self.part(name))
 
@@ -103,7 +110,7 @@ class Node:
                 stack.push_async_callback(self._running.pop(name).ends.aclose)
 
     async def restart(self, *names: str) -> None:
-        """End these parts or all, and start them: they forget what they had in memory."""
+        """End these parts or all, and start these or those of the node: they forget what they had in memory."""
         await self.stop(*names)
         await self.start(*names)
 

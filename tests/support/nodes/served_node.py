@@ -25,6 +25,8 @@ from tests.support.co import MODE, NAMED, capability
 from tests.support.drivers import remnants
 from tests.support.nodes.node import Node
 
+ONE_PROCESS = ("node", "handler", "calls")
+"""The parts of a node whose driver, proxy and shim are `crust node`: then the shim cannot end alone."""
 Started = TypeVar("Started", bound="ServedNode")
 Answer = TypeVar("Answer")
 
@@ -33,17 +35,11 @@ Answer = TypeVar("Answer")
 class ServedNode(Node):
     """A node, and what its CO has to end."""
 
-    is_one_process: bool = field(default=False, kw_only=True)
-    """Whether proxy, shim and driver are `crust node`: then the shim cannot end alone."""
     grace_s: float = field(default=10, kw_only=True)
     created: dict[str, None] = field(default_factory=dict, init=False)
     staged: dict[tuple[str, str], None] = field(default_factory=dict, init=False)
     published: dict[str, str] = field(default_factory=dict, init=False)
     """What the CO has to end: volumes, volume and staging path of each stage, the volume of each target."""
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("node", "handler", "calls") if self.is_one_process else super().parts
 
     def part(self, name: str) -> AbstractAsyncContextManager[Any]:
         if name == "node":
@@ -197,9 +193,8 @@ def _unless_final(kept: dict[Any, Any], key: object, value: object) -> Iterator[
 async def started(node: Started) -> AsyncIterator[Started]:
     """The node while the block runs. Everything below its root goes at the end, also after a failed test."""
     try:
-        await node.start()
-        yield node
-        await node.take_down()
+        async with node:
+            yield node
+            await node.take_down()
     finally:
-        await node.stop()
         await asyncio.to_thread(remnants.remove, node.places.root)

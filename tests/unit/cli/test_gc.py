@@ -16,7 +16,6 @@ from crust.cli.gc import collect
 from crust.cli.gc.kernel import Kernel, Users
 from crust.host.block.holders import DeviceInUse, Holder
 from tests.support.drivers.fake_driver import FakeDriver
-from tests.support.nodes import fake_node as nodes
 from tests.support.nodes.fake_node import DRIVER, FakeNode
 from tests.support.nodes.places import Places
 
@@ -122,7 +121,7 @@ async def forgotten(places: Places) -> AsyncIterator[Forgotten]:
     data.write_text(json.dumps({"driverName": DRIVER, "volumeHandle": VOLUME}))
     old(os.path.dirname(target), os.path.dirname(mapped), data)
     kernel = FakeKernel(mounted={target, mapped}, loops={mapped: LOOP})
-    async with nodes.running(places, driver=FakeDriver()) as node, node.handler():
+    async with FakeNode(places, driver=FakeDriver()) as node, node.handler():
         yield Forgotten(
             node, kernel, places.kubelet, target, mapped, f"{base}/staging/{PV}", data
         )  # fmt: skip

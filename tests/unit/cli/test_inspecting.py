@@ -26,7 +26,6 @@ from crust.handoff import claims, layout
 from crust.runtime_handler import keepers
 from tests.support.co import NAMED
 from tests.support.drivers import fake_driver
-from tests.support.nodes import fake_node as nodes
 from tests.support.nodes.fake_node import DRIVER, FakeNode
 from tests.support.nodes.places import Places
 from tests.unit.cli.conftest import crust, invoked
@@ -34,7 +33,7 @@ from tests.unit.cli.conftest import crust, invoked
 
 @pytest_asyncio.fixture
 async def node(places: Places) -> AsyncIterator[FakeNode]:
-    async with nodes.running(places, driver=fake_driver.FakeDriver()) as running, running.handler():
+    async with FakeNode(places, driver=fake_driver.FakeDriver()) as running, running.handler():
         yield running
 
 
@@ -63,7 +62,7 @@ async def test_driver_that_is_starting_makes_status_exit_1(node: FakeNode) -> No
 
 
 async def test_status_without_handler_exits_1_with_advice(places: Places) -> None:
-    async with nodes.running(places) as node:
+    async with FakeNode(places) as node:
         result = await crust(node, "status")
     assert result.exit_code == 1
     assert "HandlerNotRegistered" in result.output
@@ -71,7 +70,7 @@ async def test_status_without_handler_exits_1_with_advice(places: Places) -> Non
 
 
 async def test_driver_that_is_away_is_named_without_grpcs_words(places: Places) -> None:
-    async with nodes.running(places, backend=f"{places.root}/nobody.sock") as node:
+    async with FakeNode(places, backend=f"{places.root}/nobody.sock") as node:
         result = await crust(node, "drivers")
     assert result.exit_code == 1
     assert "the socket does not exist; start crust-shim" in result.output
@@ -114,7 +113,7 @@ async def test_filters_admit_what_matches_alone(node: FakeNode) -> None:
 async def test_status_exits_1_for_handler_with_unseen_socket(
     places: Places,
 ) -> None:
-    async with nodes.running(places) as node, node.handler():
+    async with FakeNode(places) as node, node.handler():
         assert (await crust(node, "handlers")).exit_code == 0
         os.rename(places.handler, f"{places.handler}.elsewhere")
         status = await crust(node, "status")
@@ -284,7 +283,7 @@ def _process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest_asyncio.fixture
 async def machine(places: Places) -> AsyncIterator[_Machine]:
-    async with nodes.running(places, driver=fake_driver.FakeDriver()) as node, node.handler():
+    async with FakeNode(places, driver=fake_driver.FakeDriver()) as node, node.handler():
         target = places.target("pod-1")
         await node.co.publish("vol-1", target)
         path = volumes.TargetPath.parse(target)

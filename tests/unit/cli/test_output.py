@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from crust.cli import bundle, explain, main, output
 from crust.cli.inspecting import views
-from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.places import Places
 from tests.unit.cli.conftest import invoked
 
@@ -219,7 +219,7 @@ async def test_archive_has_all_parts_and_no_secret(
 
 
 async def test_archive_of_a_node_has_its_entries_and_status(root: Path, places: Places) -> None:
-    async with nodes.running(places) as node, node.handler():
+    async with FakeNode(places) as node, node.handler():
         await node.co.publish("vol-1", places.target("one"))
         files = bundle.NodeFiles(places.run, f"{root}/state")
         await bundle.write(root / "a.tar.gz", bundle.parts(files))

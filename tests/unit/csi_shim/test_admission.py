@@ -23,7 +23,7 @@ from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import Co, capability, publish_request
 from tests.support.drivers.fake_driver import MIB, FakeDriver
 from tests.support.faults.refusals import refused
-from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.places import Places
 from tests.support.raised import raised
 
@@ -303,7 +303,7 @@ async def kubelet(places: Places) -> AsyncIterator[Kubelet]:
     driver.node_rpcs = [RPC.STAGE_UNSTAGE_VOLUME]
     wrapping = Wrapping(places.kubelet)
     async with (
-        nodes.running(places, "driver", "shim", driver=driver, wrapping=wrapping),
+        FakeNode(places, parts=("driver", "shim"), driver=driver, wrapping=wrapping),
         channel.connect(places.shim) as shim,
     ):
         yield Kubelet(driver, places, Co(shim))

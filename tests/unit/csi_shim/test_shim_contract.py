@@ -29,7 +29,7 @@ from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import Co, capability, publish_request
 from tests.support.drivers.fake_driver import Failure, FakeDriver
 from tests.support.faults.refusals import refused, until_probe
-from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.places import Places
 from tests.support.raised import raised
 
@@ -52,7 +52,7 @@ class Shim:
 async def shim(places: Places) -> AsyncIterator[Shim]:
     driver = FakeDriver()
     async with (
-        nodes.running(places, "driver", "shim", driver=driver),
+        FakeNode(places, parts=("driver", "shim"), driver=driver),
         channel.connect(places.shim) as caller,
     ):
         yield Shim(driver, Co(caller, metadata=extensions.METADATA))
@@ -163,7 +163,7 @@ async def small_shim(places: Places, hang: Hang) -> AsyncIterator[tuple[Daemon, 
     threads, driver = Workers("the shim at /s", limit=_THREADS), FakeDriver(defers=False)
     wrapping = Wrapping(places.kubelet)
     async with (
-        nodes.running(places, "driver", driver=driver, wrapping=wrapping) as node,
+        FakeNode(places, parts=("driver",), driver=driver, wrapping=wrapping) as node,
         shim_process.serving(node.shim_settings(), threads=threads) as daemon,
         channel.connect(places.shim) as co,
     ):

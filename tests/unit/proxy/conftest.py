@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.fake_targets import GUARD
 from tests.support.nodes.places import Places
 from tests.support.nodes.tables import Bench
 
 
 @pytest.fixture
-async def node(places: Places) -> AsyncIterator[nodes.FakeNode]:
-    async with nodes.running(places) as running:
+async def node(places: Places) -> AsyncIterator[FakeNode]:
+    async with FakeNode(places) as running:
         yield running
 
 
 @pytest.fixture
-async def kata(node: nodes.FakeNode) -> AsyncIterator[nodes.FakeNode]:
+async def kata(node: FakeNode) -> AsyncIterator[FakeNode]:
     """A node with one handler that has all features."""
     async with node.handler():
         yield node
@@ -36,7 +36,7 @@ def target(places: Places) -> str:
 
 
 @pytest.fixture
-async def published(kata: nodes.FakeNode, target: str) -> str:
+async def published(kata: FakeNode, target: str) -> str:
     """The target at which "vol-1" is deferred."""
     await kata.co.publish("vol-1", target)
     return target

@@ -21,7 +21,6 @@ from crust.rpc.serving import server, worker_watch
 from crust.wire.v1 import inspect_pb2
 from tests.support.co import Co
 from tests.support.faults.refusals import refused, until_probe
-from tests.support.nodes import fake_node as nodes
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.places import Places
 
@@ -39,7 +38,7 @@ async def test_removed_socket_is_shown_and_fails_the_probe(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "CHECK_S", 0.01)
-    async with nodes.running(places) as node:
+    async with FakeNode(places) as node:
         await node.co.is_ready()
         assert (await show.answer(places.run, show.status)).names == ("handlers",)
         os.unlink(places.sockets.runtime)
@@ -83,7 +82,7 @@ async def test_proxy_whose_looks_at_claims_hang_is_unhealthy(
 ) -> None:
     monkeypatch.setattr(worker_watch, "CHECK_S", 0.01)
     reads, threads = HangingReads(monkeypatch), Workers("the proxy", limit=2)
-    async with nodes.running(places, threads=threads) as node, node.handler():
+    async with FakeNode(places, threads=threads) as node, node.handler():
         targets = [places.target(name) for name in ("one", "two")]
         for number, target in enumerate(targets):
             await node.co.publish(f"vol-{number}", target)
@@ -210,7 +209,7 @@ async def test_statistics_have_one_request_id_as_far_as_the_handler(
 
 
 async def test_driver_that_is_away_is_named(places: Places, stream: io.StringIO) -> None:
-    async with nodes.running(places, "shim"), channel.connect(places.shim) as to_shim:
+    async with FakeNode(places, parts=("shim",)), channel.connect(places.shim) as to_shim:
         await refused(
             Co(to_shim).unpublish("vol-1", "/t"),
             grpc.StatusCode.UNAVAILABLE,

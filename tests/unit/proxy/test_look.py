@@ -18,7 +18,6 @@ from crust.proxy.table import Event, Events
 from crust.proxy.target import Guard
 from crust.wire.v1 import inspect_pb2
 from tests.support.faults.refusals import refused
-from tests.support.nodes import fake_node as nodes
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.fake_targets import GUARD
 from tests.support.nodes.places import Places
@@ -105,10 +104,10 @@ async def test_lost_guard_is_restored_with_the_group_that_was_seen(
 
 async def test_guard_lost_before_its_group_is_reported(places: Places, target: str) -> None:
     """The first look of a proxy that was started finds the target open."""
-    async with nodes.running(places) as node, node.handler():
+    async with FakeNode(places) as node, node.handler():
         await node.co.publish("vol-1", target)
     os.unlink(f"{target}/{GUARD}")
-    async with nodes.running(places, driver=node.driver) as node, node.handler():
+    async with FakeNode(places, driver=node.driver) as node, node.handler():
         async with _events(node) as next_of:
             while (await _look(node)) != [f"group of {target}"]:
                 pass  # the first look has restored it, or is about to

@@ -18,7 +18,6 @@ from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import capability, publish_request
 from tests.support.drivers.fake_driver import Failure, Gate, device_of
 from tests.support.faults.refusals import refused, until
-from tests.support.nodes import fake_node as nodes
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.fake_targets import FakeDevices
 from tests.support.nodes.places import Places
@@ -182,7 +181,7 @@ class FullProcess(FakeDevices):
 
 
 async def test_raw_target_that_cannot_be_seen_is_not_free(places: Places) -> None:
-    async with nodes.running(places, devices=FullProcess()) as node, node.handler():
+    async with FakeNode(places, devices=FullProcess()) as node, node.handler():
         request = raw_request(node, "raw", "vol-1")
         node.driver.failures["NodeUnpublishVolume"] = Failure(Code.INTERNAL, "stuck")
         await refused(
@@ -197,7 +196,7 @@ async def test_raw_publish_of_an_earlier_process_is_known(places: Places) -> Non
     target = f"{places.kubelet}/{PUBLISH}/pvc-1/uid-1"
     os.makedirs(target)
     devices = FakeDevices(nodes={target: device_of("vol-1")})
-    async with nodes.running(places, devices=devices) as node, node.handler():
+    async with FakeNode(places, devices=devices) as node, node.handler():
         await refused(
             node.co.publish("vol-1", places.target("one")), Code.FAILED_PRECONDITION, target
         )

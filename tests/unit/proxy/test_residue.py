@@ -20,7 +20,6 @@ from tests.support.co import NAMED
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Failure, Gate
 from tests.support.faults.refusals import refused, repeated, until
-from tests.support.nodes import fake_node as nodes
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.places import Places
 
@@ -40,9 +39,9 @@ def _other_filesystem(kata: FakeNode) -> None:
 async def test_retry_of_a_standing_publish_needs_no_handler(places: Places, target: str) -> None:
     """The answer was lost, the proxy was started again, and the handler is not back in time."""
     driver = fake_driver.FakeDriver()
-    async with nodes.running(places, driver=driver) as node, node.handler():
+    async with FakeNode(places, driver=driver) as node, node.handler():
         await node.co.publish("vol-1", target)
-    async with nodes.running(places, driver=driver) as node:
+    async with FakeNode(places, driver=driver) as node:
         await node.co.publish("vol-1", target)
         node.check_published("vol-1", target)
         assert node.record(target).handler == "kata"
@@ -64,10 +63,10 @@ async def test_drivers_already_exists_is_final_only_for_other_arguments(
 
 async def test_downgraded_driver_ends_no_standing_publish(places: Places, target: str) -> None:
     driver = fake_driver.FakeDriver()
-    async with nodes.running(places, driver=driver) as node, node.handler():
+    async with FakeNode(places, driver=driver) as node, node.handler():
         await node.co.publish("vol-1", target)
     driver.defers = False
-    async with nodes.running(places, driver=driver) as node, node.handler():
+    async with FakeNode(places, driver=driver) as node, node.handler():
         await refused(node.co.publish("vol-1", target), Code.UNAVAILABLE, "DEFER_FS_OPS")
         node.check_published("vol-1", target)
 
@@ -140,10 +139,10 @@ async def test_lost_attempt_is_final_only_if_undone(places: Places, target: str,
     """The driver did its work, and the proxy was started again before it heard so."""
     driver = fake_driver.FakeDriver()
     driver.failures_after["NodePublishVolume"] = Failure(Code.UNAVAILABLE, "lost")
-    async with nodes.running(places, driver=driver) as node, node.handler():
+    async with FakeNode(places, driver=driver) as node, node.handler():
         await refused(node.co.publish("vol-1", target), Code.UNAVAILABLE, "lost")
         assert target in driver.published
-    async with nodes.running(places, driver=driver) as node:
+    async with FakeNode(places, driver=driver) as node:
         if then == "no handler":
             await refused(node.co.publish("vol-1", target), Code.UNAVAILABLE, "none is registered")
             assert target in driver.published

@@ -18,9 +18,8 @@ from crust.rpc import channel
 from tests.support.co import NAMED
 from tests.support.drivers import fake_driver
 from tests.support.faults.refusals import refused, repeated, until
-from tests.support.nodes import fake_node as nodes
 from tests.support.nodes import proxy_process
-from tests.support.nodes.fake_node import FakeNode
+from tests.support.nodes.fake_node import DRIVER, FakeNode
 from tests.support.nodes.places import Places
 from tests.support.runtimes import fake_handler
 
@@ -38,7 +37,7 @@ def flags(places: Places, **changes: str) -> list[str]:
         "run-dir": places.run,
         "volumes-root": places.volumes,
         "target-root": places.kubelet,
-        "driver": f"{nodes.DRIVER},{places.csi},{places.shim}",
+        "driver": f"{DRIVER},{places.csi},{places.shim}",
     }
     options = [f"--{name}={value}" for name, value in {**given, **changes}.items()]
     return ["proxy", "--no-check-propagation", *options]
@@ -138,20 +137,20 @@ Code = grpc.StatusCode
 @pytest.mark.spec("D-14")
 async def test_restarted_proxy_needs_no_flag(places: Places, target: str) -> None:
     driver = fake_driver.FakeDriver()
-    async with nodes.running(places, driver=driver) as node, node.handler():
+    async with FakeNode(places, driver=driver) as node, node.handler():
         await node.co.publish("vol-1", target)
     with fake_handler.sandbox(places.volumes, target):
-        async with nodes.running(places, driver=driver) as node, node.handler():
+        async with FakeNode(places, driver=driver) as node, node.handler():
             assert (await node.co.stats("vol-1", target)).usage[0].total == 1000
             await node.co.expand("vol-1", target, 1)
             await refused(node.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, "sandbox-1")
-    async with nodes.running(places, driver=driver) as node:
+    async with FakeNode(places, driver=driver) as node:
         await node.co.unpublish("vol-1", target)
         node.check_untouched(target)
 
 
 async def test_call_after_a_start_waits_for_its_handler(places: Places, target: str) -> None:
-    async with nodes.running(places, grace_s=20) as node:
+    async with FakeNode(places, grace_s=20) as node:
         publish = asyncio.create_task(
             node.co.publish("vol-1", target, timeout_s=20, volume_context=NAMED)
         )
@@ -163,7 +162,7 @@ async def test_call_after_a_start_waits_for_its_handler(places: Places, target: 
 async def test_unnamed_publish_waits_for_all_handlers(places: Places, target: str) -> None:
     """gvisor is back, kata is still registering again: "the only one" is not to be believed yet."""
     async with (
-        nodes.running(places, grace_s=20) as node,
+        FakeNode(places, grace_s=20) as node,
         node.handler(name="gvisor", endpoint=f"{places.root}/g.sock"),
     ):
         publish = asyncio.create_task(node.co.publish("vol-1", target, timeout_s=20))
@@ -173,7 +172,7 @@ async def test_unnamed_publish_waits_for_all_handlers(places: Places, target: st
 
 
 async def test_unnamed_publish_after_the_grace_takes_the_only(places: Places, target: str) -> None:
-    async with nodes.running(places, grace_s=0.3) as node, node.handler():
+    async with FakeNode(places, grace_s=0.3) as node, node.handler():
         await node.co.publish("vol-1", target)
         node.check_published("vol-1", target)
 
@@ -185,10 +184,8 @@ POINTS_AT_MOST = 60
 async def peers(places: Places) -> AsyncIterator[FakeNode]:
     """The parts that survive the proxy, a handler that registers with each proxy, and the CO that retries."""
     os.mkdir(places.run, 0o700)
-    async with (
-        nodes.running(places, "driver", "shim", "calls") as node,
-        node.handler(waits=False),
-    ):
+    parts = ("driver", "shim", "calls")
+    async with FakeNode(places, parts=parts) as node, node.handler(waits=False):
         yield node
 
 

@@ -20,7 +20,7 @@ from crust.wire.v1 import handlers_pb2
 from tests.support.co import capability as capability_of
 from tests.support.drivers.fake_driver import Failure
 from tests.support.kubelet.csi import NOT_FINAL
-from tests.support.nodes import fake_node as nodes
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.places import Places
 from tests.support.pages import error_table
 
@@ -230,7 +230,7 @@ async def test_planted_secret_is_in_no_log_file_or_error(
     """The whole life of a volume with secrets in every field that can hold one, logged at level debug."""
     places = Places.make(short)
     context = {"csi.storage.k8s.io/serviceAccount.tokens": SECRET, "pool": "a"}
-    async with nodes.running(places) as node, node.handler():
+    async with FakeNode(places) as node, node.handler():
         target = places.target("one")
         fields: dict[str, Any] = {"secrets": {"key": SECRET}, "volume_context": context}
         await node.co.publish("vol-1", target, **fields)
@@ -258,7 +258,7 @@ async def test_secret_in_drivers_error_reaches_caller_and_no_log(
     places = Places.make(short)
     secrets = {"key": SECRET, "pin": "q7x"}
     failure = Failure(grpc.StatusCode.INTERNAL, f"login {SECRET} with q7x failed")
-    async with nodes.running(places) as node, node.handler():
+    async with FakeNode(places) as node, node.handler():
         for defer in (False, True):
             node.driver.failures["NodePublishVolume"] = failure
             with pytest.raises(grpc.aio.AioRpcError) as refused:

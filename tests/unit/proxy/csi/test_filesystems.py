@@ -20,7 +20,6 @@ from tests.support.co import NAMED
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import MIB, Gate
 from tests.support.faults.refusals import refused, until
-from tests.support.nodes import fake_node as nodes
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.places import Places
 from tests.support.records.records import a_record
@@ -148,7 +147,7 @@ async def test_volume_on_which_tool_runs_is_neither_given_nor_returned(
 ) -> None:
     """mkfs does not end, and the proxy gives up or is started again: the lock alone says that it runs."""
     features = ALL_FEATURES - {HandlerFeature.FORMAT}
-    async with nodes.running(places) as node, node.handler(features=features):
+    async with FakeNode(places) as node, node.handler(features=features):
         node.driver.format = WANTED
         node.filesystems.error = errors.RuntimeFailed("mkfs.ext4 failed")
         await refused(node.co.publish("vol-1", target), Code.UNAVAILABLE)
@@ -159,14 +158,14 @@ async def test_volume_on_which_tool_runs_is_neither_given_nor_returned(
             assert [call.method for call in node.driver.calls] == asked
     if restarted:
         async with (
-            nodes.running(places, driver=node.driver) as node,
+            FakeNode(places, driver=node.driver) as node,
             node.handler(features=features),
         ):
             published = node.driver.published.copy()
             await refused(_calls(node, target)[call](), Code.UNAVAILABLE, "VolumeInUseByTool")
             assert node.driver.published == published
     lock.close()
-    async with nodes.running(places, driver=node.driver) as node, node.handler(features=features):
+    async with FakeNode(places, driver=node.driver) as node, node.handler(features=features):
         await node.co.publish("vol-1", target)
         await node.co.unpublish("vol-1", target)
         node.check_untouched(target)
@@ -232,11 +231,11 @@ async def test_repeated_publish_renews_it(node: FakeNode) -> None:
 
 @pytest.mark.spec("D-46")
 async def test_after_a_restart_it_is_forgotten_until_the_next_publish(places: Places) -> None:
-    async with nodes.running(places) as first, first.handler():
+    async with FakeNode(places) as first, first.handler():
         target = await encrypted(first)
     with sandbox(places.volumes, target.text):
         async with (
-            nodes.running(places, driver=first.driver) as second,
+            FakeNode(places, driver=first.driver) as second,
             second.handler() as session,
         ):
             with pytest.raises(errors.NotReady, match="delete the pod") as caught:

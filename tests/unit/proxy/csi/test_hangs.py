@@ -18,7 +18,6 @@ from crust.proxy import look as proxy_look
 from crust.proxy import service as csi_service
 from crust.proxy.target import Seen
 from tests.support.faults.refusals import refused, repeated, until_probe
-from tests.support.nodes import fake_node as nodes
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.fake_targets import FakeTargets
 from tests.support.nodes.places import Places
@@ -88,7 +87,7 @@ def targets(places: Places) -> HangingTargets:
 async def running(places: Places, targets: HangingTargets) -> AsyncIterator[FakeNode]:
     """A node with few threads, and a handler. A stop waits for what hangs, so that is released first."""
     threads = Workers("the proxy", limit=_THREADS)
-    async with nodes.running(places, targets=targets, threads=threads) as node, node.handler():
+    async with FakeNode(places, targets=targets, threads=threads) as node, node.handler():
         try:
             yield node
         finally:

@@ -18,7 +18,6 @@ from crust.kubernetes_api.pod_runtimes import PodName, PodRuntimes
 from crust.proxy.policy import Decision, Policy
 from tests.support.faults.refusals import refused
 from tests.support.nodes import fake_kubernetes
-from tests.support.nodes import fake_node as nodes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes
 from tests.support.nodes.fake_node import DRIVER, FakeNode
 from tests.support.nodes.places import Places
@@ -167,7 +166,7 @@ async def test_raw_block_volume_cannot_be_deferred_by_flag() -> None:
 
 @pytest_asyncio.fixture
 async def node(places: Places) -> AsyncIterator[FakeNode]:
-    async with nodes.running(places, defer="runtime-class") as running, running.handler():
+    async with FakeNode(places, defer="runtime-class") as running, running.handler():
         yield running
 
 
@@ -286,7 +285,7 @@ def settings(api: FakeKubernetes, tmp_path: Path) -> Iterator[KubernetesSettings
 @pytest_asyncio.fixture
 async def asking(places: Places, settings: KubernetesSettings) -> AsyncIterator[FakeNode]:
     async with (
-        nodes.running(places, defer="runtime-class", kubernetes=settings) as running,
+        FakeNode(places, defer="runtime-class", kubernetes=settings) as running,
         running.handler(),
     ):
         yield running
@@ -327,7 +326,7 @@ async def test_proxy_starts_while_the_api_is_away(
     places: Places, settings: KubernetesSettings, api: FakeKubernetes
 ) -> None:
     api.faults.status = 503
-    async with nodes.running(places, kubernetes=settings) as asking, asking.handler():
+    async with FakeNode(places, kubernetes=settings) as asking, asking.handler():
         await asyncio.to_thread(api.arrivals.acquire)
         target = places.target("one")
         await asking.co.publish("vol-1", target)

@@ -16,7 +16,6 @@ from crust.wire.v1 import inspect_pb2
 from tests.support.co import NAMED, capability, publish_request
 from tests.support.drivers import fake_driver
 from tests.support.faults.refusals import refused
-from tests.support.nodes import fake_node as nodes
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.places import Places
 from tests.support.runtimes.fake_handler import ALL_FEATURES
@@ -177,7 +176,7 @@ async def test_unreadable_entry_blocks_what_may_be_its(places: Places, *, known:
     """
     one, two, three = (places.target(name) for name in ("one", "two", "three"))
     async with AsyncExitStack() as lives:
-        node = await lives.enter_async_context(nodes.running(places))
+        node = await lives.enter_async_context(FakeNode(places))
         await lives.enter_async_context(node.handler())
         await node.co.publish("vol-1", one)
         entry = node.entry(one)
@@ -187,7 +186,7 @@ async def test_unreadable_entry_blocks_what_may_be_its(places: Places, *, known:
         await node.inspect.ListDeferredVolumes(inspect_pb2.ListDeferredVolumesRequest(), timeout=10)
         if not known:
             await lives.aclose()
-            node = await lives.enter_async_context(nodes.running(places, driver=node.driver))
+            node = await lives.enter_async_context(FakeNode(places, driver=node.driver))
             await lives.enter_async_context(node.handler())
         refusals: list[Awaitable[object]] = [
             node.co.unstage("vol-1", f"{places.kubelet}/staging"),
@@ -337,11 +336,11 @@ async def test_unreadable_record_is_never_treated_as_absent(
     """Every call for the target returns the reason, and the file is kept."""
     digest = volumes.TargetPath(target).digest
     path = f"{places.volumes}/{digest}/mountInfo.json"
-    async with nodes.running(places) as node, node.handler():
+    async with FakeNode(places) as node, node.handler():
         await node.co.publish("vol-1", target)
     spoil(path)
     before = Path(path).read_bytes()
-    async with nodes.running(places) as node, node.handler():
+    async with FakeNode(places) as node, node.handler():
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "publish": lambda: node.co.publish("vol-1", target),
             "host publish": lambda: node.co.publish("vol-1", target, defer=False),

@@ -9,7 +9,6 @@ import pytest
 from crust.handoff import claims
 from tests.support.drivers.fake_driver import Failure, Gate
 from tests.support.faults.refusals import refused, until
-from tests.support.nodes import fake_node as nodes
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.places import Places
 from tests.unit.proxy.conftest import lose_a_guard
@@ -92,7 +91,7 @@ async def test_link_to_an_unknown_guard_does_not_reach_the_driver(places: Places
     lose_a_guard(places)
     link = f"{places.kubelet}/link"
     os.symlink(f"{places.kubelet}/pods/lost", link)
-    async with nodes.running(places) as node:
+    async with FakeNode(places) as node:
         await refused(
             node.co.unpublish("vol-1", f"{link}/mount"), Code.INVALID_ARGUMENT, "a link leads"
         )

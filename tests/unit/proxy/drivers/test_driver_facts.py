@@ -34,7 +34,6 @@ from tests.support.drivers import driver_state, fake_driver
 from tests.support.drivers.fake_driver import FakeDriver
 from tests.support.faults.refusals import refused
 from tests.support.nodes import fake_kubernetes
-from tests.support.nodes import fake_node as nodes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.places import Places
@@ -46,7 +45,7 @@ Code = grpc.StatusCode
 async def test_driver_is_sent_the_flag_once_it_advertises_deferral(places: Places) -> None:
     """`backend` is one word of a settings file: a plain driver there would mount on the host at every publish."""
     driver = fake_driver.FakeDriver(defers=False)
-    async with nodes.running(places, driver=driver, backend=places.driver) as node, node.handler():
+    async with FakeNode(places, driver=driver, backend=places.driver) as node, node.handler():
         target = places.target("one")
         words = ("DEFER_FS_OPS", "crust shim")
         await refused(node.co.publish("vol-1", target), Code.UNIMPLEMENTED, *words)
@@ -67,7 +66,7 @@ async def test_capability_is_asked_once_per_connection(kata: FakeNode) -> None:
 async def test_driver_downgraded_behind_its_socket_is_not_sent_flag(places: Places) -> None:
     """With a volume that a guest has written, the host's kernel would have parsed a hostile filesystem."""
     old, new = fake_driver.FakeDriver(), fake_driver.FakeDriver(defers=False)
-    async with nodes.running(places, driver=old) as node, node.handler():
+    async with FakeNode(places, driver=old) as node, node.handler():
         await node.co.publish("vol-1", places.target("one"))
         await node.enter("driver", fake_driver.serving(new, places.driver))
         publish = node.co.publish("vol-2", places.target("two"), timeout_s=30)
@@ -217,7 +216,7 @@ REGISTERED = "one.example.com"
 async def running(places: Places, **changes: object) -> AsyncIterator[None]:
     """A proxy with one driver, whose table has `changes`, and a kubelet's directory of registrations."""
     served = {"name": REGISTERED, "socket": f"{places.root}/one.sock", "backend": places.driver}
-    node = nodes.FakeNode(places)
+    node = FakeNode(places)
     settings = ProxySettings.model_validate(
         node.proxy_settings().model_dump()
         | {"drivers": (served | changes,), "plugins_registry": f"{places.root}/registry"}
