@@ -42,8 +42,31 @@ class HostPublish:
     entries: Entries
     publish: Publish
 
-    def admit(self, key: volumes.VolumeKey, request: csi_pb2.NodePublishVolumeRequest) -> Target:
-        """The row of a publish on the host; raises if a deferred publish forbids it."""
+    async def begin(
+        self, key: volumes.VolumeKey, request: csi_pb2.NodePublishVolumeRequest
+    ) -> tuple[Target, bool]:
+        """Note that a publish on the host reaches the driver now; returns its row, and whether the target is new.
+
+        From now on looks include the target of a raw publish. Raises if a deferred publish forbids it.
+        """
+        is_free = await workers.run(self._is_free, key, request.target_path)
+        row = self._admit(key, request)
+        if not row.raw:
+            return row, is_free
+        is_new = self.entries.table.at(row.path) is None
+        if is_new:  # a repeat that the driver refuses changes nothing
+            self.entries.table.put(row)
+        return row, is_new
+
+    def _is_free(self, key: volumes.VolumeKey, path: str) -> bool:
+        """Whether no device is mounted at the path. Raises `VolumeInUseByTool`."""
+        self.entries.filesystems.locks.check_free(str(key))
+        try:
+            return self.entries.targets.mounted_device(path) is None
+        except errors.CrustError:  # the driver answers for such a path, and nothing is undone there
+            return False
+
+    def _admit(self, key: volumes.VolumeKey, request: csi_pb2.NodePublishVolumeRequest) -> Target:
         path = request.target_path  # unchecked: the driver checks it
         is_block = request.volume_capability.HasField("block")
         present = self.entries.table.at(path)
@@ -64,18 +87,6 @@ class HostPublish:
             request.volume_id, request.volume_context, is_block=is_block
         )
         return row
-
-    async def begins(self, row: Target) -> bool:
-        """Note that the publish reaches the driver now; returns whether the target is new.
-
-        From now on looks include the target of a raw publish.
-        """
-        if row.raw:
-            is_new = self.entries.table.at(row.path) is None
-            if is_new:  # a repeat that the driver refuses changes nothing
-                self.entries.table.put(row)
-            return is_new
-        return await workers.run(self.entries.targets.mounted_device, row.path) is None
 
     def ended(self, path: str) -> None:
         """Note that the driver has unpublished the target."""

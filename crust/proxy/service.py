@@ -100,9 +100,7 @@ class CsiService:
             self._operations.shared(key),
             self._operations.shared(target, "NodePublishVolume"),
         ):
-            await workers.run(self._entries.filesystems.locks.check_free, str(key))
-            row = self._on_host.admit(key, request)
-            is_new = await self._on_host.begins(row)
+            row, is_new = await self._on_host.begin(key, request)
             response = await self._backend.port.forward(call, data)
             if row.raw or self._table.reservations():
                 metadata = call.metadata

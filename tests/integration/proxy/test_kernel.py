@@ -20,7 +20,7 @@ from crust.proxy import guard
 from crust.proxy.target import Guard, Seen, Stack
 from crust.runtime_handler import Resolved, resolve_source
 from crust.wire.v1 import inspect_pb2
-from tests.support.drivers.fake_driver import MIB
+from tests.support.drivers.fake_driver import MIB, Failure
 from tests.support.faults.refusals import refused
 from tests.support.kubelet import sub_paths
 from tests.support.nodes.fake_node import FakeNode, node_on
@@ -36,6 +36,12 @@ async def node(places: Places, ext4_device: loop.LoopDevice) -> AsyncIterator[Fa
     """A node whose driver defers with the loop device, on the kernel's own mounts and devices."""
     async with node_on(ext4_device.path, places) as running, running.handler():
         yield running
+
+
+async def test_host_publish_at_an_overlong_path_reaches_the_driver(node: FakeNode) -> None:
+    target = f"{node.places.kubelet}/{'x' * 300}"
+    node.driver.failures["NodePublishVolume"] = Failure(Code.INVALID_ARGUMENT, "too long")
+    await refused(node.co.publish("vol-1", target, defer=False), Code.INVALID_ARGUMENT, "too long")
 
 
 @pytest.mark.spec("D-15")
