@@ -1,4 +1,4 @@
-"""Ceph: connections, images of RBD, and who may write to one.
+"""Ceph: connections, images of RBD, and the claims of their writers.
 
     binding         the two extension modules that a distribution ships, and the part of them that crust uses
     user            the user, cluster, key, and time for each call of a connection

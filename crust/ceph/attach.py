@@ -187,9 +187,9 @@ class _Answers:
 
     def _there(self) -> AbstractContextManager[ClusterImage]:
         image = self._image
-        what = f"cannot use the image {image}"
+        error_text = f"cannot use the image {image}"
         return cluster_image.reached(
-            self._connection, image.pool, image.namespace, image.image, what
+            self._connection, image.pool, image.namespace, image.image, error_text
         )
 
 

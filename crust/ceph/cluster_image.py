@@ -77,14 +77,14 @@ class ClusterImage:
 
 @contextmanager
 def reached(
-    client: Connection, pool: str, namespace: str, name: str, what: str
+    client: Connection, pool: str, namespace: str, name: str, error_text: str
 ) -> Iterator[ClusterImage]:
-    """The image, for calls that begin and end inside the block; `what` is for errors, as "cannot …".
+    """The image, for calls that begin and end inside the block; `error_text`, "cannot …", begins the error's text.
 
     Raises CephImageMissing, and the errors of `Connection.pool`.
     """
     try:
-        with client.pool(pool, namespace, what) as ioctx:
+        with client.pool(pool, namespace, error_text) as ioctx:
             yield ClusterImage(client, ioctx, name)
     except CephFailed as err:
         if err.number == errno.ENOENT:

@@ -69,23 +69,23 @@ class Connection:
         self._pid = os.getpid()
 
     @contextmanager
-    def cluster(self, what: str) -> Iterator[binding.Rados]:
-        """The cluster, for a call that begins and ends inside the block. `what` is for errors, as "cannot …".
+    def cluster(self, error_text: str) -> Iterator[binding.Rados]:
+        """The cluster, for a call inside the block. `error_text`, "cannot …", begins the error's text.
 
         Raises `CephMonitorsUnreachable`, `CephKeyRefused`, `CephConnectionClosed`, `CephClientBlocklisted`, and the
         errors of `failures.translated`.
         """
-        with self._used(what, "monitors") as client:
+        with self._used(error_text, "monitors") as client:
             yield client.cluster
 
     @contextmanager
-    def pool(self, pool: str, namespace: str, what: str) -> Iterator[binding.Ioctx]:
+    def pool(self, pool: str, namespace: str, error_text: str) -> Iterator[binding.Ioctx]:
         """A pool's namespace, for calls that begin and end inside the block; images are closed in it.
 
         Raises `CephPoolMissing`, CephNotAnswering and others as `cluster`. A namespace that does not exist is no
         error here: see `check_namespace`.
         """
-        with self._used(what, "data") as client:
+        with self._used(error_text, "data") as client:
             yield self._ioctx(client, pool, namespace)
 
     def check_namespace(self, pool: str, namespace: str) -> None:
@@ -104,11 +104,11 @@ class Connection:
     def command(self, prefix: str, **arguments: object) -> bytes:
         """A command to the monitors, with JSON as output. Raises as `cluster`."""
         words = json.dumps({"prefix": prefix, "format": "json", **arguments})
-        what = f"cannot run `ceph {prefix}`"
-        with self.cluster(what) as cluster:
+        error_text = f"cannot run `ceph {prefix}`"
+        with self.cluster(error_text) as cluster:
             number, output, _ = cluster.mon_command(words, b"")
         if number:
-            raise self._translated(abs(number), what, "monitors")
+            raise self._translated(abs(number), error_text, "monitors")
         return output
 
     @contextmanager
@@ -227,17 +227,17 @@ class Connection:
             self._is_closed = False
 
     @contextmanager
-    def _used(self, what: str, step: Step) -> Iterator[_Client]:
-        client = self._taken(what)
+    def _used(self, error_text: str, step: Step) -> Iterator[_Client]:
+        client = self._taken(error_text)
         try:
             yield client
         except self._binding.failures as err:
-            raise self._failed(client, err, what, step) from err
+            raise self._failed(client, err, error_text, step) from err
         finally:
             self._given_back(client)
 
     def _failed(
-        self, client: _Client, failure: BaseException, what: str, step: Step
+        self, client: _Client, failure: BaseException, error_text: str, step: Step
     ) -> errors.CrustError:
         """The error for a failed call, after a note of its meaning for the client."""
         number = failures.errno_of(failure)
@@ -245,9 +245,9 @@ class Connection:
             client.is_blocklisted = True
             return failures.CephClientBlocklisted(self.ceph_user.user, client.cluster.get_addrs())
         client.is_in_doubt |= failures.is_unanswered(number)
-        return self._translated(number, what, step)
+        return self._translated(number, error_text, step)
 
-    def _taken(self, what: str) -> _Client:
+    def _taken(self, error_text: str) -> _Client:
         if os.getpid() != self._pid:
             raise CephConnectionClosed()
         tries = self._tries
@@ -267,12 +267,12 @@ class Connection:
                     old.is_left = not is_idle
             if old is not None and is_idle:  # else the last of its calls shuts it down
                 _shut_down(old)
-            return self._first(what)
+            return self._first(error_text)
 
-    def _first(self, what: str) -> _Client:
+    def _first(self, error_text: str) -> _Client:
         """A new connection, for its first call."""
         try:
-            client = self._admitted(_Client(self._connected(what), calls=1), what)
+            client = self._admitted(_Client(self._connected(error_text), calls=1), error_text)
         except errors.CrustError as err:
             self._failure = err
             raise
@@ -284,7 +284,7 @@ class Connection:
             self._client = client
         return client
 
-    def _admitted(self, client: _Client, what: str) -> _Client:
+    def _admitted(self, client: _Client, error_text: str) -> _Client:
         """The client, after the pool's lock has its address. Raises `ControllerReplaced`."""
         if self.controller_lock is None:
             return client
@@ -295,7 +295,7 @@ class Connection:
             self.controller_lock.admit(ioctx, address, lambda old: self._blocklist(client, (old,)))
             is_admitted = True
         except self._binding.failures as err:
-            raise self._failed(client, err, what, "data") from err
+            raise self._failed(client, err, error_text, "data") from err
         finally:
             if not is_admitted:
                 client.is_left = True  # a wait for the map may still use it
@@ -311,7 +311,7 @@ class Connection:
         if is_last and is_left:
             _shut_down(client)
 
-    def _connected(self, what: str) -> binding.Rados:
+    def _connected(self, error_text: str) -> binding.Rados:
         try:
             options = self.ceph_user.options(self._timeouts)
             cluster = self._binding.connection(self.ceph_user.user, options)
@@ -322,7 +322,7 @@ class Connection:
                     cluster.shutdown()
                 raise
         except self._binding.failures as err:
-            raise self._translated(failures.errno_of(err), what, "connect") from err
+            raise self._translated(failures.errno_of(err), error_text, "connect") from err
         return cluster
 
     def _ioctx(self, client: _Client, pool: str, namespace: str) -> binding.Ioctx:
@@ -348,10 +348,12 @@ class Connection:
             ioctx.close()
         return present
 
-    def _translated(self, number: int, what: str, step: Step, pool: str = "") -> errors.CrustError:
+    def _translated(
+        self, number: int, error_text: str, step: Step, pool: str = ""
+    ) -> errors.CrustError:
         user = self.ceph_user
         return failures.translated(
-            number, what, step=step, user=user.user, monitors=user.monitors, pool=pool
+            number, error_text, step=step, user=user.user, monitors=user.monitors, pool=pool
         )
 
 

@@ -42,9 +42,9 @@ class CephKeyRefused(errors.Refused):
 class CephNotPermitted(errors.Refused):
     """The user's capabilities in the Ceph cluster do not allow an operation."""
 
-    def __init__(self, what: str, user: str) -> None:
+    def __init__(self, error_text: str, user: str) -> None:
         super().__init__(
-            f"{what}: client.{user} may not",
+            f"{error_text}: client.{user} may not",
             why="its capabilities do not cover it",
             hint="see them by `ceph auth get`: `crust explain CephNotPermitted` lists the necessary ones",
         )
@@ -79,9 +79,9 @@ class CephClientBlocklisted(errors.PeerUnavailable):
 class CephImageBusy(errors.PeerUnavailable):
     """Another client of the Ceph cluster changes the same image, or librbd's data of it, at this moment."""
 
-    def __init__(self, what: str, number: int) -> None:
+    def __init__(self, error_text: str, number: int) -> None:
         super().__init__(
-            f"{what} now",
+            f"{error_text} now",
             why=f"another client changes the same image: Ceph answered {errno.errorcode[number]} ({number})",
             hint="retry; if it stays, see who has the image open: `rbd status`, `rbd lock ls`",
         )
@@ -100,10 +100,10 @@ class CephConnectionClosed(errors.PeerUnavailable):
 class CephFailed(errors.RuntimeFailed):
     """A call of librados or librbd failed with an errno that has no error of its own."""
 
-    def __init__(self, what: str, number: int) -> None:
+    def __init__(self, error_text: str, number: int) -> None:
         name = errno.errorcode.get(number, "no number")
         super().__init__(
-            f"{what} failed",
+            f"{error_text} failed",
             why=f"Ceph answered {name} ({number})",
             hint="see `ceph health detail` and the log of the OSDs",
         )
@@ -147,36 +147,36 @@ def is_unanswered(number: int) -> bool:
 
 
 def translated(
-    number: int, what: str, *, step: Step, user: str, monitors: str, pool: str
+    number: int, error_text: str, *, step: Step, user: str, monitors: str, pool: str
 ) -> errors.CrustError:
-    """The error for an errno. `what` is for people, as "cannot …"."""
+    """The error for an errno. `error_text`, "cannot …", begins its text."""
     if number == errno.ESHUTDOWN:
         return CephClientBlocklisted(user)
     if step == "connect" and number in (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOENT):
         # EINVAL: the key has an invalid form
         return CephKeyRefused(user)
     if number in _UNREACHED:
-        return _not_answering(what) if step == "data" else CephMonitorsUnreachable(monitors)
+        return _not_answering(error_text) if step == "data" else CephMonitorsUnreachable(monitors)
     if number in (errno.EACCES, errno.EPERM):
-        return CephNotPermitted(what, user)
+        return CephNotPermitted(error_text, user)
     if number in (errno.EDQUOT, errno.ENOSPC):
         return errors.Exhausted.named(
             "CephQuotaReached",
-            f"{what}: the Ceph pool is full",
+            f"{error_text}: the Ceph pool is full",
             why="its quota is reached, or the cluster's OSDs are full",
             hint="delete volumes or snapshots, raise the quota (`ceph osd pool set-quota`), or add OSDs",
         )
     if step == "pool" and number == errno.ENOENT:
         return CephPoolMissing(pool)
     if number in _OVERTAKEN:
-        return CephImageBusy(what, number)
-    return CephFailed(what, number)
+        return CephImageBusy(error_text, number)
+    return CephFailed(error_text, number)
 
 
-def _not_answering(what: str) -> errors.PeerUnavailable:
+def _not_answering(error_text: str) -> errors.PeerUnavailable:
     return errors.PeerUnavailable.named(
         "CephNotAnswering",
-        f"{what}: the Ceph cluster does not answer",
+        f"{error_text}: the Ceph cluster does not answer",
         why="its OSDs have not answered in time, and may still carry out the request",
         hint="see `ceph health detail`: are OSDs down, placement groups not active? A retry looks first",
     )

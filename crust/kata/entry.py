@@ -6,7 +6,7 @@ host's directory: so the directory appears by one rename, and a rename replaces 
 (Kata reads a second file in an entry as a sandbox's id). Only a keeper (`grants`) puts the real record there. Any
 other entry is foreign, even if Kata made it, and crust neither uses nor changes it.
 
-Crust writes only what both runtimes read in the same way: strings, no null, "ro" among the options.
+Crust writes only values that both runtimes read in the same way: strings, no null, "ro" among the options.
 """
 
 import base64

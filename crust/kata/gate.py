@@ -94,7 +94,7 @@ class Bridge:
 
     async def synchronize(self, pods: dict[str, Pod], containers: list[Container]) -> None:
         """See `nri.Gate`."""
-        # now, before the engine creates another container: one that it does not list has ended
+        # now, before the engine creates another container: a container that it does not list has ended
         created_ids = {id_ for _, id_ in list(self._created)}
         await workers.run(self._synchronize, pods, containers, created_ids)
 

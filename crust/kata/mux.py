@@ -25,9 +25,9 @@ _READ_BYTES_MAX = 4 * 1024 * 1024 + 10
 class ProtocolViolated(errors.RuntimeFailed):
     """The peer of a socket sent bytes that violate its protocol; the connection cannot be used any more."""
 
-    def __init__(self, what: str, why: str) -> None:
+    def __init__(self, violation: str, why: str) -> None:
         super().__init__(
-            f"the container engine sent {what}",
+            f"the container engine sent {violation}",
             why=why,
             hint="check that the NRI socket is containerd's or CRI-O's; the plugin connects again",
         )

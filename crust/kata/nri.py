@@ -111,16 +111,16 @@ async def serve(path: str, gate: Gate, on_registered: Callable[[], None]) -> Non
         _check_namespace(writer.get_extra_info("socket"))
         await _Session(reader, writer, gate, on_registered).answer_calls()
     except ConnectionError as err:
-        what = "the container engine ended the connection of the NRI plugin"
-        raise _unavailable(what, err) from err
+        failure = "the container engine ended the connection of the NRI plugin"
+        raise _unavailable(failure, err) from err
     finally:
         writer.close()
 
 
-def _unavailable(what: str, err: OSError) -> errors.CrustError:
+def _unavailable(failure: str, err: OSError) -> errors.CrustError:
     return errors.PeerUnavailable.named(
         "EngineUnavailable",
-        what,
+        failure,
         why=err.strerror or str(err),
         hint="the plugin connects again; start containerd, and allow NRI in its configuration: "
         '[plugins."io.containerd.nri.v1.nri"] disable = false, disable_connections = false',

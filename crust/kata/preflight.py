@@ -4,8 +4,8 @@ If its configuration forbids block devices, Kata's Go runtime silently starts a 
 default it forbids them. So a handler is registered only if the configuration allows them. Before each create the
 configuration is read again if one of its files has changed (inode, time, size).
 
-An installation that was run with real shims passes (docs/kata.md). An untested one that may work passes if the
-runtime's setting `unproven` is on; one that cannot work never passes.
+An installation that was run with real shims passes (docs/kata.md). An untested installation that may work passes if
+the runtime's setting `unproven` is on; an installation that cannot work never passes.
 """
 
 import contextlib

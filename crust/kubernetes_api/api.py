@@ -49,9 +49,9 @@ Kept = TypeVar("Kept")
 class KubernetesApiUnavailable(errors.PeerUnavailable):
     """The Kubernetes API did not answer, or refused to."""
 
-    def __init__(self, what: str, why: str) -> None:
+    def __init__(self, subject: str, why: str) -> None:
         super().__init__(
-            f"{what} cannot be looked up",
+            f"{subject} cannot be looked up",
             why=f"the Kubernetes API: {why[:500]}",
             hint="the caller will retry; check the API server, and the kubeconfig and role of this program",
         )
@@ -272,18 +272,18 @@ class _AnswerRefused(ValueError):
 
 
 @contextlib.asynccontextmanager
-async def _asking(what: str) -> AsyncIterator[None]:
+async def _asking(subject: str) -> AsyncIterator[None]:
     """Ask one question inside the block, in bounded time."""
-    with _refusals(what):
+    with _refusals(subject):
         try:
             async with asyncio.timeout(_ASK_S):
                 yield
         except TimeoutError as error:
-            raise KubernetesApiUnavailable(what, f"no answer within {_ASK_S:g} s") from error
+            raise KubernetesApiUnavailable(subject, f"no answer within {_ASK_S:g} s") from error
 
 
 @contextlib.contextmanager
-def _refusals(what: str) -> Iterator[None]:
+def _refusals(subject: str) -> Iterator[None]:
     """Failures inside the block become `KubernetesApiUnavailable`."""
     import httpx2
     import lightkube
@@ -292,12 +292,12 @@ def _refusals(what: str) -> Iterator[None]:
         yield
     except (_AnswerRefused, httpx2.HTTPError, lightkube.ConfigError) as error:
         # ConfigError: the file with the token has gone
-        raise KubernetesApiUnavailable(what, str(error) or type(error).__name__) from error
+        raise KubernetesApiUnavailable(subject, str(error) or type(error).__name__) from error
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(map(str, first["loc"]))
         why = f"it answers in another form than Kubernetes' own: {field}: {first['msg']}"
-        raise KubernetesApiUnavailable(what, why) from error
+        raise KubernetesApiUnavailable(subject, why) from error
 
 
 async def _body(response: "httpx2.Response") -> bytes:

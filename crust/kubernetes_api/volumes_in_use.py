@@ -200,8 +200,8 @@ class VolumesInUse:
 
 
 def _unknown(volume_id: str, why: str, hint: str) -> errors.NotReady:
-    what = f"volume {volume_id[:128]} is not detached: whether a guest uses it is not known"
-    return errors.NotReady.named("VolumeUseUnknown", what, why=why, hint=hint)
+    refusal = f"volume {volume_id[:128]} is not detached: whether a guest uses it is not known"
+    return errors.NotReady.named("VolumeUseUnknown", refusal, why=why, hint=hint)
 
 
 def _inline(attachment: VolumeAttachmentSpec) -> CSISource | None:

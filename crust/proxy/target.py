@@ -249,7 +249,7 @@ class PublishPlan(enum.Enum):
 
 
 def begin_publish(seen: Seen, wanted: Wanted) -> PublishPlan:
-    """How to begin, from what was seen."""
+    """How to begin, by the observations."""
     if seen.stack is Stack.UNSEEN:
         return PublishPlan.REFUSE
     if seen.entry is not None:
@@ -338,7 +338,7 @@ class UnpublishPlan(enum.Enum):
 
 
 def begin_unpublish(seen: Seen, key: volumes.VolumeKey) -> UnpublishPlan:
-    """How to begin, from what was seen."""
+    """How to begin, by the observations."""
     if seen.stack is Stack.UNSEEN:
         return UnpublishPlan.REFUSE
     if seen.entry is not None:

@@ -36,5 +36,5 @@ def class_of(kind: type[M]) -> type[M]:
 
 def options_of(described: descriptor.DescriptorBase) -> Any:
     """The options of a field, message or value of this pool, with the extensions that csi.proto defines."""
-    found: Any = described.GetOptions()
-    return class_of(type(found)).FromString(found.SerializeToString())
+    options: Any = described.GetOptions()
+    return class_of(type(options)).FromString(options.SerializeToString())

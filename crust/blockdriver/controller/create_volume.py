@@ -29,10 +29,10 @@ _log = logging.getLogger(__name__)
 class VolumeExistsDifferently(errors.Conflict):
     """A volume of this name exists with other properties than requested."""
 
-    def __init__(self, name: str, what: str) -> None:
+    def __init__(self, name: str, differences: str) -> None:
         super().__init__(
             f"the volume {name!r} exists already",
-            why=f"its request differs in {what}",
+            why=f"its request differs in {differences}",
             hint="choose another name, or delete the volume first",
         )
         self.name = name

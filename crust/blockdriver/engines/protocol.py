@@ -44,9 +44,9 @@ class ImageMissing(errors.Corrupt):
 class ForeignImage(errors.Corrupt):
     """An image has the name of a volume's image, and the driver did not make it."""
 
-    def __init__(self, volume_id: str, shown: str, what: str = "used") -> None:
+    def __init__(self, volume_id: str, shown: str, use: str = "used") -> None:
         super().__init__(
-            f"{volume_id} is not {what}",
+            f"{volume_id} is not {use}",
             why=f"an image of that name is in {shown}, and the driver did not make it",
             hint="find out whose it is, and rename it; nothing was changed. An image that was restored from a backup "
             "becomes the volume's by `rbd image-meta set IMAGE crust.volume VOLUME`",

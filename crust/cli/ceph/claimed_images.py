@@ -26,11 +26,11 @@ class PoolAccess:
     key: str = field(repr=False)
 
     @contextmanager
-    def opened(self, what: str) -> Iterator[tuple[Connection, Ioctx]]:
+    def opened(self, error_text: str) -> Iterator[tuple[Connection, Ioctx]]:
         """The connection and the namespace. Raises as `Connection`."""
         connection = Connection(CephUser(self.monitors, self.user, self.key))
         try:
-            with connection.pool(self.pool, self.namespace, what) as ioctx:
+            with connection.pool(self.pool, self.namespace, error_text) as ioctx:
                 yield connection, ioctx
         finally:
             connection.close()
@@ -73,10 +73,12 @@ def fenced(access: PoolAccess, node: str, image: str, *, even_if_connected: bool
 
 def capabilities(access: PoolAccess, image: str) -> None:
     """Print the capabilities of a user for one image. Raises CephImageMissing."""
-    what = f"cannot look at {image}"
+    error_text = f"cannot look at {image}"
     with (
-        access.opened(what) as (connection, _),
-        cluster_image.reached(connection, access.pool, access.namespace, image, what) as opened,
+        access.opened(error_text) as (connection, _),
+        cluster_image.reached(
+            connection, access.pool, access.namespace, image, error_text
+        ) as opened,
     ):
         click.echo(pool.capabilities(opened.ioctx, access.pool, access.namespace, image))
 

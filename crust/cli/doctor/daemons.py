@@ -53,8 +53,8 @@ def sockets_match(node: Node) -> Iterator[Finding]:
     if not (isinstance(proxy, ProxySettings) and isinstance(shim, ShimSettings)):
         return
     wrong = list(_mismatches(proxy, shim, driver if isinstance(driver, DriverSettings) else None))
-    for what, why in wrong:
-        yield error(what, why, f"name the same socket in both files of {CONFIG_DIR}")
+    for mismatch, why in wrong:
+        yield error(mismatch, why, f"name the same socket in both files of {CONFIG_DIR}")
     if not wrong:
         yield ok("proxy, shim and driver name the same sockets")
 
@@ -141,8 +141,8 @@ def versions(node: Node) -> Iterator[Finding]:
         if version == crust.__version__:
             yield ok(f"{name} runs {version}")
         else:
-            what = f"{name} {views.other_version(version)}"
-            yield warning(what, views.NOT_RESTARTED, views.RESTART)
+            difference = f"{name} {views.other_version(version)}"
+            yield warning(difference, views.NOT_RESTARTED, views.RESTART)
 
 
 @doctor_check("handlers")

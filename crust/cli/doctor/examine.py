@@ -66,8 +66,8 @@ def _guarded(name: str, node: Node) -> tuple[Finding, ...]:
     try:
         return tuple(CHECKS[name](node))
     except (errors.CrustError, OSError) as err:
-        what = f"the check {name} could not look"
-        return (error(what, str(err), "run the command as root"),)
+        failure = f"the check {name} could not look"
+        return (error(failure, str(err), "run the command as root"),)
 
 
 def _sentence(finding: Finding) -> Text:

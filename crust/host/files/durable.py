@@ -291,7 +291,7 @@ def _check_only_ours(path: str, status: os.stat_result) -> None:
 
 
 class DirectoryReplaced(errors.PeerUnavailable):
-    """The directory at a path is not the one that is held."""
+    """The directory at a path is not the held one."""
 
     def __init__(self, path: str) -> None:
         super().__init__(

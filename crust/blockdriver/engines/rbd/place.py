@@ -55,15 +55,15 @@ class Place:
         return binding.load().images
 
     @contextmanager
-    def ioctx(self, what: str) -> Iterator[Ioctx]:
+    def ioctx(self, error_text: str) -> Iterator[Ioctx]:
         """The namespace, for calls inside the block; see `Connection.pool`."""
-        with self.client(what).pool(self.pool, self.namespace, what) as ioctx:
+        with self.client(error_text).pool(self.pool, self.namespace, error_text) as ioctx:
             yield ioctx
 
     @contextmanager
-    def volume(self, volume_id: str, what: str) -> Iterator[Ioctx]:
+    def volume(self, volume_id: str, error_text: str) -> Iterator[Ioctx]:
         """As `ioctx`, for calls that need the volume's image. Raises `ImageMissing`."""
-        with self.ioctx(what) as ioctx:
+        with self.ioctx(error_text) as ioctx:
             try:
                 yield ioctx
             except binding.load().rbd.ImageNotFound as err:

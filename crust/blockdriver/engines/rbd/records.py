@@ -129,8 +129,8 @@ class RbdRecords:
     @contextmanager
     def _opened(self, key: str) -> Iterator[Ioctx]:
         name = object_name(self.kind)
-        what = f"cannot read or change {key} in {name} of {self.place.shown}"
-        with self.place.ioctx(what) as ioctx, present(self.place, name):
+        error_text = f"cannot read or change {key} in {name} of {self.place.shown}"
+        with self.place.ioctx(error_text) as ioctx, present(self.place, name):
             yield ioctx
 
 
@@ -165,8 +165,8 @@ class RbdContentRecords:
 
     def remove(self, key: str) -> None:
         """Remove the object; absent is a success."""
-        what = f"cannot remove {self.shown(key)}"
-        with self.place.ioctx(what) as ioctx, ignoring(errno.ENOENT):
+        error_text = f"cannot remove {self.shown(key)}"
+        with self.place.ioctx(error_text) as ioctx, ignoring(errno.ENOENT):
             omap.swap(ioctx, CONTENT + key, {}, None)
 
     def shown(self, key: str) -> str:
@@ -174,14 +174,14 @@ class RbdContentRecords:
         return f"{_DATA} of {CONTENT}{key} in {self.place.shown}"
 
     def _read(self, key: str) -> dict[str, bytes]:
-        what = f"cannot read {self.shown(key)}"
-        with self.place.ioctx(what) as ioctx, ignoring(errno.ENOENT):
+        error_text = f"cannot read {self.shown(key)}"
+        with self.place.ioctx(error_text) as ioctx, ignoring(errno.ENOENT):
             return omap.read_keys(ioctx, CONTENT + key, (_DATA, _DIGEST, _FIRST))
         return {}
 
     def _write(self, key: str, before: Mapping[str, str], after: Mapping[str, bytes]) -> None:
-        what = f"cannot write {self.shown(key)}"
-        with self.place.ioctx(what) as ioctx, ignoring(errno.ENOENT):
+        error_text = f"cannot write {self.shown(key)}"
+        with self.place.ioctx(error_text) as ioctx, ignoring(errno.ENOENT):
             if omap.swap(ioctx, CONTENT + key, before, after):
                 return
         raise RecordChanged(self.shown(key))

@@ -31,9 +31,9 @@ from crust.host.process import workers
 class TargetOccupied(errors.Conflict):
     """Another mount is at the target."""
 
-    def __init__(self, target: str, what: str) -> None:
+    def __init__(self, target: str, occupant: str) -> None:
         super().__init__(
-            f"{target} is occupied", why=f"{what} is mounted there", hint="unmount it first"
+            f"{target} is occupied", why=f"{occupant} is mounted there", hint="unmount it first"
         )
         self.target = target
 

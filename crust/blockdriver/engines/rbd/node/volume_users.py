@@ -32,9 +32,9 @@ MOST_OPEN = 16
 class CephKeyNotGiven(errors.NotReady):
     """A node without a Ceph user of its own has got no key since its start."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, error_text: str) -> None:
         super().__init__(
-            f"{what}: no key of a Ceph user is known",
+            f"{error_text}: no key of a Ceph user is known",
             why="this node has no key of its own; it gets keys with the calls and keeps them in memory, and no call "
             "has brought one since this process was started",
             hint="the next stage or publish brings one; set csi.storage.k8s.io/node-stage-secret-name, "
@@ -148,10 +148,10 @@ class VolumeUsers(Users):
         for connection in connections:
             connection.close()
 
-    def _last(self, what: str) -> Connection:
+    def _last(self, error_text: str) -> Connection:
         with self._guard:
             if not self._connections:
-                raise CephKeyNotGiven(what)
+                raise CephKeyNotGiven(error_text)
             return next(reversed(self._connections.values()))
 
     def _known(self, volume_id: volumes.VolumeId) -> Connection | None:

@@ -62,8 +62,8 @@ class RbdMaking:
 
     def restore(self, image: Snapshot, size_bytes: int) -> None:
         """A clone of the snapshot. Raises `SnapshotMissing`, CloneDepthReached, `ForeignImage`."""
-        what = f"cannot make {self.volume_id} from {image.snapshot_id}"
-        with self._place.ioctx(what) as ioctx:
+        error_text = f"cannot make {self.volume_id} from {image.snapshot_id}"
+        with self._place.ioctx(error_text) as ioctx:
             source = self.snapshots.image_of(ioctx, image)
             self._clone(ioctx, source, image.snapshot_id, size_bytes)
 

@@ -53,8 +53,8 @@ class VolumeImages:
 
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
         """Grow the image to `size_bytes`, never shrink it; librbd notifies its clients. Raises `ImageMissing`."""
-        what = f"cannot grow the image of {volume_id}"
-        with self.place.turn(volume_id), self.place.volume(volume_id, what) as ioctx:
+        error_text = f"cannot grow the image of {volume_id}"
+        with self.place.turn(volume_id), self.place.volume(volume_id, error_text) as ioctx:
             with self.place.image(ioctx, volume_id) as image:
                 if image.size() >= size_bytes:
                     return
@@ -89,8 +89,8 @@ class VolumeImages:
 
     def delete_image(self, volume_id: volumes.VolumeId) -> None:
         """Move the image to the trash, or aside while it has snapshots; raises `StillAttached`, `ForeignImage`."""
-        what = f"cannot delete the image of {volume_id}"
-        with self.place.turn(volume_id), self.place.ioctx(what) as ioctx:
+        error_text = f"cannot delete the image of {volume_id}"
+        with self.place.turn(volume_id), self.place.ioctx(error_text) as ioctx:
             if not self.place.has_image(ioctx, volume_id):
                 librbd_objects.forget_removed(ioctx, volume_id)
                 image_use.forget_deletion(ioctx, volume_id)

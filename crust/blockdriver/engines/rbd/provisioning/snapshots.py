@@ -116,15 +116,15 @@ class RbdTaking:
     def take(self, image: Snapshot) -> None:
         """Take a snapshot; it replaces one of that name, which has no record. Raises `ImageMissing`."""
         place, volume_id = self.snapshots.place, image.volume_id
-        what = f"cannot take a snapshot of {volume_id}"
-        with place.turn(volume_id), place.volume(volume_id, what) as ioctx:
+        error_text = f"cannot take a snapshot of {volume_id}"
+        with place.turn(volume_id), place.volume(volume_id, error_text) as ioctx:
             try:
                 with image_use.changing(place, ioctx, volume_id) as opened:
                     _remove_from(opened, image.snapshot_id)
                     opened.create_snap(image.snapshot_id)
             except binding.load().rbd.ImageExists as err:
                 # the client that has the image open must make it, and does not know yet that it was removed
-                raise CephImageBusy(what, errno.EEXIST) from err
+                raise CephImageBusy(error_text, errno.EEXIST) from err
 
     def moved_on(self, image: Snapshot) -> bool:
         """Whether an object differs from the snapshot, by the object map."""
