@@ -24,8 +24,8 @@ class FakeSysfs:
 
     def load(self) -> None:
         (self.bus / "devices").mkdir(parents=True)
-        for each in ("add_single_major", "remove_single_major"):
-            (self.bus / each).touch()
+        for name in ("add_single_major", "remove_single_major"):
+            (self.bus / name).touch()
         (self.bus / "supported_features").write_text(f"{self.features:#x}\n")
 
     def write(self, path: str, data: bytes) -> None:
@@ -49,7 +49,7 @@ class FakeSysfs:
             number, self.fails = self.fails, 0
             raise OSError(number, os.strerror(number))
         _, options, _, image, _ = line.split(" ")
-        spaces = [each for each in options.split(",") if each.startswith("_pool_ns=")]
+        spaces = [option for option in options.split(",") if option.startswith("_pool_ns=")]
         number = len(list((self.bus / "devices").iterdir()))
         self._make(number, line, spaces[0].removeprefix("_pool_ns=") if spaces else "", image)
 
@@ -70,6 +70,6 @@ class FakeSysfs:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
         if number in self.opened:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-        for each in directory.iterdir():
-            each.unlink()
+        for attribute in directory.iterdir():
+            attribute.unlink()
         directory.rmdir()

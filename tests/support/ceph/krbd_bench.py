@@ -114,8 +114,8 @@ class Bench:
 
     @contextlib.contextmanager
     def ioctx(self) -> Iterator[Any]:
-        with self.ceph.ioctx(POOL, self.namespace) as found:
-            yield found
+        with self.ceph.ioctx(POOL, self.namespace) as ioctx:
+            yield ioctx
 
     def claimed(self, image: str) -> AbstractContextManager[ClusterImage]:
         return as_admin(self.ceph, self.namespace, image)
@@ -198,11 +198,11 @@ class Volume:
 
     async def mapped(self) -> list[str]:
         """The addresses of the kernel's clients that have the image."""
-        found = await self.bench.vm.shell(
-            f"cd {BUS}; for each in *; do [ -e $each ] || continue;"
-            f' [ "$(cat $each/name)" != {self.id} ] || cat $each/client_addr; done'
+        addresses = await self.bench.vm.shell(
+            f"cd {BUS}; for device in *; do [ -e $device ] || continue;"
+            f' [ "$(cat $device/name)" != {self.id} ] || cat $device/client_addr; done'
         )
-        return found.split()
+        return addresses.split()
 
     def holders(self) -> tuple[Holder, ...]:
         with self.bench.ioctx() as ioctx:

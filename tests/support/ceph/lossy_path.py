@@ -33,15 +33,15 @@ class LossyPath:
     def wait_until_sent(self, data_bytes: int) -> None:
         """Until the process's kernel has so much in a socket that nobody has acknowledged."""
         pause = threading.Event()
-        while max(each.unsent for each in self._own()) < data_bytes:
+        while max(connection.unsent for connection in self._own()) < data_bytes:
             pause.wait(0.05)
 
     def deliver(self) -> None:
         """Deliver again, and wait until the daemons have read all that the process had sent."""
-        for each in (*self.far_ends, *self.ends):
-            each.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+        for end in (*self.far_ends, *self.ends):
+            end.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
         pause = threading.Event()
-        while any(each.unsent for each in self._own()):
+        while any(connection.unsent for connection in self._own()):
             pause.wait(0.1)
         while any(
             connection.unread for connection in _connections() if connection.peer in self.ports
@@ -49,8 +49,8 @@ class LossyPath:
             pause.wait(0.1)
 
     def close(self) -> None:
-        for each in (*self.far_ends, *self.ends):
-            each.close()
+        for end in (*self.far_ends, *self.ends):
+            end.close()
 
     def _own(self) -> list["_Connection"]:
         return [connection for connection in _connections() if connection.port in self.ports]
@@ -72,12 +72,12 @@ class _Connection:
 def cut(pid: int, *, answers_alone: bool = False) -> Iterator[LossyPath]:
     """Cut the process off from whatever it is connected to by TCP, in both directions or only towards it."""
     own = _sockets(pid)
-    ports = frozenset(each.getsockname()[1] for each in own)
+    ports = frozenset(end.getsockname()[1] for end in own)
     far_ends = [] if answers_alone else [far for port in ports for far in _far_ends(port)]
     path = LossyPath(own, far_ends, ports)
     try:
-        for each in (*path.far_ends, *own):
-            _drop_all(each)
+        for end in (*path.far_ends, *own):
+            _drop_all(end)
         yield path
     finally:
         path.close()
@@ -85,14 +85,14 @@ def cut(pid: int, *, answers_alone: bool = False) -> Iterator[LossyPath]:
 
 def _sockets(pid: int) -> list[socket.socket]:
     """Duplicates of its connected TCP sockets."""
-    found = []
+    ends = []
     for number in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/{pid}/fd/{number}").startswith("socket:"):
-                each = _duplicate(pid, int(number))
-                if each.family == socket.AF_INET and each.getpeername():
-                    found.append(each)
-    return found
+                end = _duplicate(pid, int(number))
+                if end.family == socket.AF_INET and end.getpeername():
+                    ends.append(end)
+    return ends
 
 
 def _far_ends(port: int) -> list[socket.socket]:
@@ -100,39 +100,39 @@ def _far_ends(port: int) -> list[socket.socket]:
     inodes = {
         f"socket:[{connection.inode}]" for connection in _connections() if connection.peer == port
     }
-    found: dict[str, socket.socket] = {}
+    ends: dict[str, socket.socket] = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             for number in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
                     name = os.readlink(f"/proc/{pid}/fd/{number}")
-                    if name in inodes and name not in found:
-                        found[name] = _duplicate(int(pid), int(number))
-    return list(found.values())
+                    if name in inodes and name not in ends:
+                        ends[name] = _duplicate(int(pid), int(number))
+    return list(ends.values())
 
 
 def _connections() -> list[_Connection]:
-    found = []
+    connections = []
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         _, local, remote, _, queues, *_, inode = line.split()[:10]
-        port, peer = (int(each.rpartition(":")[2], 16) for each in (local, remote))
-        unsent, unread = (int(each, 16) for each in queues.split(":"))
-        found.append(_Connection(inode, port, peer, unsent, unread))
-    return found
+        port, peer = (int(address.rpartition(":")[2], 16) for address in (local, remote))
+        unsent, unread = (int(queue, 16) for queue in queues.split(":"))
+        connections.append(_Connection(inode, port, peer, unsent, unread))
+    return connections
 
 
 def _duplicate(pid: int, number: int) -> socket.socket:
     pidfd = os.pidfd_open(pid)
     try:
-        found = _LIBC.syscall(_PIDFD_GETFD, pidfd, number, 0)
+        descriptor = _LIBC.syscall(_PIDFD_GETFD, pidfd, number, 0)
     finally:
         os.close(pidfd)
-    if found < 0:
+    if descriptor < 0:
         raise OSError(ctypes.get_errno(), "pidfd_getfd")
-    return socket.socket(fileno=found)
+    return socket.socket(fileno=descriptor)
 
 
-def _drop_all(each: socket.socket) -> None:
+def _drop_all(end: socket.socket) -> None:
     code = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF_RET | BPF_K 0
     program = struct.pack("HxxxxxxQ", 1, ctypes.addressof(code))
-    each.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+    end.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)

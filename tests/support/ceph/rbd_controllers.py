@@ -76,9 +76,9 @@ class Controllers:
             yield image
 
     def end(self) -> None:
-        for each in self._made:
-            each.stores.pool.let_go()
-            connection_of(each).close()
+        for driver in self._made:
+            driver.stores.pool.let_go()
+            connection_of(driver).close()
 
 
 def connection_of(driver: Driver) -> Connection:

@@ -41,8 +41,8 @@ def read(ioctx: Any, name: str, length: int, offset: int = 0) -> bytes:
     import rbd
 
     with rbd.Image(ioctx, name, read_only=True) as image:
-        found: bytes = image.read(offset, length)
-        return found
+        content: bytes = image.read(offset, length)
+        return content
 
 
 RECORDS = {RecordKind.VOLUMES: b"a volume", RecordKind.CONTENT: b"its content"}
@@ -115,7 +115,7 @@ def ceph_text(text: str) -> bytes:
 
 def trash(engine: RbdProvisioning) -> list[str]:
     with engine.place.ioctx("cannot list") as ioctx:
-        return [each["name"] for each in engine.place.images.trash_list(ioctx)]
+        return [image["name"] for image in engine.place.images.trash_list(ioctx)]
 
 
 def names(engine: RbdProvisioning) -> list[str]:
@@ -126,11 +126,11 @@ def names(engine: RbdProvisioning) -> list[str]:
 def present(engine: RbdProvisioning) -> set[str]:
     """The snapshots of all images, those of unfinished sets included."""
     with engine.place.ioctx("cannot list") as ioctx:
-        found = set()
+        snapshots = set()
         for name in engine.place.names(ioctx):
             with engine.place.image(ioctx, name) as image:
-                found.update(user_snapshots(image))
-        return found
+                snapshots.update(user_snapshots(image))
+        return snapshots
 
 
 def lock_owners(engine: RbdProvisioning, name: str) -> frozenset[str]:

@@ -158,7 +158,7 @@ class RbdNode:
 
     def notes(self) -> list[str]:
         """The volumes that the node has noted as attached."""
-        return [each.name for each in (self.base / self.driver.name).glob("rbd/*/*")]
+        return [note.name for note in (self.base / self.driver.name).glob("rbd/*/*")]
 
     async def until_connected_as(self, *users: str) -> None:
         """Wait until of our users these have a connection, and no others."""
@@ -170,8 +170,8 @@ class RbdNode:
     def check_no_key_anywhere(self) -> None:
         """No file of the node, its log, command line and environment have a key."""
         pid = int(self.driver.pid.read_text())
-        files = [each for each in self.base.rglob("*") if each.is_file()]
-        files += [Path(f"/proc/{pid}/{each}") for each in ("cmdline", "environ")]
+        files = [path for path in self.base.rglob("*") if path.is_file()]
+        files += [Path(f"/proc/{pid}/{name}") for name in ("cmdline", "environ")]
         assert self.driver.log.read_bytes(), "nothing is logged"
         for file in files:
             data = file.read_bytes()

@@ -195,8 +195,8 @@ class FakeDriver:
 
     def GetPluginCapabilities(self, request: Any) -> Any:
         of = csi_pb2.PluginCapability
-        wire = [of(service=_Service(type=each)) for each in self.plugin]
-        wire += [of(volume_expansion=_Expansion(type=each)) for each in self.expansion]
+        wire = [of(service=_Service(type=kind)) for kind in self.plugin]
+        wire += [of(volume_expansion=_Expansion(type=kind)) for kind in self.expansion]
         return csi_pb2.GetPluginCapabilitiesResponse(capabilities=wire)
 
     def GroupControllerGetCapabilities(self, request: Any) -> Any:
@@ -249,8 +249,8 @@ class FakeDriver:
         if "Health" in method and self.profile == "1.12":
             raise Failure(Code.UNIMPLEMENTED, f"CSI 1.12 has no {method}")
         for service in self._services:
-            if found := getattr(service, method, None):
-                return found  # type: ignore[no-any-return]
+            if work := getattr(service, method, None):
+                return work  # type: ignore[no-any-return]
         raise Failure(Code.UNIMPLEMENTED, f"{method} is not served")
 
     async def _racing(self, method: str, work: Callable[[Any], Any], request: Any) -> Any:
@@ -320,14 +320,14 @@ class FakeDriver:
 
     def _write_sizes(self) -> None:
         known = {
-            device_of(key): each.wire.capacity_bytes for key, each in self.state.volumes.items()
+            device_of(key): volume.wire.capacity_bytes for key, volume in self.state.volumes.items()
         }
         Path(f"{self._sizes_file}.new").write_text(json.dumps(known), encoding="utf-8")
         os.rename(f"{self._sizes_file}.new", self._sizes_file)
 
 
 def _rpcs(of: Any, types: Iterable[int]) -> list[Any]:
-    return [of(rpc=of.RPC(type=each)) for each in types]
+    return [of(rpc=of.RPC(type=kind)) for kind in types]
 
 
 def _raise(failure: Failure | None) -> None:
@@ -362,8 +362,8 @@ class _Handlers(grpc.GenericRpcHandler):
             return await self._answered(name, request, context)
 
         async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
-            for each in await self._answered(name, request, context):
-                yield each
+            for message in await self._answered(name, request, context):
+                yield message
 
         read = message_factory.GetMessageClass(method.input_type).FromString
         if method.server_streaming:
@@ -371,15 +371,15 @@ class _Handlers(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(answer, read, _written)
 
     async def _answered(self, name: str, request: Any, context: Context) -> Any:
-        found: Any
+        answer: Any
         try:
-            found = await self._driver.answer(name, request, context)
+            answer = await self._driver.answer(name, request, context)
         except Failure as failure:
-            found = failure
-        found = self._driver.twist(name, request, found)
-        if isinstance(found, Failure):
-            await self._driver.refuse(found, context)
-        return found
+            answer = failure
+        answer = self._driver.twist(name, request, answer)
+        if isinstance(answer, Failure):
+            await self._driver.refuse(answer, context)
+        return answer
 
 
 def _written(message: Any) -> bytes:

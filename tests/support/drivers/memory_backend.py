@@ -49,16 +49,16 @@ class MemoryMaking:
     def restore(self, image: Image, size_bytes: int) -> None:
         """An image at least as large as the snapshot."""
         self.backend.check_snapshot(image)
-        found = self.backend.snapshots[image.snapshot_id]
-        self.create(max(size_bytes, found))
+        snapshot_bytes = self.backend.snapshots[image.snapshot_id]
+        self.create(max(size_bytes, snapshot_bytes))
 
     def clone(self, source: volumes.VolumeId, *, source_bytes: int, size_bytes: int) -> None:
         """An image at least as large as the source."""
         self.backend.check_image(source)
-        found = self.backend.images[source]
-        if found < source_bytes:
+        image_bytes = self.backend.images[source]
+        if image_bytes < source_bytes:
             raise errors.Corrupt(f"{source} is cut short")
-        self.create(max(size_bytes, found))
+        self.create(max(size_bytes, image_bytes))
 
     def commit(self, records: Mapping[RecordKind, bytes]) -> None:
         """Name the directory, which has the number from then on, whether the call ends or not."""
@@ -169,8 +169,8 @@ class MemoryBackend:
             self.sets.remove(set_id)
         finally:
             if set_id not in self.sets.ids():
-                for each in [snapshot for snapshot in self.snapshots if set_of(snapshot) == set_id]:
-                    del self.snapshots[each]
+                for snapshot in [s for s in self.snapshots if set_of(s) == set_id]:
+                    del self.snapshots[snapshot]
 
     def check_image(self, volume_id: volumes.VolumeId) -> None:
         if volume_id not in self.images:

@@ -48,7 +48,7 @@ def _without_deferral(metadata: Metadata) -> Metadata:
         if key != extensions.KEY or isinstance(value, bytes):
             kept.append((key, value))
             continue
-        others = [each for each in value.split(",") if each.strip() != extensions.DEFERRAL]
+        others = [name for name in value.split(",") if name.strip() != extensions.DEFERRAL]
         kept.append((key, ",".join(others)))
     return tuple(kept)
 

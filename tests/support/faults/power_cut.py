@@ -83,14 +83,14 @@ class Recorder:
             relative = self._relative(path)
             if relative is None:
                 self.all_synced()
-            elif isinstance(found := self._now.get(relative), _Directory):
-                found.names = {
-                    os.path.basename(name): each
-                    for name, each in self._now.items()
+            elif isinstance(node := self._now.get(relative), _Directory):
+                node.names = {
+                    os.path.basename(name): child
+                    for name, child in self._now.items()
                     if name and os.path.dirname(name) == relative
                 }
-            elif found is not None:
-                found.saved = self._save(path)
+            elif node is not None:
+                node.saved = self._save(path)
             self._changed()
 
     def all_synced(self) -> None:
@@ -120,7 +120,7 @@ class Recorder:
 
     def _move_below(self, old: str, new: str) -> None:
         """What is in a directory that has another name now."""
-        for path in [each for each in self._now if each.startswith(f"{old}/")]:
+        for path in [path for path in self._now if path.startswith(f"{old}/")]:
             self._now[new + path.removeprefix(old)] = self._now.pop(path)
 
     def unnamed(self, path: str) -> None:
@@ -151,16 +151,16 @@ class Recorder:
 
     def _tree(self) -> Tree:
         if self.names_survive:
-            return {path: _content(each) for path, each in self._now.items() if path}
-        found: Tree = {}
+            return {path: _content(node) for path, node in self._now.items() if path}
+        tree: Tree = {}
         pending = [("", self._now[""])]
         while pending:
             directory, node = pending.pop()
-            for name, each in node.names.items() if isinstance(node, _Directory) else ():
+            for name, child in node.names.items() if isinstance(node, _Directory) else ():
                 path = os.path.join(directory, name)
-                found[path] = _content(each)
-                pending.append((path, each))
-        return found
+                tree[path] = _content(child)
+                pending.append((path, child))
+        return tree
 
     def _changed(self) -> None:
         tree = self._tree()

@@ -157,7 +157,7 @@ class Controller:
             raise Failure(Code.INVALID_ARGUMENT, "no capability")
         volume = self.state.find(request.volume_id)
         check_map(request.volume_context)
-        kinds = {each.WhichOneof("access_type") for each in volume.request.volume_capabilities}
+        kinds = {wanted.WhichOneof("access_type") for wanted in volume.request.volume_capabilities}
         for capability in request.volume_capabilities:
             if capability.WhichOneof("access_type") not in kinds:
                 return csi_pb2.ValidateVolumeCapabilitiesResponse(message="not made for this")
@@ -182,8 +182,8 @@ class Controller:
         ids = [
             volume for volume in sorted(self.state.volumes) if inline or volume.startswith("vol-")
         ]
-        found, token = self._page(ids, request)
-        entries = [self._entry(self.state.volumes[each]) for each in found]
+        listed, token = self._page(ids, request)
+        entries = [self._entry(self.state.volumes[volume_id]) for volume_id in listed]
         return csi_pb2.ListVolumesResponse(entries=entries, next_token=token)
 
     def _page(self, ids: list[str], request: Any) -> tuple[list[str], str]:
@@ -213,8 +213,8 @@ class Controller:
     def GetCapacity(self, request: Any) -> Any:
         check_map_size(request.parameters)
         asked = dict(request.accessible_topology.segments)
-        there = asked in ({}, TOPOLOGY) or "any-topology" in self.faults
-        return csi_pb2.GetCapacityResponse(available_capacity=POOL_BYTES if there else 0)
+        reachable = asked in ({}, TOPOLOGY) or "any-topology" in self.faults
+        return csi_pb2.GetCapacityResponse(available_capacity=POOL_BYTES if reachable else 0)
 
     def ControllerGetNodeInfo(self, request: Any) -> Any:
         check_text(request.node_id, 256)
@@ -230,7 +230,7 @@ class Controller:
         )
 
     def _on_node(self, node_id: str) -> list[str]:
-        return [key for key, each in self.state.volumes.items() if node_id in each.attached]
+        return [key for key, volume in self.state.volumes.items() if node_id in volume.attached]
 
     def ControllerPublishVolume(self, request: Any) -> Any:
         check_text(request.volume_id)
@@ -239,7 +239,7 @@ class Controller:
         volume = self.state.find(request.volume_id)
         if request.node_id not in (NODE, "node-2"):
             raise Failure(Code.NOT_FOUND, "no such node")
-        others = [each for each in volume.attached if each != request.node_id]
+        others = [node for node in volume.attached if node != request.node_id]
         if others:
             raise Failure(Code.FAILED_PRECONDITION, f"attached to {others[0]}")
         taken = self._on_node(request.node_id)
@@ -344,13 +344,13 @@ class Controller:
     def ListSnapshots(self, request: Any) -> Any:
         chosen = [
             key
-            for key, each in sorted(self.state.snapshots.items())
+            for key, snapshot in sorted(self.state.snapshots.items())
             if request.snapshot_id in ("", key)
-            and request.source_volume_id in ("", each.wire.source_volume_id)
+            and request.source_volume_id in ("", snapshot.wire.source_volume_id)
         ]
-        found, token = self._page(chosen, request)
+        listed, token = self._page(chosen, request)
         entry = csi_pb2.ListSnapshotsResponse.Entry
-        entries = [entry(snapshot=self.state.snapshots[each].wire) for each in found]
+        entries = [entry(snapshot=self.state.snapshots[snapshot_id].wire) for snapshot_id in listed]
         return csi_pb2.ListSnapshotsResponse(entries=entries, next_token=token)
 
 

@@ -50,8 +50,8 @@ class MemoryHost(HostView):
         return self._targets[str(path)].mounts if str(path) in self._targets else 0
 
     def mounts_below(self, path: Path) -> list[Path]:
-        found = [Path(each) for each, at in self._targets.items() if at.mounts]
-        return [each for each in found if each.is_relative_to(path)]
+        mounted = [Path(target) for target, at in self._targets.items() if at.mounts]
+        return [target for target in mounted if target.is_relative_to(path)]
 
     def unmount(self, path: Path) -> None:
         self._targets.pop(str(path), None)

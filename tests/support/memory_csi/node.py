@@ -118,8 +118,8 @@ class Node:
         return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=wire.capacity_bytes)
 
     def NodeGetVolumeHealth(self, request: Any) -> Any:
-        found = csi_pb2.VolumeHealth(volume_id=request.volume_id, health_statuses=self.findings)
-        return csi_pb2.NodeGetVolumeHealthResponse(volume_health=found)
+        health = csi_pb2.VolumeHealth(volume_id=request.volume_id, health_statuses=self.findings)
+        return csi_pb2.NodeGetVolumeHealthResponse(volume_health=health)
 
 
 class StrictNode(Node):
@@ -185,17 +185,17 @@ class StrictNode(Node):
             self._make_ephemeral(request)
         else:
             self._check_staged(request)
-        there = self.state.targets.get(request.target_path)
-        if there is None:
+        published = self.state.targets.get(request.target_path)
+        if published is None:
             self._check_sharing(self.find(request.volume_id), request.volume_capability)
         try:
             answer = super().NodePublishVolume(request)
         except Failure:
-            if there is not None:
-                there.mounts -= "republish-unmounts" in self.faults
+            if published is not None:
+                published.mounts -= "republish-unmounts" in self.faults
             raise
-        if there is not None:
-            there.mounts += "mounts-again" in self.faults
+        if published is not None:
+            published.mounts += "mounts-again" in self.faults
         return answer
 
     def _check_staged(self, request: Any) -> None:
@@ -215,21 +215,21 @@ class StrictNode(Node):
             raise Failure(Code.FAILED_PRECONDITION, "with another capability")
 
     def published(self, request: Any) -> Published:
-        found = super().published(request)
-        found.capability = request.volume_capability.SerializeToString()
+        published = super().published(request)
+        published.capability = request.volume_capability.SerializeToString()
         kept = {
             key: value
             for key, value in request.volume_context.items()
             if not key.startswith(SIDECARS) or "strict-context" in self.faults
         }
-        found.identity = (*found.identity, found.capability, kept)
+        published.identity = (*published.identity, published.capability, kept)
         is_block = request.volume_capability.HasField("block")
-        found.is_block = is_block and "block-is-a-file" not in self.faults
-        found.readonly = self._is_readonly(request, found.volume)
+        published.is_block = is_block and "block-is-a-file" not in self.faults
+        published.readonly = self._is_readonly(request, published.volume)
         if "no-group" not in self.faults:
-            found.group = int(request.volume_capability.mount.volume_mount_group or 0)
-        found.mounts = 0 if request.defer_fs_ops and "defer-mounts" not in self.faults else 1
-        return found
+            published.group = int(request.volume_capability.mount.volume_mount_group or 0)
+        published.mounts = 0 if request.defer_fs_ops and "defer-mounts" not in self.faults else 1
+        return published
 
     def _is_readonly(self, request: Any, volume: Volume) -> bool:
         """Whether nothing may be written; each fault forgets one of the ways to say so."""
@@ -242,7 +242,7 @@ class StrictNode(Node):
             "ro-is-writable": "ro" in capability.mount.mount_flags,
             "attached-readonly-is-writable": volume.readonly,
         }
-        return any(said for fault, said in ways.items() if fault not in self.faults)
+        return any(readonly for fault, readonly in ways.items() if fault not in self.faults)
 
     def _make_ephemeral(self, request: Any) -> None:
         check_text(request.volume_id)
@@ -262,8 +262,8 @@ class StrictNode(Node):
         else:
             super().NodeUnpublishVolume(request)
         if "unpublish-forgets-all" in self.faults:
-            for each in [k for k, v in self.state.targets.items() if v.volume is published.volume]:
-                del self.state.targets[each]
+            for path in [k for k, v in self.state.targets.items() if v.volume is published.volume]:
+                del self.state.targets[path]
         if request.volume_id.startswith("csi-") and "ephemeral-stays" not in self.faults:
             self.state.volumes.pop(request.volume_id, None)
         return csi_pb2.NodeUnpublishVolumeResponse()
@@ -282,17 +282,17 @@ class StrictNode(Node):
         usage = csi_pb2.VolumeUsage
         condition = csi_pb2.VolumeCondition(message="nothing is wrong")
         if published.is_block:
-            found = [usage(unit=usage.BYTES, total=len(content.raw))]
-            return csi_pb2.NodeGetVolumeStatsResponse(usage=found, volume_condition=condition)
+            usages = [usage(unit=usage.BYTES, total=len(content.raw))]
+            return csi_pb2.NodeGetVolumeStatsResponse(usage=usages, volume_condition=condition)
         used = sum(map(len, content.files.values()))
         total = content.fs_bytes
         if "constant-stats" in self.faults:
             used = 0
-        found = [
+        usages = [
             usage(unit=usage.BYTES, total=total, used=used, available=total - used),
             usage(unit=usage.INODES, total=99, used=len(content.files), available=50),
         ]
-        return csi_pb2.NodeGetVolumeStatsResponse(usage=found, volume_condition=condition)
+        return csi_pb2.NodeGetVolumeStatsResponse(usage=usages, volume_condition=condition)
 
     def NodeExpandVolume(self, request: Any) -> Any:
         published = self._at(request.volume_id, request.volume_path)

@@ -104,14 +104,14 @@ def _simplified(request: Any) -> Any:
     asked = type(request)()
     asked.CopyFrom(request)
     fields = asked.DESCRIPTOR.fields_by_name
-    for each in set(_MAPS) & set(fields):
-        asked.ClearField(each)
+    for name in set(_MAPS) & set(fields):
+        asked.ClearField(name)
     if "name" in fields and asked.name:
         asked.name = hashlib.sha256(asked.name.encode()).hexdigest()
     if "max_entries" in fields:
         asked.max_entries = max(0, asked.max_entries)
-    for each in asked.volume_capabilities if "volume_capabilities" in fields else ():
-        _any_filesystem(each)
+    for capability in asked.volume_capabilities if "volume_capabilities" in fields else ():
+        _any_filesystem(capability)
     if "volume_capability" in fields and asked.HasField("volume_capability"):
         _any_filesystem(asked.volume_capability)
     return asked

@@ -144,10 +144,10 @@ def check_map_size(values: Mapping[str, str]) -> None:
 
 def check_topology(requirement: csi_pb2.TopologyRequirement) -> None:
     """RESOURCE_EXHAUSTED unless one of the requisite topologies is the driver's."""
-    required = [dict(each.segments) for each in requirement.requisite]
+    required = [dict(term.segments) for term in requirement.requisite]
     if required and TOPOLOGY not in required:
         raise Failure(Code.RESOURCE_EXHAUSTED, "not there")
-    if required and any(dict(each.segments) not in required for each in requirement.preferred):
+    if required and any(dict(term.segments) not in required for term in requirement.preferred):
         raise Failure(Code.INVALID_ARGUMENT, "what is preferred is not requisite")
 
 
@@ -168,8 +168,8 @@ def page(
     if token and not token.startswith("after:"):
         raise Failure(Code.ABORTED, "no such token")
     last = token.removeprefix("after:")
-    rest = ids[int(last or 0) :] if by_position else [each for each in ids if each > last]
-    found = rest[:max_entries] if max_entries else rest
-    if len(found) == len(rest):
-        return found, ""
-    return found, f"after:{len(ids) - len(rest) + len(found) if by_position else found[-1]}"
+    rest = ids[int(last or 0) :] if by_position else [key for key in ids if key > last]
+    listed = rest[:max_entries] if max_entries else rest
+    if len(listed) == len(rest):
+        return listed, ""
+    return listed, f"after:{len(ids) - len(rest) + len(listed) if by_position else listed[-1]}"
