@@ -128,10 +128,10 @@ class KataNode:
             time.sleep(0.1)
         raise AssertionError("it has not happened within a minute")
 
-    def co(self, what: str, name: str) -> Answer:
+    def co(self, command: str, name: str) -> Answer:
         """Call CSI as a kubelet and the sidecars do, for a volume of that name: see `orchestrator`."""
         program = str(ROOT / "tests" / "real_kata" / "orchestrator.py")
-        return self.run(sys.executable, program, what, name, self.handler, str(self.state))
+        return self.run(sys.executable, program, command, name, self.handler, str(self.state))
 
     def formatted(self, name: str) -> int:
         """How often the proxy has made the filesystem of a volume."""
@@ -218,7 +218,7 @@ def _answer(command: list[str], environment: dict[str, str] | None = None) -> An
 
 def _runtimes() -> dict[str, tuple[str, str, str]]:
     """KATA_RUNTIMES: name=configuration or name=configuration:shim, separated by commas."""
-    pairs = (each.split("=", 1) for each in os.environ.get("KATA_RUNTIMES", "").split(",") if each)
+    pairs = (pair.split("=", 1) for pair in os.environ.get("KATA_RUNTIMES", "").split(",") if pair)
     return {name: paths.partition(":") for name, paths in pairs}
 
 
@@ -249,8 +249,8 @@ def node(
     try:
         yield made
     finally:
-        for each in (made.crust, *made.vendor):
-            each.end()
+        for service in (made.crust, *made.vendor):
+            service.end()
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ DRIVERS = {
 }
 
 
-async def main(what: str, name: str, handler: str, state: str) -> None:
+async def main(command: str, name: str, handler: str, state: str) -> None:
     """Make the calls; the volume is remembered in a file of `state`."""
     driver, *rest = name.split("-")
     of, fs_type = DRIVERS[driver], "xfs" if "xfs" in rest else "ext4"
@@ -69,39 +69,39 @@ async def main(what: str, name: str, handler: str, state: str) -> None:
             remembered.write_bytes(made.SerializeToString())
         volume = csi_pb2.Volume.FromString(remembered.read_bytes())
         target = kubelet.target(name * 10 if "long" in rest else name)
-        if what == "up" and "ro" in rest:
+        if command == "up" and "ro" in rest:
             await _fill(kubelet, volume, target, fs_type)
             await _publish(kubelet, volume, target, fs_type, readonly=True)
             print(target)  # noqa: T201
         else:
-            await _call(what, kubelet, volume, target, fs_type)
+            await _call(command, kubelet, volume, target, fs_type)
     finally:
         await kubelet.close()
 
 
 async def _call(
-    what: str, kubelet: Kubelet, volume: csi_pb2.Volume, target: Path, fs_type: str
+    command: str, kubelet: Kubelet, volume: csi_pb2.Volume, target: Path, fs_type: str
 ) -> None:
     grown_bytes = 2 * SIZE_BYTES[fs_type]
-    if what == "up":
+    if command == "up":
         await _publish(kubelet, volume, target, fs_type)
         print(target)  # noqa: T201
-    elif what == "stats":
+    elif command == "stats":
         usage = (await kubelet.stats(volume, target))[BYTES]
         print(usage.total, usage.used)  # noqa: T201
-    elif what == "grow":
+    elif command == "grow":
         await kubelet.expand(volume, target, grown_bytes)
-    elif what == "on-host":
+    elif command == "on-host":
         volume.volume_context["crust.dev/defer"] = "never"
         await _publish(kubelet, volume, target, fs_type)
         await kubelet.expand(volume, target, grown_bytes)
         await kubelet.unpublish(volume, target)
         await kubelet.unstage(volume)
-    if what in ("unpublish", "down"):
+    if command in ("unpublish", "down"):
         await kubelet.unpublish(volume, target)
-    if what in ("unstage", "down"):
+    if command in ("unstage", "down"):
         await kubelet.unstage(volume)
-    if what == "down":
+    if command == "down":
         await kubelet.delete(volume)
 
 

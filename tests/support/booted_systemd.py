@@ -81,8 +81,8 @@ class Machine:
 
 def children(pid: int) -> list[int]:
     """The processes that a process has started."""
-    found = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(each) for each in found.read_text().split()]
+    listing = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in listing.read_text().split()]
 
 
 @contextmanager
@@ -93,10 +93,10 @@ def machine() -> Iterator[Machine]:
         root = _root(base)
         _install_environment(root)
         with _booted(base, root) as leader:
-            found = Machine(root, leader)
+            booted = Machine(root, leader)
             for number in range(_LOOPS):
-                found.run("mknod", "-m", "600", f"/dev/loop{number}", "b", "7", str(number))
-            yield found
+                booted.run("mknod", "-m", "600", f"/dev/loop{number}", "b", "7", str(number))
+            yield booted
     finally:
         _detach_loops(base / "t" / "r")
         for mount in reversed(mountinfo.below(str(base))):
@@ -107,8 +107,8 @@ def machine() -> Iterator[Machine]:
 def _detach_loops(root: Path) -> None:
     """What a test that failed has left attached: a device keeps its file system alive after the unmount."""
     for image in (root / "var/lib/crust").rglob("*.img"):
-        for each in loop.find(image):
-            loop.detach(each)
+        for device in loop.find(image):
+            loop.detach(device)
 
 
 def _root(base: Path) -> Path:

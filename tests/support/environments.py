@@ -33,8 +33,8 @@ def build_wheel(into: Path) -> Path:
 
 def extras(wheel: Path) -> tuple[str, ...]:
     """The names of the extras that a wheel declares."""
-    (found,) = importlib.metadata.distributions(path=[str(wheel)])
-    return tuple(found.metadata.get_all("Provides-Extra") or ())
+    (distribution,) = importlib.metadata.distributions(path=[str(wheel)])
+    return tuple(distribution.metadata.get_all("Provides-Extra") or ())
 
 
 def make(directory: Path, wheel: Path, wanted: tuple[str, ...]) -> Path:

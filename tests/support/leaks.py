@@ -35,7 +35,7 @@ class Held:
             frozenset(remnants.devices(directory)),
             frozenset((m.mount_id, m.target) for m in mountinfo.read_all()),
             frozenset(
-                pid for pid in children() if not any(each in _command(pid) for each in _KEPT)
+                pid for pid in children() if not any(kept in _command(pid) for kept in _KEPT)
             ),
         )
 

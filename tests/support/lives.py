@@ -128,8 +128,8 @@ class Life:
         volume.content.append(chunk)
 
     async def _check(self, volume: Volume) -> None:
-        found = await asyncio.to_thread(_read, self._data(volume), len(volume.content))
-        assert found == b"".join(volume.content), f"{volume.name} lost bytes"
+        content = await asyncio.to_thread(_read, self._data(volume), len(volume.content))
+        assert content == b"".join(volume.content), f"{volume.name} lost bytes"
 
     def _data(self, volume: Volume) -> str:
         target = self._target(volume)

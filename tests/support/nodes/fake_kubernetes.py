@@ -41,7 +41,7 @@ class _Event:
     version: int
     collection: str
     kind: str
-    found: dict[str, Any]
+    item: dict[str, Any]
 
 
 class FakeKubernetes:
@@ -88,25 +88,25 @@ class FakeKubernetes:
         """Create or replace an object of another kind; `collection` is its plural, e.g. "csinodes"."""
         self.add({"metadata": {"name": name}, **content}, collection)
 
-    def add(self, found: dict[str, Any], collection: str) -> None:
+    def add(self, item: dict[str, Any], collection: str) -> None:
         """Create or replace an object; it gets the next version."""
         with self._changed:
             if not self.faults.lagging and collection == "pods":
                 self._old = {kind: dict(objects) for kind, objects in self._objects.items()}
             self._version += 1
-            metadata = {**found["metadata"], "resourceVersion": str(self._version)}
-            found = {**found, "metadata": metadata}
-            self._objects.setdefault(collection, {})[_key(metadata)] = found
-            self._note_change("ADDED", collection, found)
+            metadata = {**item["metadata"], "resourceVersion": str(self._version)}
+            item = {**item, "metadata": metadata}
+            self._objects.setdefault(collection, {})[_key(metadata)] = item
+            self._note_change("ADDED", collection, item)
 
     def remove_object(self, collection: str, name: str) -> None:
         with self._changed:
             self._version += 1
-            found = self._objects[collection].pop(_key({"name": name}))
-            self._note_change("DELETED", collection, found)
+            item = self._objects[collection].pop(_key({"name": name}))
+            self._note_change("DELETED", collection, item)
 
-    def _note_change(self, kind: str, collection: str, found: dict[str, Any]) -> None:
-        self._events.append(_Event(self._version, collection, kind, found))
+    def _note_change(self, kind: str, collection: str, item: dict[str, Any]) -> None:
+        self._events.append(_Event(self._version, collection, kind, item))
         self._changed.notify_all()
 
     def compact(self) -> None:
@@ -139,9 +139,9 @@ class FakeKubernetes:
                 return _found(objects.get(collection, {}).get(key), collection, name)
             selector = query.get("fieldSelector", [""])[0]
             items = [
-                found
-                for found in self._objects.get(collection, {}).values()
-                if _is_selected(found, selector)
+                item
+                for item in self._objects.get(collection, {}).values()
+                if _is_selected(item, selector)
             ]
             begin = int(query.get("continue", ["0"])[0])
             end = begin + int(query.get("limit", ["500"])[0])
@@ -170,7 +170,7 @@ class FakeKubernetes:
             for event in fresh:
                 since = event.version
                 if event.collection == collection:
-                    yield {"type": event.kind, "object": event.found}
+                    yield {"type": event.kind, "object": event.item}
         with self._changed:
             self._watched[collection] -= 1
 
@@ -187,8 +187,8 @@ class FakeKubernetes:
 
 def recorded(name: str) -> dict[str, Any]:
     """An object as Go's types write it, from tests/data/kubernetes."""
-    found: dict[str, Any] = json.loads(_text(name))
-    return found
+    item: dict[str, Any] = json.loads(_text(name))
+    return item
 
 
 @functools.cache
@@ -214,15 +214,15 @@ def _parsed(path: str) -> tuple[str, str, str]:
     return parts[0], namespace, parts[1] if len(parts) > 1 else ""
 
 
-def _is_selected(found: dict[str, Any], selector: str) -> bool:
+def _is_selected(item: dict[str, Any], selector: str) -> bool:
     if not selector:
         return True
-    return bool(found["spec"]["nodeName"] == selector.removeprefix("spec.nodeName="))
+    return bool(item["spec"]["nodeName"] == selector.removeprefix("spec.nodeName="))
 
 
-def _found(found: dict[str, Any] | None, collection: str, name: str) -> tuple[int, dict[str, Any]]:
-    if found is not None:
-        return 200, found
+def _found(item: dict[str, Any] | None, collection: str, name: str) -> tuple[int, dict[str, Any]]:
+    if item is not None:
+        return 200, item
     message = f'{collection} "{name}" not found'
     return 404, _refusal(404, "NotFound", message, {"name": name, "kind": collection})
 

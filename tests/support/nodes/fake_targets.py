@@ -167,8 +167,8 @@ class FakeDevices:
         if not path.startswith("/dev/"):
             raise errors.NotFound(f"there is no {path}")
         volume_id = path.removeprefix(fake_driver.device_of(""))
-        found = self.identities.get(volume_id) or fake_driver.identity_of(path)
-        return volumes.DeviceIdentity(*found)
+        identity = self.identities.get(volume_id) or fake_driver.identity_of(path)
+        return volumes.DeviceIdentity(*identity)
 
     def size_bytes(self, path: str, /) -> int:
         sizes = self.sizes_bytes

@@ -71,7 +71,7 @@ class Network:
 def network() -> Iterator[Network]:
     """A tap with a network of its own, gone after the block."""
     low = 4 * random.randrange(1, 1 << 13)
-    host, node = (f"10.213.{(low + each) >> 8}.{(low + each) & 255}" for each in (1, 2))
+    host, node = (f"10.213.{(low + number) >> 8}.{(low + number) & 255}" for number in (1, 2))
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
     try:
         asked = struct.pack("16sH22x", b"crust%d", _TAP)
@@ -176,8 +176,8 @@ class KernelNode:
         parameters += f"checkout={Path.cwd()}\npython={sys.executable}\n"
         disk = "driver=null-co,node-name=d{0},size=67108864,read-zeroes=on"
         disks = " ".join(
-            f"-blockdev {disk.format(each)} -device virtio-blk-pci,drive=d{each}"
-            for each in range(self.disks)
+            f"-blockdev {disk.format(number)} -device virtio-blk-pci,drive=d{number}"
+            for number in range(self.disks)
         )
         base = _base()
         initramfs.write_bytes(_initramfs(base, parameters))
@@ -209,7 +209,7 @@ def _base() -> Path:
     """The unpacked packages, which the guest image is made of."""
     image.build(CACHE, "standard")
     chosen = packages.resolve("standard")
-    digest = image.digest_of([f"{each.file_name} {each.sha256}".encode() for each in chosen])
+    digest = image.digest_of([f"{deb.file_name} {deb.sha256}".encode() for deb in chosen])
     return CACHE.absolute() / f"base-{digest}"
 
 
@@ -223,6 +223,6 @@ def _initramfs(base: Path, parameters: str) -> bytes:
         archive.file("parameters", parameters.encode()),
         archive.character_device("dev/console", 5, 1),
         archive.file("bin/busybox", (tree / "bin/busybox").read_bytes(), executable=True),
-        *(archive.directory(each) for each in ("proc", "sys", "lower", "upper", "new")),
-        *(archive.file(f"modules/{each}.ko", modules.path(each).read_bytes()) for each in order),
+        *(archive.directory(name) for name in ("proc", "sys", "lower", "upper", "new")),
+        *(archive.file(f"modules/{name}.ko", modules.path(name).read_bytes()) for name in order),
     ])  # fmt: skip

@@ -95,7 +95,7 @@ def _driver(message: str = "") -> views.DriverRow:
 def _handlers() -> tuple[views.HandlerRow, ...]:
     since = NOW - datetime.timedelta(hours=3)
     offered = (HandlerFeature.GROUP, HandlerFeature.ONLINE_EXPAND, HandlerFeature.STATS)
-    features = tuple(each.name for each in offered)
+    features = tuple(feature.name for feature in offered)
     return (views.HandlerRow("kata", "0.1.0", "/run/h.sock", ("ext4", "xfs"), features, 0, since),)
 
 

@@ -29,15 +29,15 @@ def all_errors() -> tuple[Kind, ...]:
             if "__main__" not in module.name:
                 importlib.import_module(module.name)
     ours = ("crust.", "examples.")
-    found = {each for each in _below(errors.CrustError) if each.__module__.startswith(ours)}
-    found.discard(status.PeerStatus)
-    return tuple(sorted(found, key=lambda each: (each.__name__, each.__module__)))
+    kinds = {kind for kind in _below(errors.CrustError) if kind.__module__.startswith(ours)}
+    kinds.discard(status.PeerStatus)
+    return tuple(sorted(kinds, key=lambda kind: (kind.__name__, kind.__module__)))
 
 
 def _below(kind: Kind) -> Iterator[Kind]:
-    for each in kind.__subclasses__():
-        yield each
-        yield from _below(each)
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _below(subclass)
 
 
 @functools.cache

@@ -11,6 +11,6 @@ PAGES = {"driver-author.md": "mini_driver.py", "runtime-author.md": "box_runtime
 def program(page: str) -> str:
     """The page's only program."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    (found,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert isinstance(found, str)
-    return found
+    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert isinstance(code, str)
+    return code

@@ -63,8 +63,8 @@ def left_frozen(bench: Bench, volume_id: str, target: str) -> Path:
 
 async def raw_pair(bench: Bench) -> tuple[list[str], list[str]]:
     made = [await bench.create(name, block()) for name in ("one", "two")]
-    ids = sorted(each.volume_id for each in made)
-    return ids, [await up(bench, each, raw=True) for each in ids]
+    ids = sorted(volume.volume_id for volume in made)
+    return ids, [await up(bench, volume_id, raw=True) for volume_id in ids]
 
 
 def records(bench: Bench) -> set[str]:

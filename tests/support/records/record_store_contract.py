@@ -56,8 +56,8 @@ def check_one_of_many_writers_wins(maker: Maker, make: Make) -> None:
     threads = [threading.Thread(target=write, args=[str(n).encode()]) for n in range(1, 9)]
     for thread in threads:
         thread.start()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.join()
     assert sorted(outcomes) == [False] * 7 + [True]
 
 

@@ -19,6 +19,6 @@ def kill_all_keepers(socket: Path) -> set[int]:
         with processes.ending(*pids) as (keeper, standby):
             # or the standby succeeds, and forks, before it is killed
             signal.pidfd_send_signal(standby, signal.SIGSTOP)
-            for each in (keeper, standby):
-                signal.pidfd_send_signal(each, signal.SIGKILL)
+            for pidfd in (keeper, standby):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         killed.update(pids)

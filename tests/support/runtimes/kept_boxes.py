@@ -33,13 +33,13 @@ class KeptBoxes(box_runtime.Boxes):
 
     async def start(self, box: str, source: str) -> str:
         """The order of H-44: machine, claim, keeper, and then the device."""
-        found = await asyncio.to_thread(resolve_source, self.root, source)
-        if isinstance(found, NotDeferred):
+        resolved = await asyncio.to_thread(resolve_source, self.root, source)
+        if isinstance(resolved, NotDeferred):
             return "ordinary"
         argv = ("unshare", "-m", "sh", "-c", BOOT, "sh", self.directory)
         vm = await create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE)
         try:
-            target = found.require_whole().target
+            target = resolved.require_whole().target
             wanted = (self.root, target, volumes.SandboxId(box), NAME)
             claim = await asyncio.to_thread(claim_volume, *wanted, features=FEATURES, pid=vm.pid)
             self.running[target] = (claim, vm)
@@ -57,8 +57,8 @@ class KeptBoxes(box_runtime.Boxes):
         for claim, vm in self.running.values():
             if claim.sandbox_id == box:
                 claim.hand_over()
-                for each in (vm, *self.asleep):
-                    await self._end(each)
+                for process in (vm, *self.asleep):
+                    await self._end(process)
                 await asyncio.to_thread(self._wait_until_free, claim.record.target)
         return await super().stop(box)
 

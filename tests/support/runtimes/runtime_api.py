@@ -45,7 +45,7 @@ async def limits_in_force(node: WholeNode) -> dict[str, volumes.IoLimits]:
     """The limits that QEMU enforces, by target path."""
     listed = await node.runtime.list()
     return {
-        target: volumes.IoLimits(**found)
-        for each in listed
-        for target, found in each["limits"].items()
+        target: volumes.IoLimits(**limits)
+        for volume in listed
+        for target, limits in volume["limits"].items()
     }

@@ -50,8 +50,8 @@ def environment(socket: str, state_dir: str, node_id: str) -> dict[str, str]:
 def main() -> None:
     """Become Ember."""
     parser = argparse.ArgumentParser()
-    for each in ("--socket", "--state-dir", "--node-id"):
-        parser.add_argument(each, required=True)
+    for option in ("--socket", "--state-dir", "--node-id"):
+        parser.add_argument(option, required=True)
     given = parser.parse_args()
     Path(given.state_dir, "volumes").mkdir(parents=True, exist_ok=True)
     settings = environment(given.socket, given.state_dir, given.node_id)

@@ -26,10 +26,10 @@ def render(directory: Path) -> list[dict[str, Any]]:
 @functools.cache
 def _command() -> tuple[str, ...]:
     """A kubectl since 1.21 has kustomize 4, and says its version since 1.24."""
-    said = subprocess.run(
+    answer = subprocess.run(
         ["kubectl", "version", "--client"], capture_output=True, text=True, check=False
     )
-    if "Kustomize Version: v" in said.stdout:
+    if "Kustomize Version: v" in answer.stdout:
         return ("kubectl", "kustomize")
     assert PROGRAM.exists(), f"kubectl is old, and {PROGRAM} is missing: run make third-party"
     return (str(PROGRAM), "build")

@@ -111,8 +111,8 @@ def _path(volume: Any) -> str:
 
 
 def _devices(volume: Any) -> list[str]:
-    found = _run("losetup", "--associated", _path(volume), "--output", "NAME", "--noheadings")
-    return found.split()
+    listed = _run("losetup", "--associated", _path(volume), "--output", "NAME", "--noheadings")
+    return listed.split()
 
 
 def _run(*command: str) -> str:
