@@ -246,7 +246,7 @@ class Table:
         for name in self._rows.keys() - newer:
             row = self._rows[name]
             stack = stacks.get(row.path, Stack.CLEAR)
-            if stack is not row.stack and not row.raw:
+            if stack is not row.stack:
                 self._rows[name] = replace(row, stack=stack)
         for path, stack in stacks.items():
             row = Target.of(path, stack=stack)

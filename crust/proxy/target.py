@@ -214,8 +214,7 @@ class Wanted:
         """Decode; raises `errors.InvalidRequest`."""
         target = volumes.TargetPath.parse(request.target_path)
         capability = csi.capability(request.volume_capability)
-        if not isinstance(capability.access, volumes.MountAccess):
-            raise deferral_keys.raw_block_volume()
+        assert isinstance(capability.access, volumes.MountAccess)  # the policy defers no other
         options = mount_options.parse(capability.access.mount_flags, for_guest=True)
         readonly = request.readonly or capability.mode.reader_only or options.readonly
         is_inline = deferral_keys.is_inline(request.volume_context, key.volume_id)

@@ -55,17 +55,21 @@ async def test_raw_publish_of_device_with_runtime_is_undone(kata: FakeNode) -> N
     share(kata, "vol-1", "vol-2")
     request = raw_request(kata, "raw", "vol-2")
     for number in (1, 2):  # the first one leaves no row, so the second one is new
-        call = kata.co.node.NodePublishVolume(request, timeout=60)
-        await refused(call, Code.FAILED_PRECONDITION, "DeviceReserved", kata.places.target("one"))
+        call = kata.co.node.NodePublishVolume(request, timeout=60, metadata=(("x-co", "1"),))
+        words = ("DeviceReserved", "mounted on the host", kata.places.target("one"))
+        await refused(call, Code.FAILED_PRECONDITION, *words)
         undo = kata.driver.called("NodeUnpublishVolume")[-1]
         assert len(kata.driver.called("NodeUnpublishVolume")) == number
         assert (undo.request.target_path, undo.request.defer_fs_ops) == (request.target_path, False)
         assert ("crust-extensions", "deferral") not in undo.metadata
+        assert ("x-co", "1") in undo.metadata
+        assert undo.time_left_s is not None
     kata.check_published("vol-1", kata.places.target("one"))
 
 
-async def test_raw_publish_needs_no_filesystem_of_the_host(kata: FakeNode) -> None:
-    await publish_raw(kata, "raw", "vol-1", volume_context={deferral_keys.FORMAT_IN: "guest"})
+async def test_raw_publish_passes_whatever_is_said_of_its_filesystem(kata: FakeNode) -> None:
+    context = {deferral_keys.FORMAT_IN: "guest", deferral_keys.DEFER: "always"}
+    await publish_raw(kata, "raw", "vol-1", volume_context=context)
 
 
 async def test_raw_publish_that_cannot_be_undone_is_not_final(kata: FakeNode) -> None:
@@ -74,6 +78,7 @@ async def test_raw_publish_that_cannot_be_undone_is_not_final(kata: FakeNode) ->
     kata.driver.failures["NodeUnpublishVolume"] = Failure(Code.INTERNAL, "stuck")
     call = kata.co.node.NodePublishVolume(raw_request(kata, "raw", "vol-2"), timeout=60)
     await refused(call, Code.UNAVAILABLE, "DeviceReserved")
+    await kata.co.publish("vol-1", kata.places.target("one"))
 
 
 @pytest.mark.parametrize("is_raw", [False, True])
@@ -119,12 +124,15 @@ async def test_deferred_publish_of_device_published_raw_is_undone(kata: FakeNode
     raw = await publishing
     await refused(publish_raw(kata, "raw", "vol-2", readonly=True), Code.ALREADY_EXISTS)
     await kata.co.publish("vol-3", kata.places.target("three"))
+    kata.driver.failures["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "restarting")
+    await refused(kata.co.unpublish("vol-2", raw), Code.UNAVAILABLE, "restarting")
     for readonly in (False, True):
         publish = kata.co.publish("vol-1", target, readonly=readonly)
         await refused(publish, Code.FAILED_PRECONDITION, "DevicePublishedRaw", raw)
     assert target not in kata.driver.published
     assert kata.entry(target) is None
     await kata.co.unpublish("vol-2", raw)
+    assert not kata.driver.called("NodeUnpublishVolume")[-1].request.defer_fs_ops
     await kata.co.publish("vol-1", target)
 
 
@@ -153,7 +161,9 @@ async def test_deferred_publish_after_a_refused_raw_one_reserves(
 async def test_readers_share_a_device_raw_and_deferred(kata: FakeNode) -> None:
     await publish_raw(kata, "raw", "vol-2", readonly=True)
     share(kata, "vol-1", "vol-2")
-    await kata.co.publish("vol-1", kata.places.target("one"), readonly=True)
+    one = kata.places.target("one")
+    await refused(kata.co.publish("vol-1", one), Code.FAILED_PRECONDITION, "DevicePublishedRaw")
+    await kata.co.publish("vol-1", one, readonly=True)
     await publish_raw(kata, "raw-2", "vol-2", readonly=True)
     await refused(
         kata.co.node.NodePublishVolume(raw_request(kata, "raw-3", "vol-2"), timeout=60),
@@ -167,6 +177,7 @@ async def test_raw_target_without_a_device_refuses_nothing(kata: FakeNode) -> No
     del kata.devices.nodes[raw]
     await kata.co.publish("vol-1", target)
     await kata.co.unpublish("vol-1", target)
+    await kata.co.unstage("vol-1", "/staging")
     Path(raw).touch()  # where a device was bound before a crash
     await kata.co.publish("vol-1", target)
 
@@ -187,6 +198,9 @@ async def test_raw_target_that_cannot_be_seen_is_not_free(places: Places) -> Non
         await refused(
             node.co.node.NodePublishVolume(request, timeout=60), Code.UNAVAILABLE, "EMFILE"
         )
+        assert node.driver.called("NodeUnpublishVolume")
+        node.targets.host_mounts[places.target("host")] = "/dev/raw"
+        await node.co.publish("vol-3", places.target("host"), defer=False)  # beside no reservation
         target = places.target("one")
         await refused(node.co.publish("vol-2", target), Code.UNAVAILABLE, "EMFILE")
         assert node.entry(target) is None
@@ -197,19 +211,16 @@ async def test_raw_publish_of_an_earlier_process_is_known(places: Places) -> Non
     os.makedirs(target)
     devices = FakeDevices(nodes={target: device_of("vol-1")})
     async with FakeNode(places, devices=devices) as node, node.handler():
-        await refused(
-            node.co.publish("vol-1", places.target("one")), Code.FAILED_PRECONDITION, target
-        )
+        publish = node.co.publish("vol-1", places.target("one"), readonly=True)
+        await refused(publish, Code.FAILED_PRECONDITION, target)
 
 
 def test_kubelets_raw_volumes_are_found_and_a_shims_are_not(tmp_path: Path) -> None:
-    ours, other = (
-        f"{tmp_path}/{PUBLISH}/crust-{'a' * 40}/{'b' * 40}",
-        f"{tmp_path}/{PUBLISH}/pvc-1/uid-1",
-    )
-    for path in (ours, other):
+    root, shims = f"{tmp_path}/[0]", f"crust-{'a' * 40}"
+    other = f"{root}/{PUBLISH}/{shims}-pv/uid-1"
+    for path in (f"{root}/{PUBLISH}/{shims}/{'b' * 40}", other):
         os.makedirs(path)
-    assert raw_targets([str(tmp_path), f"{tmp_path}/absent"]) == [other]
+    assert raw_targets([root, f"{tmp_path}/absent"]) == [other]
 
 
 async def test_host_publish_beside_a_deferred_reader_passes_for_a_reader(kata: FakeNode) -> None:
@@ -325,6 +336,7 @@ async def test_host_and_deferred_publish_at_once_are_aborted(kata: FakeNode) -> 
     host = asyncio.create_task(kata.co.publish("vol-1", two, defer=False))
     await until(gate.entered)
     await refused(kata.co.publish("vol-1", one), Code.ABORTED, "pass-through", "retry")
+    await refused(kata.co.publish("vol-2", two), Code.ABORTED, two, "NodePublishVolume")
     gate.opened.set()
     await host
     assert kata.entry(one) is None

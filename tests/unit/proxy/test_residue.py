@@ -156,6 +156,7 @@ async def test_lost_attempt_is_final_only_if_undone(places: Places, target: str,
                 await refused(node.co.publish("vol-1", target), code)
                 if not driver.defers:  # not called, so nothing is undone
                     await node.co.unpublish("vol-1", target)
+                    assert not driver.called("NodeUnpublishVolume")[-1].request.defer_fs_ops
         node.check_untouched(target)
 
 

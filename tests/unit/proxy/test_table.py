@@ -4,7 +4,6 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -131,32 +130,6 @@ async def test_look_at_rest_reads_only_a_few_entries_in_turn(
         bench.table.find("/var/lib/kubelet/7")
 
 
-def test_device_is_reserved_while_its_entry_is_created() -> None:
-    """Two volumes on one device, published at the same time: neither has an entry yet."""
-    table = Table()
-    one = row(records.a_record("/var/lib/kubelet/one"))
-    two = row(_other_volume(records.a_record("/var/lib/kubelet/two")))
-    table.reserve(one)
-    with raised("DeviceReserved", match="/var/lib/kubelet/one"):
-        table.reserve(two)
-    table.drop(one.name)
-    table.reserve(two)
-
-
-@pytest.mark.parametrize(
-    ("holder", "wanted", "free"),
-    [(False, False, False), (True, False, False), (False, True, False), (True, True, True)],
-)
-def test_device_is_shared_by_readers_alone(*, holder: bool, wanted: bool, free: bool) -> None:
-    """`holder` and `wanted` say whether they only read."""
-    table = Table()
-    reserved = replace(row(RECORD), readonly=holder)
-    other = replace(row(_other_volume(records.a_record("/k/two"))), readonly=wanted)
-    table.reserve(reserved)
-    with nullcontext() if free else raised("DeviceReserved"):
-        table.check_reservation(other, deferred=False)
-
-
 @pytest.mark.parametrize("first", ["disk", "partition"])
 def test_partition_and_its_disk_are_one_reservation_whichever_comes_first(first: str) -> None:
     table = Table()
@@ -174,17 +147,6 @@ def test_partition_and_its_disk_are_one_reservation_whichever_comes_first(first:
         table.reserve(row(wanted, second))
     if first == "partition":
         table.reserve(row(wanted, other))
-
-
-def test_row_with_a_new_device_releases_the_old_one() -> None:
-    table = Table()
-    table.reserve(row(RECORD))
-    moved = DeviceSet.alone(volumes.DeviceIdentity(7, 9, 99))
-    table.reserve(row(RECORD, moved))
-    wanted = row(_other_volume(records.a_record("/var/lib/kubelet/two")))
-    table.check_reservation(wanted)
-    with raised("DeviceReserved"):
-        table.check_reservation(replace(wanted, devices=moved))
 
 
 def _other_volume(record: Record) -> Record:

@@ -1,6 +1,7 @@
 """Targets that hang: a thread each, an answer in time, nobody else harmed; and health that needs a thread."""
 
 import asyncio
+import os
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -133,6 +134,8 @@ async def test_retries_of_an_unpublish_whose_look_hangs_take_one_thread(
 async def test_unpublish_of_a_host_mount_uses_no_thread(
     places: Places, targets: HangingTargets, target: str
 ) -> None:
+    raw = "plugins/kubernetes.io/csi/volumeDevices/publish/pvc-1/uid-1"
+    os.makedirs(f"{places.kubelet}/{raw}")  # of an unknown volume
     async with running(places, targets) as node:
         await node.co.publish("vol-1", target, defer=False)
         targets.unseen = target

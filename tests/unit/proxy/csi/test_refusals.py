@@ -174,11 +174,12 @@ async def test_unreadable_entry_blocks_what_may_be_its(places: Places, *, known:
 
     The proxy that published it remembers what it reserves; one that is started finds nothing in the record.
     """
-    one, two, three = (places.target(name) for name in ("one", "two", "three"))
+    one, two, three, four = (places.target(name) for name in ("one", "two", "three", "four"))
     async with AsyncExitStack() as lives:
         node = await lives.enter_async_context(FakeNode(places))
         await lives.enter_async_context(node.handler())
         await node.co.publish("vol-1", one)
+        await node.co.publish("vol-4", four)
         entry = node.entry(one)
         assert entry is not None
         node.driver.identities["vol-3"] = fake_driver.identity_of(fake_driver.device_of("vol-1"))
@@ -198,12 +199,13 @@ async def test_unreadable_entry_blocks_what_may_be_its(places: Places, *, known:
         for refusal in refusals:
             await refused(refusal, Code.FAILED_PRECONDITION, "cannot be read", entry.directory)
         assert node.driver.called("NodeUnstageVolume") == []
+        await node.co.publish("vol-4", four, volume_context=NAMED)
         other = node.co.publish("vol-2", three, volume_context=NAMED)
         if not known:
             await refused(other, Code.FAILED_PRECONDITION, "does not say whose it is")
             return
         await other
-        await node.co.unstage("vol-4", f"{places.kubelet}/staging")
+        await node.co.unstage("vol-5", f"{places.kubelet}/staging")
 
 
 def _outside(node: FakeNode) -> str:

@@ -2,18 +2,24 @@
 
 import asyncio
 import os
+from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from crust.handoff import claims
+from crust.proxy.handlers import Handler, Handlers
+from crust.wire.v1 import inspect_pb2
 from tests.support.drivers.fake_driver import Failure, Gate
 from tests.support.faults.refusals import refused, until
 from tests.support.nodes.fake_node import FakeNode
+from tests.support.nodes.fake_targets import MOUNTED
 from tests.support.nodes.places import Places
 from tests.unit.proxy.conftest import lose_a_guard
 
 Code = grpc.StatusCode
+OPTED_IN = ("crust-extensions", "deferral")
 
 
 @pytest.mark.spec("D-18", "D-19")
@@ -34,6 +40,7 @@ async def test_no_sandbox_can_claim_during_an_unpublish(kata: FakeNode, publishe
     await until(gate.entered)
     with pytest.raises(claims.HeldBySandbox), kata.sandbox(published):
         raise AssertionError("a claim while the volume is unpublished")
+    await refused(kata.co.publish("vol-2", published), Code.ABORTED, published)
     gate.opened.set()
     await unpublish
     kata.check_untouched(published)
@@ -44,10 +51,17 @@ async def test_failing_driver_leaves_the_entry_for_the_retry(
 ) -> None:
     kata.driver.failures["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "not now")
     await refused(kata.co.unpublish("vol-1", published), Code.UNAVAILABLE, "not now")
+    (call,) = kata.driver.called("NodeUnpublishVolume")
+    assert call.request.defer_fs_ops
+    assert OPTED_IN in call.metadata
+    with kata.sandbox(published, name="box-8"):
+        listing = inspect_pb2.ListDeferredVolumesRequest()
+        assert "box-8" in str(await kata.inspect.ListDeferredVolumes(listing, timeout=10))
     kata.check_published("vol-1", published)
     for flag in (False, False, True):
         await kata.co.unpublish("vol-1", published, flag=flag)
         kata.check_untouched(published)
+    assert OPTED_IN in kata.driver.called("NodeUnpublishVolume")[-1].metadata
 
 
 @pytest.mark.parametrize(
@@ -64,7 +78,8 @@ async def test_unpublish_of_another_volume_or_spelling_is_refused(
     unpublish = kata.co.unpublish(volume_id, spelling.format(published))
     await refused(unpublish, Code.INVALID_ARGUMENT, *words)
     assert kata.driver.called("NodeUnpublishVolume") == []
-    kata.check_published("vol-1", published)
+    with kata.sandbox(published):
+        kata.check_published("vol-1", published)
 
 
 async def test_mount_over_the_guard_that_stays_keeps_the_entry(
@@ -87,6 +102,18 @@ async def test_mount_over_the_guard_ends_with_the_unpublish(kata: FakeNode, publ
     kata.check_untouched(published)
 
 
+async def test_link_to_a_known_guard_does_not_reach_the_driver(
+    kata: FakeNode, published: str
+) -> None:
+    link = f"{kata.places.kubelet}/link"
+    os.symlink(os.path.dirname(published), link)
+    for _ in ("a guard", "a mount over it"):
+        call = kata.co.unpublish("vol-1", f"{link}/mount")
+        await refused(call, Code.INVALID_ARGUMENT, "a link leads")
+        Path(published, MOUNTED).touch()
+    assert kata.driver.called("NodeUnpublishVolume") == []
+
+
 async def test_link_to_an_unknown_guard_does_not_reach_the_driver(places: Places) -> None:
     lose_a_guard(places)
     link = f"{places.kubelet}/link"
@@ -105,7 +132,7 @@ async def test_unpublish_of_ordinary_volume_passes_as_it_is(node: FakeNode, targ
     await node.co.unpublish("vol-1", target)
     (call,) = node.driver.called("NodeUnpublishVolume")
     assert not call.request.defer_fs_ops
-    assert ("crust-extensions", "deferral") not in call.metadata
+    assert OPTED_IN not in call.metadata
 
 
 @pytest.mark.spec("D-22")
@@ -132,16 +159,24 @@ async def test_unstage_during_a_publish_is_aborted(kata: FakeNode, target: str) 
 
 @pytest.mark.parametrize("flag", [False, True])
 async def test_unpublish_does_not_overtake_a_publish(
-    kata: FakeNode, target: str, *, flag: bool
+    kata: FakeNode, target: str, monkeypatch: pytest.MonkeyPatch, *, flag: bool
 ) -> None:
     """A kubelet unpublishes after its deadline: passed through, the call would succeed before the entry appears."""
-    gate = kata.driver.gates["NodePublishVolume"] = Gate()
+    early, choose = Gate(), Handlers.choose
+
+    async def wait_and_choose(*arguments: Any) -> Handler:
+        await early.stop()
+        return await choose(*arguments)
+
+    monkeypatch.setattr(Handlers, "choose", wait_and_choose)
+    late = kata.driver.gates["NodePublishVolume"] = Gate()
     publish = asyncio.create_task(kata.co.publish("vol-1", target))
-    await until(gate.entered)
-    call = kata.co.unpublish("vol-1", target, flag=flag)
-    await refused(call, Code.ABORTED, "vol-1", "NodePublishVolume", "retry")
-    assert kata.driver.called("NodeUnpublishVolume") == []
-    gate.opened.set()
+    for gate in (early, late):
+        await until(gate.entered)
+        call = kata.co.unpublish("vol-1", target, flag=flag)
+        await refused(call, Code.ABORTED, "vol-1", "NodePublishVolume", "retry")
+        assert kata.driver.called("NodeUnpublishVolume") == []
+        gate.opened.set()
     await publish
     kata.check_published("vol-1", target)
     await kata.co.unpublish("vol-1", target)
