@@ -66,7 +66,7 @@ async def test_restarted_runtime_adopts_an_image_whose_cluster_is_stopped(
         assert await node.status("one") == "running"
         sandbox = await node.sandbox("one")
         assert sandbox.mount_failures == {}
-        assert [each.target.text for each in sandbox.held] == [target]
+        assert [held.target.text for held in sandbox.held] == [target]
         await node.node.co.stats(IMAGE, target)
     assert await node.output("one", target, "cat /data/f") == "kept"
     storage.grow(2 * SIZE)

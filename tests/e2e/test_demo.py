@@ -26,8 +26,8 @@ async def test_demo_of_many_nodes_succeeds_and_leaves_nothing_behind(guest_image
     assert (code, "FAILED  " in printed) == (0, False), printed
     assert printed.count(" ok  check that no orphans remain") == 1
     # those that are mounted here: other tests, in other mount namespaces, have some at the same time
-    here = [each.target for each in mountinfo.below("/run/netns")]
-    assert not [each for each in here if Path(each).name.startswith("crust-")]
+    here = [mount.target for mount in mountinfo.below("/run/netns")]
+    assert not [target for target in here if Path(target).name.startswith("crust-")]
 
 
 @pytest.mark.root

@@ -35,16 +35,16 @@ async def test_raw_volume_is_host_device_whose_claim_names_kernels_client(
     [holder] = volume.holders()
     assert (holder.node, holder.is_host, holder.address) == ("node-a", True, address)
     with (
-        bench.claimed(volume.id) as there,
-        rbd.Image(there.ioctx, volume.id, read_only=True) as image,
+        bench.claimed(volume.id) as cluster_image,
+        rbd.Image(cluster_image.ioctx, volume.id, read_only=True) as image,
     ):
         assert address in watchers(image)
         assert image.read(0, 4) == b"kept"
     with (
-        bench.claimed(volume.id) as there,
+        bench.claimed(volume.id) as cluster_image,
         pytest.raises(claims.ImageClaimed, match="the kernel of node node-a"),
     ):
-        claims.take(there, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
+        claims.take(cluster_image, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
     await volume.end_use()
     await volume.unstage()
     assert await volume.mapped() == []
@@ -105,24 +105,24 @@ async def test_driver_killed_before_a_step_is_completed(bench: Bench, step: str)
 async def test_node_that_was_cut_off_never_uses_its_mapping_again(bench: Bench) -> None:
     volume = await bench.written("of A")
     [address] = await volume.mapped()
-    with bench.claimed(volume.id) as there:
+    with bench.claimed(volume.id) as cluster_image:
         with raised("HolderConnected", match="the kernel of node node-a"):
-            fencing.fence(there, "node-a")
-        cut = fencing.fence(there, "node-a", even_if_connected=True)
+            fencing.fence(cluster_image, "node-a")
+        cut = fencing.fence(cluster_image, "node-a", even_if_connected=True)
         assert cut == (address,)
-        claims.take(there, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
-        with rbd.Image(there.ioctx, volume.id) as image:
+        claims.take(cluster_image, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
+        with rbd.Image(cluster_image.ioctx, volume.id) as image:
             image.write(b"of B", 0)
             image.flush()
         with pytest.raises(kernel_node.NodeFailed):
             await volume.write("late")
-        with rbd.Image(there.ioctx, volume.id, read_only=True) as image:
+        with rbd.Image(cluster_image.ioctx, volume.id, read_only=True) as image:
             assert image.read(0, 4) == b"of B"
         await volume.end_use()
         assert await volume.mapped() == []
         await refused(volume.stage(), grpc.StatusCode.FAILED_PRECONDITION, "ImageClaimed")
         assert await volume.mapped() == []
-        claims.give_back(there, "vm")
+        claims.give_back(cluster_image, "vm")
     await volume.use()
     assert await volume.read() == "of B"
     await volume.leave()
@@ -130,40 +130,40 @@ async def test_node_that_was_cut_off_never_uses_its_mapping_again(bench: Bench) 
 
 async def test_writers_of_two_nodes_share_a_raw_volume(bench: Bench) -> None:
     volume = await bench.written("of A", "MULTI_NODE_MULTI_WRITER")
-    with bench.claimed(volume.id) as there:
-        claims.take(there, Mode.SHARED, Host("node-b", "b"), "sandbox", "vm")
-        with rbd.Image(there.ioctx, volume.id) as image:
-            assert claims.record(there, "vm")
+    with bench.claimed(volume.id) as cluster_image:
+        claims.take(cluster_image, Mode.SHARED, Host("node-b", "b"), "sandbox", "vm")
+        with rbd.Image(cluster_image.ioctx, volume.id) as image:
+            assert claims.record(cluster_image, "vm")
             assert image.read(0, 4) == b"of A"
             image.write(b"of B", 0)
             image.flush()
             assert await volume.read() == "of B"
             await volume.write("of A again")
             assert image.read(0, 10) == b"of A again"
-        claims.give_back(there, "vm")
+        claims.give_back(cluster_image, "vm")
     await volume.leave()
 
 
 async def test_driver_without_a_key_unmaps_with_the_next_key(bench: Bench) -> None:
     """One of the volumes is used again at once, with a claim of its own; the other only by that call's key."""
     volume, used, other = [await bench.volume() for _ in range(3)]
-    for each in (volume, used):
-        await each.use()
-        await each.write("kept")
+    for raw in (volume, used):
+        await raw.use()
+        await raw.write("kept")
     await bench.kill_driver()
     await bench.start_driver()
-    for each in (volume, used):
-        await each.end_use()
-        assert await each.mapped() == []
-        assert [holder.node for holder in each.holders()] == ["node-a"]
+    for raw in (volume, used):
+        await raw.end_use()
+        assert await raw.mapped() == []
+        assert [holder.node for holder in raw.holders()] == ["node-a"]
     await used.stage()
     await other.stage()
     assert volume.holders() == ()
-    assert [each.address for each in used.holders()] == await used.mapped()
+    assert [holder.address for holder in used.holders()] == await used.mapped()
     await used.publish()
     assert await used.read() == "kept"
-    for each in (volume, used, other):
-        await each.leave()
+    for raw in (volume, used, other):
+        await raw.leave()
 
 
 _MAPPED = """\
@@ -202,18 +202,18 @@ async def test_readers_mapping_is_kept_by_its_claim_until_fenced(bench: Bench) -
     volume = await bench.volume("MULTI_NODE_READER_ONLY", source=first.id)
     await volume.use(readonly=True)
     [address] = await volume.mapped()
-    with bench.claimed(volume.id) as there:
-        with rbd.Image(there.ioctx, volume.id, read_only=True) as image:
+    with bench.claimed(volume.id) as cluster_image:
+        with rbd.Image(cluster_image.ioctx, volume.id, read_only=True) as image:
             assert watchers(image) == frozenset()
         with pytest.raises(claims.ImageClaimed):
-            claims.take(there, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
+            claims.take(cluster_image, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
         await refused(
             bench.controller.delete(volume.id), grpc.StatusCode.FAILED_PRECONDITION, "StillAttached"
         )
         assert await volume.read() == "kept"
         with pytest.raises(kernel_node.NodeFailed):
             await volume.write("late")
-        assert fencing.fence(there, "node-a") == (address,)
+        assert fencing.fence(cluster_image, "node-a") == (address,)
         code, _ = await bench.vm.ask("dd", f"if={volume.target}", "of=/dev/null", "iflag=direct")
         assert code != 0
     await volume.leave()
@@ -273,9 +273,9 @@ async def test_dead_monitor_stops_neither_a_mapping_nor_the_next_one(bench: Benc
     await volume.use()
     bench.ceph.daemons.pop("mon.a").end(signal.SIGKILL)
     await volume.write("kept")
-    for each in (other, volume):
-        await each.use()
+    for raw in (other, volume):
+        await raw.use()
     await other.write("other")
     assert (await volume.read(), await other.read()) == ("kept", "other")
-    for each in (other, volume):
-        await each.leave()
+    for raw in (other, volume):
+        await raw.leave()
