@@ -244,7 +244,7 @@ async def test_creation_follows_the_strict_topology_of_the_selected_node(deploye
         required = csi_pb2.TopologyRequirement(requisite=[selected], preferred=[selected])
         return deployed.create(f"pvc-{node}", block(), accessibility_requirements=required)
 
-    assert [dict(each.segments) for each in (await created("node-1")).accessible_topology] == [
+    assert [dict(term.segments) for term in (await created("node-1")).accessible_topology] == [
         {topology.KEY: "node-1"}
     ]
     with pytest.raises(topology.TopologyNotAccessible):

@@ -65,6 +65,6 @@ async def test_forgotten_raw_volume_is_settled_when_nobody_has_it_open(chain: Bl
     assert await collect.collect(options, host) == ()
     assert mountinfo.below(chain.places.kubelet) == ()
     assert not any(
-        volume_id in each.backing or each.backing == mapped
-        for each in loop.list_named(lambda _: True)
+        volume_id in device.backing or device.backing == mapped
+        for device in loop.list_named(lambda _: True)
     )

@@ -45,9 +45,9 @@ scrape_configs:
 def compared(rules: Path) -> list[str]:
     """The expressions of the alerts in a file, without what each is compared with: they find series in health too."""
     text = rules.read_text()
-    found = re.findall(r"^ +expr: (.*?) (?:==|<|>) (?:[\d.]+|ignoring.*)$", text, re.MULTILINE)
-    assert len(found) == text.count("expr: ")
-    return found
+    exprs = re.findall(r"^ +expr: (.*?) (?:==|<|>) (?:[\d.]+|ignoring.*)$", text, re.MULTILINE)
+    assert len(exprs) == text.count("expr: ")
+    return exprs
 
 
 def free_port() -> int:
@@ -88,32 +88,32 @@ async def scraped_often(address: str, times: int = 3) -> None:
     async with asyncio.timeout(60):
         while True:
             try:
-                found = await asyncio.to_thread(
+                answer = await asyncio.to_thread(
                     ask, address, "query", query="count_over_time(up[1m])"
                 )
             except OSError:  # it starts
-                found = {"result": []}
-            if found["result"] and int(found["result"][0]["value"][1]) >= times:
+                answer = {"result": []}
+            if answer["result"] and int(answer["result"][0]["value"][1]) >= times:
                 return
             await asyncio.sleep(0.2)
 
 
 def found_by(address: str, expression: str) -> list[Any]:
-    found: list[Any] = ask(address, "query", query=expression)["result"]
-    return found
+    series: list[Any] = ask(address, "query", query=expression)["result"]
+    return series
 
 
 def of_rules() -> list[str]:
     """Without the comparison, and without the codes and states of a trouble that this node does not have."""
-    found = [each for each in compared(RULES) if not any(name in each for name in OF_CONTROLLERS)]
-    return [re.sub(r',? ?(grpc_status_code|state)=~?"[^"]*"', "", each) for each in found]
+    exprs = [expr for expr in compared(RULES) if not any(name in expr for name in OF_CONTROLLERS)]
+    return [re.sub(r',? ?(grpc_status_code|state)=~?"[^"]*"', "", expr) for expr in exprs]
 
 
 def of_dashboard() -> list[str]:
     dashboard = json.loads((DEPLOY / "grafana" / "crust.json").read_text())
-    found = [each["expr"] for panel in dashboard["panels"] for each in panel["targets"]]
-    assert len(found) > 10
-    return [each.replace("$driver", ".*").replace("$__rate_interval", "1m") for each in found]
+    exprs = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert len(exprs) > 10
+    return [expr.replace("$driver", ".*").replace("$__rate_interval", "1m") for expr in exprs]
 
 
 async def test_expressions_of_rules_and_dashboard_find_series(
@@ -128,8 +128,8 @@ async def test_expressions_of_rules_and_dashboard_find_series(
         async with scraping(tmp_path, line["address"], RULES) as address:
             await scraped_often(address)
             empty = [
-                each
-                for each in (*of_rules(), *of_dashboard(), *WITHOUT_PANEL)
-                if not (await asyncio.to_thread(found_by, address, each))
+                expr
+                for expr in (*of_rules(), *of_dashboard(), *WITHOUT_PANEL)
+                if not (await asyncio.to_thread(found_by, address, expr))
             ]
     assert empty == []

@@ -52,13 +52,13 @@ async def test_try_publishes_deferred_and_leaves_nothing(
     chain: BlockNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await trial.try_publish(chain.places.run, trial_request(chain)) == 0
-    said = capsys.readouterr().out.splitlines()
-    done = [line.partition(":")[0] for line in said if line.endswith(": OK")]
+    printed = capsys.readouterr().out.splitlines()
+    done = [line.partition(":")[0] for line in printed if line.endswith(": OK")]
     assert done == [
         "CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
         "NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume", "DeleteVolume",
     ]  # fmt: skip
-    assert any(line.startswith("published /dev/loop") for line in said)
+    assert any(line.startswith("published /dev/loop") for line in printed)
     assert_nothing_left(chain)
 
 
@@ -198,10 +198,10 @@ async def _nothing() -> None:
     """The filesystem fills its device."""
 
 
-async def crust(chain: BlockNode, *words: str, said: str = "") -> Result:
+async def crust(chain: BlockNode, *words: str, answer: str = "") -> Result:
     command, *rest = words
     arguments = [command, "--run-dir", chain.places.run, *rest]
-    return await asyncio.to_thread(CliRunner().invoke, main.main, arguments, said)
+    return await asyncio.to_thread(CliRunner().invoke, main.main, arguments, answer)
 
 
 async def shown(chain: BlockNode) -> Any:
@@ -221,12 +221,12 @@ async def test_pool_shows_space_and_who_has_each_volume(chain: BlockNode) -> Non
     await chain.note_publish(on_host, host_target, published)
     unused = (await chain.co.create("idle", capability(), size=32 * MIB)).volume_id
     with chain.sandbox(target):
-        found = await shown(chain)
-    states = {each["volume_id"]: each["state"] for each in found["volumes"]}
+        document = await shown(chain)
+    states = {row["volume_id"]: row["state"] for row in document["volumes"]}
     assert states == {deferred: "claimed", on_host: "on-host", unused: "unused"}
-    assert {each["pv"] for each in found["volumes"]} == {"pvc", "other", "idle"}
-    (pool,) = found["pools"]
-    assert pool["space"]["reserved_bytes"] == sum(each["size_bytes"] for each in found["volumes"])
+    assert {row["pv"] for row in document["volumes"]} == {"pvc", "other", "idle"}
+    (pool,) = document["pools"]
+    assert pool["space"]["reserved_bytes"] == sum(row["size_bytes"] for row in document["volumes"])
     assert 0 < pool["space"]["free_bytes"] < pool["space"]["size_bytes"]
     table = (await crust(chain, "pool")).output
     assert "idle" in table
@@ -243,11 +243,11 @@ async def test_forgotten_volume_is_deleted_once_the_operator_agrees(chain: Block
     await chain.publish(used, target)
     refused = await crust(chain, "pool", "delete", "used", "--yes")
     assert (refused.exit_code, "[VolumeNotUnused]" in refused.output) == (1, True)
-    assert (await crust(chain, "pool", "delete", "idle", said="n\n")).exit_code == 1
-    assert {each["pv"] for each in (await shown(chain))["volumes"]} == {"used", "idle"}
-    deleted = await crust(chain, "pool", "delete", "idle", said="y\n")
+    assert (await crust(chain, "pool", "delete", "idle", answer="n\n")).exit_code == 1
+    assert {row["pv"] for row in (await shown(chain))["volumes"]} == {"used", "idle"}
+    deleted = await crust(chain, "pool", "delete", "idle", answer="y\n")
     assert (deleted.exit_code, f"deleted {idle}" in deleted.output) == (0, True)
-    assert [each["pv"] for each in (await shown(chain))["volumes"]] == ["used"]
+    assert [row["pv"] for row in (await shown(chain))["volumes"]] == ["used"]
     absent = await crust(chain, "pool", "delete", "idle", "--yes")
     assert "[VolumeNotInPool]" in absent.output
 

@@ -129,7 +129,7 @@ def _calls(python: Path, directory: Path) -> dict[str, Ran]:
 def _wanted(wheel: Path) -> Iterator[tuple[str, ...]]:
     every = environments.extras(wheel)
     yield ()
-    yield from ((each,) for each in every)
+    yield from ((extra,) for extra in every)
     yield every
 
 
@@ -139,14 +139,14 @@ def test_every_command_runs_or_names_the_extra_that_it_needs(wheel: Path, tmp_pa
         python = environments.make(tmp_path / name, wheel, wanted)
         ran = _calls(python, tmp_path / f"{name}-calls")
         assert set(WORDS) <= set(ran)
-        assert {call: each.crash for call, each in ran.items() if each.crash} == {}, wanted
+        assert {call: result.crash for call, result in ran.items() if result.crash} == {}, wanted
         lacking = {call: extra for call, extra in NEEDED.items() if extra not in wanted}
-        for call, each in ran.items():
-            last = each.output.strip().splitlines()[-1] if each.code else ""
-            assert ("crust-csi[" in last) == (call in lacking), (wanted, call, each)
+        for call, result in ran.items():
+            last = result.output.strip().splitlines()[-1] if result.code else ""
+            assert ("crust-csi[" in last) == (call in lacking), (wanted, call, result)
             if call in lacking:
                 assert f"crust-csi[{lacking[call]}]" in last
-                assert each.code != 0
+                assert result.code != 0
         assert ran["explain"].output.startswith("[NotPublishedAsBlock]\n")
         assert ran["explain"].code == 0
 
@@ -174,7 +174,7 @@ class Pod:
         user = str(self.user)
         groups = (f"--reuid={user}", f"--regid={user}", f"--groups={user}")
         nothing = ("--no-new-privs", "--bounding-set=-all", "--inh-caps=-all")
-        command = [self.at(each) for each in self.init["command"]]
+        command = [self.at(word) for word in self.init["command"]]
         return subprocess.run(
             ["setpriv", *groups, *nothing, *command], capture_output=True, text=True, check=False
         )
@@ -213,7 +213,7 @@ def pod(request: pytest.FixtureRequest) -> Iterator[Pod]:
     with tempfile.TemporaryDirectory(prefix="crust-") as base:
         os.chmod(base, 0o755)
         directories = {
-            each["mountPath"]: Path(base) / each["name"] for each in init["volumeMounts"]
+            mount["mountPath"]: Path(base) / mount["name"] for mount in init["volumeMounts"]
         }
         for mount in init["volumeMounts"]:
             path = directories[mount["mountPath"]]
@@ -248,8 +248,8 @@ def test_copy_is_the_users_alone_and_survives_a_restart(pod: Pod) -> None:
     for _ in range(2):
         done = pod.run()
         assert (done.returncode, done.stderr) == (0, "")
-        found = copy.lstat()
-        assert (found.st_uid, found.st_mode & 0o7777) == (pod.user, 0o600)
+        status = copy.lstat()
+        assert (status.st_uid, status.st_mode & 0o7777) == (pod.user, 0o600)
         assert pod.asked(lambda: key_of(str(copy), "crust-controller")) == KEY
 
 
@@ -282,4 +282,4 @@ def test_each_alert_is_tested() -> None:
     ]
     tested = (RULES / "crust-rules.test.yaml").read_text()
     assert len(named) > 5
-    assert [each for each in named if f"alertname: {each}\n" not in tested] == []
+    assert [alert for alert in named if f"alertname: {alert}\n" not in tested] == []

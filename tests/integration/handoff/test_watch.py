@@ -51,7 +51,7 @@ async def _scans(looking: Watch) -> AsyncIterator[list[Entry]]:
     async for _ in looking:
         seen = await asyncio.to_thread(looks.look)
         known = {
-            name: each for name, each in {**known, **seen.entries}.items() if name in seen.names
+            name: latest for name, latest in {**known, **seen.entries}.items() if name in seen.names
         }
         if list(known.values()) != yielded:
             yielded = list(known.values())
@@ -271,9 +271,9 @@ async def test_leaving_the_watch_leaves_no_thread_and_no_handler(store: Store) -
     async with Watch(store.root) as looking:
         await anext(aiter(looking))
     left = {
-        each.name
-        for each in set(threading.enumerate()) - threads
-        if not each.name.startswith(("asyncio_", "hop-"))  # of the pools, which stay
+        thread.name
+        for thread in set(threading.enumerate()) - threads
+        if not thread.name.startswith(("asyncio_", "hop-"))  # of the pools, which stay
     }
     assert left == set()
     assert logging.getLogger("watchdog").handlers == handlers

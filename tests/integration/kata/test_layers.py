@@ -66,10 +66,10 @@ async def test_placeholder_names_no_device_while_all_of_crust_is_dead(
 ) -> None:
     """Kata refuses a device that is not there: `make kata` shows it with the real one."""
     record = node.publish("a", device("a").path)
-    found = node.entries._read(entry.name_of(record.target.text))
-    assert found is not None
-    assert not os.path.lexists(found["device"])
-    assert os.path.isabs(found["device"])
+    document = node.entries._read(entry.name_of(record.target.text))
+    assert document is not None
+    assert not os.path.lexists(document["device"])
+    assert os.path.isabs(document["device"])
 
 
 async def test_the_plugin_refuses_at_create_and_at_start(

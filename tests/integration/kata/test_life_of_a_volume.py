@@ -95,14 +95,14 @@ async def test_the_next_container_of_the_sandbox_gets_the_entry_again(
     record = node.publish("a", device("a").path)
     bridge = node.bridge()
     for name in ("container-init", "container-app", "container-app-again"):
-        each = container(record.target.text, id_=name)
-        await bridge.create(pod(), each, soon())
+        current = container(record.target.text, id_=name)
+        await bridge.create(pod(), current, soon())
         assert node.kind(record) is Kind.REAL
-        one.create_container(each.id, record.device, "/data0")
-        await bridge.start(pod(), each, soon())
+        one.create_container(current.id, record.device, "/data0")
+        await bridge.start(pod(), current, soon())
         assert node.kind(record) is Kind.PLACEHOLDER
         one.detach(record.device)
-        await bridge.ended(each)
+        await bridge.ended(current)
 
 
 async def test_entry_stays_real_until_last_created_container_has_started(

@@ -68,17 +68,17 @@ class _Run:
         (node.directory / "link").symlink_to(node.kubelet)
 
     async def run(self, steps: list[Step]) -> None:
-        for what, at, source in steps:
+        for action, at, source in steps:
             with contextlib.suppress(errors.CrustError):
-                await self._step(what, at, source)
+                await self._step(action, at, source)
             self._check()
         self.watch.close()
 
-    async def _step(self, what: str, at: int, source: int) -> None:
+    async def _step(self, action: str, at: int, source: int) -> None:
         box = self.boxes[at]
         path = SOURCES[source].format(self.record.target.text, f"{self.node.directory}/link")
         app = nodes.container(path, id_=f"container-{at}-{source}", pod_id=box.id)
-        match what:
+        match action:
             case "create":
                 await self.bridge.create(nodes.pod(box.id), app, nodes.soon())
             case "runc":
@@ -98,14 +98,14 @@ class _Run:
                 nodes.end(self.node, box)
                 self.attached.discard(at)
             case _:
-                await self._fault(what, box)
+                await self._fault(action, box)
 
-    async def _fault(self, what: str, box: StandInSandbox) -> None:
-        if what == "keepers":
+    async def _fault(self, action: str, box: StandInSandbox) -> None:
+        if action == "keepers":
             await self.watch.look_at_keepers()
             kill_all_keepers(self.node.grants().socket(box.id))
             await self.watch.look_at_keepers()
-        elif what == "bridge":
+        elif action == "bridge":
             self.bridge = self.node.bridge()
             self.node.grants().hide_unclaimed()
 

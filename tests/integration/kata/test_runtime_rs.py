@@ -54,19 +54,19 @@ async def test_containers_of_pod_have_volume_one_after_other(
     record = rs.publish("a", device("a").path)
     bridge = rs.bridge()
     for name in ("container-init", "container-app", "container-again"):
-        each = container(record.target.text, id_=name)
-        await bridge.create(pod(pid=one.pid), each, soon())
-        await bridge.create(pod(pid=one.pid), each, soon())  # the validation
+        current = container(record.target.text, id_=name)
+        await bridge.create(pod(pid=one.pid), current, soon())
+        await bridge.create(pod(pid=one.pid), current, soon())  # the validation
         assert rs.kind(record) is Kind.REAL
-        one.create_container(each.id, record.device, "/data0")
-        await bridge.start(pod(pid=one.pid), each, soon())
+        one.create_container(current.id, record.device, "/data0")
+        await bridge.start(pod(pid=one.pid), current, soon())
         assert rs.kind(record) is Kind.PLACEHOLDER
         beside = container(record.target.text, id_="container-beside")
         with raised("VolumeInUseInSandbox"):
             await bridge.create(pod(), beside, soon())
         assert rs.kind(record) is Kind.PLACEHOLDER
         one.detach(record.device)
-        await bridge.ended(each)
+        await bridge.ended(current)
     claim = rs.claim(record)
     assert claim is not None
     assert claim.sandbox_id == ONE

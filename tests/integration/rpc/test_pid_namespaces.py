@@ -40,9 +40,9 @@ def test_server_never_takes_a_live_socket_of_another_pid_namespace(tmp_path: Pat
         vendor.bind(str(path))
         vendor.listen()
         before = os.stat(path).st_ino
-        said = _serve_in_other_pid_namespace(path)
-        assert said.startswith("SocketInUse")
-        assert "a process of another PID namespace (another container) already listens" in said
+        printed = _serve_in_other_pid_namespace(path)
+        assert printed.startswith("SocketInUse")
+        assert "a process of another PID namespace (another container) already listens" in printed
         assert os.stat(path).st_ino == before
 
 

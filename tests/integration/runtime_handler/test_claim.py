@@ -174,9 +174,9 @@ def test_a_restarted_handler_adopts_the_claims_of_its_own_sandboxes(
         adopted = adopt_volume(store.root, TARGET, ONE, HANDLER, hypervisor.holder_pid)
         adopted.report_error("the guest lost the filesystem")
         adopted.hand_over()
-        found = claims.read(store.layout.entry(TARGET))
-        assert found is not None
-        assert (found.state, found.error) == (State.ERROR, "the guest lost the filesystem")
+        written = claims.read(store.layout.entry(TARGET))
+        assert written is not None
+        assert (written.state, written.error) == (State.ERROR, "the guest lost the filesystem")
         with pytest.raises(ClaimLost, match="sandbox-1 has it"):
             adopt_volume(store.root, TARGET, TWO, HANDLER, hypervisor.holder_pid)
         with raised("WrongHandler"):
@@ -206,9 +206,9 @@ def test_adopted_claim_cannot_end_before_it_is_written(
     asyncio.run(adopted.mounted(nothing_to_grow))
     adopted.hand_over()
     with _claim(store, TWO):
-        found = claims.read(store.layout.entry(TARGET))
-        assert found is not None
-        assert found.sandbox_id == TWO
+        written = claims.read(store.layout.entry(TARGET))
+        assert written is not None
+        assert written.sandbox_id == TWO
 
 
 @pytest.mark.spec("H-27")
@@ -239,8 +239,8 @@ def test_report_does_not_overwrite_another_sandboxs_claim(store: Store, device: 
             asyncio.run(old.mounted(nothing_to_grow))
         with pytest.raises(HeldBySandbox, match="sandbox-2"):
             old.release()
-    found = claims.read(store.layout.entry(TARGET))
-    assert found is None
+    written = claims.read(store.layout.entry(TARGET))
+    assert written is None
 
 
 def test_release_after_unpublish_is_ok(store: Store, device: MakeDevice) -> None:
@@ -262,8 +262,8 @@ def test_handler_killed_at_any_call_of_claim_leaves_volume_free(
     for _ in crashes.crash_points(lambda _n: None, lambda _n: _claim(store).hand_over()):
         points += 1
         assert _is_free(store, volume.path)
-        found = claims.read(store.layout.entry(TARGET))
-        assert found is None or not found.live
+        written = claims.read(store.layout.entry(TARGET))
+        assert written is None or not written.live
     assert points > 3
     _claim(store, TWO).release()
 
@@ -299,8 +299,8 @@ def test_a_release_that_fails_anywhere_still_frees_the_volume(
     ):
         assert isinstance(error, errors.Exhausted)
         assert _is_free(store, volume.path)
-        found = claims.read(store.layout.entry(TARGET))
-        assert found is None or not found.live
+        written = claims.read(store.layout.entry(TARGET))
+        assert written is None or not written.live
     assert len(made) > 1
 
 
@@ -319,8 +319,8 @@ def test_group_that_kubelet_gave_to_guard_mount_becomes_volumes(
     os.chown(target.text, -1, 4059)
     os.chmod(target.text, 0o2775)
     with _claim(store, target=target) as claim:
-        found = claim.record.mount.group
-        assert found == (None if readonly else volumes.GroupChange(4059))
+        group = claim.record.mount.group
+        assert group == (None if readonly else volumes.GroupChange(4059))
         adopted = adopt_volume(store.root, target, ONE, HANDLER, os.getpid())
         assert adopted.record == claim.record
         adopted.hand_over()

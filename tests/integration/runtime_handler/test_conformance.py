@@ -46,8 +46,8 @@ def test_example_runtime_breaks_no_duty(tmp_path: Path) -> None:
     failed = {line.split()[0] for line in ran.output.splitlines() if line[6:12] == "failed"}
     assert failed == cannot_grow, ran.output
     assert ran.exit_code == (1 if cannot_grow else 0)
-    found = [case.get("name", "")[:5] for case in ElementTree.parse(report).iter("testcase")]
-    assert found == sorted(catalogue.cases("R"))
+    numbers = [case.get("name", "")[:5] for case in ElementTree.parse(report).iter("testcase")]
+    assert numbers == sorted(catalogue.cases("R"))
 
 
 FAULTS = {
@@ -164,9 +164,9 @@ NEED_A_KEEPER = {"R-110", "R-111", "R-112", "R-113"}
 
 
 def _all(name: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((VECTORS / name).read_text())
-    assert found
-    return found
+    vectors: list[dict[str, Any]] = json.loads((VECTORS / name).read_text())
+    assert vectors
+    return vectors
 
 
 def test_second_runtime_imports_nothing_of_crust() -> None:
@@ -175,7 +175,7 @@ def test_second_runtime_imports_nothing_of_crust() -> None:
         name
         for node in ast.walk(tree)
         for name in (
-            [each.name for each in node.names]
+            [alias.name for alias in node.names]
             if isinstance(node, ast.Import)
             else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         )
@@ -183,23 +183,23 @@ def test_second_runtime_imports_nothing_of_crust() -> None:
     assert {name.partition(".")[0] for name in names} <= {"grpc", *sys.stdlib_module_names}
 
 
-@pytest.mark.parametrize("vector", _all("records.json"), ids=lambda each: each["name"])
+@pytest.mark.parametrize("vector", _all("records.json"), ids=lambda vector: vector["name"])
 def test_second_runtime_agrees_with_the_vectors(vector: dict[str, Any]) -> None:
     data = base64.b64decode(vector.get("base64", "")) or vector["text"].encode()
     if not vector["accepted"]:
         with pytest.raises(second_runtime.Refused):
             second_runtime.parse(data, vector["entry"])
         return
-    found = second_runtime.parse(data, vector["entry"])
-    assert found["crust"]["handler"] == vector["value"]["handler"]
-    assert found["crust"].get("identity") == vector["value"].get("identity")
+    record = second_runtime.parse(data, vector["entry"])
+    assert record["crust"]["handler"] == vector["value"]["handler"]
+    assert record["crust"].get("identity") == vector["value"].get("identity")
 
 
 def test_second_runtime_computes_digests_and_identities_of_the_vectors() -> None:
-    for each in _all("digests.json"):
-        assert second_runtime.digest(each["target_path"]) == each["digest"]
-    for each in _all("identities.json"):
-        assert second_runtime.identity(each["st_rdev"], each["diskseq"]) == each["identity"]
+    for vector in _all("digests.json"):
+        assert second_runtime.digest(vector["target_path"]) == vector["digest"]
+    for vector in _all("identities.json"):
+        assert second_runtime.identity(vector["st_rdev"], vector["diskseq"]) == vector["identity"]
 
 
 @pytest.mark.root

@@ -69,9 +69,9 @@ def test_vm_is_killed_where_another_sandbox_has_its_volume(
         with pytest.raises(kept_vm.VmKilled, match="sandbox-2"):
             vm.recover({"a": TARGET})
         assert process.wait() == -signal.SIGKILL
-        found = claims.read(store.layout.entry(TARGET))
-        assert found is not None
-        assert (found.sandbox_id, found.state, found.live) == (TWO, State.MOUNTED, True)
+        written = claims.read(store.layout.entry(TARGET))
+        assert written is not None
+        assert (written.sandbox_id, written.state, written.live) == (TWO, State.MOUNTED, True)
 
 
 @pytest.mark.spec("H-46")

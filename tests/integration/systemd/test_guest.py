@@ -51,19 +51,19 @@ def test_volume_is_mounted_in_guest_by_commands_of_page(machine: Machine) -> Non
     first, (publish,), (run,) = blocks()
     with runtime(machine, *first):
         with machine.running("sh", "-c", publish) as trying:
-            said = _until(trying, "waiting for a sandbox with the mount source ")
-            source = said[-1].rpartition(" ")[2]
-            device = next(each.split()[1] for each in said if each.startswith("published /dev/"))
+            lines = _until(trying, "waiting for a sandbox with the mount source ")
+            source = lines[-1].rpartition(" ")[2]
+            device = next(line.split()[1] for line in lines if line.startswith("published /dev/"))
             shown = _in_checkout(machine, run.replace("SOURCE", source))
             assert machine.run("findmnt", "--source", device).returncode == 1  # not on the host
-            said += trying.communicate(timeout=SLOW_S)[0].splitlines()
-            assert trying.returncode == 0, said
+            lines += trying.communicate(timeout=SLOW_S)[0].splitlines()
+            assert trying.returncode == 0, lines
         assert "written" in shown.splitlines()
         assert any(line.endswith(" /data") for line in shown.splitlines()), shown
-        assert [each.split()[0] for each in said if " sandbox run-" in each] == [
+        assert [line.split()[0] for line in lines if " sandbox run-" in line] == [
             "claimed", "mounted", "released",
         ]  # fmt: skip
-        assert said[-1] == "DeleteVolume: OK"
+        assert lines[-1] == "DeleteVolume: OK"
         assert machine.run("findmnt", source).returncode == 1
 
 
@@ -73,10 +73,10 @@ def _in_checkout(machine: Machine, line: str) -> str:
 
 def _until(process: "subprocess.Popen[str]", wanted: str) -> list[str]:
     """What the process prints, up to the line that begins so."""
-    said: list[str] = []
+    lines: list[str] = []
     assert process.stdout is not None
-    while not (said and said[-1].startswith(wanted)):
+    while not (lines and lines[-1].startswith(wanted)):
         line = process.stdout.readline()
-        assert line, said
-        said.append(line.rstrip("\n"))
-    return said
+        assert line, lines
+        lines.append(line.rstrip("\n"))
+    return lines

@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(200)]  # the first one waits
 
 DOCS = booted_systemd.CHECKOUT / "docs"
 PAGE = "".join(
-    (DOCS / each).read_text(encoding="utf-8")
-    for each in ("install.md", "operations.md", "kubernetes.md", "wrapping.md")
+    (DOCS / page).read_text(encoding="utf-8")
+    for page in ("install.md", "operations.md", "kubernetes.md", "wrapping.md")
 )
 KUBELET = "/var/lib/kubelet"
 SOCKET = f"{KUBELET}/plugins/block.csi.crust.dev/csi.sock"

@@ -62,11 +62,11 @@ async def test_driver_is_deferred_and_a_publish_seen_twice_is_one(
         assert device.startswith("/dev/loop")
         pid = main_pid(machine, "crust-shim@vendor")
         seen = _leaf_mounts(machine.output("cat", f"/proc/{pid}/mountinfo"))
-        there = _leaf_mounts(machine.output("cat", "/proc/1/mountinfo"))
-        assert (len(there), len(seen)) == (1, 2)
+        on_host = _leaf_mounts(machine.output("cat", "/proc/1/mountinfo"))
+        assert (len(on_host), len(seen)) == (1, 2)
         again = await co.publish(volume.volume_id, TARGET, volume_context=context)
         assert again == first
-        assert _leaf_mounts(machine.output("cat", "/proc/1/mountinfo")) == there
+        assert _leaf_mounts(machine.output("cat", "/proc/1/mountinfo")) == on_host
     finally:
         await co.unpublish(volume.volume_id, TARGET, flag=True)
     assert _leaf_mounts(machine.output("cat", "/proc/1/mountinfo")) == []

@@ -80,11 +80,11 @@ def _checked(root: Path, *, propagation: str, before: str = "true", check: str =
 
 def test_a_slave_of_the_host_is_refused_with_the_remedy(kubelet: Path) -> None:
     """What PrivateTmp= and HostToContainer give."""
-    said = _checked(kubelet, propagation="slave")
-    assert said.startswith("MountsNotPropagated")
-    assert "slave" in said
-    assert "Bidirectional" in said
-    assert "PrivateTmp=" in said
+    refusal = _checked(kubelet, propagation="slave")
+    assert refusal.startswith("MountsNotPropagated")
+    assert "slave" in refusal
+    assert "Bidirectional" in refusal
+    assert "PrivateTmp=" in refusal
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_slave_of_the_host_is_refused_with_the_remedy(kubelet: Path) -> None:
     ],
 )
 def test_a_private_mount_is_refused(kubelet: Path, propagation: str, before: str, why: str) -> None:
-    before, why = (each.replace("ROOT", str(kubelet)) for each in (before, why))
+    before, why = (text.replace("ROOT", str(kubelet)) for text in (before, why))
     assert why in _checked(kubelet, propagation=propagation, before=before)
 
 
@@ -247,7 +247,7 @@ def test_apply_walks_a_tree_deeper_than_files_and_stack(tmp_path: Path) -> None:
         side = os.open("side", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=chain[700])
         argv = [sys.executable, "-c", WITH_FEW_DESCRIPTORS, str(tmp_path), str(GID)]
         subprocess.run(argv, check=True)
-        assert {os.fstat(each).st_gid for each in (*chain, side)} == {GID}
+        assert {os.fstat(fd).st_gid for fd in (*chain, side)} == {GID}
         os.close(side)
         os.unlink("side", dir_fd=chain[700])
 
@@ -270,6 +270,6 @@ def test_apply_does_not_follow_directory_moved_out_during_walk(
         before_open(monkeypatch, move)
         with raised("TreeMoved"):
             fs_group.apply(str(volume), ALWAYS)
-        assert [os.fstat(chain[each]).st_gid == GID for each in (0, 1, 2)] == [False, False, True]
-        assert {each.stat().st_gid for each in (outside, outside / "file")} == {os.getgid()}
+        assert [os.fstat(chain[depth]).st_gid == GID for depth in (0, 1, 2)] == [False, False, True]
+        assert {path.stat().st_gid for path in (outside, outside / "file")} == {os.getgid()}
         (outside / "moved").rename(volume / "d" / "d")

@@ -34,15 +34,15 @@ def device(tmp_path: Path) -> Path:
 
 
 def test_confined_program_reads_and_writes_its_device(device: Path) -> None:
-    said = tried(f"read line < {confined.DEVICE}; echo $line; echo new > {confined.DEVICE}", device)
-    assert said == "content of the volume\n"
+    text = tried(f"read line < {confined.DEVICE}; echo $line; echo new > {confined.DEVICE}", device)
+    assert text == "content of the volume\n"
     assert device.read_text() == "new\n"
 
 
 def test_confined_program_sees_no_other_file_and_writes_none(device: Path) -> None:
-    said = tried("echo /* /dev/* /etc/*; echo x > /usr/x", device)
-    assert "/bin /dev /etc /lib /lib64 /sbin /usr /dev/null /dev/volume /etc/mtab" in said
-    assert "Read-only file system" in said
+    text = tried("echo /* /dev/* /etc/*; echo x > /usr/x", device)
+    assert "/bin /dev /etc /lib /lib64 /sbin /usr /dev/null /dev/volume /etc/mtab" in text
+    assert "Read-only file system" in text
 
 
 def test_confined_program_cannot_start_another(device: Path) -> None:
