@@ -24,8 +24,8 @@ def run(*flags: str, **environ: str) -> Result:
 
 
 def rows(ran: Result) -> dict[str, tuple[str, str]]:
-    found = json.loads(ran.stdout)["settings"]
-    return {each["setting"]: (each["value"], each["source"]) for each in found}
+    settings = json.loads(ran.stdout)["settings"]
+    return {row["setting"]: (row["value"], row["source"]) for row in settings}
 
 
 def test_each_setting_has_its_value_and_its_source(etc: Path) -> None:
@@ -33,19 +33,19 @@ def test_each_setting_has_its_value_and_its_source(etc: Path) -> None:
     path.write_text('socket = "/run/a.sock"\ndriver_socket = "/run/b.sock"\nlog_level = "debug"\n')
     ran = run("shim", "-o", "json", CRUST_LOG_LEVEL="warning")
     assert ran.exit_code == 0, ran.output
-    found = rows(ran)
-    assert found["socket"] == ("/run/a.sock", str(path))
-    assert found["log_level"] == ("warning", "$CRUST_LOG_LEVEL")
-    assert found["defer"] == ("never", "default")
+    settings = rows(ran)
+    assert settings["socket"] == ("/run/a.sock", str(path))
+    assert settings["log_level"] == ("warning", "$CRUST_LOG_LEVEL")
+    assert settings["defer"] == ("never", "default")
 
 
 def test_tables_have_dotted_names_and_derived_values_are_defaults(etc: Path) -> None:
     (etc / "node.toml").write_text('[proxy]\nrun_dir = "/run/x"\n[shim]\ndefer = "always"\n')
-    found = rows(run("-o", "json"))
-    assert found["proxy.run_dir"] == ("/run/x", f"{etc}/node.toml")
-    assert found["shim[0].defer"] == ("always", f"{etc}/node.toml")
-    assert found["shim[0].runtime_socket"] == ("/run/x/runtime.sock", "default")
-    assert found["driver[0].runtime_socket"] == ("/run/x/runtime.sock", "default")
+    settings = rows(run("-o", "json"))
+    assert settings["proxy.run_dir"] == ("/run/x", f"{etc}/node.toml")
+    assert settings["shim[0].defer"] == ("always", f"{etc}/node.toml")
+    assert settings["shim[0].runtime_socket"] == ("/run/x/runtime.sock", "default")
+    assert settings["driver[0].runtime_socket"] == ("/run/x/runtime.sock", "default")
 
 
 def test_all_files_of_the_directory_are_checked_without_a_name(etc: Path) -> None:
@@ -101,8 +101,8 @@ def test_config_without_its_program_is_wrong_usage(etc: Path) -> None:
 
 def test_value_that_looks_like_a_credential_is_hidden() -> None:
     text = 'socket = "/run/d.sock"\nnode_id = "password=hunter2"\n'
-    found = {each.setting: each.value for each in config_check.rows_in("driver", text, "f", {})}
-    assert "hunter2" not in found["node_id"]
+    values = {row.setting: row.value for row in config_check.rows_in("driver", text, "f", {})}
+    assert "hunter2" not in values["node_id"]
 
 
 OTHER = """

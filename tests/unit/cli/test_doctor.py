@@ -69,7 +69,7 @@ def found(node: Node, name: str) -> tuple[Finding, ...]:
 
 def bad(node: Node, name: str, level: Level) -> str:
     """The text of the first finding that is not ok; it says what, why and what to do."""
-    first = next(each for each in found(node, name) if each.level is not Level.OK)
+    first = next(finding for finding in found(node, name) if finding.level is not Level.OK)
     assert first.level is level
     assert first.todo
     return f"{first.what}: {first.why}; {first.todo}"
@@ -79,7 +79,7 @@ def bad(node: Node, name: str, level: Level) -> str:
     "name", [check for check in CHECKS if check not in ("sockets", "csidriver")]
 )
 def test_good_node_passes(good: Node, name: str) -> None:
-    assert {each.level for each in found(good, name)} == {Level.OK}
+    assert {finding.level for finding in found(good, name)} == {Level.OK}
 
 
 @pytest.mark.parametrize("where", ["settings", "proxy"])
@@ -164,7 +164,7 @@ def test_what_is_missing_is_found(
 def test_module_that_is_not_loaded_counts(good: Node) -> None:
     write(good.root, "proc/filesystems", "\text4\n\txfs\n")
     write(good.root, f"lib/modules/{RELEASE}/modules.dep", "kernel/fs/btrfs/btrfs.ko.xz: a.ko\n")
-    assert {each.level for each in found(good, "filesystems")} == {Level.OK}
+    assert {finding.level for finding in found(good, "filesystems")} == {Level.OK}
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_tool_without_filter_is_a_warning(good: Node, present: str, name: str, c
     write(good.root, present).chmod(0o755)
     bad(good, name, Level.WARNING)
     write(good.root, cure)
-    assert {each.level for each in found(good, name)} == {Level.OK}
+    assert {finding.level for finding in found(good, name)} == {Level.OK}
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_lvm_needs_filter_or_list_that_exists_and_is_used(
     if has_list:
         write(good.root, "etc/lvm/devices/system.devices")
     write(good.root, "etc/lvm/lvm.conf", f"devices {{\n{text}}}\n")
-    assert {each.level for each in found(good, "lvm")} == {level}
+    assert {finding.level for finding in found(good, "lvm")} == {level}
 
 
 def test_doctor_node_that_wraps_another_driver_needs_nothing_of_ours(good: Node) -> None:
@@ -225,7 +225,7 @@ def test_doctor_node_that_wraps_another_driver_needs_nothing_of_ours(good: Node)
 )
 def test_doctor_mkfs_newer_than_the_kernel_is_a_warning(good: Node, version: str) -> None:
     assert "99.1" in bad(replace(good, version_of=lambda _: version), "mkfs", Level.WARNING)
-    assert {each.level for each in found(replace(good, version_of=lambda _: ""), "mkfs")} == {
+    assert {finding.level for finding in found(replace(good, version_of=lambda _: ""), "mkfs")} == {
         Level.OK
     }
 
@@ -233,7 +233,7 @@ def test_doctor_mkfs_newer_than_the_kernel_is_a_warning(good: Node, version: str
 def test_doctor_settings_of_proxy_count_where_its_unit_is_enabled(good: Node) -> None:
     text = (good.root / "etc/crust/proxy.toml").read_text()
     write(good.root, "etc/crust/proxy.toml", text.replace("/plugins_registry", "/other"))
-    assert {each.level for each in found(good, "kubelet-registry")} == {Level.OK}
+    assert {finding.level for finding in found(good, "kubelet-registry")} == {Level.OK}
     write(good.root, "etc/systemd/system/multi-user.target.wants/crust-proxy.service")
     assert "/other does not exist" in bad(good, "kubelet-registry", Level.ERROR)
 
@@ -288,8 +288,8 @@ def test_sockets_are_served_or_stale_or_missing(good: Node) -> None:
         served.bind(str(good.root / "run/crust/runtime.sock"))
         served.listen()
         left.bind(str(good.root / "run/crust/handlers.sock"))
-        levels = [each.level for each in found(good, "sockets")]
-        text = " ".join(f"{each.what} {each.why}" for each in found(good, "sockets"))
+        levels = [finding.level for finding in found(good, "sockets")]
+        text = " ".join(f"{finding.what} {finding.why}" for finding in found(good, "sockets"))
     assert levels == [Level.OK, Level.ERROR, Level.ERROR]
     assert "the socket is stale" in text
     assert "inspect.sock" in text
@@ -338,7 +338,7 @@ async def test_command_prints_json_and_exits_1_for_an_error(root: Path) -> None:
     result = await invoked("doctor", "--check", "proxy", "--run-dir", str(root), "-o", "json")
     document = json.loads(result.output)
     assert (result.exit_code, document["healthy"]) == (1, False)
-    assert [each["check"] for each in document["findings"]] == ["proxy"]
+    assert [finding["check"] for finding in document["findings"]] == ["proxy"]
 
 
 async def test_unknown_check_is_wrong_usage() -> None:

@@ -41,8 +41,8 @@ def _write(root: Path, path: str, text: str = "") -> None:
 
 
 def _with_containerd(node: Node, version: str) -> Node:
-    said = f"containerd github.com/containerd/containerd/v2 {version} 7c2f3a9\n"
-    return replace(node, version_of=lambda command: said if "containerd" in command else "")
+    version_line = f"containerd github.com/containerd/containerd/v2 {version} 7c2f3a9\n"
+    return replace(node, version_of=lambda command: version_line if "containerd" in command else "")
 
 
 def _found(node: Node, name: str) -> tuple[Finding, ...]:
@@ -50,7 +50,7 @@ def _found(node: Node, name: str) -> tuple[Finding, ...]:
 
 
 def _levels(node: Node, name: str) -> list[str]:
-    return [each.level.value for each in _found(node, name)]
+    return [finding.level.value for finding in _found(node, name)]
 
 
 def test_node_with_all_layers_has_no_warning(node: Node) -> None:
@@ -62,22 +62,22 @@ def test_node_without_crust_kata_is_not_looked_at(node: Node) -> None:
     (node.root / UNIT).unlink()
     (node.root / "opt/kata/configuration.toml").unlink()
     for name in ("kata", "kata-engine"):
-        (found,) = _found(node, name)
-        assert (found.level, "does not run here" in found.what) == (Level.OK, True)
+        (finding,) = _found(node, name)
+        assert (finding.level, "does not run here" in finding.what) == (Level.OK, True)
 
 
 def test_runtime_failing_preflight_is_named_with_file_key_and_value(node: Node) -> None:
     _write(node.root, "opt/kata/configuration.toml", "[hypervisor.clh]\n")
-    (found,) = _found(node, "kata")
-    assert found.level is Level.ERROR
-    assert found.what.startswith("runtime kata gets no volumes: [KataUnfit]")
-    assert "/opt/kata/configuration.toml" in found.what
-    assert found.todo == "set disable_block_device_use = false in [hypervisor.clh]"
+    (finding,) = _found(node, "kata")
+    assert finding.level is Level.ERROR
+    assert finding.what.startswith("runtime kata gets no volumes: [KataUnfit]")
+    assert "/opt/kata/configuration.toml" in finding.what
+    assert finding.todo == "set disable_block_device_use = false in [hypervisor.clh]"
 
 
 def test_runtime_that_is_not_registered_is_an_error(node: Node) -> None:
-    (found,) = _found(replace(node, proxy=_handlers("box")), "kata")
-    assert (found.level, "is not registered" in found.what) == (Level.ERROR, True)
+    (finding,) = _found(replace(node, proxy=_handlers("box")), "kata")
+    assert (finding.level, "is not registered" in finding.what) == (Level.ERROR, True)
     away = errors.PeerUnavailable("the proxy is away")  # another check says that
     assert _levels(replace(node, proxy=away), "kata") == ["ok"]
 
@@ -94,17 +94,17 @@ def test_runtime_that_is_not_registered_is_an_error(node: Node) -> None:
 def test_layers_are_those_of_containerds_version(
     node: Node, version: str, levels: list[str], says: str
 ) -> None:
-    found = _found(_with_containerd(node, version), "kata-engine")
-    assert [each.level.value for each in found] == levels
-    assert says in found[-1].what
+    findings = _found(_with_containerd(node, version), "kata-engine")
+    assert [finding.level.value for finding in findings] == levels
+    assert says in findings[-1].what
 
 
 def test_disabled_nri_is_error_with_the_lines_to_add(node: Node) -> None:
     for line in ("disable = true", "disable_connections = true"):
         _write(node.root, "etc/containerd/config.toml", f"{NRI}]\n{line}\n")
-        (found,) = _found(node, "kata-engine")
-        assert found.level is Level.ERROR
-        assert found.todo.endswith("config.toml: disable = false, disable_connections = false")
+        (finding,) = _found(node, "kata-engine")
+        assert finding.level is Level.ERROR
+        assert finding.todo.endswith("config.toml: disable = false, disable_connections = false")
     _write(node.root, "etc/containerd/config.toml", f"{NRI}]\ndisable = false\n")
     assert _levels(_with_containerd(node, "v1.7.30"), "kata-engine")[0] == "ok"
 
@@ -112,9 +112,9 @@ def test_disabled_nri_is_error_with_the_lines_to_add(node: Node) -> None:
 def test_missing_validator_is_a_warning_with_the_lines(node: Node) -> None:
     for text in ("", REQUIRED.replace("true", "false"), REQUIRED.replace('"crust"', '"other"')):
         _write(node.root, "etc/containerd/config.toml", text)
-        found = _found(node, "kata-engine")[-1]
-        assert found.level is Level.WARNING
-        assert 'enable = true, required_plugins = ["crust"]' in found.todo
+        finding = _found(node, "kata-engine")[-1]
+        assert finding.level is Level.WARNING
+        assert 'enable = true, required_plugins = ["crust"]' in finding.todo
 
 
 def test_configuration_that_containerd_imports_is_read(node: Node) -> None:
@@ -124,5 +124,5 @@ def test_configuration_that_containerd_imports_is_read(node: Node) -> None:
 
 
 def test_node_without_containerd_is_a_warning(node: Node) -> None:
-    (found,) = _found(replace(node, version_of=lambda _: ""), "kata-engine")
-    assert (found.level, "CRI-O" in found.why) == (Level.WARNING, True)
+    (finding,) = _found(replace(node, version_of=lambda _: ""), "kata-engine")
+    assert (finding.level, "CRI-O" in finding.why) == (Level.WARNING, True)

@@ -34,15 +34,15 @@ class Systemd:
 
 
 def run(root: Path, systemd: Systemd | None = None, source: Path = SOURCE) -> list[str]:
-    said: list[str] = []
-    install.install(root, source, COMMAND, systemd or Systemd(), said.append)
-    return said
+    report: list[str] = []
+    install.install(root, source, COMMAND, systemd or Systemd(), report.append)
+    return report
 
 
 def remove(root: Path, systemd: Systemd | None = None) -> list[str]:
-    said: list[str] = []
-    install.uninstall(root, SOURCE, systemd or Systemd(), said.append)
-    return said
+    report: list[str] = []
+    install.uninstall(root, SOURCE, systemd or Systemd(), report.append)
+    return report
 
 
 def tree(root: Path) -> dict[str, bytes]:
@@ -77,18 +77,18 @@ def test_second_installation_replaces_units_and_keeps_settings(root: Path) -> No
     unit, settings = root / install.UNITS / "crust-node.service", root / "etc/crust/node.toml"
     unit.write_text("[Unit]")
     settings.write_text("log_level = 'debug'")
-    said = run(root)
+    report = run(root)
     assert "ExecStart=" in unit.read_text()
     assert settings.read_text() == "log_level = 'debug'"
-    assert f"/{install.UNITS}: 6 files; written: crust-node.service" in said
+    assert f"/{install.UNITS}: 6 files; written: crust-node.service" in report
     names = "driver.toml, kata.toml, node.toml, proxy.toml, shim.toml"
-    assert f"/etc/crust: 5 files; kept, they are yours: {names}" in said
-    assert len(said) <= 10
+    assert f"/etc/crust: 5 files; kept, they are yours: {names}" in report
+    assert len(report) <= 10
 
 
 def test_install_from_checkout_writes_man_pages_and_completion_scripts(root: Path) -> None:
-    pages = {each.name: each.read_bytes() for each in (SOURCE.parent / "docs" / "man").iterdir()}
-    installed = {each.name: each.read_bytes() for each in (root / install.MAN_PAGES).iterdir()}
+    pages = {page.name: page.read_bytes() for page in (SOURCE.parent / "docs" / "man").iterdir()}
+    installed = {page.name: page.read_bytes() for page in (root / install.MAN_PAGES).iterdir()}
     assert installed == pages
     for shell, path in install.COMPLETIONS.items():
         text = (root / path).read_text()
@@ -105,7 +105,7 @@ def test_install_from_wheel_takes_man_pages_of_its_environment(tmp_path: Path) -
     page.with_name("other.1").touch()
     root = tmp_path / "root"
     run(root, source=source)
-    assert [each.name for each in (root / install.MAN_PAGES).iterdir()] == ["crust.1"]
+    assert [page.name for page in (root / install.MAN_PAGES).iterdir()] == ["crust.1"]
     assert (root / install.MAN_PAGES / "crust.1").read_text() == "wheel's"
 
 
@@ -171,8 +171,8 @@ def test_uninstall_removes_what_an_older_version_installed(tmp_path: Path) -> No
     systemd = Systemd("crust-old.service")
     with pytest.raises(install.NotInstallable, match=r"crust-old\.service still runs"):
         remove(root, systemd)
-    said = remove(root)
-    assert f"/{install.UNITS}/crust-old.service: removed" in said
+    report = remove(root)
+    assert f"/{install.UNITS}/crust-old.service: removed" in report
     assert [path for path in tree(root) if not path.startswith("etc/crust/")] == []
     assert not (root / install.MANIFEST).parent.exists()
 

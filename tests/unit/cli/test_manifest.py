@@ -43,19 +43,19 @@ def made(*flags: str) -> Objects:
         return by_name(kustomize.render(Path(directory)))
 
 
-def by_name(found: Any) -> Objects:
-    return {(each["kind"], each["metadata"]["name"]): unordered(each) for each in found}
+def by_name(manifests: Any) -> Objects:
+    return {(item["kind"], item["metadata"]["name"]): unordered(item) for item in manifests}
 
 
 def unordered(value: Any) -> Any:
     """Lists of named things in the order of their names, and kinds that kustomize does not know without namespace."""
     if isinstance(value, dict):
-        found = {key: unordered(each) for key, each in value.items()}
-        if "Class" in str(found.get("kind")) and isinstance(found.get("metadata"), dict):
-            found["metadata"].pop("namespace", None)
-        return found
-    if isinstance(value, list) and all(isinstance(each, dict) for each in value):
-        return sorted(map(unordered, value), key=lambda each: each.get("name") or str(each))
+        fields = {key: unordered(field) for key, field in value.items()}
+        if "Class" in str(fields.get("kind")) and isinstance(fields.get("metadata"), dict):
+            fields["metadata"].pop("namespace", None)
+        return fields
+    if isinstance(value, list) and all(isinstance(member, dict) for member in value):
+        return sorted(map(unordered, value), key=lambda member: member.get("name") or str(member))
     return value
 
 
@@ -70,32 +70,32 @@ def config(tmp_path: Path, text: str) -> str:
     return f"--config={path}"
 
 
-def pod_of(found: Objects) -> dict[str, Any]:
-    spec: dict[str, Any] = found["DaemonSet", "crust-node"]["spec"]["template"]["spec"]
+def pod_of(objects: Objects) -> dict[str, Any]:
+    spec: dict[str, Any] = objects["DaemonSet", "crust-node"]["spec"]["template"]["spec"]
     return spec
 
 
 @pytest.mark.parametrize("overlays", OVERLAYS)
 def test_manifest_has_the_objects_that_kubectl_renders(overlays: tuple[str, ...]) -> None:
-    found = made(*OVERLAYS[overlays])
+    objects = made(*OVERLAYS[overlays])
     expected: Objects = {}
     for overlay in overlays:
         expected |= rendered(overlay)
     if len(overlays) == 1:
-        assert found == expected
+        assert objects == expected
     else:  # each overlay adds a sidecar to the one DaemonSet
-        assert set(found) == set(expected)
-        containers = {each["name"] for each in pod_of(found)["containers"]}
+        assert set(objects) == set(expected)
+        containers = {container["name"] for container in pod_of(objects)["containers"]}
         assert containers == {"crust", "csi-provisioner", "csi-snapshotter", "csi-resizer"}
 
 
 def test_manifest_of_node_deployment_has_resizer_that_only_marks_sizes() -> None:
     text = KUBERNETES / "overlays/distributed/node.toml"
-    found = made(f"--config={text}", "--resizer")
-    assert found == rendered("distributed")
-    assert [kind for kind, _ in found].count("ConfigMap") == 1
+    objects = made(f"--config={text}", "--resizer")
+    assert objects == rendered("distributed")
+    assert [kind for kind, _ in objects].count("ConfigMap") == 1
     both = made(f"--config={text}", "--resizer", "--snapshots")
-    containers = {each["name"] for each in pod_of(both)["containers"]}
+    containers = {container["name"] for container in pod_of(both)["containers"]}
     assert containers == {"crust", "csi-provisioner", "csi-snapshotter", "csi-resizer"}
 
 
@@ -108,12 +108,12 @@ def test_manifest_of_a_wrapped_driver_has_its_objects_and_name(tmp_path: Path) -
 
 def test_manifest_is_read_by_kubectl() -> None:
     """Without a server: kubectl decodes each object into its own types."""
-    found = made("--snapshots", "--resizer")
+    objects = made("--snapshots", "--resizer")
     command = ("kubectl", "label", "--local", "-f", "-", "checked=yes", "-o", "name")
-    text = yaml.safe_dump_all(found.values())
+    text = yaml.safe_dump_all(objects.values())
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == len(found)
+    assert len(done.stdout.splitlines()) == len(objects)
 
 
 def test_pod_info_is_asked_for_where_runtime_class_may_decide(tmp_path: Path) -> None:
@@ -125,14 +125,14 @@ def test_pod_info_is_asked_for_where_runtime_class_may_decide(tmp_path: Path) ->
 
 def test_settings_are_the_config_map_as_they_were_written(tmp_path: Path) -> None:
     text = POD + "# a comment that says crust-system and /var/lib/kubelet/pods\n[driver]\n"
-    found = made(config(tmp_path, text), "--namespace=storage", "--image=r.example/crust:1")
-    (config_map,) = (each for (kind, _), each in found.items() if kind == "ConfigMap")
+    objects = made(config(tmp_path, text), "--namespace=storage", "--image=r.example/crust:1")
+    (config_map,) = (item for (kind, _), item in objects.items() if kind == "ConfigMap")
     assert config_map["data"] == {"node.toml": text}
-    volumes = {each["name"]: each for each in pod_of(found)["volumes"]}
+    volumes = {volume["name"]: volume for volume in pod_of(objects)["volumes"]}
     assert volumes["settings"]["configMap"]["name"] == config_map["metadata"]["name"]
-    namespaces = {each["metadata"].get("namespace") for each in found.values()}
+    namespaces = {item["metadata"].get("namespace") for item in objects.values()}
     assert namespaces == {None, "storage"}
-    containers = (*pod_of(found)["containers"], *pod_of(found)["initContainers"])
+    containers = (*pod_of(objects)["containers"], *pod_of(objects)["initContainers"])
     ours = {
         container["image"] for container in containers if "sig-storage" not in container["image"]
     }
@@ -144,10 +144,10 @@ def test_kubelet_root_and_port_of_the_settings_are_the_pods(tmp_path: Path) -> N
     text += 'target_roots = ["/data/kubelet"]\n[[proxy.drivers]]\nname = "block.csi.crust.dev"\n'
     text += 'socket = "/data/kubelet/plugins/block.csi.crust.dev/csi.sock"\n'
     text += 'backend = "/run/crust/shim/csi.sock"\n[shim]\nkubelet_root = "/data/kubelet"\n'
-    found = made(config(tmp_path, text + '[driver]\ntarget_roots = ["/data/kubelet"]\n'))
-    (crust,) = (each for each in pod_of(found)["containers"] if each["name"] == "crust")
+    pod = pod_of(made(config(tmp_path, text + '[driver]\ntarget_roots = ["/data/kubelet"]\n')))
+    (crust,) = (container for container in pod["containers"] if container["name"] == "crust")
     assert crust["ports"] == [{"name": "metrics", "containerPort": 9900}]
-    assert "/var/lib/kubelet" not in str(pod_of(found))
+    assert "/var/lib/kubelet" not in str(pod)
 
 
 def test_own_image_may_have_programs_that_ours_lacks(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_own_image_may_have_programs_that_ours_lacks(tmp_path: Path) -> None:
 def test_run_directory_of_the_settings_is_the_hosts(tmp_path: Path) -> None:
     text = POD + 'run_dir = "/srv/crust"\nvolumes_root = "/srv/crust/volumes"\n[driver]\n'
     pod = pod_of(made(config(tmp_path, text)))
-    volumes = {each["name"]: each for each in pod["volumes"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert volumes["run"]["hostPath"] == {"path": "/srv/crust", "type": "DirectoryOrCreate"}
     assert "/run/crust" not in str(pod)
 
