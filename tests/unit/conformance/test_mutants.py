@@ -70,7 +70,7 @@ def test_driver_without_raw_copies_and_change_tracking_passes(tmp_path: Path) ->
             "CreateVolume": lambda: request.volume_content_source.volume.volume_id,
         }.get(method, str)()
         used = [target for target in driver.state.targets.values() if target.is_block]
-        raw = {each.volume.wire.volume_id for each in used}
+        raw = {target.volume.wire.volume_id for target in used}
         if source in raw or method == "GetMetadataDelta":
             return Failure(Code.FAILED_PRECONDITION, "not now")
         return answer
@@ -84,7 +84,7 @@ def test_driver_without_raw_copies_and_change_tracking_passes(tmp_path: Path) ->
     assert "not now" in outcome.skipped["C-362"]
 
 
-@pytest.mark.parametrize("mutant", ALL, ids=lambda each: f"{each.case}-{each.name}")
+@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: f"{mutant.case}-{mutant.name}")
 def test_case_fails_for_broken_driver(mutant: Mutant, tmp_path: Path) -> None:
     driver = FakeDriver(mutant.profile, set(mutant.faults), mutant.twist(), offline=mutant.offline)
     outcome = run(driver, tmp_path, mutant.profile, mutant.case)
@@ -94,7 +94,7 @@ def test_case_fails_for_broken_driver(mutant: Mutant, tmp_path: Path) -> None:
 
 
 def test_own_clause_of_every_case_has_a_broken_driver() -> None:
-    assert set(CASES) == {each.case for each in ALL if each.strength is None}
+    assert set(CASES) == {mutant.case for mutant in ALL if mutant.strength is None}
 
 
 def test_every_case_quotes_its_clauses_each_of_another_strength() -> None:
@@ -234,18 +234,18 @@ def test_accepted_refusals_leave_nothing_on_the_driver(tmp_path: Path) -> None:
     assert outcome.numbers("note") >= {"C-022", "C-023", "C-110"}
     assert "C-601" in outcome.numbers("passed"), "its undo is of the target that it published"
     assert outcome.numbers("failed") == {"C-153"}
-    found = [finding.why for result in outcome.cases for finding in result.findings]
-    assert not [why for why in found if "not removed" in why]
+    reasons = [finding.why for result in outcome.cases for finding in result.findings]
+    assert not [why for why in reasons if "not removed" in why]
 
 
 def test_volume_that_the_driver_does_not_delete_is_named(tmp_path: Path) -> None:
     driver = StuckDriver("1.13")
     with tempfile.TemporaryDirectory(prefix="ct-", dir="/tmp") as root:
         outcome = run_accepting(driver, tmp_path, Path(root))
-    found = "\n".join(finding.why for result in outcome.cases for finding in result.findings)
+    reasons = "\n".join(finding.why for result in outcome.cases for finding in result.findings)
     left = [f"not removed (volume_id {volume_id})" for volume_id in driver.state.volumes]
     assert left
-    assert [why for why in left if why not in found] == []
+    assert [why for why in left if why not in reasons] == []
 
 
 class Recorder(grpc.GenericRpcHandler):

@@ -177,7 +177,7 @@ def test_every_symptom_is_in_the_table_above_them() -> None:
     table, *sections = PAGE.partition("\n## Symptoms\n")[2].partition("\n## ")[0].split("\n### ")
     headings = [section.splitlines()[0] for section in sections]
     assert len(headings) > 25
-    anchors = [re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings]
+    anchors = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
     assert [anchor for anchor in anchors if f"(#{anchor})" not in table] == []
 
 

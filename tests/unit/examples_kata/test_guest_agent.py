@@ -195,13 +195,13 @@ def volume(tmp_path: Path) -> Path:
 def _resolve(volume: Path, sub_path: str, *, create: bool) -> str:
     root = os.open(volume, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        found = jail.resolve_sub_path(root, sub_path, create=create)
+        descriptor = jail.resolve_sub_path(root, sub_path, create=create)
     finally:
         os.close(root)
     try:
-        return os.path.relpath(os.readlink(f"/proc/self/fd/{found}"), volume)
+        return os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), volume)
     finally:
-        os.close(found)
+        os.close(descriptor)
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ class _Agent(main.Agent):
         return answer.get("ok") or answer["error"]
 
     def _answers(self, number: int) -> list[dict[str, object]]:
-        return [each for each in self.sent if each["id"] == str(number)]
+        return [message for message in self.sent if message["id"] == str(number)]
 
 
 def test_agent_thaws_and_answers_pings_while_every_statistics_call_hangs() -> None:

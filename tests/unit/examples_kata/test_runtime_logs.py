@@ -21,10 +21,10 @@ from tests.unit.examples_kata.fake_vms.world import World
 @pytest.fixture
 async def sandboxes(tmp_path: Path) -> AsyncIterator[Sandboxes]:
     world = World(records={})
-    found = Sandboxes(tmp_path / "sandboxes", FakeVms(world), FakeHandoff(world))
-    async with control.serving(tmp_path / "control.sock", control.Control(found)):
-        yield found
-    await found.close()
+    sandboxes = Sandboxes(tmp_path / "sandboxes", FakeVms(world), FakeHandoff(world))
+    async with control.serving(tmp_path / "control.sock", control.Control(sandboxes)):
+        yield sandboxes
+    await sandboxes.close()
 
 
 async def test_logs_of_a_sandbox_are_what_its_console_kept(
@@ -42,8 +42,8 @@ async def test_followed_logs_go_on_until_the_console_ends(
     sandbox = await sandboxes.get(volumes.SandboxId("one"))
     printed = sandbox.vm.console
     assert isinstance(printed, FakeConsole)
-    for each in (b"more\n", None):
-        printed.printed.put_nowait(each)
+    for piece in (b"more\n", None):
+        printed.printed.put_nowait(piece)
     seen: list[bytes] = []
     async with asyncio.timeout(60):
         await Client(str(tmp_path / "control.sock")).logs("one", seen.append, follow=True)
@@ -59,20 +59,20 @@ async def test_console_gives_kept_then_new_output_until_closed(
     tmp_path: Path,
 ) -> None:
     console.prepare(tmp_path)
-    found = console.Console(tmp_path)
+    vm_console = console.Console(tmp_path)
     guest = os.open(tmp_path / "console.out", os.O_WRONLY)
     try:
         os.write(guest, b"one ")
-        pieces = found.pieces(follow=True)
+        pieces = vm_console.pieces(follow=True)
         async with asyncio.timeout(60):
             assert await anext(pieces) == b"one "
             os.write(guest, b"two")
             assert await anext(pieces) == b"two"
-            assert [piece async for piece in found.pieces(follow=False)] == [b"one two"]
-            found.close()
+            assert [piece async for piece in vm_console.pieces(follow=False)] == [b"one two"]
+            vm_console.close()
             assert [piece async for piece in pieces] == []
     finally:
-        found.close()
+        vm_console.close()
         os.close(guest)
 
 
@@ -81,16 +81,16 @@ async def test_slow_reader_of_a_console_loses_the_oldest_output(
 ) -> None:
     monkeypatch.setattr(console, "TAIL", 4)
     console.prepare(tmp_path)
-    found = console.Console(tmp_path)
+    vm_console = console.Console(tmp_path)
     guest = os.open(tmp_path / "console.out", os.O_WRONLY)
     try:
         os.write(guest, b"a")
-        pieces = found.pieces(follow=True)
+        pieces = vm_console.pieces(follow=True)
         async with asyncio.timeout(60):
             assert await anext(pieces) == b"a"
             os.write(guest, b"0123456789")
-            assert found.text() == "6789"
+            assert vm_console.text() == "6789"
             assert await anext(pieces) == b"6789"
     finally:
-        found.close()
+        vm_console.close()
         os.close(guest)

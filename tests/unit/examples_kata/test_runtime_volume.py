@@ -313,6 +313,6 @@ async def test_wrong_passphrase_is_written_into_claim_and_gives_it_back(world: W
     world.failures["mount"] += [faults.GuestNeedsPassphrase("it is not open"), reason]
     with pytest.raises(faults.WrongPassphrase):
         await take(world, ONE)
-    said = "[WrongPassphrase] the passphrase does not open it"
-    assert world.claims[TARGET].states[-1] == (State.ERROR, said)
+    message = "[WrongPassphrase] the passphrase does not open it"
+    assert world.claims[TARGET].states[-1] == (State.ERROR, message)
     assert not world.claims[TARGET].is_locked()

@@ -16,8 +16,8 @@ def test_next_process_reads_what_was_added_and_not_removed(tmp_path: Path) -> No
     first = TakenImages(tmp_path / "images")
     assert first.all() == ()
     two = replace(ONE, vm_id="uuid-2")
-    for each in (ONE, ONE, two):
-        first.add(each)
+    for taken in (ONE, ONE, two):
+        first.add(taken)
     first.remove(ONE.vm_id, TARGET)
     first.remove(ONE.vm_id, TARGET)
     assert TakenImages(tmp_path / "images").all() == (two,)

@@ -69,15 +69,15 @@ async def test_key_left_in_qemu_is_removed_and_blocks_no_attach(
     tmp_path: Path, *, plugged: bool
 ) -> None:
     control = Control()
-    found = disks.Disks(cast("qmp.Qmp", control), tmp_path, 2)
+    vm_disks = disks.Disks(cast("qmp.Qmp", control), tmp_path, 2)
     opened = images.OpenedImage(IMAGE, tmp_path / "ceph.conf", "a2V5")
     if plugged:
-        await found.attach_image("s1", opened, _recorded, read_only=False)
+        await vm_disks.attach_image("s1", opened, _recorded, read_only=False)
     control.objects.add("key.s1")
-    disk = await found.attach_image("s1", opened, _recorded, read_only=False)
+    disk = await vm_disks.attach_image("s1", opened, _recorded, read_only=False)
     assert disk.serial == "s1"
     assert control.objects == set()
-    assert await found.serials() == ("s1",)
+    assert await vm_disks.serials() == ("s1",)
 
 
 @pytest.mark.spec("H-52", "H-55")
@@ -88,14 +88,14 @@ async def test_image_without_recorded_client_is_closed_if_cluster_answers(
     async def not_recorded() -> None:
         raise errors.NotReady("cut off") if answers else errors.PeerUnavailable("no answer")
 
-    found = disks.Disks(cast("qmp.Qmp", Control()), tmp_path, 2)
+    vm_disks = disks.Disks(cast("qmp.Qmp", Control()), tmp_path, 2)
     opened = images.OpenedImage(IMAGE, tmp_path / "ceph.conf", "a2V5")
     with pytest.raises(errors.NotReady if answers else errors.PeerUnavailable):
-        await found.attach_image("s1", opened, not_recorded, read_only=False)
-    assert await found.has_open("s1") is not answers
-    assert await found.serials() == ()
-    await found.attach_image("s1", opened, _recorded, read_only=False)
-    assert await found.serials() == ("s1",)
+        await vm_disks.attach_image("s1", opened, not_recorded, read_only=False)
+    assert await vm_disks.has_open("s1") is not answers
+    assert await vm_disks.serials() == ()
+    await vm_disks.attach_image("s1", opened, _recorded, read_only=False)
+    assert await vm_disks.serials() == ("s1",)
 
 
 @pytest.mark.spec("H-55")
@@ -104,14 +104,14 @@ async def test_known_disk_is_queried_without_waiting_for_its_cluster(
 ) -> None:
     """query-block and query-named-block-nodes read from the image, in QEMU's main loop."""
     control = Control()
-    found = disks.Disks(cast("qmp.Qmp", control), tmp_path, 2)
+    vm_disks = disks.Disks(cast("qmp.Qmp", control), tmp_path, 2)
     opened = images.OpenedImage(IMAGE, tmp_path / "ceph.conf", "a2V5")
-    await found.attach_image("s1", opened, _recorded, read_only=False)
-    await found.limit("s1", volumes.IoLimits(read_iops=7))
+    await vm_disks.attach_image("s1", opened, _recorded, read_only=False)
+    await vm_disks.limit("s1", volumes.IoLimits(read_iops=7))
     control.asked.clear()
-    assert (await found.disk("s1")).size_bytes == 1 << 20
-    assert await found.limits("s1") == volumes.IoLimits(read_iops=7)
-    assert await found.has_open("s1")
+    assert (await vm_disks.disk("s1")).size_bytes == 1 << 20
+    assert await vm_disks.limits("s1") == volumes.IoLimits(read_iops=7)
+    assert await vm_disks.has_open("s1")
     await descriptors.HeldDescriptors(cast("qmp.Qmp", control), 1).held()
     assert set(control.asked) == {"qom-list", "query-blockstats"}
 
@@ -120,14 +120,14 @@ async def test_known_disk_is_queried_without_waiting_for_its_cluster(
 async def test_size_of_image_is_asked_for_before_it_is_changed(tmp_path: Path) -> None:
     """Its controller may have grown it since, and a smaller size would cut it off."""
     control = Control()
-    found = disks.Disks(cast("qmp.Qmp", control), tmp_path, 2)
+    vm_disks = disks.Disks(cast("qmp.Qmp", control), tmp_path, 2)
     opened = images.OpenedImage(IMAGE, tmp_path / "ceph.conf", "a2V5")
-    await found.attach_image("s1", opened, _recorded, read_only=False)
+    await vm_disks.attach_image("s1", opened, _recorded, read_only=False)
     control.size_bytes = 4 << 20
     with pytest.raises(faults.DiskNotGrown):
-        await found.resize("s1", 2 << 20)
+        await vm_disks.resize("s1", 2 << 20)
     assert "block_resize" not in control.asked
-    assert await found.resize("s1", 8 << 20) == 8 << 20
+    assert await vm_disks.resize("s1", 8 << 20) == 8 << 20
 
 
 @pytest.mark.spec("H-55")
@@ -140,9 +140,9 @@ async def test_adoption_of_vm_does_not_wait_for_its_cluster(
     await earlier.attach_image("s1", opened, _recorded, read_only=False)
     await earlier.resize("s1", 8 << 20)
     control.asked.clear()
-    found = disks.Disks(cast("qmp.Qmp", control), tmp_path, 2)
-    assert (await found.disk("s1")).size_bytes == 8 << 20
-    adopted = await found.attach_image("s1", opened, _recorded, read_only=False)
+    vm_disks = disks.Disks(cast("qmp.Qmp", control), tmp_path, 2)
+    assert (await vm_disks.disk("s1")).size_bytes == 8 << 20
+    adopted = await vm_disks.attach_image("s1", opened, _recorded, read_only=False)
     assert (adopted.driver, adopted.read_only) == ("rbd", False)
     assert set(control.asked) == {"qom-list", "query-blockstats"}
 
@@ -158,9 +158,9 @@ async def test_note_of_disk_goes_with_it_and_damaged_is_rebuilt(
     )
     [note] = tmp_path.glob("disk-*.json")
     note.write_text("{")
-    found = disks.Disks(cast("qmp.Qmp", control), tmp_path, 2)
-    assert (await found.disk("s1")).size_bytes == control.size_bytes
+    vm_disks = disks.Disks(cast("qmp.Qmp", control), tmp_path, 2)
+    assert (await vm_disks.disk("s1")).size_bytes == control.size_bytes
     control.devices.clear()  # QEMU has unplugged it
-    await found.detach("s1", 1)
+    await vm_disks.detach("s1", 1)
     assert control.nodes == set()
     assert not note.exists()

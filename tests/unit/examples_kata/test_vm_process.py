@@ -60,9 +60,9 @@ def test_find_ignores_a_reused_pid(tmp_path: Path) -> None:
     child.stdout.readline()
     try:
         pid_file.write_text(f"{child.pid}\n")
-        found = process.find(pid_file, "uuid-1")
-        assert found is not None
-        found.close()
+        vm_process = process.find(pid_file, "uuid-1")
+        assert vm_process is not None
+        vm_process.close()
         assert process.find(pid_file, "uuid-2") is None
         assert process.find(pid_file, "uuid") is None
     finally:

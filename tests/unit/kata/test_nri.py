@@ -155,7 +155,7 @@ async def test_synchronize_is_answered_before_anything_is_looked_at() -> None:
     async with _plugged(engine, gate):
         await engine.create(engines.pod(), engines.container())
         looked.set()
-    assert [each.is_created for each in gate.containers] == [True]
+    assert [container.is_created for container in gate.containers] == [True]
 
 
 async def _wait(event: asyncio.Event) -> None:

@@ -128,7 +128,7 @@ def test_path_in_guest_is_the_newest_and_never_guessed(
     assert paths("/data", just_made=False) == [first]
     second = running.make_mount("/srv/data")
     made = running.shares / ID / "rw" / "passthrough"
-    old, new = (made / each.rpartition("/")[2] for each in (first, second))
+    old, new = (made / path.rpartition("/")[2] for path in (first, second))
     while new.stat().st_ctime_ns == old.stat().st_ctime_ns:  # within one tick of the kernel's clock
         new.chmod(0o700)
     assert paths("/data/", "/logs", just_made=True) == [second, ""]
@@ -155,8 +155,8 @@ async def _sockets(root: Path, url: str, *answers: bytes) -> AsyncIterator[list[
         asked.append(await reader.readline())
         writer.write(answers[0])
         asked.append(await reader.read(1000))
-        for each in answers[1:]:
-            writer.write(each)
+        for answer in answers[1:]:
+            writer.write(answer)
         writer.close()
 
     (root / ID).mkdir(parents=True)
@@ -214,4 +214,4 @@ def test_an_answer_is_numbers_or_a_value_error(data: bytes) -> None:
         stats = rust_runtime.parsed(data)
     except ValueError:
         return
-    assert all(0 <= each.total < 2**63 for each in stats.usage)
+    assert all(0 <= usage.total < 2**63 for usage in stats.usage)

@@ -183,7 +183,7 @@ async def test_shim_that_hangs_has_one_request_and_delays_nobody_else(
             target = record.target.text
             held = fake_handler.sandbox(store.root, target, name=f"sandbox-{box}", handler=HANDLER)
             stack.enter_context(held)
-        calls = [asyncio.ensure_future(handler.get_stats(each.target)) for each in records.values()]
+        calls = [asyncio.ensure_future(handler.get_stats(r.target)) for r in records.values()]
         assert len(await asyncio.gather(*calls[10:])) == 90
         assert not any(call.done() for call in calls[:10])
         for call in calls[:10]:

@@ -39,7 +39,7 @@ class Cluster:
         node = recorded("node-in-use-not-ready")
         node["metadata"] = {**node["metadata"], "name": name}
         node["status"]["conditions"] = [{"type": "Ready", "status": ready}] if ready else []
-        node["status"]["volumesInUse"] = [f"kubernetes.io/csi/{DRIVER}^{each}" for each in in_use]
+        node["status"]["volumesInUse"] = [f"kubernetes.io/csi/{DRIVER}^{id_}" for id_ in in_use]
         node["spec"] = {"taints": [{"key": taint, "effect": "NoExecute"}]} if taint else {}
         self.api.add(node, "nodes")
 

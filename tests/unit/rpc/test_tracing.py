@@ -30,7 +30,7 @@ DAEMONS = (
 
 def test_nothing_of_opentelemetry_is_imported_while_it_is_off() -> None:
     script = f"import sys, {DAEMONS}\nwith crust.rpc.tracing.exporting('x', is_on=False): pass\n"
-    script += "print([each for each in sys.modules if each.startswith('opentelemetry')])"
+    script += "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )

@@ -117,7 +117,7 @@ def _alpha(thing: Any, option: Any) -> list[str]:
 
 
 def _marks(line: str) -> list[str]:
-    return [mark for found in _MARKS.findall(line) for mark in found.split(", ")]
+    return [mark for group in _MARKS.findall(line) for mark in group.split(", ")]
 
 
 def _marked(line: str, marks: list[str]) -> str:

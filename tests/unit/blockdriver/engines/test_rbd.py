@@ -97,9 +97,9 @@ VOLUME = volumes.VolumeId("0123456789abcdef-1")
 DEVICE = volumes.BlockSource("/dev/rbd0", volumes.DeviceIdentity(251, 0, 0))
 
 
-def asked(what: str) -> Connection:
+def asked(failure: str) -> Connection:
     """The connection to a cluster that must not be asked."""
-    raise AssertionError(what)
+    raise AssertionError(failure)
 
 
 def note(run_dir: Path, *, on_host: bool) -> None:

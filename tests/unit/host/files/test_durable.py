@@ -187,7 +187,7 @@ def test_publish_directory_syncs_names_in_it_then_its_own(tmp_path: Path) -> Non
         durable.write_staged(aside / "record", b"content")
         durable.publish_directory(aside, final)
     expected = [("sync", aside / "record"), ("sync", aside), ("name", final), ("sync", tmp_path)]
-    assert steps == [(what, str(path)) for what, path in expected]
+    assert steps == [(step, str(path)) for step, path in expected]
 
 
 def test_publish_directory_replaces_only_an_empty_directory(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from crust.host.filesystems import format_decision, superblocks
 from crust.host.filesystems.format_decision import Action
 
 EXT4 = signatures.Filesystem("ext4", "")
-FOUND: tuple[signatures.Signature, ...] = (
+SIGNATURES: tuple[signatures.Signature, ...] = (
     EXT4,
     signatures.Filesystem("xfs", ""),
     signatures.Blank(),
@@ -32,7 +32,7 @@ def complete(uuid: str) -> superblocks.Superblock:
 
 def judge(
     state: ContentState,
-    found: signatures.Signature,
+    signature: signatures.Signature,
     *,
     wanted: str = "ext4",
     zeros: bool = True,
@@ -49,7 +49,7 @@ def judge(
     )
     try:
         return format_decision.judge(
-            content, wanted, found, is_blank=lambda: zeros, superblock_of=lambda _: left
+            content, wanted, signature, is_blank=lambda: zeros, superblock_of=lambda _: left
         )
     except errors.CrustError as error:
         return error.error_name
@@ -67,17 +67,17 @@ def judge(
 def test_decide_formats_only_zeroed_new_volume_or_interrupted_mkfs(
     state: ContentState, expected: list[Action | str]
 ) -> None:
-    assert [judge(state, found) for found in FOUND] == expected
+    assert [judge(state, signature) for signature in SIGNATURES] == expected
     unread = [DOUBT if action is Action.MAKE else action for action in expected]
-    assert [judge(state, found, zeros=False) for found in FOUND] == unread
+    assert [judge(state, signature, zeros=False) for signature in SIGNATURES] == unread
 
 
 def test_decide_keeps_filesystem_of_guest_and_formats_only_blank_volume() -> None:
     """Of a volume that guests had and this driver has never formatted. What is not finished is not cleared either."""
     for zeros, blank in ((True, Action.MAKE), (False, DOUBT)):
         decided = [
-            judge("new", found, in_guest=True, left=complete(ANOTHER), zeros=zeros)
-            for found in FOUND
+            judge("new", signature, in_guest=True, left=complete(ANOTHER), zeros=zeros)
+            for signature in SIGNATURES
         ]
         assert decided == [Action.KEEP, DIFFERENT, blank, DOUBT]
     assert judge("new", EXT4, in_guest=True) == DOUBT
