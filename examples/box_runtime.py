@@ -32,10 +32,10 @@ class Boxes(Handler):
         self.running: dict[volumes.TargetPath, tuple[Claim, Process]] = {}
 
     async def start(self, box: str, source: str) -> str:
-        found = await asyncio.to_thread(resolve_source, self.root, source)
-        if isinstance(found, NotDeferred):
+        resolved = await asyncio.to_thread(resolve_source, self.root, source)
+        if isinstance(resolved, NotDeferred):
             return "ordinary"
-        wanted = (self.root, found.require_whole().target, volumes.SandboxId(box), NAME)
+        wanted = (self.root, resolved.require_whole().target, volumes.SandboxId(box), NAME)
         claim = await asyncio.to_thread(claim_volume, *wanted, features=FEATURES)
         try:
             vm, disk = await self.boot(claim)

@@ -113,7 +113,7 @@ class Node(services.NodeServicer):
         device = self.images.device(request.volume_id)
         if not device:
             context.abort(CODE.FAILED_PRECONDITION, "it is not staged")
-        if library.is_deferred(request):  # mount nothing: say what the guest mounts
+        if library.is_deferred(request):  # mount nothing: describe the guest's mount
             return library.deferred_mount(device, "ext4", request)
         os.makedirs(request.target_path, exist_ok=True)
         if not os.path.ismount(request.target_path):

@@ -1,4 +1,4 @@
-"""A second implementation of specs/handoff.md, without code of crust: what a runtime in another language has to do.
+"""A second implementation of specs/handoff.md, without code of crust: the work of a runtime in another language.
 
 second_runtime.py REGISTRY_SOCKET OWN_SOCKET DIRECTORY; then lines on stdin: start SANDBOX MOUNT_SOURCE, stop SANDBOX
 
@@ -28,7 +28,7 @@ NAME, FILESYSTEMS = "second", {"ext4"}
 READ_ONLY, GROW, BLOCK = 6, 14, 1  # HandlerFeature, VolumeType.Type
 LIMIT_BYTES, SCHEMA = 64 * 1024, 1
 KNOWN = {"image", "format", "encryption"}
-"""What `crust.required` may name: this program knows what it refuses."""
+"""The names that `crust.required` may have; `check_offered` refuses a volume that needs them."""
 CREDENTIALS = ("password", "passwd", "secret", "token", "credential")
 BOOT = 'mount --make-rprivate / && mount -t "$2" -o "$3" "$1" "$4" && echo up && exec sleep inf'
 
@@ -51,10 +51,10 @@ def read(path: Path) -> bytes:
     """H-4, H-5. Raises FileNotFoundError."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
-        found = os.fstat(fd)
-        expect(stat.S_ISREG(found.st_mode), f"{path} is no regular file")
-        expect(found.st_uid in (0, os.geteuid()), f"{path} is not root's")
-        expect(not found.st_mode & 0o022, f"{path} can be written by others")
+        status = os.fstat(fd)
+        expect(stat.S_ISREG(status.st_mode), f"{path} is no regular file")
+        expect(status.st_uid in (0, os.geteuid()), f"{path} is not root's")
+        expect(not status.st_mode & 0o022, f"{path} can be written by others")
         data = file.read(LIMIT_BYTES + 1)
     expect(len(data) <= LIMIT_BYTES, f"{path} is too large")
     return data
@@ -70,7 +70,7 @@ def parse(data: bytes, entry: str) -> dict[str, Any]:
         expect(not unknown, f"it requires {', '.join(sorted(unknown))}, which are not known")
         expect(digest(crust["target_path"]) == entry, "it is for another target")
         expect(("ro" in record["options"]) is crust["readonly"], "ro and readonly contradict")
-        names = [each.partition("=")[0].lower() for each in record["options"]]
+        names = [option.partition("=")[0].lower() for option in record["options"]]
         secret = [name for name in names if any(word in name for word in CREDENTIALS)]
         expect(not secret, f"the options {', '.join(secret)} look like credentials")
         expect(set(record["metadata"]) <= {"fsGroup", "fsGroupChangePolicy"}, "unknown metadata")
@@ -92,7 +92,7 @@ def identity(number: int, sequence: str) -> dict[str, int]:
 
 
 def check_offered(record: dict[str, Any]) -> None:
-    """What is not offered is refused: H-12, H-36, H-38, H-40, H-47, H-49, H-50."""
+    """Refuse a volume that needs a feature that is not offered: H-12, H-36, H-38, H-40, H-47, H-49, H-50."""
     crust, target = record["crust"], record["crust"]["target_path"]
     expect(crust["handler"] == NAME, f"it is for the handler {crust['handler']}")
     for key in ("image", "format", "encryption"):
@@ -119,16 +119,16 @@ def guard(path: str) -> bool:
     """Whether the filesystem there is a guard mount, H-39."""
     number = os.stat(path).st_dev
     wanted = f"{os.major(number)}:{os.minor(number)}"
-    return any(each == wanted and source == "crust-deferred" for each, _, source, _ in mounts())
+    return any(device == wanted and source == "crust-deferred" for device, _, source, _ in mounts())
 
 
 def resolve(root: Path, source: str) -> Path | None:
     """The entry of a mount source, None if it is an ordinary directory: H-32, H-33."""
     for path in (Path(os.path.normpath(source)), Path(os.path.realpath(source))):
-        for each in (path, *path.parents):
-            entry = root / digest(str(each))
+        for target in (path, *path.parents):
+            entry = root / digest(str(target))
             if (entry / "mountInfo.json").is_symlink() or (entry / "mountInfo.json").exists():
-                expect(each == path, "a path inside the volume is not offered")  # subPath
+                expect(target == path, "a path inside the volume is not offered")  # subPath
                 return entry
     expect(not os.path.exists(source) or not guard(source), "a guard mount without an entry")
     return None
@@ -182,9 +182,9 @@ def open_device(record: dict[str, Any]) -> int:
     number = os.fstat(fd).st_rdev
     shown = f"{os.major(number)}:{os.minor(number)}"
     try:
-        found = identity(number, Path(f"/sys/dev/block/{shown}/diskseq").read_text())
-        expect(found == record["crust"]["identity"], f"the device is another one: {found}")
-        writes = any(each == shown and "rw" in options for each, _, _, options in mounts())
+        actual = identity(number, Path(f"/sys/dev/block/{shown}/diskseq").read_text())
+        expect(actual == record["crust"]["identity"], f"the device is another one: {actual}")
+        writes = any(device == shown and "rw" in options for device, _, _, options in mounts())
         expect(not (is_readonly and writes), "the host can write to the device")
     except BaseException:
         os.close(fd)
@@ -257,13 +257,13 @@ class Boxes:
         return vm
 
     def stop(self, box: str) -> str:
-        found = self.running.pop(box, None)
-        if found is not None:
-            found.vm.kill()
-            found.vm.wait()
+        stopped = self.running.pop(box, None)
+        if stopped is not None:
+            stopped.vm.kill()
+            stopped.vm.wait()
             with contextlib.suppress(FileNotFoundError, Refused):  # unpublished, or another's
-                os.close(Lock(found.entry).fd)  # it has removed claim.json
-                os.utime(found.entry)
+                os.close(Lock(stopped.entry).fd)  # it has removed claim.json
+                os.utime(stopped.entry)
         return "ok"
 
 
@@ -280,7 +280,7 @@ def main(registry: str, own: str, directory: str) -> None:
     served.add_insecure_port(f"unix:{own}")
     served.start()
     request = b"".join((field(1, NAME), field(2, "1"), field(3, own), field(4, BLOCK)))
-    request += b"".join(field(6, each) for each in (READ_ONLY, GROW))
+    request += b"".join(field(6, feature) for feature in (READ_ONLY, GROW))
     request += b"".join(field(5, filesystem) for filesystem in FILESYSTEMS)
     with grpc.insecure_channel(f"unix:{registry}") as channel:
         register: grpc.UnaryStreamMultiCallable[bytes, bytes]
@@ -292,10 +292,10 @@ def main(registry: str, own: str, directory: str) -> None:
         for line in sys.stdin:
             command, *words = line.split()
             try:
-                said = commands[command](*words)
+                outcome = commands[command](*words)
             except (Refused, OSError) as error:
-                said = f"refused {' '.join(str(error).split())}"
-            sys.stdout.write(f"{said}\n")
+                outcome = f"refused {' '.join(str(error).split())}"
+            sys.stdout.write(f"{outcome}\n")
             sys.stdout.flush()
 
 

@@ -91,7 +91,7 @@ async def _told(
         await running
     except asyncio.CancelledError:
         report.console.print("[red]the demo was interrupted:[/] cleaning up")
-    except Exception as error:  # whatever it is, a person wants the logs
+    except Exception as error:  # a person wants the logs after any error
         report.console.print_exception(max_frames=4)
         for programs in (services.programs, *(machine.programs for machine in machines)):
             for name in programs.names():

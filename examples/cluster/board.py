@@ -14,7 +14,7 @@ from rich.table import Table
 
 @dataclass(slots=True)
 class Board:
-    """What the scenario says of nodes and volumes, the last word of each."""
+    """The scenario's latest text about each node and volume."""
 
     nodes: dict[str, str] = field(default_factory=dict)
     volumes: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -23,7 +23,7 @@ class Board:
 
     @contextmanager
     def shown(self, console: Console) -> Iterator[None]:
-        """Show the table below what is printed, while the block runs."""
+        """Show the table below the printed lines, while the block runs."""
         with Live(console=console, transient=True, get_renderable=self._table) as live:
             self._live = live
             yield

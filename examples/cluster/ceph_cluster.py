@@ -156,16 +156,16 @@ class CephCluster:
         words = json.dumps({"prefix": prefix, **arguments})
         number, output, text = self.admin.mon_command(words, b"")
         assert number == 0, f"{prefix}: {number} {text}"
-        found: bytes = output
-        return found
+        answer: bytes = output
+        return answer
 
     def user(self, name: str, caps: Mapping[str, str]) -> str:
         """Make the user client.<name>, or change its caps; its key."""
         flat = [part for pair in caps.items() for part in pair]
         self.command("auth get-or-create", entity=f"client.{name}", caps=flat, format="json")
         self.command("auth caps", entity=f"client.{name}", caps=flat)
-        found = json.loads(self.command("auth get-key", entity=f"client.{name}", format="json"))
-        key: str = found["key"]
+        answer = json.loads(self.command("auth get-key", entity=f"client.{name}", format="json"))
+        key: str = answer["key"]
         return key
 
     def controller(self, name: str, namespace: str, *, pool: str = POOL) -> str:
@@ -189,7 +189,7 @@ class CephCluster:
             rbd.RBD().pool_init(ioctx, force=False)
 
     def delete_pool(self, name: str) -> None:
-        """Delete a pool with what is in it, or none; the administrator's client knows it after that."""
+        """Delete a pool with its content; absent is success. The administrator's client knows it after that."""
         self.command("config set", who="mon", name="mon_allow_pool_delete", value="true")
         self.command("osd pool delete", pool=name, pool2=name, yes_i_really_really_mean_it=True)
         self.admin.wait_for_latest_osdmap()
@@ -206,12 +206,12 @@ class CephCluster:
     @contextlib.contextmanager
     def ioctx(self, pool: str = POOL, namespace: str = "") -> Iterator[Any]:
         """The administrator's I/O context (rados.Ioctx)."""
-        found = self.admin.open_ioctx(pool)
+        ioctx = self.admin.open_ioctx(pool)
         try:
-            found.set_namespace(namespace)
-            yield found
+            ioctx.set_namespace(namespace)
+            yield ioctx
         finally:
-            found.close()
+            ioctx.close()
 
     def start(self, name: str) -> None:
         """Start a daemon: "mon.a" (or b, or c), "osd" or "mgr"."""
@@ -251,8 +251,8 @@ class CephCluster:
     def make(self, *, with_mgr: bool) -> None:
         """Write the configuration, make the stores and start the daemons."""
         self.directory.mkdir(parents=True, mode=0o700)
-        for each in ("osd", "mgr", *(f"mon.{address}" for address in self._addresses())):
-            (self.directory / each).mkdir()
+        for name in ("osd", "mgr", *(f"mon.{address}" for address in self._addresses())):
+            (self.directory / name).mkdir()
         self._write_conf()
         self._make_keys()
         osd_uuid = str(uuid.uuid4())
@@ -268,21 +268,21 @@ class CephCluster:
             self.wait_for_statistics(POOL)
 
     def connected_users(self) -> frozenset[str]:
-        """Who has a session with the first monitor now, without `client.`."""
-        found = self._monitor_asked("sessions")
-        return frozenset(each["entity_name"].removeprefix("client.") for each in found)
+        """The users that have a session with the first monitor now, without `client.`."""
+        sessions = self._monitor_asked("sessions")
+        return frozenset(session["entity_name"].removeprefix("client.") for session in sessions)
 
     def clients_of(self, user: str) -> frozenset[str]:
         """The addresses of the clients of client.<user> that have a session now, as the blocklist has them."""
-        found = (
-            each
-            for each in self._monitor_asked("sessions")
-            if each["entity_name"] == f"client.{user}"
+        sessions = (
+            session
+            for session in self._monitor_asked("sessions")
+            if session["entity_name"] == f"client.{user}"
         )
         return frozenset(
-            f"{each['addr']}/{each['nonce']}"
-            for session in found
-            for each in session["addrs"]["addrvec"]
+            f"{address['addr']}/{address['nonce']}"
+            for session in sessions
+            for address in session["addrs"]["addrvec"]
         )
 
     def sessions_made(self) -> int:
@@ -301,8 +301,8 @@ class CephCluster:
     def wait_for_statistics(self, pool: str) -> None:
         """Wait until the manager has reported a pool: it does so every few seconds."""
         while True:
-            found = json.loads(self.command("df", format="json"))["pools"]
-            if any(each["name"] == pool for each in found):
+            pools = json.loads(self.command("df", format="json"))["pools"]
+            if any(row["name"] == pool for row in pools):
                 return
 
     def _write_conf(self) -> None:
@@ -336,14 +336,14 @@ class CephCluster:
 
     def _make_monitors(self) -> None:
         monmap = str(self.directory / "monmap")
-        added = [part for each in self._addresses().items() for part in ("--addv", *each)]
+        added = [part for monitor in self._addresses().items() for part in ("--addv", *monitor)]
         self._run("monmaptool", "--create", *added, "--fsid", self.fsid, monmap)
         keyring = str(self.directory / "keyring")
         for name in self._addresses():
             self._run("ceph-mon", "--mkfs", "-i", name, "--monmap", monmap, "-k", keyring)
 
     def connected(self, user: str, key: str) -> Any:
-        """A connection of a user (rados.Rados); the caller shuts it down, with what it has opened."""
+        """A connection of a user (rados.Rados); the caller shuts it down, and closes its I/O contexts."""
         import rados
 
         options = {

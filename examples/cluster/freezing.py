@@ -1,7 +1,8 @@
 """Freeze a process: peers see a machine that hangs.
 
 `kill(2)` returns when the signal is queued. On a busy host the process's threads go on until each of them has looked
-at it, and may answer meanwhile. So who draws conclusions from a freeze waits until every thread has stopped.
+at it, and may answer meanwhile. So a caller that draws conclusions from a freeze waits until every thread has
+stopped.
 """
 
 import os
@@ -15,7 +16,7 @@ _STOPPED = "TtZX"
 def freeze(pid: int) -> None:
     """SIGSTOP, and wait until no thread of the process runs any more. Undone by SIGCONT."""
     os.kill(pid, signal.SIGSTOP)
-    while not all(_state(each) in _STOPPED for each in Path(f"/proc/{pid}/task").iterdir()):
+    while not all(_state(thread) in _STOPPED for thread in Path(f"/proc/{pid}/task").iterdir()):
         os.sched_yield()
 
 

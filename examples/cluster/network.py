@@ -44,7 +44,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The hosts; `services` is the one that is never cut. Any process of the machine may hold one."""
+    """The hosts; `services` is never cut. Any process of the machine may hold one."""
 
     services: Host
     nodes: tuple[Host, ...]

@@ -21,7 +21,7 @@ from examples.kata.demo.kubelet import Kubelet
 
 @dataclass(frozen=True, slots=True)
 class StorageCapacity:
-    """What a CSIStorageCapacity object says of one node."""
+    """The content of a CSIStorageCapacity object, for one node."""
 
     topology: Mapping[str, str]
     capacity_bytes: int
@@ -50,10 +50,10 @@ class ApiServer:
         most capacity. The pod stays pending where no node is large enough.
         """
         fits = {
-            node: each.capacity_bytes
-            for node, each in self.capacities.items()
+            node: capacity.capacity_bytes
+            for node, capacity in self.capacities.items()
             if node == (wanted_node or node)
-            and claim.size_bytes <= min(each.capacity_bytes, each.maximum_volume_bytes)
+            and claim.size_bytes <= min(capacity.capacity_bytes, capacity.maximum_volume_bytes)
         }
         claim.selected_node = max(fits, key=lambda node: fits[node], default="")
         return bool(fits)
@@ -63,7 +63,7 @@ class Provisioner:
     """external-provisioner --node-deployment beside the driver of one node."""
 
     def __init__(self, node: str, kubelet: Kubelet, api: ApiServer) -> None:
-        """`kubelet` has the socket of the node's driver, which is the only one that is called."""
+        """`kubelet` has the socket of the node's driver, and calls no other driver."""
         self._node = node
         self._kubelet = kubelet
         self._api = api
@@ -71,9 +71,9 @@ class Provisioner:
     async def publish_capacity(self) -> StorageCapacity:
         """Write the CSIStorageCapacity object of this node."""
         topology = await self._kubelet.topology()
-        found = StorageCapacity(topology, *await self._kubelet.capacity(topology))
-        self._api.capacities[self._node] = found
-        return found
+        capacity = StorageCapacity(topology, *await self._kubelet.capacity(topology))
+        self._api.capacities[self._node] = capacity
+        return capacity
 
     async def sync(self, claim: Claim) -> None:
         """Create the claim's volume if its selected node is this one. A full pool gives the selection back."""

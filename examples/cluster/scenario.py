@@ -32,7 +32,7 @@ TOPOLOGY = "crust.dev/node"
 
 _WRITE = "dd if=/dev/urandom of=/data/payload bs=1M count=16 2>/dev/null && sync && sha256sum /data/payload"
 _READ = "sha256sum /data/payload"
-# Writes over and over until a write fails, which is what the fence is for.
+# Writes over and over until a write fails: the fence causes that.
 _KEEP_WRITING = """
 n=0
 while dd if=/dev/zero of=/data/after bs=4k count=1 conv=fsync 2>/dev/null; do n=$((n + 1)); done
@@ -82,7 +82,7 @@ class Used:
         await self.kubelet.unstage(self.volume.volume)
 
     async def run(self, script: str) -> str:
-        """Run a script in the pod's virtual machine, the volume at /data; returns what it prints."""
+        """Run a script in the pod's virtual machine, the volume at /data; returns its output."""
         request = messages.Run(
             sandbox=self.pod,
             argv=("/bin/sh", "-c", script),
@@ -156,13 +156,17 @@ class Scenario:
 
     async def _create_local(self) -> list[Volume]:
         with self._report.step("each node publishes the capacity of its pool") as step:
-            found = [await provisioner.publish_capacity() for provisioner in self._provisioners]
-            topologies = [dict(each.topology) for each in found]
+            capacities = [
+                await provisioner.publish_capacity() for provisioner in self._provisioners
+            ]
+            topologies = [dict(capacity.topology) for capacity in capacities]
             expected = [{TOPOLOGY: machine.name} for machine in self._machines]
             require("each node names its own segment", topologies == expected)
-            require("each node has capacity", all(each.capacity_bytes for each in found))
+            require(
+                "each node has capacity", all(capacity.capacity_bytes for capacity in capacities)
+            )
             step.found(
-                f"{found[0].capacity_bytes // GIB} GiB on each, as CSIStorageCapacity objects"
+                f"{capacities[0].capacity_bytes // GIB} GiB on each, as CSIStorageCapacity objects"
             )
         with self._report.step("a claim that no node can hold stays pending") as step:
             require("no node is selected", not self._api.schedule(Claim("huge", PIB)))
@@ -171,7 +175,7 @@ class Scenario:
             "a claim for each node: the node that is selected provisions"
         ) as step:
             made = [await self._provision(machine) for machine in self._machines]
-            pools = {each.volume.volume_id.partition("-")[0] for each in made}
+            pools = {volume.volume.volume_id.partition("-")[0] for volume in made}
             require("each node has a pool of its own", len(pools) == len(made))
             step.found("three drivers, three pools; the pool's id begins each volume's id")
         return made
@@ -183,7 +187,7 @@ class Scenario:
         for provisioner in self._provisioners:
             await provisioner.sync(claim)
         assert claim.volume is not None
-        places = [dict(each.segments) for each in claim.volume.accessible_topology]
+        places = [dict(topology.segments) for topology in claim.volume.accessible_topology]
         require("the volume is where its pod runs", places == [{TOPOLOGY: machine.name}])
         return self._known(claim.name, machine.name, machine.local, claim.volume)
 
@@ -259,7 +263,7 @@ class Scenario:
             await a.wait_ready()
             self._board.node("a", "ready")
             require("the checksum is equal", await used.run(_READ) == checksum)
-            # The sidecar asks again for what it had asked for, and finds it under way or done.
+            # The sidecar repeats its requests, and finds them under way or done.
             await a.local.delete_snapshot(await a.local.snapshot(used.volume.volume, "away"))
             await self._end(used)
             step.found(f"sha256 {checksum[:16]}…, equal; the guest never noticed")

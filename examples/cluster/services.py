@@ -20,7 +20,7 @@ NODE_USER = "crust-node"
 
 @dataclass(slots=True)
 class Services:
-    """What the nodes and the sidecars speak with."""
+    """The peers of the nodes and the sidecars."""
 
     ceph: CephCluster
     programs: Programs
@@ -41,7 +41,7 @@ class Services:
         await self._start_rbd()
 
     async def fence(self, node: str) -> None:
-        """What an operator does when a node is gone: `crust ceph fence`, the key by standard input."""
+        """Do an operator's work when a node is gone: `crust ceph fence`, the key by standard input."""
         command = (
             *(sys.executable, "-m", "crust", "ceph", "fence", node, "--even-if-connected"),
             *(f"--monitors={self.ceph.monitors}", "--user=controller"),

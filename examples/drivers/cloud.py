@@ -1,7 +1,7 @@
 """A driver as clouds have them: strict, with long ids, an attach before the stage, and secrets.
 
-Its traps are those of public drivers. A parameter that it does not know is refused. The device is found by what the
-attach answered. What a raw volume's stage has learned is a file in the staging directory, without which nothing is
+Its traps are those of public drivers. A parameter that it does not know is refused. The node finds the device by the
+attach's answer. The stage of a raw volume writes a file into the staging directory; without that file nothing is
 published, and an unstage answers OK and does nothing. A second publish of a raw device goes on top of the first one,
 and an unpublish takes one off. A read-only raw device is refused. The size that the controller gives a volume reaches
 the device only when the node expands it, and for a raw device the controller says that this is not required.

@@ -6,7 +6,7 @@ import subprocess
 
 
 class CommandFailed(Exception):
-    """A command ended with an error; its text is what it wrote."""
+    """A command ended with an error; its text is the command's output."""
 
 
 def run(*command: str) -> str:
@@ -26,8 +26,8 @@ def make_image(path: str, size: int) -> None:
 
 def device_of(image: str) -> str:
     """The loop device of an image; empty if it has none."""
-    found = run("losetup", "--associated", image, "--output", "NAME", "--noheadings")
-    return found.split("\n")[0].strip()
+    listing = run("losetup", "--associated", image, "--output", "NAME", "--noheadings")
+    return listing.split("\n")[0].strip()
 
 
 def attach(image: str) -> str:
@@ -43,7 +43,7 @@ def detach(image: str) -> None:
 
 
 def detach_below(directory: str) -> None:
-    """Detach what has its file below a directory, deleted files included."""
+    """Detach the devices of files below a directory, deleted files included."""
     listed = run("losetup", "--list", "--noheadings", "--output", "NAME,BACK-FILE")
     for line in listed.splitlines():
         device, _, backing = line.strip().partition(" ")
@@ -58,12 +58,12 @@ def rescan(device: str) -> None:
 
 def is_blank(device: str) -> bool:
     """Whether blkid(8) finds nothing."""
-    found = subprocess.run(["blkid", "-p", device], capture_output=True, timeout=60, check=False)
-    return found.returncode == 2
+    probe = subprocess.run(["blkid", "-p", device], capture_output=True, timeout=60, check=False)
+    return probe.returncode == 2
 
 
 def format_and_mount(device: str, target: str, fs_type: str, flags: list[str]) -> None:
-    """What mount-utils' FormatAndMount does."""
+    """Format and mount as FormatAndMount of mount-utils does."""
     if is_blank(device):
         run(f"mkfs.{fs_type or 'ext4'}", "-q", device)
     os.makedirs(target, exist_ok=True)
@@ -71,7 +71,7 @@ def format_and_mount(device: str, target: str, fs_type: str, flags: list[str]) -
 
 
 def grow(device: str, target: str) -> None:
-    """What mount-utils' ResizeFs does."""
+    """Grow the filesystem as ResizeFs of mount-utils does."""
     if run("blkid", "-p", "-o", "value", "-s", "TYPE", device) == "xfs":
         run("xfs_growfs", target)
     else:

@@ -1,7 +1,7 @@
-"""What each of them is served with: a thread pool, a log of requests, and switches for bad behaviour.
+"""The server of each driver: a thread pool, a log of requests, and switches for bad behaviour.
 
-The log (`calls.jsonl`) has every request as it came. The switches (`switches.json`) say, by method, what the driver
-does wrong there: a test writes the file while the driver runs. To hang, a call opens two FIFOs, which the test made:
+The log (`calls.jsonl`) has every request as it came. The switches (`switches.json`) name a fault for each method of
+the driver: a test writes the file while the driver runs. To hang, a call opens two FIFOs, which the test made:
 `hanging` to say so, and `release`, which opens once the test does.
 """
 
@@ -40,7 +40,7 @@ class Switches:
         self._lock = threading.Lock()
 
     def of(self, method: str) -> str:
-        """What to do wrong; empty if nothing."""
+        """The fault to show; empty if none."""
         try:
             with open(f"{self._dir}/switches.json", encoding="utf-8") as file:
                 return str(json.load(file).get(method, ""))
@@ -48,7 +48,7 @@ class Switches:
             return ""
 
     def note(self, method: str, request: bytes) -> None:
-        """Write down what arrived."""
+        """Write the request to the log."""
         line = {"method": method, "request": base64.b64encode(request).decode()}
         with self._lock, open(f"{self._dir}/calls.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
@@ -89,7 +89,7 @@ _NODE = csi_pb2.NodeServiceCapability.RPC.Type
 
 @dataclass(frozen=True)
 class Plugin:
-    """What a driver says of itself; the capabilities are names of CSI's enumerations."""
+    """A driver's name and capabilities; the capabilities are names of CSI's enumerations."""
 
     name: str
     version: str
@@ -114,8 +114,8 @@ class Plugin:
 
     def ControllerGetCapabilities(self, _: object) -> csi_pb2.ControllerGetCapabilitiesResponse:
         answer = csi_pb2.ControllerGetCapabilitiesResponse()
-        for each in self.controller:
-            answer.capabilities.add().rpc.type = _CONTROLLER.Value(each)
+        for capability in self.controller:
+            answer.capabilities.add().rpc.type = _CONTROLLER.Value(capability)
         return answer
 
     def NodeGetInfo(self, _: object) -> csi_pb2.NodeGetInfoResponse:
@@ -125,14 +125,14 @@ class Plugin:
 
     def NodeGetCapabilities(self, _: object) -> csi_pb2.NodeGetCapabilitiesResponse:
         answer = csi_pb2.NodeGetCapabilitiesResponse()
-        for each in self.node:
-            answer.capabilities.add().rpc.type = _NODE.Value(each)
+        for capability in self.node:
+            answer.capabilities.add().rpc.type = _NODE.Value(capability)
         return answer
 
 
 def handlers(servicers: tuple[Any, ...], switches: Switches) -> list[grpc.GenericRpcHandler]:
     """gRPC's handlers of the methods that the servicers of a driver have."""
-    found: list[grpc.GenericRpcHandler] = []
+    served: list[grpc.GenericRpcHandler] = []
     for service in csi_pb2.DESCRIPTOR.services_by_name.values():
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             method.name: grpc.unary_unary_rpc_method_handler(
@@ -146,8 +146,8 @@ def handlers(servicers: tuple[Any, ...], switches: Switches) -> list[grpc.Generi
             if hasattr(servicer, method.name)
         }
         if methods:
-            found.append(grpc.method_handlers_generic_handler(service.full_name, methods))
-    return found
+            served.append(grpc.method_handlers_generic_handler(service.full_name, methods))
+    return served
 
 
 def _behaviour(
@@ -172,7 +172,7 @@ def _behaviour(
 
 @dataclass(frozen=True)
 class Arguments:
-    """What a driver's process is started with."""
+    """The command line of a driver's process."""
 
     socket: str
     state_dir: str
@@ -182,8 +182,8 @@ class Arguments:
     def parse(cls) -> "Arguments":
         """From the command line."""
         parser = argparse.ArgumentParser()
-        for each in ("--socket", "--state-dir", "--node-id"):
-            parser.add_argument(each, required=True)
+        for option in ("--socket", "--state-dir", "--node-id"):
+            parser.add_argument(option, required=True)
         given = parser.parse_args()
         return cls(given.socket, given.state_dir, given.node_id)
 

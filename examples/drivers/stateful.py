@@ -2,10 +2,10 @@
 
 Its traps: the kind of access is fixed when a volume is created; a volume is staged at one path, and published only
 from that path; an unstage while anything is published is an error; an unpublish where the account has nothing is OK,
-whatever is mounted there; what is in use is neither detached nor deleted. The account outlives a reboot, and mounts
-do not. Two more are of drivers of storage networks: the stage binds the device on a file in the staging directory,
-and the publish binds that file, whatever it is by then. An inline volume is made as a directory by its publish. The
-node answers no size when it has grown a device.
+also while something is mounted there; a used volume is neither detached nor deleted. The account outlives a reboot,
+and mounts do not. Two more are of drivers of storage networks: the stage binds the device on a file in the staging
+directory, and the publish binds that file without a check. An inline volume is made as a directory by its publish.
+The node answers no size when it has grown a device.
 """
 
 import os

@@ -124,7 +124,7 @@ async def _until_signal(options: object) -> None:
         await task
 
 
-# What follows the command's name is the command's own, also what looks like an option.
+# All words after the command's name are the command's own, also words that look like an option.
 @main.command(context_settings={"allow_interspersed_args": False})
 @_RUN_DIR
 @click.option(
@@ -151,7 +151,7 @@ def run(
         sandbox=sandbox or f"run-{uuid.uuid4().hex[:8]}",
         argv=argv,
         mounts=tuple(map(_mount, mounts)),
-        env=dict(_pair(each) for each in environment),
+        env=dict(_pair(variable) for variable in environment),
         keep=sandbox is not None,
     )
     client = Client(f"{run_dir}/control.sock")
@@ -164,11 +164,11 @@ def run(
 def ps(run_dir: str) -> None:
     """List sandboxes and their volumes."""
     client = Client(f"{run_dir}/control.sock")
-    for each in _ask(client.list()):
-        click.echo(f"{each['sandbox']}  pid {each['pid']}  {each['accelerator']}")
-        for target in each["volumes"]:
+    for row in _ask(client.list()):
+        click.echo(f"{row['sandbox']}  pid {row['pid']}  {row['accelerator']}")
+        for target in row["volumes"]:
             limits = (
-                f"{name}={most}" for name, most in each["limits"].get(target, {}).items() if most
+                f"{name}={most}" for name, most in row["limits"].get(target, {}).items() if most
             )
             click.echo(" ".join((f"    {target}", *limits)))
     for sandbox in _ask(client.not_adopted()):

@@ -26,7 +26,7 @@ class DemoScenario(Protocol):
         """Run all steps."""
 
     async def clean_up(self) -> None:
-        """Undo the steps of one that ended early."""
+        """Undo the steps of a scenario that ended early."""
 
     async def close(self) -> None:
         """Close the channels."""
@@ -71,7 +71,7 @@ async def _run(story: DemoScenario, node: Node, report: Report) -> None:
         await running
     except asyncio.CancelledError:
         report.console.print("[red]the demo was interrupted:[/] cleaning up")
-    except Exception as error:  # whatever it is, a person wants the daemons' logs
+    except Exception as error:  # a person wants the daemons' logs after any error
         report.console.print_exception(max_frames=4)
         for name in ("driver", "controller", "shim", "proxy", "runtime"):
             report.console.rule(f"{name}.log")

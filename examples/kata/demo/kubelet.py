@@ -117,7 +117,7 @@ class Kubelet:
     async def _registered(self, handler: str) -> bool:
         stub = inspect_pb2_grpc.InspectStub(self._inspect)
         answer = await stub.ListHandlers(inspect_pb2.ListHandlersRequest(), timeout=TIMEOUT_S)
-        return any(each.registration.name == handler for each in answer.handlers)
+        return any(listed.registration.name == handler for listed in answer.handlers)
 
     async def create(
         self,

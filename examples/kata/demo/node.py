@@ -152,8 +152,8 @@ class Node:
 
     async def wait_ready(self, ready: Coroutine[None, None, None]) -> None:
         """Wait for `ready`; raises ChildProcessError as soon as a process has ended, for wrong settings say."""
-        ends = (self._ended(*each) for each in self._running.items())
-        tasks = [asyncio.ensure_future(each) for each in (ready, *ends)]
+        ends = (self._ended(*process) for process in self._running.items())
+        tasks = [asyncio.ensure_future(waiting) for waiting in (ready, *ends)]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:

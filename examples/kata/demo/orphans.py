@@ -16,9 +16,9 @@ class Resources:
     def since(self, before: "Resources") -> list[str]:
         """The resources that `before` does not have, described."""
         return [
-            *(f"loop device {each}" for each in sorted(self.loops - before.loops)),
-            *(f"mount {each}" for each in sorted(self.mounts - before.mounts)),
-            *(f"process {each}" for each in sorted(self.processes - before.processes)),
+            *(f"loop device {loop}" for loop in sorted(self.loops - before.loops)),
+            *(f"mount {mount}" for mount in sorted(self.mounts - before.mounts)),
+            *(f"process {process}" for process in sorted(self.processes - before.processes)),
         ]
 
 
@@ -43,7 +43,7 @@ def _mounts() -> list[str]:
 
 
 def _processes(base: str) -> list[str]:
-    found = []
+    processes = []
     for directory in Path("/proc").iterdir():
         if not directory.name.isdigit() or int(directory.name) == os.getpid():
             continue
@@ -52,5 +52,5 @@ def _processes(base: str) -> list[str]:
         except OSError:  # it has ended meanwhile
             continue
         if any(base.encode() in argument for argument in arguments):
-            found.append(f"{directory.name} ({arguments[0].decode(errors='replace')})")
-    return found
+            processes.append(f"{directory.name} ({arguments[0].decode(errors='replace')})")
+    return processes

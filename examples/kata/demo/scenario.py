@@ -77,7 +77,7 @@ class Scenario:
     async def clean_up(self) -> None:
         """Undo the steps of a scenario that ended early, newest first; does nothing after a complete one.
 
-        A step that fails is skipped: the check for orphans reports what remains.
+        A step that fails is skipped: the check for orphans reports the rest.
         """
         if (volume := self._created) is None:
             return
@@ -261,7 +261,7 @@ def _mounted(fs_type: str, state: State) -> bool:
     """Whether any mount of the host is below the demo's directory and of that type."""
     root = str(state.target.parents[5])
     return any(
-        each.fs_type == fs_type and each.target.startswith(root) for each in mountinfo.read_all()
+        mount.fs_type == fs_type and mount.target.startswith(root) for mount in mountinfo.read_all()
     )
 
 

@@ -1,7 +1,7 @@
 """The second scenario: a driver that knows nothing of crust, wrapped by two shims.
 
 The driver is a strict one of another vendor's making (`VENDOR`): it refuses parameters that it does not know,
-attaches before it stages, needs a secret, and mounts on the host whatever it is asked to mount. It is started as it
+attaches before it stages, needs a secret, and mounts on the host each volume of a request. It is started as it
 is. One of its StorageClasses says `crust.dev/defer: always`, the other one says nothing.
 """
 
@@ -60,7 +60,7 @@ class WrappedScenario:
     async def clean_up(self) -> None:
         """Undo the steps of a scenario that ended early; does nothing after a complete one.
 
-        A step that fails is skipped: the check for orphans reports what remains.
+        A step that fails is skipped: the check for orphans reports the rest.
         """
         for used in list(self._in_use):
             steps = (
@@ -95,8 +95,8 @@ class WrappedScenario:
             volume = await self._kubelet.create("deferred", SIZE_BYTES)
             used = _Used(volume, self._kubelet.target("pod-1"))
             self._in_use.append(used)
-            said = volume.volume_context.get(deferral_keys.CREATED_EMPTY)
-            require("the volume is known to be empty", said == "true")
+            created_empty = volume.volume_context.get(deferral_keys.CREATED_EMPTY)
+            require("the volume is known to be empty", created_empty == "true")
             step.found("the driver saw type=ssd and no key of crust; the volume is empty")
         return used
 
@@ -172,6 +172,6 @@ class WrappedScenario:
         return ended.stdout.decode().strip()
 
     def _mounts(self) -> list[str]:
-        """What the host has mounted of the volumes' filesystems."""
+        """The host's mounts of the volumes' filesystems."""
         mounts = mountinfo.below(str(self._node.paths.kubelet))
         return [mount.target for mount in mounts if mount.fs_type == "ext4"]

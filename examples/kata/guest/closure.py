@@ -18,7 +18,7 @@ _WITHOUT_LIBRARY = ("_bz2", "_curses", "_hashlib", "_lzma", "_ssl", "_uuid", "re
 def main(agent_parent: str, prefix: str, output: str, *modules: str) -> None:
     """Import `modules` and print the map."""
     origins = _imported(agent_parent, modules)
-    # Imported only now, so that the list does not contain what compiling needs.
+    # Imported only now, so that the list does not contain the modules that compiling needs.
     import json
 
     files = {}

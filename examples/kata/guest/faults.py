@@ -28,7 +28,7 @@ class ImageToolFailed(errors.RuntimeFailed):
 
 
 class UnknownKernelFormat(errors.Unsupported):
-    """The kernel image is not one that this builder can open."""
+    """This builder cannot open the kernel image."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(

@@ -127,7 +127,7 @@ def _assemble(base: Path, directory: Path, flavour: packages.Flavour) -> None:
         *_modules(modules, filesystems),
         *_userland(tree, directory),
     ]
-    # Not compressed: an emulated processor takes 0.5 s to inflate what QEMU copies in milliseconds.
+    # Not compressed: an emulated processor takes 0.5 s to inflate an archive that QEMU copies in milliseconds.
     (directory / "initramfs").write_bytes(archive.pack(entries))
     os.link(base / "vmlinux", directory / "vmlinux")
     manifest = {
@@ -196,25 +196,25 @@ def _userland(tree: Path, scratch: Path) -> list[archive.Entry]:
 def _imported(tree: Path, output: Path) -> dict[str, str]:
     argv = (
         *_interpreter(tree),
-        # What a module becomes depends on what was read before it: no byte code of this checkout is.
+        # A module's byte code depends on earlier reads: no byte code of this checkout is read.
         *(str(tree / _PYTHON), "-ISB", "-X", f"pycache_prefix={output}/none"),
         str(_HERE / "closure.py"),
         *(str(_HERE), str(tree), str(output)),
         *_AGENT_MODULES,
         *_WORKLOAD_MODULES,
     )
-    found: dict[str, str] = json.loads(packages.run(argv))
-    return found
+    files: dict[str, str] = json.loads(packages.run(argv))
+    return files
 
 
 def _libraries(tree: Path, binaries: list[Path]) -> list[Path]:
     """Shared libraries of `binaries`, resolved by the guest's own loader and nothing of this machine."""
-    found = set()
+    libraries = set()
     for binary in binaries:
         listing = packages.run((*_interpreter(tree), "--list", str(binary))).decode()
         paths = (word for line in listing.splitlines() for word in line.split() if word[0] == "/")
-        found |= {Path(p) for p in paths if Path(p).name != Path(_LOADER).name}
-    return sorted(found)
+        libraries |= {Path(p) for p in paths if Path(p).name != Path(_LOADER).name}
+    return sorted(libraries)
 
 
 def _interpreter(tree: Path) -> tuple[str, ...]:

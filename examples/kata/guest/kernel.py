@@ -38,7 +38,7 @@ _NEEDS_CRYPTO: Mapping[str, tuple[str, ...]] = {
 
 
 ENCRYPTION_MODULES = ("dm_crypt", "xts", "ecb")
-"""What opens a LUKS container: the two modes are looked up by the crypto API under an alias."""
+"""The modules that open a LUKS container: the two modes are looked up by the crypto API under an alias."""
 _FASTER_ENCRYPTION = ("aesni_intel",)
 
 

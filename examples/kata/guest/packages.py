@@ -71,7 +71,7 @@ def resolve(flavour: Flavour) -> tuple[Package, ...]:
 
 
 def fetch(packages: Sequence[Package], into: Path) -> list[Path]:
-    """Download what is not in `into` yet and return the paths, in order. Raises PackagesUnavailable."""
+    """Download the packages that are not in `into` yet; returns the paths, in order. Raises PackagesUnavailable."""
     into.mkdir(parents=True, exist_ok=True)
     missing = [p for p in packages if not (into / p.file_name).exists()]
     if missing:
@@ -105,11 +105,11 @@ def _resolve(flavour: Flavour) -> tuple[Package, ...]:
     names = (_kernel(_META[flavour]), *_USERLAND)
     argv = [*_APT, "--print-uris", "download", *names]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    found = [m for m in map(_URI_LINE.match, done.stdout.splitlines()) if m]
-    if done.returncode != 0 or len(found) != len(names):
+    matches = [m for m in map(_URI_LINE.match, done.stdout.splitlines()) if m]
+    if done.returncode != 0 or len(matches) != len(names):
         raise faults.PackagesUnavailable(names, done.stderr.strip()[-400:])
     return tuple(
-        sorted((Package(m["file"], m["sha256"]) for m in found), key=lambda p: p.file_name)
+        sorted((Package(m["file"], m["sha256"]) for m in matches), key=lambda p: p.file_name)
     )
 
 

@@ -1,6 +1,6 @@
 """The claims of this host on images of Ceph clusters: taken before QEMU opens one, ended when it has closed it.
 
-What is asked of a cluster is asked by a process of its own (`crust.ceph.attach`). The key of an image's user stays in
+A process of its own (`crust.ceph.attach`) sends the requests to a cluster. The key of an image's user stays in
 memory for the end of its claim: when a virtual machine has ended, the proxy gives its secrets to nobody. An image is
 noted on disk before it is taken (`taken_images`).
 """
@@ -47,7 +47,7 @@ class CephImages:
     ) -> AsyncIterator[TakenImage]:
         """Take the image of a volume that this host has claimed; if the block fails, the caller gives it back.
 
-        Raises what `crust.ceph.attach` and `TakenImages.add` raise.
+        Raises the errors of `crust.ceph.attach` and `TakenImages.add`.
         """
         mode = Mode.READERS if record.readonly else Mode.WRITER
         image = _image_of(record)
@@ -58,7 +58,7 @@ class CephImages:
             yield TakenImage(key, cluster, vm_id, mode is Mode.WRITER)
 
     def taken(self) -> Sequence[Taken]:
-        """What virtual machines, also those that have ended, may have; blocks."""
+        """The images that virtual machines, also ended ones, may have; blocks."""
         return self._taken.all()
 
     def knows(self, target: volumes.TargetPath) -> bool:
@@ -70,13 +70,13 @@ class CephImages:
         self._keys[target] = key
 
     async def size_bytes(self, record: Record) -> int:
-        """The image's size now. Raises what `crust.ceph.attach` raises."""
+        """The image's size now. Raises the errors of `crust.ceph.attach`."""
         key = attach.Key(_image_of(record), self._keys[record.target])
         async with attach.asking(key) as cluster:
             return await cluster.size_bytes()
 
     async def give_back(self, taken: Taken) -> None:
-        """End the claim on the image. Raises what `crust.ceph.attach` raises; then note and key are kept."""
+        """End the claim on the image. Raises the errors of `crust.ceph.attach`; then note and key are kept."""
         key = attach.Key(taken.image, self._keys[taken.target])
         async with attach.asking(key) as cluster:
             await cluster.give_back(taken.vm_id)

@@ -74,7 +74,7 @@ class Client:
         raise RuntimeUnreachable(self._socket, "it closed the connection before the command ended")
 
     async def logs(self, sandbox: str, sink: Callable[[bytes], None], *, follow: bool) -> None:
-        """Pass what the guest's console printed to `sink`; with `follow` until the sandbox ends.
+        """Pass the output of the guest's console to `sink`; with `follow` until the sandbox ends.
 
         Raises `RuntimeUnreachable`, `RuntimeRefused`.
         """

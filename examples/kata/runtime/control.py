@@ -96,7 +96,7 @@ class Control:
         sandbox_id = volumes.SandboxId(request.sandbox)
         try:
             sandbox = await self._sandboxes.get(sandbox_id)
-        except asyncio.CancelledError:  # the start continues, so this must stop what it starts
+        except asyncio.CancelledError:  # the start continues, so its sandbox must be stopped
             if not request.keep:
                 await self._sandboxes.stop(sandbox_id)
             raise
@@ -110,8 +110,12 @@ class Control:
     async def _logs(
         self, request: messages.Logs, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        found = (each for each in self._sandboxes.all() if each.sandbox_id == request.sandbox)
-        sandbox = next(found, None)
+        matching = (
+            candidate
+            for candidate in self._sandboxes.all()
+            if candidate.sandbox_id == request.sandbox
+        )
+        sandbox = next(matching, None)
         if sandbox is None:
             raise SandboxUnknown(request.sandbox)
         disconnected = asyncio.create_task(reader.read(1), name="client")
@@ -145,11 +149,11 @@ async def _limits(sandbox: Sandbox) -> dict[str, dict[str, int]]:
     held = sandbox.held
     try:
         async with asyncio.timeout(_LIMITS_TIMEOUT_S):
-            limits = await asyncio.gather(*(sandbox.vm.limits(each.serial) for each in held))
+            limits = await asyncio.gather(*(sandbox.vm.limits(volume.serial) for volume in held))
     except (errors.CrustError, TimeoutError):
         return {}
-    found = {each.target.text: of for each, of in zip(held, limits, strict=True)}
-    return {target: asdict(each) for target, each in found.items() if each != volumes.IoLimits()}
+    by_target = {volume.target.text: of for volume, of in zip(held, limits, strict=True)}
+    return {target: asdict(of) for target, of in by_target.items() if of != volumes.IoLimits()}
 
 
 @asynccontextmanager

@@ -28,7 +28,7 @@ from examples.kata.vm import accel, faults, images, machine, spec
 _log = logging.getLogger(__name__)
 
 GIVE_BACK_S = 30.0
-"""Between two looks for what virtual machines have left in clusters: a list of files, as a rule an empty one."""
+"""Between two looks for claims of ended virtual machines in clusters: each lists a directory, mostly an empty one."""
 FEATURES = frozenset(
     {
         Feature.GROUP,
@@ -91,11 +91,11 @@ class Lines:
         return "refused the line is not understood"
 
     async def _start(self, sandbox_id: volumes.SandboxId, source: str) -> str:
-        found = await asyncio.to_thread(self.handoff.resolve, source)
-        if isinstance(found, runtime_handler.NotDeferred):
+        resolved = await asyncio.to_thread(self.handoff.resolve, source)
+        if isinstance(resolved, runtime_handler.NotDeferred):
             return "ordinary"
         sandbox = await self.sandboxes.get(sandbox_id)
-        await sandbox.use(found.record)
+        await sandbox.use(resolved.record)
         return "ok"
 
 
@@ -170,7 +170,7 @@ async def running(options: Options) -> AsyncIterator[Sandboxes]:
 
 
 async def _give_back(session: registration.Registration, sandboxes: Sandboxes) -> None:
-    """End what VMs have left in clusters while the proxy is there, which has the keys; again if it failed."""
+    """End the claims of ended VMs in clusters while the proxy is there, which has the keys; again if it failed."""
     while True:
         await session.registered.wait()
         await sandboxes.give_back_left()

@@ -1,6 +1,6 @@
 """Answers the proxy's calls about volumes by asking the guests that have them mounted.
 
-Implements `crust.runtime_handler.service.Handler`. Usage is what the guest reports, bounded by the disk's size.
+Implements `crust.runtime_handler.service.Handler`. The guest reports the usage; the disk's size bounds it.
 """
 
 import asyncio
@@ -122,7 +122,7 @@ def _usage(usage: values.Usage) -> tuple[volumes.VolumeUsage, ...]:
 
 async def _condition(sandbox: Sandbox, volume: SandboxVolume) -> volumes.VolumeCondition:
     try:
-        found = await sandbox.vm.guest.health(volume.serial)
+        condition = await sandbox.vm.guest.health(volume.serial)
     except faults.GuestNotFound:
         return volumes.VolumeCondition(abnormal=True, message="it is not mounted in the guest")
-    return volumes.VolumeCondition(abnormal=found.abnormal, message=found.message)
+    return volumes.VolumeCondition(abnormal=condition.abnormal, message=condition.message)

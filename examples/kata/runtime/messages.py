@@ -66,7 +66,7 @@ class List(_Message):
 
 
 class Logs(_Message):
-    """What a sandbox's guest has printed on its console; `follow`: and what it prints until the client leaves."""
+    """The output of a guest's console; with `follow` also later output, until the client leaves."""
 
     op: Literal["logs"] = "logs"
     sandbox: _SandboxId
@@ -83,8 +83,10 @@ def parse(line: bytes) -> AnyRequest:
     try:
         return _REQUEST.validate_json(line)
     except pydantic.ValidationError as err:
-        found = err.errors(include_url=False, include_context=False, include_input=False)
-        reasons = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found)
+        problems = err.errors(include_url=False, include_context=False, include_input=False)
+        reasons = "; ".join(
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in problems
+        )
         raise InvalidMessage(reasons) from err
 
 

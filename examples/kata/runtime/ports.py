@@ -26,7 +26,7 @@ class Container(Protocol):
         """How it ended, once it has."""
 
     async def kill(self) -> None:
-        """Kill it; one that has ended is success."""
+        """Kill it; an ended one is success."""
 
     async def release(self) -> None:
         """Remove its record from the guest."""
@@ -68,7 +68,7 @@ class HeldDescriptors(Protocol):
         """Give duplicates of `fds` to it."""
 
     async def release(self, name: str) -> None:
-        """Have it close what it holds under `name`; absent is success."""
+        """Have it close the descriptors under `name`; absent is success."""
 
     async def held(self) -> dict[str, int]:
         """The number of descriptors that it holds, by name."""
@@ -77,14 +77,14 @@ class HeldDescriptors(Protocol):
         """The process that holds them."""
 
     async def lost(self) -> None:
-        """Wait until what held them has ended, and the VM perhaps not."""
+        """Wait until their holder has ended; the VM may still run."""
 
 
 class Console(Protocol):
-    """What a guest prints."""
+    """The output of a guest."""
 
     def pieces(self, *, follow: bool) -> AsyncIterator[bytes]:
-        """Its kept output; with `follow` what comes, too, until the VM ends or is released."""
+        """The kept output; with `follow` also later output, until the VM ends or is released."""
 
 
 class Vm(Protocol):
@@ -156,7 +156,7 @@ class Vm(Protocol):
         """Wait until it has ended."""
 
     async def stop(self) -> list[str]:
-        """Shut it down, by force if need be; returns what could not be unmounted."""
+        """Shut it down, by force if need be; returns the volumes that are still mounted."""
 
     async def kill(self) -> None:
         """End it at once."""
@@ -200,7 +200,7 @@ class Claim(Protocol):
         """Write the reason into claim.json."""
 
     def hold_device(self) -> None:
-        """Open the device again, after what had it has ended."""
+        """Open the device again, after its holder has ended."""
 
     def hand_over(self) -> None:
         """Close our copies of the descriptors."""

@@ -98,8 +98,8 @@ class Sandbox:
     async def adopt(self) -> None:
         """Adopt the volumes that the VM held before this process started; a failure of one does not stop the others.
 
-        It asks what holds them and does not read claim.json: a held lock may be the proxy's, which is unpublishing
-        the entry. Raises QemuCommandFailed, QmpDisconnected, and what `recover_claims` raises.
+        It asks their holder and does not read claim.json: a held lock may be the proxy's, which is unpublishing
+        the entry. Raises QemuCommandFailed, QmpDisconnected, and the errors of `recover_claims`.
         """
         await self.recover_claims()
         held = await self.vm.descriptors.held()
@@ -162,7 +162,7 @@ class Sandbox:
 
     async def _targets_of(self, serials: Sequence[str]) -> dict[str, volumes.TargetPath | None]:
         """The target path of each disk; None if it has no entry, and this process does not know it."""
-        known = {each.serial: each.target for each in self._volumes.values()}
+        known = {held.serial: held.target for held in self._volumes.values()}
         records = await asyncio.to_thread(self._handoff.records)
         known |= {volume.serial_of(record): record.target for record in records}
         return {serial: known.get(serial) for serial in serials}
@@ -174,12 +174,12 @@ class Sandbox:
         wanted = await asyncio.to_thread(self._resolve, request.mounts)
         binds = [
             values.Bind(
-                volume=(await self.use(each.record)).serial,
-                destination=each.mount.destination,
-                sub_path=each.sub_path,
-                read_only=each.mount.readonly or each.record.readonly,
+                volume=(await self.use(resolved.record)).serial,
+                destination=resolved.mount.destination,
+                sub_path=resolved.sub_path,
+                read_only=resolved.mount.readonly or resolved.record.readonly,
             )
-            for each in wanted
+            for resolved in wanted
         ]
         return await self.vm.guest.start(
             values.ContainerSpec(
@@ -263,8 +263,8 @@ class Sandbox:
         """Resolve all sources before any volume is claimed."""
         wanted = []
         for mount in mounts:
-            found = self._handoff.resolve(mount.source)
-            if isinstance(found, NotDeferred):
+            resolved = self._handoff.resolve(mount.source)
+            if isinstance(resolved, NotDeferred):
                 raise MountSourceNotDeferred(mount.source)
-            wanted.append(_Wanted(found.record, mount, found.sub_path))
+            wanted.append(_Wanted(resolved.record, mount, resolved.sub_path))
         return wanted

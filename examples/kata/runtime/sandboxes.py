@@ -74,9 +74,9 @@ class Sandboxes:
 
         Raises VmStartFailed, `SandboxNotAdopted`, and `operations.OperationInProgress` while it is being stopped.
         """
-        found = self._sandboxes.get(sandbox_id)
-        if found is not None:
-            return found
+        sandbox = self._sandboxes.get(sandbox_id)
+        if sandbox is not None:
+            return sandbox
         return await self._running.run(
             _key(sandbox_id), "start", None, lambda: self._start(sandbox_id)
         )
@@ -104,7 +104,7 @@ class Sandboxes:
     async def give_back_left(self) -> None:
         """End the claims on images that VMs have left which have ended; to be called when keys can be had.
 
-        Such a VM is neither in `all` nor in `not_adopted`; one that is just starting has not taken anything.
+        Such a VM is neither in `all` nor in `not_adopted`; a VM that is just starting has not taken anything.
         """
         await volume.give_back_of_ended(self.handoff, self._has_ended)
 

@@ -3,7 +3,7 @@
     <directory>/<uuid of the VM>-<digest of the target path>.json
 
 The file is there before the claim is made, and goes when the claim was given back. So a process that was killed
-anywhere leaves a list for the next one, which gives back what belongs to virtual machines that have ended. It is no
+anywhere leaves a list for the next one, which gives back the images of virtual machines that have ended. It is no
 part of a machine's directory, which goes with the machine, while its image may wait for a cluster that is away.
 There is no key in it.
 """
@@ -81,13 +81,13 @@ class TakenImages:
 
     def all(self) -> Sequence[Taken]:
         """Everything that is noted; a file that cannot be read is logged, and kept."""
-        found = []
+        taken = []
         for path in sorted(self._directory.glob("*.json")):
             try:
-                found.append(_parse(durable.read(path, limit_bytes=_LIMIT_BYTES)))
+                taken.append(_parse(durable.read(path, limit_bytes=_LIMIT_BYTES)))
             except (errors.CrustError, ValueError) as error:
                 _log.error("what is taken cannot be read", extra={"path": path, "error": error})
-        return tuple(found)
+        return tuple(taken)
 
     def _path(self, vm_id: str, target: volumes.TargetPath) -> Path:
         digest = hashlib.sha256(target.text.encode()).hexdigest()[:20]
@@ -95,7 +95,7 @@ class TakenImages:
 
 
 def _parse(data: bytes) -> Taken:
-    found = _Taken.model_validate_json(data)
-    image = volumes.NetworkImage(**found.image.model_dump())
-    target = volumes.TargetPath(found.target)
-    return Taken(found.vm_id, volumes.SandboxId(found.sandbox), target, image)
+    note = _Taken.model_validate_json(data)
+    image = volumes.NetworkImage(**note.image.model_dump())
+    target = volumes.TargetPath(note.target)
+    return Taken(note.vm_id, volumes.SandboxId(note.sandbox), target, image)

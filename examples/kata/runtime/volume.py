@@ -8,10 +8,10 @@
     own      give its files to the requested fsGroup, for as long as that makes progress
     grow     the filesystem, if the device grew while it was not mounted
 
-If a step fails, the steps before it are undone, newest first, up to the first that cannot be undone. A claim is
-never released while the guest may still have the device: a mount that timed out continues in the guest, and the
-next sandbox to claim the volume would be a second kernel writing to it. Such a volume stays with the VM, its
-claim.json says why, and the next container or the next daemon resumes. What QEMU or its keeper holds decides who has
+If a step fails, the steps before it are undone, newest first, up to the first that cannot be undone. A claim is never
+released while the guest may still have the device: a mount that timed out continues in the guest, and the next
+sandbox to claim the volume would be a second kernel writing to it. Such a volume stays with the VM, its claim.json
+says why, and the next container or the next daemon resumes. The descriptors of QEMU or its keeper decide which VM has
 the volume. Every step is idempotent.
 """
 
@@ -69,7 +69,7 @@ def serial_of(record: Record) -> str:
 class ClaimsInHand:
     """The claims whose descriptors this process has at the moment, by serial.
 
-    When keeper and standby have both ended, these descriptors are what still holds such a claim. So nobody closes
+    When keeper and standby have both ended, only these descriptors still hold such a claim. So nobody closes
     them while `lock` is held.
     """
 
@@ -102,8 +102,8 @@ async def claim_and_mount(
 ) -> SandboxVolume:
     """Claim the volume for the sandbox and mount it in the guest; resumes an interrupted attempt.
 
-    Raises the error of the step that failed; then the steps are undone as far as the guest returns the device. What
-    it logs, here and on the guest's console, has the request id of the publish.
+    Raises the error of the step that failed; then the steps are undone as far as the guest returns the device. The
+    log lines, here and on the guest's console, have the request id of the publish.
     """
     with of_publish(record, "SandboxMount"):
         return await _claim_and_mount(handoff, record, sandbox, vm, in_hand)
@@ -210,7 +210,9 @@ async def give_back_of_ended(handoff: ports.Handoff, has_ended: Callable[[Taken]
     an operator with `crust ceph fence`.
     """
     left = await asyncio.to_thread(handoff.taken)
-    await asyncio.gather(*(_give_back_of_ended(handoff, each) for each in left if has_ended(each)))
+    await asyncio.gather(
+        *(_give_back_of_ended(handoff, taken) for taken in left if has_ended(taken))
+    )
 
 
 async def _give_back_of_ended(handoff: ports.Handoff, taken: Taken) -> None:

@@ -2,7 +2,7 @@
 
 Rules: a line has at most MAX_LINE bytes. After a protocol violation nothing more is read from the guest
 (GuestProtocolViolation). Container output is sent on credit, so the guest cannot make this process buffer more than
-it granted; what it sends per second has a budget (budget.py). A new connection first sends a newline, which ends a
+it granted; a budget bounds its bytes per second (budget.py). A new connection first sends a newline, which ends a
 partial line of an earlier host, and a `hello` with a fresh id; it drops everything before the answer. A request whose
 deadline has passed continues in the guest; every operation may be repeated.
 """

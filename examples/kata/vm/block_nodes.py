@@ -1,8 +1,8 @@
-"""QEMU's block nodes, asked for in a way that does not wait for what is behind them.
+"""QEMU's block nodes, asked for in a way that does not wait for their storage.
 
 query-block and query-named-block-nodes read the first bytes of an image of Ceph, in the main loop and without a time
 limit: while the cluster does not answer, one such question stops the whole virtual machine. So names come from
-query-blockstats, which reads nothing, and what a disk is is asked once and then remembered; of an image in a file
+query-blockstats, which reads nothing, and a disk's facts are asked once and then remembered; of an image in a file
 too, for the process that adopts the virtual machine:
 
     <directory of the VM>/disk-<serial>.json      there before the guest has the disk, and gone after the unplug
@@ -34,7 +34,7 @@ class Disk:
     read_only: bool
     direct_io: bool
     driver: str = "host_device"
-    """QEMU's name of what opens it."""
+    """QEMU's name of the driver that opens it."""
 
 
 def name_of(serial: str) -> str:
@@ -77,13 +77,13 @@ class DiskNodes:
         rows = qmp.rows(await self._control.execute(_FACTS, {"flat": True}), _FACTS)
         for row in rows:
             if row.get("node-name") == name_of(serial):
-                found = _disk(serial, row)
-                await self.changed(found)
-                return found
+                disk = _disk(serial, row)
+                await self.changed(disk)
+                return disk
         return None
 
     async def changed(self, disk: Disk) -> None:
-        """What it is from now on."""
+        """Remember the disk's new facts."""
         self._known[disk.serial] = disk
         if disk.driver == images.DRIVER:
             text = json.dumps({**asdict(disk), "source": str(disk.source)})

@@ -57,7 +57,7 @@ class MessageBudget:
         )
 
     def spend(self, messages: int, size_bytes: int) -> float:
-        """Account for what was read; returns the seconds to wait before more is read."""
+        """Account for read messages and bytes; returns the seconds to wait before more is read."""
         for bucket, amount in zip(self._pace, (messages, size_bytes), strict=True):
             bucket.take(amount)
         return max(bucket.debt_s for bucket in self._pace)

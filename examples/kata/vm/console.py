@@ -24,7 +24,7 @@ def prepare(directory: Path) -> None:
 
 
 class _Follower:
-    """What one reader of a console has not had yet: at most TAIL bytes, the oldest of a slow reader are dropped."""
+    """The output of a console that one reader has not had yet: at most TAIL bytes, of a slow reader the last ones."""
 
     def __init__(self) -> None:
         self.pending = bytearray()
@@ -64,7 +64,7 @@ class Console:
         return self._tails[first].decode(errors="replace")
 
     async def pieces(self, *, follow: bool) -> AsyncIterator[bytes]:
-        """The kept output of the guest's console; with `follow` what comes, too, until the console is closed."""
+        """The kept output of the guest's console; with `follow` also later output, until the console is closed."""
         first, *_ = self._tails
         self._read(first)
         follower = _Follower()

@@ -80,7 +80,7 @@ class Container:
         return self._exit
 
     async def collect(self, limit_bytes: int) -> values.Completed:
-        """Read it to its end. Raises OutputTooLarge, and what `read` raises."""
+        """Read it to its end. Raises OutputTooLarge, and the errors of `read`."""
         streams = {"stdout": bytearray(), "stderr": bytearray()}
         async for piece in self.output_pieces():
             streams[piece.stream] += piece.data
@@ -101,7 +101,7 @@ class Container:
             await self._client.call("container.stdin", args, values.Empty, _ANSWER_S)
 
     async def kill(self, signal: int = 9) -> None:
-        """Send a signal; one that has ended is success."""
+        """Send a signal; an ended container is success."""
         args = {"container": self.name, "signal": signal}
         await self._client.call("container.kill", args, values.Empty, _ANSWER_S)
 

@@ -41,7 +41,7 @@ class HeldDescriptors:
             raise
 
     async def release(self, name: str) -> None:
-        """Close what QEMU holds under `name`; absent is success. Raises QemuCommandFailed, QmpDisconnected."""
+        """Close QEMU's descriptors under `name`; absent is success. Raises QemuCommandFailed, QmpDisconnected."""
         prefix = f"{_PREFIX}{name}."
         for node in await block_nodes.names(self._control):
             if node.startswith(prefix):

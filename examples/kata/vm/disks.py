@@ -1,6 +1,6 @@
 """Hot-plugged disks of a VM, by serial number.
 
-QEMU is the only record of what is plugged: a disk's device is named `disk<slot>.<serial>` and its block node
+QEMU is the only record of the plugged disks: a disk's device is named `disk<slot>.<serial>` and its block node
 `node.<serial>`, so a process that adopts the VM asks QEMU. Every step checks the current state first, so repeating an
 interrupted operation completes it.
 
@@ -75,7 +75,7 @@ class Disks:
 
         `record` is called when QEMU has opened the image and the guest does not have it yet; if it fails, the image
         is closed again. If it fails because the cluster does not answer, it stays open: closing it waits for the
-        cluster, in the loop that serves the other disks. Raises what `record` raises, and as `attach`.
+        cluster, in the loop that serves the other disks. Raises the errors of `record` and `attach`.
         """
         if not _SERIAL.match(serial):
             raise faults.InvalidSerial(serial)
@@ -170,7 +170,7 @@ class Disks:
             slot = (await self._plugged()).get(serial)
             if slot is None:
                 raise faults.DiskNotAttached(serial)
-            # the virtio device below the PCI device is the one that has the drive
+            # the virtio device below the PCI device has the drive
             device = f"/machine/peripheral/disk{slot}.{serial}/virtio-backend"
             await self._control.execute("block_set_io_throttle", _throttle(device, limits))
             self._limits[serial] = limits
@@ -178,7 +178,7 @@ class Disks:
     async def limits(self, serial: str) -> volumes.IoLimits:
         """The I/O limits of a plugged disk. Raises DiskNotAttached, QemuCommandFailed, QmpDisconnected.
 
-        QEMU is asked for those that an earlier process has set.
+        QEMU is asked for limits that an earlier process has set.
         """
         if serial not in await self._plugged():
             raise faults.DiskNotAttached(serial)
@@ -192,10 +192,10 @@ class Disks:
 
     async def disk(self, serial: str) -> Disk:
         """One plugged disk. Raises DiskNotAttached."""
-        found = await self._nodes.find(serial)
-        if found is None or serial not in await self._plugged():
+        disk = await self._nodes.find(serial)
+        if disk is None or serial not in await self._plugged():
             raise faults.DiskNotAttached(serial)
-        return found
+        return disk
 
     async def has_open(self, serial: str) -> bool:
         """Whether QEMU has the disk's source open, whether or not it is plugged."""
@@ -209,8 +209,8 @@ class Disks:
         command = "qom-list"
         answer = await self._control.execute(command, {"path": "/machine/peripheral"})
         names = (str(row.get("name")) for row in qmp.rows(answer, command))
-        found = (match for match in map(_DEVICE.match, names) if match)
-        return {match["serial"]: int(match["slot"]) for match in found}
+        matches = (match for match in map(_DEVICE.match, names) if match)
+        return {match["serial"]: int(match["slot"]) for match in matches}
 
     def _free_slot(self, plugged: dict[str, int]) -> int:
         free = sorted(set(range(self._slots)) - set(plugged.values()))

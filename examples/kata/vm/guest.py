@@ -37,7 +37,7 @@ class Guest:
         """Wait for the disk, format it if it is blank and shall be, and mount it. Idempotent.
 
         Other options than those of the mount are GuestConflict. An encrypted volume that is not open, without a
-        passphrase, is GuestNeedsPassphrase; with one that does not open it, WrongPassphrase.
+        passphrase, is GuestNeedsPassphrase; with a wrong passphrase, WrongPassphrase.
         """
         args: dict[str, object] = {
             "volume": volume.volume,
@@ -63,7 +63,7 @@ class Guest:
         """Apply an fsGroup, for as long as that takes; repeating it continues or is done at once.
 
         Raises AgentTimedOut when there is no progress for `stalled_s`. A guest whose agent was started again in
-        between begins again, and passes over what is done.
+        between begins again, and passes over the files that are done.
         """
         last, ends_s = -1, time.monotonic() + stalled_s
         while time.monotonic() < ends_s:

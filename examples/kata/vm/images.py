@@ -64,7 +64,7 @@ class OpenedImage:
 
 
 def can_be_opened() -> bool:
-    """Whether QEMU and this Python have what opens an image (qemu-block-extra, python3-rados, python3-rbd)."""
+    """Whether QEMU and this Python have the parts to open an image (qemu-block-extra, python3-rados, python3-rbd)."""
     import importlib.util
 
     modules = Path("/usr/lib").glob("*/qemu/block-rbd.so")

@@ -1,6 +1,6 @@
 """The descriptors of one VM's claims, in the hands of its keeper instead of QEMU (`crust.runtime_handler.keepers`).
 
-What a runtime does whose hypervisor takes no descriptors, shown with one that would. The same interface as
+The way of a runtime whose hypervisor takes no descriptors, shown with QEMU, which does. The same interface as
 `descriptors.HeldDescriptors`; the socket is in the VM's directory. Only `begin` starts a keeper: when the VM starts,
 and after keeper and standby have both ended (`crust.runtime_handler.kept_vm`).
 """
@@ -18,7 +18,7 @@ _AGAIN_S = 1.0
 
 
 class KeptDescriptors:
-    """The descriptors that one VM's keeper holds. One connection for each call: each finds who keeps now."""
+    """The descriptors that one VM's keeper holds. One connection for each call: each finds the present keeper."""
 
     def __init__(self, socket: Path, vm_pid: int) -> None:
         self._socket = socket
@@ -30,7 +30,7 @@ class KeptDescriptors:
         return self._socket
 
     async def begin(self) -> None:
-        """Start the keeper of a new VM. Raises what `keepers.start` raises."""
+        """Start the keeper of a new VM. Raises the errors of `keepers.start`."""
         await asyncio.to_thread(lambda: keepers.start(self._socket, self._vm_pid).close())
 
     async def hold(self, name: str, fds: Sequence[int]) -> None:
@@ -38,7 +38,7 @@ class KeptDescriptors:
         await self._ask(lambda keeper: keeper.hold(name, fds))
 
     async def release(self, name: str) -> None:
-        """Close what the keeper holds under `name`; absent is success. Raises KeeperGone, KeeperNotResponding."""
+        """Close the keeper's descriptors under `name`; absent is success. Raises KeeperGone, KeeperNotResponding."""
         await self._ask(lambda keeper: keeper.release(name))
 
     async def held(self) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """One microVM: start it, or adopt it from a process that died; plug volumes; stop it.
 
-    <directory>/machine.json           what runs here, written before QEMU is started
+    <directory>/machine.json           the VM's identity, written before QEMU is started
     <directory>/owner.lock             flock of the one process that controls the VM
     <directory>/{control,agent}.sock   QEMU's QMP and the guest's agent
     <directory>/qemu.pid               written by QEMU
@@ -47,7 +47,7 @@ T = TypeVar("T")
 BOOT_S = 60.0
 UNPLUG_S = 20.0
 SHUTDOWN_S = 60.0
-"""What a guest has to end its containers and unmount its volumes."""
+"""A guest's time to end its containers and unmount its volumes."""
 _POWER_OFF_S = 20.0
 
 
@@ -103,7 +103,7 @@ class Machine:
     ) -> block_nodes.Disk:
         """Plug an image of a Ceph cluster; idempotent. `record` runs before the guest has it.
 
-        Raises as `attach`, and what `record` raises.
+        Raises the errors of `record` and `attach`.
         """
         opened = images.OpenedImage(image, self.directory / f"ceph-{serial}.conf", key)
         return await self.disks.attach_image(serial, opened, record, read_only=read_only)
@@ -147,7 +147,7 @@ class Machine:
         return (await self.guest.usage(serial)).clamped(disk.size_bytes)
 
     async def wait(self) -> None:
-        """Wait until QEMU has ended, for whatever reason."""
+        """Wait until QEMU has ended, for any reason."""
         await self._process.wait()
 
     async def stop(self) -> list[str]:
@@ -280,9 +280,9 @@ async def _run_to_completion(work: Coroutine[object, object, T], undo: Callable[
         raise
 
 
-def _forget(found: process.Process | None) -> None:
-    if found is not None:
-        found.close()
+def _forget(running: process.Process | None) -> None:
+    if running is not None:
+        running.close()
 
 
 async def _undo(machine: Machine, started: list[process.Process]) -> None:
@@ -300,7 +300,7 @@ async def adopt(directory: Path, *, timeout_s: float = BOOT_S) -> Machine:
     Raises VmAlreadyControlled, VmGone, QmpDisconnected, AgentTimedOut.
     """
     reopening = asyncio.to_thread(vm_directory.reopen, directory)
-    identity, lock = await _run_to_completion(reopening, lambda found: os.close(found[1]))
+    identity, lock = await _run_to_completion(reopening, lambda reopened: os.close(reopened[1]))
     machine = Machine(directory, identity, lock)
     try:
         finding = asyncio.to_thread(process.find, directory / "qemu.pid", identity.uuid)
@@ -320,7 +320,7 @@ async def destroy(directory: Path) -> bool:
     Raises VmAlreadyControlled while another process controls it, VmGone if none was ever started in `directory`.
     """
     reopening = asyncio.to_thread(vm_directory.reopen, directory)
-    identity, lock = await _run_to_completion(reopening, lambda found: os.close(found[1]))
+    identity, lock = await _run_to_completion(reopening, lambda reopened: os.close(reopened[1]))
     try:
         finding = asyncio.to_thread(process.find, directory / "qemu.pid", identity.uuid)
         running = await _run_to_completion(finding, _forget)
@@ -337,8 +337,8 @@ async def destroy(directory: Path) -> bool:
 def _serve_share(share: spec_module.Share, directory: Path) -> process.Process:
     """Start virtiofsd for a share; it listens when this returns. Raises ShareFailed.
 
-    virtiofsd ends by itself when its VM does; the code that starts a VM kills one that QEMU never connected to. 9p is
-    served by QEMU itself.
+    virtiofsd ends by itself when its VM does; the code that starts a VM kills a virtiofsd that QEMU never connected
+    to. 9p is served by QEMU itself.
     """
     path = spec_module.share_socket(share, directory)
     listener = socket.socket(socket.AF_UNIX)

@@ -1,4 +1,4 @@
-"""What to start, and QEMU's command line for it.
+"""The description of a VM, and QEMU's command line for it.
 
 The choices are measured: q35 unplugs in 0.1 s by ACPI where native PCIe takes 6 s; an ELF kernel and qboot save one
 second of firmware; `mitigations=off` and the like are set only for the emulated processor, which does not speculate.
@@ -30,7 +30,7 @@ _SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=d
 
 Acceleration = Literal["kvm", "tcg"]
 ClaimHolder = Literal["hypervisor", "keeper"]
-"""What holds the claims of a VM: QEMU, or a process beside it, as for a hypervisor that takes no descriptors."""
+"""The holder of a VM's claims: QEMU, or a process beside it, as for a hypervisor that takes no descriptors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class VolumeMount:
     encrypted: bool = False
     """The filesystem is in a LUKS container, which is made first, if the disk is blank and `format` is set."""
     passphrase: str | None = field(default=None, repr=False)
-    """Opens the container; not needed for one that is open."""
+    """Opens the container; not needed for an open container."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Hello(Reply):
 
 
 class Usage(Reply):
-    """A filesystem's bytes and inodes; `available` is what an unprivileged writer may still use."""
+    """A filesystem's bytes and inodes; `available` is the rest for an unprivileged writer."""
 
     total_bytes: Count
     available_bytes: Count

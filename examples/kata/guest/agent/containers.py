@@ -82,7 +82,7 @@ class Container:
             self._tell_end()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until PID 1 has reaped it, for `timeout_s` at most: one that waits for a disk may never end."""
+        """Wait until PID 1 has reaped it, for `timeout_s` at most: a container may wait for a disk for ever."""
         with self._changed:
             self._changed.wait_for(lambda: self._status is not None, timeout_s)
 
@@ -120,7 +120,7 @@ class Container:
                 self.stdin = None
 
     def _read(self, source: int, ready: select.poll) -> bytes:
-        """Read what credit allows; no bytes at the end.
+        """Read as many bytes as credit allows; no bytes at the end.
 
         It waits for credit only when there is something to read: both streams share one credit, and a silent stream
         that reserved a part would starve the other.
@@ -197,7 +197,7 @@ class Containers:
         return {}
 
     def kill(self, args: protocol.Args) -> dict[str, Any]:
-        """Send a signal to a container; one that has ended is success."""
+        """Send a signal to a container; an ended container is success."""
         container = self._find(args)
         number = args.integer("signal", 1, 64)
         args.end()

@@ -37,14 +37,14 @@ def find(serial: str) -> str | None:
 
 def wait_for(serial: str, timeout_s: float) -> str:
     """Kernel name of the disk, as soon as it can be opened. Faults: timeout."""
-    found = wait_until(lambda: _usable(serial), timeout_s)
-    if found is None:
+    kernel_name = wait_until(lambda: _usable(serial), timeout_s)
+    if kernel_name is None:
         raise protocol.Fault(
             "timeout",
             f"no disk with serial {serial} appeared within {timeout_s:g} s",
             "attach the device to the VM first",
         )
-    return found
+    return kernel_name
 
 
 def _usable(serial: str) -> str | None:
@@ -65,7 +65,7 @@ def _usable(serial: str) -> str | None:
 
 
 def leave_order_to_host(name: str) -> None:
-    """Have no scheduler for a disk: what is behind it has its own, and the one here costs time for each request.
+    """Have no scheduler for a disk: the host has its own, and the guest's costs time for each request.
 
     A kernel with other schedulers keeps its choice.
     """
@@ -112,7 +112,7 @@ def is_held(name: str) -> bool:
 
 
 def wait_until(look: Callable[[], T | None], timeout_s: float) -> T | None:
-    """What `look` finds, called again after each uevent; None if it found nothing in time."""
+    """The result of `look`, called again after each uevent; None if `look` found nothing in time."""
     deadline = time.monotonic() + timeout_s
     kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
     with socket.socket(socket.AF_NETLINK, kind, _NETLINK_KOBJECT_UEVENT) as events:

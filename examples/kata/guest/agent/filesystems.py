@@ -32,7 +32,7 @@ _XFS_GEOMETRY = struct.Struct("8I7Q16x")
 
 
 def usage(path: str) -> dict[str, int]:
-    """Bytes and inodes of a filesystem; `available` is what an unprivileged writer may still use."""
+    """Bytes and inodes of a filesystem; `available` is the rest for an unprivileged writer."""
     stats = os.statvfs(path)
     return {
         "total_bytes": stats.f_blocks * stats.f_frsize,
@@ -100,8 +100,8 @@ def _grow_ext4(root: int, disk_bytes: int) -> None:
 def _ext4_blocks(root: int) -> int:
     """How many blocks the filesystem has, by its superblock, which a mount keeps in the page cache."""
     number = os.fstat(root).st_dev
-    found = os.readlink(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
-    device = os.open(f"/dev/{os.path.basename(found)}", os.O_RDONLY | os.O_CLOEXEC)
+    link = os.readlink(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    device = os.open(f"/dev/{os.path.basename(link)}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         superblock = os.pread(device, _EXT4_SUPERBLOCK_BYTES, _EXT4_SUPERBLOCK_AT)
     finally:
@@ -134,7 +134,7 @@ _GROW: dict[str, Callable[[int, int], None]] = {
 
 
 def condition(path: str, device: str | None, *, wanted_read_only: bool) -> str:
-    """What is wrong with a mounted filesystem, in a sentence; empty if nothing is.
+    """The fault of a mounted filesystem, in a sentence; empty if it has none.
 
     The kernel shows it in four places: the disk may be gone, an inode may not be readable (XFS after a
     shutdown, any filesystem without its disk), the mount may have turned read-only (ext4 errors=remount-ro,

@@ -2,7 +2,7 @@
 
 The host says that the volume was created empty; the agent itself checks that the disk is blank, right before mkfs.
 A disk on which anything is found is not changed: it is mounted as it is, and if that fails, a person decides. So an
-mkfs that was interrupted is not repeated: what it wrote cannot be told from what somebody else wrote.
+mkfs that was interrupted is not repeated: its data cannot be told from another program's data.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WINDOWS = (
 (crust/host/block/devices.py says whose they are). A negative offset counts from the end."""
 
 _EXT4_LAZY = "nodiscard,lazy_itable_init=1,lazy_journal_init=1"
-# No discard: a new disk has nothing to forget. Neither -F nor -f: mkfs then refuses by itself what it recognises.
+# No discard: a new disk has nothing to forget. Neither -F nor -f: mkfs then refuses known signatures by itself.
 _MKFS = {
     "ext4": ("mke2fs", "-t", "ext4", "-q", "-b", "4096", "-I", "256", "-E", _EXT4_LAZY),
     "xfs": ("mkfs.xfs", "-q", "-K"),
@@ -93,7 +93,7 @@ def make(disk: str, fstype: str, wanted: Format) -> None:
 
 
 def is_blank(disk: str) -> bool:
-    """Whether every window reads as zeros; what is beyond the end counts as zeros."""
+    """Whether every window reads as zeros; bytes beyond the end count as zeros."""
     fd = os.open(disk, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.lseek(fd, 0, os.SEEK_END)

@@ -5,10 +5,10 @@ into it read-only. Volumes are bound at their destinations; a subPath is resolve
 link in the volume leads out of it, and bound by descriptor, so that it cannot be replaced in between. The
 guest's volume directory is detached from the namespace: a container sees and pins only its own volumes.
 
-The security boundary is the VM. Inside it, containers are uid 0 of the guest, so what /proc lets uid 0 do to the
-kernel (core_pattern runs a program outside of all containers) is read-only or covered, as OCI runtimes do. The
-guest's own mounts are detached for the same reason: while a plain /proc is anywhere in the mount namespace, even out
-of reach, the kernel lets a user namespace mount another one that is writable (mount_too_revealing, fs/namespace.c).
+The security boundary is the VM. Inside it, containers are uid 0 of the guest, so the files of /proc by which uid 0
+changes the kernel (core_pattern runs a program outside of all containers) are read-only or covered, as OCI runtimes
+do. The guest's own mounts are detached for the same reason: while a plain /proc is anywhere in the mount namespace,
+even out of reach, the kernel lets a user namespace mount a writable /proc (mount_too_revealing, fs/namespace.c).
 
 The initramfs cannot be pivoted away (pivot_root(2) refuses rootfs), hence MS_MOVE and chroot.
 """
@@ -55,7 +55,7 @@ _DEVICE_LINKS = {
     "stdout": "/proc/self/fd/1",
     "stderr": "/proc/self/fd/2",
 }
-# The lists of OCI runtimes (runtime-spec, config-linux.md). What the guest's kernel lacks is left out.
+# The lists of OCI runtimes (runtime-spec, config-linux.md). Files that the guest's kernel lacks are left out.
 _READ_ONLY = ("proc/bus", "proc/fs", "proc/irq", "proc/sys", "proc/sysrq-trigger")
 _COVERED = (
     "proc/acpi",
@@ -196,7 +196,7 @@ def resolve_sub_path(root: int, sub_path: str, *, create: bool) -> int:
 
 def _open_or_make(root: int, parts: list[str], *, create: bool) -> int:
     try:
-        found = linux.open_beneath(root, "/".join(parts) or ".", os.O_PATH, _INSIDE_VOLUME)
+        fd = linux.open_beneath(root, "/".join(parts) or ".", os.O_PATH, _INSIDE_VOLUME)
     except FileNotFoundError:
         if not create:
             raise
@@ -204,11 +204,11 @@ def _open_or_make(root: int, parts: list[str], *, create: bool) -> int:
             mode = stat.S_IMODE(os.fstat(root).st_mode) & 0o777
             _make_directory(parent, parts[-1], mode)
         return linux.open_beneath(root, "/".join(parts), os.O_PATH, _INSIDE_VOLUME)
-    mode = os.fstat(found).st_mode
+    mode = os.fstat(fd).st_mode
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-        os.close(found)
+        os.close(fd)
         raise protocol.Fault("refused", "subPath is neither a directory nor a regular file")
-    return found
+    return fd
 
 
 def _destination(path: str, *, is_directory: bool) -> int:

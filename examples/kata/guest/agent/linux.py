@@ -93,13 +93,13 @@ def open_beneath(directory: int, path: str, flags: int, resolve: int) -> int:
 
 
 def clone_mount(fd: int) -> int:
-    """A detached bind mount of what `fd` names, as a descriptor (open_tree(2))."""
+    """A detached bind mount of the file of `fd`, as a descriptor (open_tree(2))."""
     flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_EMPTY_PATH
     return _syscall(_SYS_OPEN_TREE, fd, b"", flags)
 
 
 def attach_mount(mount_fd: int, target_fd: int) -> None:
-    """Attach a detached mount at what `target_fd` names, whatever path leads there now (move_mount(2))."""
+    """Attach a detached mount at the file of `target_fd`, without a look at its path (move_mount(2))."""
     flags = _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH
     _syscall(_SYS_MOVE_MOUNT, mount_fd, b"", target_fd, b"", flags)
 
@@ -118,7 +118,7 @@ def chown_entry(fd: int, uid: int, gid: int) -> None:
 
 
 def load_module(path: str) -> None:
-    """finit_module(2); one that is loaded already, or that is for another processor (ENODEV), is success."""
+    """finit_module(2); a module that is loaded already, or is for another processor (ENODEV), is success."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _syscall(_SYS_FINIT_MODULE, fd, b"", 0, name=path)

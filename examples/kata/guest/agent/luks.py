@@ -6,8 +6,8 @@ in sysfs and needs no passphrase. The volume key is not in the kernel's keyring 
 needs none either.
 
 A container that this mount has made is blank by construction: it decrypts to random bytes, which no look at the
-windows of `format` could tell from data. Whoever is killed between the two has a container without a filesystem,
-which is not formatted by anybody.
+windows of `format` could tell from data. An agent that is killed between the two leaves a container without a
+filesystem, which is not formatted by anybody.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ def make(disk: str, passphrase: str) -> None:
 
 def open_(disk: str, name: str, passphrase: str | None, *, read_only: bool) -> str:
     """The path of the mapping, which is opened unless it is open. Faults: passphrase_needed, passphrase_wrong, …"""
-    found = device(name)
-    if found is None:
+    kernel_name = device(name)
+    if kernel_name is None:
         if passphrase is None:
             raise needed(name)
         mounts.load_encryption()
         flags = ("--readonly",) if read_only else ()
         command = ("open", "--type", "luks2", "--disable-keyring", *flags, "--key-file", "-")
         _run((*command, disk, _PREFIX + name), "opening the LUKS container", passphrase)
-        found = device(name)
-    if found is None:
+        kernel_name = device(name)
+    if kernel_name is None:
         raise protocol.Fault(
             "io_error", f"volume {name} was opened, and the kernel shows no mapping"
         )
-    return f"/dev/{found}"
+    return f"/dev/{kernel_name}"
 
 
 def resize(name: str) -> None:
@@ -71,9 +71,9 @@ def close(name: str) -> None:
 
 def device(name: str) -> str | None:
     """Kernel name (`dm-0`) of a volume's mapping; None if it is not open."""
-    for each in os.listdir(_SYS_BLOCK):
-        if each.startswith("dm-") and _mapping(each) == _PREFIX + name:
-            return each
+    for kernel_name in os.listdir(_SYS_BLOCK):
+        if kernel_name.startswith("dm-") and _mapping(kernel_name) == _PREFIX + name:
+            return kernel_name
     return None
 
 
@@ -86,8 +86,8 @@ def needed(name: str) -> protocol.Fault:
 
 def usable_bytes(name: str) -> int:
     """The size of the mapping: the disk's without the header."""
-    found = device(name)
-    return 0 if found is None else devices.size_bytes(found)
+    kernel_name = device(name)
+    return 0 if kernel_name is None else devices.size_bytes(kernel_name)
 
 
 def _mapping(block: str) -> str:
@@ -98,7 +98,7 @@ def _mapping(block: str) -> str:
         return ""
 
 
-def _run(arguments: tuple[str, ...], what: str, passphrase: str = "") -> None:
+def _run(arguments: tuple[str, ...], action: str, passphrase: str = "") -> None:
     done = subprocess.run(
         (f"{_HOME}/{CRYPTSETUP}", *arguments),
         input=passphrase.encode(),
@@ -118,4 +118,4 @@ def _run(arguments: tuple[str, ...], what: str, passphrase: str = "") -> None:
             "correct the Secret, then delete the pod; nothing was changed on the disk",
         )
     code = "busy" if done.returncode == _BUSY else "io_error"
-    raise protocol.Fault(code, f"{what} failed with status {done.returncode}: {reason}")
+    raise protocol.Fault(code, f"{action} failed with status {done.returncode}: {reason}")

@@ -133,8 +133,8 @@ class Agent:
             return {"error": _error(protocol.fault_of(err, operation))}
         except Exception as err:  # a bug: the agent must go on serving the sandbox's other volumes
             traceback.print_exc()
-            what = f"{operation}: {type(err).__name__}: {err}"
-            return {"error": _error(protocol.Fault("internal", what[:500]))}
+            failure = f"{operation}: {type(err).__name__}: {err}"
+            return {"error": _error(protocol.Fault("internal", failure[:500]))}
 
     def _call(self, operation: str, args: object) -> dict[str, Any]:
         if operation not in self._operations:
@@ -175,7 +175,7 @@ class Agent:
     def _shutdown(self, args: protocol.Args) -> dict[str, Any]:
         """Stop all containers, unmount all volumes; the guest powers off once the answer is sent.
 
-        What hangs is given up after a while, so that the others are unmounted before the host loses patience.
+        A volume that hangs is given up after a while, so that the others are unmounted within the host's timeout.
         """
         args.end()
         self._volumes.thaw_all(_THAW_S)
@@ -228,7 +228,7 @@ def _parse(line: bytes | None) -> tuple[str, str, object, str]:
 
 
 def _say(text: str) -> None:
-    """On the guest's console, which the host keeps: what the sandbox was asked, and for which call of the host."""
+    """Print a line on the guest's console, which the host keeps: a request, and its call of the host."""
     print(f"crust: {text}", flush=True)  # noqa: T201
 
 

@@ -117,7 +117,7 @@ def _load_filesystem(fstype: str) -> None:
 
 
 def load_encryption() -> None:
-    """Load what opens LUKS containers. Faults: unsupported."""
+    """Load the modules that open LUKS containers. Faults: unsupported."""
     modules = _plan()["encryption"]
     if not modules:
         raise protocol.Fault("unsupported", "this guest's kernel has no dm-crypt")

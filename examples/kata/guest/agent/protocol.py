@@ -46,7 +46,7 @@ _BY_ERRNO = {
 
 
 class Fault(Exception):
-    """A failure to answer with: what went wrong, and what to do."""
+    """A failure to answer with: a code, the problem, and the remedy."""
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
         super().__init__(code, message, hint)

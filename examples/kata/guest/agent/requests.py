@@ -2,9 +2,9 @@
 
 A request that hangs (a disk that does not answer) keeps its thread, and its host sends it again. So:
 
-    reserved   stop and thaw requests need no slot, whatever else hangs
-    slots      SLOTS per volume or container: one that hangs stops no other
-    joining    an equal request that runs already answers all who ask, WAITERS at most: statistics of a hung volume
+    reserved   stop and thaw requests need no slot: they begin also while others hang
+    slots      SLOTS per volume or container: a volume that hangs stops no other
+    joining    an equal request that runs already answers all callers, WAITERS at most: statistics of a hung volume
                use one slot, not one each minute
 
 A request that changes a volume is joined only as long as no other change was requested after it: a thaw must not be
@@ -31,7 +31,7 @@ CHANGES = frozenset(("mount", "own", "unmount", "grow", "freeze", "thaw", "shutd
 
 
 class Run:
-    """A request that runs, with the ids of all who wait for its answer."""
+    """A request that runs, with the ids of all requests that wait for its answer."""
 
     def __init__(self, request: str, operation: str, args: object) -> None:
         self.operation = operation
@@ -50,7 +50,7 @@ class Requests:
         self._taken: dict[str, int] = {}
 
     def begin(self, request: str, operation: str, args: object) -> Run | None:
-        """The run to start; None if the request waits for one that runs. Faults: exhausted."""
+        """The run to start; None if the request waits for an equal one. Faults: exhausted."""
         run = Run(request, operation, args)
         with self._lock:
             running = self._joinable.get(run.key)
@@ -91,9 +91,9 @@ class Requests:
     def _note(self, run: Run) -> None:
         if run.operation in CHANGES:
             self._joinable = {
-                key: each
-                for key, each in self._joinable.items()
-                if each.subject != run.subject or each.operation not in CHANGES
+                key: running
+                for key, running in self._joinable.items()
+                if running.subject != run.subject or running.operation not in CHANGES
             }
         if run.operation in CHANGES | _QUESTIONS:
             self._joinable[run.key] = run
@@ -101,5 +101,5 @@ class Requests:
 
 def subject(args: Any) -> str:
     """The volume or container that a request is about; "" for the whole guest."""
-    found = (args.get("volume") or args.get("container")) if isinstance(args, dict) else None
-    return found if isinstance(found, str) else ""
+    name = (args.get("volume") or args.get("container")) if isinstance(args, dict) else None
+    return name if isinstance(name, str) else ""

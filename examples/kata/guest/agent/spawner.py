@@ -30,7 +30,7 @@ class Spawner:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def spawn(self, spec: jail.Spec, fds: list[int]) -> int:
-        """Start a container and return its pid. Faults: what jail.enter and exec fail with."""
+        """Start a container and return its pid. Faults: those of jail.enter and exec."""
         number = next(self._numbers)
         message = json.dumps({"id": number, "spec": spec}).encode()
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))

@@ -10,8 +10,8 @@ from . import protocol
 def busy_fault(volume: str, path: str = "", number: str = "") -> protocol.Fault:
     """The fault of a volume that cannot be unmounted; finds and names its users by mount path or device number."""
     numbers = _numbers(path) if path else {number}
-    found = [_describe(pid) for pid in _pids() if _holds(pid, numbers)]
-    who = ", ".join(found[:8]) or "the kernel"
+    users = [_describe(pid) for pid in _pids() if _holds(pid, numbers)]
+    who = ", ".join(users[:8]) or "the kernel"
     return protocol.Fault(
         "busy", f"volume {volume} is in use by {who}", "stop the containers that use it first"
     )

@@ -1,9 +1,9 @@
 """Mounted volumes: one mount per volume, at a path that is a function of its name.
 
     /run/volumes/<name>            the mount
-    /run/state/<name>.json         what was asked for
+    /run/state/<name>.json         the request
 
-The kernel is the source of truth about what is mounted; the state file only stores the request, so that a restarted
+The kernel is the source of truth about mounts; the state file only stores the request, so that a restarted
 agent (see init.py) knows it. A name is the serial number of the disk, or the tag of a shared directory.
 """
 
@@ -179,7 +179,7 @@ class Volumes:
         _at_once(self._thaw, self.names(), timeout_s)
 
     def unmount_all(self, timeout_s: float) -> list[str]:
-        """Unmount everything; returns the names that could not be, in time. What is in use is flushed at least."""
+        """Unmount everything; returns the names that are still mounted. A volume in use is at least flushed."""
         return _at_once(self._unmount_or_flush, self.names(), timeout_s)
 
     def _thaw(self, name: str) -> None:
@@ -198,9 +198,9 @@ class Volumes:
         path = self._mounted(name)
         if self._wanted(name)["read_only"]:
             raise protocol.Fault("read_only", f"volume {name} is mounted read-only")
-        found = self._groups.get(name)
-        if found is not None and found.wanted == (gid, policy) and not found.failed:
-            return found
+        begun = self._groups.get(name)
+        if begun is not None and begun.wanted == (gid, policy) and not begun.failed:
+            return begun
         self._end_group_change(name)
         change = self._groups[name] = GroupChange(path, gid, policy, self._freeze_of(name))
         return change
@@ -297,12 +297,12 @@ class Volumes:
 def _format_of(args: protocol.Args | None) -> format.Format | None:
     if args is None:
         return None
-    found: format.Format = {
+    options: format.Format = {
         "bytes_per_inode": args.integer("bytes_per_inode", 0, 2**26, 0) or None,
         "reserved_percent": args.integer("reserved_percent", 0, 50, 0),
     }
     args.end()
-    return found
+    return options
 
 
 def _is_read_only(wanted: Wanted) -> bool:
