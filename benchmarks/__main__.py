@@ -63,7 +63,7 @@ def main() -> int:
     arguments = parser.parse_args()
     # as pip installs it: where Python is told to write no byte code, each start would compile crust first
     compileall.compile_dir(Path(crust.__file__).parent, quiet=1)
-    names = [each for name in arguments.names for each in GROUPS.get(name, (name,))]
+    names = [benchmark for name in arguments.names for benchmark in GROUPS.get(name, (name,))]
     unknown = set(names) - set(BENCHMARKS)
     if unknown:
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")

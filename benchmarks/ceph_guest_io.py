@@ -1,17 +1,17 @@
 """I/O of a guest on an image of Ceph that QEMU opens, against qemu-img bench through librbd on the same image.
 
-What the guest itself costs is measured beside it, with the same two programs: on a local file that is the guest's
-other disk. There neither librbd nor a cluster takes part, so a ratio there comes from the guest, virtio and the
-accelerator alone.
+The guest's own cost is measured beside it, with the same two programs: on a local file that is the guest's other
+disk. There neither librbd nor a cluster takes part, so a ratio there comes from the guest, virtio and the accelerator
+alone.
 
 Both sides open the image with the options and the librbd settings that the guest's disk gets; qemu-img reads the key
 from a file. Both ask for the same, one request at a time and then four at once: 4 KiB writes that are stable when
 they return (O_DIRECT and O_DSYNC in the guest, into blocks that a file has already, so the guest's journal is not
 written; `directsync` on the host: each a write and a flush of librbd), and 1 MiB reads past every cache. A sample is
-the time of a whole run, divided by its requests: a rate, on both sides. What begins a run counts little in it: the
+the time of a whole run, divided by its requests: a rate, on both sides. The start of a run counts little in it: the
 guest's threads have started before its clock does, and the writes are many, because the first ones of qemu-img, which
 has just opened the image, take longer. The OSD stores on this machine's disk: one in memory answers faster than any
-that keeps what it is given.
+that keeps its data.
 
 The two never have the image at once: RBD would move its lock at each turn. The host's requests go to the end
 of the image, which is grown after the guest has made its filesystem, so they overwrite nothing of it.
@@ -69,7 +69,7 @@ def write(part):
 def read(part):
     return os.preadv, [part], 1 << 20
 def milliseconds(ask, count, depth):
-    # The loop is the interpreter's own: an emulated processor takes long for one that is written in Python.
+    # The loop is the interpreter's own: an emulated processor takes long for a loop in Python.
     def steps(first):
         call, buffer, size = ask(memory[first << 20:first + 1 << 20])
         offsets = [n * size for n in range(first, count, depth)]
@@ -77,17 +77,17 @@ def milliseconds(ask, count, depth):
     every = [steps(first) for first in range(depth)]
     # An emulated processor takes as long to start four threads as for ten writes: that is before the clock.
     begin = threading.Barrier(depth)
-    def run(each):
+    def run(calls):
         begin.wait()
-        collections.deque(each, 0)
+        collections.deque(calls, 0)
     # this thread is one of them
-    others = [threading.Thread(target=run, args=(each,)) for each in every[1:]]
-    for each in others:
-        each.start()
+    others = [threading.Thread(target=run, args=(calls,)) for calls in every[1:]]
+    for thread in others:
+        thread.start()
     began = time.perf_counter_ns()
     run(every[0])
-    for each in others:
-        each.join()
+    for thread in others:
+        thread.join()
     return (time.perf_counter_ns() - began) / count / 1e6
 taken = [(milliseconds(write, writes, depth), milliseconds(read, reads, depth)) for depth in depths]
 json.dump(taken, sys.stdout)
@@ -109,9 +109,9 @@ class Result:
     samples: dict[Key, figures.Samples]
     accelerator: str
 
-    def rate(self, what: str, depth: int, disk: str) -> float:
+    def rate(self, request: str, depth: int, disk: str) -> float:
         """The guest's rate as a part of the host's."""
-        host, guest = (self.samples[what, depth, disk, way].median for way in (HOST, GUEST))
+        host, guest = (self.samples[request, depth, disk, way].median for way in (HOST, GUEST))
         return host / guest
 
     def report(self) -> figures.Report:
@@ -133,35 +133,37 @@ class Result:
             rows=tuple(
                 figures.Row(
                     _label(key),
-                    each,
+                    samples,
                     "" if key[-1] == HOST else _label((*key[:-1], HOST)),
                     is_other=key[-1] == HOST,
                 )
-                for key, each in self.samples.items()
+                for key, samples in self.samples.items()
             ),
-            goals=tuple(self._goal(what, depth) for what in (WRITE, READ) for depth in DEPTHS),
+            goals=tuple(
+                self._goal(request, depth) for request in (WRITE, READ) for depth in DEPTHS
+            ),
             meaning=(
                 "librbd runs in QEMU's own process: a guest adds its processor's time and hops between threads, "
                 "each of which waits for a processor. The local file shows that without Ceph."
             ),
         )
 
-    def _goal(self, what: str, depth: int) -> figures.Goal:
-        found = self.rate(what, depth, CEPH)
+    def _goal(self, request: str, depth: int) -> figures.Goal:
+        rate = self.rate(request, depth, CEPH)
         return figures.Goal(
-            f"{_named(what, depth)} in the guest: at least 80 % of the rate through librbd",
-            f"{found:.0%} (a local file in this guest: {self.rate(what, depth, LOCAL):.0%})",
-            found >= _GOAL,
+            f"{_named(request, depth)} in the guest: at least 80 % of the rate through librbd",
+            f"{rate:.0%} (a local file in this guest: {self.rate(request, depth, LOCAL):.0%})",
+            rate >= _GOAL,
         )
 
 
-def _named(what: str, depth: int) -> str:
-    return f"{what}s, {'one at a time' if depth == 1 else f'{depth} at once'}"
+def _named(request: str, depth: int) -> str:
+    return f"{request}s, {'one at a time' if depth == 1 else f'{depth} at once'}"
 
 
 def _label(key: Key) -> str:
-    what, depth, disk, way = key
-    return f"{_named(what, depth)}, {disk}: {way}"
+    request, depth, disk, way = key
+    return f"{_named(request, depth)}, {disk}: {way}"
 
 
 async def measure() -> Result:
@@ -197,7 +199,7 @@ async def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Disks:
-    """The two disks that are measured. `opened` is what qemu-img opens: the guest's disk, with a file for the key."""
+    """The two disks that are measured. qemu-img opens `opened`: the guest's disk, with a file for the key."""
 
     ceph: CephCluster
     opened: images.OpenedImage
@@ -207,8 +209,8 @@ class _Disks:
     def made(cls, ceph: CephCluster, place: Path) -> "_Disks":
         with ceph.ioctx(POOL) as ioctx:
             rbd.RBD().create(ioctx, "bench", FILESYSTEM_BYTES, old_format=False, features=61)
-        found = volumes.NetworkImage(ceph.fsid, POOL, "", "bench", (ceph.monitors,), "admin")
-        opened = images.OpenedImage(found, place / "host.conf", ceph.keys["client.admin"])
+        image = volumes.NetworkImage(ceph.fsid, POOL, "", "bench", (ceph.monitors,), "admin")
+        opened = images.OpenedImage(image, place / "host.conf", ceph.keys["client.admin"])
         opened.write_conf()
         with opened.conf.open("a") as conf:  # qemu-img bench takes no secret
             conf.write(f"keyring = {ceph.directory}/keyring\n")
@@ -218,7 +220,7 @@ class _Disks:
         return cls(ceph, opened, local)
 
     def grow(self, disk: str) -> None:
-        """Add what the host's requests go to, if it is not there."""
+        """Add the target of the host's requests, if it does not exist."""
         if disk == LOCAL:
             os.truncate(self.local, IMAGE_BYTES)
             return
@@ -231,13 +233,13 @@ class _Disks:
         if disk == LOCAL:
             await vm.attach("disk", self.local)
         else:
-            found, key = self.opened.image, self.opened.key
-            await vm.attach_image("disk", found, key, _nothing, read_only=False)
+            image, key = self.opened.image, self.opened.key
+            await vm.attach_image("disk", image, key, _nothing, read_only=False)
         made = values.VolumeMount("disk", "ext4", format=volumes.GuestFormat())
         await vm.guest.mount(made)
 
     def node(self, disk: str) -> dict[str, object]:
-        """What qemu-img opens, with the options that the guest's disk has."""
+        """The block node that qemu-img opens, with the options of the guest's disk."""
         if disk == LOCAL:
             return {"driver": "file", "filename": str(self.local), "aio": "native"}
         node = self.opened.node("host", "", read_only=False)
@@ -265,7 +267,7 @@ def _on_host(disks: _Disks, disk: str, taken: figures.Collector[Key]) -> None:
     node = disks.node(disk)
     read = ("-t", "none", "-s", str(1 << 20), "-c", str(READS))
     write = ("-t", "directsync", "-w", "-s", "4096", "-c", str(WRITES))
-    _bench(node, "-w", *read)  # what is read, or overwritten as in the guest, has been written
+    _bench(node, "-w", *read)  # write the blocks that are read, or overwritten as in the guest
     for depth in DEPTHS:
         at_once = ("-d", str(depth))
         taken.add((WRITE, depth, disk, HOST), _bench(node, *at_once, *write) / WRITES)
@@ -278,7 +280,7 @@ def _bench(node: dict[str, object], *options: str) -> float:
     opened = f"json:{json.dumps(node)}"
     argv = ("qemu-img", "bench", *place, *options, opened)
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
-    found = re.search(r"Run completed in ([0-9.]+) seconds", done.stdout)
-    if found is None:
+    completed = re.search(r"Run completed in ([0-9.]+) seconds", done.stdout)
+    if completed is None:
         raise BenchFailed(done.stderr[-500:])
-    return float(found[1]) * 1000
+    return float(completed[1]) * 1000

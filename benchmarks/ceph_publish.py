@@ -39,9 +39,9 @@ class Result:
             title="Deferred publish of an image of Ceph",
             method=f"{ROUNDS} rounds, through proxy, shim and driver; one OSD in memory on the same machine.",
             rows=tuple(
-                figures.Row(f"{what}: {kind}", each, "" if kind == LOCAL else f"{what}: {LOCAL}")
-                for what, samples in (("publish", self.publish), ("unpublish", self.unpublish))
-                for kind, each in samples.items()
+                figures.Row(f"{call}: {kind}", samples, "" if kind == LOCAL else f"{call}: {LOCAL}")
+                for call, by_kind in (("publish", self.publish), ("unpublish", self.unpublish))
+                for kind, samples in by_kind.items()
             ),
             goals=(
                 figures.at_most(
@@ -60,15 +60,19 @@ async def measure() -> Result:
     with (
         TemporaryDirectory(prefix="crust-bench-") as place,
         ceph_cluster.running(Path(place) / "ceph", with_mgr=True) as ceph,
-        node.directories() as here,
-        node.directories() as there,
+        node.directories() as local_paths,
+        node.directories() as ceph_paths,
     ):
         namespace = ceph.make_namespace()
         key = ceph.controller("bench", namespace)
-        config, key_file = there.base / "driver.toml", rbd_driver.key_file(there.base, key)
+        config = ceph_paths.base / "driver.toml"
+        key_file = rbd_driver.key_file(ceph_paths.base, key)
         login = {"namespace": namespace, "user": "bench", "key_file": key_file}
         config.write_text(rbd_driver.settings(ceph, log_level="info", create_pool=True, **login))
-        async with node.serving(here) as local, node.serving(there, config=config) as remote:
+        async with (
+            node.serving(local_paths) as local,
+            node.serving(ceph_paths, config=config) as remote,
+        ):
             remote.secrets = {"userID": "bench", "userKey": key}
             ways = {LOCAL: local, CEPH: remote}
             made = {kind: await _staged(co) for kind, co in ways.items()}

@@ -60,7 +60,7 @@ class Collector(Generic[Key]):
         return answer
 
     def samples(self, unit: Unit = "ms") -> dict[Key, Samples]:
-        """What was collected, in one unit."""
+        """The collected values, in one unit."""
         return {key: Samples.of(unit, values) for key, values in self.values.items()}
 
 
@@ -68,7 +68,7 @@ class Collector(Generic[Key]):
 class Row:
     """One thing that was measured; `against` is the label of the row that it is compared with.
 
-    `is_other`: it is no work of crust, but what crust is compared with.
+    `is_other`: it is no work of crust, but a comparison with it.
     """
 
     label: str
@@ -79,7 +79,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What the project aims at, and what was measured."""
+    """An aim of the project, and the measured result."""
 
     aim: str
     found: str
@@ -105,12 +105,12 @@ class Report:
         """The row's median over its baseline's; None for a baseline."""
         if not row.against:
             return None
-        base = next(each for each in self.rows if each.label == row.against)
+        base = next(other for other in self.rows if other.label == row.against)
         return row.samples.median / base.samples.median
 
 
 class Result(Protocol):
-    """What every benchmark returns: a frozen value that renders its report."""
+    """The result of a benchmark: a frozen value that renders its report."""
 
     def report(self) -> Report:
         """The figures as a report."""

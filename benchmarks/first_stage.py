@@ -1,7 +1,7 @@
 """The cost of the first stage of a new volume, which makes its filesystem, against mkfs alone.
 
-Each round creates a volume, stages it for the first time, which is what is measured, and removes it; and runs mkfs
-with the same options on a sparse file of the same size at a loop device. Rounds begin with one and the other in turn.
+Each round creates a volume, stages it for the first time, which is measured, and removes it; and runs mkfs with the
+same options on a sparse file of the same size at a loop device. Rounds begin with one and the other in turn.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ async def measure() -> Result:
         await _rounds(driver, names, WARM_UP)
         times = await _rounds(driver, names, ROUNDS)
     samples = times.samples()
-    return Result({each: samples[each] for each in (MKFS, STAGE)})
+    return Result({step: samples[step] for step in (MKFS, STAGE)})
 
 
 async def _rounds(driver: InProcess, names: Iterator[str], count: int) -> Times:

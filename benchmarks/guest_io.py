@@ -55,12 +55,12 @@ class Result:
             ),
             rows=tuple(
                 figures.Row(
-                    f"{what}: {way}",
-                    each,
-                    "" if way == BLOCK else f"{what}: {BLOCK}",
+                    f"{work}: {way}",
+                    samples,
+                    "" if way == BLOCK else f"{work}: {BLOCK}",
                     is_other=way != BLOCK,
                 )
-                for (what, way), each in self.samples.items()
+                for (work, way), samples in self.samples.items()
             ),
             meaning=(
                 "A filesystem in the guest answers names from the guest's caches; a share asks the host for each. "
@@ -86,7 +86,7 @@ async def measure() -> Result:
                 for way, volume in ways.items():
                     await _work(vm, way, volume, number, times)
     order = sorted(
-        times, key=lambda key: list(dict.fromkeys(what for what, _ in times)).index(key[0])
+        times, key=lambda key: list(dict.fromkeys(work for work, _ in times)).index(key[0])
     )
     return Result({key: figures.Samples.of("ms", times[key]) for key in order}, accelerator.kind)
 
@@ -114,8 +114,8 @@ async def _work(vm: machine.Machine, way: str, volume: str, number: int, times: 
     done = await vm.guest.run(wanted, stdin=workload, limit_bytes=1 << 22, timeout_s=_TIMEOUT_S)
     if done.exit.code != 0:
         raise WorkloadFailed(f"{way}: {done.exit}: {done.stderr.decode(errors='replace')[-500:]}")
-    for what, taken in json.loads(done.stdout).items():
-        times.setdefault((what, way), []).extend(each / 1e6 for each in taken)
+    for work, taken in json.loads(done.stdout).items():
+        times.setdefault((work, way), []).extend(nanoseconds / 1e6 for nanoseconds in taken)
 
 
 @contextlib.asynccontextmanager

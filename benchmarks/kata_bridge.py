@@ -1,4 +1,4 @@
-"""What `crust kata` costs a node with 250 published volumes: each container, the create with a volume, and rest.
+"""The cost of `crust kata` on a node with 250 published volumes: each container, the create with a volume, and rest.
 
 The daemon is a process of its own. The container engine is a stand-in in this process, which calls it by containerd's
 protocol, one call after the other; virtual machines are processes that have the sandbox's id among their arguments.
@@ -50,13 +50,13 @@ Measured = figures.Collector[str]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Samples by what was measured."""
+    """Samples by label."""
 
     samples: dict[str, figures.Samples]
 
     def report(self) -> figures.Report:
         """The figures against the goals."""
-        of = {what: each.median for what, each in self.samples.items()}
+        of = {label: samples.median for label, samples in self.samples.items()}
         own = of[MEMORY["Anonymous"]]
         return figures.Report(
             name=NAME,
@@ -65,8 +65,8 @@ class Result:
             f"nothing; {CREATES} sandboxes with one, each with its keeper; "
             f"{RESTORES} restores; {REST_S:g} s at rest.",
             rows=tuple(
-                figures.Row(what, each, CALL if what == PLAIN else "")
-                for what, each in self.samples.items()
+                figures.Row(label, samples, CALL if label == PLAIN else "")
+                for label, samples in self.samples.items()
             ),
             goals=(
                 figures.at_most("a container without a deferred volume: 1 ms", of[PLAIN], 1, "ms"),
@@ -101,7 +101,7 @@ async def measure() -> Result:
 
 
 def _restored(directory: Path, measured: Measured) -> None:
-    """In this process: what a daemon that starts does before it takes the engine's calls."""
+    """In this process: the work of a daemon that starts, before it takes the engine's calls."""
     store = Store(f"{directory}/volumes")
     store.open()
     for number in range(VOLUMES):
@@ -189,7 +189,7 @@ def _unpublish(proxy: testing.FakeProxy, target: str) -> None:
 
 
 async def _at_rest(pid: int) -> dict[str, figures.Samples]:
-    await asyncio.sleep(10)  # what was begun ends
+    await asyncio.sleep(10)  # until work that was begun has ended
     busy_s, began_s = machine.processor_s(pid), time.monotonic()
     await asyncio.sleep(REST_S)
     percent = 100 * (machine.processor_s(pid) - busy_s) / (time.monotonic() - began_s)
@@ -203,5 +203,5 @@ def _memory(pid: int) -> dict[str, figures.Samples]:
     _, *lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     kib = {name: int(value) for name, value, _ in map(str.split, lines)}
     return {
-        what: figures.Samples.of("MiB", [kib[f"{name}:"] / 1024]) for name, what in MEMORY.items()
+        label: figures.Samples.of("MiB", [kib[f"{name}:"] / 1024]) for name, label in MEMORY.items()
     }

@@ -37,7 +37,7 @@ Times = figures.Collector[tuple[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Samples by what was done and number of volumes."""
+    """Samples by work and number of volumes."""
 
     samples: dict[tuple[str, int], figures.Samples]
 
@@ -45,12 +45,12 @@ class Result:
         """The figures against the goals."""
         flat = (
             figures.at_most(
-                f"{what} with {MANY:,} volumes: at most {FLAT:.0f} times that with {FEW}",
-                self.samples[what, MANY].median / self.samples[what, FEW].median,
+                f"{work} with {MANY:,} volumes: at most {FLAT:.0f} times that with {FEW}",
+                self.samples[work, MANY].median / self.samples[work, FEW].median,
                 FLAT,
                 "times",
             )
-            for what in (CREATE, LIST, CAPACITY, DELETE)
+            for work in (CREATE, LIST, CAPACITY, DELETE)
         )
         start = figures.at_most(
             f"{MANY:,} volumes: the driver serves in less than {START_S:.0f} s (99th percentile)",
@@ -67,8 +67,8 @@ class Result:
                 f"Every image has {len(WRITTEN) >> 10} KiB written."
             ),
             rows=tuple(
-                figures.Row(_label(what, count), each, "" if count == FEW else _label(what, FEW))
-                for (what, count), each in sorted(self.samples.items())
+                figures.Row(_label(work, count), samples, "" if count == FEW else _label(work, FEW))
+                for (work, count), samples in sorted(self.samples.items())
             ),
             goals=(*flat, start),
             meaning=(
@@ -173,5 +173,5 @@ async def _restart(paths: NodePaths) -> float:
         await driver.stop()
 
 
-def _label(what: str, count: int) -> str:
-    return f"{what}, {count:,} volumes"
+def _label(work: str, count: int) -> str:
+    return f"{work}, {count:,} volumes"

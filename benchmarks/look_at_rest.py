@@ -1,4 +1,4 @@
-"""What a look of the proxy at the handoff directory costs at rest, with 1,000 entries: unclaimed, and all claimed.
+"""The cost of the proxy's look at the handoff directory at rest, with 1,000 entries: unclaimed, and all claimed.
 
 A look happens every few seconds, so its processor time is given as a part of one core. Nothing changes meanwhile. The
 entries are valid records of volumes that do not exist.
@@ -47,12 +47,15 @@ class Result:
             name=NAME,
             title=f"A look at {ENTRIES:,} entries at rest",
             method=f"{ROUNDS} looks each; processor time of a look, as a part of the {RESCAN_S:g} s between two.",
-            rows=tuple(figures.Row(what, each, "") for what, each in self.samples.items()),
+            rows=tuple(figures.Row(state, samples, "") for state, samples in self.samples.items()),
             goals=tuple(
                 figures.at_most(
-                    f"{what}: less than {GOAL_PERCENT} % of a core", each.median, GOAL_PERCENT, "%"
+                    f"{state}: less than {GOAL_PERCENT} % of a core",
+                    samples.median,
+                    GOAL_PERCENT,
+                    "%",
                 )
-                for what, each in self.samples.items()
+                for state, samples in self.samples.items()
             ),
             meaning="A look lists the directory, queries the locks of claims, and reads a few entries in turn.",
         )
@@ -87,14 +90,16 @@ async def measure() -> Result:
             held.enter_context(claims.ClaimLock.acquire(store.layout.entry(target), target))
             claims.touch(store.layout.entry(target))
         await _look_at_rest(looks, measured, CLAIMED)
-    return Result({what: figures.Samples.of("%", each) for what, each in measured.values.items()})
+    return Result(
+        {state: figures.Samples.of("%", values) for state, values in measured.values.items()}
+    )
 
 
-async def _look_at_rest(looks: Looks, measured: Measured, what: str) -> None:
+async def _look_at_rest(looks: Looks, measured: Measured, state: str) -> None:
     await looks.look()
     await asyncio.sleep(2 * entry.FRESH_NS / 1e9)  # until the entries are old enough to be believed
     await looks.look()
     for _ in range(ROUNDS):
         began_s = time.process_time()
         await looks.look()
-        measured.add(what, 100 * (time.process_time() - began_s) / RESCAN_S)
+        measured.add(state, 100 * (time.process_time() - began_s) / RESCAN_S)

@@ -1,4 +1,4 @@
-"""The measured machine: what explains the figures, without names and paths."""
+"""The measured machine: facts that explain the figures, without names and paths."""
 
 import datetime
 import os

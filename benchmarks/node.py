@@ -1,7 +1,7 @@
 """A node to measure: driver, shim and proxy as processes, and a runtime handler in this process.
 
 The proxy serves two CSI sockets: one in front of shim and driver, as on a real node, and one directly in front of the
-driver, which shows what one hop costs. The run directories are on a tmpfs, as /run is on every node; the pool is on
+driver, which shows the cost of one hop. The run directories are on a tmpfs, as /run is on every node; the pool is on
 the disk. On exit the processes are stopped, newest first, and every directory is removed.
 """
 

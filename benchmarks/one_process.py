@@ -1,4 +1,4 @@
-"""What `crust node` adds to a call, against the bare driver and against proxy, shim and driver as processes.
+"""The time that `crust node` adds to a call, against the bare driver and against proxy, shim and driver as processes.
 
 Three nodes run beside each other, each with a pool of its own: the driver alone, three processes, one process. Each
 round makes every call to each of them, in a new order, with a pause of 50 to 200 ms before every call, as a kubelet
@@ -39,7 +39,7 @@ W = TypeVar("W", bound="Way")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Milliseconds by call and way, and what the process itself costs."""
+    """Milliseconds by call and way, and the cost of the process itself."""
 
     calls: dict[tuple[str, str], figures.Samples]
     starts: figures.Samples
@@ -137,18 +137,18 @@ async def measure() -> Result:
                 NODE: paths[NODE].csi_socket,
             }
             ways = []
-            for way, co in zip(WAYS, (bare, parts, one), strict=True):
-                connected = await enter(channel.connect(sockets[way]))
+            for name, co in zip(WAYS, (bare, parts, one), strict=True):
+                connected = await enter(channel.connect(sockets[name]))
                 volume = await co.create("bench", SIZE_BYTES)
                 await co.stage(volume)
-                ways.append(_Way(way, co, connected, paths[way], volume))
+                ways.append(_Way(name, co, connected, paths[name], volume))
             times = await timed(ways, _CALLS, ROUNDS)
             polling = await _polling(ways[-1], process.running.pid)
             resident = [_resident_mib(process.running.pid)]
             resident_parts = [sum(_resident_mib(pid) for pid in pids)]
-            for each in ways:
-                await each.co.unstage(each.volume)
-                await each.co.delete(each.volume)
+            for way in ways:
+                await way.co.unstage(way.volume)
+                await way.co.delete(way.volume)
         starts = [await _start(paths[NODE]) for _ in range(STARTS)]
     return Result(
         times.samples(),
@@ -236,7 +236,7 @@ async def _node(paths: NodePaths) -> AsyncIterator[tuple[Kubelet, Process]]:
 
 
 async def _polling(way: _Way, pid: int) -> float:
-    """The share of a core, in per cent, that takes what a kubelet asks about 200 volumes in a minute."""
+    """The share of a core, in per cent, for a kubelet's calls about 200 volumes in a minute."""
     await way.co.publish(way.volume, way.co.target("host"), defer=False)
     before_s = machine.processor_s(pid)
     began_s = time.monotonic()

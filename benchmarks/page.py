@@ -66,16 +66,16 @@ def _table(report: figures.Report) -> list[str]:
 
 
 def _by_way(report: figures.Report, unit: str) -> list[str]:
-    """A row for each thing that was measured, and in a cell its median, 99th percentile and ratio."""
+    """A row for each measured thing, and in a cell its median, 99th percentile and ratio."""
     cells: dict[str, dict[str, str]] = {}
     for row in report.rows:
         way = max(filter(row.label.endswith, report.ways), key=len)
-        what = row.label.removesuffix(way).rstrip(" ,:")
-        cells.setdefault(what, {})[way] = ", ".join(filter(None, _values(report, row, unit)))
+        measured = row.label.removesuffix(way).rstrip(" ,:")
+        cells.setdefault(measured, {})[way] = ", ".join(filter(None, _values(report, row, unit)))
     head = f"median, 99th percentile, ratio; {unit}"
     lines = [f"| {' | '.join((head, *report.ways))} |", "|---" + "|--:" * len(report.ways) + "|"]
-    for what, by_way in cells.items():
-        lines.append(f"| {what} | {' | '.join(by_way.get(way, '') for way in report.ways)} |")
+    for measured, by_way in cells.items():
+        lines.append(f"| {measured} | {' | '.join(by_way.get(way, '') for way in report.ways)} |")
     return lines
 
 

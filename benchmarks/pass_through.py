@@ -1,4 +1,4 @@
-"""What a hop costs: pass-through calls, against the same calls made to the driver directly.
+"""The cost of a hop: pass-through calls, against the same calls made to the driver directly.
 
 The proxy forwards NodeGetCapabilities without parsing it. It parses NodeGetVolumeStats of a volume that is mounted on
 the host, finds that the volume is not deferred, and forwards the call unchanged.
@@ -33,15 +33,15 @@ class Result:
     samples: dict[tuple[str, str], figures.Samples]
 
     def report(self) -> figures.Report:
-        """The figures, and what each hop adds."""
+        """The figures, and the time that each hop adds."""
         return figures.Report(
             name=NAME,
             ways=(DIRECT, ONE_HOP, TWO_HOPS),
             title="Pass-through calls",
             method=f"One call at a time, {ROUNDS} rounds of every call and way, after a warm-up.",
             rows=tuple(
-                figures.Row(f"{rpc} {way}", each, "" if way == DIRECT else f"{rpc} {DIRECT}")
-                for (rpc, way), each in self.samples.items()
+                figures.Row(f"{rpc} {way}", samples, "" if way == DIRECT else f"{rpc} {DIRECT}")
+                for (rpc, way), samples in self.samples.items()
             ),
             goals=tuple(
                 figures.at_most(
@@ -97,14 +97,14 @@ async def _measure(sockets: dict[str, str], calls: Calls) -> Times:
         way: channel.connect(path) for way, path in sockets.items()
     }
     stubs: dict[str, csi_pb2_grpc.NodeAsyncStub] = {
-        way: csi_pb2_grpc.NodeStub(each) for way, each in channels.items()
+        way: csi_pb2_grpc.NodeStub(connected) for way, connected in channels.items()
     }
     try:
         await _rounds(stubs, calls, WARM_UP)
         return await _rounds(stubs, calls, ROUNDS)
     finally:
-        for each in channels.values():
-            await each.close()
+        for connected in channels.values():
+            await connected.close()
 
 
 async def _rounds(

@@ -35,12 +35,16 @@ def draw(reports: Sequence[figures.Report], path: Path) -> None:
 def _panel(axes: Axes, report: figures.Report, unit: figures.Unit) -> None:
     rows = [row for row in report.rows if row.samples.unit == unit]
     for place, row in enumerate(rows):
-        each = row.samples
-        axes.barh(place, each.median, color=_OTHER if row.is_other else _CRUST, height=0.6)
-        axes.plot([each.median, each.p99], [place, place], color=_LINE, linewidth=1)
-        axes.plot([each.p99], [place], color=_LINE, marker="|")
+        samples = row.samples
+        axes.barh(place, samples.median, color=_OTHER if row.is_other else _CRUST, height=0.6)
+        axes.plot([samples.median, samples.p99], [place, place], color=_LINE, linewidth=1)
+        axes.plot([samples.p99], [place], color=_LINE, marker="|")
         axes.annotate(
-            _label(report, row), (each.p99, place), (6, 0), textcoords="offset points", va="center"
+            _label(report, row),
+            (samples.p99, place),
+            (6, 0),
+            textcoords="offset points",
+            va="center",
         )
     axes.set_yticks(range(len(rows)), [row.label for row in rows])
     axes.invert_yaxis()

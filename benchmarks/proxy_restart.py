@@ -31,7 +31,7 @@ Measured = figures.Collector[tuple[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Seconds and MiB by what and number of entries."""
+    """Seconds and MiB by quantity and number of entries."""
 
     samples: dict[tuple[str, int], figures.Samples]
 
@@ -44,8 +44,10 @@ class Result:
             title=f"The proxy killed and started, with {ENTRIES:,} entries",
             method=f"{ROUNDS} times with {ENTRIES:,} entries and {ROUNDS} times with none, in turn.",
             rows=tuple(
-                figures.Row(_label(what, entries), each, "" if entries == 0 else _label(what, 0))
-                for (what, entries), each in self.samples.items()
+                figures.Row(
+                    _label(quantity, entries), samples, "" if entries == 0 else _label(quantity, 0)
+                )
+                for (quantity, entries), samples in self.samples.items()
             ),
             goals=(
                 figures.at_most(
@@ -85,8 +87,8 @@ async def measure() -> Result:
                 for entries, root in roots.items():
                     await _restart(paths, root, entries, session, measured)
     samples = {
-        (what, entries): figures.Samples.of("MiB" if what == RESIDENT else "s", values)
-        for (what, entries), values in measured.values.items()
+        (quantity, entries): figures.Samples.of("MiB" if quantity == RESIDENT else "s", values)
+        for (quantity, entries), values in measured.values.items()
     }
     return Result(samples)
 
@@ -133,5 +135,5 @@ def _fill(root: Path) -> None:
         store.write(records.record(number))
 
 
-def _label(what: str, entries: int) -> str:
-    return f"{what}, {entries:,} entries"
+def _label(quantity: str, entries: int) -> str:
+    return f"{quantity}, {entries:,} entries"

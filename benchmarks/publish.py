@@ -78,7 +78,7 @@ class Result:
 
     def _meaning(self) -> str:
         idle, busy = (
-            each[0][DEFERRED].median / each[0][HOST].median for each in (self.idle, self.busy)
+            calls[0][DEFERRED].median / calls[0][HOST].median for calls in (self.idle, self.busy)
         )
         return (
             "A deferred publish saves the mount of an empty volume, and adds the checks, the guard mount and the "
@@ -139,9 +139,9 @@ async def _busy() -> AsyncIterator[None]:
             await burner.wait()
 
 
-def _rows(what: str, ways: dict[str, figures.Samples]) -> tuple[figures.Row, ...]:
-    base = f"{what} {HOST}"
+def _rows(call: str, ways: dict[str, figures.Samples]) -> tuple[figures.Row, ...]:
+    base = f"{call} {HOST}"
     return tuple(
-        figures.Row(f"{what} {label}", samples, "" if label == HOST else base)
+        figures.Row(f"{call} {label}", samples, "" if label == HOST else base)
         for label, samples in ways.items()
     )

@@ -51,20 +51,20 @@ class Result:
             method=f"{ROUNDS} rounds of each; raw volumes of {SIZE_BYTES >> 30} GiB that are not attached.",
             rows=tuple(
                 figures.Row(
-                    _label(key), each, "" if key[2] == LITTLE else _label((*key[:2], LITTLE))
+                    _label(key), samples, "" if key[2] == LITTLE else _label((*key[:2], LITTLE))
                 )
-                for key, each in sorted(self.samples.items())
+                for key, samples in sorted(self.samples.items())
             ),
             goals=tuple(
                 figures.at_most(
-                    f"{what} on {fs_type}: {_shown(MUCH)} at most {SAME} times {_shown(LITTLE)}",
-                    self.samples[fs_type, what, MUCH].median
-                    / self.samples[fs_type, what, LITTLE].median,
+                    f"{copy} on {fs_type}: {_shown(MUCH)} at most {SAME} times {_shown(LITTLE)}",
+                    self.samples[fs_type, copy, MUCH].median
+                    / self.samples[fs_type, copy, LITTLE].median,
                     SAME,
                     "times",
                 )
                 for fs_type in FILESYSTEMS
-                for what in (SNAPSHOT, CLONE)
+                for copy in (SNAPSHOT, CLONE)
             ),
             meaning=("No block is copied; on ext4 pools the time of a copy grows with its data."),
         )
@@ -176,5 +176,5 @@ def _shown(data_bytes: int) -> str:
 
 
 def _label(key: Key) -> str:
-    fs_type, what, data_bytes = key
-    return f"{fs_type}: {what} of {_shown(data_bytes)}"
+    fs_type, copy, data_bytes = key
+    return f"{fs_type}: {copy} of {_shown(data_bytes)}"

@@ -27,7 +27,7 @@ LIMIT = 0.5
 
 
 class _Caller:
-    """What these calls use of their gRPC context: a caller without a deadline."""
+    """The part of a gRPC context that these calls use: a caller without a deadline."""
 
     method = "/benchmarks/call"
 
@@ -62,21 +62,21 @@ class Result:
             ),
             rows=tuple(
                 figures.Row(
-                    f"{what}: {who}",
-                    each,
-                    "" if who == PROGRAMS else f"{what}: {PROGRAMS}",
-                    is_other=who == PROGRAMS,
+                    f"{step}: {name}",
+                    samples,
+                    "" if name == PROGRAMS else f"{step}: {PROGRAMS}",
+                    is_other=name == PROGRAMS,
                 )
-                for (what, who), each in self.samples.items()
+                for (step, name), samples in self.samples.items()
             ),
             goals=tuple(
                 figures.at_most(
-                    f"{what}: at most half of what the programs take",
-                    self._ratio(what),
+                    f"{step}: at most half of what the programs take",
+                    self._ratio(step),
                     LIMIT,
                     "times",
                 )
-                for what in (UP, DOWN)
+                for step in (UP, DOWN)
             ),
             meaning=(
                 "For a volume that is formatted and clean the driver starts no program: it calls the kernel and "
@@ -85,8 +85,8 @@ class Result:
             ),
         )
 
-    def _ratio(self, what: str) -> float:
-        return self.samples[what, DRIVER].median / self.samples[what, PROGRAMS].median
+    def _ratio(self, step: str) -> float:
+        return self.samples[step, DRIVER].median / self.samples[step, PROGRAMS].median
 
 
 class _Way(Protocol):
@@ -252,7 +252,7 @@ async def measure() -> Result:
             await co.delete(served.volume)
     samples = times.samples()
     # In the order of the page.
-    order = [(what, who) for what in (UP, DOWN) for who in (PROGRAMS, DRIVER, SERVED)]
+    order = [(step, name) for step in (UP, DOWN) for name in (PROGRAMS, DRIVER, SERVED)]
     return Result({key: samples[key] for key in order})
 
 
@@ -260,9 +260,9 @@ async def _rounds(ways: dict[str, _Way], count: int) -> Times:
     times, order = Times(), tuple(ways.items())
     for number in range(count):
         first = number % len(order)
-        for who, way in order[first:] + order[:first]:
-            await times.timed((UP, who), way.up())
-            await times.timed((DOWN, who), way.down())
+        for name, way in order[first:] + order[:first]:
+            await times.timed((UP, name), way.up())
+            await times.timed((DOWN, name), way.down())
     return times
 
 

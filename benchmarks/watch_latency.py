@@ -46,8 +46,8 @@ class Result:
             title="From the rename of an entry to the handler",
             method=f"{ROUNDS} volumes per row, published one at a time by another process, on a tmpfs.",
             rows=tuple(
-                figures.Row(label, each, "" if label == INOTIFY else INOTIFY)
-                for label, each in self.samples.items()
+                figures.Row(label, samples, "" if label == INOTIFY else INOTIFY)
+                for label, samples in self.samples.items()
             ),
             meaning=(
                 "The hint needs a thread beside the event loop; the record needs a scan of every entry."

@@ -1,4 +1,4 @@
-"""What crust adds to the calls of a driver that it wraps: as proxy and shim in processes, and as `crust node`.
+"""The time that crust adds to the calls of a wrapped driver: as proxy and shim in processes, and as `crust node`.
 
 The driver is examples/drivers/cloud.py, which knows nothing of deferral and runs in a process of its own in each of
 three nodes. Rounds and pauses are those of `one_process`. The driver alone cannot defer, so deferred calls are only
@@ -110,7 +110,7 @@ _CALLS: dict[str, Callable[[_Way], Awaitable[object]]] = {
 
 @contextlib.asynccontextmanager
 async def _way(name: str) -> AsyncIterator[_Way]:
-    """The driver, what is around it, and two staged volumes: for the host, and for a guest."""
+    """The driver, the parts around it, and two staged volumes: for the host, and for a guest."""
     async with contextlib.AsyncExitStack() as stack:
         made = stack.enter_context(node.directories())
         paths = replace(made, driver=cloud.NAME)
@@ -126,7 +126,7 @@ async def _way(name: str) -> AsyncIterator[_Way]:
         if name != DRIVER:
             await co.wait_ready(HANDLER)
         connected = await stack.enter_async_context(channel.connect(socket))
-        host, guest = [await co.create(each, SIZE_BYTES) for each in ("host", "guest")]
+        host, guest = [await co.create(kind, SIZE_BYTES) for kind in ("host", "guest")]
         guest.volume_context.update(_DEFERRED)
         await co.stage(host)
         await co.stage(guest)
