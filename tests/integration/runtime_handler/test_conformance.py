@@ -55,8 +55,8 @@ FAULTS = {
     "claim.hand_over()": ("pass", {"R-105"}),
     "pass_fds=claim.fds, ": ("", {"R-106"}),
     "await asyncio.to_thread(claim.release)": ("pass", {"R-104"}),
-    "found.require_whole().target": ("volumes.TargetPath.parse(source)", {"R-211"}),
-    "found.require_whole()": ("found.record", {"R-220"}),
+    "resolved.require_whole().target": ("volumes.TargetPath.parse(source)", {"R-211"}),
+    "resolved.require_whole()": ("resolved.record", {"R-220"}),
 }
 
 
