@@ -90,7 +90,7 @@ def leaves(command, path=()):
         yield from leaves(below, (*path, name))
 
 words, results = json.loads(sys.argv[1]), {}
-for call in (*(each for each in leaves(main) if "cluster" not in each), "shim --controller"):
+for call in (*(leaf for leaf in leaves(main) if "cluster" not in leaf), "shim --controller"):
     signal.alarm(40)  # a command that serves would not end
     ran = CliRunner().invoke(main, [*call.split(), *words.get(call, ())])
     crashed = ran.exception is not None and not isinstance(ran.exception, SystemExit)

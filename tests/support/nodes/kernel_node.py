@@ -39,11 +39,11 @@ _INIT = """\
 #!/bin/busybox sh
 /bin/busybox --install -s /bin
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
-for each in {modules}; do insmod /modules/$each.ko; done
+for module in {modules}; do insmod /modules/$module.ko; done
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=loose,ro root /lower
 mount -t tmpfs upper /upper; mkdir /upper/upper /upper/work
 mount -t overlay -o lowerdir=/lower,upperdir=/upper/upper,workdir=/upper/work root /new
-for each in proc sys dev; do mount --move /$each /new/$each; done
+for name in proc sys dev; do mount --move /$name /new/$name; done
 mount -t tmpfs run /new/run; mount -t tmpfs tmp /new/var/lib/kubelet
 . /parameters
 echo $machine > /new/etc/machine-id

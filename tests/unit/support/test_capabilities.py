@@ -40,7 +40,7 @@ for daemon in prometheus containerd ceph-mon@a.service ssh; do
     "$POLICY" "$daemon" start; echo "$daemon $?" >>"$STATE/asked"
 done
 [ ! -e "$STATE/fails" ] || exit 100
-for each; do echo "$each" >>"$STATE/installed"; done
+for package; do echo "$package" >>"$STATE/installed"; done
 """
 DPKG = 'printf "/usr/share/doc\\n/lib/systemd/system/%s.service\\n/lib/systemd/system/%s@.service\\n" "$2" "$2"'
 PROGRAMS = {
