@@ -149,5 +149,16 @@ def test_partition_and_its_disk_are_one_reservation_whichever_comes_first(first:
         table.reserve(row(wanted, other))
 
 
+def test_row_with_a_new_device_releases_the_old_one() -> None:
+    table = Table()
+    table.reserve(row(RECORD))
+    moved = DeviceSet.alone(volumes.DeviceIdentity(7, 9, 99))
+    table.reserve(row(RECORD, moved))
+    wanted = row(_other_volume(records.a_record("/var/lib/kubelet/two")))
+    table.check_reservation(wanted)
+    with raised("DeviceReserved"):
+        table.check_reservation(replace(wanted, devices=moved))
+
+
 def _other_volume(record: Record) -> Record:
     return record.but(volume_id="vol-2")
