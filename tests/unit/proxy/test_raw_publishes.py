@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from crust.core import deferral_keys, volumes
+from crust.core import deferral_keys, errors, volumes
 from crust.handoff import layout
 from crust.host.block.device_sets import DeviceSet
 from crust.host.process.syscalls import ProcessOutOfResources
@@ -204,6 +205,40 @@ async def test_raw_target_that_cannot_be_seen_is_not_free(places: Places) -> Non
         target = places.target("one")
         await refused(node.co.publish("vol-2", target), Code.UNAVAILABLE, "EMFILE")
         assert node.entry(target) is None
+
+
+class LateNode(FakeDevices):
+    """The first look at a raw target finds nothing, and lasts until the test has used the time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks, self.goes_on = threading.Event(), threading.Event()
+
+    def identify(self, path: str, /) -> volumes.DeviceIdentity:
+        if "raw" in path and not self.looks.is_set():
+            self.looks.set()
+            assert self.goes_on.wait(60)
+            raise errors.NotFound(f"there is no {path}")
+        return super().identify(path)
+
+
+async def test_raw_publish_that_ends_during_the_look_is_undone(places: Places) -> None:
+    """The deferred publish has reserved the device before it looks."""
+    devices = LateNode()
+    async with FakeNode(places, devices=devices) as node, node.handler():
+        share(node, "vol-1", "vol-2")
+        gate = node.driver.gates["NodePublishVolume"] = Gate()
+        raw = asyncio.create_task(publish_raw(node, "raw", "vol-2"))
+        await until(gate.entered)
+        del node.driver.gates["NodePublishVolume"]
+        deferred = asyncio.create_task(node.co.publish("vol-1", places.target("one")))
+        try:
+            assert await asyncio.to_thread(devices.looks.wait, 60)
+            gate.opened.set()
+            await refused(raw, Code.FAILED_PRECONDITION, "DeviceReserved", places.target("one"))
+        finally:
+            devices.goes_on.set()
+        await deferred
 
 
 async def test_raw_publish_of_an_earlier_process_is_known(places: Places) -> None:
