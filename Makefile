@@ -31,7 +31,7 @@ JOBS ?= 2
 
 # For tests that touch the host: each worker has mounts of its own, and runs whole files, whose fixtures are then made
 # once. The loop devices of the machine are shared: a test looks only at those of its own files.
-# a worker that dies ends the run, and its test is named: a new worker in its place would wait for ever
+# A worker that dies ends the run, and its test is named: a new worker in its place would wait for ever.
 SIDE_BY_SIDE = --dist loadfile --no-loadscope-reorder --max-worker-restart=0 --tx "$(JOBS)*popen//python=$(PRIVATE) $(PY)"
 
 .PHONY: help
