@@ -7,7 +7,9 @@ returns: a mkfs that outlives its call would format a device that by then belong
 Standard output goes to a pipe, whose end also says that no child of the program is left, and standard error to a file
 in memory: a second pipe would cost a first stage 3 % of its time.
 
-Not preexec_fn: with it the start is a fork, 20 ms at 300 MiB, where a spawn takes one.
+Not asyncio's subprocess: a thread of it waits for each program and reads its exit, so a later signal could reach
+another group of that number; and it costs a first stage 3 % of its time. Not preexec_fn: with it the start is a fork,
+20 ms at 300 MiB, where a spawn takes one.
 """
 
 import asyncio
@@ -15,6 +17,7 @@ import fcntl
 import os
 import shlex
 import signal
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -72,14 +75,13 @@ async def run_command(
     Its standard input is empty. Standard output beyond the limit is a failure; of the standard error before the limit
     the last 4 KiB are kept. The program has the descriptors `inherits` open as long as it runs, even if crust dies.
     """
-    with _errors_file() as stderr:
-        process = await _started(argv, stderr, inherits)
+    with _errors_file() as stderr, _started(argv, stderr, inherits) as program:
         try:
             async with asyncio.timeout(timeout_s):
-                stdout = await _read_head(process)
-                code = await process.wait()
+                stdout = await _read_head(program)
+                await _readable(program.pidfd)
         except TimeoutError as err:
-            await _end(process)
+            await _end(program)
             raise errors.RuntimeFailed.named(
                 "CommandTimedOut",
                 f"{shlex.join(argv)} failed",
@@ -87,11 +89,9 @@ async def run_command(
                 hint="check whether the disk is slow or hangs",
             ) from err
         except BaseException:
-            await _end(process)
+            await _end(program)
             raise
-        finally:
-            _close_pipe(process)
-        tail = _tail(stderr)
+        code, tail = program.process.wait(), _tail(stderr)
     if len(stdout) > OUTPUT_LIMIT_BYTES:
         raise CommandFailed(argv, code, tail, why=f"it wrote more than {OUTPUT_LIMIT_BYTES} bytes")
     if code not in ok:
@@ -116,35 +116,29 @@ def _tail(fd: int) -> str:
     return os.pread(fd, end - start, start).decode("utf-8", "replace")
 
 
-async def _started(
-    argv: Sequence[str], stderr: int, inherits: Sequence[int]
-) -> asyncio.subprocess.Process:
-    """A started program; the start itself is not cancelled.
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """A program until its exit is read: until then no other process or group gets its number."""
 
-    asyncio would kill the leader alone, and wait until its pipe is closed, which a child may hold open.
-    """
-    start = asyncio.create_subprocess_exec(
-        *argv,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=stderr,
-        env=_ENVIRONMENT,
-        start_new_session=True,
-        pass_fds=tuple(inherits),
-    )
-    starting = asyncio.create_task(start)
+    process: subprocess.Popen[bytes]
+    stdout: int
+    pidfd: int
+
+
+@contextmanager
+def _started(argv: Sequence[str], stderr: int, inherits: Sequence[int]) -> Iterator[_Program]:
+    """A started program, whose descriptors are closed after the block."""
     try:
-        return await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        while not starting.done():
-            with suppress(asyncio.CancelledError):  # the first one is raised below
-                await asyncio.wait([starting])
-        if not starting.cancelled() and starting.exception() is None:
-            try:
-                await _end(starting.result())
-            finally:
-                _close_pipe(starting.result())
-        raise
+        process = subprocess.Popen(
+            argv,
+            bufsize=0,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=_ENVIRONMENT,
+            start_new_session=True,
+            pass_fds=inherits,
+        )
     except FileNotFoundError as err:
         package = _PACKAGES.get(os.path.basename(argv[0]))
         raise errors.RuntimeFailed.named(
@@ -154,40 +148,56 @@ async def _started(
         ) from err
     except OSError as err:
         raise syscalls.translate(err, f"cannot start {argv[0]}") from err
-
-
-async def _read_head(process: asyncio.subprocess.Process) -> bytes:
     assert process.stdout is not None
-    head = bytearray()
-    while chunk := await process.stdout.read(65536):
-        if len(head) > OUTPUT_LIMIT_BYTES:
-            continue  # read to the end: asyncio reports no exit before that
-        head += chunk
-        if len(head) > OUTPUT_LIMIT_BYTES:
+    with process.stdout as stdout:
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except OSError as err:  # no descriptor is free
             _signal(process, signal.SIGKILL)
+            process.wait()
+            raise syscalls.translate(err, f"cannot watch {argv[0]}") from err
+        with syscalls.closing(pidfd):
+            os.set_blocking(stdout.fileno(), False)
+            yield _Program(process, stdout.fileno(), pidfd)
+
+
+async def _readable(fd: int) -> None:
+    """Wait for a pipe's data or end, or, by a pidfd, for the end of a process, which stays a zombie."""
+    loop, seen = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(fd, seen.set)
+    try:
+        await seen.wait()
+    finally:
+        loop.remove_reader(fd)
+
+
+async def _read_head(program: _Program) -> bytes:
+    head = bytearray()
+    while len(head) <= OUTPUT_LIMIT_BYTES:
+        await _readable(program.stdout)
+        chunk = os.read(program.stdout, 65536)
+        if not chunk:
+            return bytes(head)
+        head += chunk
+    _signal(program.process, signal.SIGKILL)
     return bytes(head)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _end(program: _Program) -> None:
     """Terminate and wait for the process group; a second cancellation only skips the grace period."""
-    _signal(process, signal.SIGTERM)
+    _signal(program.process, signal.SIGTERM)
     try:
         async with asyncio.timeout(_GRACE_S):
-            await process.wait()
+            await _readable(program.pidfd)
     except TimeoutError:
         pass  # SIGKILL follows
     finally:
         # Also when the leader has ended: its children are in the group.
-        _signal(process, signal.SIGKILL)
-        await process.wait()
+        _signal(program.process, signal.SIGKILL)
+        await _readable(program.pidfd)
+        program.process.poll()
 
 
-def _close_pipe(process: asyncio.subprocess.Process) -> None:
-    # asyncio closes its end some time later, or never if the loop ends first or a grandchild outside of the group
-    # holds the other end open. It has no public way to close it now.
-    process._transport.close()  # type: ignore[attr-defined]
-
-
-def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)

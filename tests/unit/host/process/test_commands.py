@@ -86,7 +86,15 @@ async def test_run_of_a_program_that_cannot_start_says_why(tmp_path: Path) -> No
         await commands.run_command([str(tmp_path / "data")], timeout_s=LONG_S)
 
 
-@pytest.mark.parametrize("argv", [["sleep", "600"], ["sh", "-c", "sleep 600 & exit 0"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["sleep", "600"],
+        ["sh", "-c", "sleep 600 & exit 0"],
+        ["sh", "-c", "exec >&-; exec sleep 600"],
+    ],
+    ids=["itself", "its child", "without output"],
+)
 async def test_run_past_the_deadline_ends_the_program(argv: list[str]) -> None:
     """The wait is for the output's end too, which a child in the background holds open."""
     with raised("CommandTimedOut", match=r"within 0.2 s"):
@@ -99,9 +107,10 @@ async def test_run_past_the_deadline_ends_the_program(argv: list[str]) -> None:
         "note(os.getpid())",
         # a formatter that outlived its call would format a device that someone else has by then
         "note(subprocess.Popen(['sleep', '600']).pid)",
+        "note(subprocess.Popen(['sleep', '600']).pid); os._exit(0)",
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); note(os.getpid())",
     ],
-    ids=["itself", "its child", "without SIGTERM"],
+    ids=["itself", "its child", "the child that it left", "without SIGTERM"],
 )
 async def test_run_cancelled_returns_only_after_the_program_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
@@ -122,14 +131,13 @@ async def test_run_cancelled_returns_only_after_the_program_ended(
 async def test_run_cancelled_while_program_starts_ends_it_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """asyncio then kills the leader alone, and waits for the pipes, which a child holds open without end."""
     ready = tmp_path / "ready"
     os.mkfifo(ready)
     pids: list[int] = []
     pidfds: list[int] = []
 
     class Cancelled(subprocess.Popen[bytes]):
-        """A program that has a child before asyncio has its pipes; its caller leaves then."""
+        """A program that has a child when its start returns; its caller leaves then."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
@@ -148,22 +156,24 @@ async def test_run_cancelled_while_program_starts_ends_it_with_its_children(
     assert await asyncio.to_thread(ends, pidfds[0])
 
 
+async def test_program_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When no descriptor is free."""
+    open_pidfd, pidfds = os.pidfd_open, list[int]()
+
+    def refuse(pid: int) -> int:
+        pidfds.append(open_pidfd(pid))
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with pytest.raises(errors.Exhausted, match="cannot watch sleep"):
+        await commands.run_command(["sleep", "600"], timeout_s=LONG_S)
+    assert ends(pidfds[0], 0)
+
+
 async def test_endless_output_fails_with_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The output exceeds asyncio's buffer: asyncio reports the exit only once all of it was read."""
-    start = commands._started
-
-    async def start_and_fill(*args: Any, **options: Any) -> asyncio.subprocess.Process:
-        process = await start(*args, **options)
-        while not process.stdout._paused:  # type: ignore[union-attr]  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        return process
-
-    monkeypatch.setattr(commands, "_started", start_and_fill)
-    argv = ["sh", "-c", "exec 2>&-; exec yes"]
     monkeypatch.setattr(commands, "OUTPUT_LIMIT_BYTES", 1000)
     with pytest.raises(commands.CommandFailed, match="more than 1000 bytes"):
-        await commands.run_command(argv, timeout_s=LONG_S)
-    monkeypatch.setattr(commands, "_started", start)
+        await commands.run_command(["sh", "-c", "exec 2>&-; exec yes"], timeout_s=LONG_S)
     with pytest.raises(commands.CommandFailed, match="exited with 3"):
         await commands.run_command(["sh", "-c", "yes >&2; exit 3"], timeout_s=LONG_S)
 
