@@ -1,5 +1,6 @@
 """Real files, loop devices and mountpoints, removed after each test."""
 
+import os
 import struct
 import subprocess
 from collections.abc import Callable, Iterator
@@ -41,11 +42,15 @@ def partition_table(*, sectors: int) -> bytes:
     return bytes(446) + entry + bytes(48) + b"\x55\xaa"
 
 
+_IMAGE = f"volume-{os.getpid()}.img"
+"""`loop.find` opens the devices of all files of one name: of another worker's, too, if they had this name."""
+
+
 @pytest.fixture
 def sparse_file(tmp_path: Path) -> MakeFile:
     """Make a sparse file of a size in bytes, and give its path."""
 
-    def make(size_bytes: int = 64 * MIB, name: str = "volume.img") -> str:
+    def make(size_bytes: int = 64 * MIB, name: str = _IMAGE) -> str:
         path = tmp_path / name
         with path.open("wb") as file:
             file.truncate(size_bytes)
@@ -59,7 +64,7 @@ def attach(sparse_file: MakeFile) -> Iterator[Attach]:
     """Attach a new sparse file to a loop device; detached after the test, whatever became of it."""
     files: list[str] = []
 
-    def make(size_bytes: int = 64 * MIB, name: str = "volume.img") -> loop.LoopDevice:
+    def make(size_bytes: int = 64 * MIB, name: str = _IMAGE) -> loop.LoopDevice:
         files.append(sparse_file(size_bytes, name))
         return loop.attach(files[-1])
 

@@ -46,7 +46,7 @@ def test_exclusive_open_blocks_all_but_readers(attach: Attach, tmp_path: Path) -
         for act in acts:
             with pytest.raises(holders.DeviceInUse) as caught:
                 act()
-            assert os.getpid() in [holder.pid for holder in caught.value.holders]
+            assert [holder.pid for holder in caught.value.holders] == [os.getpid()]
         os.close(os.open(device.path, os.O_RDWR))
     finally:
         os.close(hold)

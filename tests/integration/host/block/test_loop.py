@@ -169,7 +169,7 @@ def test_detach_of_open_device_is_refused_and_keeps_it_attached(
     try:
         with pytest.raises(holders.DeviceInUse) as caught:
             loop.detach(device)
-        assert os.getpid() in [holder.pid for holder in caught.value.holders]
+        assert [holder.pid for holder in caught.value.holders] == [os.getpid()]
     finally:
         os.close(holder)
     assert loop.find(device.backing) == (device,)
