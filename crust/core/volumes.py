@@ -9,6 +9,7 @@ messages into these types, and all other packages use only these. A value that e
 import enum
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NewType, Self
@@ -43,6 +44,14 @@ class InvalidPath(errors.InvalidRequest):
 def is_number(text: str) -> bool:
     """Whether a text of a request is a decimal number of 64 bits at most. Python refuses to parse 4,300 digits."""
     return len(text) <= 20 and text.isascii() and text.isdecimal()
+
+
+_PRIVATE = re.compile(r"/volumeDevices/(staging|publish)/crust-[0-9a-f]{40}(/|$)")
+
+
+def is_private(path: str) -> bool:
+    """Whether a path belongs to a shim, whose driver stages and publishes the device of a deferred volume there."""
+    return _PRIVATE.search(path) is not None
 
 
 @dataclass(frozen=True, slots=True, order=True)

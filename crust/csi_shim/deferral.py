@@ -6,6 +6,8 @@ and D-11). Statistics come from the kernel that has the volume mounted, through 
 expansion goes to the driver first and then there.
 """
 
+import os
+
 from crust.core import volumes
 from crust.rpc import status
 from crust.rpc.call import Call
@@ -19,6 +21,9 @@ from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
 
 STATS_TIMEOUT_S = 10.0
 """A kubelet asks once a minute and waits two minutes: calls to a hung guest must not accumulate."""
+
+UNUSED_TIMEOUT_S = 30.0
+"""For a look at the open files of all processes, and two seconds for writes in flight."""
 
 EXPAND_TIMEOUT_S = 100.0
 """Below the kubelet's two minutes, so that it gets this error and not its own deadline."""
@@ -57,6 +62,19 @@ class RuntimeClient:
         except PeerStatus as err:
             raise status.to_error(err) from err
         return answer.capacity_bytes
+
+    async def check_unused(self, number: int) -> None:
+        """Return if no process writes to the device of this number (`st_rdev`), or the kernel has none.
+
+        Raises the proxy's `DeviceInUse`, `WritesInFlight`, `NotSeen`. A proxy that is away has not seen it.
+        """
+        request = runtime_pb2.RuntimeCheckDeviceUnusedRequest(
+            major=os.major(number), minor=os.minor(number)
+        )
+        try:
+            await self._stub.RuntimeCheckDeviceUnused(request, timeout=UNUSED_TIMEOUT_S)
+        except PeerStatus as err:
+            raise status.to_error(err) from err
 
 
 class Deferral:

@@ -15,7 +15,6 @@ from typing import ClassVar
 
 from crust.core import errors, volumes
 from crust.handoff.record import Record
-from crust.host.process import syscalls
 
 _LIMIT_BYTES = 4 * 1024 * 1024
 
@@ -107,25 +106,6 @@ def not_attached(record: Record, sandbox_id: str, why: str) -> errors.CrustError
         why=why,
         hint="delete the pod; its process was not started",
     )
-
-
-def has_open(pid: int, record: Record) -> bool:
-    """Whether the process has the record's device open now."""
-    identity = record.identity
-    device = os.makedev(identity.major, identity.minor)
-    directory = f"/proc/{pid}/fd"
-    try:
-        names = os.listdir(directory)
-    except OSError:
-        return False
-    return any(_device_at(f"{directory}/{name}") == device for name in names)
-
-
-def _device_at(path: str) -> int | None:
-    try:
-        return syscalls.block_device_at(path)
-    except OSError:  # closed meanwhile
-        return None
 
 
 def check_machine(sandbox_id: str, pid: int, engine_pid: int) -> None:

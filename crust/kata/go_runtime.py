@@ -16,6 +16,7 @@ from google.protobuf import json_format
 
 from crust.core import errors, volumes
 from crust.handoff.record import Record
+from crust.host.block import openers
 from crust.host.process import workers
 from crust.kata import evidence, shim_socket
 from crust.kata.evidence import Kind, Use, VmUnknown
@@ -59,7 +60,7 @@ class GoRuntime(evidence.Runtime):
         path = f"{sandbox_id}/{container_id}/persist.json"
         attached = self._read(path, sandbox_id, _attached)
         is_known = (os.path.realpath(record.device), destination) in attached
-        if is_known and evidence.has_open(pid, record):
+        if is_known and openers.has_open(pid, record.identity):
             return
         missing = "has not opened" if is_known else "was not given"
         why = f"process {pid} {missing} {record.device} for {destination}: Kata shares a directory then"

@@ -22,7 +22,8 @@ from crust.handoff import claims
 from crust.handoff.entry import Entry
 from crust.handoff.record import Record
 from crust.handoff.store import Store
-from crust.kata import entry, evidence
+from crust.host.block import openers
+from crust.kata import entry
 from crust.runtime_handler import Claim, State, adopt_volume, claim_volume, keepers, kept_vm
 
 Undo = Callable[[], None]
@@ -147,7 +148,7 @@ class Grants:
         if record is None or not self._is_ours(record):
             return None
         is_named = volume.claim is not None and volume.claim.sandbox_id == sandbox.id
-        is_open = not record.readonly and evidence.has_open(sandbox.pid, record)
+        is_open = not record.readonly and openers.has_open(sandbox.pid, record.identity)
         return record if is_named or is_open else None
 
     def _is_orphaned(self, sandbox: Sandbox, record: Record) -> bool:

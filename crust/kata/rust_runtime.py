@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from crust.core import errors, volumes
 from crust.handoff.record import Record
-from crust.host.block import devices
+from crust.host.block import devices, openers
 from crust.kata import evidence, mux, shim_socket, ttrpc
 from crust.kata.evidence import Kind, Use, VmUnknown
 from crust.rpc.serving import sockets
@@ -61,7 +61,7 @@ class RustRuntime(evidence.Runtime):
                 why=f"{record.device} accepts writes, and Kata's runtime-rs attaches it writable",
                 hint="use a driver that makes a read-only device, or Kata's Go runtime",
             )
-        if mounts or evidence.has_open(pid, record):
+        if mounts or openers.has_open(pid, record.identity):
             raise errors.NotReady.named(
                 "VolumeInUseInSandbox",
                 f"the volume at {record.target} cannot be given to one more container of its pod",
@@ -75,7 +75,7 @@ class RustRuntime(evidence.Runtime):
         self, sandbox_id: str, pid: int, container_id: str, destination: str, record: Record
     ) -> None:
         """See `evidence.Runtime`. The machine did not have the device when the container was created."""
-        if not evidence.has_open(pid, record):
+        if not openers.has_open(pid, record.identity):
             why = f"process {pid} has not opened {record.device} for the mount {destination}"
             raise evidence.not_attached(record, sandbox_id, why)
         if not self._mount_directories(sandbox_id, destination):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from crust.core import deferral_keys, errors, volumes
 from crust.handoff.record import Record
-from crust.host.block import devices, in_use, signatures
+from crust.host.block import devices, signatures, users
 from crust.host.files.locks import ToolLocks
 from crust.host.filesystems import format_decision, mkfs, superblocks
 from crust.host.filesystems.format_decision import Action
@@ -71,7 +71,7 @@ class Filesystems:
             if action is not Action.MAKE:
                 await workers.run(devices.sync, source.path)  # an mkfs that ended alone did not
                 return
-            await workers.run(in_use.check_unopened, source)
+            await workers.run(users.check, source, users.Purpose.FORMAT)
             await mkfs.make(
                 source.path,
                 mount.fs_type,

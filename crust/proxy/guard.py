@@ -7,31 +7,23 @@ runtime that does not find the handoff entry gets ENOSPC and cannot write to the
 """
 
 import logging
-import math
 import os
-import threading
-import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from crust.core import errors, volumes
 from crust.handoff.record import Record
-from crust.host.block import devices, holders, in_use
+from crust.host import answers
+from crust.host.block import devices, openers, users
 from crust.host.block.device_sets import DeviceSet
 from crust.host.block.devices import NotABlockDevice
-from crust.host.block.holders import Openers
+from crust.host.block.openers import Openers
+from crust.host.block.users import Purpose
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
 from crust.proxy.target import Guard, Seen, Stack, Target
 
 _log = logging.getLogger(__name__)
-
-WRITERS_KNOWN_S = 1.0
-"""How long one look at the open files of all processes serves every publish.
-
-A look takes 3 ms for 500 open files, half of a publish, and 100 ms on a node of 2,000 processes. A hypervisor whose
-runtime has lost it is older than a second.
-"""
 
 
 class Devices(Protocol):
@@ -39,6 +31,9 @@ class Devices(Protocol):
 
     def identify(self, path: str, /) -> volumes.DeviceIdentity:
         """The device's identity; raises `errors.NotFound`, `devices.NotABlockDevice`."""
+
+    def of_number(self, number: int, /) -> volumes.BlockSource | None:
+        """The device of a number; None if it has gone. Raises `NotSeen`."""
 
     def size_bytes(self, path: str, /) -> int:
         """The device's size now; raises as `identify` does."""
@@ -114,9 +109,6 @@ class Targets:
     def __init__(self, roots: Sequence[str]) -> None:
         self._roots = tuple(roots)
         self._changes = mountinfo.Changes()
-        self._looking = threading.Lock()
-        self._writers: Openers = {}
-        self._looked_s = -math.inf
 
     def check_allowed(self, target: volumes.TargetPath) -> None:
         """Raise `target_paths.PathOutsideRoots` unless the target lies below an allowed root. No I/O."""
@@ -205,35 +197,39 @@ class Targets:
         target_paths.remove(target, self._roots)
 
     def check_unused(
-        self,
-        source: volumes.BlockSource,
-        *,
-        readonly: bool,
-        claims: Collection[str],
-        writers: Openers | None,
+        self, source: volumes.BlockSource, *, readonly: bool, opened: Openers | None
     ) -> None:
-        """As `in_use.check_usable` and `in_use.check_unwritten`; without `writers`, the former without its probe."""
-        in_use.check_usable(source, readonly=readonly, claims=claims, probe=writers is not None)
-        if writers is not None:
-            in_use.check_unwritten(source, claims=claims, opened=writers)
+        """Raise unless a guest may have the device: as `users.check`, with this look at all processes."""
+        purpose = Purpose.GUEST_READS if readonly else Purpose.GUEST_WRITES
+        users.check(source, purpose, opened=opened)
 
-    def writers(self) -> Openers:
-        """As `holders.openers`, at most `WRITERS_KNOWN_S` ago."""
-        with self._looking:
-            now_s = time.monotonic()
-            if now_s - self._looked_s > WRITERS_KNOWN_S:
-                self._writers, self._looked_s = holders.openers(), now_s
-            return self._writers
+    def check_mounts(self, source: volumes.BlockSource, *, readonly: bool) -> None:
+        """As `users.check_mounts_here`, for a device that the target's own sandbox may have."""
+        users.check_mounts_here(source, readonly=readonly)
+
+    def check_given_back(self, source: volumes.BlockSource) -> None:
+        """Raise unless the driver may have the device back: as `users.check`."""
+        users.check(source, Purpose.GIVE_BACK)
+
+    def openers(self) -> Openers:
+        """As `openers.openers`."""
+        return openers.openers()
 
     def mounted_device(self, path: str) -> str | None:
-        """The node of the device whose filesystem is mounted at a path; None without a mount or without a node."""
+        """The node of the device whose filesystem is mounted at a path; None without a mount, or for a filesystem
+        that has no device. Raises `NotSeen` for a device that is not known.
+        """
         mount = mountinfo.at(path)
-        if mount is None or not mount.major:
+        if mount is None or not (mount.major or mount.fs_type == "btrfs"):
             return None
         try:
             return devices.node_of(os.makedev(mount.major, mount.minor))
-        except (errors.NotFound, devices.DeviceNodeMissing):
-            return None
+        except (errors.NotFound, devices.DeviceNodeMissing) as error:
+            raise answers.NotSeen(
+                f"cannot see the device of the {mount.fs_type} at {path}",
+                why=f"{error.what}: {error.why}",
+                hint="check that this process sees the host's /dev",
+            ) from error
 
     def _guard_on(self, target: volumes.TargetPath) -> bool:
         """Whether the guard is on top; raises TargetMounted for another mount."""

@@ -7,8 +7,6 @@ bind mount of a device's node does not hold the device, so a raw publish is a ro
 
 import glob
 import logging
-import os
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -26,9 +24,6 @@ from crust.wire.csi.v1 import csi_pb2
 
 _KUBELETS_RAW = "plugins/kubernetes.io/csi/volumeDevices/publish"
 """Below a kubelet's root: `<name of the PV>/<UID of the pod>`."""
-
-_SHIMS = re.compile(r"crust-[0-9a-f]{40}")
-"""A shim lets its driver publish a deferred volume there, as a raw device: that is the deferred publish itself."""
 
 _READER_MODES = frozenset(mode.value for mode in volumes.AccessMode if mode.reader_only)
 
@@ -131,4 +126,4 @@ def raw_targets(roots: Iterable[str]) -> list[str]:
     """The targets of the raw publishes of an earlier process, below the roots of kubelets. Blocks."""
     patterns = (f"{glob.escape(root)}/{_KUBELETS_RAW}/*/*" for root in roots)
     paths = (path for pattern in patterns for path in glob.glob(pattern))
-    return [path for path in paths if not _SHIMS.fullmatch(os.path.basename(os.path.dirname(path)))]
+    return [path for path in paths if not volumes.is_private(path)]

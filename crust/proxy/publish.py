@@ -18,7 +18,7 @@ from crust.handoff.entry import Entry
 from crust.handoff.record import Record
 from crust.handoff.store import EntryDiffers
 from crust.host.block.device_sets import DeviceSet
-from crust.host.block.holders import Openers
+from crust.host.block.openers import Openers
 from crust.host.process import workers
 from crust.proxy.guard import check_not_raw, verify
 from crust.proxy.handlers import (
@@ -74,8 +74,8 @@ class _Run:
     """The row of a raw publish at the target: the target's row again, if this publish leaves nothing."""
     began: Seen = NOT_LOOKED
     asked: Asked = Asked.NOT_CALLED
-    writers: Openers | None = None
-    """The processes of this host that write to devices; not looked for if the entry existed before."""
+    opened: Openers | None = None
+    """The processes that have devices open, by a look beside the driver's call; not made if there was an entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +212,10 @@ class Publish:
     async def _call_driver(
         self, run: _Run, request: csi_pb2.NodePublishVolumeRequest
     ) -> csi_pb2.NodePublishVolumeResponse:
-        """Call the driver; meanwhile a thread looks for processes that write to devices.
+        """Call the driver; meanwhile a thread looks for processes that have devices open.
 
-        If the entry existed, no thread looks: its sandbox may have the device.
+        If the entry existed, no thread looks: its sandbox may have the device, and the driver mostly answers the same
+        device again.
         """
         request.defer_fs_ops = True
         mount = request.volume_capability.mount
@@ -227,17 +228,17 @@ class Publish:
             publish(request, metadata=run.metadata, timeout=CHANGE_TIMEOUT_S)
         ]
         if run.began.entry is None:
-            calls.append(workers.run(self.entries.targets.writers))
+            calls.append(workers.run(self.entries.targets.openers))
         answer, *results = await asyncio.gather(*calls, return_exceptions=True)
         if isinstance(answer, PeerStatus) and status.is_final(answer):
             run.asked = Asked.REFUSED
         if isinstance(answer, BaseException):
             raise answer
         run.asked = Asked.ANSWERED
-        for writers in results:
-            if isinstance(writers, BaseException):
-                raise writers
-            run.writers = writers
+        for opened in results:
+            if isinstance(opened, BaseException):
+                raise opened
+            run.opened = opened
         response: csi_pb2.NodePublishVolumeResponse = answer
         return response
 
@@ -277,7 +278,7 @@ class Publish:
         await self.entries.filesystems.make_if_blank(
             record.key, record.block, record.mount, guest_format
         )
-        run.writers = await workers.run(self.entries.targets.writers)  # mkfs may have taken long
+        run.opened = None  # mkfs may have taken long
 
     def _place(
         self,
@@ -304,16 +305,18 @@ class Publish:
         self.entries.table.reserve(replace(reserved, secrets=secrets or None, busy=True))
         if isinstance(record.mount.source, volumes.NetworkImage):
             return devices
-        claims = []
+        present = run.began.entry.record if run.began.entry is not None else None
+        if present is not None and present.same_source(record):
+            self.entries.targets.check_mounts(record.block, readonly=readonly)
+            return devices
+        if (
+            present is not None and present.image is None
+        ):  # the sandbox of the entry may have that device
+            self.entries.targets.check_given_back(present.block)
         for row in self.entries.table.rows():
-            if row.raw and run.writers is not None:
+            if row.raw:
                 check_not_raw(self.entries.devices, row, record, devices)
-            is_shared = row.name == reserved.name or (row.readonly and readonly)
-            if row.entry is not None and is_shared and row.shares_with(reserved):
-                claims.append(self.entries.store.layout.entry(row.name).claim_lock)
-        self.entries.targets.check_unused(
-            record.mount.source, readonly=readonly, claims=claims, writers=run.writers
-        )
+        self.entries.targets.check_unused(record.block, readonly=readonly, opened=run.opened)
         return devices
 
     async def _failed(self, run: _Run, error: Exception) -> errors.CrustError:

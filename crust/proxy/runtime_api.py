@@ -18,6 +18,7 @@ from a guest, so they are checked. A call stores its result in the record alone.
 
 import contextlib
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -120,6 +121,14 @@ class RuntimeApi:
         self._emit("frozen", record, f"for {thaw_after_s} s at most")
         return runtime_pb2.RuntimeFreezeVolumeResponse(frozen=True)
 
+    async def RuntimeCheckDeviceUnused(
+        self, request: runtime_pb2.RuntimeCheckDeviceUnusedRequest, call: Call
+    ) -> runtime_pb2.RuntimeCheckDeviceUnusedResponse:
+        """Whether a driver may have its device back, asked where the host's processes can be seen."""
+        number = os.makedev(request.major, request.minor)
+        await workers.run(self._check_unused, number)
+        return runtime_pb2.RuntimeCheckDeviceUnusedResponse()
+
     async def RuntimeThawVolume(
         self, request: runtime_pb2.RuntimeThawVolumeRequest, call: Call
     ) -> runtime_pb2.RuntimeThawVolumeResponse:
@@ -177,6 +186,11 @@ class RuntimeApi:
             message = csi.shortened(condition.message)
             health.health_statuses.add(status=csi_pb2.DEGRADED, reason=REASON, message=message)
         return by_driver
+
+    def _check_unused(self, number: int) -> None:
+        source = self.entries.devices.of_number(number)
+        if source is not None:
+            self.entries.targets.check_given_back(source)
 
     def _expect(self, text: str) -> Record:
         target = volumes.TargetPath.parse(text, role="volume_target_path")

@@ -14,8 +14,9 @@ writes claim.json. Functions block.
 The device's descriptor is an exclusive hold: opened with O_EXCL it makes a mount or mkfs on the host fail, while the
 hypervisor's plain open works. So only a runtime whose guest mounts the volume can use a claim: mount(2) on the host
 is EBUSY for the claimant too. Sandboxes may share read-only volumes, and a second O_EXCL open would fail, so a claim
-checks such a device once, as a publish does (crust/host/block/in_use.py), and opens it without O_EXCL; the proxy's
-device reservation does the rest.
+checks such a device once, as a publish does (crust/host/block/users.py), and opens it without O_EXCL; the proxy's
+device reservation does the rest. A claim needs to see the open files of all processes (CAP_SYS_PTRACE, the host's PID
+namespace): a virtual machine that lost its runtime has the device open plainly.
 """
 
 import contextlib
@@ -27,7 +28,8 @@ from typing import Self
 from crust.core import credentials, errors, logs, traces, volumes
 from crust.handoff import claims, layout
 from crust.handoff.record import Record
-from crust.host.block import devices, in_use
+from crust.host.block import devices, users
+from crust.host.block.users import Purpose
 from crust.host.process import workers
 
 
@@ -116,7 +118,7 @@ class Claim:
         if self._lock is None:
             raise ClaimLost(self.record.target, self.sandbox_id, "the lock is handed over")
         if self._device_fd < 0:
-            self._device_fd = hold_device(self.record)
+            self._device_fd = hold_device(self.record, its_vm=self._pid)
 
     def hand_over(self) -> None:
         """Close this process's copies of the descriptors. The hypervisor has its own; the claim ends when it ends.
@@ -173,22 +175,28 @@ class Claim:
         self.release(error=_reason(error))
 
 
-def hold_device(record: Record) -> int:
+def hold_device(record: Record, *, its_vm: int = 0) -> int:
     """The descriptor that holds the device; -1 for an image, which has no device on this host.
 
-    The claim in the cluster excludes other hosts that would write to the image (specs/handoff.md).
+    `its_vm` is the sandbox's virtual machine, if it may have the device already. The claim in the cluster excludes
+    other hosts that would write to the image (specs/handoff.md).
     """
-    return -1 if record.image is not None else _opened(record)
+    return -1 if record.image is not None else _opened(record, its_vm)
 
 
-def _opened(record: Record) -> int:
-    """Open the record's device, then check its identity: an open device does not change any more."""
+def _opened(record: Record, its_vm: int) -> int:
+    """Open the record's device, then check its identity, which does not change while it is open, and its users.
+
+    Another virtual machine that has the device open plainly leaves it free by O_EXCL.
+    """
     is_reader = record.readonly
     fd = (devices.open_shared if is_reader else devices.open_exclusive)(record.device)
     try:
         _check_identity(record, fd)
         if is_reader:  # checks exclusivity once, and does not keep it: readers share the device
-            in_use.check_usable(record.block, readonly=True)
+            users.check(record.block, Purpose.GUEST_READS, but=(its_vm,))
+        else:
+            users.check(record.block, Purpose.GUEST_WRITES, but=(its_vm,), is_mine=True)
     except BaseException:
         os.close(fd)
         raise

@@ -42,7 +42,8 @@ def claim_volume(
     `pid` is the hypervisor's process, if it runs already. `features` are the features of the runtime's
     RegisterRequest: a volume that needs another feature is refused. Raises
     `UnsupportedByHandler`, `claims.NotPublished`, `claims.HeldBySandbox`, `WrongHandler`, `DeviceChanged`,
-    `holders.DeviceInUse`, `DeviceMountedOnHost`, and the record's own error if it cannot be read.
+    `answers.NotSeen`, `holders.DeviceInUse`, `DeviceMountedOnHost`, `users.WritesInFlight`, and the record's own
+    error if it cannot be read.
     """
     paths = layout.Layout(root).entry(target)
     with contextlib.ExitStack() as undo:
@@ -88,7 +89,7 @@ def reclaim_volume(
             record,
             sandbox_id,
             lock=lock,
-            device_fd=_held_device(record, undo),
+            device_fd=_held_device(record, undo, its_vm=pid),
             claimed_at=previous.claimed_at,
             pid=pid,
         )
@@ -138,8 +139,8 @@ def check_offered(record: Record, offered: Collection[volumes.HandlerFeature]) -
             raise unsupported(record.handler, reason, feature)
 
 
-def _held_device(record: Record, undo: contextlib.ExitStack) -> int:
-    device_fd = hold_device(record)
+def _held_device(record: Record, undo: contextlib.ExitStack, *, its_vm: int = 0) -> int:
+    device_fd = hold_device(record, its_vm=its_vm)
     if device_fd >= 0:
         undo.callback(os.close, device_fd)
     return device_fd

@@ -144,7 +144,7 @@ class NodeExpand:
         if mount is not None and device_mounts.is_node(mount, attachment.host_device):
             return None
         if mount is not None and device_mounts.is_filesystem(mount, attachment.host_device):
-            place = "" if mount.readonly else request.path.text
+            place = request.path.text if mount.writes_here else ""
             return mount.fs_type, place or _writable_mountpoint(attachment.host_device)
         if file.stage is None or request.path.text not in file.stage.paths:
             raise NotPublishedAtPath(request.volume_id, request.path.text)
@@ -186,6 +186,6 @@ def _check_size(request: Expand, size_bytes: int) -> None:
 
 def _writable_mountpoint(source: volumes.BlockSource) -> str:
     return next(
-        (mount.target for mount in device_mounts.filesystem_mounts(source) if not mount.readonly),
+        (mount.target for mount in device_mounts.filesystem_mounts(source) if mount.writes_here),
         "",
     )

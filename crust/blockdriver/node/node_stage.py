@@ -33,7 +33,8 @@ from crust.blockdriver.records.models import ContentRecord, VolumeRecord
 from crust.blockdriver.records.node_state import Staged
 from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, volumes
-from crust.host.block import devices, in_use, signatures
+from crust.host.block import devices, signatures, users
+from crust.host.block.users import Purpose
 from crust.host.files.locks import ToolLocks
 from crust.host.filesystems import format_decision, fsck, mkfs, superblocks
 from crust.host.filesystems.format_decision import Action
@@ -81,6 +82,7 @@ class FilesystemPreparation:
                 format_decision.check_readable(content.volume_id, action)
             if action is None or readonly:
                 return None
+            _check_users(due, action)
             if action in (Action.MAKE, Action.CLEAR_AND_MAKE):
                 content = self._intend(due)
             if action is Action.MAKE:
@@ -113,8 +115,6 @@ class FilesystemPreparation:
         """Record the intended filesystem. The driver gave the device to no user since it judged it."""
         device, size_bytes = due.attachment.host_device, due.attachment.size_bytes
         mkfs.check_size(device.path, due.fs_type, size_bytes)
-        if not due.attachment.is_new:
-            in_use.check_unwritten(device)
         intended = due.content.but(
             state="formatting",
             fs_type=due.fs_type,
@@ -149,7 +149,7 @@ class FilesystemPreparation:
         if content.state == "formatting":
             # This write refuses a stale record, before its word leads to a clear.
             content = self.stores.content_records.save(content)
-            _clear_interrupted(content, attachment.host_device.path)
+            _clear_interrupted(content, attachment.host_device)
         self.stores.content_records.save(content.but(state="raw", fs_type="", planned_uuid=""))
 
     async def prepare(self, due: Preparation) -> None:
@@ -184,14 +184,27 @@ class FilesystemPreparation:
         due.note_done()
 
 
-def _clear_interrupted(content: ContentRecord, device: str) -> None:
+def _check_users(due: Preparation, action: Action) -> None:
+    """Raise as `users.check` if a process has the device, which this driver holds: a plain open passes beside that.
+
+    The driver gave a new device to no user.
+    """
+    if not due.attachment.is_new:
+        makes = action in (Action.MAKE, Action.CLEAR_AND_MAKE)
+        purpose = Purpose.FORMAT if makes else Purpose.HOST
+        users.check(due.attachment.host_device, purpose, is_mine=True)
+
+
+def _clear_interrupted(content: ContentRecord, device: volumes.BlockSource) -> None:
     """Zero the rest of an interrupted mkfs, but never a complete filesystem, which may have been used."""
-    signature = signatures.probe(device)
     action = format_decision.judge_interrupted(
-        content, signature, superblock_of=lambda fs_type: superblocks.read(device, fs_type)
+        content,
+        signatures.probe(device.path),
+        superblock_of=lambda fs_type: superblocks.read(device.path, fs_type),
     )
     if action is Action.CLEAR_AND_MAKE:
-        devices.zero_device(device)
+        users.check(device, Purpose.FORMAT)
+        devices.zero_device(device.path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.records.node_state import Staged
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
-from crust.host.block import devices
+from crust.host.block import users
 from crust.host.files import target_paths
 from crust.host.mounts import device_mounts, mount_api, mountinfo
 from crust.host.process import workers
@@ -203,8 +203,7 @@ class NodeUnstage:
 
 def _check_unused(volume_id: volumes.VolumeId, device: volumes.BlockSource, *, raw: bool) -> None:
     """Raise `StillPublished` while the device is mounted, or bound if it may be `raw`."""
-    is_free = devices.is_free(device.path, device.identity)
-    mounts = () if is_free else device_mounts.filesystem_mounts(device)
+    mounts = device_mounts.filesystem_mounts(device) if users.is_held(device) else ()
     if raw and not mounts:
         mounts = device_mounts.node_mounts(device)
     if mounts:

@@ -46,7 +46,7 @@ from crust.blockdriver.records.stores import Stores
 from crust.blockdriver.snapshots import host_freeze
 from crust.blockdriver.snapshots.host_freeze import HostFreezes, Intent, Intents, OnHost
 from crust.core import errors, volumes
-from crust.host.block import devices, holders
+from crust.host.block import devices, holders, users
 from crust.host.mounts import device_mounts
 from crust.host.process import workers
 
@@ -113,28 +113,26 @@ def _plan_of(stores: Stores, volume_id: volumes.VolumeId) -> QuiescePlan:
     if deferred is not None:
         target = volumes.TargetPath(deferred.target)
         return QuiescePlan(members=(InGuest(volume_id, target, device.path if device else ""),))
-    raw = next((writer for writer in writers if writer.kind == "block"), None)
-    if raw is not None and not stores.provisioning.copies_at_once():
+    # a publish that the node state has lost is still a bind of the device
+    raw = {writer.target for writer in writers if writer.kind == "block"}
+    binds = device_mounts.node_mounts(device) if device else ()
+    raw |= {bind.target for bind in binds if bind.writes_here}
+    if raw and not stores.provisioning.copies_at_once():
         raise errors.NotReady.named(
             "RawDeviceInUse",
             f"{volume_id} cannot be copied now",
             why=(
-                f"it is published as a raw device at {raw.target}, and a copy that takes time "
+                f"it is published as a raw device at {min(raw)}, and a copy that takes time "
                 "would be inconsistent"
             ),
             hint=(
                 "unpublish it first, or keep the pool on xfs or btrfs, where a copy takes no time"
             ),
         )
-    if raw is not None:
+    if raw:
         return QuiescePlan(raw=(volume_id,))
     mounted = _mounted(volume_id, device) if device else None
-    if (
-        device is not None
-        and mounted is None
-        and not live
-        and holders.is_exclusively_held(device.path)
-    ):
+    if device is not None and mounted is None and not live and users.is_held(device):
         raise errors.NotReady.named(
             "BusyAfterLazyUnmount",
             f"{volume_id} cannot be copied now",
@@ -145,11 +143,7 @@ def _plan_of(stores: Stores, volume_id: volumes.VolumeId) -> QuiescePlan:
 
 
 def _mounted(volume_id: volumes.VolumeId, source: volumes.BlockSource) -> OnHost | None:
-    mounts = [
-        mount
-        for mount in device_mounts.filesystem_mounts(source)
-        if "ro" not in mount.super_options
-    ]
+    mounts = [mount for mount in device_mounts.filesystem_mounts(source) if mount.filesystem_writes]
     if not mounts:
         return None
     for mount in mounts:
@@ -334,6 +328,8 @@ def _hold_device(member: InGuest, holds: ExitStack) -> None:
         return
     try:
         holds.callback(os.close, devices.open_exclusive(member.device))
+        # a virtual machine that lost its runtime has the device open plainly, beside this hold
+        users.check(devices.source(member.device), users.Purpose.GUEST_WRITES, is_mine=True)
     except holders.DeviceInUse as err:
         raise errors.OperationPending.named(
             "SandboxStarting",

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from crust.blockdriver.engines.pool_access import NodeAccess
 from crust.core import errors, volumes
-from crust.host.block import devices, holders, signatures
+from crust.host.block import devices, holders, signatures, users
 from crust.host.files import durable
 from crust.host.filesystems import fsfreeze
 from crust.host.mounts import device_mounts, mountinfo
@@ -193,7 +193,7 @@ def _thaw_unmounted(intent: Intent, access: NodeAccess) -> bool:
     source = attachment.device if attachment else None
     if source is None or str(source.identity) != intent.identity:
         return True  # the device is gone, and its filesystem too
-    if not holders.is_exclusively_held(source.path):
+    if not users.is_held(source):
         return True  # no filesystem has it open
     probed = signatures.probe(source.path)
     if isinstance(probed, signatures.Filesystem):

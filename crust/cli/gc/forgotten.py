@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crust.cli.inspecting import views
+from crust.core import volumes
 
 _DEVICES = "plugins/kubernetes.io/csi/volumeDevices"
-SHIMS = re.compile(r"/volumeDevices/(staging|publish)/crust-[0-9a-f]{40}(/|$)")
-"""Private paths of a shim, whose driver stages and publishes a deferred volume there."""
 _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z.-]*")
 
 
@@ -69,7 +68,7 @@ def _raw(root: str) -> Iterator[ForgottenPublish]:
     published = {(path.parent.name, path.name) for path in Path(f"{base}/publish").glob("*/*")}
     mapped = {(path.parents[1].name, path.name) for path in Path(base).glob("*/dev/*")}
     for pv, uid in sorted(published | mapped):
-        if SHIMS.search(f"{base}/publish/{pv}") or not _UID.fullmatch(uid):
+        if volumes.is_private(f"{base}/publish/{pv}") or not _UID.fullmatch(uid):
             continue
         data = f"{base}/{pv}/data/vol_data.json"
         driver, volume_id = _volume(data)

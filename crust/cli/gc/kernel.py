@@ -3,13 +3,13 @@
 A proof needs to see every process and mount of the host: in a container without them no proof is possible.
 """
 
-import errno
 import os
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
-from crust.host.block import devices, holders, loop
+from crust.host import answers
+from crust.host.block import devices, loop, openers, users
 from crust.host.mounts import mount_api, mountinfo, propagation
 from crust.host.process import arguments, syscalls
 
@@ -34,13 +34,11 @@ class Kernel:
             return "processes of the host (this process has a PID namespace of its own: hostPID)"
         if not propagation.in_namespace_of_host():
             return "mounts of the host (this process has a mount namespace of its own)"
-        try:
-            os.listdir("/proc/1/fd")
-        except OSError:
-            return (
-                "open files of other processes (this process is not root, or lacks CAP_SYS_PTRACE)"
-            )
-        return ""
+        match answers.ask("the open files of all processes", openers.openers):
+            case answers.Unseen(error):
+                return f"open files of other processes ({error.why}; it needs {openers.NEEDS})"
+            case _:
+                return ""
 
     def device_at(self, path: str) -> str:
         """The block device that is bound at the path, by its number, under its name in /dev; empty without one."""
@@ -50,13 +48,27 @@ class Kernel:
         return ""
 
     def users_of(self, device: str) -> Users:
-        """The users of the device now: mounts, processes, other devices, and an exclusive open in any namespace."""
-        usage = holders.device_in_use(device)
-        sentences = [f"mounted at {mount}" for mount in usage.mounts]
-        sentences += [str(holder) for holder in (*usage.holders, *usage.stacked)]
-        if not sentences and (refused := _why_not_exclusive(device)):
-            sentences.append(refused)
-        return Users(usage.loops, tuple(sentences))
+        """The users of the device now: mounts, processes, other devices, and an exclusive open in any namespace. A
+        question without an answer is a user.
+        """
+
+        def look() -> users.Users | None:
+            source = devices.of_number(os.stat(device).st_rdev)
+            return None if source is None else answers.seen(users.of(source))
+
+        match answers.ask(f"the users of {device}", look, absent=syscalls.ABSENT):
+            case answers.Present(found) if found is not None:
+                sentences = [f"mounted at {mount.target}" for _, mount in found.mounts]
+                sentences += map(str, (*found.openers, *found.stacked))
+                if found.writes_in_flight:
+                    sentences.append(f"{found.writes_in_flight} writes are in flight")
+                if found.is_held and not sentences:
+                    sentences.append("opened exclusively, by a user that cannot be seen from here")
+                return Users(found.loops, tuple(sentences))
+            case answers.Unseen(error):
+                return Users((), (str(error),))
+            case _:
+                return Users((), ())
 
     def bound_at(self, device: str) -> tuple[str, ...]:
         """The paths at which the device's node is bound: mounts of the filesystem of /dev whose root is the node."""
@@ -79,11 +91,17 @@ class Kernel:
         """
         names = (f"pod{pod_uid}", f"pod{pod_uid.replace('-', '_')}")
         processes = []
-        for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                text = (process / "cgroup").read_text(encoding="utf-8", errors="replace")
-                if any(name in text for name in names):
-                    processes.append(f"{arguments.command_of(int(process.name))}[{process.name}]")
+        for pid in filter(str.isdecimal, os.listdir("/proc")):
+            group = answers.ask(
+                f"the control group of process {pid}",
+                partial(syscalls.read_whole, f"/proc/{pid}/cgroup"),
+                absent=syscalls.ABSENT,
+            )
+            match group:
+                case answers.Present(text) if any(name.encode() in text for name in names):
+                    processes.append(f"{arguments.command_of(int(pid))}[{pid}]")
+                case answers.Unseen(error):
+                    processes.append(f"perhaps process {pid} ({error.what}: {error.why})")
         return tuple(processes)
 
     def detach(self, device: str, path: str) -> None:
@@ -99,17 +117,6 @@ class Kernel:
         """Unmount the path, never lazily. Refused while it is busy."""
         if mountinfo.at(path) is not None:
             mount_api.unmount(path)
-
-
-def _why_not_exclusive(device: str) -> str:
-    """Why the device cannot be opened exclusively now; empty if it can. A failed look proves nothing."""
-    try:
-        os.close(os.open(device, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
-    except OSError as err:
-        if err.errno == errno.EBUSY:
-            return "opened exclusively, by a user that cannot be seen from here"
-        return f"it cannot be opened to look ({err.strerror})"
-    return ""
 
 
 def _loops_of(path: str) -> tuple[loop.LoopDevice, ...]:

@@ -9,6 +9,7 @@ from crust.cli.gc import forgotten
 from crust.cli.gc.forgotten import ForgottenPublish
 from crust.cli.gc.kernel import Kernel
 from crust.cli.inspecting import views
+from crust.core import volumes
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ def _device(publish: ForgottenPublish, evidence: Evidence, kernel: Kernel) -> It
 def _is_own(publish: ForgottenPublish, path: str) -> bool:
     """Whether the bind belongs to the publish, to its stage, or to a shim for it."""
     staged = bool(publish.staging) and path.startswith(f"{publish.staging}/")
-    private = bool(forgotten.SHIMS.search(path))
+    private = volumes.is_private(path)
     return path in (publish.target, publish.mapped, publish.staging) or staged or private
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from crust.core import errors, volumes
 from crust.csi_shim.wrap import private_directories, vendors
 from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp, PrivatePaths
-from crust.host.block import devices, in_use
+from crust.host.block import devices
 from crust.host.mounts import mountinfo
 from crust.host.process import syscalls
 from crust.rpc.status import Asked
@@ -210,20 +210,6 @@ def device(
     if os.makedev(identity.major, identity.minor) != number:
         raise devices.DeviceNodeMissing(f"{os.major(number)}:{os.minor(number)}", path)
     return volumes.BlockSource(path, identity), devices.size_bytes(path)
-
-
-def check_unwritten(leaf: str) -> int:
-    """Raise `DeviceInUse` while a process writes to the device at the leaf; returns the number of mounts.
-
-    After this check the driver may detach the device. The check ignores a device that the kernel has lost: its pod
-    must be able to end.
-    """
-    seen = look(leaf)
-    if seen.kind is Kind.DEVICE and seen.mounts:
-        with contextlib.suppress(errors.NotFound, devices.DeviceNodeMissing):
-            path = devices.node_of(seen.number)
-            in_use.check_unwritten(volumes.BlockSource(path, devices.identify(path)))
-    return seen.mounts
 
 
 def size_at(leaf: str) -> tuple[int, bool]:

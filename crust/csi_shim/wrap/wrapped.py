@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from crust.core import deferral_keys, errors, volumes
 from crust.csi_shim.deferral import RuntimeClient
 from crust.csi_shim.wrap import admission, as_block, leaves, private_directories, vendors
-from crust.csi_shim.wrap.leaves import Seen, State, Undo
+from crust.csi_shim.wrap.leaves import Kind, Seen, State, Undo
 from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp
 from crust.csi_shim.wrap.staging import Staging, Volume
 from crust.host.process import workers
@@ -134,9 +134,15 @@ class WrappedVolumes:
         return await self._node.NodePublishVolume(request, **volume.onward)
 
     async def unpublish(self, volume: Volume, target: str) -> None:
-        """NodeUnpublishVolume. Raises `DeviceInUse`, the driver's status, `DriverDidNotCleanUp`."""
+        """NodeUnpublishVolume. Raises `DeviceInUse`, the driver's status, `DriverDidNotCleanUp`.
+
+        The proxy says whether a process writes to the device: a shim in a driver's pod sees no processes.
+        """
         leaf = volume.paths.leaf(target)
-        await self._take_down(volume, leaf, await workers.run(leaves.check_unwritten, leaf))
+        seen = await workers.run(leaves.look, leaf)
+        if seen.kind is Kind.DEVICE and seen.mounts:
+            await self._runtime.check_unused(seen.number)
+        await self._take_down(volume, leaf, seen.mounts)
 
     async def _take_down(self, volume: Volume, leaf: str, mounts: int) -> None:
         """Unpublish until no mount is left: a driver removes one mount per call, and may answer an error."""

@@ -2,15 +2,18 @@
 
 A writer to any of them writes to the others, so a reservation covers them all. Two partitions of a disk share no
 byte, and neither do two logical volumes of one group. Two paths to one disk (multipath) have different numbers and
-the same world-wide name. It reads sysfs alone and opens no device.
+the same world-wide name. It reads sysfs alone and opens no device. A set of which a part cannot be read is not seen:
+a smaller reservation would protect less than it says.
 """
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
 from crust.core import volumes
+from crust.host import answers
 from crust.host.process import syscalls
 
 _BY_NUMBER = "/sys/dev/block"
@@ -39,13 +42,35 @@ class DeviceSet:
 
 
 def device_set(identity: volumes.DeviceIdentity, *, by_number: str = _BY_NUMBER) -> DeviceSet:
-    """The set of a device; alone if the kernel does not have it, or another device has its number."""
+    """The set of a device; alone if the kernel does not have it, or another device has its number.
+
+    Raises `answers.NotSeen`.
+    """
+    answer = answers.ask(
+        f"the devices that share bytes with {identity}",
+        lambda: _set_of(identity, by_number),
+        needs="sysfs, mounted at /sys",
+    )
+    return answers.seen(answer) or DeviceSet.alone(identity)
+
+
+def _set_of(identity: volumes.DeviceIdentity, by_number: str) -> DeviceSet:
     device = _Device.at(_leads_to(f"{by_number}/{identity.major}:{identity.minor}"))
     own = frozenset(device.keys())
     if identity not in own:
         return DeviceSet.alone(identity)
     below, above = _closure(device, _Device.made_of), _closure(device, _Device.made_of_it)
     return DeviceSet(own, own.union(*(device.keys() for device in below | above)))
+
+
+def identity_of(major: int, minor: int) -> volumes.DeviceIdentity:
+    """The device that has the number now; a partition has the sequence of its disk. Raises `OSError`."""
+    directory = f"{_BY_NUMBER}/{major}:{minor}"
+    sequence = syscalls.known_attribute(f"{directory}/diskseq")
+    if not sequence:
+        os.stat(f"{directory}/partition")  # a disk without a sequence has gone
+        sequence = syscalls.read_attribute(f"{directory}/../diskseq")
+    return volumes.DeviceIdentity(major, minor, int(sequence))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +115,9 @@ class _Device:
         disk = os.path.basename(self.directory)
         for name in self.names:
             # the kernel names a partition after its disk; the other thirty names need no look
-            if name.startswith(disk) and os.path.exists(f"{self.directory}/{name}/partition"):
+            if name.startswith(disk) and syscalls.known_attribute(
+                f"{self.directory}/{name}/partition"
+            ):
                 yield self.at(f"{self.directory}/{name}")
         yield from self._linked("holders")
 
@@ -118,5 +145,7 @@ def _leads_to(link: str) -> str:
     """The directory of a device. Links of sysfs lead to real paths, so one readlink is enough."""
     try:
         return os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
-    except OSError:  # it is gone, or no link
+    except OSError as err:
+        if err.errno not in (*syscalls.ABSENT, errno.EINVAL):  # it is gone, or no link
+            raise
         return link

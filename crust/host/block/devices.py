@@ -16,7 +16,8 @@ import struct
 from collections.abc import Iterable
 
 from crust.core import errors, volumes
-from crust.host.block import device_sets, holders
+from crust.host import answers
+from crust.host.block import device_sets, users
 from crust.host.process import syscalls
 
 device_set = device_sets.device_set
@@ -68,8 +69,30 @@ class DeviceNodeMissing(errors.NotReady):
 def identify(path: str) -> volumes.DeviceIdentity:
     """The identity of the device; follows links (/dev/disk/by-id). Raises `NotFound`, `NotABlockDevice`."""
     number = _number(path)
-    text = _attribute(path, number, "diskseq")
-    return volumes.DeviceIdentity(os.major(number), os.minor(number), int(text))
+    with syscalls.translating(
+        f"cannot identify {path}", hint="check whether the device was detached and sysfs is mounted"
+    ):
+        return device_sets.identity_of(os.major(number), os.minor(number))
+
+
+def source(path: str) -> volumes.BlockSource:
+    """The device that the path leads to now. Raises as `identify` does."""
+    return volumes.BlockSource(path, identify(path))
+
+
+def of_number(number: int) -> volumes.BlockSource | None:
+    """The device of a number (`st_rdev`), by its name in /dev, which may have no node there; None if it has gone.
+
+    Raises `NotSeen`.
+    """
+    directory = _directory(number)
+
+    def look() -> volumes.BlockSource:
+        identity = device_sets.identity_of(os.major(number), os.minor(number))
+        name = _fields(syscalls.read_attribute(f"{directory}/uevent"))["DEVNAME"]
+        return volumes.BlockSource(f"/dev/{name}", identity)
+
+    return answers.seen(answers.ask(f"the device {_text(number)}", look, absent=syscalls.ABSENT))
 
 
 def node_of(number: int) -> str:
@@ -139,7 +162,7 @@ def open_exclusive(path: str, access: int = os.O_RDONLY) -> int:
         fd = try_exclusive(path, access)
         if fd is not None:
             return fd
-        busy = holders.device_in_use(path)
+        busy = users.in_use(path)
         if busy.is_explained or attempt == _LOOKS_MAX - 1:
             break
     raise busy
@@ -183,27 +206,6 @@ def try_exclusive(path: str, access: int = os.O_RDONLY) -> int | None:
             if err.errno == errno.EBUSY:
                 return None
             raise
-
-
-def is_free(path: str, identity: volumes.DeviceIdentity) -> bool:
-    """Whether the path leads to this device, and it is neither mounted nor held exclusively at this moment.
-
-    False gives no reason: it may be in use, or cannot be opened, or the path leads elsewhere.
-    """
-    number = os.makedev(identity.major, identity.minor)
-    try:
-        # before the open, which has effects on a device, and the caller may be wrong
-        if not _is_device(os.stat(path), number):
-            return False
-        fd = os.open(path, os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False
-    with syscalls.closing(fd):
-        return _is_device(os.fstat(fd), number)
-
-
-def _is_device(status: os.stat_result, number: int) -> bool:
-    return stat.S_ISBLK(status.st_mode) and status.st_rdev == number
 
 
 def set_readonly(path: str, *, readonly: bool) -> None:
@@ -268,20 +270,17 @@ def _attribute(path: str, number: int, name: str) -> str:
         f"cannot read {name} of {path}",
         hint="check whether the device was detached and sysfs is mounted",
     ):
-        try:
-            return syscalls.read_attribute(f"{directory}/{name}")
-        except FileNotFoundError:
-            # A partition has no sequence of its own; its disk, the directory above, has.
-            if not os.path.exists(f"{directory}/partition"):
-                raise
-            return syscalls.read_attribute(f"{directory}/../{name}")
+        return syscalls.read_attribute(f"{directory}/{name}")
 
 
 def _uevent(number: int) -> dict[str, str]:
     with syscalls.translating(
         f"cannot look at the device {_text(number)}", hint="check whether it was detached"
     ):
-        text = syscalls.read_attribute(f"{_directory(number)}/uevent")
+        return _fields(syscalls.read_attribute(f"{_directory(number)}/uevent"))
+
+
+def _fields(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 

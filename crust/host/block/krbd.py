@@ -34,7 +34,7 @@ from pathlib import Path
 
 from crust.core import errors, volumes
 from crust.core.volumes import NetworkImage
-from crust.host.block import devices, holders
+from crust.host.block import devices, users
 from crust.host.process import syscalls
 
 BUS = "/sys/bus/rbd"
@@ -189,7 +189,7 @@ class KernelRbd:
                 if err.errno == errno.ENOENT:
                     return
                 if err.errno == errno.EBUSY:
-                    raise holders.device_in_use(devices.node_of(mapping.device)) from None
+                    raise users.in_use(devices.node_of(mapping.device)) from None
                 raise
 
     def refresh(self, mapping: Mapping) -> None:

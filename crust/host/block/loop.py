@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust.core import errors, volumes
-from crust.host.block import holders, loopctl
+from crust.host.block import loopctl, users
 from crust.host.files import locks, sparse
 from crust.host.files.durable import AnyPath
 from crust.host.process import syscalls
@@ -160,7 +160,7 @@ def detach(device: LoopDevice) -> None:
             fd = os.open(device.path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
         except OSError as err:
             if err.errno == errno.EBUSY:
-                raise holders.device_in_use(device.path) from err
+                raise users.in_use(device.path) from err
             if err.errno in (errno.ENOENT, errno.ENXIO):
                 return
             raise
@@ -253,7 +253,7 @@ def _wait_until_gone(device: LoopDevice) -> None:
         if changes.wait_until(lambda: not is_attached(device)):
             return
     _keep(device)
-    raise holders.device_in_use(device.path)
+    raise users.in_use(device.path)
 
 
 def _keep(device: LoopDevice) -> None:

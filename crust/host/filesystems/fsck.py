@@ -6,7 +6,7 @@ The kernel parses a filesystem only when it is mounted: a decision before that r
 from collections.abc import Sequence
 
 from crust.core import errors
-from crust.host.block import holders
+from crust.host.block import devices, users
 from crust.host.filesystems import superblocks
 from crust.host.process import confined, workers
 
@@ -46,8 +46,8 @@ async def _e2fsck(path: str, options: Sequence[str], inherits: Sequence[int]) ->
     )
     output = _tail(completed.stdout.decode("utf-8", "replace"), path)
     if completed.code >= _E2FSCK_FAILED:
-        if await workers.run(holders.is_exclusively_held, path):
-            raise await workers.run(holders.device_in_use, path)
+        if await workers.run(lambda: users.is_held(devices.source(path))):
+            raise await workers.run(users.in_use, path)
         raise errors.Corrupt.named(
             "FilesystemCheckFailed",
             f"the ext4 on {path} cannot be checked",

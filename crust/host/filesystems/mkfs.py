@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from crust.core import deferral_keys, errors
-from crust.host.block import devices, holders, signatures
+from crust.host.block import devices, signatures, users
 from crust.host.block.signatures import Blank, Filesystem, Signature
 from crust.host.process import commands, syscalls, workers
 
@@ -115,7 +115,7 @@ async def make(
             busy = err
         else:
             return
-    raise await workers.run(holders.device_in_use, path) from busy
+    raise await workers.run(users.in_use, path) from busy
 
 
 def minimum_bytes(fs_type: str) -> int:

@@ -39,7 +39,7 @@ def problem(mount: Mount) -> str:
     if _SHUT_DOWN.intersection(mount.super_options):
         return "the kernel has shut the filesystem down after an error on the device"
     # the mount was not requested read-only
-    if "ro" in mount.super_options and "ro" not in mount.options:
+    if not mount.filesystem_writes and "ro" not in mount.options:
         return "the kernel made the filesystem read-only, after an error on the device"
     try:
         os.stat(mount.target)

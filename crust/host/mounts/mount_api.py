@@ -22,9 +22,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from crust.core import errors
-from crust.host.block import holders
+from crust.host.block import users
 from crust.host.filesystems import superblocks
-from crust.host.mounts import mount_options, mountinfo
+from crust.host.mounts import mount_options, mount_users, mountinfo
 from crust.host.mounts.mount_options import InvalidMountOption, Parameters
 from crust.host.mounts.mountinfo import Mount
 from crust.host.process import syscalls
@@ -197,7 +197,7 @@ def unmount_one(target: str, *, parent: int | None = None) -> bool:
                 raise syscalls.translate(err, f"cannot unmount {target}") from err
             # A kubelet's or an agent's stat of the path keeps the mount busy for a moment: that is the reason if the
             # search for holders, which takes milliseconds, finds none.
-            busy = holders.mount_in_use(target)
+            busy = mount_users.in_use(target)
             if busy.is_explained or look == _LOOKS_MAX - 1:
                 raise busy from err
         else:
@@ -310,7 +310,7 @@ def _refusal(
     action = f"cannot mount {device} as {fs_type} {place}"
     log = _kernel_log(context)
     if err.errno == errno.EBUSY:
-        return holders.device_in_use(device)
+        return users.in_use(device)
     if err.errno == errno.EINVAL:
         return errors.RuntimeFailed.named(
             "MountFailed",

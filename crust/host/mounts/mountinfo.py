@@ -5,6 +5,7 @@ fields of a line only since Linux 6.14, and with few mounts it saves 30 us. crus
 became read-only by an error changes its line, and no event says so.
 """
 
+import errno
 import logging
 import os
 import re
@@ -14,12 +15,17 @@ import weakref
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from crust.core import errors
 from crust.host.process import syscalls
 
 _log = logging.getLogger(__name__)
 
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
+
+_ENDED = (errno.ENOENT, errno.ESRCH, errno.EINVAL)
+"""The process has ended; EINVAL: it is ending, and has no mount namespace any more."""
+_HIDDEN = (errno.EACCES, errno.EPERM)
+_INIT = "1"
+"""A kernel may hide its namespace even from root. A mount in it holds its device as every mount does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +51,14 @@ class Mount:
     master: int = 0
 
     @property
-    def readonly(self) -> bool:
-        """Whether writing through this mount is refused, by the mount or by the filesystem."""
-        return "ro" in self.options or "ro" in self.super_options
+    def writes_here(self) -> bool:
+        """Whether a program can write through this mount: neither the mount nor the filesystem is read-only."""
+        return "ro" not in self.options and self.filesystem_writes
+
+    @property
+    def filesystem_writes(self) -> bool:
+        """Whether the filesystem can write to its device, also through another mount, or a detached one."""
+        return "ro" not in self.super_options
 
 
 def read_all() -> tuple[Mount, ...]:
@@ -153,7 +164,10 @@ def of_device(major: int, minor: int) -> tuple[Mount, ...]:
 
 
 def of_devices(numbers: Collection[tuple[int, int]], pid: str) -> tuple[Mount, ...]:
-    """The mounts of the filesystems on these devices in the mount namespace of a process; none if it has ended."""
+    """The mounts of the filesystems on these devices in the mount namespace of a process; none if it has ended.
+
+    Raises `OSError` if the kernel does not show the mounts of a process that runs.
+    """
     # A node of many pods has hundreds of lines, so it parses only lines that may name one of the devices.
     fields = (*(b" %d:%d " % number for number in numbers), b" - btrfs ")
     lines = _text(pid).split(b"\n")
@@ -161,8 +175,14 @@ def of_devices(numbers: Collection[tuple[int, int]], pid: str) -> tuple[Mount, .
     return tuple(mount for mount in mounts if (mount.major, mount.minor) in numbers)
 
 
+def with_texts(*texts: bytes) -> tuple[Mount, ...]:
+    """The mounts in whose line one of these texts stands, in this namespace; it parses no other line."""
+    lines = _text().split(b"\n")
+    return tuple(_parse_line(line) for line in lines if any(text in line for text in texts))
+
+
 def namespaces() -> Iterator[str]:
-    """A process of each visible mount namespace: "self", then the pids of the others."""
+    """A process of each visible mount namespace: "self", then the pids of the others. Raises `OSError`."""
     namespaces_seen = {_namespace_of("self"), ""}
     yield "self"
     for pid in os.listdir("/proc"):
@@ -176,7 +196,9 @@ def namespaces() -> Iterator[str]:
 def _namespace_of(pid: str) -> str:
     try:
         return os.readlink(f"/proc/{pid}/ns/mnt")
-    except OSError:  # it has ended
+    except OSError as err:
+        if err.errno not in (*_ENDED, *(_HIDDEN if pid == _INIT else ())):
+            raise
         return ""
 
 
@@ -196,13 +218,15 @@ def below(target: str) -> tuple[Mount, ...]:
 
 
 def _text(pid: str = "self") -> bytes:
-    try:
+    if pid == "self":
         with syscalls.translating("cannot list the mounts"):
-            return syscalls.read_whole(f"/proc/{pid}/mountinfo")
-    except (errors.NotFound, OSError):
-        if pid == "self":
+            return syscalls.read_whole("/proc/self/mountinfo")
+    try:
+        return syscalls.read_whole(f"/proc/{pid}/mountinfo")
+    except OSError as err:
+        if err.errno not in _ENDED:
             raise
-        return b""  # it has ended
+        return b""
 
 
 def _parse_line(line: bytes) -> Mount:
@@ -237,15 +261,22 @@ def _number(fields: list[bytes], tag: bytes) -> int:
 def _device_of_btrfs(source: str, major: int, minor: int) -> tuple[int, int]:
     """btrfs shows a device number of its own, so the number comes from the source that it names.
 
-    The name is right: a mounted device is open, so its number cannot have been reused.
+    The name is right: a mounted device is open, so its number cannot have been reused. sysfs has it if the node is
+    gone.
     """
     try:
         status = os.stat(source)
-    except OSError:
-        return major, minor
+    except FileNotFoundError:
+        number = syscalls.known_attribute(f"/sys/class/block/{os.path.basename(source)}/dev")
+        return _pair(number) if number else (major, minor)
     if not stat.S_ISBLK(status.st_mode):
         return major, minor
     return os.major(status.st_rdev), os.minor(status.st_rdev)
+
+
+def _pair(number: str) -> tuple[int, int]:
+    major, _, minor = number.partition(":")
+    return int(major), int(minor)
 
 
 def _decode(field: bytes) -> str:

@@ -68,8 +68,6 @@ class ProcessOutOfResources(errors.Exhausted):
 
 _ERRORS: dict[int, type[errors.CrustError]] = {
     errno.ENOENT: FileMissing,
-    errno.ENXIO: FileMissing,
-    errno.ENODEV: FileMissing,
     errno.ESRCH: FileMissing,
     errno.EEXIST: FileInTheWay,
     errno.ENOTDIR: FileInTheWay,
@@ -150,7 +148,6 @@ _AT_SYMLINK_NOFOLLOW = 0x100
 _AT_NO_AUTOMOUNT = 0x800
 _AS_IT_IS = _AT_SYMLINK_NOFOLLOW | _AT_NO_AUTOMOUNT
 _AT_STATX_DONT_SYNC = 0x4000
-_STATX_TYPE = 0x1
 _STATX_MNT_ID = 0x1000
 _STATX_ATTR_MOUNT_ROOT = 0x2000
 
@@ -324,10 +321,11 @@ def mount_at(path: str, *, directory: int = AT_FDCWD) -> MountAt:
 def block_device_at(path: str) -> int | None:
     """The number (st_rdev) of the block device that `path` leads to, statx(2); None if it is none.
 
-    Unlike stat(2), it does not wait for a file server that hangs.
+    Unlike stat(2), it does not wait for a file server that hangs. It asks for no field: a FUSE mount of another user
+    refuses root a field, and the filesystems of devices give the type anyway.
     """
     status = _Statx()
-    _statx(AT_FDCWD, os.fsencode(path), _AT_STATX_DONT_SYNC, _STATX_TYPE, ctypes.byref(status))
+    _statx(AT_FDCWD, os.fsencode(path), _AT_STATX_DONT_SYNC, 0, ctypes.byref(status))
     return os.makedev(status.rdev_major, status.rdev_minor) if stat.S_ISBLK(status.mode) else None
 
 
@@ -345,19 +343,27 @@ def read_attribute(path: str) -> str:
         return os.fsdecode(os.read(fd, _LIMIT_BYTES)).removesuffix("\n")
 
 
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.ENODEV, errno.ESRCH)
+"""A file of sysfs or procfs does not exist, or its device or process has gone. Every other errno is no answer."""
+
+
 def known_attribute(path: str) -> str:
-    """The attribute as `read_attribute` gives it; empty if it, or its device, does not exist."""
+    """The attribute as `read_attribute` gives it; empty if it, or its device, does not exist. Raises `OSError`."""
     try:
         return read_attribute(path)
-    except OSError:
+    except OSError as err:
+        if err.errno not in ABSENT:
+            raise
         return ""
 
 
 def names_in(directory: str) -> list[str]:
-    """The names in a directory; none if it, or its device or process, does not exist."""
+    """The names in a directory; none if it, or its device or process, does not exist. Raises `OSError`."""
     try:
         return os.listdir(directory)
-    except OSError:
+    except OSError as err:
+        if err.errno not in ABSENT:
+            raise
         return []
 
 

@@ -328,6 +328,47 @@ class RuntimeSetVolumeLimitsRequest(_message.Message):
 Global___RuntimeSetVolumeLimitsRequest: _TypeAlias = RuntimeSetVolumeLimitsRequest  # noqa: Y015
 
 @_typing.final
+class RuntimeCheckDeviceUnusedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAJOR_FIELD_NUMBER: _builtins.int
+    MINOR_FIELD_NUMBER: _builtins.int
+    major: _builtins.int
+    """REQUIRED. The device's number, st_rdev of stat(2), which is the same in every namespace."""
+    minor: _builtins.int
+    """REQUIRED."""
+    def __init__(
+        self,
+        *,
+        major: _builtins.int = ...,
+        minor: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["major", b"major", "minor", b"minor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RuntimeCheckDeviceUnusedRequest: _TypeAlias = RuntimeCheckDeviceUnusedRequest  # noqa: Y015
+
+@_typing.final
+class RuntimeCheckDeviceUnusedResponse(_message.Message):
+    """Intentionally empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RuntimeCheckDeviceUnusedResponse: _TypeAlias = RuntimeCheckDeviceUnusedResponse  # noqa: Y015
+
+@_typing.final
 class RuntimeSetVolumeLimitsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -69,6 +69,11 @@ class RuntimeStub:
                 request_serializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeSetVolumeLimitsRequest.SerializeToString,
                 response_deserializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeSetVolumeLimitsResponse.FromString,
                 _registered_method=True)
+        self.RuntimeCheckDeviceUnused = channel.unary_unary(
+                '/crust.v1.Runtime/RuntimeCheckDeviceUnused',
+                request_serializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeCheckDeviceUnusedRequest.SerializeToString,
+                response_deserializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeCheckDeviceUnusedResponse.FromString,
+                _registered_method=True)
 
 
 class RuntimeServicer:
@@ -128,6 +133,15 @@ class RuntimeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RuntimeCheckDeviceUnused(self, request, context):
+        """Not in the KEP. OK if no process writes to a block device of this host, or the kernel has no such device: its
+        driver may have it back. A shim asks before it unpublishes a wrapped driver's device; it may run where it sees no
+        processes. FAILED_PRECONDITION: it is in use. UNAVAILABLE: its users cannot be seen, or writes are in flight.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RuntimeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -165,6 +179,11 @@ def add_RuntimeServicer_to_server(servicer, server):
                     servicer.RuntimeSetVolumeLimits,
                     request_deserializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeSetVolumeLimitsRequest.FromString,
                     response_serializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeSetVolumeLimitsResponse.SerializeToString,
+            ),
+            'RuntimeCheckDeviceUnused': grpc.unary_unary_rpc_method_handler(
+                    servicer.RuntimeCheckDeviceUnused,
+                    request_deserializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeCheckDeviceUnusedRequest.FromString,
+                    response_serializer=crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeCheckDeviceUnusedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -356,6 +375,33 @@ class Runtime:
             '/crust.v1.Runtime/RuntimeSetVolumeLimits',
             crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeSetVolumeLimitsRequest.SerializeToString,
             crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeSetVolumeLimitsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RuntimeCheckDeviceUnused(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crust.v1.Runtime/RuntimeCheckDeviceUnused',
+            crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeCheckDeviceUnusedRequest.SerializeToString,
+            crust_dot_wire_dot_v1_dot_runtime__pb2.RuntimeCheckDeviceUnusedResponse.FromString,
             options,
             channel_credentials,
             insecure,

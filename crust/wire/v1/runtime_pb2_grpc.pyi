@@ -56,6 +56,11 @@ class RuntimeStub:
     """Not in the KEP. Replaces the I/O limits: now in the sandbox that has the volume, and in the record for the next
     one. Idempotent. FAILED_PRECONDITION: the handler cannot enforce limits.
     """
+    RuntimeCheckDeviceUnused: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.RuntimeCheckDeviceUnusedRequest, _runtime_pb2.RuntimeCheckDeviceUnusedResponse]
+    """Not in the KEP. OK if no process writes to a block device of this host, or the kernel has no such device: its
+    driver may have it back. A shim asks before it unpublishes a wrapped driver's device; it may run where it sees no
+    processes. FAILED_PRECONDITION: it is in use. UNAVAILABLE: its users cannot be seen, or writes are in flight.
+    """
 
 @_typing.type_check_only
 class RuntimeAsyncStub(RuntimeStub):
@@ -82,6 +87,11 @@ class RuntimeAsyncStub(RuntimeStub):
     RuntimeSetVolumeLimits: _aio.UnaryUnaryMultiCallable[_runtime_pb2.RuntimeSetVolumeLimitsRequest, _runtime_pb2.RuntimeSetVolumeLimitsResponse]  # type: ignore[assignment]
     """Not in the KEP. Replaces the I/O limits: now in the sandbox that has the volume, and in the record for the next
     one. Idempotent. FAILED_PRECONDITION: the handler cannot enforce limits.
+    """
+    RuntimeCheckDeviceUnused: _aio.UnaryUnaryMultiCallable[_runtime_pb2.RuntimeCheckDeviceUnusedRequest, _runtime_pb2.RuntimeCheckDeviceUnusedResponse]  # type: ignore[assignment]
+    """Not in the KEP. OK if no process writes to a block device of this host, or the kernel has no such device: its
+    driver may have it back. A shim asks before it unpublishes a wrapped driver's device; it may run where it sees no
+    processes. FAILED_PRECONDITION: it is in use. UNAVAILABLE: its users cannot be seen, or writes are in flight.
     """
 
 class RuntimeServicer(metaclass=_abc_1.ABCMeta):
@@ -148,6 +158,17 @@ class RuntimeServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_runtime_pb2.RuntimeSetVolumeLimitsResponse, _abc.Awaitable[_runtime_pb2.RuntimeSetVolumeLimitsResponse]]:
         """Not in the KEP. Replaces the I/O limits: now in the sandbox that has the volume, and in the record for the next
         one. Idempotent. FAILED_PRECONDITION: the handler cannot enforce limits.
+        """
+
+    @_abc_1.abstractmethod
+    def RuntimeCheckDeviceUnused(
+        self,
+        request: _runtime_pb2.RuntimeCheckDeviceUnusedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_runtime_pb2.RuntimeCheckDeviceUnusedResponse, _abc.Awaitable[_runtime_pb2.RuntimeCheckDeviceUnusedResponse]]:
+        """Not in the KEP. OK if no process writes to a block device of this host, or the kernel has no such device: its
+        driver may have it back. A shim asks before it unpublishes a wrapped driver's device; it may run where it sees no
+        processes. FAILED_PRECONDITION: it is in use. UNAVAILABLE: its users cannot be seen, or writes are in flight.
         """
 
 def add_RuntimeServicer_to_server(servicer: RuntimeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -8,7 +8,7 @@ import pytest
 from crust.blockdriver.node import node_unpublish
 from crust.blockdriver.node.publish import node_publish, publish_rules
 from crust.core import errors, volumes
-from crust.host.block import devices, holders, signatures
+from crust.host.block import devices, holders, openers, signatures
 from crust.host.files import target_paths
 from crust.host.filesystems import format_decision
 from crust.host.mounts import fs_group, mount_api, mountinfo
@@ -54,6 +54,38 @@ async def test_stage_never_formats_a_device_that_a_process_writes(bench: Bench) 
         await bench.stage(volume_id)
     assert bench.driver.stores.content_records.load(volume_id).state == "new"
     await bench.stage(volume_id)
+
+
+@pytest.mark.parametrize("kind", ["mount", "block"])
+async def test_host_publish_beside_a_lost_guest_is_refused(bench: Bench, kind: str) -> None:
+    """Keepers and bridge died, and the entry is gone: the virtual machine still writes to the device."""
+    capability = block() if kind == "block" else mount()
+    volume_id, target = (await bench.create()).volume_id, bench.target("pod-a")
+    await bench.stage(volume_id)
+    await bench.publish(volume_id, target, deferred=True)
+    await bench.unpublish(volume_id, target)
+    if kind == "block":
+        await bench.unstage(volume_id)
+        await bench.stage(volume_id, capability)
+    with (
+        open(bench.host_device(volume_id).path, "r+b", buffering=0),
+        pytest.raises(holders.DeviceInUse, match=rf"\[{os.getpid()}\] by fd"),
+    ):
+        await bench.publish(volume_id, target, capability)
+    assert not is_there(target)
+    await bench.publish(volume_id, target, capability)
+
+
+async def test_host_publish_of_volume_without_guests_looks_at_no_process(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume_id = await bench.staged()
+
+    def refuse() -> openers.Openers:
+        raise AssertionError("the open files of all processes were looked at")
+
+    monkeypatch.setattr(openers, "_all_openers", refuse)
+    await bench.publish(volume_id, bench.target("pod-a"))
 
 
 async def test_stage_never_formats_data_in_the_page_cache_alone(bench: Bench) -> None:

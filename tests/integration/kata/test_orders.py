@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from crust.core import errors
 from crust.handoff.record import Record
-from crust.host.block import loop
-from crust.kata import entry, evidence, gate
+from crust.host.block import loop, openers
+from crust.kata import entry, gate
 from crust.kata.entry import Kind
 from crust.kata.keeper_watch import KeeperWatch
 from tests.integration.kata import conftest as nodes
@@ -127,7 +127,7 @@ class _Run:
         claim = self.node.claim(self.record)
         assert claim is not None
         assert (claim.live, claim.sandbox_id) == (True, box.id)
-        assert evidence.has_open(box.pid, self.record)
+        assert openers.has_open(box.pid, self.record.identity)
 
     def _check(self) -> None:
         claim = self.node.claim(self.record)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from crust.host.block import devices, loop
+from crust.host.block import devices, loop, users
 from crust.kata.entry import Kind
 from crust.kata.preflight import KataUnfit
 from crust.kata.process import FEATURES_RS
@@ -71,7 +71,7 @@ async def test_containers_of_pod_have_volume_one_after_other(
     assert claim is not None
     assert claim.sandbox_id == ONE
     end(rs, one)
-    assert devices.is_free(record.device, record.identity)
+    assert not users.is_held(record.block)
 
 
 async def test_container_waits_for_start_of_another_and_shares_its_mount(

@@ -193,7 +193,7 @@ async def test_device_that_a_process_has_open_is_not_formatted(
 CHILD = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from crust.host.block import devices, in_use
+from crust.host.block import devices, users
 from crust.host.filesystems import mkfs
 from crust.host.files.locks import ToolLocks
 from crust.host.process import commands
@@ -216,7 +216,7 @@ match step:
     case "the lock": ToolLocks.taking = killed
     case "the open": devices.open_shared = killed
     case "the look": filesystems._judge = killed
-    case "the search": in_use.check_unopened = killed
+    case "the search": users.check = killed
     case "mkfs": mkfs.make = killed
     case "after mkfs": mkfs.make = after(mkfs.make)
 asyncio.run(here.make(filesystems.Filesystems(ToolLocks(Path(run, "tools.lock"))), device, fs_type))

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import os
 import subprocess
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import grpc
 import pytest
 
 from crust.core import volumes
-from crust.host.block import holders, loop
+from crust.host.block import loop
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
 from crust.proxy import guard
@@ -297,20 +296,6 @@ def test_device_of_a_mount_is_found_by_its_target(
     mount_api.mount_device(ext4_device.path, where, "ext4")
     assert guarded.mounted_device(where) == ext4_device.path
     mount_api.unmount(where)
-
-
-def test_one_look_for_writers_serves_the_publishes_of_a_second(
-    places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s, looks = [100.0], iter(({}, {(7, 1): ()}))
-    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(holders, "openers", lambda: next(looks))
-    guarded = guard.Targets([places.kubelet])
-    assert guarded.writers() == {}
-    now_s[0] += guard.WRITERS_KNOWN_S
-    assert guarded.writers() == {}
-    now_s[0] += 0.1
-    assert guarded.writers() == {(7, 1): ()}
 
 
 @pytest.mark.spec("D-21")

@@ -7,15 +7,16 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from crust.core import errors, volumes
-from crust.host.block import in_use
+from crust.host.block import users
 from crust.host.block.device_sets import DeviceSet
 from crust.host.block.devices import NotABlockDevice
-from crust.host.block.holders import Openers
+from crust.host.block.holders import DeviceInUse, Holder
+from crust.host.block.openers import Openers
 from crust.host.files import target_paths
 from crust.host.mounts import mountinfo
 from crust.host.process import syscalls
@@ -60,8 +61,8 @@ class FakeTargets(guard.Targets):
         self.foreign: set[str] = set()
         self.mounted_devices: dict[str, bool] = {}
         """Devices that the host has mounted, and whether read-only."""
-        self.excused: dict[str, set[str]] = {}
-        """By device: the lock files whose holders may have it open, at the last check."""
+        self.written: set[str] = set()
+        """Devices that a process writes to."""
         self.host_mounts: dict[str, str] = {}
         """The devices of the filesystems that a driver has mounted on targets."""
         self.groups: dict[str, int] = {}
@@ -82,19 +83,21 @@ class FakeTargets(guard.Targets):
         return Guard(self.groups.get(target.text, 0), target.text in self.named)
 
     def check_unused(
-        self,
-        source: volumes.BlockSource,
-        *,
-        readonly: bool,
-        claims: Collection[str],
-        writers: Openers | None,
+        self, source: volumes.BlockSource, *, readonly: bool, opened: Openers | None
     ) -> None:
-        self.excused[source.path] = set(claims)
+        self.check_mounts(source, readonly=readonly)
+        self.check_given_back(source)
+
+    def check_mounts(self, source: volumes.BlockSource, *, readonly: bool) -> None:
         mounted_readonly = self.mounted_devices.get(source.path)
         if mounted_readonly is not None and not (readonly and mounted_readonly):
-            raise in_use.mounted_on_host(source, ["/mnt"])
+            raise users.mounted_on_host(source.path, [("self", _mount("/mnt"))])
 
-    def writers(self) -> Openers:
+    def check_given_back(self, source: volumes.BlockSource) -> None:
+        if source.path in self.written:
+            raise DeviceInUse(source.path, holders=(Holder(1000, "qemu", "fd 3", writes=True),))
+
+    def openers(self) -> Openers:
         return {}
 
     def mounted_device(self, path: str) -> str | None:
@@ -157,6 +160,8 @@ class FakeDevices:
     """JSON that another process writes, read at each question."""
     identities: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     related: dict[volumes.DeviceIdentity, DeviceSet] = field(default_factory=dict)
+    numbers: dict[int, volumes.BlockSource] = field(default_factory=dict)
+    """Devices by number, as a driver publishes them at a shim's leaf."""
     nodes: dict[str, str] = field(default_factory=dict)
     """Nodes elsewhere: path to the device's path."""
 
@@ -169,6 +174,9 @@ class FakeDevices:
         volume_id = path.removeprefix(fake_driver.device_of(""))
         identity = self.identities.get(volume_id) or fake_driver.identity_of(path)
         return volumes.DeviceIdentity(*identity)
+
+    def of_number(self, number: int, /) -> volumes.BlockSource | None:
+        return self.numbers.get(number)
 
     def size_bytes(self, path: str, /) -> int:
         sizes = self.sizes_bytes

@@ -90,6 +90,12 @@ class Model:
             world.is_published, world.leaf, world.is_late = False, "absent", False
         self._ended(chosen)
 
+    async def check_unused(self, _: int) -> None:
+        """The proxy's answer: whether a process writes to the device; it may be away."""
+        if self.world.guest:
+            raise errors.NotReady("a guest writes to it")
+        self._ended(self._step("ok", "lost"))
+
     def look(self, _: str) -> Seen:
         world = self.world
         kind = {"absent": Kind.ABSENT, "device": Kind.DEVICE, "directory": Kind.DIRECTORY}
@@ -123,7 +129,7 @@ class Shim:
         model = Model(world, choices)
         for step in ("look", "release", "make_room", "device"):
             self._patch.setattr(leaves, step, getattr(model, step))
-        shim = WrappedVolumes(cast("Any", model), cast("Staging", model), cast("Any", None))
+        shim = WrappedVolumes(cast("Any", model), cast("Staging", model), cast("Any", model))
         volume = Volume(PATHS, stages=True, onward={})
         self.runs += 1
         try:

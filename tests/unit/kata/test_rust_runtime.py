@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crust.core import volumes
-from crust.host.block import devices
-from crust.kata import evidence, rust_runtime
+from crust.host.block import devices, openers
+from crust.kata import rust_runtime
 from crust.kata.evidence import Use
 from crust.kata.rust_runtime import RustRuntime
 from tests.support.kata import sandbox
@@ -88,7 +88,7 @@ def test_a_second_mount_and_a_device_that_stayed_are_refused(
     runtime.check_attachable(running.id, running.pid, record, 0)
     with raised("VolumeInUseInSandbox"):
         runtime.check_attachable(running.id, running.pid, record, 1)
-    monkeypatch.setattr(evidence, "has_open", lambda *_: True)
+    monkeypatch.setattr(openers, "has_open", lambda *_: True)
     with raised("VolumeInUseInSandbox", match=f"process {running.pid}"):
         runtime.check_attachable(running.id, running.pid, record, 0)
 
@@ -111,7 +111,7 @@ def test_a_mount_needs_the_open_device_and_a_directory(
     running.make_mount("/data")
     with raised("VolumeNotAttached", match="has not opened"):
         runtime.check_mounted(ID, running.pid, "container-1", "/data", record)
-    monkeypatch.setattr(evidence, "has_open", lambda *_: True)
+    monkeypatch.setattr(openers, "has_open", lambda *_: True)
     runtime.check_mounted(ID, running.pid, "container-1", "/data", record)
     with raised("VolumeNotAttached", match="no mount for /other"):
         runtime.check_mounted(ID, running.pid, "container-1", "/other", record)

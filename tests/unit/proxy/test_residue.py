@@ -248,7 +248,7 @@ async def test_inline_volume_is_known_by_its_id_without_a_pod(kata: FakeNode, ta
 @pytest.mark.spec("D-36")
 @pytest.mark.parametrize("error", [MemoryError(), OSError(28, "no space"), ValueError("a bug")])
 @pytest.mark.parametrize(
-    "where", ["mount_guard", "writers", "write", "identify", "_record", "decide"]
+    "where", ["mount_guard", "openers", "write", "identify", "_record", "decide"]
 )
 async def test_no_exception_ends_in_a_final_code_while_something_stands(
     kata: FakeNode, target: str, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception

@@ -15,8 +15,7 @@ from crust.blockdriver.node.publish.host_image import HostImage
 from crust.blockdriver.node.publish.publish_rules import Publish, Ready
 from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, volumes
-from crust.host.block import devices, in_use
-from crust.host.mounts import device_mounts
+from crust.host.block import devices, users
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +49,8 @@ class DeferredNodePublish:
             ready = publish_rules.check_publish(self.stores, request)
         mount = _describe(ready, access.group)
         source = ready.attachment.source
-        if not isinstance(source, volumes.NetworkImage) and not devices.is_free(
-            source.path, source.identity
-        ):
-            _check_not_on_host(ready, source)
+        if not isinstance(source, volumes.NetworkImage) and users.is_held(source):
+            users.check_mounts_here(source, readonly=ready.entry.readonly)
             if ready.present is None and not ready.entry.readonly:
                 # The holder of the device is a guest whose publish this driver lost, or another program.
                 os.close(devices.open_exclusive(source.path))
@@ -70,16 +67,6 @@ class DeferredNodePublish:
             # Limits that a host mount left until the unstage would slow the hypervisor too.
             self.io_limits.settle(limits, ready.attachment)
         self.stores.node_state.note_published(ready.entry)
-
-
-def _check_not_on_host(ready: Ready, device: volumes.BlockSource) -> None:
-    in_the_way = tuple(
-        mount.target
-        for mount in device_mounts.filesystem_mounts(device)
-        if not (ready.entry.readonly and "ro" in mount.super_options)
-    )
-    if in_the_way:
-        raise in_use.mounted_on_host(device, in_the_way)
 
 
 def _describe(ready: Ready, group: volumes.GroupChange | None) -> volumes.DeferredMount:

@@ -22,7 +22,8 @@ from crust.blockdriver.node.publish.host_image import HostImage
 from crust.blockdriver.node.publish.publish_rules import Publish, Ready
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
-from crust.host.block import devices
+from crust.host.block import devices, users
+from crust.host.block.users import Purpose
 from crust.host.files import target_paths
 from crust.host.mounts import device_mounts, fs_group, mount_api, mountinfo
 from crust.host.process import workers
@@ -55,8 +56,9 @@ class NodePublish:
     async def publish_on_host(self, request: Publish) -> None:
         """Publish the volume; an equal publish that exists already is a success.
 
-        Raises the errors of `HostImage.make_ready` and `publish_rules.check_publish`, `throttling.CannotThrottle`,
-        `TargetOccupied`, and the errors of `target_paths`, `mount_api` and `fs_group`.
+        Raises the errors of `HostImage.make_ready`, `publish_rules.check_publish` and, for a volume that a guest may
+        have written, of `users.check`; `throttling.CannotThrottle`, `TargetOccupied`, and the errors of
+        `target_paths`, `mount_api` and `fs_group`.
         """
         async with workers.long_work() if _group(request) else contextlib.nullcontext():
             ready = await workers.run(self._publish_at_once, request)
@@ -119,7 +121,7 @@ class NodePublish:
         )
         if not right_kind(mount, ready.attachment.host_device):
             raise TargetOccupied(ready.entry.target, f"{mount.fs_type} from {mount.source}")
-        if ready.entry.kind == "mount" and mount.readonly != ready.entry.readonly:
+        if ready.entry.kind == "mount" and mount.writes_here == ready.entry.readonly:
             raise publish_rules.TargetPublishedDifferently(
                 ready.entry.target, ready.entry.volume_id
             )
@@ -128,6 +130,9 @@ class NodePublish:
     def _mount(self, ready: Ready) -> None:
         entry, target, roots = ready.entry, ready.request.target, self.target_roots
         device = ready.attachment.host_device.path
+        if ready.content.in_guest:
+            # its virtual machine may live without a claim, and a second kernel would destroy the filesystem
+            users.check(ready.attachment.host_device, Purpose.HOST)
         if entry.kind == "block":
             devices.set_readonly(device, readonly=entry.readonly)
             target_paths.make_file(target, roots)

@@ -219,6 +219,21 @@ async def test_exclusive_open_of_a_device_during_its_copy_is_refused(
     await on_xfs.down(source.volume_id)
 
 
+async def test_copy_of_volume_that_a_lost_guest_writes_is_refused(on_xfs: Scene) -> None:
+    """No sandbox has it, by its claims; a virtual machine without its runtime has the device open plainly."""
+    bench = on_xfs.bench
+    source = await bench.create("source")
+    await on_xfs.hand_over(source.volume_id)
+    with (
+        open(bench.host_device(source.volume_id).path, "r+b", buffering=0),
+        raised("SandboxStarting", match=rf"\[{os.getpid()}\]"),
+    ):
+        await bench.co.snapshot(source.volume_id)
+    assert on_xfs.left() == []
+    await bench.co.snapshot(source.volume_id)
+    await on_xfs.down(source.volume_id)
+
+
 async def test_copy_of_a_device_held_by_another_process_is_refused(on_xfs: Scene) -> None:
     """A sandbox that begins: it has taken the device and has not mounted it yet."""
     bench = on_xfs.bench

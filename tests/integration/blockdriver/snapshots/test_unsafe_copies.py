@@ -89,6 +89,21 @@ async def test_copy_after_lazy_unmount_with_a_writer_is_refused(pool: Bench) -> 
     await down(pool, source)
 
 
+async def test_copy_of_raw_volume_with_lost_publish_is_refused(pool: Bench) -> None:
+    """Its node state is lost: the kernel still shows the bind, through which a pod writes."""
+    source, target = await in_use(pool, "raw", block())
+    pool.lose_publishes()
+    await asyncio.to_thread(pool.restart)
+    if pool.driver.stores.provisioning.copies_at_once():
+        await pool.co.snapshot(source)
+    else:
+        with raised("RawDeviceInUse", match=target):
+            await pool.co.snapshot(source)
+    mount_api.unmount(target)
+    await pool.co.snapshot(source, "second")
+    await pool.unstage(source)
+
+
 async def test_copy_of_a_volume_published_read_only_succeeds(pool: Bench) -> None:
     """Its device is held exclusively, and nothing writes to it."""
     source = await pool.create("source")

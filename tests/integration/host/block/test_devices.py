@@ -6,13 +6,15 @@ import shutil
 import subprocess
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from crust.blockdriver.engines.pool_access import PoolIds
 from crust.core import errors
-from crust.host.block import devices, holders, loop, signatures
+from crust.host.answers import NotSeen
+from crust.host.block import devices, holders, loop, signatures, users
 from crust.host.mounts import mount_api
 from tests.integration.host.conftest import MIB, Attach, MakeFile, read, run, write
 from tests.support.faults.syncs import recorded
@@ -69,19 +71,20 @@ def test_set_readonly_can_be_undone(attach: Attach) -> None:
     Path(device.path).open("r+b").close()
 
 
-def test_is_free_is_false_when_mounted_held_or_replaced(attach: Attach, mountpoint: str) -> None:
-    device, other = attach(64 * MIB), attach(64 * MIB)
-    identity = devices.identify(device.path)
-    assert devices.is_free(device.path, identity)
-    assert not devices.is_free(other.path, identity)
-    assert not devices.is_free("/dev/null", identity)
-    assert not devices.is_free("/dev/absent", identity)
+def test_device_is_held_when_mounted_or_held_and_never_elsewhere(
+    attach: Attach, mountpoint: str
+) -> None:
+    device, other = devices.source(attach(64 * MIB).path), attach(64 * MIB)
+    assert not users.is_held(device)
+    for path in (other.path, "/dev/null", "/dev/absent"):  # not its node: nobody was asked
+        with pytest.raises(NotSeen):
+            users.is_held(replace(device, path=path))
     hold = devices.open_exclusive(device.path)
-    assert not devices.is_free(device.path, identity)
+    assert users.is_held(device)
     os.close(hold)
     subprocess.run(["mkfs.ext4", "-q", device.path], check=True)
     mount_api.mount_device(device.path, mountpoint, "ext4", readonly=True)
-    assert not devices.is_free(device.path, identity)
+    assert users.is_held(device)
     with pytest.raises(holders.DeviceInUse) as caught:
         devices.open_exclusive(device.path)
     assert caught.value.mounts == (mountpoint,)

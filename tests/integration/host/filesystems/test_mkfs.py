@@ -12,7 +12,7 @@ import pytest
 from crust.blockdriver.records.models import ContentRecord
 from crust.core import errors
 from crust.core.volumes import UsageUnit
-from crust.host.block import devices, holders, loop, signatures
+from crust.host.block import devices, holders, loop, signatures, users
 from crust.host.filesystems import format_decision, fsck, fsfreeze, growth, mkfs, superblocks, usage
 from crust.host.mounts import mount_api
 from crust.host.process import commands
@@ -81,7 +81,7 @@ async def test_make_looks_at_the_device_while_it_holds_it(
     probe = signatures.probe
 
     def noted(path: str) -> signatures.Signature:
-        held.append(holders.is_exclusively_held(path))
+        held.append(users.is_held(devices.source(path)))
         return probe(path)
 
     with monkeypatch.context() as patched:

@@ -12,7 +12,7 @@ import pytest
 from crust.core import errors
 from crust.host.block import holders, loop
 from crust.host.filesystems import mkfs
-from crust.host.mounts import mount_api, mount_options, mountinfo
+from crust.host.mounts import mount_api, mount_options, mount_users, mountinfo
 from tests.integration.host.conftest import MIB, Attach, run
 from tests.support.raised import raised
 
@@ -45,7 +45,7 @@ def test_mount_device_shows_in_mountinfo_with_its_options(
         (Path(mountpoint) / "x").touch()
     mount = mountinfo.at(mountpoint)
     assert mount is not None
-    assert mount.readonly
+    assert not mount.filesystem_writes
 
 
 def test_mount_device_overrides_errors_panic_of_the_superblock(
@@ -130,7 +130,7 @@ def test_unmount_retries_when_busy_for_a_moment(
     """A kubelet stats the target at that moment; the search for holders then finds none."""
     mount_api.mount_guard(mountpoint)
     look = os.open(mountpoint, os.O_PATH)
-    monkeypatch.setattr(holders, "mount_in_use", holders.DeviceInUse)
+    monkeypatch.setattr(mount_users, "in_use", holders.DeviceInUse)
     with pytest.raises(holders.DeviceInUse, match="does not say what holds it"):
         mount_api.unmount(mountpoint)
 
@@ -138,7 +138,7 @@ def test_unmount_retries_when_busy_for_a_moment(
         os.close(look)
         return holders.DeviceInUse(target)
 
-    monkeypatch.setattr(holders, "mount_in_use", no_holder)
+    monkeypatch.setattr(mount_users, "in_use", no_holder)
     mount_api.unmount(mountpoint)
     assert mountinfo.at(mountpoint) is None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors, volumes
-from crust.host.block import devices, holders, krbd
+from crust.host.block import devices, holders, krbd, users
 from crust.host.block.device_sets import DeviceSet, device_set
 from crust.host.block.krbd import KernelRbd, Login
 from tests.support.ceph.fake_sysfs_rbd import FSID, FakeSysfs
@@ -190,7 +190,7 @@ def test_partition_of_disk_whose_name_ends_in_digit_is_related(tmp_path: Path) -
     assert part.shares_bytes_with(whole)
 
 
-NUMBER = os.makedev(7, 3)
+NUMBER = (7, 3)
 
 
 @pytest.fixture
@@ -210,10 +210,10 @@ def hold(holders_of: Path, name: str, *, map_name: str = "") -> None:
     (holders_of / "7:3" / "holders" / name).symlink_to(device)
 
 
-def test_device_in_use_names_map_and_array_upon_it(holders_of: Path) -> None:
+def test_in_use_names_map_and_array_upon_it(holders_of: Path) -> None:
     hold(holders_of, "dm-0", map_name="data-one")
     hold(holders_of, "md127")
-    stacked = holders.stacked_on(NUMBER, by_number=str(holders_of))
+    stacked = users.stacked_on(NUMBER, by_number=str(holders_of))
     error = holders.DeviceInUse("/dev/loop3", stacked=stacked)
     assert error.is_explained
     assert error.why == "part of dm-0 (data-one), md127"
@@ -224,8 +224,8 @@ def test_holder_of_a_partition_is_found(holders_of: Path) -> None:
     (partition / "holders").mkdir(parents=True)
     (partition / "partition").write_text("1\n")
     (partition / "holders" / "md0").symlink_to(holders_of)
-    assert holders.stacked_on(NUMBER, by_number=str(holders_of)) == ("md0",)
-    assert holders.stacked_on(NUMBER + 1, by_number=str(holders_of)) == (), "it is gone"
+    assert users.stacked_on(NUMBER, by_number=str(holders_of)) == ("md0",)
+    assert users.stacked_on((7, 4), by_number=str(holders_of)) == (), "it is gone"
 
 
 IMAGE = volumes.NetworkImage(FSID, "rbd", "space", "volume-1", (), "")
@@ -314,7 +314,7 @@ def test_unmapping_is_idempotent_and_never_forced(
     kernel: KernelRbd, sysfs: FakeSysfs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "node_of", lambda _: "/dev/rbd0")
-    monkeypatch.setattr(holders, "device_in_use", holders.DeviceInUse)
+    monkeypatch.setattr(users, "in_use", holders.DeviceInUse)
     mapping = kernel.map(IMAGE, LOGIN, readonly=False)
     sysfs.opened.add(mapping.number)
     with pytest.raises(holders.DeviceInUse, match="/dev/rbd0 is in use"):

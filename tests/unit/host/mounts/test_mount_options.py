@@ -104,7 +104,7 @@ def test_parse_decodes_names_and_finds_what_is_read_only() -> None:
     first, escaped, bytes_of = mountinfo.parse(LINES)
     assert escaped.target == "/a b\tc\nd\\e#f"
     assert bytes_of.target.encode("utf-8", "surrogateescape") == b"/caf\xc3\xa9/\xff"
-    assert [mount.readonly for mount in (first, escaped, bytes_of)] == [False, True, False]
+    assert [mount.writes_here for mount in (first, escaped, bytes_of)] == [True, False, True]
     (mount,) = mountinfo.parse(b"41 36 0:50 / /x rw - tmpfs  rw\n")
     assert (mount.source, mount.super_options) == ("", ("rw",))
 

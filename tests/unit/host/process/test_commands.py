@@ -193,7 +193,7 @@ Code = grpc.StatusCode
         # alone it says nothing about the object of a call: a missing /dev/loop-control is no missing volume, and a
         # process without descriptors is no full node
         (errno.ENOENT, errors.NotFound, Code.INTERNAL),
-        (errno.ENODEV, errors.NotFound, Code.INTERNAL),
+        (errno.ENODEV, errors.RuntimeFailed, Code.INTERNAL),
         (errno.EACCES, errors.Refused, Code.INTERNAL),
         (errno.EPERM, errors.Refused, Code.INTERNAL),
         (errno.EROFS, errors.Refused, Code.INTERNAL),

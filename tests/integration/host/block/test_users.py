@@ -1,4 +1,4 @@
-"""Whether a device is free for a guest: what holds it anywhere on the host refuses it, and is named."""
+"""The users of a device: each user that is in the way of a purpose refuses it, and is named; no answer is no user."""
 
 import ctypes
 import os
@@ -15,9 +15,10 @@ import pytest
 
 from crust.core import volumes
 from crust.handoff.record import Record
-from crust.host.block import devices, holders, in_use, loop, loopctl
-from crust.host.files import locks
-from crust.host.mounts import mount_api
+from crust.host.answers import NotSeen
+from crust.host.block import devices, holders, loop, loopctl, openers, users
+from crust.host.block.users import Purpose
+from crust.host.mounts import mount_api, mount_users
 from crust.host.process import syscalls
 from crust.runtime_handler import claim
 from tests.integration.host.conftest import Attach, partition_table, run, write
@@ -26,12 +27,14 @@ from tests.support.raised import raised
 pytestmark = pytest.mark.root
 
 MIB = 1024 * 1024
+ROOT = Path(__file__).parents[4]
 _libc = ctypes.CDLL(None, use_errno=True)
 READONLY = pytest.mark.parametrize("readonly", [False, True], ids=["writer", "reader"])
 
 
-def source(path: str) -> volumes.BlockSource:
-    return volumes.BlockSource(path, devices.identify(path))
+def check_guest(path: str, *, readonly: bool) -> None:
+    purpose = Purpose.GUEST_READS if readonly else Purpose.GUEST_WRITES
+    users.check(devices.source(path), purpose)
 
 
 @pytest.fixture
@@ -92,7 +95,7 @@ def mounted_elsewhere(device: str, target: str, option: str) -> Iterator[int]:
 
 @READONLY
 def test_device_that_nobody_has_is_free(disk: str, *, readonly: bool) -> None:
-    in_use.check_usable(source(disk), readonly=readonly)
+    check_guest(disk, readonly=readonly)
 
 
 @READONLY
@@ -101,18 +104,19 @@ def test_disk_whose_partition_is_mounted_is_refused(
 ) -> None:
     disk, part = partition
     run("mount", part, mountpoint)
-    for probe in (True, False):
-        with raised("DeviceMountedOnHost", match=mountpoint):
-            in_use.check_usable(source(disk), readonly=readonly, probe=probe)
+    with raised("DeviceMountedOnHost", match=mountpoint):
+        check_guest(disk, readonly=readonly)
+    with raised("DeviceMountedOnHost", match=mountpoint):
+        users.check_mounts_here(devices.source(disk), readonly=readonly)
 
 
 def test_partition_of_a_disk_that_is_held_is_refused(partition: tuple[str, str]) -> None:
     disk, part = partition
     held = devices.open_exclusive(disk)
     with pytest.raises(holders.DeviceInUse, match=rf"\[{os.getpid()}\] by fd {held}"):
-        in_use.check_usable(source(part), readonly=True)
+        check_guest(part, readonly=True)
     os.close(held)
-    in_use.check_usable(source(part), readonly=True)
+    check_guest(part, readonly=True)
 
 
 @READONLY
@@ -121,15 +125,15 @@ def test_device_that_is_mounted_in_another_mount_namespace_is_refused(
 ) -> None:
     refused = raised("DeviceMountedOnHost", match=rf"{tmp_path} as .*\[\d+\] has it")
     with mounted_elsewhere(disk, str(tmp_path), "rw"), refused:
-        in_use.check_usable(source(disk), readonly=readonly)
+        check_guest(disk, readonly=readonly)
 
 
 def test_reader_joins_read_only_mounts_alone(disk: str, tmp_path: Path, mountpoint: str) -> None:
     run("mount", "-o", "ro", disk, mountpoint)
     with mounted_elsewhere(disk, str(tmp_path), "ro"):
-        in_use.check_usable(source(disk), readonly=True)
+        check_guest(disk, readonly=True)
         with raised("DeviceMountedOnHost"):
-            in_use.check_usable(source(disk), readonly=False)
+            check_guest(disk, readonly=False)
 
 
 @READONLY
@@ -137,60 +141,163 @@ def test_device_busy_without_a_mount_names_its_holder(disk: str, *, readonly: bo
     """Another virtual machine, md, swap: whatever it is, it is somebody."""
     code = "held = os.open(sys.argv[1], os.O_RDONLY | os.O_EXCL)"
     with a_process(code, disk) as pid, pytest.raises(holders.DeviceInUse, match=rf"\[{pid}\]"):
-        in_use.check_usable(source(disk), readonly=readonly)
+        check_guest(disk, readonly=readonly)
 
 
 def test_device_with_a_hidden_holder_is_refused(disk: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A holder in a PID namespace that this process does not see."""
     held = devices.open_exclusive(disk)
-    monkeypatch.setattr(holders, "of_devices", lambda _: ())
+    monkeypatch.setattr(users, "openers", dict)
     with pytest.raises(holders.DeviceInUse, match="does not say what holds it"):
-        in_use.check_usable(source(disk), readonly=True)
+        check_guest(disk, readonly=True)
     os.close(held)
 
 
-def test_holder_of_a_named_claim_explains_a_busy_device(disk: str, tmp_path: Path) -> None:
-    claim, other = tmp_path / "claim.lock", tmp_path / "other.lock"
-    claim.touch()
-    other.touch()
-    locked = os.open(claim, os.O_RDWR)
-    assert locks.try_lock(locked)
-    held, written = devices.open_exclusive(disk), os.open(disk, os.O_RDWR)
-    in_use.check_usable(source(disk), readonly=True, claims=[str(claim)])
-    in_use.check_unwritten(source(disk), claims=[str(claim)])
-    with pytest.raises(holders.DeviceInUse):
-        in_use.check_usable(source(disk), readonly=True, claims=[str(other), "/none"])
-    with pytest.raises(holders.DeviceInUse):
-        in_use.check_unwritten(source(disk))
-    os.close(written)
-    os.close(locked)
-    with pytest.raises(holders.DeviceInUse):
-        in_use.check_usable(source(disk), readonly=True, claims=[str(claim)])
-    os.close(held)
+def test_detached_writer_beside_a_read_only_bind_refuses_a_reader(
+    disk: str, tmp_path: Path, mountpoint: str
+) -> None:
+    """The bind is read-only, the filesystem is not: a program with an open file goes on writing."""
+    bind = tmp_path / "bind"
+    bind.mkdir()
+    run("mount", disk, mountpoint)
+    run("mount", "--bind", "-o", "ro", mountpoint, str(bind))
+    with open(f"{mountpoint}/file", "w") as written:
+        run("umount", "--lazy", mountpoint)
+        with raised("DeviceMountedOnHost", match=str(bind)):
+            check_guest(disk, readonly=True)
+        assert written.writable()
+    run("umount", str(bind))
+
+
+def test_exclusive_holder_is_not_explained_by_other_readers(disk: str) -> None:
+    """A second reader's open explains no exclusive hold: that is a mount that nobody sees, or a writer."""
+    code = "held = os.open(sys.argv[1], os.O_RDONLY | os.O_EXCL)"
+    reader = claim.hold_device(record_of(disk, readonly=True))
+    with a_process(code, disk), pytest.raises(holders.DeviceInUse):
+        check_guest(disk, readonly=True)
+    os.close(reader)
 
 
 def test_brief_user_of_the_device_is_awaited(disk: str, monkeypatch: pytest.MonkeyPatch) -> None:
     held = [devices.open_exclusive(disk)]
-    look = holders.of_devices
+    look = openers.openers
 
-    def looked(numbers: frozenset[tuple[int, int]]) -> tuple[holders.Holder, ...]:
-        users = look(numbers)
-        if held:
-            os.close(held.pop())
-        return users
+    def looked() -> openers.Openers:
+        found = look()
+        if len(held) == 1:
+            held.append(-1)  # its end comes after the first look
+        elif held[0] >= 0:
+            os.close(held[0])
+            held[0] = -1
+        return found
 
-    monkeypatch.setattr(holders, "of_devices", looked)
-    in_use.check_usable(source(disk), readonly=False)
-    assert held == []
+    monkeypatch.setattr(users, "openers", looked)
+    check_guest(disk, readonly=False)
+    assert held == [-1, -1]
+
+
+@pytest.mark.parametrize("options", ["rw", "ro"])
+def test_raw_publish_refuses_a_guest_that_one_of_both_writes(
+    disk: str, tmp_path: Path, options: str
+) -> None:
+    """A bind of the node holds nothing: its pod opens the device at any time."""
+    target = tmp_path / "raw"
+    target.touch()
+    mount_api.bind(disk, str(target))
+    run("mount", "-o", f"remount,bind,{options}", str(target))
+    with pytest.raises(holders.DeviceInUse, match=str(target)):
+        check_guest(disk, readonly=False)
+    if options == "ro":
+        check_guest(disk, readonly=True)
+    else:
+        with pytest.raises(holders.DeviceInUse, match=str(target)):
+            check_guest(disk, readonly=True)
+    users.check(devices.source(disk), Purpose.GIVE_BACK)
+    mount_api.unmount(str(target))
+
+
+def test_bind_at_private_path_of_shim_is_no_raw_publish(disk: str, tmp_path: Path) -> None:
+    leaf = tmp_path / "volumeDevices" / "publish" / f"crust-{'a' * 40}" / ("b" * 40)
+    leaf.parent.mkdir(parents=True)
+    leaf.touch()
+    mount_api.bind(disk, str(leaf))
+    check_guest(disk, readonly=False)
+    mount_api.unmount(str(leaf))
+
+
+def test_device_that_is_gone_has_no_users(attach: Attach) -> None:
+    device = attach()
+    gone = devices.source(device.path)
+    loop.detach(device)
+    for purpose in Purpose:
+        users.check(gone, purpose)
+    assert not users.is_held(gone)
+
+
+def test_device_without_its_node_is_not_seen(disk: str, tmp_path: Path) -> None:
+    """A /dev that lacks the node of a device that the kernel has: nobody was asked."""
+    elsewhere = volumes.BlockSource(str(tmp_path / "absent"), devices.identify(disk))
+    with pytest.raises(NotSeen, match="host's /dev"):
+        users.check(elsewhere, Purpose.GUEST_WRITES)
+    users.check(elsewhere, Purpose.GIVE_BACK)  # by the open files of processes alone
+
+
+def test_writes_in_flight_are_a_user_until_they_end(
+    disk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that wrote by io_uring ends before its writes do."""
+    flights = iter([3, 2, 0])
+    monkeypatch.setattr(users, "_writes_in_flight", lambda _: next(flights))
+    users.check(devices.source(disk), Purpose.GIVE_BACK)
+    assert next(flights, None) is None
+
+
+def test_writes_in_flight_that_do_not_end_are_named(
+    disk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(users, "_writes_in_flight", lambda _: 5)
+    monkeypatch.setattr(users, "_FLIGHT_S", 0.02)
+    for purpose in (Purpose.GIVE_BACK, Purpose.GUEST_WRITES, Purpose.HOST, Purpose.FORMAT):
+        with pytest.raises(users.WritesInFlight, match="5 writes"):
+            users.check(devices.source(disk), purpose)
+    check_guest(disk, readonly=True)  # a reader never waits
+
+
+def test_look_serves_all_that_began_to_wait_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, goes_on = threading.Event(), threading.Event()
+    looks: list[int] = []
+
+    def look() -> openers.Openers:
+        looks.append(len(looks))
+        began.set()
+        assert goes_on.wait(30)
+        return {(7, len(looks)): ()}
+
+    monkeypatch.setattr(openers, "_all_openers", look)
+    monkeypatch.setattr(openers, "_looks", openers._Looks())
+    results: list[openers.Openers] = []
+    first = threading.Thread(target=lambda: results.append(openers.openers()))
+    first.start()
+    assert began.wait(30)
+    later = [threading.Thread(target=lambda: results.append(openers.openers())) for _ in range(4)]
+    for thread in later:
+        thread.start()
+    goes_on.set()
+    for thread in (first, *later):
+        thread.join(30)
+    # the first look began before the others called, so it serves the first caller alone
+    assert results[0] == {(7, 1): ()}
+    assert len(looks) <= 1 + len(later)
+    assert {(7, 1)} not in [set(result) for result in results[1:]]
 
 
 def test_process_that_only_reads_refuses_nothing(disk: str) -> None:
     """udev, smartd, multipathd."""
     with a_process("held = os.open(sys.argv[1], os.O_RDONLY)", disk):
-        in_use.check_usable(source(disk), readonly=False)
-        in_use.check_unwritten(source(disk))
+        check_guest(disk, readonly=False)
+        users.check(devices.source(disk), Purpose.GIVE_BACK)
         with pytest.raises(holders.DeviceInUse):
-            in_use.check_unopened(source(disk))
+            users.check(devices.source(disk), Purpose.FORMAT)
 
 
 # A hypervisor opens its disk plainly: O_EXCL succeeds beside it.
@@ -198,17 +305,35 @@ def test_process_that_only_reads_refuses_nothing(disk: str) -> None:
 
 def test_process_that_writes_refuses_device_that_is_free_by_exclusivity(disk: str) -> None:
     with a_process("held = os.open(sys.argv[1], os.O_RDWR)", disk) as pid:
-        assert devices.is_free(disk, devices.identify(disk))
+        assert not users.is_held(devices.source(disk))
         with pytest.raises(holders.DeviceInUse, match=rf"\[{pid}\] by fd \d+"):
-            in_use.check_unwritten(source(disk))
-    in_use.check_unwritten(source(disk))
+            users.check(devices.source(disk), Purpose.GIVE_BACK)
+    users.check(devices.source(disk), Purpose.GIVE_BACK)
+
+
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_process_that_may_not_trace_has_not_seen_the_users(disk: str, purpose: Purpose) -> None:
+    """Without CAP_SYS_PTRACE the kernel lists a descriptor of another process, and does not say where it leads."""
+    code = f"""
+from crust.host.answers import NotSeen
+from crust.host.block import devices, users
+try:
+    users.check(devices.source({disk!r}), users.Purpose.{purpose.name})
+except NotSeen as error:
+    assert "EACCES" in str(error) and "CAP_SYS_PTRACE" in str(error), error
+else:
+    raise SystemExit("nobody was seen, and so nobody was there")
+"""
+    argv = ["setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace"]
+    with a_process("held = os.open(sys.argv[1], os.O_RDWR)", disk):
+        subprocess.run([*argv, sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_process_that_writes_to_a_partition_refuses_its_disk(partition: tuple[str, str]) -> None:
     disk, part = partition
     code = "held = os.open(sys.argv[1], os.O_WRONLY)"
     with a_process(code, part), pytest.raises(holders.DeviceInUse):
-        in_use.check_unwritten(source(disk))
+        users.check(devices.source(disk), Purpose.GIVE_BACK)
 
 
 def test_node_in_another_directory_is_the_same_device(disk: str, tmp_path: Path) -> None:
@@ -217,7 +342,7 @@ def test_node_in_another_directory_is_the_same_device(disk: str, tmp_path: Path)
     os.mknod(node, 0o600 | 0o060000, os.stat(disk).st_rdev)
     code = "held = os.open(sys.argv[1], os.O_RDWR); os.unlink(sys.argv[1])"
     with a_process(code, str(node)), pytest.raises(holders.DeviceInUse):
-        in_use.check_unwritten(source(disk))
+        users.check(devices.source(disk), Purpose.GIVE_BACK)
 
 
 def test_network_block_server_is_no_writer(disk: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,16 +354,16 @@ def test_network_block_server_is_no_writer(disk: str, monkeypatch: pytest.Monkey
         lambda path: str(os.getpid()) if path.endswith("/pid") else read(path),
     )
     held = os.open(disk, os.O_RDWR)
-    in_use.check_unwritten(source(disk))
+    users.check(devices.source(disk), Purpose.GIVE_BACK)
     os.close(held)
 
 
-# The claim asks O_EXCL alone; a reader's claim asks once, and then shares.
+# A claim holds the device and asks who else has it; a reader's claim asks once, and then shares.
 
 
 def record_of(device: str, *, readonly: bool) -> Record:
     mount = volumes.DeferredMount(
-        source(device), "ext4", readonly=readonly, capacity_bytes=64 * MIB
+        devices.source(device), "ext4", readonly=readonly, capacity_bytes=64 * MIB
     )
     key = volumes.VolumeKey(volumes.DriverName("d"), volumes.VolumeId("v"))
     return Record.of(mount, key, volumes.TargetPath("/t"), volumes.HandlerName("kata"))
@@ -301,7 +426,7 @@ def in_a_thread(look: Callable[[], T]) -> T:
     return future.result(timeout=30)
 
 
-def test_of_mount_does_not_wait_for_a_hung_file_server(attach: Attach, hung: str) -> None:
+def test_of_does_not_wait_for_a_hung_file_server(attach: Attach, hung: str) -> None:
     """stat(2) of a file that is open there never returns, and with it the unstage that only wants the reason."""
     device = attach()
     below = os.open(hung, os.O_PATH)
@@ -309,7 +434,7 @@ def test_of_mount_does_not_wait_for_a_hung_file_server(attach: Attach, hung: str
     try:
         with pytest.raises(holders.DeviceInUse, match=rf"\[{os.getpid()}\] by fd {held}"):
             in_a_thread(lambda: loop.detach(device))
-        assert in_a_thread(lambda: holders.of_mount(hung)) != ()
+        assert in_a_thread(lambda: mount_users.of(hung)) != ()
     finally:
         os.close(held)
         os.close(below)
@@ -329,7 +454,7 @@ def kubelets_loop(attach: Attach, target: Path) -> Iterator[tuple[loop.LoopDevic
         subprocess.run(["losetup", "--detach", upper], check=True)
 
 
-def test_device_in_use_names_a_loop_device_on_it(attach: Attach, tmp_path: Path) -> None:
+def test_in_use_names_a_loop_device_on_it(attach: Attach, tmp_path: Path) -> None:
     """A kubelet holds each raw volume by one, also when it forgot the volume."""
     target = tmp_path / "target"
     with kubelets_loop(attach, target) as (device, upper):
@@ -342,7 +467,7 @@ def test_device_in_use_names_a_loop_device_on_it(attach: Attach, tmp_path: Path)
 
 
 @pytest.mark.parametrize("detached", ["target", "."], ids=["its node", "its tree"])
-def test_device_in_use_names_loop_device_of_shortened_path(
+def test_in_use_names_loop_device_of_shortened_path(
     attach: Attach, tmp_path: Path, detached: str
 ) -> None:
     """A kubelet in a container that ended: its loop device is left, and sysfs has "/" for its path."""
@@ -352,11 +477,11 @@ def test_device_in_use_names_loop_device_of_shortened_path(
     with kubelets_loop(attach, tree / "target") as (device, upper):
         subprocess.run(["umount", "--lazy", str(tree / detached)], check=True)
         assert loopctl.backing_file(int(upper.removeprefix("/dev/loop"))) == "/"
-        assert holders.device_in_use(device.path).loops == (upper,)
+        assert users.in_use(device.path).loops == (upper,)
     subprocess.run(["umount", "--recursive", "--quiet", str(tree)], check=False)
 
 
-def test_device_in_use_asks_no_loop_device_on_a_file(
+def test_in_use_asks_no_loop_device_on_a_file(
     attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LOOP_GET_STATUS64 asks the filesystem of the backing file, and its server may hang."""
@@ -369,5 +494,5 @@ def test_device_in_use_asks_no_loop_device_on_a_file(
         return status(fd)
 
     monkeypatch.setattr(loopctl, "status", recorded)
-    assert not holders.device_in_use(device.path).loops
+    assert not users.in_use(device.path).loops
     assert not {os.stat(attached.path).st_rdev for attached in (device, other)} & set(asked)

@@ -1,0 +1,133 @@
+"""The processes that have block devices open: one look at the open files of all processes.
+
+A process or a descriptor that ended meanwhile has no device open: the errnos for that are named here. Every other
+errno is no answer, and no answer is `NotSeen`: a look that misses a process would call a device unused.
+"""
+
+import errno
+import os
+import threading
+from collections.abc import Iterator, Mapping
+
+from crust.core import volumes
+from crust.host import answers
+from crust.host.block.holders import Holder
+from crust.host.process import arguments, syscalls
+
+Number = tuple[int, int]
+Openers = Mapping[Number, tuple[Holder, ...]]
+"""The processes that have block devices open, by the device's number."""
+
+NEEDS = "CAP_SYS_PTRACE, and the host's PID namespace"
+"""The privilege for the open files of all processes (proc_pid_fd(5), ptrace(2))."""
+
+_ENDED = (errno.ENOENT, errno.ESRCH)
+"""The process has ended, or has closed the descriptor."""
+_HIDDEN = (errno.EACCES, errno.EPERM)
+_INIT = "1"
+"""The node's init is no user of a volume, and a kernel may hide its files even from root."""
+
+
+def openers() -> Openers:
+    """The processes that have block devices open; raises `NotSeen`. Blocks.
+
+    One look at all processes serves all callers that began to wait before it began: each of them has its lock by
+    then. The process that serves a network block device (`pid` in sysfs: rbd-nbd, qemu-nbd) has it open all the time,
+    and is no user of it.
+    """
+    return _looks.next()
+
+
+class _Look:
+    """A look that has not begun, or its result."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.result: Openers | None = None
+
+
+class _Looks:
+    """One look at a time; the callers that wait for it to end share the next one."""
+
+    def __init__(self) -> None:
+        self._running = threading.Lock()
+        self._next = _Look()
+
+    def next(self) -> Openers:
+        """The result of a look that begins after this call has begun."""
+        mine = self._next
+        with mine.lock:
+            if mine.result is None:
+                with self._running:
+                    self._next = _Look()  # a later caller needs a later look
+                    mine.result = _all_openers()
+        return mine.result
+
+
+_looks = _Looks()
+"""The kernel's list of processes is one for this process, and so is the look at it."""
+
+
+def _all_openers() -> Openers:
+    answer = answers.ask("the open files of all processes", _openers, needs=NEEDS)
+    return answers.seen(answer) or {}
+
+
+def has_open(pid: int, identity: volumes.DeviceIdentity) -> bool:
+    """Whether the process has the device open; false if it has ended. Raises `NotSeen`. Blocks."""
+    answer = answers.ask(
+        f"the open files of process {pid}", lambda: [*_devices_of(str(pid))], needs=NEEDS
+    )
+    number = identity.major, identity.minor
+    return any(device == number for _, device in answers.seen(answer) or ())
+
+
+def _openers() -> Openers:
+    found: dict[Number, tuple[Holder, ...]] = {}
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        for fd, number in _devices_of(pid):
+            writes = _writes(pid, fd)
+            if (
+                writes is None
+                or syscalls.known_attribute(f"/sys/dev/block/{number[0]}:{number[1]}/pid") == pid
+            ):
+                continue
+            holder = Holder(int(pid), arguments.command_of(int(pid)), f"fd {fd}", writes)
+            found[number] = (*found.get(number, ()), holder)
+    return found
+
+
+def _devices_of(pid: str) -> Iterator[tuple[str, Number]]:
+    """The descriptors of block devices of a process; none if it has ended."""
+    ended = (*_ENDED, *_HIDDEN) if pid == _INIT else _ENDED
+    directory = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(directory)
+    except OSError as err:
+        if err.errno not in ended:
+            raise
+        return
+    for fd in names:
+        try:
+            path = os.readlink(f"{directory}/{fd}")
+            if path[0] != "/" or path == "/dev/null":  # a socket, a pipe
+                continue
+            device = syscalls.block_device_at(f"{directory}/{fd}")
+        except OSError as err:
+            if err.errno not in ended:
+                raise
+            continue  # closed meanwhile
+        if device is not None:
+            yield fd, (os.major(device), os.minor(device))
+
+
+def _writes(pid: str, fd: str) -> bool | None:
+    """Whether the descriptor may write; None if it was closed meanwhile (proc_pid_fdinfo(5))."""
+    try:
+        text = syscalls.read_whole(f"/proc/{pid}/fdinfo/{fd}")
+    except OSError as err:
+        if err.errno not in _ENDED:
+            raise
+        return None
+    flags = next(line for line in text.split(b"\n") if line.startswith(b"flags:"))
+    return int(flags.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY

@@ -1,0 +1,408 @@
+"""The users of a block device: mounts, binds of its node, processes, loop devices, devices upon it, writes in flight.
+
+The one owner of the question. `check` refuses a purpose that a user is in the way of; `of` gives the users.
+
+The kernel's exclusive open tells of every exclusive holder (a mount, md, LVM, swap, a claim), in every namespace.
+Mountinfo and the open files of all processes name the holders, and alone show a process that has the device open
+plainly, as a virtual machine has, and a raw publish, which is a bind of the node. What a process has handed to the
+kernel may arrive after its end (io_uring with O_DIRECT): a device with writes in flight has a user. Reads in flight
+count for nobody.
+
+A device, process or descriptor that ended meanwhile is no user: the errnos for that are named here. Every other errno
+is no answer, and no answer is `NotSeen`. A part of the users is never the answer.
+
+No interface shows a process that has mapped the device and closed it, a kernel target (nvmet) that opens it plainly,
+and a process of another PID namespace that is not below this one.
+"""
+
+import enum
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from crust.core import errors, volumes
+from crust.host import answers
+from crust.host.answers import Answer, NotSeen
+from crust.host.block import device_sets, loopctl
+from crust.host.block.holders import DeviceInUse, Holder
+from crust.host.block.openers import NEEDS, Number, Openers, openers
+from crust.host.mounts import mountinfo
+from crust.host.process import arguments, syscalls
+
+T = TypeVar("T")
+_BY_NUMBER = "/sys/dev/block"
+_GONE = (errno.ENOENT, errno.ENXIO, errno.ENODEV)
+"""The kernel does not have the device any more."""
+_PAUSES_S = (0.0, 0.01, 0.05, 0.15)
+"""Before each look at a busy device: udev, smartd or the probe of another publish has it for a moment."""
+_FLIGHT_S = 2.0
+"""How long `check` waits for the writes of a process that has ended."""
+_FLIGHT_PAUSE_S = 0.01
+_IN_MEMORY = ("devtmpfs", "tmpfs", "ramfs")
+"""The filesystems in which device nodes are."""
+_LINES = (*(f" - {fs_type} ".encode() for fs_type in _IN_MEMORY), b"/volumeDevices/")
+"""Texts of the lines of mountinfo that may be binds of nodes: a kubelet also binds a node that a driver has made."""
+
+
+class Purpose(enum.Enum):
+    """The caller's use of the device, which decides who is in the way."""
+
+    GUEST_WRITES = "a guest writes to it"
+    """Nobody else may have it."""
+    GUEST_READS = "guests read it"
+    """Nobody may write to it; mounts of a read-only filesystem, and nothing else, explain an exclusive hold."""
+    HOST = "this host mounts or checks it"
+    """No process may write to it; the host's own mounts explain an exclusive hold."""
+    FORMAT = "this host makes a filesystem on it"
+    """No other process may have it open, and this one only for reading."""
+    GIVE_BACK = "it is given back to the driver"
+    """No process may write to it."""
+
+
+class WritesInFlight(errors.PeerUnavailable):
+    """A process has ended, and the kernel has not finished its writes to the device."""
+
+    def __init__(self, path: str, count: int) -> None:
+        super().__init__(
+            f"{path} is in use",
+            why=f"{count} writes of a process that has ended are in flight, and did not end within {_FLIGHT_S:g} s",
+            hint="retry; if it stays so the disk hangs: see the kernel log",
+        )
+        self.path = path
+
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    """The users of a device at one moment. `is_held`: the kernel refuses an exclusive open."""
+
+    device: volumes.BlockSource
+    is_held: bool
+    mounts: tuple[tuple[str, mountinfo.Mount], ...]
+    """Of a filesystem on it, or on a device that shares bytes with it; each with a process of its mount namespace."""
+    binds: tuple[mountinfo.Mount, ...]
+    """Raw publishes: the mounts of its node."""
+    openers: tuple[Holder, ...]
+    loops: tuple[str, ...]
+    """The loop devices upon it."""
+    stacked: tuple[str, ...]
+    """The devices of LVM, md or multipath upon it."""
+    writes_in_flight: int
+
+    def in_the_way_of(self, purpose: Purpose, but: Collection[int] = ()) -> bool:
+        """Whether a user forbids the purpose; `but` are processes that may have the device."""
+        others = [holder for holder in self.openers if holder.pid not in but]
+        writes = any(holder.writes for holder in others)
+        if purpose is Purpose.GIVE_BACK:
+            return writes
+        if purpose is Purpose.FORMAT:
+            return writes or self.is_held or any(holder.pid != os.getpid() for holder in others)
+        if purpose is Purpose.HOST:
+            return writes or (self.is_held and not self.mounts)
+        if purpose is Purpose.GUEST_READS:
+            can_write = any(mount.filesystem_writes for _, mount in self.mounts)
+            can_write = can_write or any(bind.writes_here for bind in self.binds)
+            return writes or can_write or (self.is_held and not self.mounts)
+        return writes or self.is_held or bool(self.mounts or self.binds or self.stacked)
+
+    def error(self, purpose: Purpose) -> errors.CrustError:
+        """The refusal of a purpose, which names the users."""
+        if self.mounts and purpose in (Purpose.GUEST_WRITES, Purpose.GUEST_READS):
+            return mounted_on_host(self.device.path, self.mounts)
+        return self.busy()
+
+    def busy(self) -> DeviceInUse:
+        """The error that names the users."""
+        mounts = (*(mount for _, mount in self.mounts), *self.binds)
+        places = tuple(mount.target for mount in mounts)
+        return DeviceInUse(self.device.path, places, self.loops, self.openers, self.stacked)
+
+
+def of(device: volumes.BlockSource, *, is_mine: bool = False) -> Answer[Users]:
+    """The users; absent if the kernel has this device no more. Blocks.
+
+    `is_mine`: the caller holds the device exclusively, or asks for processes alone; then no hold is tested, and
+    mounts and devices upon it, which would hold it too, are not looked for.
+    """
+    return _ask(device, lambda: _of(device, None, is_mine=is_mine))
+
+
+def check(
+    device: volumes.BlockSource,
+    purpose: Purpose,
+    *,
+    but: Collection[int] = (),
+    is_mine: bool = False,
+    opened: Openers | None = None,
+) -> None:
+    """Return if nobody is in the way of the purpose, or the kernel has the device no more. Blocks.
+
+    It waits within the call for a tool that has the device for a moment, and for writes in flight. `but` are the
+    processes that may have the device, `is_mine` as in `of`. `opened` is a look at all processes that began after
+    the caller had its lock. Raises `NotSeen`, `DeviceMountedOnHost`, `DeviceInUse`, `WritesInFlight`.
+    """
+    is_mine = is_mine or purpose is Purpose.GIVE_BACK
+    for pause_s in _PAUSES_S:
+        time.sleep(pause_s)
+        users = answers.seen(_ask(device, partial(_of, device, opened, is_mine=is_mine)))
+        if users is None:
+            return
+        if not users.in_the_way_of(purpose, but):
+            _await_writes(users, purpose)
+            return
+        refusal, opened = users.error(purpose), None
+    raise refusal
+
+
+def check_mounts_here(device: volumes.BlockSource, *, readonly: bool) -> None:
+    """Raise `DeviceMountedOnHost` if this mount namespace has a filesystem of the device mounted: for a guest that
+    only reads, a filesystem that can write. Blocks.
+
+    For a repeated publish, whose guest may open the device at this moment. Raises `NotSeen`.
+    """
+    numbers = _related(device.identity)
+    found = answers.seen(_ask(device, lambda: mountinfo.of_devices(numbers, "self"))) or ()
+    in_the_way = [("self", mount) for mount in found if not readonly or mount.filesystem_writes]
+    if in_the_way:
+        raise mounted_on_host(device.path, in_the_way)
+
+
+def is_held(device: volumes.BlockSource) -> bool:
+    """Whether the kernel refuses an exclusive open: the device is mounted, part of another, or held by a process.
+
+    False if the kernel has it no more. Raises `NotSeen`.
+    """
+    return bool(answers.seen(_ask(device, lambda: _is_held(device))))
+
+
+def in_use(path: str) -> DeviceInUse:
+    """The error for a device for which the kernel has answered EBUSY, with the users that can be seen. Blocks."""
+
+    def look() -> Users:
+        number = os.stat(path).st_rdev
+        identity = device_sets.identity_of(os.major(number), os.minor(number))
+        return _of(volumes.BlockSource(path, identity), None, is_mine=False)
+
+    match answers.ask(f"the users of {path}", look, absent=_GONE, needs=NEEDS):
+        case answers.Present(users):
+            return users.busy()
+        case answers.Unseen(error):
+            return DeviceInUse(path, unseen=error)
+        case answers.Absent():
+            return DeviceInUse(path)
+
+
+def mounted_on_host(path: str, mounts: Collection[tuple[str, mountinfo.Mount]]) -> errors.NotReady:
+    """The error about a device that the host has mounted at these places, in the namespaces of these processes."""
+    places = {
+        mount.target + ("" if pid == "self" else f" as {arguments.command_of(int(pid))}[{pid}] has it")
+        for pid, mount in mounts
+    }  # fmt: skip
+    return errors.NotReady.named(
+        "DeviceMountedOnHost",
+        f"the device {path} cannot be used by a guest",
+        why=f"this node has it mounted at {', '.join(sorted(places))}",
+        hint="unmount it there first; two kernels writing to one filesystem destroy it",
+    )
+
+
+def _ask(device: volumes.BlockSource, question: Callable[[], T]) -> Answer[T]:
+    return answers.ask(f"the users of {device.path}", question, absent=_GONE, needs=NEEDS)
+
+
+def _of(device: volumes.BlockSource, opened: Openers | None, *, is_mine: bool) -> Users:
+    """The users. Raises `OSError`, with an errno of `_GONE` if the device is gone, and `NotSeen`."""
+    opened = openers() if opened is None else opened
+    identity = device.identity
+    _check_present(identity)
+    own = identity.major, identity.minor
+    mounts_of_files = mountinfo.with_texts(*_LINES)
+    in_memory = [mount for mount in mounts_of_files if mount.fs_type in _IN_MEMORY]
+    numbers = set(_related(identity))
+    loops = _loops_on(numbers, in_memory)
+    numbers |= {_number(loop) for loop in loops}  # a writer to one of them writes to the device
+    held = not is_mine and _is_held(device)
+    mounts: tuple[tuple[str, mountinfo.Mount], ...] = ()
+    stacked: tuple[str, ...] = ()
+    if held:
+        stacked = tuple(above for number in numbers for above in stacked_on(number))
+    if held or (loops and not is_mine):  # a mount holds its device in every namespace
+        namespaces = mountinfo.namespaces()
+        mounts = tuple((pid, m) for pid in namespaces for m in mountinfo.of_devices(numbers, pid))
+    return Users(
+        device,
+        held,
+        mounts,
+        tuple(_binds(device.path, numbers, mounts_of_files)),
+        tuple(sorted(holder for number in numbers for holder in opened.get(number, ()))),
+        tuple(sorted(loops)),
+        tuple(sorted(set(stacked))),
+        _writes_in_flight(own),
+    )
+
+
+def _await_writes(users: Users, purpose: Purpose) -> None:
+    """Wait until no write of an ended process is in flight. A mounted filesystem writes by itself, a reader never
+    waits.
+    """
+    if purpose is Purpose.GUEST_READS or users.mounts:
+        return
+    identity, count = users.device.identity, users.writes_in_flight
+    number = identity.major, identity.minor
+    deadline = time.monotonic() + _FLIGHT_S
+    while count:
+        if time.monotonic() > deadline:
+            raise WritesInFlight(users.device.path, count)
+        time.sleep(_FLIGHT_PAUSE_S)
+        count = answers.seen(_ask(users.device, partial(_writes_in_flight, number))) or 0
+
+
+def _writes_in_flight(number: Number) -> int:
+    """The second number of `inflight` (Documentation/ABI/stable/sysfs-block)."""
+    text = syscalls.read_attribute(f"{_directory(number)}/inflight")
+    return int(text.split()[1])
+
+
+def _related(identity: volumes.DeviceIdentity) -> frozenset[Number]:
+    """The numbers of the devices that share bytes with this one, and its own."""
+    related = device_sets.device_set(identity).related | {identity}
+    return frozenset(
+        (key.major, key.minor) for key in related if isinstance(key, volumes.DeviceIdentity)
+    )
+
+
+def _check_present(identity: volumes.DeviceIdentity) -> None:
+    """Raise an errno of `_GONE` unless the number still is of this device."""
+    if device_sets.identity_of(identity.major, identity.minor) != identity:
+        raise OSError(errno.ENODEV, "another device has its number")
+
+
+def _directory(number: Number) -> str:
+    return f"{_BY_NUMBER}/{number[0]}:{number[1]}"
+
+
+def _number(node: str) -> Number:
+    device = os.stat(node).st_rdev
+    return os.major(device), os.minor(device)
+
+
+def _is_held(device: volumes.BlockSource) -> bool:
+    number = os.makedev(device.identity.major, device.identity.minor)
+    try:
+        status = os.stat(device.path)  # before the open, which has effects on a device
+        if not stat.S_ISBLK(status.st_mode) or status.st_rdev != number:
+            raise OSError(errno.EINVAL, f"{device.path} is not its node")
+        os.close(os.open(device.path, os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as err:
+        if err.errno == errno.EBUSY:
+            return True
+        if err.errno in _GONE:
+            _check_present(device.identity)
+            # the kernel has the device: only its node is missing, so nothing was asked
+            why, hint = syscalls.reason(err), "check that this process sees the host's /dev"
+            raise NotSeen(f"cannot see the users of {device.path}", why=why, hint=hint) from err
+        raise
+    return False
+
+
+def _binds(
+    path: str, numbers: Collection[Number], mounts: Sequence[mountinfo.Mount]
+) -> Iterator[mountinfo.Mount]:
+    """The mounts of nodes of these devices in this namespace, in which a CO makes raw publishes.
+
+    A shim has its driver publish the device of a deferred volume in the same way, at a private path: that is the
+    deferred publish itself, for which the proxy reserves the device.
+    """
+    name = os.path.basename(path)
+    for mount in mounts:
+        if mount.root == "/" or volumes.is_private(mount.target):
+            continue
+        # a covered mount is known by the name of its node alone
+        is_named = mount.fs_type in _IN_MEMORY and os.path.basename(mount.root) == name
+        if is_named or _device_at(mount.target) in numbers:
+            yield mount
+
+
+def _device_at(path: str) -> Number | None:
+    try:
+        device = syscalls.block_device_at(path)
+    except OSError as err:
+        if err.errno not in syscalls.ABSENT:
+            raise
+        return None
+    return None if device is None else (os.major(device), os.minor(device))
+
+
+def _loops_on(numbers: Collection[Number], in_memory: Sequence[mountinfo.Mount]) -> list[str]:
+    """The loop devices upon the devices: a kubelet keeps one on each raw volume.
+
+    Nodes of devices are in memory. It opens no loop device of other files: the kernel would ask the file's server,
+    which may hang. A node whose bind was detached since (`umount --lazy`, the end of a container) has the path "/":
+    it opens such a loop device if that is no larger than the device.
+    """
+    loops = []
+    below = {os.makedev(*number): _size(number) for number in numbers}
+    for number in loopctl.attached_numbers():
+        try:
+            backing = loopctl.backing_file(number)
+            if not _is_askable(number, backing, in_memory, max(below.values(), default=0)):
+                continue
+            node = loopctl.node(number)
+            with syscalls.closing(os.open(node, os.O_RDONLY)) as fd:
+                if loopctl.status(fd).backing_device in below:
+                    loops.append(node)
+        except OSError as err:
+            if err.errno not in _GONE:  # else it was detached meanwhile
+                raise
+    return loops
+
+
+def _is_askable(
+    number: int, backing: str, in_memory: Sequence[mountinfo.Mount], size_bytes: int
+) -> bool:
+    if backing == "/":  # a loop device keeps its size when the device below it grows
+        return loopctl.size_bytes(number) <= size_bytes
+    if not any(_covers(mount, backing) for mount in in_memory):
+        return False
+    # the deepest mount above the file, and the topmost of several on one directory
+    above = sorted(
+        (mount for mount in mountinfo.read_all() if _covers(mount, backing)),
+        key=lambda mount: len(mount.target),
+    )
+    return above[-1].fs_type in _IN_MEMORY
+
+
+def _covers(mount: mountinfo.Mount, path: str) -> bool:
+    return path == mount.target or path.startswith(mount.target.rstrip("/") + "/")
+
+
+def _size(number: Number) -> int:
+    return int(syscalls.read_attribute(f"{_directory(number)}/size")) * 512
+
+
+def stacked_on(number: tuple[int, int], *, by_number: str = _BY_NUMBER) -> tuple[str, ...]:
+    """The names of the devices that hold the device of this number, or a partition of it; () if it is gone.
+
+    Raises `OSError`.
+    """
+    directory = f"{by_number}/{number[0]}:{number[1]}"
+    parts = [
+        name
+        for name in syscalls.names_in(directory)
+        if syscalls.known_attribute(f"{directory}/{name}/partition")
+    ]
+    places = [f"{directory}/holders", *(f"{directory}/{part}/holders" for part in parts)]
+    names = {
+        _shown(f"{place}/{name}", name) for place in places for name in syscalls.names_in(place)
+    }
+    return tuple(sorted(names))
+
+
+def _shown(directory: str, name: str) -> str:
+    """A device's name, and for a map the name that its creator gave it: vg-lv, mpatha."""
+    mapped = syscalls.known_attribute(f"{directory}/dm/name")
+    return f"{name} ({mapped})" if mapped else name
