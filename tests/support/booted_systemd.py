@@ -39,6 +39,10 @@ class Machine:
     root: Path
     leader: int
 
+    def seen(self, path: str) -> str:
+        """The path, from outside, of a file that it has on a file system of its own, as below /run."""
+        return f"/proc/{self.leader}/root{path}"
+
     def run(
         self, *command: str, timeout_s: float = _TIMEOUT_S
     ) -> "subprocess.CompletedProcess[str]":

@@ -46,10 +46,13 @@ class DeniedByKernel(errors.Refused):
 
 
 class UnsupportedByKernel(errors.Unsupported):
-    """The kernel or the filesystem does not offer an operation."""
+    """The kernel or the filesystem does not offer an operation, or a seccomp filter answers in the kernel's place."""
 
     answered_as = errors.RuntimeFailed
-    advice = "`crust doctor` checks what crust needs of the kernel and of filesystems"
+    advice = (
+        "`crust doctor` checks what crust needs of the kernel and of filesystems; a seccomp filter of the unit "
+        "or pod can hide a call that the kernel has"
+    )
 
 
 class NameTooLongForKernel(errors.InvalidRequest):

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import grpc.aio
@@ -13,8 +13,9 @@ from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support import booted_systemd, capabilities
 from tests.support.booted_systemd import Machine
-from tests.support.co import Co
+from tests.support.co import NAMED, Co
 from tests.support.faults.refusals import repeated
+from tests.support.runtimes import fake_handler
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(200)]  # the first one waits for the boot
 
@@ -26,6 +27,7 @@ PAGE = "".join(
 KUBELET = "/var/lib/kubelet"
 SOCKET = f"{KUBELET}/plugins/block.csi.crust.dev/csi.sock"
 STAGING, TARGET = f"{KUBELET}/plugins/kubernetes.io/csi/v/globalmount", f"{KUBELET}/pods/p/mount"
+THREE = ("crust-driver", "crust-shim", "crust-proxy")
 
 
 def documented(heading: str) -> list[str]:
@@ -140,16 +142,60 @@ def test_restore_brings_the_pool_back_as_it_was(machine: Machine) -> None:
     assert machine.run("ls", "/var/lib/crust/block/made-since").returncode != 0
 
 
-async def test_three_units_serve_in_the_place_of_one(machine: Machine) -> None:
-    machine.output("systemctl", "start", "crust-driver", "crust-shim", "crust-proxy")
-    try:
-        assert machine.run("systemctl", "is-active", "crust-node").stdout.strip() == "inactive"
-        async with volume(machine):
-            assert mounted(machine)
-    finally:
-        machine.output("systemctl", "start", "crust-node")
-    units = ("crust-driver", "crust-shim", "crust-proxy")
-    assert set(machine.run("systemctl", "is-active", *units).stdout.split()) == {"inactive"}
+def serve(machine: Machine, *units: str) -> None:
+    """Start these units: they alone serve then."""
+    machine.output("systemctl", "start", *units)
+    for unit in ("crust-node", *THREE):
+        active = machine.run("systemctl", "is-active", unit).stdout.strip()
+        assert active == ("active" if unit in units else "inactive"), unit
+
+
+@pytest.fixture(params=[("crust-node",), THREE], ids=["one", "three"])
+def units(request: pytest.FixtureRequest, machine: Machine) -> Iterator[None]:
+    """The one unit serves, or three in its place."""
+    serve(machine, *request.param)
+    yield
+    serve(machine, "crust-node")
+
+
+@asynccontextmanager
+async def staged(machine: Machine) -> AsyncIterator[tuple[Co, str]]:
+    """A volume that is staged beside a runtime handler; the block unpublishes it."""
+    for path in (STAGING, str(Path(TARGET).parent)):
+        machine.output("mkdir", "-p", path)
+    endpoint = "/run/kata.sock"
+    registered = fake_handler.running(
+        fake_handler.FakeHandler(),
+        proxy_socket=machine.seen("/run/crust/handlers.sock"),
+        endpoint=endpoint,
+        served_at=machine.seen(endpoint),
+    )
+    async with channel.connect(f"{machine.root}{SOCKET}") as connected, registered:
+        co = Co(connected, waits=True)
+        volume_id = (await co.create("v")).volume_id
+        await co.stage(volume_id, STAGING)
+        yield co, volume_id
+        await co.unstage(volume_id, STAGING)
+        await co.delete(volume_id)
+
+
+@contextmanager
+def sandbox(machine: Machine) -> Iterator[str]:
+    """A sandbox that has the volume of the target; its device."""
+    volumes = machine.seen("/run/crust/volumes")
+    with fake_handler.sandbox_with_device(volumes, TARGET, name="s", handler="kata") as device:
+        yield device
+
+
+@pytest.mark.usefixtures("units")
+async def test_units_defer_a_publish_and_its_unpublish(machine: Machine) -> None:
+    async with staged(machine) as (co, volume_id):
+        await co.publish(volume_id, TARGET, staging=STAGING, volume_context=NAMED)
+        with sandbox(machine) as device:
+            assert device.startswith("/dev/loop")
+            assert machine.run("findmnt", "--source", device).returncode == 1  # not on the host
+        await co.unpublish(volume_id, TARGET)
+        assert not mounted(machine)
 
 
 def test_keepers_outlive_the_stop_of_the_unit_that_started_them(machine: Machine) -> None:

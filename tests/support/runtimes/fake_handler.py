@@ -84,8 +84,12 @@ async def running(
     max_volumes: int = 0,
     max_path_bytes: int = 0,
     waits: bool = True,
+    served_at: str = "",
 ) -> AsyncIterator[registration.Registration]:
-    """The handler, served and registered, while the block runs; registered at its begin if `waits`."""
+    """The handler, served and registered, while the block runs; registered at its begin if `waits`.
+
+    `served_at` is the endpoint's path where this process and the proxy have different roots.
+    """
     request = registration.RegisterRequest(
         volumes.HandlerName(name),
         "1.0",
@@ -96,7 +100,7 @@ async def running(
         max_path_bytes,
     )
     async with (
-        service.serving(endpoint, handler),
+        service.serving(served_at or endpoint, handler),
         registration.registered(proxy_socket, request) as session,
     ):
         if waits:
