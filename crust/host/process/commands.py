@@ -35,6 +35,7 @@ _ENVIRONMENT = {
 
 _PACKAGES = {
     "bwrap": "bubblewrap",
+    "blkid": "util-linux",
     "mkfs.ext4": "e2fsprogs",
     "e2fsck": "e2fsprogs",
     "mkfs.xfs": "xfsprogs",
@@ -99,6 +100,12 @@ async def run_command(
     return Completed(code, stdout, tail)
 
 
+def install_hint(program: str) -> str:
+    """What to do about a program that is missing."""
+    package = _PACKAGES.get(os.path.basename(program))
+    return f"install the package {package}" if package else "install it, or correct its path"
+
+
 @contextmanager
 def _errors_file() -> Iterator[int]:
     """A file in memory for standard error. The kernel refuses a write beyond its size (fcntl(2), F_SEAL_GROW)."""
@@ -140,11 +147,8 @@ def _started(argv: Sequence[str], stderr: int, inherits: Sequence[int]) -> Itera
             pass_fds=inherits,
         )
     except FileNotFoundError as err:
-        package = _PACKAGES.get(os.path.basename(argv[0]))
         raise errors.RuntimeFailed.named(
-            "CommandMissing",
-            f"{argv[0]} is not installed",
-            hint=f"install the package {package}" if package else "install it, or correct its path",
+            "CommandMissing", f"{argv[0]} is not installed", hint=install_hint(argv[0])
         ) from err
     except OSError as err:
         raise syscalls.translate(err, f"cannot start {argv[0]}") from err

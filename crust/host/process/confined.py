@@ -3,7 +3,9 @@
 A parser of filesystems that runs as root on a hostile disk is one bug away from the node. So e2fsck and blkid see a
 root directory that holds /usr read-only and the device at `DEVICE`, and nothing else: no network, no other
 process, no capability, bounded memory and CPU time, and of the kernel's system calls only the calls of such a
-tool. bubblewrap (bwrap(1)) makes the namespaces, and libseccomp (seccomp_export_bpf(3)) the filter.
+tool. bubblewrap (bwrap(1)) makes the namespaces, and libseccomp (seccomp_export_bpf(3)) the filter. The network
+namespace is unshare(1)'s: bwrap would set up the loopback device in it, for which crust would need CAP_NET_ADMIN. So
+CAP_SYS_ADMIN is all that this needs.
 
 A status of bwrap must not be taken for a status of the program: 1 is "corrected" to e2fsck. So bwrap reports the
 program's status apart (`--json-status-fd`), and without that report the program counts as never started.
@@ -13,6 +15,7 @@ import ctypes
 import errno
 import functools
 import json
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -41,14 +44,16 @@ _SYSTEM_CALLS = (
 )  # fmt: skip
 
 
+_NOT_FOUND = 127
+"""The status of prlimit(1) and unshare(1) for a program that does not exist."""
+
+
 class CannotConfine(errors.RuntimeFailed):
     """A program cannot be confined on this host, so it reads no bytes that a guest may have written."""
 
-    def __init__(self, program: str, why: str) -> None:
+    def __init__(self, program: str, why: str, hint: str = "") -> None:
         super().__init__(
-            f"{program} was not run on a volume that a guest may have written",
-            why=why,
-            hint="install the packages bubblewrap and libseccomp2, and allow the driver to make namespaces",
+            f"{program} was not run on a volume that a guest may have written", why=why, hint=hint
         )
 
 
@@ -77,7 +82,7 @@ async def run_confined(
         rules.seek(0)
         argv = (
             *("prlimit", f"--as={limits.memory_bytes}", f"--cpu={limits.cpu_s}", "--core=0"),
-            *("bwrap", "--unshare-ipc", "--unshare-net", "--unshare-pid", "--unshare-uts"),
+            *("unshare", "--net", "--", "bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-uts"),
             *("--cap-drop", "ALL", "--die-with-parent", "--chdir", "/"),
             *("--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"),
             *("--symlink", "usr/sbin", "/sbin", "--symlink", "usr/lib", "/lib"),
@@ -93,7 +98,19 @@ async def run_confined(
         for status in map(json.loads, report):
             if "exit-code" in status:
                 return replace(ended, code=int(status["exit-code"]))
-    raise CannotConfine(program[0], ended.stderr_tail.strip() or "bwrap does not say why")
+    raise _never_ran(program[0], ended)
+
+
+def _never_ran(program: str, ended: commands.Completed) -> CannotConfine:
+    """With the words of the tool that failed, and a hint where its cause is certain."""
+    why, hint = ended.stderr_tail.strip() or f"bwrap exited with {ended.code}", ""
+    if ended.code == _NOT_FOUND:
+        hint = commands.install_hint("bwrap")
+    elif why.startswith(f"bwrap: execvp {program}: "):
+        hint = commands.install_hint(program)
+    elif why.endswith(os.strerror(errno.EPERM)):
+        hint = "give crust CAP_SYS_ADMIN, and a seccomp profile that allows unshare(2) and mount(2)"
+    return CannotConfine(program, why, hint)
 
 
 @functools.cache
@@ -102,7 +119,7 @@ def _filter(program: str) -> bytes:
     try:
         library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
     except OSError as err:
-        raise CannotConfine(program, str(err)) from err
+        raise CannotConfine(program, str(err), "install the package libseccomp2") from err
     library.seccomp_init.restype = ctypes.c_void_p
     context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(_ANSWER_ENOSYS)))
     if context.value is None:

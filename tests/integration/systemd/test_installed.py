@@ -28,6 +28,12 @@ KUBELET = "/var/lib/kubelet"
 SOCKET = f"{KUBELET}/plugins/block.csi.crust.dev/csi.sock"
 STAGING, TARGET = f"{KUBELET}/plugins/kubernetes.io/csi/v/globalmount", f"{KUBELET}/pods/p/mount"
 THREE = ("crust-driver", "crust-shim", "crust-proxy")
+KILLED = """
+mount {device} /mnt; echo written >/mnt/file; sync
+python3 -c 'import fcntl, os; fcntl.ioctl(os.open("/mnt", os.O_RDONLY), 0x8004587D, b"\\2\\0\\0\\0")'
+umount /mnt; dumpe2fs -h {device}
+"""
+"""A guest that writes and is killed: EXT4_IOC_SHUTDOWN (fs/ext4/ext4.h) drops all that is not on the disk by then."""
 
 
 def documented(heading: str) -> list[str]:
@@ -187,6 +193,18 @@ def sandbox(machine: Machine) -> Iterator[str]:
         yield device
 
 
+async def crash(machine: Machine, co: Co, volume_id: str) -> None:
+    """A guest has the volume and is killed; then the CO takes the volume back and stages it again."""
+    await co.publish(volume_id, TARGET, staging=STAGING, volume_context=NAMED)
+    with sandbox(machine) as device:
+        pass  # its hold would refuse the mount that stands for the guest's
+    killed = machine.output("unshare", "--mount", "sh", "-ec", KILLED.format(device=device))
+    assert "needs_recovery" in killed
+    await co.unpublish(volume_id, TARGET)
+    await co.unstage(volume_id, STAGING)
+    await co.stage(volume_id, STAGING)
+
+
 @pytest.mark.usefixtures("units")
 async def test_units_defer_a_publish_and_its_unpublish(machine: Machine) -> None:
     async with staged(machine) as (co, volume_id):
@@ -196,6 +214,21 @@ async def test_units_defer_a_publish_and_its_unpublish(machine: Machine) -> None
             assert machine.run("findmnt", "--source", device).returncode == 1  # not on the host
         await co.unpublish(volume_id, TARGET)
         assert not mounted(machine)
+
+
+@pytest.mark.usefixtures("units")
+async def test_units_stage_again_what_a_killed_guest_left(machine: Machine) -> None:
+    """e2fsck replays the journal, confined, before another guest or the host has the volume."""
+    async with staged(machine) as (co, volume_id):
+        await crash(machine, co, volume_id)
+        await co.publish(volume_id, TARGET, staging=STAGING, volume_context=NAMED)
+        with sandbox(machine) as device:
+            assert "needs_recovery" not in machine.output("dumpe2fs", "-h", device)
+        await co.unpublish(volume_id, TARGET)
+        await crash(machine, co, volume_id)
+        await co.publish(volume_id, TARGET, defer=False, staging=STAGING)
+        assert machine.output("cat", f"{TARGET}/file") == "written\n"
+        await co.unpublish(volume_id, TARGET)
 
 
 def test_keepers_outlive_the_stop_of_the_unit_that_started_them(machine: Machine) -> None:
