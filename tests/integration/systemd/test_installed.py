@@ -10,6 +10,7 @@ import grpc.aio
 import pytest
 
 from crust.rpc import channel
+from crust.runtime_handler.registration import Feature
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support import booted_systemd, capabilities
 from tests.support.booted_systemd import Machine
@@ -165,18 +166,27 @@ def units(request: pytest.FixtureRequest, machine: Machine) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def staged(machine: Machine) -> AsyncIterator[tuple[Co, str]]:
-    """A volume that is staged beside a runtime handler; the block unpublishes it."""
-    for path in (STAGING, str(Path(TARGET).parent)):
-        machine.output("mkdir", "-p", path)
+async def handler(
+    machine: Machine, features: frozenset[Feature] = fake_handler.ALL_FEATURES
+) -> AsyncIterator[None]:
+    """The runtime handler kata, registered with the machine's proxy while the block runs."""
     endpoint = "/run/kata.sock"
-    registered = fake_handler.running(
+    async with fake_handler.running(
         fake_handler.FakeHandler(),
         proxy_socket=machine.seen("/run/crust/handlers.sock"),
         endpoint=endpoint,
         served_at=machine.seen(endpoint),
-    )
-    async with channel.connect(f"{machine.root}{SOCKET}") as connected, registered:
+        features=features,
+    ):
+        yield
+
+
+@asynccontextmanager
+async def staged(machine: Machine) -> AsyncIterator[tuple[Co, str]]:
+    """A volume that is staged beside a runtime handler; the block unpublishes it."""
+    for path in (STAGING, str(Path(TARGET).parent)):
+        machine.output("mkdir", "-p", path)
+    async with channel.connect(f"{machine.root}{SOCKET}") as connected, handler(machine):
         co = Co(connected, waits=True)
         volume_id = (await co.create("v")).volume_id
         await co.stage(volume_id, STAGING)

@@ -7,11 +7,15 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
+from crust.core import deferral_keys
 from crust.rpc import channel
-from tests.integration.systemd.test_installed import KUBELET, follow, main_pid
+from crust.runtime_handler.registration import Feature
+from examples.drivers import minimal
+from tests.integration.systemd.test_installed import KUBELET, follow, handler, main_pid, sandbox
 from tests.support import booted_systemd, capabilities
 from tests.support.booted_systemd import Machine
 from tests.support.co import Co
+from tests.support.runtimes.fake_handler import ALL_FEATURES
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(200)]  # the first one waits for the boot
 
@@ -20,6 +24,13 @@ TARGET = f"{KUBELET}/pods/p/mount"
 LEAVES = f"{KUBELET}/plugins/kubernetes.io/csi/volumeDevices/publish"
 DEFERRED = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "kata"}
 SETTINGS = f'socket = "{SHIM}"\ndriver_socket = "{DRIVER}"\n'
+PROXY = f"{KUBELET}/plugins/{minimal.NAME}/csi.sock"
+PROXY_SETTINGS = f"""
+[[drivers]]
+name = "{minimal.NAME}"
+socket = "{PROXY}"
+backend = "{SHIM}"
+"""
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +83,19 @@ async def test_driver_is_deferred_and_a_publish_seen_twice_is_one(
     assert _leaf_mounts(machine.output("cat", "/proc/1/mountinfo")) == []
     assert not os.listdir(Path(f"{machine.root}{LEAVES}"))
     await co.delete(volume.volume_id)
+
+
+async def test_proxy_defers_what_it_formats_and_gives_it_back(machine: Machine) -> None:
+    """For a runtime that makes no filesystems the proxy reads the device, confined, under its own unit."""
+    (machine.root / "etc/crust/proxy.toml").write_text(PROXY_SETTINGS, encoding="utf-8")
+    machine.output("systemctl", "start", "crust-proxy")
+    runtime = handler(machine, ALL_FEATURES - {Feature.FORMAT})
+    async with channel.connect(f"{machine.root}{PROXY}") as connected, runtime:
+        co = Co(connected, waits=True)
+        volume = await co.create("formatted")
+        context = {**volume.volume_context, **DEFERRED, deferral_keys.CREATED_EMPTY: "true"}
+        await co.publish(volume.volume_id, TARGET, volume_context=context)
+        with sandbox(machine) as device:
+            assert "ext4" in machine.output("blkid", "-p", device)
+        await co.unpublish(volume.volume_id, TARGET)
+        await co.delete(volume.volume_id)
