@@ -85,7 +85,7 @@ def has_open(pid: int, identity: volumes.DeviceIdentity) -> bool:
 def _openers() -> Openers:
     found: dict[Number, tuple[Holder, ...]] = {}
     for pid in filter(str.isdecimal, os.listdir("/proc")):
-        for fd, number in _devices_of(pid):
+        for fd, number in _of_init() if pid == _INIT else _devices_of(pid):
             writes = _writes(pid, fd)
             if (
                 writes is None
@@ -97,14 +97,22 @@ def _openers() -> Openers:
     return found
 
 
+def _of_init() -> list[tuple[str, Number]]:
+    try:
+        return [*_devices_of(_INIT)]
+    except OSError as err:
+        if err.errno not in _HIDDEN:
+            raise
+        return []
+
+
 def _devices_of(pid: str) -> Iterator[tuple[str, Number]]:
     """The descriptors of block devices of a process; none if it has ended."""
-    ended = (*_ENDED, *_HIDDEN) if pid == _INIT else _ENDED
     directory = f"/proc/{pid}/fd"
     try:
         names = os.listdir(directory)
     except OSError as err:
-        if err.errno not in ended:
+        if err.errno not in _ENDED:
             raise
         return
     for fd in names:
@@ -114,7 +122,7 @@ def _devices_of(pid: str) -> Iterator[tuple[str, Number]]:
                 continue
             device = syscalls.block_device_at(f"{directory}/{fd}")
         except OSError as err:
-            if err.errno not in ended:
+            if err.errno not in _ENDED:
                 raise
             continue  # closed meanwhile
         if device is not None:

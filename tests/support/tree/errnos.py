@@ -1,0 +1,131 @@
+"""Whether a handler of OSError answers by a named errno alone: rule A1 of `missing_answers`.
+
+A handler may end without raising only on a path that has compared `errno` with named numbers: `errno.EBUSY`, a tuple
+of such numbers, or a constant (`_GONE`). All other paths raise. The search follows `if`, `match`, `try`, `with` and
+loops.
+"""
+
+import ast
+from collections.abc import Iterable, Sequence
+
+_EXACT = frozenset(
+    {
+        "FileNotFoundError",
+        "ProcessLookupError",
+        "NotADirectoryError",
+        "IsADirectoryError",
+        "FileExistsError",
+        "ChildProcessError",
+    }
+)
+"""The classes of Python that stand for one errno: to catch one is to name its errno."""
+
+
+def names_errno_or_raises(handler: ast.ExceptHandler) -> bool:
+    """Whether each way out of the handler raises, or has a named errno before it."""
+    paths = _Paths()
+    paths.follow(handler.body, is_named=False)
+    return not paths.escapes
+
+
+class _Paths:
+    """The ways through a handler. A way `is_named` after a comparison with named errnos."""
+
+    def __init__(self) -> None:
+        self._escapes = False
+        self._ends: set[bool] = set()
+
+    @property
+    def escapes(self) -> bool:
+        """Whether a way out is neither an exception nor after a named errno."""
+        return self._escapes or False in self._ends
+
+    def follow(self, body: Sequence[ast.stmt], *, is_named: bool) -> None:
+        """Follow the statements of a handler to its end."""
+        self._ends = self._after(body, {is_named})
+
+    def _after(self, body: Sequence[ast.stmt], ways: set[bool]) -> set[bool]:
+        for statement in body:
+            ways = {end for way in ways for end in self._one(statement, way)}
+        return ways
+
+    def _one(self, node: ast.stmt, way: bool) -> set[bool]:  # noqa: FBT001
+        match node:
+            case ast.Raise():
+                return set()
+            case ast.Return() | ast.Continue() | ast.Break():
+                self._escapes = self._escapes or not way
+                return set()
+            case ast.If():
+                then = self._after(node.body, {way or _names(node.test, outcome=True)})
+                return then | self._after(node.orelse, {way or _names(node.test, outcome=False)})
+            case ast.Match():
+                return self._cases(node, way)
+            case (
+                ast.Try() | ast.With() | ast.AsyncWith() | ast.For() | ast.AsyncFor() | ast.While()
+            ):
+                return self._nested(node, way)
+        return {way}
+
+    def _cases(self, node: ast.Match, way: bool) -> set[bool]:  # noqa: FBT001
+        ends = set() if any(map(_is_catch_all, node.cases)) else {way}
+        for case in node.cases:
+            is_value = isinstance(case.pattern, ast.MatchValue | ast.MatchOr)
+            named = way or (is_value and _is_errno(node.subject))
+            ends |= self._after(case.body, {named})
+        return ends
+
+    def _nested(self, node: ast.stmt, way: bool) -> set[bool]:  # noqa: FBT001
+        ends = self._after(getattr(node, "body", []), {way})
+        if isinstance(node, ast.For | ast.AsyncFor | ast.While):
+            ends.add(way)  # no round at all
+        ends = self._after(getattr(node, "orelse", []), ends)
+        for handler in getattr(node, "handlers", []):
+            ends |= self._after(handler.body, {way})
+        return self._after(getattr(node, "finalbody", []), ends)
+
+
+def _is_catch_all(case: ast.match_case) -> bool:
+    return isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None and not case.guard
+
+
+def _names(test: ast.expr, *, outcome: bool) -> bool:
+    """Whether the errno is one of named numbers if `test` has this outcome."""
+    match test:
+        case ast.UnaryOp(op=ast.Not()):
+            return _names(test.operand, outcome=not outcome)
+        case ast.BoolOp():
+            each = [_names(value, outcome=outcome) for value in test.values]
+            return any(each) if isinstance(test.op, ast.And) is outcome else all(each)
+        case ast.Compare(left=left, ops=[operator], comparators=[numbers]) if _is_errno(left):
+            wanted = (ast.Eq, ast.In) if outcome else (ast.NotEq, ast.NotIn)
+            return isinstance(operator, wanted) and _are_named(numbers)
+        case ast.Call(func=ast.Name(id="isinstance"), args=[_, classes]):
+            return outcome and set(_last_names(classes)) <= _EXACT
+    return False
+
+
+def _is_errno(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "errno"
+
+
+def _are_named(node: ast.expr) -> bool:
+    match node:
+        case ast.Attribute(value=ast.Name(id="errno")):
+            return True
+        case ast.Name() | ast.Attribute():
+            return _last_name(node).lstrip("_").isupper()
+        case ast.Starred():
+            return _are_named(node.value)
+        case ast.Tuple() | ast.List() | ast.Set():
+            return all(map(_are_named, node.elts))
+    return False
+
+
+def _last_names(node: ast.expr) -> Iterable[str]:
+    parts = node.elts if isinstance(node, ast.Tuple) else [node]
+    return map(_last_name, parts)
+
+
+def _last_name(node: ast.expr) -> str:
+    return ast.unparse(node).rpartition(".")[2]
