@@ -106,11 +106,12 @@ demo: root guest ## publish volumes to a microVM on this machine, step by step (
 cluster-demo: root guest ## three nodes with local pools of their own, and Ceph, on this machine (root)
 	$(PRIVATE) $(PY) -m examples.cluster
 
-test integration conformance e2e: WITHIN = tests/in_memory.sh
+test integration conformance e2e lies: WITHIN = tests/in_memory.sh
 test: REQUIRED = mount,loop,vm,containerd,systemd,ember,csi-sanity,go-driver
 e2e: REQUIRED = mount,loop,vm,ember
 integration: REQUIRED = mount,loop,containerd,systemd,ember,csi-sanity,go-driver
 conformance: REQUIRED = mount,loop,ember,csi-sanity
+lies: REQUIRED = mount,loop
 
 .PHONY: test
 test: root guest third-party ## all tests, including their set-up (root)
@@ -134,6 +135,11 @@ integration: root setup third-party ## the tests on real loop devices, mounts an
 conformance: export TESTS_REPORTS = build/conformance
 conformance: root setup third-party ## crust's driver against its suite, alone and behind proxy and shim; reports in build/conformance (root)
 	@$(PYTEST) $(SIDE_BY_SIDE) tests/integration/conformance
+
+.PHONY: lies
+lies: export TESTS_LIES = all
+lies: root $(VENV)/.done ## each call by which a device is asked about fails once with each errno (root)
+	@$(PYTEST) $(SIDE_BY_SIDE) tests/integration/host/block/test_lies.py
 
 .PHONY: e2e
 e2e: root guest third-party ## the tests that boot the microVM (root)

@@ -177,7 +177,7 @@ def recorded(root: Path, store: Path, *, names_survive: bool) -> Iterator[Record
     """Watch what this process does to the directory `root`, which does not exist yet."""
     recorder = Recorder(root, store, names_survive)
 
-    def after(name: str, arguments: tuple[Any, ...]) -> None:
+    def after(name: str, arguments: tuple[Any, ...], _result: Any) -> None:
         match name:
             case "fsync" | "fdatasync":
                 recorder.synced(os.readlink(f"/proc/self/fd/{arguments[0]}"))
