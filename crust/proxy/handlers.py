@@ -19,6 +19,9 @@ from dataclasses import asdict, dataclass, field, replace
 import crust
 from crust.core import deferral_keys, errors, metrics, volumes
 from crust.handoff.record import needs, unsupported
+from crust.host.answers import NotSeen
+from crust.host.block import openers
+from crust.host.process import workers
 from crust.proxy.table import Entries, Event, Table
 from crust.proxy.target import Wanted
 from crust.rpc import channel
@@ -26,6 +29,7 @@ from crust.rpc.call import Call
 from crust.rpc.messages import crust_v1, csi
 from crust.rpc.messages.crust_v1 import HandlerNameTaken, InvalidRegistration
 from crust.rpc.port import Port, SocketPort, stub
+from crust.rpc.serving import sockets
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
 
@@ -240,6 +244,18 @@ def check_place(handler: Handler, target: volumes.TargetPath, table: Table) -> N
         )
 
 
+def _check_visible(endpoint: str) -> None:
+    """Raise `NotSeen` unless the process at a handler's endpoint can be seen from here. Blocks."""
+    pid = sockets.listener(endpoint)
+    if pid is None:
+        raise NotSeen(
+            f"cannot see the runtime handler at {endpoint}",
+            why="no process listens there yet",
+            hint="serve the endpoint before Register",
+        )
+    openers.check_visible(pid)
+
+
 class HandlerRegistry:
     """The service HandlerRegistry."""
 
@@ -255,13 +271,18 @@ class HandlerRegistry:
     async def Register(
         self, request: handlers_pb2.RegisterRequest, call: Call
     ) -> AsyncIterator[handlers_pb2.RegisterResponse]:
-        """Register, respond, and keep the session until one side ends it; raises `InvalidRegistration`."""
+        """Register, respond, and keep the session until one side ends it.
+
+        Raises `InvalidRegistration`, and `NotSeen` for a handler whose process cannot be looked at: its virtual
+        machines would not be seen either, and a device that one of them has would pass for unused.
+        """
         registration = crust_v1.registration(request)
         try:
             limit = channel.HANDLER_ANSWER_MAX_BYTES
             port = SocketPort(registration.endpoint, answer_max_bytes=limit)
         except errors.InvalidRequest as err:
             raise InvalidRegistration(str(err)) from err
+        await workers.run(_check_visible, registration.endpoint)
         handler = Handler(**asdict(registration), port=port)
         async with port, self._handlers.session(handler):
             self._report("handler-registered", handler)

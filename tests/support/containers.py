@@ -165,7 +165,8 @@ class Containerd:
             ],
             "linux": {
                 "namespaces": [
-                    {"type": kind} for kind in ("pid", "mount", "network", "ipc", "uts")
+                    {"type": kind}
+                    for kind in ("mount", "network", "ipc", "uts", *_own_pid(arguments))
                 ],
                 "rootfsPropagation": "rshared",
                 "resources": {"devices": [{"allow": True, "access": "rwm"}]},
@@ -174,9 +175,14 @@ class Containerd:
         }
 
 
+def _own_pid(arguments: Sequence[str]) -> Sequence[str]:
+    """A PID namespace of its own; not for proxy and driver, which have the host's in the manifests (hostPID)."""
+    return () if arguments[0] in ("proxy", "driver", "node") else ("pid",)
+
+
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container, alone in its PID namespace: its process is process 1."""
+    """One container."""
 
     containerd: Containerd
     name: str

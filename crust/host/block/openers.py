@@ -38,6 +38,32 @@ def openers() -> Openers:
     return _looks.next()
 
 
+def check_visible(pid: int) -> None:
+    """Raise `NotSeen` unless the open files of process `pid`, which runs, can be seen. Blocks.
+
+    0 is a process of another PID namespace, as SO_PEERCRED says (unix(7)): no look at all processes would list it.
+    """
+    what = f"the open files of process {pid}"
+    if not pid:
+        raise answers.NotSeen(
+            "cannot see the processes of a peer",
+            why="it is in a PID namespace that cannot be seen from here",
+            hint="run crust in the PID namespace of the runtimes: in a pod, hostPID: true",
+        )
+    question = answers.ask(what, lambda: [*_links_of(pid)], needs=NEEDS)
+    if not answers.seen(question):
+        why, hint = "the kernel shows none of a process that runs", f"it needs {NEEDS}"
+        raise answers.NotSeen(f"cannot see {what}", why=why, hint=hint)
+
+
+def _links_of(pid: int) -> Iterator[str]:
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            yield os.readlink(f"/proc/{pid}/fd/{fd}")
+        except FileNotFoundError:  # closed meanwhile
+            continue
+
+
 class _Look:
     """A look that has not begun, or its result."""
 

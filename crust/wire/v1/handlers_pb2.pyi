@@ -106,7 +106,10 @@ class RegisterRequest(_message.Message):
     version: _builtins.str
     """REQUIRED. Shown to people."""
     endpoint: _builtins.str
-    """REQUIRED. Absolute path of the unix socket on which RuntimeHandler is served; at most 107 bytes."""
+    """REQUIRED. Absolute path of the unix socket on which RuntimeHandler is served; at most 107 bytes. A process MUST listen
+    there already, in a PID namespace that the proxy sees, or Register is UNAVAILABLE: the proxy looks at the open files of
+    virtual machines.
+    """
     max_volumes_per_sandbox: _builtins.int
     """OPTIONAL. How many deferred volumes one sandbox can have; 0: no limit is known. A publish for a pod that has as
     many already is refused, because its container could not be started.

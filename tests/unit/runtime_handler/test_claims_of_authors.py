@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -309,11 +310,25 @@ async def registry(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
         yield handlers_pb2_grpc.HandlerRegistryStub(connected)
 
 
+@pytest.fixture(autouse=True)
+def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Listen at the endpoint of the requests: the proxy looks at the process there."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "box.sock"))
+        listener.listen()
+        monkeypatch.setitem(SERVED, "endpoint", str(tmp_path / "box.sock"))
+        yield
+
+
+SERVED = {"endpoint": ""}
+"""The endpoint at which this process listens during a test."""
+
+
 def _request(**changes: Any) -> handlers_pb2.RegisterRequest:
     fields = {
         "name": "box",
         "version": "1",
-        "endpoint": "/run/box.sock",
+        **SERVED,
         "volume_types": [types_pb2.VolumeType.BLOCK],
         "filesystems": ["ext4"],
         **changes,
@@ -327,7 +342,7 @@ async def test_session_gets_the_directory_and_ends_with_its_stream(registry: Any
     assert answer.volumes_directory.endswith("/volumes")
     assert answer.proxy_version
     again = registry.Register(_request(), timeout=20).read()
-    await refused(again, Code.ALREADY_EXISTS, "'box'", "/run/box.sock", "another name")
+    await refused(again, Code.ALREADY_EXISTS, "'box'", SERVED["endpoint"], "another name")
     other = registry.Register(_request(name="other"), timeout=20)
     assert (await other.read()).volumes_directory == answer.volumes_directory
     first.cancel()
