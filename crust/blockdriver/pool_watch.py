@@ -140,7 +140,7 @@ class PoolWatch:
         named = errors.PeerUnavailable.named(
             "PoolNotOpened",
             f"the pool in {self._pool.shown} is not served",
-            why=f"{error.what}: {error.why}" if error.why else error.what,
+            why=": ".join(part for part in (error.error_name, error.what, error.why) if part),
             hint=error.hint or error.advice,
         )
         named.__cause__ = error

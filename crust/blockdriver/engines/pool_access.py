@@ -121,6 +121,18 @@ class PoolAbsent(errors.PeerUnavailable):
         super().__init__(what, why=why, hint=hint)
 
 
+class UnknownPoolLayout(errors.Corrupt):
+    """A pool in a layout that this version does not know: to it, every volume of the pool would be absent."""
+
+    def __init__(
+        self,
+        shown: str,
+        why: str,
+        hint: str = "run the version of crust that wrote it; nothing was changed",
+    ) -> None:
+        super().__init__(f"the pool in {shown} is not opened", why=why, hint=hint)
+
+
 class RecordChanged(errors.OperationPending):
     """Another writer has changed a record since the caller read it."""
 
@@ -146,7 +158,9 @@ class PoolHome(Protocol):
         ...
 
     def find(self) -> None:
-        """Check that the right pool is at its place, or may be made there; no change. Raises `PoolAbsent`."""
+        """Check that the right pool is at its place, or may be made there; no change. Raises `PoolAbsent`,
+        `UnknownPoolLayout`.
+        """
         ...
 
     def lock(self) -> None:

@@ -1,7 +1,8 @@
 """The three kinds of records of a pool, as they are stored: one JSON object each, with a schema number.
 
-The driver refuses a record of a later schema. Within a schema fields are only added: the driver keeps unknown fields
-and writes them back, so that a return to an earlier version loses no field.
+The driver reads the number first, and refuses a record of any other schema (`crust.core.schema`). Within a schema
+fields are only added: the driver keeps unknown fields and writes them back, so that a return to an earlier version
+loses no field.
 
 *Volume record*: only the controller part writes it. *Content record*: the controller part writes it once, before it
 answers CreateVolume: "new" for zeros, or the state of the content source. From the first stage on, only the node part
@@ -29,7 +30,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 import pydantic
 
-from crust.core import errors, volumes
+from crust.core import errors, schema, volumes
 
 SCHEMA = 1
 PART = pydantic.ConfigDict(frozen=True, extra="allow", strict=True)
@@ -59,7 +60,7 @@ class RecordMissing(errors.Corrupt):
 
 
 class RecordUnreadable(errors.Corrupt):
-    """The record of a volume, a content or a snapshot set cannot be read: damaged, or of a later version."""
+    """The record of a volume, a content or a snapshot set cannot be read: damaged, or of another version."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
@@ -111,15 +112,15 @@ class StoredRecord(pydantic.BaseModel):
     @classmethod
     def parse(cls, data: bytes, key: str, shown: Callable[[str], str]) -> Self:
         """Decode the record of an id; raises `RecordUnreadable` for the file that is `shown`."""
+        other = schema.mismatch(data, SCHEMA)
+        if other:
+            raise RecordUnreadable(shown(key), other)
         try:
             record = cls.model_validate_json(data)
         except pydantic.ValidationError as err:
-            _check_schema(data, shown(key))
             first = err.errors(include_input=False, include_url=False)[0]
             field = ".".join(map(str, first["loc"]))
             raise RecordUnreadable(shown(key), f"{field}: {first['msg']}") from err
-        if "version" not in record.model_fields_set or record.version > SCHEMA:
-            _check_schema(data, shown(key))
         described = getattr(record, cls.ID_FIELD)
         if described != key:
             raise RecordUnreadable(shown(key), f"it describes {described}")
@@ -134,22 +135,6 @@ class StoredRecord(pydantic.BaseModel):
         assert changes.keys() <= type(self).model_fields.keys()
         fields = {**self.model_dump(by_alias=True), "stored": self.stored, **changes}
         return type(self).model_validate(fields)
-
-
-class _Head(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="ignore", strict=True)
-
-    version: Annotated[int, pydantic.Field(alias="schema")]
-
-
-def _check_schema(data: bytes, shown: str) -> None:
-    try:
-        number = _Head.model_validate_json(data).version
-    except pydantic.ValidationError as err:
-        raise RecordUnreadable(shown, "it is not JSON with a schema number") from err
-    if number > SCHEMA:
-        why = f"it has schema {number}, and this version of the driver knows schemas up to {SCHEMA}"
-        raise RecordUnreadable(shown, why)
 
 
 class Usage(pydantic.BaseModel):

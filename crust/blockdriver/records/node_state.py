@@ -3,7 +3,7 @@
 One small JSON file per volume, below a directory named by the boot id: a reboot removes the mounts and makes all
 files invalid. A file is replaced atomically but not synced. One process writes the files and caches them in memory.
 
-    <run dir>/<boot id>/<volume id>.json    its stage, and its publishes
+    <run dir>/<boot id>/<volume id>.json    its schema number, its stage, and its publishes
 
 The kernel is the truth: a file can be lost or stale. So the engine says whether a volume is attached, and mountinfo
 whether it is mounted.
@@ -12,8 +12,9 @@ The driver notes a publish before its mount (`done` is False) and again after it
 that a retry of the same publish completes and an unpublish removes. It keeps mount flags only after a check for
 credentials, and the rest of a request only as a digest.
 
-An unreadable file blocks its volume only: the start goes on. NodeUnpublish and NodeUnstage do not need it: they look
-at the kernel, as for a lost file, and the unstage removes it. Only files *.json belong to the driver.
+A file that cannot be read, or has another schema (`crust.core.schema`), blocks its volume only: the start goes on.
+NodeUnpublish and NodeUnstage do not need it: they look at the kernel, as for a lost file, and the unstage removes it.
+Only files *.json belong to the driver.
 
 The node has slots: a volume has one while it is published to the node or attached there. A volume without a
 ControllerPublishVolume gets its slot when it is attached. The limit is a setting (`max_volumes`).
@@ -27,18 +28,19 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Literal
+from typing import Annotated, Literal
 
 import pydantic
 
 from crust.blockdriver.engines.pool_access import NodeAccess
 from crust.blockdriver.records import models
 from crust.blockdriver.records.records import Index
-from crust.core import errors, volumes
+from crust.core import errors, schema, volumes
 from crust.host.files import durable
 from crust.host.mounts import device_mounts, mountinfo
 from crust.host.process import syscalls
 
+SCHEMA = 1
 _LIMIT_BYTES = 64 * 1024
 _log = logging.getLogger(__name__)
 _BOOT = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -52,6 +54,17 @@ class NotStaged(errors.NotReady):
             f"{volume_id} is not staged on this node", why=why, hint="call NodeStageVolume first"
         )
         self.volume_id = volume_id
+
+
+class UnreadableEntry(errors.Corrupt):
+    """The file of a volume is damaged, or has the schema of another version."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(
+            f"the node state entry {path} cannot be read",
+            why=why,
+            hint="unpublish and unstage the volume, which removes the entry; or remove the file and start again",
+        )
 
 
 class Staged(pydantic.BaseModel):
@@ -94,6 +107,7 @@ class NodeFile(pydantic.BaseModel):
 
     model_config = models.PART
 
+    version: Annotated[int, pydantic.Field(alias="schema")] = SCHEMA
     stage: Staged | None = None
     publishes: tuple[Published, ...] = ()
 
@@ -132,11 +146,8 @@ class NodeState:
         with self._guard:
             file = self._files.get(volume_id, _NOTHING)
         if file is None:
-            raise errors.Corrupt.named(
-                "UnreadableEntry",
-                f"the node state entry {self._path(volume_id)} cannot be read",
-                why="it is not an entry of this version of the driver",
-                hint="unpublish and unstage the volume, which removes the entry; or remove the file and start again",
+            raise UnreadableEntry(
+                self._path(volume_id), "it is not an entry of this version of the driver"
             )
         return file
 
@@ -202,7 +213,7 @@ class NodeState:
         return tuple(volumes.TargetPath(entry.target) for entry in entries if entry.deferred)
 
     def _write(self, volume_id: volumes.VolumeId, file: NodeFile) -> None:
-        data = file.model_dump_json().encode() + b"\n"
+        data = file.model_dump_json(by_alias=True).encode() + b"\n"
         durable.write_file(self._path(volume_id), data, survives_power_cut=False)
         with self._guard:
             self._files.pop(volume_id, None)
@@ -214,8 +225,7 @@ class NodeState:
     def _read(self, volume_id: str) -> None:
         path = self._path(volume_id)
         try:
-            data = durable.read(path, limit_bytes=_LIMIT_BYTES)
-            self._files[volume_id] = NodeFile.model_validate_json(data)
+            self._files[volume_id] = _parsed(path, durable.read(path, limit_bytes=_LIMIT_BYTES))
         except (pydantic.ValidationError, errors.CrustError) as err:
             extra = {"path": path, "error": err}
             _log.error("an entry of the node state cannot be read", extra=extra)
@@ -234,6 +244,13 @@ class NodeState:
                     except OSError as err:  # no code reads it, and the next start tries again
                         extra = {"path": boot.path, "error": err}
                         _log.warning("the node state of another boot stays", extra=extra)
+
+
+def _parsed(path: str, data: bytes) -> NodeFile:
+    other = schema.mismatch(data, SCHEMA)
+    if other:
+        raise UnreadableEntry(path, other)
+    return NodeFile.model_validate_json(data)
 
 
 def _is_mounted(entry: Published, device: volumes.BlockSource | None) -> bool:

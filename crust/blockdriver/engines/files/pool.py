@@ -1,6 +1,6 @@
 """The pool in a directory: its identity, and the right to write it.
 
-    <state dir>/pool.json        {"schema": 1, "pool_id": "…", "created": "…"}, written once, when the pool is created
+    <state dir>/pool.json        {"schema": 2, "pool_id": "…", "created": "…"}, written once, when the pool is created
     <state dir>/driver.lock      held by the one process that writes the pool
 
 With the pool's disk unmounted its directory is an empty directory of the root disk. A delete would find no volume
@@ -8,6 +8,10 @@ there and answer OK, and a create would make its volume on the wrong disk. So th
 request, and never in a directory that is not empty. It keeps the id of the pool outside of it, over reboots:
 
     <state dir>.pool-id          the id of the pool that this node serves, or the file that the settings name
+
+The driver reads the schema first, and opens no pool of another one (`UnknownPoolLayout`): it would find none of its
+volumes, and answer that each is absent. Schema 1 had the folders records, content, images and groups. For the same
+reason it opens no pool beside a folder that it does not know and that is not empty, whatever `pool.json` says.
 
 The driver serves no volume if the pool is absent or has another id. It reaches all files of the pool by way of the
 opened directory and folders (`HeldDirectory`), so a later mount over one gets no write. It serves no volume with a
@@ -23,14 +27,22 @@ from typing import Annotated
 
 import pydantic
 
-from crust.blockdriver.engines.pool_access import POOL_ID, PoolAbsent, PoolIds
-from crust.core import errors
+from crust.blockdriver.engines.pool_access import (
+    POOL_ID,
+    PoolAbsent,
+    PoolIds,
+    UnknownPoolLayout,
+)
+from crust.core import errors, schema
 from crust.host.files import durable, locks
 from crust.host.files.durable import DirectoryReplaced, HeldDirectory
+from crust.host.process import syscalls
 
-SCHEMA = 1
+SCHEMA = 2
 _LIMIT_BYTES = 64 * 1024
 _FOLDERS = ("volumes", "snapshots")
+_OTHERS = ("lost+found",)
+"""Folders of the pool's filesystem, which no layout of a pool has."""
 
 
 class PoolIdentityUnreadable(errors.Corrupt):
@@ -40,7 +52,7 @@ class PoolIdentityUnreadable(errors.Corrupt):
         super().__init__(
             f"the identity of the pool in {path} cannot be read",
             why=why,
-            hint="restore the file from a backup, or run the version that wrote it",
+            hint="restore the file from a backup",
         )
         self.path = path
 
@@ -79,7 +91,7 @@ class DirectoryPool:
     def find(self) -> None:
         """Hold the directory if the right pool is in it, or if a new pool may be made there; writes no file.
 
-        Raises `PoolAbsent`, `PoolIdentityMissing`, `PoolIdentityUnreadable`.
+        Raises `PoolAbsent`, `PoolIdentityMissing`, `PoolIdentityUnreadable`, `UnknownPoolLayout`.
         """
         try:
             self._find()
@@ -160,6 +172,7 @@ class DirectoryPool:
                 raise self._absent("no pool.json")
         elif remembered not in ("", identity.pool_id):
             raise self._absent(f"the pool {identity.pool_id}")
+        self._check_folders()
 
     def _absent(self, present: str) -> PoolAbsent:
         remembered = self._remembered()
@@ -189,18 +202,17 @@ class DirectoryPool:
         data = durable.find(self._identity, limit_bytes=_LIMIT_BYTES)
         if data is None:
             return None
+        number = schema.number_of(data)
+        if number is None:
+            raise PoolIdentityUnreadable(path, schema.NO_NUMBER)
+        if number != SCHEMA:
+            raise UnknownPoolLayout(self.shown, f"{path}: {schema.other(number, SCHEMA)}")
         try:
-            identity = _Identity.model_validate_json(data)
+            return _Identity.model_validate_json(data)
         except pydantic.ValidationError as err:
             first = err.errors(include_input=False, include_url=False)[0]
             field = ".".join(map(str, first["loc"]))
             raise PoolIdentityUnreadable(path, f"{field}: {first['msg']}") from err
-        if identity.version > SCHEMA:
-            reason = (
-                f"it has schema {identity.version}, and this version knows schemas up to {SCHEMA}"
-            )
-            raise PoolIdentityUnreadable(path, reason)
-        return identity
 
     def _check_empty(self) -> None:
         for folder in _FOLDERS:
@@ -213,6 +225,28 @@ class DirectoryPool:
                     why=f"{path / names[0]!s} exists, and a new identity would make the pool's volumes unknown",
                     hint="restore the file from a backup, or set another state_dir",
                 )
+
+    def _check_folders(self) -> None:
+        """Raise `UnknownPoolLayout` for a folder that may hold the volumes of another layout."""
+        with (
+            syscalls.translating(f"cannot list {self.shown}"),
+            os.scandir(self.directory / ".") as entries,
+        ):
+            unknown = [
+                entry.name
+                for entry in entries
+                if entry.name not in (*_FOLDERS, *_OTHERS)
+                and not entry.name.startswith(".")
+                and entry.is_dir(follow_symlinks=False)
+                and os.listdir(entry)
+            ]
+        if unknown:
+            first = self.directory / min(unknown)
+            raise UnknownPoolLayout(
+                self.shown,
+                f"{first} is not empty, and no folder of this version",
+                "run the version of crust that wrote it; if it is not of the pool, move it elsewhere",
+            )
 
     def _make(self) -> _Identity:
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,10 +1,13 @@
 """The pool in a namespace of Ceph: its identity, by which the driver recognizes its pool.
 
-    crust.pool       {"schema": 1, "pool_id": "…", "created": "…", "fsid": "…"}, an object written once
+    crust.pool       {"schema": 2, "pool_id": "…", "created": "…", "fsid": "…"}, an object written once
 
-It is created exclusively, so of several controllers that start at an empty namespace one makes the pool and the
-others find it. A namespace with images and without this object is not treated as empty: the pool's volumes would be
-unknown. The cluster's id is in it too: a pool that was copied to another cluster is another pool.
+The schema is read first, and a pool of another one is not opened (`UnknownPoolLayout`). Schema 1 had another form of
+snapshots and of what is half made.
+
+The object is created exclusively, so of several controllers that start at an empty namespace one makes the pool and
+the others find it. A namespace with images and without this object is not treated as empty: the pool's volumes would
+be unknown. The cluster's id is in it too: a pool that was copied to another cluster is another pool.
 
 One controller changes the pool at a time, by the pool's lock (`crust.ceph.controller_lock`). The lock's nonce is a
 file of the run directory, which one process has at a time: a process that finds its own nonce in the lock succeeds an
@@ -18,21 +21,28 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import pydantic
 
-from crust.blockdriver.engines.pool_access import POOL_ID, PoolAbsent, PoolIds, RecordKind
+from crust.blockdriver.engines.pool_access import (
+    POOL_ID,
+    PoolAbsent,
+    PoolIds,
+    RecordKind,
+    UnknownPoolLayout,
+)
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.records import CONTENT, object_name, present
 from crust.ceph import binding, claim_object, controller_lock, failures, omap
 from crust.ceph.binding import Ioctx
 from crust.ceph.controller_lock import ControllerLock
 from crust.ceph.failures import CephClientBlocklisted
-from crust.core import errors
+from crust.core import errors, schema
 from crust.host.files import durable
 
 OBJECT = "crust.pool"
+SCHEMA = 2
 _KEY = "identity"
 _NONCE = "controller"
 """In the run directory."""
@@ -55,7 +65,7 @@ class _Identity:
     pool_id: Annotated[str, pydantic.Field(pattern=rf"^{POOL_ID}$")]
     created: str
     fsid: str
-    schema: Literal[1] = 1
+    schema: int = SCHEMA
 
 
 _STORED = pydantic.TypeAdapter(_Identity)
@@ -93,7 +103,8 @@ class RbdPool:
         return self._place.shown
 
     def find(self) -> None:
-        """Connect, and look for the identity. Raises as `Connection`, RbdPoolNotEmpty, and `RbdPoolUnreadable`.
+        """Connect, and look for the identity. Raises as `Connection`, RbdPoolNotEmpty, `RbdPoolUnreadable` and
+        `UnknownPoolLayout`.
 
         If the cluster does not answer, the next call uses a new connection: a client that connects while OSD and
         monitors restart may never learn that the OSD is back.
@@ -203,6 +214,13 @@ class RbdPool:
             data = omap.read_keys(ioctx, OBJECT, (_KEY,)).get(_KEY, b"")
         if data is None:
             return None
+        number = schema.number_of(data)
+        if number is None:
+            raise RbdPoolUnreadable(self.shown, schema.NO_NUMBER)
+        if number != SCHEMA:
+            raise UnknownPoolLayout(
+                self.shown, f"its object {OBJECT}: {schema.other(number, SCHEMA)}"
+            )
         try:
             return _STORED.validate_json(data)
         except pydantic.ValidationError as err:

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import rbd
 
-from crust.blockdriver.engines.pool_access import PoolAbsent, RecordKind
+from crust.blockdriver.engines.pool_access import PoolAbsent, RecordKind, UnknownPoolLayout
 from crust.blockdriver.engines.rbd.place import Place
-from crust.blockdriver.engines.rbd.pool import OBJECT, RbdPool, RbdPoolUnreadable
+from crust.blockdriver.engines.rbd.pool import OBJECT, SCHEMA, RbdPool, RbdPoolUnreadable
 from crust.blockdriver.engines.rbd.records import RbdContentRecords, RbdRecords, object_name, store
 from crust.ceph import omap
 from crust.ceph.connection import Connection
@@ -157,10 +157,10 @@ def test_pool_that_lost_its_identity_is_absent(pool: RbdPool, place: Place) -> N
     [
         b"",
         b"{}",
-        b'{"schema": 2, "pool_id": "0123456789abcdef", "created": "", "fsid": ""}',
-        b'{"schema": 1, "pool_id": "0123456789abcdef", "created": "", "fsid": "another"}',
+        b'{"pool_id": "0123456789abcdef", "created": "", "fsid": ""}',
+        b'{"schema": 2, "pool_id": "0123456789abcdef", "created": "", "fsid": "another"}',
     ],
-    ids=["empty", "no schema", "of a later schema", "of another cluster"],
+    ids=["empty", "no fields", "no schema", "of another cluster"],
 )
 def test_identity_that_is_not_this_pools_is_named(pool: RbdPool, place: Place, text: bytes) -> None:
     with place.ioctx("cannot write") as ioctx:
@@ -169,6 +169,16 @@ def test_identity_that_is_not_this_pools_is_named(pool: RbdPool, place: Place, t
     for starting in (pool, RbdPool(place)):
         with pytest.raises(RbdPoolUnreadable, match=why):
             starting.open()
+
+
+@pytest.mark.parametrize("number", [0, SCHEMA - 1, SCHEMA + 1])
+def test_pool_of_another_schema_is_refused(pool: RbdPool, place: Place, number: int) -> None:
+    text = b'{"schema": %d, "pool_id": "0123456789abcdef", "of": "another form"}' % number
+    with place.ioctx("cannot write") as ioctx:
+        omap.swap(ioctx, OBJECT, {}, {"identity": text})
+    for starting in (pool, RbdPool(place, create=True)):
+        with pytest.raises(UnknownPoolLayout, match=f"schema {number},"):
+            starting.find()
 
 
 def test_namespace_that_is_missing_is_named(ceph: CephCluster) -> None:

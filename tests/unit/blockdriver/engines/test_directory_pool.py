@@ -86,7 +86,7 @@ def test_pool_that_holds_anything_gets_no_new_identity(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize(
-    "change", [{"schema": 2}, {"schema": None}, {"pool_id": "../x"}, {"pool_id": "0" * 16 + "\n"}]
+    "change", [{"schema": None}, {"schema": "2"}, {"pool_id": "../x"}, {"pool_id": "0" * 16 + "\n"}]
 )
 def test_pool_identity_that_is_not_understood_is_refused_and_kept(
     tmp_path: Path, change: dict[str, object]
@@ -98,6 +98,51 @@ def test_pool_identity_that_is_not_understood_is_refused_and_kept(
     with pytest.raises(pool.PoolIdentityUnreadable):
         opened(tmp_path)
     assert path.read_text() == text
+
+
+@pytest.mark.parametrize("number", [-1, 0, pool.SCHEMA - 1, pool.SCHEMA + 1])
+def test_pool_of_another_schema_is_refused_whatever_else_it_says(
+    tmp_path: Path, number: int
+) -> None:
+    opened(tmp_path)
+    path = tmp_path / "pool.json"
+    for text in (
+        json.dumps(json.loads(path.read_text()) | {"schema": number}),
+        json.dumps({"schema": number, "pool": "another form"}),
+    ):
+        path.write_text(text)
+        with pytest.raises(pool_access.UnknownPoolLayout, match=f"schema {number},"):
+            opened(tmp_path)
+        assert path.read_text() == text
+
+
+@pytest.mark.parametrize("has_identity", [False, True])
+@pytest.mark.parametrize("name", ["images/a", "records/.a", "volumes-of-later/b/c"])
+def test_folder_that_may_hold_volumes_of_another_layout_is_refused(
+    tmp_path: Path, name: str, *, has_identity: bool
+) -> None:
+    if has_identity:
+        opened(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    path = tmp_path / name
+    path.parent.mkdir(parents=True)
+    path.touch()
+    with pytest.raises(pool_access.UnknownPoolLayout, match=name.partition("/")[0]):
+        opened(tmp_path)
+    path.unlink()
+    path.parent.rmdir()
+    assert [found for found in sorted(tmp_path.rglob("*")) if found not in path.parents] == before
+
+
+@pytest.mark.parametrize("name", ["lost+found/#12", ".snapshots/1/x", "images/", "README"])
+def test_names_that_are_of_no_layout_are_no_obstacle(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if name.endswith("/"):
+        path.mkdir()
+    else:
+        path.touch()
+    assert opened(tmp_path) == opened(tmp_path)
 
 
 def test_pool_identity_with_field_of_later_version_is_read(tmp_path: Path) -> None:

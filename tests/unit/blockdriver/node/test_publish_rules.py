@@ -194,7 +194,18 @@ def test_published_of_two_volumes_is_the_one_noted_last(tmp_path: Path) -> None:
     assert state.published(target) == later
 
 
-@pytest.mark.parametrize("left", [f'{{"stage":{{"volume_id":"{VOLUME}"', "", "[]", "a directory"])
+@pytest.mark.parametrize(
+    "left",
+    [
+        f'{{"stage":{{"volume_id":"{VOLUME}"',
+        "",
+        "[]",
+        "a directory",
+        '{"stage":null,"publishes":[]}',
+        '{"schema":0,"stage":null,"publishes":[]}',
+        '{"schema":2,"stage":null,"publishes":[]}',
+    ],
+)
 def test_damaged_file_blocks_its_volume_alone_until_it_is_unstaged(
     tmp_path: Path, left: str
 ) -> None:
