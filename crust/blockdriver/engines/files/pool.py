@@ -35,7 +35,7 @@ from crust.blockdriver.engines.pool_access import (
 )
 from crust.core import errors, schema
 from crust.host.files import durable, locks
-from crust.host.files.durable import DirectoryReplaced, HeldDirectory
+from crust.host.files.durable import DirectoryReplaced, HeldDirectory, Place
 from crust.host.process import syscalls
 
 SCHEMA = 2
@@ -217,12 +217,12 @@ class DirectoryPool:
     def _check_empty(self) -> None:
         for folder in _FOLDERS:
             path = self.directory / folder
-            names = sorted(os.listdir(path)) if os.path.isdir(path) else []
+            names = _names(path)
             if names:
                 raise errors.Corrupt.named(
                     "PoolIdentityMissing",
                     f"the pool has no identity: {self._identity!s} is missing",
-                    why=f"{path / names[0]!s} exists, and a new identity would make the pool's volumes unknown",
+                    why=f"{path / min(names)!s} exists, and a new identity would make the pool's volumes unknown",
                     hint="restore the file from a backup, or set another state_dir",
                 )
 
@@ -256,3 +256,14 @@ class DirectoryPool:
         data = identity.model_dump_json(by_alias=True).encode() + b"\n"
         durable.write_file(self._identity, data, replaces=False)
         return identity
+
+
+def _names(folder: Place) -> list[str]:
+    """The names in a folder; none if it is absent. A link is no absent folder, wherever it leads."""
+    with syscalls.translating(f"cannot list {folder}"):
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return []
+        with syscalls.closing(fd):
+            return os.listdir(fd)

@@ -163,7 +163,7 @@ class FileProvisioning:
 
     def check_usable(self) -> None:
         """Whether the pool takes writes and the kernel has loop devices."""
-        if not os.path.isdir(self._pool):
+        if not sparse.exists(self._pool):
             raise PoolNotUsable(str(self._pool), "the directory does not exist")
         if sparse.space(self._pool).readonly:
             raise PoolNotUsable(str(self._pool), "its filesystem is read-only")

@@ -1,7 +1,10 @@
 """The identity of a pool: created once, read afterwards, never created again for a pool that is not empty."""
 
+import errno
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +12,7 @@ from crust.blockdriver.engines import pool_access
 from crust.blockdriver.engines.files import memory_beside, pool
 from crust.blockdriver.engines.files.pool import DirectoryPool as Pool
 from crust.blockdriver.engines.pool_access import PoolIds, set_of
+from crust.core import errors
 from crust.host.files import durable
 from crust.host.files.durable import DirectoryReplaced
 from tests.support.faults import crashes
@@ -98,6 +102,42 @@ def test_pool_identity_that_is_not_understood_is_refused_and_kept(
     with pytest.raises(pool.PoolIdentityUnreadable):
         opened(tmp_path)
     assert path.read_text() == text
+
+
+@pytest.mark.parametrize("folder", pool_layout.FOLDERS)
+@pytest.mark.parametrize("kind", ["file", "link to itself", "link to an unmounted disk"])
+def test_pool_with_unreadable_folder_gets_no_identity(
+    tmp_path: Path, folder: str, kind: str
+) -> None:
+    """The kernel says neither that the folder is absent nor that it is empty."""
+    path = tmp_path / folder
+    if kind == "file":
+        path.touch()
+    else:
+        path.symlink_to(folder if kind == "link to itself" else tmp_path / "disk" / folder)
+    with pytest.raises(errors.CrustError, match=f"cannot list {path}"):
+        opened(tmp_path)
+    assert [found.name for found in tmp_path.iterdir()] == [folder]
+
+
+@pytest.mark.parametrize("errno_of_open", [errno.EACCES, errno.EIO])
+def test_pool_whose_folder_cannot_be_opened_gets_no_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errno_of_open: int
+) -> None:
+    """A disk's error, which no test can make for root."""
+    (tmp_path / "volumes" / "a").mkdir(parents=True)
+    real = os.open
+
+    def failing(path: os.PathLike[str] | str, flags: int, *args: Any, **kwargs: Any) -> int:
+        if os.fspath(path).endswith("/volumes"):
+            raise OSError(errno_of_open, os.strerror(errno_of_open))
+        return real(path, flags, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", failing)
+    with pytest.raises(errors.CrustError, match="cannot list") as caught:
+        opened(tmp_path)
+    assert os.strerror(errno_of_open) in str(caught.value)
+    assert not (tmp_path / "pool.json").exists()
 
 
 @pytest.mark.parametrize("number", [-1, 0, pool.SCHEMA - 1, pool.SCHEMA + 1])
