@@ -158,14 +158,19 @@ class Directories:
         try:
             yield staged
         except Exception:
-            _free(path)
-            if not staged.is_committed:
-                # the name may exist and not be durable: a repeated call would find it, and answer
-                with contextlib.suppress(errors.CrustError):
-                    self.remove(thing_id)
+            with contextlib.suppress(errors.CrustError):
+                self._take_back(staged, thing_id)
             raise
         if not staged.is_committed:
             _free(path)
+
+    def _take_back(self, staged: Staged, thing_id: str) -> None:
+        """Remove a volume or set whose creation failed. Another one of its name, which a person put back, stays."""
+        if sparse.exists(staged.path):
+            _free(staged.path)
+        elif not staged.is_committed:
+            # It was renamed, and the name may not be durable: a repeated call would find it, and answer.
+            self.remove(thing_id)
 
     def remove(self, thing_id: str) -> None:
         """Remove the name, durably, then free the space; without a record it removes no file."""

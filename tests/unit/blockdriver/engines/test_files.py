@@ -98,6 +98,30 @@ def test_volume_whose_name_may_not_be_durable_is_taken_back(
     assert made.ids() == frozenset(), "a repeated create would answer OK for it"
 
 
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_volume_put_back_during_a_create_of_its_name_stays(
+    tmp_path: Path, *, is_committed: bool
+) -> None:
+    """An operator restores a volume while a long copy runs."""
+    made = directories(tmp_path)
+    restored = pool_layout.directory(tmp_path, VOLUME)
+
+    def make() -> None:
+        with made.making(VOLUME) as staged:
+            _fill(staged)
+            restored.mkdir()
+            pool_layout.volume_record(tmp_path, VOLUME).write_bytes(b"restored")
+            pool_layout.image(tmp_path, VOLUME).write_bytes(b"data")
+            if not is_committed:
+                raise errors.PeerUnavailable("the copy fails")
+            staged.commit(RECORDS)
+
+    with pytest.raises(durable.PathAlreadyExists if is_committed else errors.PeerUnavailable):
+        make()
+    assert pool_layout.image(tmp_path, VOLUME).read_bytes() == b"data"
+    assert (made.ids(), made.unsettled()) == (frozenset({VOLUME}), ())
+
+
 def test_removal_failed_at_its_sync_is_synced_by_retry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
