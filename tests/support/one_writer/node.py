@@ -27,7 +27,7 @@ from tests.support.one_writer.rules import (
     Purpose,
     Recovery,
     Rules,
-    believing,
+    no_if_unseen,
 )
 from tests.support.one_writer.state import DEVICES, UNPUBLISH, Sandbox, State
 from tests.support.records import records
@@ -96,7 +96,7 @@ class _Host:
 
 def _told(rules: Rules, *, truth: bool, is_answered: bool) -> Answer[bool]:
     answer: Answer[bool] = Present(truth) if is_answered else _UNSEEN
-    return answer if rules.refuses_unseen else believing(answer)
+    return answer if rules.refuses_unseen else no_if_unseen(answer)
 
 
 class _Outcomes(NamedTuple):

@@ -148,6 +148,6 @@ class Rules:
     """Writes of a process that has ended count among the users."""
 
 
-def believing(answer: Answer[bool]) -> Answer[bool]:
+def no_if_unseen(answer: Answer[bool]) -> Answer[bool]:
     """The answer as code takes it that makes "no" of every errno."""
     return answer if isinstance(answer, Present) else Present(value=False)

@@ -1,12 +1,12 @@
 """Whether a handler of OSError answers by a named errno alone: rule A1 of `missing_answers`.
 
 A handler may end without raising only on a path that has compared `errno` with named numbers: `errno.EBUSY`, a tuple
-of such numbers, or a constant (`_GONE`). All other paths raise. The search follows `if`, `match`, `try`, `with` and
-loops.
+of such numbers, a constant (`_GONE`), or a variable to which the module assigns nothing else. All other paths raise.
+The search follows `if`, `match`, `try`, `with` and loops.
 """
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 _EXACT = frozenset(
     {
@@ -21,9 +21,9 @@ _EXACT = frozenset(
 """The classes of Python that stand for one errno: to catch one is to name its errno."""
 
 
-def names_errno_or_raises(handler: ast.ExceptHandler) -> bool:
-    """Whether each way out of the handler raises, or has a named errno before it."""
-    paths = _Paths()
+def names_errno_or_raises(handler: ast.ExceptHandler, variables: Collection[str]) -> bool:
+    """Whether each way out of the handler raises, or has a named errno before it; `variables` are named numbers."""
+    paths = _Paths(variables)
     paths.follow(handler.body, is_named=False)
     return not paths.escapes
 
@@ -31,7 +31,8 @@ def names_errno_or_raises(handler: ast.ExceptHandler) -> bool:
 class _Paths:
     """The ways through a handler. A way `is_named` after a comparison with named errnos."""
 
-    def __init__(self) -> None:
+    def __init__(self, variables: Collection[str]) -> None:
+        self._variables = variables
         self._escapes = False
         self._ends: set[bool] = set()
 
@@ -57,12 +58,20 @@ class _Paths:
                 self._escapes = self._escapes or not way
                 return set()
             case ast.If():
-                then = self._after(node.body, {way or _names(node.test, outcome=True)})
-                return then | self._after(node.orelse, {way or _names(node.test, outcome=False)})
+                then = self._after(node.body, {way or self._names(node.test, outcome=True)})
+                return then | self._after(
+                    node.orelse, {way or self._names(node.test, outcome=False)}
+                )
             case ast.Match():
                 return self._cases(node, way)
             case (
-                ast.Try() | ast.With() | ast.AsyncWith() | ast.For() | ast.AsyncFor() | ast.While()
+                ast.Try()
+                | ast.TryStar()
+                | ast.With()
+                | ast.AsyncWith()
+                | ast.For()
+                | ast.AsyncFor()
+                | ast.While()
             ):
                 return self._nested(node, way)
         return {way}
@@ -84,41 +93,58 @@ class _Paths:
             ends |= self._after(handler.body, {way})
         return self._after(getattr(node, "finalbody", []), ends)
 
+    def _names(self, test: ast.expr, *, outcome: bool) -> bool:
+        """Whether the errno is one of named numbers if `test` has this outcome."""
+        match test:
+            case ast.UnaryOp(op=ast.Not()):
+                return self._names(test.operand, outcome=not outcome)
+            case ast.BoolOp():
+                each = [self._names(value, outcome=outcome) for value in test.values]
+                return any(each) if isinstance(test.op, ast.And) is outcome else all(each)
+            case ast.Compare(left=left, ops=[operator], comparators=[numbers]) if _is_errno(left):
+                wanted = (ast.Eq, ast.In) if outcome else (ast.NotEq, ast.NotIn)
+                return isinstance(operator, wanted) and are_named(numbers, self._variables)
+            case ast.Call(func=ast.Name(id="isinstance"), args=[_, classes]):
+                return outcome and set(_last_names(classes)) <= _EXACT
+        return False
+
 
 def _is_catch_all(case: ast.match_case) -> bool:
     return isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None and not case.guard
-
-
-def _names(test: ast.expr, *, outcome: bool) -> bool:
-    """Whether the errno is one of named numbers if `test` has this outcome."""
-    match test:
-        case ast.UnaryOp(op=ast.Not()):
-            return _names(test.operand, outcome=not outcome)
-        case ast.BoolOp():
-            each = [_names(value, outcome=outcome) for value in test.values]
-            return any(each) if isinstance(test.op, ast.And) is outcome else all(each)
-        case ast.Compare(left=left, ops=[operator], comparators=[numbers]) if _is_errno(left):
-            wanted = (ast.Eq, ast.In) if outcome else (ast.NotEq, ast.NotIn)
-            return isinstance(operator, wanted) and _are_named(numbers)
-        case ast.Call(func=ast.Name(id="isinstance"), args=[_, classes]):
-            return outcome and set(_last_names(classes)) <= _EXACT
-    return False
 
 
 def _is_errno(node: ast.expr) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == "errno"
 
 
-def _are_named(node: ast.expr) -> bool:
+def named_variables(tree: ast.Module) -> frozenset[str]:
+    """The variables of a module that are assigned named numbers alone, and are no parameter."""
+    variables: set[str] = set()
+    others = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                (variables if are_named(value) else others).add(name)
+            case ast.Name(id=name, ctx=ast.Store()) if name not in variables:
+                others.add(name)
+    return frozenset(variables - others)
+
+
+def are_named(node: ast.expr, variables: Collection[str] = ()) -> bool:
+    """Whether an expression is of named numbers alone."""
     match node:
+        case ast.Name(id=name) if name in variables:
+            return True
+        case ast.IfExp(body=body, orelse=orelse):
+            return are_named(body, variables) and are_named(orelse, variables)
         case ast.Attribute(value=ast.Name(id="errno")):
             return True
         case ast.Name() | ast.Attribute():
             return _last_name(node).lstrip("_").isupper()
         case ast.Starred():
-            return _are_named(node.value)
+            return are_named(node.value, variables)
         case ast.Tuple() | ast.List() | ast.Set():
-            return all(map(_are_named, node.elts))
+            return all(are_named(each, variables) for each in node.elts)
     return False
 
 

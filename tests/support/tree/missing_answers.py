@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.tree.errnos import names_errno_or_raises
+from tests.support.tree.errnos import named_variables, names_errno_or_raises
 
 ROOT = Path(__file__).resolve().parents[3]
 _GENERATED = ROOT / "crust/wire"
@@ -136,7 +136,8 @@ def _class_names(node: ast.expr) -> frozenset[str]:
 def _of_module(
     path: str, tree: ast.Module, classes: Mapping[str, frozenset[str]]
 ) -> Iterator[Place]:
-    module = _Module(path, classes, _imported(tree) | _scanned(tree))
+    no_paths = _imported(tree) | _scanned(tree)
+    module = _Module(path, classes, no_paths, named_variables(tree))
     for function, node in _with_functions(tree, ()):
         for rule in module.broken(node):
             yield Place(path, function, rule)
@@ -181,6 +182,8 @@ class _Module:
     classes: Mapping[str, frozenset[str]]
     no_paths: frozenset[str]
     """The names that are no paths, and may have methods named like a test of a path."""
+    errnos: frozenset[str]
+    """The variables that are named errnos."""
 
     def broken(self, node: ast.AST) -> Iterator[str]:
         """The rules that a node breaks."""
@@ -194,7 +197,7 @@ class _Module:
 
     def _handler(self, node: ast.ExceptHandler) -> Iterator[str]:
         caught = self._classes_of([node.type]) if node.type is not None else {"BaseException"}
-        if caught & _SEVERAL_ERRNOS and not names_errno_or_raises(node):
+        if caught & _SEVERAL_ERRNOS and not names_errno_or_raises(node, self.errnos):
             yield "A1"
         elif caught & _ALL_REASONS and any(_gives_value(each, node.name) for each in _own(node)):
             yield "A2"

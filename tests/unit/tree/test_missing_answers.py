@@ -145,6 +145,21 @@ def test_handler_that_names_its_errnos_is_accepted(handler: str) -> None:
     assert _rules(_handler(handler)) == []
 
 
+@pytest.mark.parametrize(
+    ("before", "rules"),
+    [
+        ("ended = (*_ENDED, errno.EIO) if pid == '1' else _ENDED", []),
+        ("ended = look()", ["A1"]),
+        ("ended = _ENDED\nended = look()", ["A1"]),
+        ("for ended in many:\n    pass", ["A1"]),
+        ("def other(ended):\n    pass\nended = _ENDED", ["A1"]),
+    ],
+)
+def test_variable_of_named_errnos_is_accepted(before: str, rules: list[str]) -> None:
+    handler = "except OSError as err:\n    if err.errno not in ended:\n        raise\n    return 0"
+    assert _rules(f"{before}\n{_handler(handler)}") == rules
+
+
 def test_handler_of_a_named_tuple_of_classes_is_found() -> None:
     text = "_NO_FILE = (OSError, ValueError)\n" + _handler("except _NO_FILE:\n    return ''")
     assert _rules(text) == ["A1"]

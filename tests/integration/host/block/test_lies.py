@@ -188,25 +188,28 @@ def _answer(question: Question, device: Device) -> bool:
 
 
 @pytest.fixture
-def device(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> volumes.BlockSource:
-    monkeypatch.setattr(users, "_PAUSES_S", (0.0,))
+def device(attach: Attach) -> volumes.BlockSource:
     attached = attach()
     return volumes.BlockSource(attached.path, devices.identify(attached.path))
 
 
 @EACH
 def test_failed_call_beside_hidden_user_is_a_refusal(
-    question: Question, device: volumes.BlockSource, tmp_path: Path
+    question: Question,
+    device: volumes.BlockSource,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(users, "_PAUSES_S", (0.0,))  # this user does not leave
     with question.hidden(device, tmp_path) as pid:
         asked_of = Device(device, pid)
         assert not _answer(question, asked_of)
-        believed = [
+        missed = [
             f"{asked.failure}: {asked.error or 'free'}"
             for asked in _asked(question, asked_of)
             if not (asked.value is False or isinstance(asked.error, errors.CrustError))
         ]
-    assert believed == []
+    assert missed == []
 
 
 @EACH
