@@ -1,0 +1,113 @@
+"""Is this still that process: a pid and its start, because a pid alone may have passed to another process.
+
+    answer = processes.of(pid)            the process that has this pid now
+    answer = processes.hold(process)      a pidfd of exactly that process
+    processes.has_ended(process)          raises NotSeen
+
+The start is field 22 of /proc/<pid>/stat (proc_pid_stat(5)), in clock ticks since the boot: two processes of one boot
+with the same pid differ in it. Records of it live in /run, which ends with the boot.
+
+The rule: only ESRCH of pidfd_open(2), or a pidfd that says so, is the end of a process. A /proc that shows no process
+(hidepid), no free descriptor, a seccomp filter: not seen. A process that is not reaped yet has ended.
+"""
+
+import contextlib
+import errno
+import os
+import select
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from crust.host import answers
+from crust.host.process import syscalls
+
+_NEEDS = "pidfd_open(2), and a /proc of its own PID namespace that shows all processes"
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process of this boot, by its number in this PID namespace."""
+
+    pid: int
+    started: int
+    """Clock ticks since the boot."""
+
+
+def of(pid: int) -> answers.Answer[Process]:
+    """The process that has this pid now; absent if none has, or it has ended and is not reaped."""
+
+    def process() -> Process:
+        with syscalls.closing(os.pidfd_open(pid)) as pidfd:
+            return Process(pid, _started(pid, pidfd))
+
+    return answers.ask(f"process {pid}", process, absent=(errno.ESRCH,), needs=_NEEDS)
+
+
+def hold(process: Process) -> answers.Answer[int]:
+    """A pidfd of exactly this process, which the caller closes; absent if it has ended."""
+    return answers.ask(
+        f"process {process.pid}", lambda: _pidfd(process), absent=(errno.ESRCH,), needs=_NEEDS
+    )
+
+
+@contextlib.contextmanager
+def holding(process: Process) -> Iterator[int | None]:
+    """The pidfd as `hold` gives it, closed after the block; None if the process has ended. Raises `NotSeen`."""
+    pidfd = answers.seen(hold(process))
+    try:
+        yield pidfd
+    finally:
+        if pidfd is not None:
+            os.close(pidfd)
+
+
+def has_ended(process: Process) -> bool:
+    """Whether the process was seen to have ended. Raises `NotSeen`."""
+    with holding(process) as pidfd:
+        return pidfd is None
+
+
+def is_over(pidfd: int) -> bool:
+    """Whether the process of a pidfd has ended."""
+    return bool(select.select([pidfd], [], [], 0)[0])
+
+
+def _pidfd(process: Process) -> int:
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError as err:
+        if err.errno in (errno.EINVAL, errno.ENOENT):
+            _check_leads(process)
+        raise
+    try:
+        if _started(process.pid, pidfd) != process.started:
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    except BaseException:
+        os.close(pidfd)
+        raise
+    return pidfd
+
+
+def _started(pid: int, pidfd: int) -> int:
+    """The start of the process of the pidfd, which has this pid as long as it runs."""
+    try:
+        text = syscalls.read_whole(f"/proc/{pid}/stat")
+    except (FileNotFoundError, ProcessLookupError) as err:
+        if not is_over(pidfd):  # it runs, and /proc shows it to others
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), err.filename) from err
+        text = b""
+    if is_over(pidfd):  # then /proc may have shown a later process
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    return int(text.rpartition(b")")[2].split()[19])
+
+
+def _check_leads(process: Process) -> None:
+    """After EINVAL or, of later kernels, ENOENT: raise ESRCH unless the number is that of a process.
+
+    It stays the number of a session or of a process group whose leader has ended, and a thread may have it.
+    """
+    os.kill(process.pid, 0)
+    status = syscalls.read_whole(f"/proc/{process.pid}/status")
+    leader = next(line.split()[1] for line in status.splitlines() if line.startswith(b"Tgid:"))
+    if int(leader) != process.pid:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
