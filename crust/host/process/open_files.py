@@ -1,14 +1,19 @@
 """The holders of a lock on a file, and copies of another process's descriptors: pidfd_getfd(2).
 
+`has_lock` decides: a process that cannot be looked at is not seen. `holders` and `watched` name the processes that
+they can see, for messages and for proofs that need a holder; they never prove that there is none.
+
 A copy shares the open file description, and with it an OFD lock or an exclusive open, which opening the file again
 would not. It needs the right to trace the process: root, with CAP_SYS_PTRACE where the process is in another user
 namespace, and not where kernel.yama.ptrace_scope is 3.
 """
 
 import contextlib
+import errno
 import os
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 
+from crust.host import answers
 from crust.host.process import syscalls
 
 
@@ -27,21 +32,31 @@ def copies(pid: int, path: str) -> Generator[int, None, None]:
                 yield syscalls.copy_descriptor(process, number)
 
 
-def holders(path: str | os.PathLike[str], pids: Iterable[int] = ()) -> list[int]:
-    """The processes, of `pids` or of all, that have a lock on the file, as far as this process may look.
+def has_lock(pid: int, path: str) -> bool:
+    """Whether the process has a lock on the file: it took it, or it inherited it. False if either does not exist.
 
-    Empty if there is no such file. A process that inherited the lock has it like the process that took it.
+    Raises `answers.NotSeen`.
+    """
+    look = answers.ask(
+        f"the locks of process {pid}",
+        lambda: _locks(str(pid), path, os.stat(path)),
+        absent=(errno.ENOENT, errno.ESRCH),
+        needs="CAP_SYS_PTRACE, and a /proc of its own PID namespace",
+    )
+    return answers.seen(look) is True
+
+
+def holders(path: str | os.PathLike[str]) -> list[int]:
+    """The processes that have a lock on the file, as far as this process may look. Empty if there is no such file.
+
+    A process that inherited the lock has it like the process that took it.
     """
     locking = []
     with contextlib.suppress(OSError):
         file = os.stat(path)
-        every = [name for name in os.listdir("/proc") if name.isdigit()]
-        for pid in [str(number) for number in pids] or every:
+        for pid in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
-                opened = _of(pid, path, file)
-                if any(
-                    b"\nlock:" in syscalls.read_whole(f"/proc/{pid}/fdinfo/{fd}") for fd in opened
-                ):
+                if _locks(pid, path, file):
                     locking.append(int(pid))
     return locking
 
@@ -54,6 +69,15 @@ def watched(pid: int) -> set[int]:
             with contextlib.suppress(OSError), open(f"{directory}/{fd}", encoding="ascii") as file:
                 targets |= {int(line.split()[1]) for line in file if line.startswith("Pid:")}
     return targets
+
+
+def _locks(pid: str, path: str | os.PathLike[str], file: os.stat_result) -> bool:
+    """Whether one of the process's descriptors of the file has a lock (proc_pid_fdinfo(5))."""
+    for fd in _of(pid, path, file):
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            if b"\nlock:" in syscalls.read_whole(f"/proc/{pid}/fdinfo/{fd}"):
+                return True
+    return False
 
 
 def _of(pid: str, path: str | os.PathLike[str], file: os.stat_result) -> Iterator[int]:

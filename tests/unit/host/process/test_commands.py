@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import resource
 import select
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import grpc
 import pytest
 
 from crust.core import errors
+from crust.host import answers
 from crust.host.process import arguments, commands, open_files, syscalls, systemd
 from crust.rpc import status
 from tests.support.raised import raised
@@ -275,6 +277,17 @@ def _process(program: str, *words: str, fds: tuple[int, ...] = ()) -> Iterator[i
         process.kill()
 
 
+@contextmanager
+def _few_descriptors() -> Iterator[None]:
+    """No descriptor is free."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_holder_of_lock_is_found_by_any_path(tmp_path: Path) -> None:
     """As a process of another mount namespace has; one that only has the file open is no holder."""
     for name in ("one", "two"):
@@ -291,9 +304,22 @@ def test_holder_of_lock_is_found_by_any_path(tmp_path: Path) -> None:
         _process(opening, path) as reader,
     ):
         assert open_files.holders(path) == [holder]
-        assert open_files.holders(path, [stranger, reader]) == []
+        assert [open_files.has_lock(pid, path) for pid in (holder, stranger, reader)] == [
+            True, False, False
+        ]  # fmt: skip
+    assert not open_files.has_lock(holder, path)
     assert open_files.holders(path) == []
     assert open_files.holders(f"{tmp_path}/absent") == []
+
+
+def test_process_that_cannot_be_looked_at_has_perhaps_the_lock(tmp_path: Path) -> None:
+    """No descriptor is free: nobody can say whether the process has it."""
+    path = f"{tmp_path}/claim.lock"
+    Path(path).touch()
+    locking = "import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LOCK_EX)"
+    unseen = pytest.raises(answers.NotSeen, match=r"locks of process .*EMFILE")
+    with _process(locking, path) as holder, _few_descriptors(), unseen:
+        open_files.has_lock(holder, path)
 
 
 def test_process_that_is_watched_by_a_pidfd_is_named() -> None:
@@ -309,4 +335,6 @@ def test_processes_are_found_by_whole_words_of_their_arguments() -> None:
     with _process("pass", "-id", "sandbox-0001") as process:
         assert list(arguments.having("-id", "sandbox-0001")) == [process]
         assert list(arguments.having("-id", "sandbox-000")) == []
+        with _few_descriptors(), pytest.raises(answers.NotSeen, match="EMFILE"):
+            arguments.has(process, "-id", "sandbox-0001")
         assert list(arguments.having("sandbox-0001", "-id")) == []

@@ -87,7 +87,7 @@ def test_pid_of_another_start_is_another_process(child: subprocess.Popen[bytes])
     assert processes.hold(earlier) == answers.Absent()
 
 
-def test_pid_that_only_a_session_has_is_of_an_ended_process() -> None:
+def test_pid_that_only_a_session_has_is_of_ended_process() -> None:
     pid, end_write = _number_of_a_session_whose_leader_has_ended()
     try:
         assert processes.has_ended(Process(pid, 1))
@@ -95,7 +95,7 @@ def test_pid_that_only_a_session_has_is_of_an_ended_process() -> None:
         os.close(end_write)
 
 
-def test_pid_that_a_thread_has_is_of_an_ended_process() -> None:
+def test_pid_that_a_thread_has_is_of_ended_process() -> None:
     go_on, numbers = threading.Event(), []
 
     def thread() -> None:
