@@ -43,7 +43,7 @@ class Boxes(Handler):
         except errors.CrustError as error:
             claim.release(error=error.shown())  # `crust volumes` shows why
             raise
-        claim.hand_over()  # from here on the claim lives as long as the "virtual machine"
+        claim.hand_over(vm.pid)  # from here on the claim lives as long as the "virtual machine"
         self.running[claim.record.target] = (claim, vm)
         return "ok"
 

@@ -206,6 +206,14 @@ def _claims() -> Iterator[dict[str, Any]]:
     failed = {**good, "state": "error", "error": "no xfs"}
     yield _claim("an error for people", failed, accepted=True)
     yield _claim("with a key of a later version", {**good, "future": 1}, accepted=True)
+    process = {"pid": 4711, "started": 224753}
+    yield _claim("with its hypervisor's process", {**good, "process": process}, accepted=True)
+    for name, broken in (
+        ("a process without its start", {"pid": 4711}),
+        ("a process without a number", {**process, "pid": 0}),
+        ("a process by its number alone", 4711),
+    ):
+        yield _claim(name, {**good, "process": broken}, accepted=False)
     yield _claim("a state that is not known", {**good, "state": "ready"}, accepted=False)
     capitals = {key.upper(): value for key, value in good.items()}
     yield _claim("keys in capitals", capitals, accepted=False)

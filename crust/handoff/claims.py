@@ -5,6 +5,10 @@ the proxy may have unpublished the entry meanwhile. Then it writes claim.json, a
 that is why the lock is on a file of its own (docs/decisions/0001). The hypervisor inherits the locked descriptor. So
 a held lock means that a sandbox has the volume, even if other processes have died. claim.json without the lock is a
 dead claim.
+
+The rule: a dead claim is evidence, because a keeper can be killed while its virtual machine goes on. Taking the lock
+puts claim.json aside, so that no reader takes it for the new holder's. `check_ended` refuses while its process lives.
+`settle` removes it; a lock that is released before puts it back.
 """
 
 import contextlib
@@ -14,16 +18,18 @@ import fcntl
 import json
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Literal, Self
 
 import pydantic
 
 from crust.core import errors, volumes
 from crust.handoff import layout
+from crust.handoff.directories import check_directory
 from crust.handoff.record import UnreadableHandoffRecord, reasons
 from crust.host.files import durable, locks
-from crust.host.process import open_files, syscalls
+from crust.host.process import open_files, processes, syscalls
+from crust.host.process.processes import Process
 
 LIMIT_BYTES = 16 * 1024
 SCHEMA = 1
@@ -75,6 +81,21 @@ class HeldBySandbox(errors.NotReady):
         self.handler = handler
 
 
+class HypervisorLives(HeldBySandbox):
+    """Nobody holds the claim's lock, and the process of claim.json runs: its keeper was killed."""
+
+    def __init__(self, target: volumes.TargetPath, claim: "Claim", process: Process) -> None:
+        errors.NotReady.__init__(
+            self,
+            f"the volume at {target} is in use",
+            why=f"process {process.pid} of sandbox {claim.sandbox_id} of {claim.handler} runs; what held its claim "
+            "has ended before it",
+            hint="start the daemon of that runtime, which claims the volume again for the process; if the pod is "
+            "deleted and the process stays, end the process",
+        )
+        self.target, self.sandbox_id, self.handler = target, claim.sandbox_id, claim.handler
+
+
 class UntrustedLock(errors.Refused):
     """claim.lock is not the file that the proxy created."""
 
@@ -100,11 +121,20 @@ class Claim:
     live: bool
     request_id: str = ""
     """The id of the call that published the volume, if the record has it."""
+    process: Process | None = None
+    """The hypervisor's process; None if the runtime does not name it, or the sandbox has the volume no more."""
 
     @property
     def is_orphaned(self) -> bool:
         """Whether the runtime says that it cannot stop the sandbox any more, and the hypervisor still runs (H-24)."""
         return self.state is State.ERROR and self.error.startswith(ORPHANED)
+
+
+class _ProcessModel(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    pid: Annotated[int, pydantic.Field(gt=0, lt=2**31)]
+    started: Annotated[int, pydantic.Field(ge=0, lt=2**63)]
 
 
 class _ClaimModel(pydantic.BaseModel):
@@ -118,6 +148,7 @@ class _ClaimModel(pydantic.BaseModel):
     pid: Annotated[int, pydantic.Field(ge=0, lt=2**31)]
     claimed_at: pydantic.AwareDatetime
     request_id: Annotated[str, pydantic.Field(pattern=r"^[0-9A-Za-z-]{0,64}$")] = ""
+    process: _ProcessModel | None = None
 
 
 class ClaimLock:
@@ -126,18 +157,18 @@ class ClaimLock:
     def __init__(self, fd: int, paths: layout.EntryPaths) -> None:
         self.fd = fd
         self.paths = paths
+        self._is_settled = True
 
     @classmethod
-    def acquire(
-        cls, paths: layout.EntryPaths, target: volumes.TargetPath, *, keep_claim: bool = False
-    ) -> Self:
-        """Take the entry's lock, or raise `HeldBySandbox`, `NotPublished`, `UntrustedLock` without waiting.
+    def acquire(cls, paths: layout.EntryPaths, target: volumes.TargetPath) -> Self:
+        """Take the entry's lock, or raise without waiting.
 
-        A claim.json that exists by then belongs to a dead claim, and is removed. With `keep_claim` it stays for the
-        caller to read (H-46), who then replaces it.
+        A claim.json that exists by then belongs to a dead claim, and is put aside: see `dead`, `check_ended` and
+        `settle`. Raises `HeldBySandbox`, `NotPublished`, `UntrustedLock`, and `UntrustedDirectory`; then the
+        entry is as it was.
         """
         for _ in range(_ATTEMPTS):
-            lock = cls._try(paths, target, keep_claim=keep_claim)
+            lock = cls._try(paths, target)
             if lock is not None:
                 return lock
         raise errors.OperationPending(
@@ -147,9 +178,11 @@ class ClaimLock:
         )
 
     @classmethod
-    def _try(
-        cls, paths: layout.EntryPaths, target: volumes.TargetPath, *, keep_claim: bool
-    ) -> Self | None:
+    def _try(cls, paths: layout.EntryPaths, target: volumes.TargetPath) -> Self | None:
+        try:  # before the lock: behind a symbolic link it is another entry's
+            check_directory(paths.directory)
+        except errors.NotFound:
+            raise NotPublished(target) from None
         fd = _open_lock(paths.claim_lock, os.O_RDWR)
         if fd is None:
             raise NotPublished(target)
@@ -158,13 +191,16 @@ class ClaimLock:
             if not locks.try_lock(fd):
                 raise _held(paths, target)
             if _is_at(paths.claim_lock, fd):
-                if not keep_claim:  # a dead claim must not look like the new holder's
-                    durable.remove(paths.claim)
+                _put_aside(paths)
                 keep = True
         finally:
             if not keep:
                 os.close(fd)
-        return cls(fd, paths) if keep else None
+        if not keep:
+            return None
+        lock = cls(fd, paths)
+        lock._is_settled = False
+        return lock
 
     @classmethod
     def of_holder(cls, paths: layout.EntryPaths, pid: int) -> Self | None:
@@ -186,6 +222,35 @@ class ClaimLock:
                 os.close(copy)
         return None
 
+    def dead(self) -> Claim | None:
+        """The dead claim that was put aside, also by an earlier claimant that was killed; None without one.
+
+        Raises `UnreadableHandoffRecord`, and the errors of `durable.find`.
+        """
+        return None if self._is_settled else _parsed(self.paths.dead_claim, live=False)
+
+    def check_ended(self, target: volumes.TargetPath, *, but: Process | None = None) -> None:
+        """Raise `HypervisorLives` while the process of the dead claim runs, and `NotSeen` if that is not seen.
+
+        `but` is the claimant's own hypervisor: its runtime was killed while it claimed. Without a dead claim, or with
+        one that names no process, nothing is known here. Raises as `dead`, too: a claim that cannot be read may be of
+        a process that runs.
+        """
+        dead = self.dead()
+        if dead is None or dead.process in (None, but) or processes.has_ended(dead.process):
+            return
+        raise HypervisorLives(target, dead, dead.process)
+
+    def settle(self) -> None:
+        """Remove the dead claim. Only after its process was seen to have ended, and nothing else uses the device."""
+        if not self._is_settled:
+            durable.remove(self.paths.dead_claim, survives_power_cut=False)
+            self._is_settled = True
+
+    def forget(self) -> None:
+        """The dead claim went with the entry."""
+        self._is_settled = True
+
     def close(self) -> None:
         """Close this copy of the descriptor; the lock ends with the last copy. Idempotent."""
         if self.fd >= 0:
@@ -193,12 +258,18 @@ class ClaimLock:
             self.fd = -1
 
     def release(self) -> None:
-        """Unlock, for all copies of the descriptor, and close. Idempotent.
+        """Put a dead claim that is not settled back; unlock, for all copies of the descriptor; close. Idempotent.
 
         For a lock that no hypervisor has: if another thread is just starting a child, that child has a copy until it
         calls exec, so closing alone would not unlock.
         """
-        if self.fd >= 0:
+        if self.fd < 0:
+            return
+        try:
+            if not self._is_settled:
+                self._is_settled = True
+                _rename(self.paths.dead_claim, self.paths.claim)
+        finally:  # without the rename the next claimant, and readers, find it where it is
             locks.unlock(self.fd)
             self.close()
 
@@ -207,6 +278,16 @@ class ClaimLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def _put_aside(paths: layout.EntryPaths) -> None:
+    """An earlier one stays if there is no claim.json: its claimant was killed before it was settled."""
+    _rename(paths.claim, paths.dead_claim)
+
+
+def _rename(old: str, new: str) -> None:
+    with syscalls.translating(f"cannot rename {old}"), contextlib.suppress(FileNotFoundError):
+        os.rename(old, new)
 
 
 def is_held(paths: layout.EntryPaths) -> bool:
@@ -223,17 +304,28 @@ def is_held(paths: layout.EntryPaths) -> bool:
 def read(paths: layout.EntryPaths) -> Claim | None:
     """The entry's claim, live or dead; None if there is no claim.
 
-    Raises `UnreadableHandoffRecord` for an invalid claim.json, and the errors of `durable.find`.
+    A dead claim that a killed claimant had put aside is the entry's. Raises `UnreadableHandoffRecord` for an invalid
+    claim.json, and the errors of `durable.find`.
     """
     live = is_held(paths)
-    data = durable.find(paths.claim, limit_bytes=LIMIT_BYTES)
+    claim = _parsed(paths.claim, live=live)
+    if claim is None and live:
+        return Claim("", "", State.CLAIMED, "", 0, None, live)
+    return claim or _parsed(paths.dead_claim, live=False)
+
+
+def _parsed(path: str, *, live: bool) -> Claim | None:
+    data = durable.find(path, limit_bytes=LIMIT_BYTES)
     if data is None:
-        return Claim("", "", State.CLAIMED, "", 0, None, live) if live else None
+        return None
     try:
         model = _ClaimModel.model_validate_json(data)
     except pydantic.ValidationError as err:
-        raise UnreadableHandoffRecord(paths.claim, reasons(err)) from err
-    return Claim(**model.model_dump(exclude={"schema_version"}), live=live)
+        raise UnreadableHandoffRecord(path, reasons(err)) from err
+    named = model.process
+    plain = model.model_dump(exclude={"schema_version", "process"})
+    process = Process(named.pid, named.started) if named else None
+    return Claim(**plain, process=process, live=live)
 
 
 def write(paths: layout.EntryPaths, claim: Claim) -> None:
@@ -250,6 +342,7 @@ def write(paths: layout.EntryPaths, claim: Claim) -> None:
         "pid": claim.pid,
         "claimed_at": claim.claimed_at.isoformat() if claim.claimed_at else None,
         **({"request_id": claim.request_id} if claim.request_id else {}),
+        **({"process": asdict(claim.process)} if claim.process else {}),
     }
     data = f"{json.dumps(plain, separators=(',', ':'))}\n".encode("ascii")
     try:

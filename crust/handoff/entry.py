@@ -13,7 +13,6 @@ look at 1,000 entries at rest takes 3 to 8 ms; reading them all takes 90 ms.
 import contextlib
 import itertools
 import os
-import stat
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -22,23 +21,12 @@ from crust.core import errors
 from crust.handoff import claims, layout
 from crust.handoff import record as records
 from crust.handoff.claims import Claim
+from crust.handoff.directories import UntrustedDirectory, check_directory
 from crust.handoff.layout import EntryPaths, Layout
 from crust.handoff.mount_info import Reserved, reserved
 from crust.handoff.record import Record
 from crust.host.files import durable
 from crust.host.process import syscalls
-
-
-class UntrustedDirectory(errors.Refused):
-    """A directory of the handoff belongs to another user, or others may write to it."""
-
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(
-            f"{path} is not trusted",
-            why=why,
-            hint="find out who created it; crust neither uses nor deletes anything in it",
-        )
-        self.path = path
 
 
 class UnknownHandoffFile(errors.Corrupt):
@@ -147,20 +135,6 @@ def names(directory: str) -> list[str]:
             return sorted(os.listdir(directory))
         except FileNotFoundError:
             return []
-
-
-def check_directory(path: str) -> None:
-    """Raise `NotFound`, or `UntrustedDirectory` unless it is a directory that only root or this user writes."""
-    with syscalls.translating(f"cannot look at {path}"):
-        status = os.lstat(path)
-    if not stat.S_ISDIR(status.st_mode):
-        raise UntrustedDirectory(path, "it is not a directory")
-    if status.st_uid not in (0, os.geteuid()):
-        raise UntrustedDirectory(path, f"it belongs to user {status.st_uid}")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise UntrustedDirectory(
-            path, f"others may write it, mode {stat.S_IMODE(status.st_mode):04o}"
-        )
 
 
 def _read_record(paths: EntryPaths) -> Record:

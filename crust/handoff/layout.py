@@ -5,6 +5,7 @@
             mountInfo.json              the record, written by the proxy
             claim.lock                  created with the entry, never replaced; locked while a sandbox has the volume
             claim.json                  the claim, written by the runtime; without the lock it is a dead claim
+            .claim.dead                 a dead claim, while a claimant or an unpublish that has the lock looks at it
             runtime-*                   a runtime's own files
         .writer.lock                    locked by the process that writes records
         .new-<digest>.<random>/         an entry that is being built
@@ -26,6 +27,7 @@ DEFAULT_ROOT = "/run/crust/volumes"
 RECORD = "mountInfo.json"
 CLAIM = "claim.json"
 CLAIM_LOCK = "claim.lock"
+DEAD_CLAIM = ".claim.dead"
 RUNTIME_PREFIX = "runtime-"
 """Begins a runtime's own names in an entry: nobody interprets them, and they are deleted with the entry."""
 
@@ -57,6 +59,11 @@ class EntryPaths:
     def claim(self) -> str:
         """The claim, written by the runtime."""
         return f"{self.directory}/{CLAIM}"
+
+    @property
+    def dead_claim(self) -> str:
+        """The claim that the lock's holder has put aside (H-22). Readers ignore it while the lock is held."""
+        return f"{self.directory}/{DEAD_CLAIM}"
 
     @property
     def claim_lock(self) -> str:

@@ -26,13 +26,8 @@ from crust.core import errors, volumes
 from crust.handoff import claims, layout
 from crust.handoff import entry as entries
 from crust.handoff.claims import NotPublished
-from crust.handoff.entry import (
-    Entry,
-    UnknownHandoffFile,
-    UntrustedDirectory,
-    check_directory,
-    names,
-)
+from crust.handoff.directories import UntrustedDirectory, check_directory
+from crust.handoff.entry import Entry, UnknownHandoffFile, names
 from crust.handoff.layout import EntryPaths, Layout
 from crust.handoff.record import Record
 from crust.host.files import durable, locks
@@ -67,7 +62,7 @@ class EntryDiffers(errors.Conflict):
 class Removal:
     """The removal of an entry, with its claim lock held: no sandbox has the volume, and none can claim it meanwhile.
 
-    A block that ends without `complete` leaves the entry as it is; a retry unpublishes it.
+    A block that ends without `complete` leaves the entry as it is, with its dead claim; a retry unpublishes it.
     """
 
     def __init__(self, lock: claims.ClaimLock, entry: Entry, root: Layout) -> None:
@@ -91,7 +86,12 @@ class Removal:
         except BaseException:
             _put_back(gone_path, directory)
             raise
+        self._lock.forget()
         _delete_files(gone_path)
+
+    def settle(self) -> None:
+        """Remove the dead claim while the entry stays: nothing uses the device."""
+        self._lock.settle()
 
     def close(self) -> None:
         """Release the lock."""
@@ -145,6 +145,7 @@ class Store:
         if entry.live and present.same_source(record):
             return self.rewrite(entry, record.mount)
         with self.begin_removal(record.target) as removal:
+            removal.settle()
             return self._replace(removal.entry, record)
 
     def create(self, record: Record) -> Entry:
@@ -182,11 +183,14 @@ class Store:
     def begin_removal(self, target: volumes.TargetPath) -> Removal:
         """Take the claim lock, so that no sandbox can claim the volume until the result is closed.
 
-        Raises `NotPublished`, and `HeldBySandbox` with the sandbox's name while a sandbox has the volume.
+        Raises `NotPublished`; `HeldBySandbox` with the sandbox's name while a sandbox has the volume, also without
+        the lock (`claims.HypervisorLives`); `NotSeen` if that was not seen; `UnreadableHandoffRecord` for a dead
+        claim that cannot be read.
         """
         paths = self.layout.entry(target)
         lock = self._lock(paths, target)
         try:
+            lock.check_ended(target)
             entry = entries.read(paths) or Entry(paths.digest, paths.directory, None)
         except BaseException:
             lock.release()
@@ -247,7 +251,7 @@ class Store:
         # Somebody removed the lock file, so a holder is not visible any more. Safe only if the entry was never
         # claimed.
         check_directory(paths.directory)
-        if os.path.lexists(paths.claim):
+        if any(map(_is_there, (paths.claim, paths.dead_claim))):
             raise errors.Corrupt.named(
                 "ClaimLockMissing",
                 f"the entry {paths.directory} cannot be locked",
@@ -257,6 +261,15 @@ class Store:
             )
         _create_lock(paths.claim_lock)
         return claims.ClaimLock.acquire(paths, target)
+
+
+def _is_there(path: str) -> bool:
+    with syscalls.translating(f"cannot look at {path}"):
+        try:
+            os.lstat(path)
+        except FileNotFoundError:
+            return False
+    return True
 
 
 def _create_lock(path: str) -> None:

@@ -8,13 +8,16 @@ device; they never prove that a device has no user.
 
 import abc
 import enum
+import errno
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from crust.core import errors, volumes
 from crust.handoff.record import Record
+from crust.host import answers
 
 _LIMIT_BYTES = 4 * 1024 * 1024
 
@@ -54,8 +57,11 @@ class Runtime(abc.ABC):
     root: str
 
     def has(self, sandbox_id: str) -> bool:
-        """Whether the sandbox is this runtime's."""
-        return os.path.isdir(f"{self.root}/{sandbox_id}")
+        """Whether the sandbox is this runtime's. Raises `NotSeen`."""
+        path = f"{self.root}/{sandbox_id}"
+        absent = (errno.ENOENT, errno.ENOTDIR)
+        status = answers.seen(answers.ask(path, lambda: os.stat(path), absent=absent))
+        return status is not None and stat.S_ISDIR(status.st_mode)
 
     @abc.abstractmethod
     def vm_of(self, sandbox_id: str, engine_pid: int = 0) -> int:

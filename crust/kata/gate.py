@@ -27,7 +27,7 @@ from crust.kata.grants import Grants, Sandbox
 from crust.kata.nri import Container, Pod
 from crust.kata.preflight import Configurations
 from crust.kata.statistics import Uses
-from crust.runtime_handler import NotDeferred, resolve_source
+from crust.runtime_handler import NotDeferred, process_of, resolve_source
 
 _log = logging.getLogger(__name__)
 
@@ -270,7 +270,7 @@ def _log_outcome(running: "asyncio.Future[None]") -> None:
 
 
 def _sandbox(pod: Pod, runtime: Runtime) -> Sandbox:
-    return Sandbox(volumes.SandboxId(pod.id), runtime.vm_of(pod.id, pod.pid))
+    return Sandbox(volumes.SandboxId(pod.id), process_of(runtime.vm_of(pod.id, pod.pid)))
 
 
 def _other_runtime(pod: Pod, runtime: Runtime) -> errors.CrustError:

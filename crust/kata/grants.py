@@ -7,14 +7,16 @@
 
 The claim is taken as every runtime takes it (specs/handoff.md): before the hypervisor has the device, bound to the
 hypervisor's process, freed by its end alone. A sandbox has one keeper, at a socket that its id names, so a restarted
-daemon has no state of its own: it asks the keepers. Functions block; the caller lets one thread at a time work on
-one volume.
+daemon asks the keepers. Beside the socket is the process that it was made for: when both processes of a keeper were
+killed, only that process's end, as the kernel says it, ends the claims. Functions block; the caller lets one thread
+at a time work on one volume.
 """
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from crust.core import errors, volumes
@@ -23,11 +25,22 @@ from crust.handoff.entry import Entry
 from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.block import openers
+from crust.host.files import durable
 from crust.kata import entry
-from crust.runtime_handler import Claim, State, adopt_volume, claim_volume, keepers, kept_vm
+from crust.runtime_handler import (
+    Claim,
+    ClaimLost,
+    Process,
+    State,
+    adopt_volume,
+    claim_volume,
+    keepers,
+    kept_vm,
+)
 
 Undo = Callable[[], None]
-_SUFFIX = ".sock"
+_SUFFIX, _MACHINE = ".sock", ".vm"
+_MACHINE_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +48,12 @@ class Sandbox:
     """A sandbox and the process of its virtual machine."""
 
     id: volumes.SandboxId
-    pid: int
+    process: Process
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self.process.pid
 
 
 class Grants:
@@ -58,6 +76,30 @@ class Grants:
         """Sandboxes that have, or had, a keeper."""
         names = (name for name in os.listdir(self.sockets) if name.endswith(_SUFFIX))
         return sorted(name.removesuffix(_SUFFIX) for name in names)
+
+    def machine(self, sandbox_id: str) -> Process | None:
+        """The process for which the sandbox's keeper was started; None if that is not known."""
+        path = self._machine_path(sandbox_id)
+        data = durable.find(path, limit_bytes=_MACHINE_BYTES)
+        if data is None:
+            return None
+        try:
+            return Process(**json.loads(data))
+        except (ValueError, TypeError) as err:
+            raise errors.Corrupt.named(
+                "MachineUnreadable",
+                f"{path} does not say which process is the virtual machine",
+                why=str(err),
+                hint="find out who wrote it; remove it and the socket beside it when that sandbox has ended",
+            ) from err
+
+    def forget(self, sandbox_id: str) -> None:
+        """Remove the socket of a sandbox whose machine has ended."""
+        durable.remove(self.socket(sandbox_id), survives_power_cut=False)
+        durable.remove(self._machine_path(sandbox_id), survives_power_cut=False)
+
+    def _machine_path(self, sandbox_id: str) -> Path:
+        return self.sockets / f"{sandbox_id}{_MACHINE}"
 
     def grant(self, sandbox: Sandbox, record: Record, key: str) -> Undo:
         """Have Kata find the device at the mount source `key`; returns a function that undoes this call only.
@@ -90,15 +132,15 @@ class Grants:
     def mounted(self, sandbox: Sandbox, record: Record) -> None:
         """Write into claim.json that the guest has mounted the volume."""
         with self._connected(sandbox.id) as keeper:
-            self._report(sandbox, record, keeper, State.MOUNTED)
+            self._report(sandbox.id, record, keeper, State.MOUNTED)
 
-    def report_orphaned(self, sandbox: Sandbox, problem: errors.CrustError) -> None:
+    def report_orphaned(self, sandbox_id: volumes.SandboxId, problem: errors.CrustError) -> None:
         """Write into each claim.json of the sandbox that its shim has ended. Raises `KeeperGone`."""
-        with self._connected(sandbox.id) as keeper:
+        with self._connected(sandbox_id) as keeper:
             digests = keeper.held()
             for volume in self.store.scan():
                 if volume.record is not None and volume.digest in digests:
-                    self._report(sandbox, volume.record, keeper, State.ERROR, problem.shown())
+                    self._report(sandbox_id, volume.record, keeper, State.ERROR, problem.shown())
 
     def withdraw(self, sandbox_id: str, name: str) -> None:
         """Put the placeholder back. Without a real entry or a keeper the call succeeds."""
@@ -113,7 +155,7 @@ class Grants:
     def recover(self, sandbox: Sandbox) -> None:
         """Claim the sandbox's volumes again, if its keeper was killed with its standby; else do nothing.
 
-        Raises `kept_vm.VmKilled` if that was impossible and crust ended the machine.
+        Raises as `kept_vm.KeptVm.recover`.
         """
         used = [
             record
@@ -122,9 +164,11 @@ class Grants:
         ]
         for handler in {record.handler for record in used}:
             vm = kept_vm.KeptVm(
-                self.store.root, handler, sandbox.id, sandbox.pid, self.socket(sandbox.id)
+                self.store.root, handler, sandbox.id, sandbox.process, self.socket(sandbox.id)
             )
             vm.recover({record.digest: record.target for record in used}).close()
+        if not used:  # it may get a volume again
+            keepers.start(self.socket(sandbox.id), sandbox.process).close()
         with contextlib.ExitStack() as undo:
             for name, record in list(self.entries.real_ones(used)):  # the new keeper's from now on
                 self._put(sandbox, record, name, undo)
@@ -136,7 +180,7 @@ class Grants:
         for name, record in list(self.entries.real_ones(filter(self._is_ours, ours))):
             with contextlib.suppress(claims.HeldBySandbox, claims.NotPublished):
                 paths = self.store.layout.entry(record.target)
-                with claims.ClaimLock.acquire(paths, record.target, keep_claim=True):
+                with claims.ClaimLock.acquire(paths, record.target):
                     self.entries.hide(name, record)
 
     def _is_ours(self, record: Record) -> bool:
@@ -164,29 +208,29 @@ class Grants:
             with self._connected(sandbox.id) as keeper:
                 if record.digest not in keeper.held() or keeper.vm_pid != sandbox.pid:
                     return None
-                claim = self._adopted(sandbox, record, keeper)
+                claim = self._adopted(sandbox.id, record, keeper)
         except keepers.KeeperGone:
             return None
-        claim.hand_over()
+        claim.close()
         return claim.record
 
     def _report(
         self,
-        sandbox: Sandbox,
+        sandbox_id: volumes.SandboxId,
         record: Record,
         keeper: keepers.Keeper,
         state: State,
         error: str = "",
     ) -> None:
-        claim = self._adopted(sandbox, record, keeper)
-        try:
+        with contextlib.closing(self._adopted(sandbox_id, record, keeper)) as claim:
             claim.report(state, error)
-        finally:
-            claim.hand_over()
 
-    def _adopted(self, sandbox: Sandbox, record: Record, keeper: keepers.Keeper) -> Claim:
+    def _adopted(
+        self, sandbox_id: volumes.SandboxId, record: Record, keeper: keepers.Keeper
+    ) -> Claim:
+        """A copy of the claim that the keeper holds."""
         root, target = self.store.root, record.target
-        return adopt_volume(root, target, sandbox.id, record.handler, keeper.pid, pid=sandbox.pid)
+        return adopt_volume(root, target, sandbox_id, record.handler, keeper.pid)
 
     def _claim(self, sandbox: Sandbox, record: Record, undo: contextlib.ExitStack) -> Record:
         claim = claim_volume(
@@ -195,17 +239,22 @@ class Grants:
             sandbox.id,
             record.handler,
             features=self.handlers[record.handler],
-            pid=sandbox.pid,
+            process=sandbox.process,
         )
         undo.callback(self._release, sandbox.id, claim)
-        with keepers.start(self.socket(sandbox.id), sandbox.pid) as keeper:
+        machine = json.dumps(asdict(sandbox.process)).encode("ascii")
+        durable.write_file(self._machine_path(sandbox.id), machine)
+        with keepers.start(self.socket(sandbox.id), sandbox.process) as keeper:
             keeper.hold(record.digest, claim.fds)
-        claim.hand_over()
+            claim.hand_over(*keeper.pids)
         return claim.record
 
-    def _release(self, sandbox_id: str, claim: Claim) -> None:
-        """Undo a claim that no container of the sandbox uses."""
-        with contextlib.suppress(keepers.KeeperGone), self._connected(sandbox_id) as keeper:
+    def _release(self, sandbox_id: volumes.SandboxId, claim: Claim) -> None:
+        """Undo a claim that no container of the sandbox uses. The machine lives, so this needs the claim's lock."""
+        gone = contextlib.suppress(keepers.KeeperGone, ClaimLost)
+        with gone, self._connected(sandbox_id) as keeper:
+            if not claim.fds:
+                claim = self._adopted(sandbox_id, claim.record, keeper)
             keeper.release(claim.record.digest)
         with contextlib.suppress(claims.HeldBySandbox):
             claim.release()

@@ -1,22 +1,24 @@
 """Notices that a keeper has ended with its standby while the virtual machine lives, and claims again (H-46).
 
 The watch holds a connection to each keeper. When it breaks, the watch connects to the standby. Without a standby the
-claims of the machine are free: `Grants.recover` takes them again at once, or ends the machine, so that it writes no
-more. Only in this case does crust end a machine unasked.
+claims of the machine are free: `Grants.recover` takes them again at once, or ends the machine if another sandbox has
+a volume of it, or had it. Only in this case does crust end a machine unasked.
+
+The rule: a machine has ended when the kernel says so of its process. A sandbox that Kata's files do not name, a
+volume that cannot be claimed now, no free descriptor: socket and claims stay, and the next look tries again.
 """
 
 import asyncio
 import contextlib
 import logging
-import os
 import select
 
 from crust.core import errors, volumes
-from crust.host.process import workers
-from crust.kata.evidence import Runtimes, VmUnknown
+from crust.host.process import processes, workers
+from crust.kata.evidence import Runtimes
 from crust.kata.grants import Grants, Sandbox
 from crust.kata.shims import Shims
-from crust.runtime_handler import keepers, kept_vm
+from crust.runtime_handler import Process, keepers, kept_vm, process_of
 
 _log = logging.getLogger(__name__)
 
@@ -60,9 +62,12 @@ class KeeperWatch:
                 continue
             if watched is not None:
                 _forget(self._watched.pop(sandbox_id))
-            keeper = await workers.run(
-                self._found, sandbox_id, None if watched is None else watched.vm_pid
-            )
+            try:
+                keeper = await workers.run(self._found, sandbox_id)
+            except errors.CrustError as error:  # the next look tries again
+                extra = {"sandbox": sandbox_id, "error": error}
+                _log.error("the claims of a sandbox are not seen, or not taken again", extra=extra)
+                continue
             if keeper is not None:
                 self._watched[sandbox_id] = keeper
                 fd = keeper.fileno()
@@ -73,34 +78,41 @@ class KeeperWatch:
         asyncio.get_running_loop().remove_reader(fd)  # it stays readable
         self._hint.set()
 
-    def _found(self, sandbox_id: str, known_pid: int | None) -> keepers.Keeper | None:
-        """The sandbox's keeper, after its claims were recovered if it had ended; None if the machine has ended."""
+    def _found(self, sandbox_id: str) -> keepers.Keeper | None:
+        """The sandbox's keeper, after its claims were recovered if it had ended; None once the machine has ended."""
         try:
             return keepers.connect(self._grants.socket(sandbox_id))
         except keepers.KeeperGone:
-            return self._recovered(sandbox_id, known_pid)
-        except keepers.KeeperNotResponding as error:
-            _log.error("a keeper does not answer", extra={"error": error})
-            return None
+            return self._recovered(sandbox_id)
 
-    def _recovered(self, sandbox_id: str, known_pid: int | None) -> keepers.Keeper | None:
-        socket = self._grants.socket(sandbox_id)
-        try:
-            pid = known_pid or self._runtimes.of(sandbox_id).vm_of(sandbox_id)
-            self._grants.recover(Sandbox(volumes.SandboxId(sandbox_id), pid))
-            keeper = keepers.connect(socket)
-        except (keepers.KeeperGone, errors.NotFound, VmUnknown, kept_vm.VmKilled) as error:
-            if isinstance(error, kept_vm.VmKilled):
-                _log.error("a virtual machine was ended", extra={"error": error})
-            self._grants.hide_unclaimed()  # the machine has ended
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(socket)
+    def _recovered(self, sandbox_id: str) -> keepers.Keeper | None:
+        process = self._grants.machine(sandbox_id) or self._named(sandbox_id)
+        if not self._is_recovered(Sandbox(volumes.SandboxId(sandbox_id), process)):
+            self._grants.hide_unclaimed()
+            self._grants.forget(sandbox_id)
             return None
-        except errors.CrustError as error:
-            _log.error("the claims of a sandbox could not be taken again", extra={"error": error})
-            return None
+        keeper = keepers.connect(self._grants.socket(sandbox_id))
         _log.warning("the claims of a sandbox were taken again", extra={"sandbox": sandbox_id})
         return keeper
+
+    def _named(self, sandbox_id: str) -> Process:
+        """The machine by Kata's word, if nothing of crust names it any more."""
+        return process_of(self._runtimes.of(sandbox_id).vm_of(sandbox_id))
+
+    def _is_recovered(self, sandbox: Sandbox) -> bool:
+        """Whether the claims are taken again; False if the machine was seen to have ended, or was ended."""
+        if processes.has_ended(sandbox.process):
+            return False
+        try:
+            self._grants.recover(sandbox)
+        except kept_vm.VmKilled as error:
+            _log.error("a virtual machine was ended", extra={"error": error})
+            return False
+        except errors.NotFound:
+            if processes.has_ended(sandbox.process):
+                return False
+            raise
+        return True
 
 
 def _forget(keeper: keepers.Keeper) -> None:

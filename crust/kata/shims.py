@@ -5,7 +5,6 @@ Without its shim no program can stop the sandbox, and the engine reports it as r
 Then the daemon writes it into claim.json, which `crust volumes`, `crust doctor` and `crust end-orphan` read.
 """
 
-import contextlib
 import logging
 import math
 import os
@@ -14,8 +13,9 @@ import time
 from collections.abc import Mapping
 
 from crust.core import errors, volumes
-from crust.host.process import arguments
-from crust.kata.grants import Grants, Sandbox
+from crust.host import answers
+from crust.host.process import arguments, processes
+from crust.kata.grants import Grants
 from crust.runtime_handler import keepers
 
 _log = logging.getLogger(__name__)
@@ -45,10 +45,9 @@ class Shims:
             if now_s - self._gone_s.setdefault(sandbox_id, now_s) < _GRACE_S:
                 continue
             self._forget(sandbox_id)
-            if (shim := shim_of(sandbox_id)) is None:  # else the ended one only started it
-                self._gone_s[sandbox_id] = math.inf  # it is reported once
+            self._ends[sandbox_id] = shim_of(sandbox_id)  # the ended one may only have started it
+            if self._ends[sandbox_id] is None:
                 self._report(sandbox_id, keeper.vm_pid)
-            self._ends[sandbox_id] = shim
 
     def close(self) -> None:
         """End the watches."""
@@ -61,11 +60,15 @@ class Shims:
         self._gone_s.pop(sandbox_id, None)
 
     def _report(self, sandbox_id: str, vm_pid: int) -> None:
-        sandbox = Sandbox(volumes.SandboxId(sandbox_id), vm_pid)
+        """Report it once; a later look tries again if that fails, unless the machine has ended by then."""
         problem = orphaned(sandbox_id, vm_pid)
-        with contextlib.suppress(errors.CrustError):  # the machine has ended
-            self._grants.report_orphaned(sandbox, problem)
+        try:
+            self._grants.report_orphaned(volumes.SandboxId(sandbox_id), problem)
+        except errors.CrustError as error:
+            _log.warning("an orphaned sandbox is not reported yet", extra={"error": error})
+        else:
             _log.error("a virtual machine goes on without its shim", extra={"error": problem})
+            self._gone_s[sandbox_id] = math.inf
 
 
 def orphaned(sandbox_id: str, vm_pid: int) -> errors.CrustError:
@@ -79,8 +82,14 @@ def orphaned(sandbox_id: str, vm_pid: int) -> errors.CrustError:
 
 
 def shim_of(sandbox_id: str) -> int | None:
-    """A pidfd of the sandbox's shim; None without a shim."""
-    for pid in arguments.having("-id", sandbox_id):
-        with contextlib.suppress(ProcessLookupError):
-            return os.pidfd_open(pid)
+    """A pidfd of the sandbox's shim; None without a shim. Raises `NotSeen`."""
+    words = ("-id", sandbox_id)
+    for pid in arguments.having(*words):
+        process = answers.seen(processes.of(pid))
+        shim = answers.seen(processes.hold(process)) if process is not None else None
+        if shim is None:
+            continue
+        if arguments.has(pid, *words):  # the number has not passed to another process
+            return shim
+        os.close(shim)
     return None

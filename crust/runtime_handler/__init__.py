@@ -14,7 +14,15 @@ processes start fast; import the other modules by name.
 
 from crust.handoff.claims import State
 from crust.handoff.record import Record
-from crust.runtime_handler.claim import Claim, ClaimLost, of_publish
+from crust.host.process.processes import Process
+from crust.runtime_handler.claim import (
+    Claim,
+    ClaimedSince,
+    ClaimLost,
+    NotHandedOver,
+    of_publish,
+    process_of,
+)
 from crust.runtime_handler.resolve import NotDeferred, Resolved, resolve_source
 from crust.runtime_handler.take_claim import (
     adopt_volume,
@@ -25,13 +33,17 @@ from crust.runtime_handler.take_claim import (
 __all__ = [
     "Claim",
     "ClaimLost",
+    "ClaimedSince",
     "NotDeferred",
+    "NotHandedOver",
+    "Process",
     "Record",
     "Resolved",
     "State",
     "adopt_volume",
     "claim_volume",
     "of_publish",
+    "process_of",
     "reclaim_volume",
     "resolve_source",
 ]

@@ -3,7 +3,8 @@
     claim.fds      pass these descriptors to the hypervisor (`pass_fds`; QMP `add-fd` if it runs already), or to its
                    keeper (`keepers`) if it takes none
     mounted        write into claim.json that the sandbox has mounted it; `report_error`: the reason why not
-    hand_over      close the handler's copies: then the claim lives as long as the hypervisor
+    hand_over      close the handler's copies, if that process has its own: then the claim lives as long as it
+    close          close the copy of an adopted claim, whose holder has its own
     release        after the sandbox has ended, or when it has given the device back
 
 A sandbox claims a volume once (`crust.runtime_handler.take_claim`), for all of its containers; the runtime counts
@@ -22,15 +23,17 @@ namespace): a virtual machine that lost its runtime has the device open plainly.
 import contextlib
 import datetime
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Self
 
 from crust.core import credentials, errors, logs, traces, volumes
 from crust.handoff import claims, layout
 from crust.handoff.record import Record
+from crust.host import answers
 from crust.host.block import devices, users
 from crust.host.block.users import Purpose
-from crust.host.process import workers
+from crust.host.process import open_files, processes, workers
+from crust.host.process.processes import Process
 
 
 class ClaimLost(errors.NotReady):
@@ -46,10 +49,29 @@ class ClaimLost(errors.NotReady):
         self.sandbox_id = sandbox_id
 
 
+class ClaimedSince(ClaimLost):
+    """Another holder has claimed the volume after this sandbox: it may have written to it."""
+
+    def __init__(self, target: volumes.TargetPath, sandbox_id: str, by: str) -> None:
+        super().__init__(target, sandbox_id, f"{by} has claimed the volume since then")
+
+
+class NotHandedOver(errors.NotReady):
+    """The process that should hold the claim does not have its lock."""
+
+    def __init__(self, target: volumes.TargetPath, pids: Sequence[int]) -> None:
+        named = ", ".join(map(str, pids))
+        super().__init__(
+            f"the claim on the volume at {target} is not handed over",
+            why=f"no process of these has the descriptor of its lock: {named}",
+            hint="pass `claim.fds` to the hypervisor (`pass_fds`) or to its keeper (`keeper.hold`) before",
+        )
+
+
 class Claim:
     """The claim of one sandbox on one volume.
 
-    `pid` is the process that answers for the sandbox (H-24): the hypervisor's, or 0 for this one.
+    `process` is the hypervisor's; None if it is not known. Without it this process answers for the sandbox (H-24).
     `record` is the record at the time of the claim or adoption, with the group that a CO gave to the guard mount.
     """
 
@@ -62,21 +84,21 @@ class Claim:
         lock: claims.ClaimLock | None = None,
         device_fd: int = -1,
         claimed_at: datetime.datetime | None = None,
-        pid: int = 0,
+        process: Process | None = None,
     ) -> None:
         self.record = record
         self.sandbox_id = sandbox_id
         self._paths = paths
         self._lock = lock
         self._device_fd = device_fd
-        self._pid = pid or os.getpid()
+        self._process = process
         self._claimed_at = claimed_at or datetime.datetime.now(datetime.UTC)
 
     @property
     def fds(self) -> tuple[int, ...]:
         """The descriptors for the hypervisor: the lock's and, unless it is an image, the device's.
 
-        Empty after `hand_over`.
+        Empty after `hand_over` and `close`.
 
         They are closed on exec, so that no other child keeps the claim alive; `pass_fds` overrides this for one
         child.
@@ -107,24 +129,38 @@ class Claim:
         if self._lock is None:
             why = "the lock is handed over, so the claim may have ended and another have begun"
             raise ClaimLost(self.record.target, self.sandbox_id, why)
-        claims.write(self._paths, self._content(state, error))
+        claims.write(self._paths, self._content(state, error, process=self._process))
 
-    def hold_device(self) -> None:
+    def hold_device(self, its_vm: int) -> None:
         """Open the device again, for an adopted claim whose keeper has ended since (H-46); idempotent.
 
-        The lock was never free, so nobody else can have claimed the volume. Raises `DeviceChanged`, `DeviceInUse`,
-        and `ClaimLost` after `hand_over`.
+        `its_vm` is the virtual machine, which has the device open. The lock was never free, so nobody else can have
+        claimed the volume. Raises `DeviceChanged`, `DeviceInUse`, and `ClaimLost` after `hand_over`.
         """
         if self._lock is None:
             raise ClaimLost(self.record.target, self.sandbox_id, "the lock is handed over")
         if self._device_fd < 0:
-            self._device_fd = hold_device(self.record, its_vm=self._pid)
+            self._device_fd = hold_device(self.record, its_vm=its_vm)
 
-    def hand_over(self) -> None:
-        """Close this process's copies of the descriptors. The hypervisor has its own; the claim ends when it ends.
+    def hand_over(self, to: int, *or_to: int) -> None:
+        """Close this process's copies, after a check that one of these processes has the lock's descriptor.
 
-        The device is closed first: the lock says that somebody may use it. These may be the last copies, if the
-        hypervisor has ended or never had any; then a process that finds the lock free must find the device free too.
+        They are the hypervisor, or its keeper and the standby (`*keeper.pids`): the claim ends when they end. A
+        second sandbox would get the volume of a hypervisor that has no descriptor. Raises `NotHandedOver`, and
+        `NotSeen`; then this process has the claim. After `hand_over` it does nothing.
+        """
+        if self._lock is None:
+            return
+        if not any(open_files.has_lock(pid, self._paths.claim_lock) for pid in (to, *or_to)):
+            raise NotHandedOver(self.record.target, (to, *or_to))
+        self.close()
+
+    def close(self) -> None:
+        """Close this process's copies of the descriptors; claim.json stays. Idempotent.
+
+        For an adopted claim, whose holder has its own, and for a sandbox that has ended. The device is closed first:
+        the lock says that somebody may use it. If these are the last copies, a process that finds the lock free must
+        find the device free too.
         """
         device_fd, self._device_fd = self._device_fd, -1
         lock, self._lock = self._lock, None
@@ -139,10 +175,10 @@ class Claim:
         """Remove claim.json, then close device and lock. Only after the sandbox has given the device back or ended.
 
         With `error`, the reason why the sandbox could not use the volume, claim.json stays with it: `crust volumes`
-        shows it until the next claim. It must hold no secret. Idempotent. After `hand_over` it raises
-        `HeldBySandbox` while the hypervisor still runs.
+        shows it until the next claim. It must hold no secret. Idempotent. After `hand_over` or `close` it raises
+        `HeldBySandbox` while the hypervisor still runs, and `NotSeen`.
         """
-        last = self._content(claims.State.ERROR, error) if error else None
+        last = self._content(claims.State.ERROR, error, process=None) if error else None
         if self._lock is None:
             _end_dead(self._paths, self.record.target, last)
             return
@@ -152,20 +188,22 @@ class Claim:
             else:
                 claims.remove(self._paths)
         finally:  # if claim.json could not be removed, it is a dead claim without the lock
-            self.hand_over()
+            self.close()
         with contextlib.suppress(errors.NotFound):  # already unpublished
             claims.touch(self._paths)  # no watch sees the lock's end alone
 
-    def _content(self, state: claims.State, error: str) -> claims.Claim:
+    def _content(self, state: claims.State, error: str, *, process: Process | None) -> claims.Claim:
+        """The content of claim.json; without `process` once the sandbox does not have the volume any more (H-29)."""
         return claims.Claim(
             sandbox_id=self.sandbox_id,
             handler=self.record.handler,
             state=state,
             error=error,
-            pid=self._pid,
+            pid=self._process.pid if self._process else os.getpid(),
             claimed_at=self._claimed_at,
             live=True,
             request_id=self.record.crust.request_id or "",
+            process=process,
         )
 
     def __enter__(self) -> Self:
@@ -173,6 +211,17 @@ class Claim:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.release(error=_reason(error))
+
+
+def process_of(pid: int) -> Process:
+    """The hypervisor of this pid: a child that is not reaped, or a process that the caller has proved to be the VM.
+
+    Raises `errors.NotFound` if it has ended, and `NotSeen`.
+    """
+    process = answers.seen(processes.of(pid))
+    if process is None:
+        raise errors.NotFound(f"there is no process {pid}", why="the process has ended")
+    return process
 
 
 def hold_device(record: Record, *, its_vm: int = 0) -> int:
@@ -251,8 +300,9 @@ def _end_dead(
 ) -> None:
     """Remove the claim of a hypervisor that has ended, or leave its error; `HeldBySandbox` if it still runs."""
     with contextlib.suppress(errors.NotFound):  # already unpublished: nothing is left to remove
-        # taking the lock removes a dead claim
-        with claims.ClaimLock.acquire(paths, target):
+        with claims.ClaimLock.acquire(paths, target) as lock:
+            lock.check_ended(target)
             if last is not None:
                 claims.write(paths, last)
+            lock.settle()
         claims.touch(paths)

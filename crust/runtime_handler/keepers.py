@@ -1,30 +1,35 @@
 """Starts the keeper of a VM, and calls it (keeper.py). `crust keeper` is this module for runtimes in other languages.
 
-    keeper = keepers.start(socket_path, vm_pid)     once the VM's process runs
+    keeper = keepers.start(socket_path, process)    once the VM's process runs
     keeper.hold(name, claim.fds)                    from now on the claim lives as long as the VM
     keeper.put(name, over, new=…, back=…)           put a file of the runtime's own, at most while the claim lives
-    claim.hand_over()
+    claim.hand_over(*keeper.pids)
     keepers.connect(socket_path)                    in a restarted daemon; `adopt_volume` with `keeper.pid`
 
 All methods block, for milliseconds. A call raises `KeeperGone` when the process at the other end has ended, and
-`connect` when its standby has too. If both were killed while the VM lives, the claims are free: `kept_vm` claims them
-again at once, or kills the VM (H-46). A keeper that is stopped, or slow, still holds: `KeeperNotResponding`.
+`connect` when its standby has too: the kernel refuses the connection (ECONNREFUSED), or there is no socket (ENOENT).
+If both were killed while the VM lives, the claims are free: `kept_vm` claims them again at once (H-46). A keeper that
+is stopped, or slow, still holds, also when its queue of connections is full: `KeeperNotResponding`. Every other errno
+says nothing about the keeper: `NotSeen`.
 """
 
 import array
 import contextlib
+import errno
 import json
 import os
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Self
 
 from crust.core import errors
-from crust.host.process import syscalls
+from crust.host import answers
+from crust.host.process import processes, syscalls
+from crust.host.process.processes import Process
 from crust.runtime_handler import keeper as keeper_program
 
 __all__ = [
@@ -32,14 +37,14 @@ __all__ = [
     "KeeperGone",
     "KeeperNotResponding",
     "connect",
-    "pid_of",
+    "process_of_pidfd",
     "start",
 ]
 
 _ANSWER_S = 10.0
 _READ_BYTES = 64 * 1024
 _SUCCESSIONS = 16
-"""After so many kills of a keeper during one `connect`, the keeper counts as gone."""
+"""After so many connections that break, the caller must try again later."""
 
 
 class KeeperGone(errors.PeerUnavailable):
@@ -49,7 +54,7 @@ class KeeperGone(errors.PeerUnavailable):
         super().__init__(
             f"no keeper answers at {path}",
             why=why,
-            hint="if the VM runs, claim its volumes for it again at once, or kill it; if not, its claims are free",
+            hint="if the VM runs, claim its volumes for it again at once; if not, its claims are free",
         )
         self.path = path
 
@@ -57,10 +62,12 @@ class KeeperGone(errors.PeerUnavailable):
 class KeeperNotResponding(errors.PeerUnavailable):
     """The keeper did not answer in time. It runs, so the claims are held."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, why: str = f"nothing came within {_ANSWER_S:.0f} s, and it has not ended"
+    ) -> None:
         super().__init__(
             f"the keeper at {path} does not answer",
-            why=f"nothing came within {_ANSWER_S:.0f} s, and it has not ended",
+            why=why,
             hint="retry; let it go on if it was stopped. Do not claim its volumes again: it holds them",
         )
         self.path = path
@@ -137,7 +144,7 @@ class Keeper:
         except TimeoutError as err:
             raise KeeperNotResponding(self.path) from err
         except OSError as err:
-            raise KeeperGone(self.path, err.strerror or str(err)) from err
+            raise _of_errno(err, self.path, _BROKEN) from err
         why = "its answer is not a keeper's"
         with contextlib.suppress(ValueError, KeyError, TypeError):
             answer = json.loads(data)
@@ -152,24 +159,27 @@ class Keeper:
         )
 
 
-def start(path: Path, vm_pid: int, vm_pidfd: int | None = None) -> Keeper:
-    """The keeper of the VM of process `vm_pid`, which listens at `path`: the running keeper, or a new one.
+def start(path: Path, process: Process) -> Keeper:
+    """The keeper of the VM of `process`, which listens at `path`: the running keeper, or a new one.
 
-    `vm_pidfd` names that process, if its id may have passed to another process. Only the caller may write to the
-    directory of `path`. Raises `errors.NotFound` if the VM has ended, KeeperRuns if the keeper there serves another
-    VM, KeeperPathTaken if another file is there, KeeperGone if the keeper does not start, KeeperNotResponding,
-    KeeperRefused, and the errors of `path`.
+    Only the caller may write to the directory of `path`. Raises `errors.NotFound` if the VM has ended, KeeperRuns if
+    the keeper there serves another VM, KeeperPathTaken if another file is there, KeeperGone if the keeper does not
+    start, KeeperNotResponding, KeeperRefused, `NotSeen`, and the errors of `path`.
     """
-    with contextlib.suppress(KeeperGone):
-        return _of_vm(connect(path), vm_pid)
-    with syscalls.translating(f"cannot start the keeper of process {vm_pid}"):
-        vm = os.pidfd_open(vm_pid) if vm_pidfd is None else os.dup(vm_pidfd)
-        try:
-            with _listening(path) as listener:
-                _spawn(listener.fileno(), vm)
-        finally:
-            os.close(vm)
-    return connect(path)
+    with processes.holding(process) as vm:
+        if vm is None:
+            raise errors.NotFound(
+                f"no keeper is started for process {process.pid}", why="the process has ended"
+            )
+        with contextlib.suppress(KeeperGone):
+            if (running := _serving(path)) is not None:
+                return _of_vm(running, process.pid)
+        with (
+            syscalls.translating(f"cannot start the keeper of process {process.pid}"),
+            _listening(path) as listener,
+        ):
+            _spawn(listener.fileno(), vm)
+        return connect(path)
 
 
 def _listening(path: Path) -> socket.socket:
@@ -199,7 +209,7 @@ def _remove_left(path: Path) -> None:
             except ConnectionRefusedError:
                 os.unlink(path)
                 return
-            except TimeoutError:
+            except (TimeoutError, BlockingIOError):
                 pass  # its queue is full
         raise errors.Conflict.named(
             "KeeperPathTaken",
@@ -209,13 +219,17 @@ def _remove_left(path: Path) -> None:
         )
 
 
-def pid_of(pidfd: int) -> int:
-    """The process of a pidfd. Raises `errors.NotFound` if it has ended, or the descriptor is no pidfd."""
+def process_of_pidfd(pidfd: int) -> Process:
+    """The process of a pidfd.
+
+    Raises `errors.NotFound` if it has ended, or the descriptor is no pidfd, and `NotSeen`.
+    """
     with syscalls.translating(f"cannot look at descriptor {pidfd}"):
         pid = keeper_program.pid_of(pidfd)
-    if pid < 0:
-        raise errors.NotFound(f"descriptor {pidfd} is not a pidfd of a process that runs")
-    return pid
+        process = answers.seen(processes.of(pid)) if pid > 0 else None
+        if process is None or keeper_program.pid_of(pidfd) != pid:
+            raise errors.NotFound(f"descriptor {pidfd} is not a pidfd of a process that runs")
+    return process
 
 
 def _of_vm(keeper: Keeper, vm_pid: int) -> Keeper:
@@ -232,32 +246,54 @@ def _of_vm(keeper: Keeper, vm_pid: int) -> Keeper:
 
 
 def connect(path: Path) -> Keeper:
-    """Connect to the keeper at `path`, or to the standby that succeeds it. Raises KeeperGone, KeeperNotResponding.
+    """Connect to the keeper at `path`, or to the standby that succeeds it.
 
-    Both have the listening socket: a connection is refused when both have ended, and breaks when one has.
+    Both have the listening socket: a connection is refused when both have ended, and breaks when one has. Raises
+    KeeperGone, KeeperNotResponding, and `NotSeen`.
     """
+    keeper = _serving(path)
+    if keeper is None:
+        raise KeeperNotResponding(path, f"{_SUCCESSIONS} connections were accepted and ended")
+    return keeper
+
+
+def _serving(path: Path) -> Keeper | None:
+    """The keeper; None if a process accepts each connection and ends it: another program, or keepers are killed."""
     for _ in range(_SUCCESSIONS):
         with contextlib.suppress(_Broken):
             return _connect(path)
-    raise KeeperGone(path, f"it ended {_SUCCESSIONS} times during the connection")
+    return None
 
 
 class _Broken(Exception):  # it is no error
     """The connected process has ended; its standby may serve the next connection."""
 
 
+_BROKEN = (errno.EPIPE, errno.ECONNRESET)
+_REFUSED = (errno.ECONNREFUSED, errno.ENOENT)
+
+
+def _of_errno(err: OSError, path: Path, gone: Collection[int]) -> errors.CrustError:
+    """`KeeperGone` for the errnos that say so; EAGAIN is a full queue; any other says nothing about the keeper."""
+    if err.errno in gone:
+        return KeeperGone(path, syscalls.reason(err))
+    if isinstance(err, TimeoutError | BlockingIOError):
+        return KeeperNotResponding(path)
+    return answers.NotSeen(f"cannot see whether a keeper serves {path}", why=syscalls.reason(err))
+
+
 def _connect(path: Path) -> Keeper:
-    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    line.settimeout(_ANSWER_S)
-    keeper = Keeper(path, line)
     try:
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as err:
+        raise _of_errno(err, path, ()) from err
+    try:
+        line.settimeout(_ANSWER_S)
         line.connect(str(path))
-    except TimeoutError as err:  # the queue of a listener that accepts nobody is full
-        line.close()
-        raise KeeperNotResponding(path) from err
     except OSError as err:
         line.close()
-        raise KeeperGone(path, err.strerror or str(err)) from err
+        raise _of_errno(err, path, _REFUSED) from err
+    keeper = Keeper(path, line)
     try:
         keeper.held()
     except KeeperGone as err:

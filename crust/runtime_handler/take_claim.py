@@ -1,7 +1,7 @@
 """The ways in which a sandbox gets the claim of a volume.
 
     claim_volume    for a new sandbox: lock the entry, read the record, open the device, check its identity, write
-                    claim.json; or fail and leave everything as it was
+                    claim.json; or fail and leave everything as it was, a dead claim too
     adopt_volume    for a restarted handler whose virtual machine runs: copy the lock of the process that has it
     reclaim_volume  for a running virtual machine whose keeper was killed: take the lock again, if nobody had the
                     volume meanwhile
@@ -13,6 +13,9 @@ that the guest applies it to the files.
 The runtime must offer every feature that a volume needs. The proxy checks this at the publish. A runtime may have
 been restarted with fewer features since, and the guard's group is known only now. Without a check a need is ignored
 silently: no limits, files that the pod cannot read, a filesystem that nobody makes.
+
+A free lock does not prove that its hypervisor has ended: its keeper may have been killed. A dead claim that names a
+process which runs refuses every claimant but the runtime of that process, and so does no answer.
 """
 
 import contextlib
@@ -25,7 +28,8 @@ from crust.handoff import claims, layout, store
 from crust.handoff.record import Record, needs, unsupported
 from crust.host.mounts import mount_api, mountinfo
 from crust.host.process import syscalls
-from crust.runtime_handler.claim import Claim, ClaimLost, hold_device, of_publish
+from crust.host.process.processes import Process
+from crust.runtime_handler.claim import Claim, ClaimedSince, ClaimLost, hold_device, of_publish
 
 
 def claim_volume(
@@ -35,15 +39,15 @@ def claim_volume(
     handler: volumes.HandlerName,
     *,
     features: Collection[volumes.HandlerFeature] = frozenset(),
-    pid: int = 0,
+    process: Process | None = None,
 ) -> Claim:
     """Claim the volume that is published at `target`, or raise and change nothing.
 
-    `pid` is the hypervisor's process, if it runs already. `features` are the features of the runtime's
-    RegisterRequest: a volume that needs another feature is refused. Raises
-    `UnsupportedByHandler`, `claims.NotPublished`, `claims.HeldBySandbox`, `WrongHandler`, `DeviceChanged`,
-    `answers.NotSeen`, `holders.DeviceInUse`, `DeviceMountedOnHost`, `users.WritesInFlight`, and the record's own
-    error if it cannot be read.
+    `process` is the hypervisor's, if it runs already; a claim that a keeper will hold needs it (H-24). `features` are
+    the features of the runtime's RegisterRequest: a volume that needs another feature is refused. Raises
+    `UnsupportedByHandler`, `claims.NotPublished`, `claims.HeldBySandbox` (`HypervisorLives` without the lock),
+    `NotSeen`, `WrongHandler`, `DeviceChanged`, `holders.DeviceInUse`, `DeviceMountedOnHost`, `users.WritesInFlight`,
+    and the record's or the dead claim's own error if it cannot be read.
     """
     paths = layout.Layout(root).entry(target)
     with contextlib.ExitStack() as undo:
@@ -51,9 +55,13 @@ def claim_volume(
         record = _record(root, target, handler)
         with of_publish(record, "ClaimVolume"):
             check_offered(record, features)
+            lock.check_ended(target, but=process)
             device_fd = _held_device(record, undo)
-            claim = Claim(paths, record, sandbox_id, lock=lock, device_fd=device_fd, pid=pid)
+            claim = Claim(
+                paths, record, sandbox_id, lock=lock, device_fd=device_fd, process=process
+            )
             claim.report(claims.State.CLAIMED)
+            lock.settle()
         undo.pop_all()
     return claim
 
@@ -63,37 +71,39 @@ def reclaim_volume(
     target: volumes.TargetPath,
     sandbox_id: volumes.SandboxId,
     handler: volumes.HandlerName,
-    *,
-    pid: int = 0,
+    process: Process,
 ) -> Claim:
     """Claim the volume again for a sandbox that lives, whose claim ended because its keeper was killed (H-46).
 
-    `pid` is its hypervisor's process. claim.json proves that nobody had the volume in between: every claimant removes
-    or replaces it, and an entry that was published again has none. Raises `ClaimLost` if it does not name that
-    sandbox, and the errors of `claim_volume`; then nothing has changed, and the caller must kill the sandbox.
+    `process` is its hypervisor's. claim.json proves that nobody had the volume in between: every claimant replaces
+    it, and none gets the volume while the process lives. Raises `ClaimedSince` if it names another sandbox,
+    `ClaimLost` if there is none or it names another process, and the errors of `claim_volume`; then nothing has
+    changed.
     """
     paths = layout.Layout(root).entry(target)
     with contextlib.ExitStack() as undo:
-        lock = undo.enter_context(claims.ClaimLock.acquire(paths, target, keep_claim=True))
-        previous = claims.read(paths)
-        if previous is None or (previous.sandbox_id, previous.handler) != (sandbox_id, handler):
-            had_it = (
-                f"sandbox {previous.sandbox_id}"
-                if previous and previous.sandbox_id
-                else "somebody else"
-            )
-            raise ClaimLost(target, sandbox_id, f"{had_it} had the volume since then")
+        lock = undo.enter_context(claims.ClaimLock.acquire(paths, target))
+        previous = lock.dead()
+        if previous is None:
+            why = "the entry has no claim.json: it was published again, or its claim.json is lost"
+            raise ClaimLost(target, sandbox_id, why)
+        if (previous.sandbox_id, previous.handler) != (sandbox_id, handler):
+            raise ClaimedSince(target, sandbox_id, f"sandbox {previous.sandbox_id}")
+        if previous.process not in (None, process):
+            why = f"claim.json names process {previous.pid} of it, and not process {process.pid}"
+            raise ClaimLost(target, sandbox_id, why)
         record = _record(root, target, handler)
         claim = Claim(
             paths,
             record,
             sandbox_id,
             lock=lock,
-            device_fd=_held_device(record, undo, its_vm=pid),
+            device_fd=_held_device(record, undo, its_vm=process.pid),
             claimed_at=previous.claimed_at,
-            pid=pid,
+            process=process,
         )
         claim.report(previous.state, previous.error)
+        lock.settle()
         undo.pop_all()
     return claim
 
@@ -104,13 +114,11 @@ def adopt_volume(
     sandbox_id: volumes.SandboxId,
     handler: volumes.HandlerName,
     holder_pid: int,
-    *,
-    pid: int = 0,
 ) -> Claim:
     """The claim of a sandbox whose hypervisor outlived its handler, for the restarted handler.
 
     `holder_pid` is the process that holds the claim's descriptors: the hypervisor, or its keeper. This process has a
-    copy of the lock's descriptor until `hand_over`. `pid` is the hypervisor's process. Raises `ClaimLost` if the
+    copy of the lock's descriptor until `close`; claim.json keeps the hypervisor's process. Raises `ClaimLost` if the
     holder does not hold the lock or claim.json names another sandbox, `claims.NotPublished`, `WrongHandler`, and the
     record's own error.
     """
@@ -128,7 +136,14 @@ def adopt_volume(
     except BaseException:
         lock.close()  # not release: that would end the holder's claim
         raise
-    return Claim(paths, record, sandbox_id, lock=lock, claimed_at=present.claimed_at, pid=pid)
+    return Claim(
+        paths,
+        record,
+        sandbox_id,
+        lock=lock,
+        claimed_at=present.claimed_at,
+        process=present.process,
+    )
 
 
 def check_offered(record: Record, offered: Collection[volumes.HandlerFeature]) -> None:

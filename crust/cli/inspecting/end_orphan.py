@@ -5,7 +5,6 @@ claim's: it has the lock, or a process that has the lock watches it by a pidfd, 
 killed, by a pidfd that was opened before the proof, so that no other process can be hit.
 """
 
-import os
 import select
 import signal
 import time
@@ -17,7 +16,9 @@ from crust.cli import asking
 from crust.cli.inspecting import show, views
 from crust.core import errors
 from crust.handoff import claims, layout
-from crust.host.process import arguments, open_files, syscalls, workers
+from crust.host import answers
+from crust.host.process import arguments, open_files, processes, workers
+from crust.host.process.processes import Process
 
 _END_S = 30.0
 _FREE_S = 10.0
@@ -65,17 +66,15 @@ def ended(row: views.VolumeRow) -> str:
 
 def _end(run_dir: str, row: views.VolumeRow, is_confirmed: bool) -> None:  # noqa: FBT001 - of a thread
     paths = layout.Layout(f"{run_dir}/volumes").entry(row.entry)
-    with syscalls.translating(f"cannot look at process {row.claimed_by_pid}"):
-        pidfd = os.pidfd_open(row.claimed_by_pid)
-    try:
+    with processes.holding(_process(paths, row)) as pidfd:
+        if pidfd is None:
+            raise _ended(row)
         _prove(paths, row)
         if not is_confirmed:
             click.confirm(question(row, arguments.command_of(row.claimed_by_pid)), abort=True)
             _prove(paths, row)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         has_ended = bool(select.select([pidfd], [], [], _END_S)[0])
-    finally:
-        os.close(pidfd)
     if not (has_ended and _is_freed(paths)):
         raise errors.PeerUnavailable.named(
             "OrphanLives",
@@ -84,6 +83,24 @@ def _end(run_dir: str, row: views.VolumeRow, is_confirmed: bool) -> None:  # noq
             hint="a process that waits for a disk ends when the disk answers; the kernel frees its claim then",
         )
     click.echo(ended(row))
+
+
+def _process(paths: layout.EntryPaths, row: views.VolumeRow) -> Process:
+    """The claim's process as claim.json names it, else the one that has its number now, which `_prove` looks at."""
+    claim = claims.read(paths)
+    named = claim.process if claim is not None else None
+    process = named or answers.seen(processes.of(row.claimed_by_pid))
+    if process is None or process.pid != row.claimed_by_pid:
+        raise _ended(row)
+    return process
+
+
+def _ended(row: views.VolumeRow) -> errors.CrustError:
+    return errors.NotFound(
+        f"process {row.claimed_by_pid} is not ended for the volume {row.volume_id}",
+        why="there is no such process any more",
+        hint="`crust describe VOLUME` shows who has the volume now",
+    )
 
 
 def _prove(paths: layout.EntryPaths, row: views.VolumeRow) -> None:

@@ -242,11 +242,11 @@ def keeper(socket: Path, pid: int | None, pidfd: int | None, hold: tuple[Held, .
     if (pid is None) == (pidfd is None):
         raise click.UsageError("give the hypervisor by --pid or by --pidfd")
     from crust.core import errors
-    from crust.runtime_handler import keepers
+    from crust.runtime_handler import keepers, process_of
 
     try:
-        vm = keepers.pid_of(pidfd) if pidfd is not None else pid or 0
-        with keepers.start(socket, vm, pidfd) as started:
+        vm = keepers.process_of_pidfd(pidfd) if pidfd is not None else process_of(pid or 0)
+        with keepers.start(socket, vm) as started:
             for name, fds in hold:
                 started.hold(name, fds)
             held = started.held()

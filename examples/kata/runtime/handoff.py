@@ -34,21 +34,22 @@ class Directory:
         return runtime_handler.resolve_source(self.root, source)
 
     def claim(
-        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, vm_pid: int = 0
+        self,
+        target: volumes.TargetPath,
+        sandbox: volumes.SandboxId,
+        vm: runtime_handler.Process | None = None,
     ) -> runtime_handler.Claim:
         """See `runtime_handler.claim_volume`."""
         features = self.registration.features
         return runtime_handler.claim_volume(
-            self.root, target, sandbox, self.handler, features=features, pid=vm_pid
+            self.root, target, sandbox, self.handler, features=features, process=vm
         )
 
     def adopt(
-        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, holder_pid: int, vm_pid: int
+        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, holder_pid: int
     ) -> runtime_handler.Claim:
         """See `runtime_handler.adopt_volume`."""
-        return runtime_handler.adopt_volume(
-            self.root, target, sandbox, self.handler, holder_pid, pid=vm_pid
-        )
+        return runtime_handler.adopt_volume(self.root, target, sandbox, self.handler, holder_pid)
 
     async def secrets(self, target: volumes.TargetPath) -> Mapping[str, str]:
         """See `runtime_handler.registration.Registration.secrets_of`."""
@@ -117,7 +118,7 @@ class Directory:
 
     def recover(self, lost: ports.LostClaims) -> None:
         """See `runtime_handler.kept_vm.KeptVm.recover`."""
-        vm = kept_vm.KeptVm(self.root, self.handler, lost.sandbox, lost.pid, lost.keeper_socket)
+        vm = kept_vm.KeptVm(self.root, self.handler, lost.sandbox, lost.vm, lost.keeper_socket)
         vm.recover(lost.used, lost.in_hand).close()
 
     def records(self) -> Sequence[Record]:

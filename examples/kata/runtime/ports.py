@@ -11,7 +11,7 @@ from typing import Protocol
 
 from crust.core import volumes
 from crust.handoff.record import Record
-from crust.runtime_handler import NotDeferred, Resolved
+from crust.runtime_handler import NotDeferred, Process, Resolved
 from examples.kata.runtime.taken_images import Taken
 from examples.kata.vm import block_nodes, values, vm_directory
 
@@ -97,6 +97,10 @@ class Vm(Protocol):
     @property
     def pid(self) -> int:
         """QEMU's process."""
+
+    @property
+    def named_process(self) -> Process:
+        """The same, with its start. Raises `errors.NotFound` if it has ended."""
 
     @property
     def identity(self) -> vm_directory.Identity:
@@ -191,7 +195,7 @@ class Claim(Protocol):
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """The claim lock and the exclusive hold on the device; empty after `hand_over`."""
+        """The claim lock and the exclusive hold on the device; empty after `hand_over` and `close`."""
 
     async def mounted(self, grow: Callable[[], Awaitable[object]]) -> None:
         """Grow the filesystem, and write "mounted" into claim.json."""
@@ -199,10 +203,13 @@ class Claim(Protocol):
     def report_error(self, error: str) -> None:
         """Write the reason into claim.json."""
 
-    def hold_device(self) -> None:
+    def hold_device(self, its_vm: int) -> None:
         """Open the device again, after its holder has ended."""
 
-    def hand_over(self) -> None:
+    def hand_over(self, to: int) -> None:
+        """Close our copies of the descriptors, if that process has its own."""
+
+    def close(self) -> None:
         """Close our copies of the descriptors."""
 
     def release(self) -> None:
@@ -225,7 +232,7 @@ class LostClaims:
     """A VM whose keeper may have ended: the volumes that it uses (None: entry unknown), and the claims in hand."""
 
     sandbox: volumes.SandboxId
-    pid: int
+    vm: Process
     keeper_socket: Path
     used: Mapping[str, volumes.TargetPath | None]
     in_hand: Mapping[str, Claim]
@@ -241,14 +248,14 @@ class Handoff(Protocol):
         """Resolve a mount source to a deferred volume."""
 
     def claim(
-        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, vm_pid: int = 0
+        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, vm: Process | None = None
     ) -> Claim:
-        """Claim a volume for a sandbox; 0: for no VM, but for this process."""
+        """Claim a volume for a sandbox; None: for no VM, but for this process."""
 
     def adopt(
-        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, holder_pid: int, vm_pid: int
+        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, holder_pid: int
     ) -> Claim:
-        """Adopt the claim whose lock that process holds for the sandbox, until `hand_over`."""
+        """Adopt the claim whose lock that process holds for the sandbox, until `close`."""
 
     async def secrets(self, target: volumes.TargetPath) -> Mapping[str, str]:
         """The secrets of a volume that a sandbox has claimed; does not block."""

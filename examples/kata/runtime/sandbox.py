@@ -157,7 +157,9 @@ class Sandbox:
             return
         async with self._in_hand.lock:
             used = await self._targets_of(await self.vm.plugged())
-            lost = ports.LostClaims(self.sandbox_id, self.vm.pid, socket, used, self._in_hand.now())
+            lost = ports.LostClaims(
+                self.sandbox_id, self.vm.named_process, socket, used, self._in_hand.now()
+            )
             await asyncio.to_thread(self._handoff.recover, lost)
 
     async def _targets_of(self, serials: Sequence[str]) -> dict[str, volumes.TargetPath | None]:

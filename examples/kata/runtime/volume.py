@@ -82,15 +82,19 @@ class ClaimsInHand:
         return dict(self._claims)
 
     @contextlib.asynccontextmanager
-    async def having(self, serial: str, claim: ports.Claim) -> AsyncIterator[None]:
-        """Have a claim while the block runs, then hand it over."""
+    async def having(self, serial: str, claim: ports.Claim, vm: ports.Vm) -> AsyncIterator[None]:
+        """Have a claim while the block runs, then hand it over to what holds the descriptors of the VM's claims.
+
+        After a failure only this process's copies are closed.
+        """
         self._claims[serial] = claim
         try:
             yield
+            await asyncio.to_thread(claim.hand_over, await vm.descriptors.holder())
         finally:
             async with self.lock:
                 del self._claims[serial]
-                await asyncio.to_thread(claim.hand_over)
+                await asyncio.to_thread(claim.close)
 
 
 async def claim_and_mount(
@@ -123,9 +127,9 @@ async def _claim_and_mount(
     if held:
         await _detach(record, vm, handoff)
         await vm.descriptors.release(serial)
-    claim = await asyncio.to_thread(handoff.claim, record.target, sandbox, vm.pid)
+    claim = await asyncio.to_thread(handoff.claim, record.target, sandbox, vm.named_process)
     volume = SandboxVolume(claim, serial)
-    async with in_hand.having(serial, claim):
+    async with in_hand.having(serial, claim, vm):
         try:
             await vm.descriptors.hold(serial, claim.fds)
             await _attach_and_mount(volume, vm, handoff)
@@ -149,9 +153,9 @@ async def _resume(
     and the steps here would wait for the thaw of a frozen filesystem.
     """
     holder = await vm.descriptors.holder()
-    claim = await asyncio.to_thread(handoff.adopt, record.target, sandbox, holder, vm.pid)
+    claim = await asyncio.to_thread(handoff.adopt, record.target, sandbox, holder)
     volume = SandboxVolume(claim, serial_of(record))
-    async with in_hand.having(volume.serial, claim):
+    async with in_hand.having(volume.serial, claim, vm):
         try:
             with contextlib.suppress(errors.NotFound):  # the earlier attempt had not mounted it
                 await vm.guest.thaw(volume.serial)

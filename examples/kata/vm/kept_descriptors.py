@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from crust.runtime_handler import keepers
+from crust.runtime_handler import Process, keepers
 
 T = TypeVar("T")
 
@@ -20,9 +20,9 @@ _AGAIN_S = 1.0
 class KeptDescriptors:
     """The descriptors that one VM's keeper holds. One connection for each call: each finds the present keeper."""
 
-    def __init__(self, socket: Path, vm_pid: int) -> None:
+    def __init__(self, socket: Path, vm: Process) -> None:
         self._socket = socket
-        self._vm_pid = vm_pid
+        self._vm = vm
 
     @property
     def keeper_socket(self) -> Path:
@@ -31,7 +31,7 @@ class KeptDescriptors:
 
     async def begin(self) -> None:
         """Start the keeper of a new VM. Raises the errors of `keepers.start`."""
-        await asyncio.to_thread(lambda: keepers.start(self._socket, self._vm_pid).close())
+        await asyncio.to_thread(lambda: keepers.start(self._socket, self._vm).close())
 
     async def hold(self, name: str, fds: Sequence[int]) -> None:
         """Give duplicates of `fds` to the keeper, under `name`. Raises KeeperGone, KeeperNotResponding."""

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from crust.core import errors, volumes
+from crust.runtime_handler import Process, process_of
 from examples.kata.vm import (
     agent,
     block_nodes,
@@ -78,6 +79,14 @@ class Machine:
     def pid(self) -> int:
         """QEMU's process id."""
         return self._process.pid
+
+    @property
+    def named_process(self) -> Process:
+        """The same, with its start. Raises `errors.NotFound` if it has ended."""
+        named = process_of(self.pid)
+        if not self.runs():  # then the number may be another process's
+            raise errors.NotFound(f"QEMU, process {self.pid}, has ended")
+        return named
 
     def runs(self) -> bool:
         """Whether QEMU has not ended."""
@@ -190,7 +199,7 @@ class Machine:
         self.descriptors = descriptors.HeldDescriptors(self._control, self.pid)
         if self.identity.claims == "keeper":
             keeper = self.directory / "keeper.sock"
-            self.descriptors = kept_descriptors.KeptDescriptors(keeper, self.pid)
+            self.descriptors = kept_descriptors.KeptDescriptors(keeper, self.named_process)
         client, hello = await self._agent(timeout_s)
         self._stack.push_async_callback(client.close)
         self.guest = guest.Guest(client, hello)

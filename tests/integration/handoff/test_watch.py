@@ -19,7 +19,8 @@ from watchdog.observers import inotify_c
 from crust.core import errors
 from crust.handoff import claims, entry, layout
 from crust.handoff.claims import ClaimLock, UntrustedLock
-from crust.handoff.entry import Entry, UntrustedDirectory
+from crust.handoff.directories import UntrustedDirectory
+from crust.handoff.entry import Entry
 from crust.handoff.layout import Layout
 from crust.handoff.store import Store
 from crust.handoff.watch import Watch

@@ -1,6 +1,7 @@
 """The life of a volume with the bridge: each line of docs/kata.md's table, on real devices, guards and keepers."""
 
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -16,8 +17,10 @@ from crust.host.block import devices, holders, loop
 from crust.host.mounts import mount_api
 from crust.kata import entry, nri
 from crust.kata.entry import Kind
+from crust.kata.grants import Sandbox
 from crust.kata.keeper_watch import KeeperWatch
 from crust.kata.placeholders import Placeholders
+from crust.runtime_handler import process_of
 from tests.integration.kata.conftest import (
     ONE,
     TWO,
@@ -369,8 +372,8 @@ async def test_claims_of_killed_keepers_are_taken_again(
     watch.close()
 
 
-@pytest.mark.spec("H-46")
-async def test_second_sandbox_gets_no_volume_of_a_machine_without_keepers(
+@pytest.mark.spec("H-23")
+async def test_volume_of_machine_without_keeper_is_refused_to_another_sandbox(
     node: KataNode, device: MakeDevice, one: StandInSandbox, two: StandInSandbox, watch: KeeperWatch
 ) -> None:
     """The claim is free, and the machine still writes to the device."""
@@ -380,10 +383,108 @@ async def test_second_sandbox_gets_no_volume_of_a_machine_without_keepers(
     one.create_container(app.id, record.device, "/data0")
     await watch.look_at_keepers()
     kill_all_keepers(node.grants().socket(ONE))
-    with raised("DeviceInUse", match=rf"\[{one.pid}\] by fd"):
+    with pytest.raises(claims.HypervisorLives, match=f"process {one.pid} of sandbox {ONE}"):
         await bridge.create(pod(TWO), _of_two(record), soon())
+    await watch.look_at_keepers()
+    claim = node.claim(record)
+    assert claim is not None
+    assert (claim.live, claim.sandbox_id) == (True, ONE)
+    assert lives(one.process)
+    assert lives(two.process)
+    watch.close()
+
+
+@pytest.mark.spec("H-23")
+async def test_device_promised_to_machine_without_keeper_is_given_to_nobody(
+    node: KataNode, device: MakeDevice, one: StandInSandbox, two: StandInSandbox
+) -> None:
+    """Created, and not attached yet: no process has the device open, and Kata will open it."""
+    record = node.publish("a", device("a").path)
+    bridge = node.bridge()
+    await bridge.create(pod(), container(record.target.text), soon())
+    kill_all_keepers(node.grants().socket(ONE))
+    with pytest.raises(claims.HypervisorLives, match=ONE):
+        await bridge.create(pod(TWO), _of_two(record), soon())
+    with pytest.raises(claims.HypervisorLives, match=ONE):
+        node.store.begin_removal(record.target)
+    await bridge.create(pod(), container(record.target.text), soon())  # the engine tries again
+    assert claims.is_held(node.store.layout.entry(record.target))
+
+
+@pytest.mark.spec("H-46")
+async def test_machine_that_kata_has_forgotten_keeps_socket_and_claim(
+    node: KataNode, device: MakeDevice, one: StandInSandbox, two: StandInSandbox
+) -> None:
+    """The shim was killed, Kata's directory went with it, and then the control group of the daemon was killed."""
+    record = node.publish("a", device("a").path)
+    bridge, app = node.bridge(), container(record.target.text)
+    await bridge.create(pod(), app, soon())
+    one.create_container(app.id, record.device, "/data0")
+    await bridge.start(pod(), app, soon())
+    one.shim.kill()
+    one.shim.wait()
+    shutil.rmtree(node.sandboxes / ONE)
+    kill_all_keepers(node.grants().socket(ONE))
+    watch = KeeperWatch(node.grants(), node.runtimes())  # of the restarted daemon
+    await watch.look_at_keepers()
+    claim = node.claim(record)
+    assert claim is not None
+    assert (claim.live, claim.sandbox_id, claim.pid) == (True, ONE, one.pid)
+    with pytest.raises(claims.HeldBySandbox, match=ONE):
+        await node.bridge().create(pod(TWO), _of_two(record), soon())
     assert lives(one.process)
     watch.close()
+
+
+@pytest.mark.spec("H-46")
+async def test_machine_that_nothing_names_keeps_its_socket(
+    node: KataNode, device: MakeDevice, one: StandInSandbox, watch: KeeperWatch
+) -> None:
+    """Neither crust's file nor Kata's says which process it is: that is no end."""
+    record = node.publish("a", device("a").path)
+    bridge, app = node.bridge(), container(record.target.text)
+    await bridge.create(pod(), app, soon())
+    one.create_container(app.id, record.device, "/data0")
+    kill_all_keepers(node.grants().socket(ONE))
+    shutil.move(node.sandboxes / ONE, node.directory / "away")
+    shutil.move(node.directory / "keepers" / f"{ONE}.vm", node.directory / "vm")
+    await watch.look_at_keepers()
+    assert node.grants().sandbox_ids() == [ONE]
+    assert not claims.is_held(node.store.layout.entry(record.target))
+    assert lives(one.process)
+    shutil.move(node.directory / "away", node.sandboxes / ONE)
+    await watch.look_at_keepers()
+    assert claims.is_held(node.store.layout.entry(record.target))
+    watch.close()
+
+
+async def test_socket_of_machine_that_ended_unseen_goes(
+    node: KataNode, device: MakeDevice, one: StandInSandbox, watch: KeeperWatch
+) -> None:
+    record = node.publish("a", device("a").path)
+    bridge, app = node.bridge(), container(record.target.text)
+    await bridge.create(pod(), app, soon())
+    end(node, one)
+    with node.store.begin_removal(record.target) as removal:
+        removal.complete()
+    shutil.rmtree(node.sandboxes / ONE)
+    assert node.grants().sandbox_ids() == [ONE]
+    await watch.look_at_keepers()
+    assert os.listdir(node.directory / "keepers") == []
+    watch.close()
+
+
+@pytest.mark.spec("H-46")
+async def test_claim_of_refused_container_ends_though_machine_lives(
+    node: KataNode, device: MakeDevice, one: StandInSandbox, two: StandInSandbox
+) -> None:
+    """Its process runs, and does not have the volume: nothing is left that names it."""
+    record = node.publish("a", device("a").path)
+    grants, sandbox = node.grants(), Sandbox(volumes.SandboxId(ONE), process_of(one.pid))
+    grants.grant(sandbox, record, record.target.text)()
+    assert lives(one.process)
+    assert node.claim(record) is None
+    await node.bridge().create(pod(TWO), _of_two(record), soon())
 
 
 async def test_one_process_of_the_keeper_is_not_missed(

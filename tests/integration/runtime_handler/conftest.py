@@ -17,7 +17,7 @@ from crust.handoff import claims
 from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.block import devices, holders, loop
-from crust.runtime_handler import Claim, claim_volume, keepers
+from crust.runtime_handler import Claim, claim_volume, keepers, process_of
 from tests.integration.conftest import MakeDevice as MakeDevice
 from tests.support import processes
 from tests.support.records.records import HANDLER, MOUNT, TARGET, a_record
@@ -98,10 +98,10 @@ def process(socket: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def claim(store: Store, device: MakeDevice) -> Claim:
-    """A claim whose descriptors this process has."""
+def claim(store: Store, device: MakeDevice, process: subprocess.Popen[bytes]) -> Claim:
+    """A claim for the VM's process, whose descriptors this process has."""
     store.write(record_of(device("a"), TARGET))
-    return claim_volume(store.root, TARGET, ONE, HANDLER)
+    return claim_volume(store.root, TARGET, ONE, HANDLER, process=process_of(process.pid))
 
 
 def is_held(store: Store, device: str) -> bool:
@@ -119,7 +119,7 @@ def is_held(store: Store, device: str) -> bool:
 @contextmanager
 def _inheriting(claim: Claim) -> Iterator[Hypervisor]:
     with vm_process(*claim.fds) as process:
-        claim.hand_over()
+        claim.hand_over(process.pid)
         yield Hypervisor(process, (process.pid,))
 
 
@@ -127,9 +127,9 @@ def _inheriting(claim: Claim) -> Iterator[Hypervisor]:
 def _with_keeper(claim: Claim) -> Iterator[Hypervisor]:
     directory = Path(tempfile.mkdtemp(prefix="crust-"))
     with vm_process() as process:
-        with keepers.start(directory / "keeper.sock", process.pid) as keeper:
+        with keepers.start(directory / "keeper.sock", process_of(process.pid)) as keeper:
             keeper.hold("volume", claim.fds)
-        claim.hand_over()
+        claim.hand_over(*keeper.pids)
         yield Hypervisor(process, keeper.pids)
     shutil.rmtree(directory)
 

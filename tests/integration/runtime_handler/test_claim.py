@@ -18,13 +18,21 @@ from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import Store
 from crust.host.block import devices, holders
 from crust.host.mounts import mount_api
-from crust.runtime_handler import Claim, ClaimLost, adopt_volume, claim_volume
+from crust.runtime_handler import (
+    Claim,
+    ClaimLost,
+    NotHandedOver,
+    adopt_volume,
+    claim_volume,
+    process_of,
+)
 from tests.integration.runtime_handler.conftest import (
     ONE,
     TWO,
     MakeDevice,
     StartHypervisor,
     record_of,
+    vm_process,
 )
 from tests.support.faults import crashes
 from tests.support.raised import raised
@@ -173,7 +181,7 @@ def test_a_restarted_handler_adopts_the_claims_of_its_own_sandboxes(
     with hypervisor_of(_claim(store)) as hypervisor:
         adopted = adopt_volume(store.root, TARGET, ONE, HANDLER, hypervisor.holder_pid)
         adopted.report_error("the guest lost the filesystem")
-        adopted.hand_over()
+        adopted.close()
         written = claims.read(store.layout.entry(TARGET))
         assert written is not None
         assert (written.state, written.error) == (State.ERROR, "the guest lost the filesystem")
@@ -204,7 +212,7 @@ def test_adopted_claim_cannot_end_before_it_is_written(
     with pytest.raises(HeldBySandbox, match="sandbox-1"):
         _claim(store, TWO)
     asyncio.run(adopted.mounted(nothing_to_grow))
-    adopted.hand_over()
+    adopted.close()
     with _claim(store, TWO):
         written = claims.read(store.layout.entry(TARGET))
         assert written is not None
@@ -229,11 +237,60 @@ def test_adopt_refuses_a_process_that_does_not_hold_the_lock(
     assert not claims.is_held(store.layout.entry(TARGET))
 
 
+@pytest.mark.spec("H-25")
+def test_claim_is_not_handed_over_to_process_without_lock(store: Store, device: MakeDevice) -> None:
+    """A forgotten `pass_fds`: the VM would run without a claim, and the next sandbox would be a second writer."""
+    store.write(record_of(device("a"), TARGET))
+    claim = _claim(store)
+    with vm_process() as process:
+        with pytest.raises(NotHandedOver, match=str(process.pid)):
+            claim.hand_over(process.pid)
+        with pytest.raises(HeldBySandbox, match="sandbox-1"):
+            _claim(store, TWO)
+    with vm_process(*claim.fds[1:]) as process, pytest.raises(NotHandedOver):
+        claim.hand_over(process.pid)  # it has the device alone
+    with vm_process(*claim.fds) as process:
+        claim.hand_over(process.pid)
+        assert claim.fds == ()
+        with pytest.raises(HeldBySandbox, match="sandbox-1"):
+            _claim(store, TWO)
+
+
+@pytest.mark.spec("H-29")
+def test_claim_left_with_its_error_names_no_process(store: Store, device: MakeDevice) -> None:
+    """The VM runs on, and has given the device back: another sandbox may have it."""
+    store.write(record_of(device("a"), TARGET))
+    with vm_process() as process:
+        named = process_of(process.pid)
+        claim = claim_volume(store.root, TARGET, ONE, HANDLER, process=named)
+        written = claims.read(store.layout.entry(TARGET))
+        assert written is not None
+        assert (written.pid, written.process) == (process.pid, named)
+        claim.release(error="the guest cannot mount it")
+        left = claims.read(store.layout.entry(TARGET))
+        assert left is not None
+        assert (left.state, left.process) == (State.ERROR, None)
+        _claim(store, TWO).release()
+
+
+@pytest.mark.spec("H-23")
+def test_claim_that_fails_leaves_the_dead_claim(store: Store, device: MakeDevice) -> None:
+    store.write(record_of(device("a"), TARGET))
+    _claim(store).close()
+    dead = claims.read(store.layout.entry(TARGET))
+    with raised("WrongHandler"):
+        claim_volume(store.root, TARGET, TWO, volumes.HandlerName("other"))
+    assert claims.read(store.layout.entry(TARGET)) == dead
+    with _claim(store, TWO):
+        pass
+    assert claims.read(store.layout.entry(TARGET)) is None
+
+
 @pytest.mark.spec("H-24")
 def test_report_does_not_overwrite_another_sandboxs_claim(store: Store, device: MakeDevice) -> None:
     store.write(record_of(device("a"), TARGET))
     old = _claim(store)
-    old.hand_over()  # to nobody: the hypervisor is dead
+    old.close()  # the hypervisor is dead
     with _claim(store, TWO):
         with pytest.raises(ClaimLost, match="handed over"):
             asyncio.run(old.mounted(nothing_to_grow))
@@ -246,7 +303,7 @@ def test_report_does_not_overwrite_another_sandboxs_claim(store: Store, device: 
 def test_release_after_unpublish_is_ok(store: Store, device: MakeDevice) -> None:
     store.write(record_of(device("a"), TARGET))
     claim = _claim(store)
-    claim.hand_over()
+    claim.close()
     with store.begin_removal(TARGET) as unpublish:
         unpublish.complete()
     claim.release()
@@ -259,7 +316,7 @@ def test_handler_killed_at_any_call_of_claim_leaves_volume_free(
     volume = device("a")
     store.write(record_of(volume, TARGET))
     points = 0
-    for _ in crashes.crash_points(lambda _n: None, lambda _n: _claim(store).hand_over()):
+    for _ in crashes.crash_points(lambda _n: None, lambda _n: _claim(store).close()):
         points += 1
         assert _is_free(store, volume.path)
         written = claims.read(store.layout.entry(TARGET))
@@ -323,7 +380,7 @@ def test_group_that_kubelet_gave_to_guard_mount_becomes_volumes(
         assert group == (None if readonly else volumes.GroupChange(4059))
         adopted = adopt_volume(store.root, target, ONE, HANDLER, os.getpid())
         assert adopted.record == claim.record
-        adopted.hand_over()
+        adopted.close()
     mount_api.unmount(target.text)
 
 

@@ -52,7 +52,7 @@ def test_example_runtime_breaks_no_duty(tmp_path: Path) -> None:
 
 FAULTS = {
     "features=FEATURES": ("features=frozenset(Feature)", {"R-213", "R-214", "R-215", "R-219"}),
-    "claim.hand_over()": ("pass", {"R-105"}),
+    "claim.hand_over(vm.pid)": ("pass", {"R-105"}),
     "pass_fds=claim.fds, ": ("", {"R-106"}),
     "await asyncio.to_thread(claim.release)": ("pass", {"R-104"}),
     "resolved.require_whole().target": ("volumes.TargetPath.parse(source)", {"R-211"}),

@@ -12,7 +12,7 @@ import pytest
 
 from crust.core import errors
 from crust.handoff.store import Store
-from crust.runtime_handler import Claim, claim_volume, keeper, keepers
+from crust.runtime_handler import Claim, claim_volume, keeper, keepers, process_of
 from tests.integration.runtime_handler.conftest import (
     TWO,
     MakeDevice,
@@ -44,10 +44,10 @@ def test_claim_outlives_the_daemon_and_ends_with_the_vm(
 import os, signal
 from pathlib import Path
 from crust.core import volumes
-from crust.runtime_handler import claim_volume, keepers
+from crust.runtime_handler import claim_volume, keepers, process_of
 target = volumes.TargetPath.parse({TARGET.text!r})
 claim = claim_volume({store.root!r}, target, volumes.SandboxId("sandbox-1"), volumes.HandlerName({HANDLER!r}))
-keepers.start(Path({str(socket)!r}), {process.pid}).hold("volume", claim.fds)
+keepers.start(Path({str(socket)!r}), process_of({process.pid})).hold("volume", claim.fds)
 os.killpg(0, signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", daemon], start_new_session=True, check=False, timeout=60)
@@ -66,9 +66,9 @@ os.killpg(0, signal.SIGKILL)
 def test_keeper_or_standby_killed_releases_nothing(
     store: Store, claim: Claim, process: subprocess.Popen[bytes], socket: Path
 ) -> None:
-    with keepers.start(socket, process.pid) as line:
+    with keepers.start(socket, process_of(process.pid)) as line:
         line.hold("volume", claim.fds)
-    claim.hand_over()
+    claim.hand_over(*line.pids)
     seen: set[int] = set()
     for number in range(12):
         held, pids = _held(socket)
@@ -88,7 +88,7 @@ def test_standby_stays_one_for_as_long_as_its_keeper_lives(
     store: Store, claim: Claim, process: subprocess.Popen[bytes], socket: Path
 ) -> None:
     """Before the first volume, and after each succession: what must not happen would happen within a second."""
-    keepers.start(socket, process.pid).close()
+    keepers.start(socket, process_of(process.pid)).close()
     for killed in (None, 1, 0):
         before = _held(socket)
         if killed is not None:
@@ -98,7 +98,7 @@ def test_standby_stays_one_for_as_long_as_its_keeper_lives(
         assert {_held(socket)[1] for _ in range(4)} == {pids}
     with keepers.connect(socket) as line:
         line.hold("volume", claim.fds)
-    claim.hand_over()
+    claim.hand_over(*line.pids)
     processes.end(line.pids[0])
     assert is_held(store, claim.record.device)
     assert _held(socket)[0] == {"volume": 2}
@@ -116,9 +116,9 @@ def test_change_is_not_answered_before_the_standby_has_it(
     store: Store, claim: Claim, process: subprocess.Popen[bytes], socket: Path
 ) -> None:
     """The keeper has one descriptor left, which the change takes; it needs another to fork a standby."""
-    with keepers.start(socket, process.pid) as line:
+    with keepers.start(socket, process_of(process.pid)) as line:
         line.hold("before", claim.fds)
-        claim.hand_over()
+        claim.hand_over(*line.pids)
         used = {int(descriptor) for descriptor in os.listdir(f"/proc/{line.pid}/fd")}
         limits = resource.prlimit(line.pid, resource.RLIMIT_NOFILE)
         least_free = min(set(range(len(used) + 1)) - used)
@@ -140,9 +140,9 @@ def test_keeper_killed_during_a_change_holds_what_it_answered(
     store: Store, claim: Claim, process: subprocess.Popen[bytes], socket: Path
 ) -> None:
     """A change is answered when keeper and standby have it; without an answer it may have happened or not."""
-    line = keepers.start(socket, process.pid)
+    line = keepers.start(socket, process_of(process.pid))
     line.hold("volume", claim.fds)
-    claim.hand_over()
+    claim.hand_over(*line.pids)
     for number in range(30):
         with open(os.devnull, "rb") as other:
             line._line.sendmsg(*_hold(f"other{number}", other.fileno()))
@@ -177,21 +177,21 @@ def _answer(line: keepers.Keeper) -> bool:
 def test_both_keepers_killed_break_connection_and_free_claim(
     store: Store, claim: Claim, process: subprocess.Popen[bytes], socket: Path
 ) -> None:
-    with keepers.start(socket, process.pid) as line:
+    with keepers.start(socket, process_of(process.pid)) as line:
         line.hold("volume", claim.fds)
-        claim.hand_over()
+        claim.hand_over(*line.pids)
         kill_all_keepers(socket)
         assert select.select([line], [], [], 20)[0], "a runtime that waits is told"
         with pytest.raises(keepers.KeeperGone, match="if the VM runs"):
             line.held()
-    claim_volume(store.root, TARGET, TWO, HANDLER).release()
+    assert not is_held(store, claim.record.device)
 
 
 @pytest.mark.spec("H-44")
 def test_keeper_is_small_ignores_daemons_signals_and_imports_no_package(
     process: subprocess.Popen[bytes], socket: Path
 ) -> None:
-    with keepers.start(socket, process.pid) as line:
+    with keepers.start(socket, process_of(process.pid)) as line:
         before = line.pids
         for pid in before:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -211,17 +211,18 @@ def test_keeper_is_small_ignores_daemons_signals_and_imports_no_package(
 
 
 def test_start_for_a_vm_that_has_ended_fails(socket: Path) -> None:
-    with vm_process() as ended:
-        pass
-    with pytest.raises(errors.NotFound):
-        keepers.start(socket, ended.pid)
+    with vm_process() as process:
+        ended = process_of(process.pid)
+    with pytest.raises(errors.NotFound, match="has ended"):
+        keepers.start(socket, ended)
+    assert not socket.exists()
 
 
 def test_keeper_of_another_version_refuses_by_name(
     process: subprocess.Popen[bytes], socket: Path
 ) -> None:
     with (
-        keepers.start(socket, process.pid) as line,
+        keepers.start(socket, process_of(process.pid)) as line,
         raised("KeeperRefused", match="unknown request"),
     ):
         line._ask({"op": "invented"})
@@ -231,8 +232,11 @@ def test_start_beside_a_running_keeper_finds_it(
     process: subprocess.Popen[bytes], socket: Path
 ) -> None:
     """Another one's socket would take its place, and what it holds could only be released by the VM's end."""
-    with keepers.start(socket, process.pid) as line, keepers.start(socket, process.pid) as again:
+    with (
+        keepers.start(socket, process_of(process.pid)) as line,
+        keepers.start(socket, process_of(process.pid)) as again,
+    ):
         assert again.pids == line.pids
         with vm_process() as another, raised("KeeperRuns", match=str(line.pid)):
-            keepers.start(socket, another.pid)
+            keepers.start(socket, process_of(another.pid))
         assert line.held() == {}

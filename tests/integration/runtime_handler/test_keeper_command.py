@@ -41,7 +41,7 @@ def _held_by_keeper(socket: Path, process: subprocess.Popen[bytes], claim: Claim
     lock, device = claim.fds
     own = ("--socket", socket, "--pid", process.pid, "--hold", f"volume={lock},{device}")
     state = _started(*own, fds=claim.fds)
-    claim.hand_over()
+    claim.hand_over(*state["pids"])
     return state
 
 
@@ -107,7 +107,7 @@ def test_hypervisor_that_has_ended_is_refused(socket: Path) -> None:
     with vm_process() as ended:
         end = os.pidfd_open(ended.pid)
     for given, says in (
-        (("--pid", ended.pid), "No such process"),
+        (("--pid", ended.pid), "the process has ended"),
         (("--pidfd", end), "is not a pidfd of a process that runs"),
     ):
         ran = _run("--socket", socket, *given, fds=(end,))

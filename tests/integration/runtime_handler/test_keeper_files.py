@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.runtime_handler import keepers
+from crust.runtime_handler import keepers, process_of
 from tests.support import processes
 from tests.support.raised import raised
 
@@ -18,7 +18,7 @@ def keeper(
     socket: Path, run_dir: str, process: subprocess.Popen[bytes]
 ) -> Iterator[keepers.Keeper]:
     """The VM's keeper, which holds a file as the claim "a"."""
-    with keepers.start(socket, process.pid) as line:
+    with keepers.start(socket, process_of(process.pid)) as line:
         with open(f"{run_dir}/held", "wb") as held:
             line.hold("a", [held.fileno()])
         yield line

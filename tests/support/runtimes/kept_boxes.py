@@ -9,13 +9,23 @@ import asyncio
 import contextlib
 import sys
 import time
-from asyncio.subprocess import PIPE, Process, create_subprocess_exec
+from asyncio.subprocess import PIPE, create_subprocess_exec
+from asyncio.subprocess import Process as Child
 from pathlib import Path
 from typing import ClassVar
 
 from crust.core import errors, volumes
 from crust.handoff import claims, layout
-from crust.runtime_handler import Claim, NotDeferred, claim_volume, keepers, kept_vm, resolve_source
+from crust.runtime_handler import (
+    Claim,
+    NotDeferred,
+    Process,
+    claim_volume,
+    keepers,
+    kept_vm,
+    process_of,
+    resolve_source,
+)
 from examples import box_runtime
 from examples.box_runtime import FEATURES, NAME, sh
 
@@ -29,7 +39,7 @@ class KeptBoxes(box_runtime.Boxes):
     """Sandboxes whose claims are in keepers."""
 
     fault = ""
-    asleep: ClassVar[list[Process]] = []
+    asleep: ClassVar[list[Child]] = []
 
     async def start(self, box: str, source: str) -> str:
         """The order of H-44: machine, claim, keeper, and then the device."""
@@ -41,22 +51,25 @@ class KeptBoxes(box_runtime.Boxes):
         try:
             target = resolved.require_whole().target
             wanted = (self.root, target, volumes.SandboxId(box), NAME)
-            claim = await asyncio.to_thread(claim_volume, *wanted, features=FEATURES, pid=vm.pid)
+            process = process_of(vm.pid)
+            claim = await asyncio.to_thread(
+                claim_volume, *wanted, features=FEATURES, process=process
+            )
             self.running[target] = (claim, vm)
-            await self._keep(box, claim, vm)
+            holders = await self._keep(box, claim, process)
             await self._attach(claim, vm)
         except errors.CrustError:
             await self._end(vm)
             await self.stop(box)
             raise
-        claim.hand_over()
+        claim.hand_over(*holders)
         return "ok"
 
     async def stop(self, box: str) -> str:
         """The keeper needs a moment to see that the machine has ended."""
         for claim, vm in self.running.values():
             if claim.sandbox_id == box:
-                claim.hand_over()
+                claim.close()
                 for process in (vm, *self.asleep):
                     await self._end(process)
                 await asyncio.to_thread(self._wait_until_free, claim.record.target)
@@ -66,21 +79,23 @@ class KeptBoxes(box_runtime.Boxes):
         while claims.is_held(layout.Layout(self.root).entry(target)):
             time.sleep(0.05)
 
-    async def _keep(self, box: str, claim: Claim, vm: Process) -> None:
+    async def _keep(self, box: str, claim: Claim, vm: Process) -> tuple[int, ...]:
+        """Returns the processes that hold the claim from now on."""
         if self.fault == "sleep":
             for _ in range(2):
                 sleep = await create_subprocess_exec("sleep", "inf", pass_fds=claim.fds)
                 self.asleep.append(sleep)
-            return
+            return tuple(process.pid for process in self.asleep)
         socket = Path(self.directory).parent / f"{box}.keeper"
-        keeper = await asyncio.to_thread(keepers.start, socket, vm.pid)
+        keeper = await asyncio.to_thread(keepers.start, socket, vm)
         keeper.hold("one", claim.fds)
         if self.fault != "forgets":
             sandbox = volumes.SandboxId(box)
-            kept = kept_vm.KeptVm(self.root, NAME, sandbox, vm.pid, socket)
+            kept = kept_vm.KeptVm(self.root, NAME, sandbox, vm, socket)
             self._watch(keeper, kept, claim.record.target)
+        return keeper.pids
 
-    async def _attach(self, claim: Claim, vm: Process) -> None:
+    async def _attach(self, claim: Claim, vm: Child) -> None:
         assert vm.stdin is not None
         assert vm.stdout is not None
         mount, flags = claim.record.mount, ["--read-only"] * claim.record.readonly
@@ -93,7 +108,7 @@ class KeptBoxes(box_runtime.Boxes):
             raise errors.RuntimeFailed("the sandbox did not start", why="its mount failed")
         await claim.mounted(lambda: sh("nsenter", "-m", "-t", str(vm.pid), "resize2fs", disk))
 
-    async def _end(self, vm: Process) -> None:
+    async def _end(self, vm: Child) -> None:
         with contextlib.suppress(ProcessLookupError):
             vm.kill()
         await vm.wait()

@@ -23,7 +23,7 @@ from click.testing import Result
 import crust as crust_package
 from crust.core import volumes
 from crust.handoff import claims, layout
-from crust.runtime_handler import keepers
+from crust.runtime_handler import keepers, process_of
 from tests.support.co import NAMED
 from tests.support.drivers import fake_driver
 from tests.support.nodes.fake_node import DRIVER, FakeNode
@@ -293,7 +293,7 @@ async def machine(places: Places) -> AsyncIterator[_Machine]:
             socket = Path(places.root) / "keeper.sock"
             with claims.ClaimLock.acquire(paths, path) as lock:
                 claims.write(paths, replace(ORPHANED, pid=process.pid))
-                with keepers.start(socket, process.pid) as keeper:
+                with keepers.start(socket, process_of(process.pid)) as keeper:
                     keeper.hold("volume", [lock.fd])
                 lock.close()
             yield _Machine(node, process, paths)

@@ -141,7 +141,7 @@ async def test_partially_held_claim_is_released_and_claimed_again(world: World) 
     vm = vm_of(world, ONE)
     claim = FakeHandoff(world).claim(TARGET, ONE)
     vm.body.nodes[volume.serial_of(world.records[TARGET.text])] = [claim.fds[0]]
-    claim.hand_over()
+    claim.close()
     await take(world, ONE)
     taken_out, taken = (
         ["unmount", "detach", "release"],

@@ -1,20 +1,38 @@
 """crust.handoff.claims: the lock proves that a sandbox lives, the file names it; the layout says where both are."""
 
+import errno
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from crust.core import errors
+from crust.core import errors, volumes
 from crust.handoff import claims, layout
-from crust.handoff.claims import Claim, ClaimLock, HeldBySandbox, NotPublished, State
+from crust.handoff.claims import (
+    Claim,
+    ClaimLock,
+    HeldBySandbox,
+    HypervisorLives,
+    NotPublished,
+    State,
+)
+from crust.handoff.directories import UntrustedDirectory
 from crust.handoff.layout import Layout
 from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import Store
+from crust.host import answers
+from crust.host.answers import NotSeen
 from crust.host.files import locks
+from crust.host.process import processes
+from crust.host.process.processes import Process
 from tests.support.records.records import TARGET, a_record
+
+OTHER = volumes.TargetPath.parse("/var/lib/kubelet/pods/other/mount")
 
 
 @pytest.fixture
@@ -57,6 +75,123 @@ def test_held_lock_without_claim_file_is_a_live_claim(paths: layout.EntryPaths) 
         assert (claim.live, claim.sandbox_id) == (True, ""), "not the dead claim's name"
         with pytest.raises(HeldBySandbox, match="is claiming it, or it is being unpublished"):
             ClaimLock.acquire(paths, TARGET)
+
+
+@pytest.fixture
+def process() -> Iterator[Process]:
+    """A hypervisor's process that runs."""
+    with subprocess.Popen(["sleep", "inf"]) as child:
+        process = answers.seen(processes.of(child.pid))
+        assert process is not None
+        yield process
+        child.kill()
+
+
+def _ended() -> Process:
+    with subprocess.Popen(["true"]) as child:
+        process = answers.seen(processes.of(child.pid))
+    return process or Process(child.pid, 1)
+
+
+def _left_by(paths: layout.EntryPaths, process: Process | None) -> Claim:
+    """The dead claim of a sandbox whose keepers were killed."""
+    with ClaimLock.acquire(paths, TARGET) as lock:
+        lock.settle()
+        claims.write(paths, replace(_claim("dead"), process=process))
+    dead = claims.read(paths)
+    assert dead is not None
+    return dead
+
+
+@pytest.mark.spec("H-24")
+def test_process_of_the_hypervisor_is_written_and_read(
+    paths: layout.EntryPaths, process: Process
+) -> None:
+    assert _left_by(paths, process).process == process
+    plain = json.loads(Path(paths.claim).read_text())
+    assert plain["process"] == {"pid": process.pid, "started": process.started}
+    assert _left_by(paths, None).process is None
+    assert "process" not in json.loads(Path(paths.claim).read_text())
+
+
+@pytest.mark.spec("H-22")
+def test_dead_claim_of_living_process_refuses_and_stays(
+    paths: layout.EntryPaths, process: Process
+) -> None:
+    dead = _left_by(paths, process)
+    with ClaimLock.acquire(paths, TARGET) as lock:
+        with pytest.raises(HypervisorLives, match=f"process {process.pid} of sandbox dead of kata"):
+            lock.check_ended(TARGET)
+        lock.check_ended(TARGET, but=process)
+        assert lock.dead() == dead
+    assert claims.read(paths) == dead
+    assert sorted(os.listdir(paths.directory)) == ["claim.json", "claim.lock", "mountInfo.json"]
+
+
+@pytest.mark.spec("H-22")
+@pytest.mark.parametrize("is_named", [True, False])
+def test_dead_claim_of_ended_process_goes_when_settled(
+    paths: layout.EntryPaths, *, is_named: bool
+) -> None:
+    dead = _left_by(paths, _ended() if is_named else None)
+    with ClaimLock.acquire(paths, TARGET) as lock:
+        lock.check_ended(TARGET)
+    assert claims.read(paths) == dead, "a release without the answers puts it back"
+    with ClaimLock.acquire(paths, TARGET) as lock:
+        lock.check_ended(TARGET)
+        lock.settle()
+    assert claims.read(paths) is None
+
+
+@pytest.mark.spec("H-22")
+def test_killed_claimant_leaves_dead_claim_to_readers_and_next(
+    paths: layout.EntryPaths, process: Process
+) -> None:
+    dead = _left_by(paths, process)
+    ClaimLock.acquire(paths, TARGET).close()  # as its end does
+    assert not os.path.exists(paths.claim)
+    assert claims.read(paths) == dead
+    with ClaimLock.acquire(paths, TARGET) as lock:
+        assert lock.dead() == dead
+    assert os.path.exists(paths.claim)
+
+
+def test_process_that_is_not_seen_refuses(
+    paths: layout.EntryPaths, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = _left_by(paths, process)
+
+    def refused(_pid: int) -> int:
+        raise OSError(errno.EPERM, "as a seccomp filter refuses")
+
+    monkeypatch.setattr("os.pidfd_open", refused)
+    with ClaimLock.acquire(paths, TARGET) as lock, pytest.raises(NotSeen, match=f"{process.pid}"):
+        lock.check_ended(TARGET)
+    assert claims.read(paths) == dead
+
+
+def test_dead_claim_that_cannot_be_read_refuses_and_stays(paths: layout.EntryPaths) -> None:
+    Path(paths.claim).write_text("{}")
+    with ClaimLock.acquire(paths, TARGET) as lock, pytest.raises(UnreadableHandoffRecord):
+        lock.check_ended(TARGET)
+    assert Path(paths.claim).read_text() == "{}"
+
+
+@pytest.mark.spec("H-4")
+def test_entry_behind_link_is_not_locked_and_keeps_claim(
+    store: Store, paths: layout.EntryPaths
+) -> None:
+    """Otherwise the lock would be another entry's, and the claim that goes as well."""
+    dead = _left_by(paths, None)
+    other = store.layout.entry(OTHER)
+    os.symlink(paths.directory, other.directory)
+    for acquire in (
+        lambda: ClaimLock.acquire(other, OTHER),
+        lambda: store.begin_removal(OTHER),
+    ):
+        with pytest.raises(UntrustedDirectory):
+            acquire()
+    assert claims.read(paths) == dead
 
 
 def test_error_of_any_length_and_script_is_kept_readable(paths: layout.EntryPaths) -> None:

@@ -1,6 +1,7 @@
 """Killed, or out of space, at any system call: readers see a complete entry or none, and a retry succeeds."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from crust.core import errors, volumes
 from crust.handoff import claims
 from crust.handoff.store import Store
+from crust.host import answers
+from crust.host.process import processes
 from tests.support.faults import crashes, syncs
 from tests.support.records.records import TARGET, a_record
 
@@ -190,6 +193,60 @@ def test_claim_write_killed_anywhere_leaves_no_live_claim(stores: Stores) -> Non
         assert claims.read(store.layout.entry(TARGET)) is not None
         _unpublish(store)
         assert _names(store) == []
+
+
+@pytest.mark.spec("H-22")
+def test_dead_claim_survives_refused_claimants_killed_anywhere(stores: Stores) -> None:
+    """Its process runs: whoever is killed where, the next one finds it."""
+    process = answers.seen(processes.of(os.getpid()))
+    dead = replace(CLAIM, process=process, live=False)
+
+    def left(number: int) -> None:
+        stores.published(number)
+        claims.write(stores(number).layout.entry(TARGET), dead)
+
+    def refused(number: int) -> None:
+        paths = stores(number).layout.entry(TARGET)
+        for _ in range(2):
+            with (
+                pytest.raises(claims.HypervisorLives),
+                claims.ClaimLock.acquire(paths, TARGET) as lock,
+            ):
+                lock.check_ended(TARGET)
+
+    points = 0
+    for number in crashes.crash_points(left, refused):
+        points += 1
+        store = stores(number)
+        assert claims.read(store.layout.entry(TARGET)) == dead
+        with pytest.raises(claims.HypervisorLives):
+            store.begin_removal(TARGET)
+        assert claims.read(store.layout.entry(TARGET)) == dead
+    assert points > 4
+
+
+@pytest.mark.spec("H-46")
+def test_claim_taken_again_survives_claimant_killed_anywhere(stores: Stores) -> None:
+    process = answers.seen(processes.of(os.getpid()))
+    dead = replace(CLAIM, process=process, live=False)
+
+    def left(number: int) -> None:
+        stores.published(number)
+        claims.write(stores(number).layout.entry(TARGET), dead)
+
+    def again(number: int) -> None:
+        paths = stores(number).layout.entry(TARGET)
+        with claims.ClaimLock.acquire(paths, TARGET) as lock:
+            lock.check_ended(TARGET, but=process)
+            claims.write(paths, dead)
+            lock.settle()
+
+    for number in crashes.crash_points(left, again):
+        paths = stores(number).layout.entry(TARGET)
+        assert claims.read(paths) == dead
+        again(number)
+        assert claims.read(paths) == dead
+        assert not os.path.exists(paths.dead_claim)
 
 
 def test_publish_without_space_leaves_no_partial_entry(stores: Stores) -> None:

@@ -17,11 +17,14 @@ import pytest
 from crust.core import errors, volumes
 from crust.handoff import claims, layout
 from crust.handoff.claims import HeldBySandbox, NotPublished
-from crust.handoff.entry import IN_TURN, Looks, UnknownHandoffFile, UntrustedDirectory
+from crust.handoff.directories import UntrustedDirectory
+from crust.handoff.entry import IN_TURN, Looks, UnknownHandoffFile
 from crust.handoff.mount_info import Reserved
 from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import EntryDiffers, Store
+from crust.host import answers
 from crust.host.files import durable
+from crust.host.process import processes
 from tests.support.faults import syncs
 from tests.support.raised import raised
 from tests.support.records.records import KEY, TARGET, a_record
@@ -279,8 +282,8 @@ def test_remove_orphans_keeps_directory_with_name_of_file(store: Store) -> None:
     store.write(a_record())
     for name in ("claim.json", ".hidden"):
         Path(_paths(store).directory, name).mkdir()
-    # a claim that cannot be removed cannot be known to be dead
-    with pytest.raises(errors.Conflict):
+    # a claim that cannot be read cannot be known to be dead
+    with pytest.raises(durable.UnreadableFile):
         store.begin_removal(TARGET)
     Path(_paths(store).directory, "claim.json").rmdir()
     with store.begin_removal(TARGET) as unpublish:
@@ -404,3 +407,52 @@ def test_scan_reads_a_thousand_entries_in_order(store: Store) -> None:
     scanned = store.scan()
     assert [entry.digest for entry in scanned] == sorted(target.digest for target in targets)
     assert {entry.require().target for entry in scanned} == set(targets)
+
+
+@pytest.mark.spec("H-17")
+def test_entry_of_living_process_is_neither_removed_nor_given_device(
+    store: Store,
+) -> None:
+    """Its keepers were killed: the lock is free, and the process may write to the device."""
+    store.write(a_record())
+    process = answers.seen(processes.of(os.getpid()))
+    state = claims.Claim(
+        "sandbox-1", "kata", claims.State.MOUNTED, "", 1, None, live=False, process=process
+    )
+    claims.write(_paths(store), replace(state, claimed_at=a_record().crust.published_at))
+    before = claims.read(_paths(store))
+    changes: tuple[Callable[[], object], ...] = (
+        lambda: store.begin_removal(TARGET),
+        lambda: store.write(a_record(source=OTHER_DEVICE)),
+    )
+    for change in changes:
+        with pytest.raises(claims.HypervisorLives, match="sandbox-1"):
+            change()
+        assert claims.read(_paths(store)) == before
+    entry = store.read(TARGET)
+    assert entry is not None
+    assert entry.record == a_record()
+
+
+@pytest.mark.spec("H-17")
+def test_unpublish_that_is_given_up_keeps_the_dead_claim(store: Store) -> None:
+    """The driver has refused: the claim that its hypervisor would take again must be there."""
+    store.write(a_record())
+    _claim(store).close()
+    before = claims.read(_paths(store))
+    with store.begin_removal(TARGET):
+        assert not os.path.exists(_paths(store).claim), "a reader would take it for a live one"
+    assert claims.read(_paths(store)) == before
+    with store.begin_removal(TARGET) as removal:
+        removal.complete()
+    store.write(a_record())
+    assert claims.read(_paths(store)) is None
+
+
+def test_removed_lock_is_not_made_again_beside_dead_claim(store: Store) -> None:
+    store.write(a_record())
+    _claim(store).close()
+    claims.ClaimLock.acquire(_paths(store), TARGET).close()
+    os.unlink(_paths(store).claim_lock)
+    with raised("ClaimLockMissing"):
+        store.begin_removal(TARGET)

@@ -28,10 +28,11 @@ from crust.rpc.serving import server
 from crust.rpc.serving.service import Service, methods_of
 from crust.runtime_handler import (
     Claim,
-    ClaimLost,
+    ClaimedSince,
     NotDeferred,
     Resolved,
     State,
+    process_of,
     reclaim_volume,
     registration,
     resolve_source,
@@ -85,6 +86,7 @@ def test_sub_path_is_refused_by_runtime_that_mounts_whole_volumes() -> None:
 def _claim(store: Store) -> Claim:
     paths = layout.Layout(store.root).entry(TARGET)
     lock = claims.ClaimLock.acquire(paths, TARGET)
+    lock.settle()
     return Claim(paths, a_record(), volumes.SandboxId("box"), lock=lock)
 
 
@@ -112,7 +114,7 @@ def _left(store: Store) -> claims.Claim | None:
 def test_release_with_error_leaves_its_reason(store: Store, *, handed_over: bool) -> None:
     claim = _claim(store)
     if handed_over:
-        claim.hand_over()
+        claim.close()
     claim.release(error="the kernel has no xfs")
     left = _left(store)
     assert left is not None
@@ -188,7 +190,7 @@ class ObservedLock(claims.ClaimLock):
         super().close()
 
 
-@pytest.mark.parametrize("end", [Claim.hand_over, Claim.release])
+@pytest.mark.parametrize("end", [Claim.close, Claim.release])
 def test_device_is_closed_before_its_lock(tmp_path: Path, end: Callable[[Claim], None]) -> None:
     paths = layout.Layout(str(tmp_path)).entry(TARGET)
     lock = ObservedLock(os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT), paths)
@@ -208,7 +210,7 @@ def test_lock_is_closed_though_the_device_is_not(tmp_path: Path) -> None:
     sandbox = volumes.SandboxId("sandbox-1")
     claim = Claim(lock.paths, a_record(), sandbox, lock=lock, device_fd=NEVER_OPEN)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        claim.hand_over()
+        claim.close()
     assert lock.fd == -1
 
 
@@ -220,8 +222,14 @@ def test_claim_of_another_handlers_sandbox_is_not_reclaimed(store: Store) -> Non
         "sandbox-1", "other", claims.State.MOUNTED, "", 1, record.crust.published_at, live=False
     )
     claims.write(paths, dead)
-    with pytest.raises(ClaimLost, match="sandbox-1"):
-        reclaim_volume(store.root, TARGET, volumes.SandboxId("sandbox-1"), record.handler)
+    with pytest.raises(ClaimedSince, match="sandbox-1"):
+        reclaim_volume(
+            store.root,
+            TARGET,
+            volumes.SandboxId("sandbox-1"),
+            record.handler,
+            process_of(os.getpid()),
+        )
     assert claims.read(paths) == dead
 
 

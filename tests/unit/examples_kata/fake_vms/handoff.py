@@ -10,6 +10,7 @@ from crust.core import errors, volumes
 from crust.handoff import claims
 from crust.handoff.claims import State
 from crust.handoff.record import Record
+from crust.host.process.processes import Process
 from examples.kata.runtime import ports
 from examples.kata.runtime.taken_images import Taken
 from tests.unit.examples_kata.fake_vms.world import World
@@ -50,10 +51,14 @@ class FakeClaim:
         assert self.ours, "written without the lock"
         self.states.append((State.ERROR, error))
 
-    def hold_device(self) -> None:
+    def hold_device(self, its_vm: int) -> None:
         assert self.ours, "the device of a claim that is handed over"
 
-    def hand_over(self) -> None:
+    def hand_over(self, to: int) -> None:
+        self.ours = False
+        assert self.is_locked(), "handed over to nobody"
+
+    def close(self) -> None:
         self.ours = False
 
     def release(self) -> None:
@@ -90,7 +95,7 @@ class FakeHandoff:
         return runtime_handler.Resolved(record, "")
 
     def claim(
-        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, vm_pid: int = 0
+        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, vm: Process | None = None
     ) -> FakeClaim:
         held = self.world.claims.get(target)
         if held is not None and held.is_locked():
@@ -103,7 +108,7 @@ class FakeHandoff:
         return claim
 
     def adopt(
-        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, holder_pid: int, vm_pid: int
+        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, holder_pid: int
     ) -> FakeClaim:
         held = self.world.claims.get(target)
         if held is None or not held.is_locked() or held.sandbox != sandbox:
