@@ -302,15 +302,19 @@ class NodeAccess(Protocol):
         ...
 
     def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """The present attachment of the volume on this node; None without one."""
+        """The present attachment of the volume on this node; None without one. Raises `ImageReplaced` if it has
+        another image than the volume has now; so do `attach`, `refresh` and `detach`.
+        """
         ...
 
     def host_device(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """The attachment, if this host itself has a device of the volume. Asks this host alone, and no storage."""
+        """The attachment, if this host itself has a device of the volume, whatever its image is now. Asks this host
+        alone, and no storage.
+        """
         ...
 
     def orphans(self) -> tuple[Attachment, ...]:
-        """Attachments that this engine made for images that were removed or replaced since; no others."""
+        """Attachments that this engine made for volumes or images that were removed since; no others."""
         ...
 
     def drop(self, orphan: Attachment) -> None:

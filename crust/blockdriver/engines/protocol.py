@@ -41,6 +41,18 @@ class ImageMissing(errors.Corrupt):
         self.volume_id = volume_id
 
 
+class ImageReplaced(errors.Corrupt):
+    """Another file has the name of the image that a device of this node writes to."""
+
+    def __init__(self, volume_id: str, device: str) -> None:
+        super().__init__(
+            f"the image of {volume_id} was replaced while it was attached",
+            why=f"{device} has the earlier file, with all that was written since, and no file name leads to it",
+            hint=f"copy from {device} what is needed; end the pods of the volume; then losetup -d {device}",
+        )
+        self.volume_id = volume_id
+
+
 class ForeignImage(errors.Corrupt):
     """An image has the name of a volume's image, and the driver did not make it."""
 
@@ -246,7 +258,9 @@ class Provisioning(Protocol):
         ...
 
     def check_image(self, volume_id: volumes.VolumeId) -> None:
-        """Raise `ImageMissing` if a volume has no image, `ForeignImage` if the driver did not make it."""
+        """Raise `ImageMissing` if a volume has no image, `ForeignImage` if the driver did not make it,
+        `ImageReplaced` if its device on this node has another one.
+        """
         ...
 
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
@@ -274,7 +288,9 @@ class Provisioning(Protocol):
         ...
 
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
-        """The problem of an image that should have `size_bytes`; empty if there is none. Raises `ImageMissing`."""
+        """The problem of an image that should have `size_bytes`; empty if there is none. Raises `ImageMissing`,
+        `ImageReplaced`.
+        """
         ...
 
     def copies_at_once(self) -> bool:

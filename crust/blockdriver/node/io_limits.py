@@ -97,7 +97,7 @@ class IoLimits:
         mounts: Sequence[mountinfo.Mount] = (),
     ) -> None:
         """`settle` the volume's device, if it has one."""
-        attachment = self.stores.access.attached(volume_id)
+        attachment = self.stores.access.host_device(volume_id)
         if attachment is not None and attachment.device is not None:
             self.settle(limits, attachment, mounts)
 

@@ -99,7 +99,7 @@ class NodeStats:
                 why="it was published with deferral: a guest's kernel has it mounted",
                 hint="ask through the shim, which asks the runtime",
             )
-        attachment = self.stores.access.attached(look.volume_id)
+        attachment = self.stores.access.host_device(look.volume_id)
         mount = mountinfo.at(look.path.text)
         device = attachment.device if attachment else None
         shown = device is not None and mount is not None and device_mounts.shows(mount, device)

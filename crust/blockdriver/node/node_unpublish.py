@@ -9,6 +9,7 @@ Each hour the driver detaches devices that crashes left attached on this node, u
 
     attached, not staged                  detached if it is not open: its stage was never completed
     attached, image removed               detached if it is not open; recognised by the tag of `attach`
+    attached, image replaced              kept: it alone has what was written since (`ImageReplaced`)
     attached by another program           left alone, with any file
 """
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from crust.blockdriver.engines.pool_access import set_of
-from crust.blockdriver.engines.protocol import ImageMissing
+from crust.blockdriver.engines.protocol import ImageMissing, ImageReplaced
 from crust.blockdriver.records import models
 from crust.blockdriver.records.models import RecordMissing, VolumeRecord
 from crust.blockdriver.records.records import UNREADABLE
@@ -91,6 +91,8 @@ class HealthCheck:
             problem = self.stores.provisioning.image_problem(volume_id, size_bytes)
         except ImageMissing as err:
             return Finding(Kind.DATA_LOSS, "ImageMissing", str(err))
+        except ImageReplaced as err:
+            return Finding(Kind.DATA_LOSS, "ImageReplaced", str(err))
         except UNREADABLE as err:
             # One bad sector must not hide the other volumes from a list.
             return Finding(Kind.INACCESSIBLE, "ImageUnreadable", str(err))

@@ -189,7 +189,7 @@ def _thaw_mounted(intent: Intent) -> bool:
 
 
 def _thaw_unmounted(intent: Intent, access: NodeAccess) -> bool:
-    attachment = access.attached(intent.volume_id)
+    attachment = access.host_device(intent.volume_id)
     source = attachment.device if attachment else None
     if source is None or str(source.identity) != intent.identity:
         return True  # the device is gone, and its filesystem too

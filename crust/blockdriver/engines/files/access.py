@@ -7,7 +7,12 @@ cached, and used only after a comparison of its disk sequence, which no second a
 Each device carries a tag: the identity of the pool's directory and the end of the volume's id. So the driver
 recognises its device after the file was unlinked, and never treats another program's device as its own, even a device
 of its images. To see the tag it opens only devices of files with the name of an image of this pool: other devices may
-hang. An image that was renamed by hand while it was attached keeps its device.
+hang. An image that was renamed by hand while it was attached keeps its device. A pool that was restored from a backup
+has other directories; then the path of the deleted file says that the device is the pool's.
+
+If a backup is put back while its device is attached, the device writes to a file without a name. The driver compares
+the file at the image's path with the file of the device at each use, and refuses the use (`ImageReplaced`). It does
+not detach the device, which alone has the data.
 """
 
 import hashlib
@@ -17,11 +22,13 @@ from dataclasses import replace
 
 from crust.blockdriver.engines.files.directories import VolumeDirectories
 from crust.blockdriver.engines.pool_access import READ_WRITE, Access, Attachment
-from crust.blockdriver.engines.protocol import ImageMissing
+from crust.blockdriver.engines.protocol import ImageMissing, ImageReplaced
 from crust.core import errors, volumes
 from crust.host.block import devices, loop
 from crust.host.files import file_copy, sparse
+from crust.host.process import syscalls
 
+_MARK = "crust:"
 _TAG_ID_BYTES = 44
 """The kernel keeps 63 bytes of a tag; the pool's part of it takes 19."""
 
@@ -73,16 +80,17 @@ class FileAccess:
         return tuple(self._known.copy())
 
     def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """The loop device of the file, from the kernel."""
-        device = self._device(volume_id)
+        """The loop device of the file, from the kernel. Raises `ImageReplaced`."""
+        device = self._usable(volume_id)
         return None if device is None else _attachment(device)
 
     def host_device(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """Every attachment is a loop device of this host."""
-        return self.attached(volume_id)
+        """Every attachment is a loop device of this host, also one whose file was replaced."""
+        device = self._device(volume_id)
+        return None if device is None else _attachment(device)
 
     def orphans(self) -> tuple[Attachment, ...]:
-        """Loop devices with this pool's tag whose file is not a volume's image any more."""
+        """Loop devices of this pool whose volume or image does not exist any more."""
         return tuple(_attachment(device) for device in self._orphaned_devices())
 
     def drop(self, orphan: Attachment) -> None:
@@ -92,8 +100,8 @@ class FileAccess:
                 loop.detach(device)
 
     def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """Give the loop device the file's size."""
-        device = self._device(volume_id)
+        """Give the loop device the file's size. Raises `ImageReplaced`."""
+        device = self._usable(volume_id)
         if device is None:
             return None
         loop.refresh_size(device)
@@ -107,16 +115,40 @@ class FileAccess:
             raise ImageMissing(volume_id) from err
 
     def detach(self, volume_id: volumes.VolumeId) -> None:
-        """Detach the file's loop device; raises `holders.DeviceInUse`."""
-        device = self._device(volume_id)
+        """Detach the file's loop device; raises `holders.DeviceInUse`, `ImageReplaced`."""
+        device = self._usable(volume_id)
         if device is not None:
             loop.detach(device)
         self._known.pop(volume_id, None)
 
     def device_path(self, volume_id: volumes.VolumeId) -> str | None:
-        """The node of the volume's loop device; None while it has none."""
-        device = self._device(volume_id)
+        """The node of the volume's loop device; None while it has none. Raises `ImageReplaced`."""
+        device = self._usable(volume_id)
         return None if device is None else device.path
+
+    def check_image(self, volume_id: volumes.VolumeId) -> None:
+        """Raise `ImageReplaced` if the volume's device has another file than the image; costs a look in memory
+        without a device.
+        """
+        if volume_id in self._known:
+            self._usable(volume_id)
+
+    def _usable(self, volume_id: volumes.VolumeId) -> loop.LoopDevice | None:
+        """The volume's device. Raises `ImageReplaced`."""
+        device = self._device(volume_id)
+        if device is not None and self._file_at(volume_id) not in (None, device.file):
+            raise ImageReplaced(volume_id, device.path)
+        return device
+
+    def _file_at(self, volume_id: volumes.VolumeId) -> tuple[int, int] | None:
+        """The (device, inode) of the image; None without one."""
+        path = self._directories.image(volume_id)
+        with syscalls.translating(f"cannot stat the image {path}"):
+            try:
+                status = os.lstat(path)
+            except FileNotFoundError:
+                return None
+        return status.st_dev, status.st_ino
 
     def _device(self, volume_id: volumes.VolumeId) -> loop.LoopDevice | None:
         """The cached device, if it is still the same (the kernel reuses no disk sequence); else by a search."""
@@ -142,35 +174,46 @@ class FileAccess:
         return [device for device in ours if self._volume_of(device, images) is None]
 
     def _devices(self) -> list[loop.LoopDevice]:
-        """The loop devices with this pool's tag."""
-        named = loop.list_named(self._directories.is_image)
-        return [device for device in named if device.tag.startswith(self._tag)]
+        """The loop devices that a driver attached for this pool."""
+        place = os.path.realpath(str(self._directories.directory))
+        return [
+            device
+            for device in loop.list_named(self._directories.is_image)
+            if device.tag.startswith(self._tag) or _is_of_restored(device, place)
+        ]
 
     def _images_by_tag(self) -> dict[str, volumes.VolumeId]:
-        return {self._tag_of(volume_id): volume_id for volume_id in self._directories.ids()}
+        return {_end_of(volume_id): volume_id for volume_id in self._directories.ids()}
 
     def _volume_of(
         self, device: loop.LoopDevice, images: dict[str, volumes.VolumeId]
     ) -> volumes.VolumeId | None:
-        """The volume whose image the device has; None if the image was removed or replaced since."""
-        volume_id = images.get(device.tag)
+        """The volume of the device; None if it has no image any more."""
+        volume_id = images.get(device.tag.rpartition(":")[2])
         if volume_id is None:
             return None
         try:
-            status = os.lstat(self._directories.image(volume_id))
-        except FileNotFoundError:
-            return None
-        except OSError:
+            return None if self._file_at(volume_id) is None else volume_id
+        except errors.CrustError:
             return volume_id  # it may be the same image, so the device stays
-        return volume_id if device.file == (status.st_dev, status.st_ino) else None
 
     def _tag_of(self, volume_id: str) -> str:
-        return self._tag + volume_id[-_TAG_ID_BYTES:]
+        return self._tag + _end_of(volume_id)
+
+
+def _is_of_restored(device: loop.LoopDevice, place: str) -> bool:
+    """Whether a driver attached a file of the pool's folder that was deleted, with that folder or without it."""
+    is_deleted = device.backing.startswith(f"{place}/") and device.backing.endswith(" (deleted)")
+    return is_deleted and device.tag.startswith(_MARK)
+
+
+def _end_of(volume_id: str) -> str:
+    return volume_id[-_TAG_ID_BYTES:]
 
 
 def _tag(pool: os.stat_result) -> str:
     digest = hashlib.sha256(f"{pool.st_dev}:{pool.st_ino}".encode()).hexdigest()
-    return f"crust:{digest[:12]}:"
+    return f"{_MARK}{digest[:12]}:"
 
 
 def _attachment(device: loop.LoopDevice) -> Attachment:

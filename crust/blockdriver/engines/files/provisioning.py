@@ -206,7 +206,8 @@ class FileProvisioning:
         self.sets.settle(thing_id)
 
     def check_image(self, volume_id: volumes.VolumeId) -> None:
-        """By the file's name alone: a file has no mark of its maker."""
+        """By the file's name alone: a file has no mark of its maker. Raises `ImageReplaced`."""
+        self._access.check_image(volume_id)
         if not sparse.exists(self.directories.image(volume_id)):
             raise ImageMissing(volume_id)
 
@@ -256,7 +257,8 @@ class FileProvisioning:
             return 0
 
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
-        """The path is no regular file, or the file is shorter than at its creation."""
+        """The path is no regular file, or the file is shorter than at its creation. Raises `ImageReplaced`."""
+        self._access.check_image(volume_id)
         try:
             present_bytes = self.directories.size_bytes(volume_id)
         except sparse.NotAnImage as err:
