@@ -16,15 +16,16 @@ import errno
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import pydantic
 
 from crust.ceph import failures, omap
 from crust.ceph.binding import Ioctx, load
-from crust.core import errors
+from crust.core import errors, schema
 
 PREFIX = "crust.claim."
+SCHEMA = 1
 _HOST = "krbd/"
 _DELETION = "deletion"
 _COOKIE, _CLAIMS = "cookie", "claims"
@@ -117,7 +118,7 @@ class Claims:
     mode: Mode = Mode.WRITER
     holders: tuple[Holder, ...] = ()
     ended: tuple[Holder, ...] = ()
-    schema: Literal[1] = 1
+    schema: int = SCHEMA
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -147,6 +148,8 @@ def read(ioctx: Ioctx, image: str) -> Read:
         stored = omap.read_keys(ioctx, PREFIX + image, (_COOKIE, _CLAIMS))
         if set(stored) != {_COOKIE, _CLAIMS}:
             raise UnreadableImageClaim(image, f"it has the keys {sorted(stored)}")
+        if other := schema.mismatch(stored[_CLAIMS], SCHEMA):
+            raise UnreadableImageClaim(image, other)
         try:
             return Read(stored[_COOKIE].decode("ascii"), _STORED.validate_json(stored[_CLAIMS]))
         except pydantic.ValidationError as err:

@@ -340,9 +340,10 @@ def test_image_watched_by_blocklisted_client_is_not_free(
         take(second, B)
 
 
-def test_claim_that_cannot_be_read_is_nobodys(bench: Bench) -> None:
+@pytest.mark.parametrize("claims", [b'{"schema": 2}', b'{"schema": 0}', b"{}", b'{"holders": []}'])
+def test_claim_that_cannot_be_read_is_nobodys(bench: Bench, claims: bytes) -> None:
     client = bench.node()
-    unreadable = {"cookie": b"x", "claims": b'{"schema": 2}'}
+    unreadable = {"cookie": b"x", "claims": claims}
     omap.swap(client.ioctx, f"{claim_object.PREFIX}{IMAGE}", None, unreadable)
     with pytest.raises(claim_object.UnreadableImageClaim):
         take(client, A, "sandbox")
