@@ -138,6 +138,7 @@ class Lock:
     """H-21, H-22."""
 
     def __init__(self, entry: Path) -> None:
+        self.claim, self.dead = entry / "claim.json", entry / ".claim.dead"
         while True:
             self.fd = os.open(entry / "claim.lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
@@ -150,9 +151,39 @@ class Lock:
                 if os.path.samestat(os.fstat(self.fd), os.stat(entry / "claim.lock")):
                     break
             os.close(self.fd)
-        with contextlib.suppress(FileNotFoundError):
-            (entry / "claim.json").unlink()
+        with contextlib.suppress(FileNotFoundError):  # one that is aside already stays
+            os.rename(self.claim, self.dead)
         os.utime(entry)  # H-31
+
+    def check_ended(self) -> None:
+        """H-23: nobody may have the volume while the process of the dead claim runs."""
+        try:
+            process = json.loads(read(self.dead)).get("process")
+            is_over = not process or has_ended(process["pid"], process["started"])
+        except FileNotFoundError:
+            return
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Refused(f"the dead claim cannot be read: {error}") from error
+        expect(is_over, f"the process of a dead claim runs: {process}")
+
+    def settle(self) -> None:
+        """H-22: the new claim replaces the dead one."""
+        self.dead.unlink(missing_ok=True)
+
+    def release(self) -> None:
+        """H-22, without a claim: the dead one is there again."""
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self.dead, self.claim)
+        os.close(self.fd)
+
+
+def has_ended(pid: int, started: int) -> bool:
+    """H-23: by its state and its start, fields 3 and 22 of stat. Any other errno is no answer: it is raised."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state in "ZX" or int(fields[18]) != started
 
 
 def claim(entry: Path, box: str, state: str, error: str = "") -> None:
@@ -218,21 +249,25 @@ class Boxes:
         if entry is None:
             return "ordinary"
         lock = Lock(entry)
-        fds = [lock.fd]
         try:
             record = parse(read(entry / "mountInfo.json"), entry.name)
             check_offered(record)
-            fds.append(open_device(record))
+            lock.check_ended()
+            device = open_device(record)
+        except BaseException:
+            lock.release()
+            raise
+        try:
             claim(entry, box, "claimed")
-            self.running[box] = Box(entry, self.boot(record, fds))
+            lock.settle()
+            self.running[box] = Box(entry, self.boot(record, [lock.fd, device]))
             claim(entry, box, "mounted")
         except BaseException as error:
-            if (entry / "claim.json").exists():
-                claim(entry, box, "error", str(error))  # H-29: it tells people why
+            claim(entry, box, "error", str(error))  # H-29: it tells people why
             raise
         finally:
-            for fd in reversed(fds):  # from here on the "virtual machine" alone has them, H-25
-                os.close(fd)
+            os.close(device)  # from here on the "virtual machine" alone has them, H-25
+            os.close(lock.fd)
         return "ok"
 
     def boot(self, record: dict[str, Any], fds: list[int]) -> "subprocess.Popen[str]":
@@ -262,7 +297,9 @@ class Boxes:
             stopped.vm.kill()
             stopped.vm.wait()
             with contextlib.suppress(FileNotFoundError, Refused):  # unpublished, or another's
-                os.close(Lock(stopped.entry).fd)  # it has removed claim.json
+                lock = Lock(stopped.entry)
+                lock.settle()  # its own: the virtual machine has ended
+                os.close(lock.fd)
                 os.utime(stopped.entry)
         return "ok"
 

@@ -1,9 +1,11 @@
 """Claiming, holding and releasing, also by keepers: they hold a claim for a hypervisor that takes no descriptors."""
 
+import asyncio
 import errno
 import json
 import os
 import signal
+from pathlib import Path
 
 from crust.conformance.runtimes.subject import RuntimeUnderTest
 
@@ -144,3 +146,30 @@ async def test_r113_all_killed(s: RuntimeUnderTest) -> None:
     claim = s.proxy.claim(target)
     if claim is not None and claim.live:
         assert claim.sandbox_id == "box-1", "claim.json names another sandbox"
+
+
+async def test_r114_orphaned_writer(s: RuntimeUnderTest) -> None:
+    target = await s.volume()
+    machine = await asyncio.create_subprocess_exec("sleep", "inf")
+    try:
+        written = s.leave_claim(target, machine.pid)
+        await s.refused("box-1", target)
+        assert _content(s, target) == written, "claim.json was changed"
+        assert not s.is_held(target), f"claim.lock is held; {s.holders_text(target)}"
+    finally:
+        machine.kill()
+        await machine.wait()
+    s.transcript.append(f"(process {machine.pid} has ended)")
+    await s.started("box-1", target)
+
+
+async def test_r115_refused_claim(s: RuntimeUnderTest) -> None:
+    target = s.publish(await s.formatted(), handler=f"not-{s.name}"[:63])
+    written = s.leave_claim(target)
+    await s.refused("box-1", target)
+    assert _content(s, target) == written, "claim.json of the dead claim is gone, or was changed"
+
+
+def _content(s: RuntimeUnderTest, target: str) -> bytes:
+    path = Path(s.proxy.paths(target).claim)
+    return path.read_bytes() if path.exists() else b""

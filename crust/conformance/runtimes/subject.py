@@ -9,6 +9,7 @@ removed; processes that the runtime leaves running are found by their open claim
 
 import asyncio
 import contextlib
+import datetime
 import errno
 import os
 import shlex
@@ -21,10 +22,12 @@ from typing import Any
 
 import pytest
 
-from crust.core import errors
+from crust.core import errors, volumes
+from crust.handoff import claims
+from crust.host import answers
 from crust.host.block import loop
 from crust.host.mounts import mount_api
-from crust.host.process import arguments, commands, open_files, workers
+from crust.host.process import arguments, commands, open_files, processes, workers
 from crust.runtime_handler.testing import FakeProxy, Runtime
 
 MIB = 1 << 20
@@ -243,6 +246,22 @@ class RuntimeUnderTest:
         text = ", ".join(f"{key}={value}" for key, value in fields.items())
         self.transcript.append(f"(published at {target}{': ' if text else ''}{text})")
         return target
+
+    def leave_claim(self, target: str, pid: int = 0) -> bytes:
+        """Leave a dead claim of another sandbox, as one whose keepers were killed; returns the bytes of claim.json.
+
+        `pid` is its hypervisor's process; 0: it names none.
+        """
+        paths, name = self.proxy.paths(target), self.name
+        process = answers.seen(processes.of(pid)) if pid else None
+        now = datetime.datetime.now(datetime.UTC)
+        state = claims.State.MOUNTED
+        with claims.ClaimLock.acquire(paths, volumes.TargetPath.parse(target)):
+            claim = claims.Claim("box-0", name, state, "", pid, now, live=False, process=process)
+            claims.write(paths, claim)
+        content = Path(paths.claim).read_bytes()
+        self.transcript.append(f"(a dead claim: {content.decode().strip()})")
+        return content
 
     def remove_guard(self, target: str) -> None:
         """Remove the guard mount of a target whose entry is gone."""

@@ -111,7 +111,7 @@ def test_keepers_of_a_runtime_are_tried(
     """One with the SDK's keepers, which claims again if both are killed, or does not; one with two processes that
     hold the descriptors and do nothing else.
     """
-    cases = {f"R-{number}" for number in range(101, 114)} if not fault else {"R-101", *broken}
+    cases = {f"R-{number}" for number in range(101, 116)} if not fault else {"R-101", *broken}
     command = f"{sys.executable} -m {kept_boxes.__name__} {PLACES} {fault}"
     outcome = suite.run_suite(command, RunOptions(only=tuple(cases), timeout_s=60))
     printed = capsys.readouterr().out
@@ -215,3 +215,26 @@ def test_second_runtime_breaks_no_duty(tmp_path: Path) -> None:
         for number in catalogue.cases("R")
     }, ran.output
     assert ran.exit_code == 0
+
+
+@pytest.mark.root
+@pytest.mark.timeout(120)
+@pytest.mark.spec("H-22")
+@pytest.mark.spec("H-23")
+@pytest.mark.parametrize(
+    ("right", "wrong", "number"),
+    [
+        ("            lock.check_ended()\n", "", "R-114"),
+        ("            os.rename(self.dead, self.claim)\n", "            pass\n", "R-115"),
+    ],
+)
+def test_runtime_that_loses_dead_claims_is_reported(
+    tmp_path: Path, right: str, wrong: str, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path(second_runtime.__file__).read_text()
+    assert right in text
+    faulty = tmp_path / "faulty.py"
+    faulty.write_text(text.replace(right, wrong))
+    command = f"{sys.executable} {faulty} {{registry}} {{directory}}/s.sock {{directory}}/targets"
+    outcome = suite.run_suite(command, RunOptions(only=(number,), timeout_s=60))
+    assert outcome.numbers("failed") == {number}, capsys.readouterr().out
