@@ -10,7 +10,8 @@ from google.protobuf import timestamp_pb2
 import crust
 from crust.core import errors
 from crust.handoff.entry import Entry
-from crust.host.process import workers
+from crust.host import answers
+from crust.host.process import processes, workers
 from crust.proxy.handler_calls import HandlerNotResponding
 from crust.proxy.handlers import Handler, Handlers
 from crust.proxy.look import Looks
@@ -183,14 +184,19 @@ def _volume(entry: Entry) -> inspect_pb2.DeferredVolume:
 
 
 def _message(entry: Entry) -> str:
-    """The error of the claim; of a dead claim, too, or that the sandbox left its claim."""
+    """The error of the claim; of a dead claim, too, or that it is dead, and whether its process lives."""
     if entry.claim_error is not None or entry.claim is None:
         return str(entry.claim_error or "")
-    if entry.live or entry.claim.error:
+    sandbox, process = entry.claim.sandbox_id, entry.claim.process
+    if entry.live or (entry.claim.error and process is None):
         return entry.claim.error
-    return (
-        f"sandbox {entry.claim.sandbox_id} ended and left its claim, which holds nothing any more"
-    )
+    match processes.lives(process) if process is not None else answers.Absent():
+        case answers.Present(machine):
+            return f"nobody holds the claim of sandbox {sandbox}, and its process {machine.pid} runs: HypervisorLives"
+        case answers.Unseen(error):
+            return f"nobody holds the claim of sandbox {sandbox}; {error}"
+    left = f"sandbox {sandbox} ended and left its claim, which holds nothing any more"
+    return entry.claim.error or left
 
 
 def _timestamp(seconds: float) -> timestamp_pb2.Timestamp:

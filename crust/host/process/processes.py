@@ -2,7 +2,7 @@
 
     answer = processes.of(pid)            the process that has this pid now
     answer = processes.hold(process)      a pidfd of exactly that process
-    processes.has_ended(process)          raises NotSeen
+    answer = processes.lives(process)     for messages; processes.has_ended(process) raises NotSeen
 
 The start is field 22 of /proc/<pid>/stat (proc_pid_stat(5)), in clock ticks since the boot: two processes of one boot
 with the same pid differ in it. Records of it live in /run, which ends with the boot.
@@ -61,10 +61,19 @@ def holding(process: Process) -> Iterator[int | None]:
             os.close(pidfd)
 
 
+def lives(process: Process) -> answers.Answer[Process]:
+    """The process, if it runs; absent if it has ended."""
+    match hold(process):
+        case answers.Present(pidfd):
+            os.close(pidfd)
+            return answers.Present(process)
+        case other:
+            return other
+
+
 def has_ended(process: Process) -> bool:
     """Whether the process was seen to have ended. Raises `NotSeen`."""
-    with holding(process) as pidfd:
-        return pidfd is None
+    return answers.seen(lives(process)) is None
 
 
 def is_over(pidfd: int) -> bool:

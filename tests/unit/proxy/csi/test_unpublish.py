@@ -1,14 +1,20 @@
 """Unpublish and unstage of deferred volumes: no detach under a live guest, and no orphan."""
 
 import asyncio
+import datetime
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from crust.handoff import claims
+from crust.core import volumes
+from crust.handoff import claims, layout
+from crust.host import answers
+from crust.host.process import processes
 from crust.proxy.handlers import Handler, Handlers
 from crust.wire.v1 import inspect_pb2
 from tests.support.drivers.fake_driver import Failure, Gate
@@ -32,6 +38,65 @@ async def test_unpublish_is_refused_while_a_sandbox_lives(kata: FakeNode, publis
         kata.check_published("vol-1", published)
     await kata.co.unpublish("vol-1", published)
     kata.check_untouched(published)
+
+
+@pytest.fixture
+def machine() -> Iterator["subprocess.Popen[bytes]"]:
+    """The process of a virtual machine."""
+    with subprocess.Popen(["sleep", "inf"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.spec("H-17")
+async def test_unpublish_is_refused_while_process_of_dead_claim_lives(
+    kata: FakeNode, published: str, machine: "subprocess.Popen[bytes]"
+) -> None:
+    """Keeper and standby were killed: the lock is free, and the VM has the device."""
+    claim = _left_by(kata, published, machine.pid)
+    for _ in range(2):
+        await refused(
+            kata.co.unpublish("vol-1", published),
+            Code.FAILED_PRECONDITION,
+            f"process {machine.pid} of sandbox box-7 of kata runs",
+        )
+    assert kata.driver.called("NodeUnpublishVolume") == []
+    assert claims.read(layout.Layout(kata.places.volumes).entry(claim)) is not None
+    kata.check_published("vol-1", published)
+    listed = await kata.inspect.ListDeferredVolumes(
+        inspect_pb2.ListDeferredVolumesRequest(), timeout=10
+    )
+    assert f"its process {machine.pid} runs" in listed.volumes[0].message
+    machine.kill()
+    machine.wait()
+    await kata.co.unpublish("vol-1", published)
+    kata.check_untouched(published)
+
+
+@pytest.mark.spec("H-17")
+async def test_refused_unpublish_keeps_the_dead_claim(kata: FakeNode, published: str) -> None:
+    """The driver refuses: what a runtime needs to claim the volume again is there (H-46)."""
+    target = _left_by(kata, published, 0)
+    paths = layout.Layout(kata.places.volumes).entry(target)
+    before = claims.read(paths)
+    kata.driver.failures["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "not now")
+    await refused(kata.co.unpublish("vol-1", published), Code.UNAVAILABLE, "not now")
+    assert claims.read(paths) == before
+    await kata.co.unpublish("vol-1", published)
+    kata.check_untouched(published)
+
+
+def _left_by(node: FakeNode, target: str, pid: int) -> volumes.TargetPath:
+    """The dead claim of a sandbox; 0: it names no process."""
+    parsed = volumes.TargetPath.parse(target)
+    paths = layout.Layout(node.places.volumes).entry(parsed)
+    process = answers.seen(processes.of(pid)) if pid else None
+    now = datetime.datetime.now(datetime.UTC)
+    state = claims.State.MOUNTED
+    with claims.ClaimLock.acquire(paths, parsed):
+        claim = claims.Claim("box-7", "kata", state, "", pid, now, live=False, process=process)
+        claims.write(paths, claim)
+    return parsed
 
 
 async def test_no_sandbox_can_claim_during_an_unpublish(kata: FakeNode, published: str) -> None:
