@@ -28,6 +28,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Callable
 
 _REQUEST_BYTES = 4096
 _DESCRIPTORS = 16
@@ -77,7 +78,7 @@ class Keeper:
                 self._renew_standby()
             ready = _wait(self._vm, self._standby, self._listener.fileno(), *self._clients)
             if self._vm in ready:
-                self._withdraw_all()
+                self._withdraw_at_last()
                 return
             if self._standby in ready:
                 self._end_standby()
@@ -95,7 +96,7 @@ class Keeper:
         """
         while not self._is_forked():
             if self._vm in _wait(self._vm, timeout_ms=_AGAIN_MS):
-                self._withdraw_all()
+                self._withdraw_at_last()
                 os._exit(0)
 
     def _is_forked(self) -> bool:
@@ -131,7 +132,7 @@ class Keeper:
             client.close()
         self._clients.clear()
         if self._vm in _wait(self._vm, keeper):
-            self._withdraw_all()
+            self._withdraw_at_last()
             os._exit(0)
         os.close(keeper)
         try:
@@ -164,16 +165,23 @@ class Keeper:
             return self._state()
         for fd in fds:
             os.close(fd)
-        if operation == "release":
-            self._withdraw_all(name)
-            self._replace(name, [])
-        elif operation == "put":
+        if operation == "put":
             return self._put_file(name, *(request.get(key, "") for key in ("over", "new", "back")))
-        elif operation == "withdraw":
-            self._withdraw(request.get("over", ""))
-            self._renew_standby()
-        elif operation != "held":
-            return {"error": f"unknown request {operation!r}"}
+        if operation == "withdraw":
+            return self._withdraw_each([request.get("over", "")], self._renew_standby)
+        if operation == "release":
+            files = [over for over, (claim, _) in self._put.items() if claim == name]
+            return self._withdraw_each(files, lambda: self._replace(name, []))
+        return self._state() if operation == "held" else {"error": f"unknown request {operation!r}"}
+
+    def _withdraw_each(self, files: list[str], then: Callable[[], None]) -> dict[str, object]:
+        """The answer after `then`; the claim stays as long as a file may name the device."""
+        for over in files:
+            try:
+                self._withdraw(over)
+            except OSError as err:
+                return {"error": f"{over}: {err.strerror}"}
+        then()
         return self._state()
 
     def _replace(self, name: str, fds: list[int]) -> None:
@@ -198,16 +206,22 @@ class Keeper:
         return self._state()
 
     def _withdraw(self, over: str) -> None:
-        _, back = self._put.pop(over, ("", ""))
+        """Put `back` over the file; absent is success. OSError: the file may name the device still."""
+        if over not in self._put:
+            return
         # the other process has done it, or the directory has gone
-        with contextlib.suppress(OSError):
-            os.rename(back, over)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.rename(self._put[over][1], over)
+        del self._put[over]
 
-    def _withdraw_all(self, name: str | None = None) -> None:
-        """Withdraw the files of one claim, or all files."""
-        for over, (claim, _) in list(self._put.items()):
-            if name in (None, claim):
-                self._withdraw(over)
+    def _withdraw_at_last(self) -> None:
+        """Withdraw all files after the VM's end; until that is done the descriptors are held."""
+        while self._put:
+            for over in list(self._put):
+                with contextlib.suppress(OSError):
+                    self._withdraw(over)
+            if self._put:
+                _wait(timeout_ms=_AGAIN_MS)
 
     def _state(self) -> dict[str, object]:
         return {

@@ -1,5 +1,6 @@
 """A file that a keeper puts is there while its claim lives, and never after, whichever process is killed."""
 
+import select
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,3 +85,25 @@ def test_what_cannot_be_renamed_is_told(keeper: keepers.Keeper, run_dir: str) ->
     with raised("KeeperRefused", match="No such file"):
         keeper.put("a", f"{run_dir}/absent/x", new=f"{run_dir}/absent/y", back=f"{run_dir}/z")
     assert keeper.held() == {"a": 1}
+
+
+def test_a_file_that_cannot_be_withdrawn_keeps_its_claim(
+    keeper: keepers.Keeper, run_dir: str, process: subprocess.Popen[bytes]
+) -> None:
+    """Somebody has put a directory there: nobody knows what the runtime reads, so nobody else gets the volume."""
+    over, new, back = _staged(run_dir)
+    keeper.put("a", over, new=new, back=back)
+    Path(over).unlink()
+    Path(over).mkdir()
+    with raised("KeeperRefused", match="Is a directory"):
+        keeper.withdraw(over)
+    with raised("KeeperRefused", match="Is a directory"):
+        keeper.release("a")
+    assert keeper.held() == {"a": 1}
+    assert keeper.put_files == {over: "a"}
+    with processes.ending(*keeper.pids) as keepers_ends:
+        process.kill()
+        process.wait()
+        assert not select.select(keepers_ends, [], [], 0.5)[0]
+        Path(over).rmdir()
+    assert Path(over).read_text() == "back"
