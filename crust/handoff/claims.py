@@ -229,16 +229,20 @@ class ClaimLock:
         """
         return None if self._is_settled else _parsed(self.paths.dead_claim, live=False)
 
-    def check_ended(self, target: volumes.TargetPath, *, but: Process | None = None) -> None:
-        """Raise `HypervisorLives` while the process of the dead claim runs, and `NotSeen` if that is not seen.
+    def check_ended(self, target: volumes.TargetPath, *, but: Process | None = None) -> bool:
+        """Whether the process of the dead claim was seen to have ended; false if none is known.
+
+        Raises `HypervisorLives` while it runs, and `NotSeen` if that is not seen.
 
         `but` is the claimant's own hypervisor: its runtime was killed while it claimed. Without a dead claim, or with
         one that names no process, nothing is known here. Raises as `dead`, too: a claim that cannot be read may be of
         a process that runs.
         """
         dead = self.dead()
-        if dead is None or dead.process in (None, but) or processes.has_ended(dead.process):
-            return
+        if dead is None or dead.process is None or dead.process == but:
+            return False
+        if processes.has_ended(dead.process):
+            return True
         raise HypervisorLives(target, dead, dead.process)
 
     def settle(self) -> None:

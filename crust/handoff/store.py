@@ -65,10 +65,14 @@ class Removal:
     A block that ends without `complete` leaves the entry as it is, with its dead claim; a retry unpublishes it.
     """
 
-    def __init__(self, lock: claims.ClaimLock, entry: Entry, root: Layout) -> None:
+    def __init__(
+        self, lock: claims.ClaimLock, entry: Entry, root: Layout, *, has_ended: bool
+    ) -> None:
         self._lock = lock
         self._layout = root
         self.entry = entry
+        self.has_ended = has_ended
+        """Whether the process of a dead claim was seen to have ended; false if none is known."""
 
     def complete(self, clear: Callable[[], None] | None = None) -> None:
         """Remove the entry, and clear its target meanwhile. If that fails, the entry is there again.
@@ -190,14 +194,14 @@ class Store:
         paths = self.layout.entry(target)
         lock = self._lock(paths, target)
         try:
-            lock.check_ended(target)
+            has_ended = lock.check_ended(target)
             entry = entries.read(paths) or Entry(paths.digest, paths.directory, None)
         except BaseException:
             lock.release()
             raise
         # this process holds the lock that was read as a claim
         unclaimed = replace(entry, claim=None)
-        return Removal(lock, unclaimed, self.layout)
+        return Removal(lock, unclaimed, self.layout, has_ended=has_ended)
 
     def remove_orphans(self, clear: Clear = lambda _: None) -> tuple[str, ...]:
         """Delete entries that a crash left half-built or half-removed; returns the paths that had to be kept.

@@ -211,6 +211,10 @@ class Targets:
         """Raise unless the driver may have the device back: as `users.check`."""
         users.check(source, Purpose.GIVE_BACK)
 
+    def check_writes_ended(self, source: volumes.BlockSource) -> None:
+        """As `users.check_writes_ended`, for a device whose sandbox was seen to have ended."""
+        users.check_writes_ended(source)
+
     def openers(self) -> Openers:
         """As `openers.openers`."""
         return openers.openers()

@@ -1,7 +1,9 @@
 """NodeUnpublishVolume of a deferred volume. The device is never detached while a guest uses it.
 
 The proxy takes the claim lock first, so that no sandbox can claim the volume meanwhile; if a sandbox has it, the call
-fails with the sandbox's name. Then it calls the driver. Then it renames the entry away, removes the guard mount and
+fails with the sandbox's name. A free lock does not say that nobody writes: its keepers may have been killed. So the
+process of a dead claim must be seen to have ended, or no process must have the device open for writing. Then the
+proxy calls the driver. Then it renames the entry away, removes the guard mount and
 the directory, and deletes the entry. If the proxy is killed before the rename, entry and guard are still there, and
 the CO unpublishes again: it retries, and a restarted kubelet finds the volume by its mount point, the guard. After
 the rename the driver has nothing any more, and the next start removes the rest without the CO: a kubelet that
@@ -95,11 +97,26 @@ class Unpublish:
                 seen = replace(seen, entry=removal.entry)
             if begin_unpublish(seen, key) is UnpublishPlan.REFUSE and seen.entry is not None:
                 raise other_volume(target.text, key, seen.entry.require().key)
+            if removal is not None:
+                self._check_given_back(removal)
         except BaseException:
             if removal is not None:
                 removal.close()
             raise
         return seen, removal
+
+    def _check_given_back(self, removal: Removal) -> None:
+        """Raise while a process writes to the device, which a virtual machine does whose claim has ended. Blocks.
+
+        If the process of the claim was seen to have ended, only its writes may be left. Without one (claim.json is
+        lost, or the runtime names no process) the open files of all processes are looked at.
+        """
+        record = removal.entry.record
+        if record is None or record.image is not None or record.readonly:
+            return
+        targets = self.entries.targets
+        check = targets.check_writes_ended if removal.has_ended else targets.check_given_back
+        check(record.block)
 
     def _finish(self, target: volumes.TargetPath, began: Seen, removal: Removal | None) -> None:
         if began.is_covered:  # the mount may have been the driver's own, which has removed it now

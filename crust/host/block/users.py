@@ -152,10 +152,24 @@ def check(
         if users is None:
             return
         if not users.in_the_way_of(purpose, but):
-            _await_writes(users, purpose)
+            # a reader never waits, and a mounted filesystem writes by itself
+            if users.writes_in_flight and not users.mounts and purpose is not Purpose.GUEST_READS:
+                check_writes_ended(device)
             return
         refusal, opened = users.error(purpose), None
     raise refusal
+
+
+def check_writes_ended(device: volumes.BlockSource) -> None:
+    """Return once no write to the device is in flight, or the kernel has it no more. Blocks, for two seconds at most.
+
+    Enough for a device whose writer was seen to have ended. Raises `NotSeen`, `WritesInFlight`.
+    """
+    deadline = time.monotonic() + _FLIGHT_S
+    while count := answers.seen(_ask(device, partial(_writes_in_flight, device.identity))):
+        if time.monotonic() > deadline:
+            raise WritesInFlight(device.path, count)
+        time.sleep(_FLIGHT_PAUSE_S)
 
 
 def check_mounts_here(device: volumes.BlockSource, *, readonly: bool) -> None:
@@ -219,7 +233,6 @@ def _of(device: volumes.BlockSource, opened: Openers | None, *, is_mine: bool) -
     opened = openers() if opened is None else opened
     identity = device.identity
     _check_present(identity)
-    own = identity.major, identity.minor
     mounts_of_files = mountinfo.with_texts(*_LINES)
     in_memory = [mount for mount in mounts_of_files if mount.fs_type in _IN_MEMORY]
     numbers = set(_related(identity))
@@ -241,29 +254,14 @@ def _of(device: volumes.BlockSource, opened: Openers | None, *, is_mine: bool) -
         tuple(sorted(holder for number in numbers for holder in opened.get(number, ()))),
         tuple(sorted(loops)),
         tuple(sorted(set(stacked))),
-        _writes_in_flight(own),
+        _writes_in_flight(identity),
     )
 
 
-def _await_writes(users: Users, purpose: Purpose) -> None:
-    """Wait until no write of an ended process is in flight. A mounted filesystem writes by itself, a reader never
-    waits.
-    """
-    if purpose is Purpose.GUEST_READS or users.mounts:
-        return
-    identity, count = users.device.identity, users.writes_in_flight
-    number = identity.major, identity.minor
-    deadline = time.monotonic() + _FLIGHT_S
-    while count:
-        if time.monotonic() > deadline:
-            raise WritesInFlight(users.device.path, count)
-        time.sleep(_FLIGHT_PAUSE_S)
-        count = answers.seen(_ask(users.device, partial(_writes_in_flight, number))) or 0
-
-
-def _writes_in_flight(number: Number) -> int:
+def _writes_in_flight(identity: volumes.DeviceIdentity) -> int:
     """The second number of `inflight` (Documentation/ABI/stable/sysfs-block)."""
-    text = syscalls.read_attribute(f"{_directory(number)}/inflight")
+    _check_present(identity)
+    text = syscalls.read_attribute(f"{_directory((identity.major, identity.minor))}/inflight")
     return int(text.split()[1])
 
 

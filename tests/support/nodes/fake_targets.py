@@ -63,6 +63,8 @@ class FakeTargets(guard.Targets):
         """Devices that the host has mounted, and whether read-only."""
         self.written: set[str] = set()
         """Devices that a process writes to."""
+        self.in_flight: set[str] = set()
+        """Devices to which the writes of an ended process are on their way."""
         self.host_mounts: dict[str, str] = {}
         """The devices of the filesystems that a driver has mounted on targets."""
         self.groups: dict[str, int] = {}
@@ -96,6 +98,10 @@ class FakeTargets(guard.Targets):
     def check_given_back(self, source: volumes.BlockSource) -> None:
         if source.path in self.written:
             raise DeviceInUse(source.path, holders=(Holder(1000, "qemu", "fd 3", writes=True),))
+
+    def check_writes_ended(self, source: volumes.BlockSource) -> None:
+        if source.path in self.in_flight:
+            raise users.WritesInFlight(source.path, 1)
 
     def openers(self) -> Openers:
         return {}

@@ -246,7 +246,7 @@ def test_writes_in_flight_are_a_user_until_they_end(
     disk: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that wrote by io_uring ends before its writes do."""
-    flights = iter([3, 2, 0])
+    flights = iter([3, 3, 2, 0])
     monkeypatch.setattr(users, "_writes_in_flight", lambda _: next(flights))
     users.check(devices.source(disk), Purpose.GIVE_BACK)
     assert next(flights, None) is None

@@ -17,7 +17,7 @@ from crust.host import answers
 from crust.host.process import processes
 from crust.proxy.handlers import Handler, Handlers
 from crust.wire.v1 import inspect_pb2
-from tests.support.drivers.fake_driver import Failure, Gate
+from tests.support.drivers.fake_driver import Failure, Gate, device_of
 from tests.support.faults.refusals import refused, until
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.fake_targets import MOUNTED
@@ -82,6 +82,39 @@ async def test_refused_unpublish_keeps_the_dead_claim(kata: FakeNode, published:
     kata.driver.failures["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "not now")
     await refused(kata.co.unpublish("vol-1", published), Code.UNAVAILABLE, "not now")
     assert claims.read(paths) == before
+    await kata.co.unpublish("vol-1", published)
+    kata.check_untouched(published)
+
+
+@pytest.mark.spec("H-17")
+async def test_unpublish_is_refused_while_an_unnamed_process_writes(
+    kata: FakeNode, published: str
+) -> None:
+    """No claim.json names it: the open files of all processes do."""
+    kata.targets.written.add(device_of("vol-1"))
+    refusal = kata.co.unpublish("vol-1", published)
+    await refused(refusal, Code.FAILED_PRECONDITION, "DeviceInUse", "qemu[1000]")
+    assert kata.driver.called("NodeUnpublishVolume") == []
+    kata.check_published("vol-1", published)
+    kata.targets.written.clear()
+    await kata.co.unpublish("vol-1", published)
+    kata.check_untouched(published)
+
+
+@pytest.mark.spec("H-17")
+async def test_unpublish_after_the_claims_process_waits_for_its_writes(
+    kata: FakeNode, published: str, machine: "subprocess.Popen[bytes]"
+) -> None:
+    """Its end is known, so no open file is looked at."""
+    _left_by(kata, published, machine.pid)
+    machine.kill()
+    machine.wait()
+    kata.targets.written.add(device_of("vol-1"))
+    kata.targets.in_flight.add(device_of("vol-1"))
+    refusal = kata.co.unpublish("vol-1", published)
+    await refused(refusal, Code.UNAVAILABLE, "WritesInFlight")
+    assert kata.driver.called("NodeUnpublishVolume") == []
+    kata.targets.in_flight.clear()
     await kata.co.unpublish("vol-1", published)
     kata.check_untouched(published)
 
