@@ -129,9 +129,11 @@ def scratch(size_bytes: int) -> Iterator[Scratch]:
         syscalls.closing(os.memfd_create("crust-scratch")) as memory,
     ):
         os.ftruncate(memory, size_bytes)
-        number, fd = _configure(memory, loopctl.AUTOCLEAR, "crust-scratch")
-        with syscalls.closing(fd):
-            yield Scratch(loopctl.node(number), memory, fd)
+        number, configured = _configure(memory, loopctl.AUTOCLEAR, "crust-scratch")
+        with syscalls.closing(configured):  # it could write, so its process would be a user of the device
+            held = os.open(loopctl.node(number), os.O_RDONLY | os.O_CLOEXEC)
+        with syscalls.closing(held):
+            yield Scratch(loopctl.node(number), memory, held)
 
 
 def refresh_size(device: LoopDevice) -> None:
