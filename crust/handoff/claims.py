@@ -227,7 +227,7 @@ class ClaimLock:
 
         Raises `UnreadableHandoffRecord`, and the errors of `durable.find`.
         """
-        return None if self._is_settled else _parsed(self.paths.dead_claim, live=False)
+        return None if self._is_settled else read_aside(self.paths)
 
     def check_ended(self, target: volumes.TargetPath, *, but: Process | None = None) -> bool:
         """Whether the process of the dead claim was seen to have ended; false if none is known.
@@ -315,7 +315,15 @@ def read(paths: layout.EntryPaths) -> Claim | None:
     claim = _parsed(paths.claim, live=live)
     if claim is None and live:
         return Claim("", "", State.CLAIMED, "", 0, None, live)
-    return claim or _parsed(paths.dead_claim, live=False)
+    return claim or read_aside(paths)
+
+
+def read_aside(paths: layout.EntryPaths) -> Claim | None:
+    """The dead claim that a claimant, or an unpublish, has put aside for now: for the runtime whose claim it was.
+
+    Raises as `read`.
+    """
+    return _parsed(paths.dead_claim, live=False)
 
 
 def _parsed(path: str, *, live: bool) -> Claim | None:

@@ -191,7 +191,10 @@ class Grants:
         record = volume.record
         if record is None or not self._is_ours(record):
             return None
-        is_named = volume.claim is not None and volume.claim.sandbox_id == sandbox.id
+        claim = volume.claim
+        if claim is not None and not claim.sandbox_id:  # an unpublish, or a claimant, looks at it
+            claim = claims.read_aside(self.store.layout.entry(record.target))
+        is_named = claim is not None and claim.sandbox_id == sandbox.id
         is_open = not record.readonly and openers.has_open(sandbox.pid, record.identity)
         return record if is_named or is_open else None
 

@@ -79,21 +79,17 @@ class KeeperWatch:
         self._hint.set()
 
     def _found(self, sandbox_id: str) -> keepers.Keeper | None:
-        """The sandbox's keeper, after its claims were recovered if it had ended; None once the machine has ended."""
-        try:
-            return keepers.connect(self._grants.socket(sandbox_id))
-        except keepers.KeeperGone:
-            return self._recovered(sandbox_id)
+        """The sandbox's keeper, which holds all claims of its machine; None once the machine has ended.
 
-    def _recovered(self, sandbox_id: str) -> keepers.Keeper | None:
+        Also of a keeper that runs: a daemon may have been killed half way through a recovery, or an earlier look may
+        have got some of the claims.
+        """
         process = self._grants.machine(sandbox_id) or self._named(sandbox_id)
         if not self._is_recovered(Sandbox(volumes.SandboxId(sandbox_id), process)):
             self._grants.hide_unclaimed()
             self._grants.forget(sandbox_id)
             return None
-        keeper = keepers.connect(self._grants.socket(sandbox_id))
-        _log.warning("the claims of a sandbox were taken again", extra={"sandbox": sandbox_id})
-        return keeper
+        return keepers.connect(self._grants.socket(sandbox_id))
 
     def _named(self, sandbox_id: str) -> Process:
         """The machine by Kata's word, if nothing of crust names it any more."""

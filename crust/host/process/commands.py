@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from crust.core import errors
-from crust.host.process import syscalls
+from crust.host.process import processes, syscalls
 
 STDERR_TAIL_BYTES = 4096
 OUTPUT_LIMIT_BYTES = 1024 * 1024
@@ -155,7 +155,7 @@ def _started(argv: Sequence[str], stderr: int, inherits: Sequence[int]) -> Itera
     assert process.stdout is not None
     with process.stdout as stdout:
         try:
-            pidfd = os.pidfd_open(process.pid)
+            pidfd = processes.pidfd_of_child(process.pid)
         except OSError as err:  # no descriptor is free
             _signal(process, signal.SIGKILL)
             process.wait()

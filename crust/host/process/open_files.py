@@ -14,22 +14,27 @@ import os
 from collections.abc import Generator, Iterator
 
 from crust.host import answers
-from crust.host.process import syscalls
+from crust.host.process import processes, syscalls
 
 
 def copies(pid: int, path: str) -> Generator[int, None, None]:
     """A copy of each descriptor that the process has of the file; the caller closes them.
 
-    No copy if the process has ended. Raises `errors.Refused` if it may not be traced.
+    No copy if the process has ended. Raises `errors.Refused` if it may not be traced, and `answers.NotSeen`.
     """
     file = os.lstat(path)
+    process = answers.seen(processes.of(pid))
+    if process is None:
+        return
     with (
         contextlib.suppress(ProcessLookupError, FileNotFoundError),
-        syscalls.closing(os.pidfd_open(pid)) as process,
+        processes.holding(process) as pidfd,
     ):
+        if pidfd is None:
+            return
         for number in _of(str(pid), path, file):
             with syscalls.translating(f"cannot copy a descriptor of process {pid}"):
-                yield syscalls.copy_descriptor(process, number)
+                yield syscalls.copy_descriptor(pidfd, number)
 
 
 def has_lock(pid: int, path: str) -> bool:

@@ -76,6 +76,11 @@ def has_ended(process: Process) -> bool:
     return answers.seen(lives(process)) is None
 
 
+def pidfd_of_child(pid: int) -> int:
+    """A pidfd of a child that was not reaped: until then no other process gets its number. Raises `OSError`."""
+    return os.pidfd_open(pid)
+
+
 def is_over(pidfd: int) -> bool:
     """Whether the process of a pidfd has ended."""
     return bool(select.select([pidfd], [], [], 0)[0])

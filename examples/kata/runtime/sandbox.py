@@ -138,19 +138,30 @@ class Sandbox:
         """Have the claims again whenever keeper and standby have both ended; until the VM has, or is cancelled."""
         while self.vm.runs():
             await self.vm.descriptors.lost()
-            try:
-                await self.recover_claims()
-            except kept_vm.VmKilled as error:
-                _log.error("VM killed", extra={"sandbox": self.sandbox_id, "error": error})
-                return
-            except errors.NotFound:  # it had ended
-                return
+            has_claims = await self._has_claims()
+            while self.vm.runs() and not has_claims:
+                await asyncio.sleep(AGAIN_S)
+                has_claims = await self._has_claims()
+
+    async def _has_claims(self) -> bool:
+        """Whether a keeper has all claims again; False if that must be tried again, unless the VM has ended."""
+        extra: dict[str, object] = {"sandbox": self.sandbox_id}
+        try:
+            await self.recover_claims()
+        except kept_vm.VmKilled as error:
+            _log.error("VM killed", extra={**extra, "error": error})
+            return False
+        except errors.CrustError as error:
+            if self.vm.runs():
+                _log.error("claims not taken again", extra={**extra, "error": error})
+            return False
+        return True
 
     async def recover_claims(self) -> None:
-        """Have a keeper hold the claims of all plugged disks, or kill the VM (specs/handoff.md, H-46).
+        """Have a keeper hold the claims of all plugged disks (specs/handoff.md, H-46).
 
-        It does not wait for a mount that is under way, which may take hours: `ClaimsInHand`. Raises
-        `kept_vm.VmKilled`; `errors.NotFound` if the VM has ended.
+        It does not wait for a mount that is under way, which may take hours: `ClaimsInHand`. Raises as
+        `kept_vm.KeptVm.recover`.
         """
         socket = self.vm.descriptors.keeper_socket
         if socket is None:

@@ -412,6 +412,29 @@ async def test_device_promised_to_machine_without_keeper_is_given_to_nobody(
 
 
 @pytest.mark.spec("H-46")
+async def test_claim_that_a_recovery_missed_is_taken_by_the_next(
+    node: KataNode, device: MakeDevice, one: StandInSandbox, watch: KeeperWatch
+) -> None:
+    """One entry was locked by an unpublish: the new keeper got the other claim, and serves."""
+    records = [node.publish(name, device(name).path) for name in ("a", "b")]
+    bridge = node.bridge()
+    for record in records:
+        app = container(record.target.text, id_=f"container-{record.digest[:8]}")
+        await bridge.create(pod(), app, soon())
+    kill_all_keepers(node.grants().socket(ONE))
+    first, second = (node.store.layout.entry(record.target) for record in records)
+    with claims.ClaimLock.acquire(second, records[1].target):
+        await watch.look_at_keepers()
+        assert claims.is_held(first)
+    await watch.look_at_keepers()
+    claim = node.claim(records[1])
+    assert claim is not None
+    assert (claim.live, claim.sandbox_id) == (True, ONE)
+    assert lives(one.process)
+    watch.close()
+
+
+@pytest.mark.spec("H-46")
 async def test_machine_that_kata_has_forgotten_keeps_socket_and_claim(
     node: KataNode, device: MakeDevice, one: StandInSandbox, two: StandInSandbox
 ) -> None:
