@@ -175,12 +175,15 @@ class Keeper:
         return self._state() if operation == "held" else {"error": f"unknown request {operation!r}"}
 
     def _withdraw_each(self, files: list[str], then: Callable[[], None]) -> dict[str, object]:
-        """The answer after `then`; the claim stays as long as a file may name the device."""
+        """The answer after `then`, or the error: the claim stays as long as a file may name the device."""
+        failed = ""
         for over in files:
             try:
                 self._withdraw(over)
             except OSError as err:
-                return {"error": f"{over}: {err.strerror}"}
+                failed = f"{over}: {err.strerror}"
+        if failed:
+            return {"error": failed}
         then()
         return self._state()
 
@@ -216,12 +219,8 @@ class Keeper:
 
     def _withdraw_at_last(self) -> None:
         """Withdraw all files after the VM's end; until that is done the descriptors are held."""
-        while self._put:
-            for over in list(self._put):
-                with contextlib.suppress(OSError):
-                    self._withdraw(over)
-            if self._put:
-                _wait(timeout_ms=_AGAIN_MS)
+        while "error" in self._withdraw_each(list(self._put), lambda: None):
+            _wait(timeout_ms=_AGAIN_MS)
 
     def _state(self) -> dict[str, object]:
         return {

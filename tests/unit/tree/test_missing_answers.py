@@ -31,6 +31,11 @@ BOUNDARIES = {
     ("proxy/publish.py", "Publish._failed", 2): "an undo: the publish's own error is the answer",
     ("proxy/host_publish.py", "HostPublish._undo", 1): "an undo: not done is a row that stays",
     ("proxy/table.py", "Entries.observe", 1): "the observation is UNSEEN, with its problem",
+    (
+        "runtime_handler/keeper.py",
+        "Keeper._withdraw_each",
+        1,
+    ): "the client gets the error, and the claim stays",
     ("csi_shim/wrap/staging.py", "Staging._is_left", 1): "an undo: not done is left",
     ("csi_shim/wrap/wrapped.py", "WrappedVolumes._stands", 1): "an undo: not done stands",
     ("ceph/connection.py", "Connection._wait_for_map.wait", 1): "the waiting thread gets the error",
