@@ -130,7 +130,8 @@ def scratch(size_bytes: int) -> Iterator[Scratch]:
     ):
         os.ftruncate(memory, size_bytes)
         number, configured = _configure(memory, loopctl.AUTOCLEAR, "crust-scratch")
-        with syscalls.closing(configured):  # it could write, so its process would be a user of the device
+        # not for writing: the process of such a descriptor would be a user of the device
+        with syscalls.closing(configured):
             held = os.open(loopctl.node(number), os.O_RDONLY | os.O_CLOEXEC)
         with syscalls.closing(held):
             yield Scratch(loopctl.node(number), memory, held)

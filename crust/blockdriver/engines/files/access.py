@@ -15,6 +15,7 @@ the file at the image's path with the file of the device at each use, and refuse
 not detach the device, which alone has the data.
 """
 
+import errno
 import hashlib
 import os
 from collections.abc import Mapping
@@ -24,9 +25,9 @@ from crust.blockdriver.engines.files.directories import VolumeDirectories
 from crust.blockdriver.engines.pool_access import READ_WRITE, Access, Attachment
 from crust.blockdriver.engines.protocol import ImageMissing, ImageReplaced
 from crust.core import errors, volumes
+from crust.host import answers
 from crust.host.block import devices, loop
 from crust.host.files import file_copy, sparse
-from crust.host.process import syscalls
 
 _MARK = "crust:"
 _TAG_ID_BYTES = 44
@@ -141,14 +142,13 @@ class FileAccess:
         return device
 
     def _file_at(self, volume_id: volumes.VolumeId) -> tuple[int, int] | None:
-        """The (device, inode) of the image; None without one."""
+        """The (device, inode) of the image; None without one. Raises `NotSeen`."""
+        status = answers.seen(self._look_at(volume_id))
+        return None if status is None else (status.st_dev, status.st_ino)
+
+    def _look_at(self, volume_id: volumes.VolumeId) -> answers.Answer[os.stat_result]:
         path = self._directories.image(volume_id)
-        with syscalls.translating(f"cannot stat the image {path}"):
-            try:
-                status = os.lstat(path)
-            except FileNotFoundError:
-                return None
-        return status.st_dev, status.st_ino
+        return answers.ask(f"the image {path}", lambda: os.lstat(path), absent=(errno.ENOENT,))
 
     def _device(self, volume_id: volumes.VolumeId) -> loop.LoopDevice | None:
         """The cached device, if it is still the same (the kernel reuses no disk sequence); else by a search."""
@@ -192,10 +192,11 @@ class FileAccess:
         volume_id = images.get(device.tag.rpartition(":")[2])
         if volume_id is None:
             return None
-        try:
-            return None if self._file_at(volume_id) is None else volume_id
-        except errors.CrustError:
-            return volume_id  # it may be the same image, so the device stays
+        match self._look_at(volume_id):
+            case answers.Absent():
+                return None
+            case _:  # an image that is not seen may be the same, so the device stays
+                return volume_id
 
     def _tag_of(self, volume_id: str) -> str:
         return self._tag + _end_of(volume_id)
