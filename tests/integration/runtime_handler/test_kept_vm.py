@@ -330,6 +330,10 @@ def stopped(record: Record, vm: kept_vm.KeptVm) -> Iterator[None]:
     yield
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
+    with sockets.socket(sockets.AF_UNIX) as line:  # this waits until the queue is empty
+        line.connect(str(vm.socket))
+        line.sendall(b'{"op": "held"}\n')
+        assert line.makefile().readline()
 
 
 @pytest.mark.usefixtures("stopped")
