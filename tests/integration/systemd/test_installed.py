@@ -1,5 +1,6 @@
 """A node on which crust is installed by the commands of docs/install.md, under a real systemd."""
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -13,7 +14,7 @@ from crust.rpc import channel
 from crust.runtime_handler.registration import Feature
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support import booted_systemd, capabilities
-from tests.support.booted_systemd import Machine
+from tests.support.booted_systemd import ENVIRONMENT, Machine
 from tests.support.co import NAMED, Co
 from tests.support.faults.refusals import repeated
 from tests.support.runtimes import fake_handler
@@ -165,19 +166,36 @@ def units(request: pytest.FixtureRequest, machine: Machine) -> Iterator[None]:
     serve(machine, "crust-node")
 
 
+HANDLER = """
+import asyncio
+from crust.core.volumes import HandlerName
+from crust.runtime_handler import registration, service
+
+async def main():
+    features = frozenset(map(registration.Feature, {features}))
+    filesystems = frozenset({{"ext4", "xfs", "btrfs"}})
+    request = registration.RegisterRequest(
+        HandlerName("kata"), "1.0", "/run/kata.sock", filesystems, features
+    )
+    served = service.serving("/run/kata.sock", service.Handler())
+    async with served, registration.registered("/run/crust/handlers.sock", request) as session:
+        await session.registered.wait()
+        print("registered", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
 @asynccontextmanager
 async def handler(
     machine: Machine, features: frozenset[Feature] = fake_handler.ALL_FEATURES
 ) -> AsyncIterator[None]:
-    """The runtime handler kata, registered with the machine's proxy while the block runs."""
-    endpoint = "/run/kata.sock"
-    async with fake_handler.running(
-        fake_handler.FakeHandler(),
-        proxy_socket=machine.seen("/run/crust/handlers.sock"),
-        endpoint=endpoint,
-        served_at=machine.seen(endpoint),
-        features=features,
-    ):
+    """The runtime handler kata, a process of the machine, registered with its proxy while the block runs."""
+    program = HANDLER.format(features=sorted(feature.value for feature in features))
+    with machine.running(f"{ENVIRONMENT}/bin/python", "-c", program) as process:
+        assert process.stdout is not None
+        assert await asyncio.to_thread(process.stdout.readline) == "registered\n"
         yield
 
 
