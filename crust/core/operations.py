@@ -10,7 +10,9 @@ changes the host runs here, in a task of its own:
 - a caller waits no longer than the operation's limit, and is answered before its own deadline (`OperationOverdue`).
   The work itself continues and keeps its key: a system call that hangs cannot be ended, and a second one beside it
   could destroy the data of the first. So a key has one thread at most, however often its callers retry;
-- `drain` refuses new operations and waits for the running ones, before a process may exit.
+- `drain` refuses new operations and waits for the running ones, before a process may exit;
+- work without a bound, which a tenant's content makes as long as it wants, asks between its steps whether it is still
+  wanted (`check_wanted`), and leaves something that the next request begins from.
 
 An operation may hold several keys, all or none, e.g. a volume and a target; it never waits for one, so no order of
 keys is needed. The process lock (`crust.host.files.locks`) comes first.
@@ -20,6 +22,7 @@ often callers ask for it.
 """
 
 import asyncio
+import contextvars
 import logging
 import math
 import time
@@ -107,20 +110,59 @@ class ThreadPool(Protocol):
 _ANSWER_AT = 0.95
 """The part of a caller's time after which it gets an answer."""
 
+ABANDONED_S = 300.0
+"""After this time without a caller nobody wants an operation any more: a kubelet retries within 122 s."""
+
 
 @dataclass(slots=True)
 class _Running:
     key: Hashable
     name: str
     identity: object
-    task: asyncio.Task[Any]
     limit_s: float
+    ended_by: object
+    task: asyncio.Task[Any] = field(init=False)
+    unwanted: str = ""
+    """Why it should end early."""
     waiters: int = 0
     started_s: float = field(default_factory=time.monotonic)
+    left_s: float = field(default_factory=time.monotonic)
+    """When its last caller stopped to wait."""
 
     @property
     def age_s(self) -> float:
         return time.monotonic() - self.started_s
+
+    def note_other(self, name: str, identity: object) -> None:
+        """Note that a different request for its key came."""
+        if self.ended_by is not None and self.ended_by == identity:
+            self.unwanted = f"{name} was called"
+
+
+_current: contextvars.ContextVar[_Running | None] = contextvars.ContextVar(
+    "operation", default=None
+)
+
+
+def check_wanted() -> None:
+    """Raise `OperationGivenUp` in an operation that should end early; the caller undoes its steps.
+
+    That is so once its process stops, once the operation that ends it was requested (`ended_by`), and after
+    `ABANDONED_S` without a caller.
+    """
+    running = _current.get()
+    if running is None:
+        return
+    why = running.unwanted
+    if not running.waiters and time.monotonic() - running.left_s > ABANDONED_S:
+        why = f"nobody has waited for it for {ABANDONED_S:g} s"
+    if why:
+        raise errors.OperationPending.named(
+            "OperationGivenUp",
+            f"{running.name} of {running.key} was ended before it was complete",
+            why=why,
+            hint="retry, if it is still wanted: the retry begins again",
+        )
 
 
 class KeyedOperations:
@@ -142,13 +184,15 @@ class KeyedOperations:
         work: Callable[[], Coroutine[Any, Any, T]],
         *,
         also: Iterable[Hashable] = (),
+        ended_by: object = None,
         limit_s: float = math.inf,
         left_s: float | None = None,
     ) -> T:
         """Run `work` under `key` and the keys of `also`, or join the identical operation that runs already.
 
         Two requests are identical if their `identity` is equal: their arguments, without secrets. `limit_s` is the
-        time of this kind of operation, from its start; `left_s` is the time that the caller has left. Raises
+        time of this kind of operation, from its start; `left_s` is the time that the caller has left. A different
+        request for `key` whose identity is `ended_by` makes the operation unwanted (`check_wanted`). Raises
         `OperationInProgress`, `OperationOverdue`, `ShuttingDown`, and as `ThreadPool.check_free` and `work`.
         """
         if key not in self._running:
@@ -160,12 +204,10 @@ class KeyedOperations:
             keys = {key, *also}
             if busy := keys & self._running.keys() | keys & self._shared.keys():
                 raise self._busy(busy.pop())
-            with self.threads.used():
-                task = asyncio.create_task(work(), name=f"{name} {key}")
-            running = _Running(key, name, identity, task, limit_s)
-            self._running.update(dict.fromkeys(keys, running))
-            task.add_done_callback(partial(self._finished, keys, running))
+            running = _Running(key, name, identity, limit_s, ended_by)
+            self._start(running, keys, work)
         elif (running.key, running.name, running.identity) != (key, name, identity):
+            running.note_other(name, identity)
             raise self._busy(key)
         ends_s = running.started_s + running.limit_s
         if left_s is not None:
@@ -175,9 +217,25 @@ class KeyedOperations:
             await asyncio.wait([running.task], timeout=max(ends_s - time.monotonic(), 0))
         finally:
             running.waiters -= 1
+            running.left_s = time.monotonic()
         if not running.task.done():
             raise OperationOverdue(key, running.name, running.age_s)
         return cast("T", running.task.result())
+
+    def _start(
+        self,
+        running: _Running,
+        keys: Iterable[Hashable],
+        work: Callable[[], Coroutine[Any, Any, T]],
+    ) -> None:
+        token = _current.set(running)
+        try:
+            with self.threads.used():
+                running.task = asyncio.create_task(work(), name=f"{running.name} {running.key}")
+        finally:
+            _current.reset(token)
+        self._running.update(dict.fromkeys(keys, running))
+        running.task.add_done_callback(partial(self._finished, keys, running))
 
     async def look(
         self,
@@ -259,8 +317,10 @@ class KeyedOperations:
                 del self._shared[key]
 
     async def drain(self) -> None:
-        """Refuse newcomers and wait until nothing runs."""
+        """Refuse newcomers and wait until nothing runs; what asks whether it is wanted ends early."""
         self._draining = True
+        for running in self._operations():
+            running.unwanted = "this process is stopping"
         await self.idle()
 
     async def idle(self) -> None:

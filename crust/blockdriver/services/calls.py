@@ -49,14 +49,22 @@ class Calls:
         call: Call,
         *,
         also: Iterable[str] = (),
+        ended_by: object = None,
     ) -> T:
         """Run a change as the operation of a volume, snapshot or group, and of the ids in `also`, within the deadline
-        of its kind and of its caller.
+        of its kind and of its caller; `ended_by` as in `KeyedOperations.run`.
         """
         rpc, left_s = call.method.rpartition("/")[2], call.time_remaining()
         limit_s = _LONG_S if rpc in _LONG else _CHANGE_S
         return await self.running.run(
-            thing_id, rpc, identity, work, also=also, limit_s=limit_s, left_s=left_s
+            thing_id,
+            rpc,
+            identity,
+            work,
+            also=also,
+            ended_by=ended_by,
+            limit_s=limit_s,
+            left_s=left_s,
         )
 
     async def read(self, question: Hashable, function: Callable[[], T], call: Call) -> T:

@@ -191,6 +191,7 @@ class Node:
                 else self.node_publish.publish_on_host(publish)
             ),
             call,
+            ended_by=publish.target,  # the identity of its unpublish
         )
         if deferred is None:
             return csi_pb2.NodePublishVolumeResponse()

@@ -66,7 +66,7 @@ class ContentSources:
         """
         source = record.content_source
         assert source is not None
-        async with workers.long_work():
+        async with workers.long_work(workers.LongWork.COPY):
             if source.kind == "snapshot":
                 # it cannot change, so any number of copies share it
                 with self.stores.running.shared(source.id, "CreateVolume"):

@@ -105,7 +105,7 @@ class SnapshotSets:
         )
 
     async def _take(self, plan: SnapshotSet) -> SnapshotSet:
-        async with workers.long_work():  # before anything is frozen
+        async with workers.long_work(workers.LongWork.COPY):  # before anything is frozen
             sources = [snapshot.source_volume_id for snapshot in plan.snapshots]
             quiesce = await workers.run(freezer.plan, self.stores, sources)
             async with workers.entered(self._taking(plan)) as taking:

@@ -7,8 +7,10 @@ waits: an operation or a look has one thread at a time, and keeps its key while 
 
 The pool of a call belongs to the operation, not to the function: code below calls `run`, and gets a thread of the
 pool that is `used` around it. No code uses the event loop's own threads (asyncio.to_thread), which have no watch;
-tests/unit/host/process/test_workers.py holds it. Work that takes long by its nature (copies, fsGroup) holds one of a
-few places (`long_work`): without this limit it would look like a pool in which every call hangs.
+tests/unit/host/process/test_workers.py holds it. Work that takes long by its nature holds one of a few places of its
+kind (`long_work`): without this limit it would look like a pool in which every call hangs, and with one limit for
+all, fsGroup of large volumes would end the copies. Work whose length a tenant decides gives its place up between its
+steps, so that each gets its turn.
 
 `concurrent.futures` lets its idle threads wait on one lock, so each call wakes a second thread, which takes the
 interpreter's lock away from the first; its futures belong to no event loop, and must be copied into futures of the
@@ -19,6 +21,7 @@ result goes straight to the loop: 24 us a hop instead of 35 to 79, and a publish
 import asyncio
 import contextlib
 import contextvars
+import enum
 import os
 import threading
 from collections import deque
@@ -37,6 +40,14 @@ FREE_WITHIN_S = 1.0
 
 IDLE_S = 10.0
 """How long a thread without a call lives. A watch uses one more often, so a serving part keeps its last thread."""
+
+
+class LongWork(enum.Enum):
+    """The kinds of work that takes long by its nature. Each has a quarter of a pool's threads."""
+
+    COPY = "the copy of a volume or snapshot"
+    GROUP = "a step of the walk that gives a volume's files their group"
+
 
 _current: contextvars.ContextVar["Workers | None"] = contextvars.ContextVar("workers", default=None)
 
@@ -72,8 +83,8 @@ class Workers:
     def __init__(self, name: str, *, limit: int = 128) -> None:
         self.name = name
         self._limit = limit
-        self.long_work = asyncio.Semaphore(max(limit // 4, 1))
-        """The places for long work."""
+        self.long_work = {kind: asyncio.Semaphore(max(limit // 4, 1)) for kind in LongWork}
+        """The places for each kind, which callers get in the order in which they ask."""
         self._refused = 0
         self._begin()
 
@@ -194,9 +205,9 @@ async def check_free() -> None:
     await (_current.get() or _of_process).check_free()
 
 
-def long_work() -> contextlib.AbstractAsyncContextManager[None]:
-    """Hold a place for long work of the pool that is in use, once there is one. Not inside another such block."""
-    return (_current.get() or _of_process).long_work
+def long_work(kind: LongWork) -> contextlib.AbstractAsyncContextManager[None]:
+    """Hold a place of the pool that is in use, once there is one. Not inside another such block."""
+    return (_current.get() or _of_process).long_work[kind]
 
 
 @contextlib.asynccontextmanager

@@ -1,6 +1,7 @@
 """Refused calls, and that they changed nothing."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -232,13 +233,14 @@ async def test_failed_publish_leaves_mount_that_replaced_its_own(
     foreign.mkdir()
     await bench.stage(volume.volume_id)
 
-    def replaced(*_: object) -> None:
+    def replaced(*_: object) -> Iterator[bool]:
+        yield True
         mount_api.unmount(target)
         mount_api.bind(str(foreign), target)
         raise errors.RuntimeFailed("the first error")
 
     with monkeypatch.context() as patched:
-        patched.setattr(fs_group, "apply", replaced)
+        patched.setattr(fs_group, "steps", replaced)
         with pytest.raises(errors.RuntimeFailed, match="the first error"):
             await bench.publish(volume.volume_id, target, grouped)
     assert os.path.samefile(target, foreign)
@@ -258,14 +260,15 @@ async def test_publish_failed_after_mount_undoes_its_own_with_first_error(
             volumes.VolumeId(volume_id), volumes.TargetPath(target)
         )
 
-    def fail(*_: object) -> None:
+    def fail(*_: object) -> Iterator[bool]:
+        yield True
         raise errors.RuntimeFailed("the first error")
 
     def fail_too(*_: object) -> None:
         raise errors.RuntimeFailed("the second error")
 
     with monkeypatch.context() as patched:
-        patched.setattr(fs_group, "apply", fail)
+        patched.setattr(fs_group, "steps", fail)
         for _ in range(2):
             with pytest.raises(errors.RuntimeFailed, match="the first error"):
                 await bench.publish(volume_id, target, grouped)

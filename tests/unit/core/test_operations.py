@@ -13,6 +13,7 @@ import crust
 from crust.core import errors, metrics, operations, supervised
 from crust.core.supervised import Health
 from crust.host.process.workers import Workers
+from tests.support.raised import raised
 
 
 class Work:
@@ -69,6 +70,52 @@ async def test_failure_reaches_all_waiters_and_frees_the_key() -> None:
     results = await asyncio.gather(first, second, return_exceptions=True)
     assert [type(result) for result in results] == [ValueError, ValueError]
     assert await running.run("v", "unpublish", 1, _done) == "done"
+
+
+async def _until_unwanted() -> None:
+    """Work without an end of its own."""
+    while True:
+        operations.check_wanted()
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("end", ["a stop", "its unpublish"])
+async def test_work_without_end_ends_once_it_is_unwanted(end: str) -> None:
+    running = operations.KeyedOperations(Workers("the test"))
+    work = asyncio.create_task(
+        running.run("v", "publish", ("t", 1), _until_unwanted, ended_by="t", also=("w",))
+    )
+    await asyncio.sleep(0)
+    for name, identity in (("publish", ("u", 1)), ("unpublish", "u")):
+        with pytest.raises(operations.OperationInProgress):
+            await running.run("v", name, identity, _done)
+    await asyncio.sleep(0)
+    assert not work.done()
+    if end == "a stop":
+        await running.drain()
+    else:
+        with pytest.raises(operations.OperationInProgress):
+            await running.run("v", "unpublish", "t", _done)
+    with raised("OperationGivenUp", errors.OperationPending, match=r"publish of v .*retry"):
+        await work
+    assert running.running() == 0
+
+
+async def test_work_without_end_ends_when_nobody_waits_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    running = operations.KeyedOperations(Workers("the test"))
+    caller = asyncio.create_task(running.run("v", "publish", 1, _until_unwanted))
+    await asyncio.sleep(0)
+    monkeypatch.setattr(operations, "ABANDONED_S", 0)
+    await asyncio.sleep(0)
+    assert running.running() == 1
+    caller.cancel()
+    await running.idle()
+
+
+async def test_check_outside_of_operations_passes() -> None:
+    operations.check_wanted()
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,13 @@ write; the filesystem itself is read-only only in a read-only access mode, or be
 raw volume needs a read-only device, since a read-only bind of a node does not stop writes.
 
 Steps: write the entry, create the target, mount; the entry is done after a group change and growth that is due. A
-failure undoes the steps; a crash leaves an entry that the same request completes and that NodeUnpublishVolume
-removes. An entry without its mount does not count as a publish (`NodeState.live_publishes`).
+failure undoes the steps, and so does the early end of a group change, which has no bound: its retry begins again, and
+only looks at the files that have the group. A crash leaves an entry that the same request completes and that
+NodeUnpublishVolume removes. An entry without its mount does not count as a publish (`NodeState.live_publishes`).
 """
 
-import contextlib
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from crust.blockdriver.node.io_limits import IoLimits
@@ -21,7 +22,7 @@ from crust.blockdriver.node.publish import host_image, publish_rules
 from crust.blockdriver.node.publish.host_image import HostImage
 from crust.blockdriver.node.publish.publish_rules import Publish, Ready
 from crust.blockdriver.records.stores import Stores
-from crust.core import errors, volumes
+from crust.core import errors, operations, volumes
 from crust.host.block import devices, users
 from crust.host.block.users import Purpose
 from crust.host.files import target_paths
@@ -44,6 +45,17 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class _Begun:
+    """A publish that is mounted, and what follows."""
+
+    ready: Ready
+    group: volumes.GroupChange | None
+    grows: bool
+    unmounts: bool
+    """Whether a failure undoes the mount."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodePublish:
     """Publishes volumes on the host. The caller makes one call per volume at a time."""
 
@@ -60,25 +72,40 @@ class NodePublish:
         have written, of `users.check`; `throttling.CannotThrottle`, `TargetOccupied`, and the errors of
         `target_paths`, `mount_api` and `fs_group`.
         """
-        async with workers.long_work() if _group(request) else contextlib.nullcontext():
-            ready = await workers.run(self._publish_at_once, request)
-        if ready is None:
+        begun = await workers.run(self._begin, request)
+        if begun is None:
             return
-        if isinstance(ready, Preparation):
-            await self.host_image.preparation.prepare(ready)
+        if isinstance(begun, Preparation):
+            await self.host_image.preparation.prepare(begun)
             await self.publish_on_host(request)
             return
-        content, attachment = ready.content, ready.attachment
-        await self.node_expand.fill(content, attachment, ready.entry.fs_type, request.target.text)
+        ready = begun.ready
+        if begun.group is not None:
+            await self._change_group(begun, begun.group)
+        if begun.grows:
+            await self.node_expand.fill(
+                ready.content, ready.attachment, ready.entry.fs_type, request.target.text
+            )
         await workers.run(
             self.stores.node_state.note_published, ready.entry.model_copy(update=_DONE)
         )
 
-    def _publish_at_once(self, request: Publish) -> Ready | Preparation | None:
-        """Do all steps but growth in one hop; returns a publish that must grow, or a preparation that comes first."""
+    async def _change_group(self, begun: _Begun, group: volumes.GroupChange) -> None:
+        """Change the files' group in steps, each with a place of its own, as long as the publish is wanted."""
+        walk = fs_group.steps(begun.ready.entry.target, group)
+        try:
+            while await _step(walk):
+                operations.check_wanted()
+        except errors.CrustError:
+            await workers.run(walk.close)  # or its descriptors would keep the mount busy
+            await workers.run(self._undo_or_log, begun.ready, unmounts=begun.unmounts)
+            raise
+
+    def _begin(self, request: Publish) -> _Begun | Preparation | None:
+        """Do all steps until the mount in one hop; returns what follows, or a preparation that comes first."""
         ready = publish_rules.check_publish(self.stores, request)
         if ready.staged.host and host_image.is_due(ready):
-            return self.host_image.make_ready(ready) or self._publish_at_once(request)
+            return self.host_image.make_ready(ready) or self._begin(request)
         entry, device = ready.entry, ready.attachment.host_device  # raises NoHostDevice
         self.io_limits.check_host(ready.record.limits.value)
         if ready.present is not None and ready.present.done:
@@ -97,17 +124,11 @@ class NodePublish:
         try:
             if not mounted:
                 self._mount(ready)
-            if group is not None:
-                fs_group.apply(entry.target, group)
             self.io_limits.hold(ready.record.limits.value, device)
         except errors.CrustError:
             self._undo_or_log(ready, unmounts=unanswered)
             raise
-        if grows:
-            return ready
-        if not last:
-            self.stores.node_state.note_published(done_entry)
-        return None
+        return None if last else _Begun(ready, group, grows, unanswered)
 
     def _look(self, ready: Ready) -> bool:
         """Whether the volume is mounted at the target already; raises `TargetOccupied` for another mount."""
@@ -174,6 +195,12 @@ class NodePublish:
         self.stores.node_state.forget_published(ready.request.volume_id, ready.request.target)
         if mountinfo.at(ready.entry.target) is None:
             target_paths.remove(ready.request.target, self.target_roots)
+
+
+async def _step(walk: Iterator[bool]) -> bool:
+    """Do one step of a walk; returns whether another follows."""
+    async with workers.long_work(workers.LongWork.GROUP):
+        return await workers.run(next, walk, False)  # noqa: FBT003 - of `next`
 
 
 def _group(request: Publish, *, readonly: bool = False) -> volumes.GroupChange | None:

@@ -130,6 +130,11 @@ ALWAYS = volumes.GroupChange(GID, volumes.GroupPolicy.ALWAYS)
 ON_MISMATCH = volumes.GroupChange(GID, volumes.GroupPolicy.ON_ROOT_MISMATCH)
 
 
+def apply(root: str, change: volumes.GroupChange) -> None:
+    """Walk to the end."""
+    assert all(fs_group.steps(root, change))
+
+
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
@@ -139,7 +144,7 @@ def test_apply_makes_files_group_writable_and_directories_setgid(tmp_path: Path)
     (tmp_path / "a" / "file").touch(mode=0o400)
     (tmp_path / "a" / "file").chmod(0o4511)
     os.mkfifo(tmp_path / "a" / "pipe")
-    fs_group.apply(str(tmp_path), ALWAYS)
+    apply(str(tmp_path), ALWAYS)
     for path in (tmp_path, tmp_path / "a", tmp_path / "a" / "b"):
         assert path.stat().st_gid == GID
         assert mode(path) & 0o2770 == 0o2770
@@ -153,10 +158,10 @@ def test_apply_on_root_mismatch_skips_a_matching_root(tmp_path: Path) -> None:
     before = (tmp_path / "file").stat().st_gid
     os.chown(tmp_path, -1, GID)
     tmp_path.chmod(0o2770)
-    fs_group.apply(str(tmp_path), ON_MISMATCH)
+    apply(str(tmp_path), ON_MISMATCH)
     assert (tmp_path / "file").stat().st_gid == before
     tmp_path.chmod(0o770)
-    fs_group.apply(str(tmp_path), ON_MISMATCH)
+    apply(str(tmp_path), ON_MISMATCH)
     assert (tmp_path / "file").stat().st_gid == GID
 
 
@@ -170,7 +175,7 @@ def test_apply_changes_links_themselves_and_skips_other_filesystems(tmp_path: Pa
     (volume / "to-file").symlink_to(outside / "file")
     (volume / "other").mkdir()
     mount_api.mount_guard(str(volume / "other"))
-    fs_group.apply(str(volume), ALWAYS)
+    apply(str(volume), ALWAYS)
     assert (volume / "to-directory").lstat().st_gid == GID
     assert outside.stat().st_gid != GID
     now = (outside / "file").stat()
@@ -195,7 +200,7 @@ def test_apply_leaves_file_or_directory_replaced_since_the_look(
             mount_api.mount_guard(str(covered))
 
     before_open(monkeypatch, act)
-    fs_group.apply(str(tmp_path), ALWAYS)
+    apply(str(tmp_path), ALWAYS)
     try:
         assert swapped.is_fifo()
         assert (swapped.stat().st_gid, mode(swapped)) == (os.getgid(), 0o600)
@@ -222,7 +227,8 @@ import resource, sys
 from crust.core import volumes
 from crust.host.mounts import fs_group
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
-fs_group.apply(sys.argv[1], volumes.GroupChange(int(sys.argv[2]), volumes.GroupPolicy.ALWAYS))
+change = volumes.GroupChange(int(sys.argv[2]), volumes.GroupPolicy.ALWAYS)
+assert all(fs_group.steps(sys.argv[1], change))
 """
 
 
@@ -269,7 +275,7 @@ def test_apply_does_not_follow_directory_moved_out_during_walk(
 
         before_open(monkeypatch, move)
         with raised("TreeMoved"):
-            fs_group.apply(str(volume), ALWAYS)
+            apply(str(volume), ALWAYS)
         assert [os.fstat(chain[depth]).st_gid == GID for depth in (0, 1, 2)] == [False, False, True]
         assert {path.stat().st_gid for path in (outside, outside / "file")} == {os.getgid()}
         (outside / "moved").rename(volume / "d" / "d")

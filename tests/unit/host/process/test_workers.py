@@ -13,7 +13,7 @@ import crust
 from crust.core import errors
 from crust.core.operations import KeyedOperations, SystemCallTimedOut
 from crust.host.process import workers
-from crust.host.process.workers import NoWorkerFree, Workers
+from crust.host.process.workers import LongWork, NoWorkerFree, Workers
 
 
 @pytest.fixture
@@ -131,24 +131,25 @@ def test_pool_serves_one_loop_after_another_and_a_forked_process() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
 
 
-async def test_long_work_leaves_threads_for_the_rest(dead: threading.Event) -> None:
-    """Copies that take hours are no pool that hangs."""
+async def test_long_work_leaves_threads_for_rest_and_other_kind(
+    dead: threading.Event,
+) -> None:
+    """Copies that take hours are no pool that hangs, and do not end fsGroup."""
     pool = Workers("pool", limit=4)
-    began = 0
+    began: list[LongWork] = []
 
-    async def copy() -> None:
-        nonlocal began
-        async with workers.long_work():
-            began += 1
+    async def work(kind: LongWork) -> None:
+        async with workers.long_work(kind):
+            began.append(kind)
             await workers.run(dead.wait)
 
     with pool.used():
-        copies = [asyncio.create_task(copy()) for _ in range(20)]
+        tasks = [asyncio.create_task(work(kind)) for kind in LongWork for _ in range(20)]
     await asyncio.sleep(0)
     await pool.probe()
-    assert began == 1
+    assert began == list(LongWork)
     dead.set()
-    await asyncio.gather(*copies)
+    await asyncio.gather(*tasks)
 
 
 async def test_pool_keeps_its_limit_of_threads_and_counts_waiting_calls(
