@@ -310,12 +310,15 @@ class Provisioning(Protocol):
         """Whether other nodes use volumes too, whose writers this node cannot freeze."""
         ...
 
-    def allocated(self, image: Image) -> tuple[Region, ...]:
-        """The parts of a snapshot that may hold data, ascending. Raises `SnapshotMissing`."""
+    def allocated(self, image: Image, start: int = 0) -> Iterable[Region]:
+        """The parts of a snapshot that may hold data, ascending, without those that end before the byte `start`.
+
+        The iterator may raise too: `SnapshotMissing`.
+        """
         ...
 
-    def changed(self, base: Image, target: Image) -> tuple[Region, ...]:
-        """The parts in which two snapshots may differ, ascending; all other parts are equal.
+    def changed(self, base: Image, target: Image, start: int = 0) -> Iterable[Region]:
+        """The parts in which two snapshots may differ, ascending; all other parts from the byte `start` on are equal.
 
         Raises `NoChangeTracking`, `SnapshotMissing`.
         """

@@ -3,15 +3,17 @@
 A snapshot or group is an operation of its own id, which holds its volumes as well: no call publishes, expands or
 deletes a volume while it is copied, and a call during the copy gets ABORTED (CSI).
 
-One thread hop reads the allocated blocks of a snapshot, or the changed blocks of two, from snapshots that cannot
-change; the answer has several messages. A part outside of the list is zeros (allocated) or equal (delta); a listed
-part may be either. An engine that cannot compute the list refuses (`NoChangeTracking`).
+The allocated blocks of a snapshot, or the changed blocks of two, are read in parts, since a tenant decides how many
+there are: each part in one thread hop, from the byte on at which the part before it ended. That is one list, because
+snapshots cannot change. What lies between the blocks of the list is zeros (allocated) or equal (delta); a listed
+block may be either. An engine that cannot compute the list refuses (`NoChangeTracking`).
 """
 
 import contextlib
 import dataclasses
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from crust.blockdriver.controller import list_volumes, topology
 from crust.blockdriver.engines.protocol import Region
@@ -31,6 +33,28 @@ _SIDECARS = "csi.storage.k8s.io/"
 _NS = 1_000_000_000
 PIECE_MAX = 4096
 """The most blocks in one message, also without a limit in the request."""
+PART = 4 * PIECE_MAX
+"""About how many blocks of a list are in memory for each call: 2 MB."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Blocks:
+    """A block list: its snapshots, how to `read` it from a byte on, its end in bytes, the client's max_results."""
+
+    snapshot_ids: tuple[str, ...]
+    read: Callable[[int], Iterable[Region]]
+    end: int
+    max_results: int
+
+    @property
+    def in_message(self) -> int:
+        """The most blocks in a message."""
+        return min(self.max_results or PIECE_MAX, PIECE_MAX)
+
+    @property
+    def in_part(self) -> int:
+        """The blocks of a part: whole messages."""
+        return max(PART // self.in_message, 1) * self.in_message
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -211,10 +235,13 @@ class SnapshotCalls:
         _, record = await self._snapshot(snapshot_id, call)
         check_offset(request.starting_offset, record)
         image = snapshot_sets.image_of(record)
-        regions = await self._look(
-            (snapshot_id,), lambda: self.stores.provisioning.allocated(image), call
+        blocks = _Blocks(
+            (snapshot_id,),
+            partial(self.stores.provisioning.allocated, image),
+            record.size_bytes,
+            request.max_results,
         )
-        for piece in _pieces(regions, request.starting_offset, record, request.max_results):
+        async for piece in self._pieces(blocks, request.starting_offset, call):
             yield csi_pb2.GetMetadataAllocatedResponse(
                 block_metadata_type=csi_pb2.VARIABLE_LENGTH,
                 volume_capacity_bytes=record.size_bytes,
@@ -232,27 +259,54 @@ class SnapshotCalls:
         _, target = await self._snapshot(target_id, call)
         check_related(base, target)
         check_offset(request.starting_offset, target)
-        images = [snapshot_sets.image_of(snapshot) for snapshot in (base, target)]
-        regions = await self._look(
-            (base_id, target_id), lambda: self.stores.provisioning.changed(*images), call
+        blocks = _Blocks(
+            (base_id, target_id),
+            partial(
+                self.stores.provisioning.changed,
+                snapshot_sets.image_of(base),
+                snapshot_sets.image_of(target),
+            ),
+            target.size_bytes,
+            request.max_results,
         )
-        for piece in _pieces(regions, request.starting_offset, target, request.max_results):
+        async for piece in self._pieces(blocks, request.starting_offset, call):
             yield csi_pb2.GetMetadataDeltaResponse(
                 block_metadata_type=csi_pb2.VARIABLE_LENGTH,
                 volume_capacity_bytes=target.size_bytes,
                 block_metadata=piece,
             )
 
-    async def _look(
-        self, snapshot_ids: tuple[str, ...], work: Callable[[], Sequence[Region]], call: Call
-    ) -> Sequence[Region]:
-        """Read block lists; meanwhile no call deletes the snapshots."""
+    async def _pieces(
+        self, blocks: _Blocks, start: int, call: Call
+    ) -> AsyncIterator[list[csi_pb2.BlockMetadata]]:
+        """The blocks from the byte `start` on, so many to a message."""
+        is_complete = False
+        while not is_complete:
+            part = await self._part(blocks, start, call)
+            is_complete = len(part) < blocks.in_part
+            for first in range(0, len(part), blocks.in_message):
+                yield [
+                    csi_pb2.BlockMetadata(byte_offset=region.offset, size_bytes=region.length)
+                    for region in part[first : first + blocks.in_message]
+                ]
+            if part:
+                start = part[-1].offset + part[-1].length
+
+    async def _part(self, blocks: _Blocks, start: int, call: Call) -> Sequence[Region]:
+        """Read a part of a block list; during the read no call deletes the snapshots. Raises SnapshotNotFound."""
         with contextlib.ExitStack() as operations:
-            for snapshot_id in snapshot_ids:
+            for snapshot_id in blocks.snapshot_ids:
                 operations.enter_context(
                     self.calls.running.shared(snapshot_id, "a read of its block list")
                 )
-            return await self.calls.read(snapshot_ids, work, call)
+            question = (blocks.snapshot_ids, start, blocks.in_part)
+            return await self.calls.read(question, lambda: self._read(blocks, start), call)
+
+    def _read(self, blocks: _Blocks, start: int) -> Sequence[Region]:
+        for snapshot_id in blocks.snapshot_ids:
+            self.snapshots.find(snapshot_id)  # deleted since the part before?
+        regions = within(blocks.read(start), start, blocks.end)
+        return tuple(itertools.islice(regions, blocks.in_part))
 
 
 def requirement(pb: csi_pb2.TopologyRequirement) -> topology.Requirement:
@@ -311,19 +365,6 @@ def _check_count(count: int) -> None:
         )
 
 
-def _pieces(
-    regions: Sequence[Region], start: int, record: Snapshot, count: int
-) -> Iterator[list[csi_pb2.BlockMetadata]]:
-    """Blocks from `start` to the snapshot's end, so many to a message."""
-    blocks = within(regions, start, record.size_bytes)
-    limit = min(count or PIECE_MAX, PIECE_MAX)
-    while piece := list(itertools.islice(blocks, limit)):
-        yield [
-            csi_pb2.BlockMetadata(byte_offset=region.offset, size_bytes=region.length)
-            for region in piece
-        ]
-
-
 def check_related(base: Snapshot, target: Snapshot) -> None:
     """Raise `UnrelatedSnapshots` for snapshots of two volumes."""
     if base.source_volume_id != target.source_volume_id:
@@ -345,7 +386,7 @@ def check_offset(offset: int, record: Snapshot) -> None:
         )
 
 
-def within(regions: Sequence[Region], start: int, end: int) -> Iterator[Region]:
+def within(regions: Iterable[Region], start: int, end: int) -> Iterator[Region]:
     """The parts of `regions` from `start` to `end`, in bytes."""
     for region in regions:
         first = max(region.offset, start)

@@ -5,13 +5,14 @@ compares where the blocks of two files are (FIEMAP): blocks that both share by r
 read. That is exact as long as neither file changes. Blocks without a known position (compressed, inline, not yet
 allocated) count as different: the result may be too large, and is never too small.
 
+A tenant that writes every second block of its volume decides how many parts there are. So each list is a generator,
+which holds one batch of FIEMAP of each file and no list of all parts, and can begin at any byte.
+
 Source: lseek(2), and Linux Documentation/filesystems/fiemap.rst.
 """
 
-import bisect
 import errno
 import fcntl
-import itertools
 import os
 import struct
 from collections.abc import Iterable, Iterator
@@ -51,33 +52,37 @@ class _Placed:
     place: int | None
 
 
-def allocated(path: AnyPath) -> tuple[Extent, ...]:
-    """The parts of a file that hold data, ascending. Raises `NotFound`."""
+def allocated(path: AnyPath, start: int = 0) -> Iterator[Extent]:
+    """The parts of a file that hold data, ascending, from the byte `start` on. The iterator raises `NotFound`."""
     with (
         syscalls.translating(f"cannot look for the data of {path}"),
         syscalls.closing(_open(path)) as fd,
     ):
-        return tuple(data_of(fd))
+        yield from data_of(fd, start)
 
 
-def differing(base: AnyPath, target: AnyPath) -> tuple[Extent, ...]:
-    """The parts of `target` that are not the same blocks as in `base`, or are in one file only; ascending.
+def differing(base: AnyPath, target: AnyPath, start: int = 0) -> Iterator[Extent]:
+    """The parts of `target` that are not the same blocks as in `base`, or are in one file only; ascending, from the
+    byte `start` on.
 
-    Exact if no process writes to either file meanwhile. Otherwise the parts left out were equal at some moment during
-    the call. Raises `NotFound`, and `Unsupported` where the filesystem has no FIEMAP.
+    Exact if no process writes to either file meanwhile. Otherwise the parts left out were equal at some moment until
+    the iterator's end. It raises `NotFound`, and `Unsupported` where the filesystem has no FIEMAP.
     """
-    with syscalls.translating(f"cannot compare {base} with {target}"):
-        old, new = (_placed_of(path) for path in (base, target))
-    return tuple(_merged(_differences(old, new)))
+    with (
+        syscalls.translating(f"cannot compare {base} with {target}"),
+        syscalls.closing(_open(base)) as old,
+        syscalls.closing(_open(target)) as new,
+    ):
+        yield from _merged(_differences(_placed_of(old, start), _placed_of(new, start), start))
 
 
 def _open(path: AnyPath) -> int:
     return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def data_of(fd: int) -> Iterator[Extent]:
-    """The parts of an open file that hold data, ascending. Raises `OSError`."""
-    end = 0
+def data_of(fd: int, start: int = 0) -> Iterator[Extent]:
+    """The parts of an open file that hold data, ascending, from the byte `start` on. Raises `OSError`."""
+    end = start
     while True:
         try:
             start = os.lseek(fd, end, os.SEEK_DATA)
@@ -89,48 +94,66 @@ def data_of(fd: int) -> Iterator[Extent]:
         yield Extent(start, end - start)
 
 
-def _placed_of(path: AnyPath) -> list[_Placed]:
-    """The extents of a file, ascending, after its dirty pages are written back."""
-    placed: list[_Placed] = []
-    with syscalls.closing(_open(path)) as fd:
-        size, end, flags, count = os.fstat(fd).st_size, 0, 0, 1
-        while count and end < size and not flags & _LAST:
-            answer = bytearray(_HEAD.size + _BATCH * _EXTENT.size)
-            _HEAD.pack_into(answer, 0, end, (1 << 64) - 1 - end, _SYNC, 0, _BATCH, 0)
-            fcntl.ioctl(fd, _FS_IOC_FIEMAP, answer)
-            count = _HEAD.unpack_from(answer)[3]
-            for number in range(count):
-                fields = _EXTENT.unpack_from(answer, _HEAD.size + number * _EXTENT.size)
-                start, place, flags = fields[0], fields[1], fields[5]
-                end = start + fields[2]
-                if start < size and not flags & _UNWRITTEN:  # unwritten reads as zeros
-                    position = None if flags & _PLACE_UNKNOWN else place
-                    placed.append(_Placed(start, min(end, size), position))
-    return placed
+def _placed_of(fd: int, start: int) -> Iterator[_Placed]:
+    """The extents of a file that end after `start`, ascending, after its dirty pages are written back."""
+    size, end, flags, count = os.fstat(fd).st_size, start, 0, 1
+    while count and end < size and not flags & _LAST:
+        answer = bytearray(_HEAD.size + _BATCH * _EXTENT.size)
+        _HEAD.pack_into(answer, 0, end, (1 << 64) - 1 - end, _SYNC, 0, _BATCH, 0)
+        fcntl.ioctl(fd, _FS_IOC_FIEMAP, answer)
+        count = _HEAD.unpack_from(answer)[3]
+        for number in range(count):
+            fields = _EXTENT.unpack_from(answer, _HEAD.size + number * _EXTENT.size)
+            begin, place, flags = fields[0], fields[1], fields[5]
+            end = begin + fields[2]
+            if begin < size and not flags & _UNWRITTEN:  # unwritten reads as zeros
+                position = None if flags & _PLACE_UNKNOWN else place
+                yield _Placed(begin, min(end, size), position)
 
 
-def _differences(old: list[_Placed], new: list[_Placed]) -> Iterator[Extent]:
+def _differences(
+    old: Iterable[_Placed], new: Iterable[_Placed], start: int = 0
+) -> Iterator[Extent]:
     """Walk both maps from one border to the next: between two borders each file has one extent or none."""
-    borders = sorted({border for extent in (*old, *new) for border in (extent.start, extent.end)})
-    for start, end in itertools.pairwise(borders):
-        if _shift_at(old, start) != _shift_at(new, start):
+    old_runs, new_runs = _runs(old, start), _runs(new, start)
+    (old_end, old_shift), (new_end, new_shift) = next(old_runs), next(new_runs)
+    while start < _END:
+        end = min(old_end, new_end)
+        if old_shift != new_shift:
             yield Extent(start, end - start)
+        if old_end == end:
+            old_end, old_shift = next(old_runs, (_END, None))
+        if new_end == end:
+            new_end, new_shift = next(new_runs, (_END, None))
+        start = end
 
 
-def _shift_at(extents: list[_Placed], offset: int) -> object:
-    """The distance from a byte's offset to its position on the device; None in a hole; unique where it is unknown."""
-    number = bisect.bisect_right(extents, offset, key=lambda extent: extent.start) - 1
-    if number < 0 or extents[number].end <= offset:
-        return None
-    place = extents[number].place
-    return object() if place is None else place - extents[number].start
+_END = 1 << 63
+"""After every byte of a file."""
 
 
-def _merged(extents: Iterable[Extent]) -> list[Extent]:
-    merged: list[Extent] = []
+def _runs(extents: Iterable[_Placed], start: int) -> Iterator[tuple[int, object]]:
+    """Where each extent and each hole ends, from the byte `start` on, and its shift: the distance from a byte's
+    offset to its position on the device. None in a hole; unique where it is unknown.
+    """
     for extent in extents:
-        if merged and merged[-1].end == extent.offset:
-            merged[-1] = Extent(merged[-1].offset, merged[-1].length + extent.length)
+        if extent.start > start:
+            yield extent.start, None
+        if extent.end > start:
+            start = extent.end
+            yield start, object() if extent.place is None else extent.place - extent.start
+    yield _END, None
+
+
+def _merged(extents: Iterable[Extent]) -> Iterator[Extent]:
+    last: Extent | None = None
+    for extent in extents:
+        if last is None:
+            last = extent
+        elif last.end == extent.offset:
+            last = Extent(last.offset, last.length + extent.length)
         else:
-            merged.append(extent)
-    return merged
+            yield last
+            last = extent
+    if last is not None:
+        yield last

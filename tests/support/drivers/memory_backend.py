@@ -253,12 +253,12 @@ class MemoryBackend:
         if image.snapshot_id not in self.snapshots:
             raise SnapshotMissing(image.snapshot_id)
 
-    def allocated(self, image: Image) -> tuple[Region, ...]:
+    def allocated(self, image: Image, start: int = 0) -> tuple[Region, ...]:
         if image.snapshot_id not in self.snapshots:
             raise SnapshotMissing(image.snapshot_id)
         return (Region(0, self.snapshots[image.snapshot_id]),)
 
-    def changed(self, base: Image, target: Image) -> tuple[Region, ...]:
+    def changed(self, base: Image, target: Image, start: int = 0) -> tuple[Region, ...]:
         """Numbers have no blocks."""
         raise NoChangeTracking("the images are numbers")
 

@@ -119,7 +119,8 @@ class FileTaking:
     def moved_on(self, image: Image) -> bool:
         """By the positions of the blocks: a write to a block shared with a snapshot goes to a new block."""
         copy = copy_in(self.staged.path, image.snapshot_id)
-        return bool(extents.differing(copy, self.pool.written_back(image.volume_id)))
+        differing = extents.differing(copy, self.pool.written_back(image.volume_id))
+        return next(differing, None) is not None
 
     def commit(self, records: Mapping[RecordKind, bytes]) -> None:
         """Name the directory."""
@@ -283,20 +284,20 @@ class FileProvisioning:
         if not sparse.exists(self.snapshot(image)):
             raise SnapshotMissing(image.snapshot_id)
 
-    def allocated(self, image: Image) -> tuple[Region, ...]:
+    def allocated(self, image: Image, start: int = 0) -> Iterator[Region]:
         """The parts of the snapshot's file that are not holes."""
         try:
-            return _regions(extents.allocated(self.snapshot(image)))
+            yield from _regions(extents.allocated(self.snapshot(image), start))
         except errors.NotFound as err:
             raise SnapshotMissing(image.snapshot_id) from err
 
-    def changed(self, base: Image, target: Image) -> tuple[Region, ...]:
+    def changed(self, base: Image, target: Image, start: int = 0) -> Iterator[Region]:
         """The parts that the two files do not share."""
         if not self.copies_at_once():
             raise NoChangeTracking(f"the filesystem of {self._pool} does not share blocks of files")
         for image in (base, target):
             self.check_snapshot(image)
-        return _regions(extents.differing(self.snapshot(base), self.snapshot(target)))
+        return _regions(extents.differing(self.snapshot(base), self.snapshot(target), start))
 
     def snapshot(self, image: Image) -> Place:
         """The file of a snapshot, whether it exists or not."""
@@ -330,8 +331,8 @@ def copy_in(directory: Place, snapshot_id: str) -> Place:
     return directory / (snapshot_id + _SNAPSHOT)
 
 
-def _regions(parts: tuple[extents.Extent, ...]) -> tuple[Region, ...]:
-    return tuple(Region(part.offset, part.length) for part in parts)
+def _regions(parts: Iterator[extents.Extent]) -> Iterator[Region]:
+    return (Region(part.offset, part.length) for part in parts)
 
 
 def _blocks_bytes(directory: Place) -> int:

@@ -5,6 +5,7 @@ import itertools
 import os
 import random
 import struct
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 
 from crust.blockdriver.controller import topology
 from crust.blockdriver.engines import protocol
-from crust.blockdriver.engines.files.provisioning import FileTaking
+from crust.blockdriver.engines.files.provisioning import FileProvisioning, FileTaking
+from crust.blockdriver.services import snapshots
 from crust.core import errors
 from crust.wire.csi.v1 import csi_pb2
 from tests.integration.blockdriver.conftest import benches_on
@@ -272,7 +274,7 @@ async def test_changed_blocks_of_a_raw_device_are_exact(cloning: Bench, seed: in
 
 
 async def test_changed_blocks_beyond_one_fiemap_call_are_complete(
-    cloning: Bench,
+    cloning: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = await in_use(cloning, "source", block(), size=16 * MIB)
     base = await cloning.co.snapshot(source, "base")
@@ -286,7 +288,51 @@ async def test_changed_blocks_beyond_one_fiemap_call_are_complete(
     new = await cloning.co.snapshot(source, "new")
     assert covered(await blocks(cloning, new.snapshot_id, base.snapshot_id)) == wanted
     assert covered(await blocks(cloning, new.snapshot_id)) == wanted
+    await _check_parts(cloning, base.snapshot_id, new.snapshot_id, monkeypatch)
     await cloning.co.delete_snapshot(new.snapshot_id)
+
+
+async def _check_parts(
+    bench: Bench, base: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list that is read in many parts is the same, whatever is in a message."""
+    for pair in ((target, base), (target, "")):
+        whole = list(itertools.chain.from_iterable(await blocks(bench, *pair)))
+        with monkeypatch.context() as patched:
+            patched.setattr(snapshots, "PART", 100)
+            pieces = await blocks(bench, *pair, count=30)
+        assert {len(piece) for piece in pieces[:-1]} == {30}
+        assert list(itertools.chain.from_iterable(pieces)) == whole
+
+
+async def test_block_list_holds_one_part_and_ends_with_its_snapshot(
+    copying: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "PART", 3)
+    source, target = await in_use(copying, "source", block(), size=16 * MIB)
+    with open(target, "r+b") as device:
+        for number in range(9):
+            device.seek(number * MIB)
+            device.write(b"data")
+    await down(copying, source)
+    snapshot = await copying.co.snapshot(source)
+    read = 0
+
+    def counted(regions: Iterable[protocol.Region]) -> Iterator[protocol.Region]:
+        nonlocal read
+        for region in regions:
+            read += 1
+            yield region
+
+    real = FileProvisioning.allocated
+    monkeypatch.setattr(FileProvisioning, "allocated", lambda *of: counted(real(*of)))
+    request = csi_pb2.GetMetadataAllocatedRequest(snapshot_id=snapshot.snapshot_id, max_results=3)
+    messages = copying.driver.controller.GetMetadataAllocated(request, caller())
+    assert len((await anext(messages)).block_metadata) == 3
+    assert read == 3
+    await copying.co.delete_snapshot(snapshot.snapshot_id)
+    with raised("SnapshotNotFound"):
+        await anext(messages)
 
 
 async def test_changed_blocks_on_ext4_are_unsupported_and_allocated_ones_known(

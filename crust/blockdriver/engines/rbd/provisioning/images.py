@@ -238,15 +238,17 @@ def is_blank(image: Image) -> bool:
     return not differing(image, None)
 
 
-def differing(image: Image, since: str | None) -> tuple[Region, ...]:
-    """The parts that differ from a snapshot, or from zeros; discarded parts differ too."""
+def differing(image: Image, since: str | None, start: int = 0) -> tuple[Region, ...]:
+    """The parts that differ from a snapshot, or from zeros, from the byte `start` on; discarded parts differ too."""
     regions: list[Region] = []
 
     def note(offset: int, length: int, exists: bool) -> None:  # noqa: FBT001 - librbd calls it
         if exists or since is not None:
             regions.append(Region(offset, length))
 
-    image.diff_iterate(0, image.size(), since, note, include_parent=True, whole_object=True)
+    length = image.size() - start
+    if length > 0:
+        image.diff_iterate(start, length, since, note, include_parent=True, whole_object=True)
     return tuple(regions)
 
 

@@ -79,16 +79,16 @@ class RbdSnapshots(VolumeImages):
         with self.place.ioctx(f"cannot look for the snapshot {image.snapshot_id}") as ioctx:
             self.image_of(ioctx, image)
 
-    def allocated(self, image: Snapshot) -> tuple[Region, ...]:
+    def allocated(self, image: Snapshot, start: int = 0) -> tuple[Region, ...]:
         """The objects, of 4 MiB, that exist in the snapshot or in the images that it was cloned from."""
         with (
             self.place.ioctx(f"cannot read the snapshot {image.snapshot_id}") as ioctx,
             self.place.image(ioctx, self.image_of(ioctx, image)) as opened,
         ):
             opened.set_snap(image.snapshot_id)
-            return differing(opened, None)
+            return differing(opened, None, start)
 
-    def changed(self, base: Snapshot, target: Snapshot) -> tuple[Region, ...]:
+    def changed(self, base: Snapshot, target: Snapshot, start: int = 0) -> tuple[Region, ...]:
         """The objects, of 4 MiB, that differ, by the object map; raises `NoChangeTracking` if that is unknown."""
         with self.place.ioctx(f"cannot compare {base.snapshot_id}") as ioctx:
             name, base_name = self.image_of(ioctx, target), self.image_of(ioctx, base)
@@ -101,7 +101,7 @@ class RbdSnapshots(VolumeImages):
                 if order.index(base.snapshot_id) > order.index(target.snapshot_id):
                     raise NoChangeTracking("the base is younger than the target")
                 image.set_snap(target.snapshot_id)
-                return differing(image, base.snapshot_id)
+                return differing(image, base.snapshot_id, start)
 
 
 @dataclass(slots=True)
