@@ -15,12 +15,12 @@ from crust.core.settings.driver import DriverSettings
 from crust.core.settings.kata import KataSettings
 from crust.core.settings.program import ProgramSettings
 from crust.core.settings.proxy import ProxySettings
+from crust.host.process import commands
 from crust.node.settings import NodeSettings
 
 CONFIG_DIR = str(daemons.CONFIG_DIR)
 _PROXY_UNIT = "/etc/systemd/system/multi-user.target.wants/crust-proxy.service"
 _KATA_UNIT = "/etc/systemd/system/multi-user.target.wants/crust-kata.service"
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 Mismatches = Mapping[str, Sequence[Finding]]
@@ -69,8 +69,9 @@ class Node:
             return ""
 
     def has_program(self, name: str) -> bool:
-        """Whether a program is installed."""
-        directories = os.pathsep.join(str(self.at(directory)) for directory in _PATH.split(":"))
+        """Whether a program is installed where crust runs programs."""
+        paths = commands.PATH.split(":")
+        directories = os.pathsep.join(str(self.at(directory)) for directory in paths)
         return shutil.which(name, path=directories) is not None
 
     def has_library(self, name: str) -> bool:

@@ -28,10 +28,9 @@ from crust.host.process import processes, syscalls
 STDERR_TAIL_BYTES = 4096
 OUTPUT_LIMIT_BYTES = 1024 * 1024
 _GRACE_S = 2.0
-_ENVIRONMENT = {
-    "LC_ALL": "C",
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-}
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where programs are. Not /usr/local: on some distributions users other than root may write there."""
+_ENVIRONMENT = {"LC_ALL": "C", "PATH": PATH}
 
 _PACKAGES = {
     "bwrap": "bubblewrap",

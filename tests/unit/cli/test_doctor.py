@@ -161,6 +161,12 @@ def test_what_is_missing_is_found(
     assert words in bad(good, name, level)
 
 
+def test_program_below_usr_local_is_none_that_crust_runs(good: Node) -> None:
+    (good.root / "usr/local/sbin").mkdir(parents=True)
+    (good.root / "usr/sbin/bwrap").rename(good.root / "usr/local/sbin/bwrap")
+    assert "install bubblewrap" in bad(good, "programs", Level.ERROR)
+
+
 def test_module_that_is_not_loaded_counts(good: Node) -> None:
     write(good.root, "proc/filesystems", "\text4\n\txfs\n")
     write(good.root, f"lib/modules/{RELEASE}/modules.dep", "kernel/fs/btrfs/btrfs.ko.xz: a.ko\n")

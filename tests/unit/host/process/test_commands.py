@@ -69,6 +69,12 @@ async def test_run_has_empty_input_small_environment_and_own_session() -> None:
     assert rest == b"x" * 300_000
 
 
+async def test_run_finds_no_program_below_usr_local() -> None:
+    """On some distributions users other than root may write there."""
+    done = await commands.run_command(["sh", "-c", "echo $PATH"], timeout_s=LONG_S)
+    assert done.stdout == b"/usr/sbin:/usr/bin:/sbin:/bin\n"
+
+
 async def test_run_failure_has_status_and_stderr_tail() -> None:
     code = "import sys; sys.stderr.write('x' * 10000 + 'the end'); sys.exit(3)"
     with pytest.raises(commands.CommandFailed, match="exited with 3") as caught:
