@@ -3,8 +3,8 @@
 "Safe" means that two signatures which contradict each other are an error instead of a guess. The answer decides
 whether the driver formats a device, so every doubt is an error.
 
-blkid(8) runs confined: a guest or a pod may have written the bytes. It takes 15 ms; the driver does not probe a new
-volume without stored data.
+blkid(8) runs confined, and cannot write: a guest or a pod may have written the bytes. It takes 15 ms; the driver does
+not probe a new volume without stored data.
 """
 
 import asyncio

@@ -129,9 +129,9 @@ class ToolLocks:
     """The locks of volumes, in the file `path`. Methods block.
 
     One file of no size serves all volumes: a volume's lock is one byte of it, at an offset made from its id. The lock
-    is shared and the file open for reading only, because a confined program gets it too. That is enough: the file has
-    one owner at a time (the driver of the pool, the proxy of the run directory), and this owner asks only whether a
-    program is left.
+    is shared and the file open for reading only, because a confined program gets it too; it can lock no other byte,
+    because `confined` allows it no command that locks. A shared lock is enough: the file has one owner at a time (the
+    driver of the pool, the proxy of the run directory), and this owner asks only whether a program is left.
     """
 
     path: Place

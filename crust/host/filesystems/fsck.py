@@ -42,7 +42,12 @@ async def _e2fsck(path: str, options: Sequence[str], inherits: Sequence[int]) ->
     # "clean", as callers of fsck(8) often believe.
     program = ["e2fsck", *options, confined.DEVICE]
     completed = await confined.run_confined(
-        program, device=path, limits=_LIMITS, timeout_s=_TIMEOUT_S, inherits=inherits
+        program,
+        device=path,
+        limits=_LIMITS,
+        timeout_s=_TIMEOUT_S,
+        writable=True,
+        inherits=inherits,
     )
     output = _tail(completed.stdout.decode("utf-8", "replace"), path)
     if completed.code >= _E2FSCK_FAILED:

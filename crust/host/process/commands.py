@@ -16,6 +16,7 @@ import asyncio
 import fcntl
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,8 @@ _ENVIRONMENT = {"LC_ALL": "C", "PATH": PATH}
 _PACKAGES = {
     "bwrap": "bubblewrap",
     "blkid": "util-linux",
+    "prlimit": "util-linux",
+    "ldd": "libc-bin",
     "mkfs.ext4": "e2fsprogs",
     "e2fsck": "e2fsprogs",
     "mkfs.xfs": "xfsprogs",
@@ -97,6 +100,11 @@ async def run_command(
     if code not in ok:
         raise CommandFailed(argv, code, tail)
     return Completed(code, stdout, tail)
+
+
+def find(program: str) -> str | None:
+    """The file that `run_command` would execute for the name; None if there is none."""
+    return shutil.which(program, path=_ENVIRONMENT["PATH"])
 
 
 def install_hint(program: str) -> str:
