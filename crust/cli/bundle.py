@@ -202,9 +202,8 @@ def _output(*argv: str) -> bytes:
 
 
 def _filtered(data: bytes) -> bytes:
-    """Line by line, because the patterns of the filter are bounded. Blocks."""
-    lines = data.decode("utf-8", errors="replace").split("\n")
-    return "\n".join(map(credentials.hidden, lines)).encode()
+    """Without credentials. Blocks."""
+    return credentials.hidden_lines(data.decode("utf-8", errors="replace")).encode()
 
 
 async def _json(answer: Awaitable[show.Shown]) -> bytes:

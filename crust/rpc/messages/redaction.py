@@ -5,13 +5,17 @@ specification calls sensitive, and values of string maps (a kubelet puts service
 CVE-2023-2878 and CVE-2024-3744 came from logging it). This module redacts all three, at any depth.
 
 A driver's error may repeat a secret of the request. Its status passes unchanged to the caller, who has sent the
-secret; crust's log hides the secret's values in any form. The name of a user beside them is no secret: it is often a
-common word ("admin"), and a log without that word says less.
+secret; crust's log hides the secret's values in the forms in which programs write them, and parts of them
+(`without_secrets`). The name of a user beside them is no secret: it is often a common word ("admin"), and a log
+without that word says less.
 """
 
+import base64
 import functools
+import json
 import re
-from collections.abc import Iterator, Mapping
+import urllib.parse
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from google.protobuf import descriptor
@@ -70,19 +74,86 @@ def _text(value: Any) -> Any:
 
 
 def without_secrets(text: str, request: object) -> str:
-    """The error `text` of a call, cut, without the secrets of its request, if that is a message."""
+    """The error `text` of a call, cut, without the secrets of its request, if that is a message.
+
+    Hidden are each secret in each of its forms (`_forms`), and each part of one that has `_PART_CHARS`: a library may
+    cut it, or give one line of it.
+    """
     text = text[: 2 * credentials.SHOWN_MAX_CHARS]
     if isinstance(request, Message):
-        for value in sorted(_secrets(request), key=len, reverse=True):
-            pattern = (
-                re.escape(value) if len(value) > _SHORT else rf"(?<!\w){re.escape(value)}(?!\w)"
-            )
-            text = re.sub(pattern, credentials.HIDDEN, text)
+        forms = {form for value in _searched(request) for form in _forms(value)}
+        text = _without_parts(text, [form for form in forms if len(form) >= _PART_CHARS])
+        for form in sorted(forms, key=len, reverse=True):
+            if len(form) < _PART_CHARS:
+                text = re.sub(_short_pattern(form), credentials.HIDDEN, text)
     return credentials.shown(text)
 
 
-_SHORT = 3
-"""A value of at most so many characters is hidden as a word only: it may be a part of other words."""
+def _short_pattern(form: str) -> str:
+    """A value of three characters is hidden as a word only: it may be a part of other words."""
+    return re.escape(form) if len(form) > 3 else rf"(?<!\w){re.escape(form)}(?!\w)"
+
+
+_SEARCHED_CHARS = 64 << 10
+"""Of all secrets of a request. CSI allows 4 KiB, and only tokens that a kubelet adds may be longer."""
+
+
+def _searched(message: Message) -> Iterator[str]:
+    left = _SEARCHED_CHARS
+    for value in _secrets(message):
+        if left > 0:
+            yield value[:left]
+        left -= len(value)
+
+
+_PART_CHARS = 8
+"""As many characters of a secret, one after the other, are no accident."""
+
+
+def _forms(value: str) -> Iterator[str]:
+    """A secret as it was sent, and as JSON, Python, Go, URLs and base64 write it."""
+    in_json, in_go = json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]
+    yield from (value, in_json, in_go, _within_json(in_json), _within_json(in_go))
+    yield re.sub("[<>&]", lambda found: f"\\u{ord(found[0]):04x}", in_go)  # Go's encoding/json
+    yield re.sub(r"\\u00([01].|7f)", r"\\x\1", in_go)  # Go's %q
+    data = value.encode()
+    yield from (repr(value)[1:-1], repr(data)[2:-1])
+    quoted = urllib.parse.quote(data)
+    yield from (quoted, urllib.parse.quote(data, safe=""), urllib.parse.quote_plus(data))
+    if len(data) >= _PART_CHARS:
+        yield from _in_base64(data)
+
+
+def _within_json(text: str) -> str:
+    """The text of JSON in a string of JSON, as a log of JSON has it."""
+    return text.replace("\\", r"\\").replace('"', r"\"")
+
+
+def _in_base64(data: bytes) -> Iterator[str]:
+    """In both alphabets, behind 0, 1 and 2 other bytes, without the characters that have bits of other bytes."""
+    for before in range(3):
+        encoded = base64.b64encode(bytes(before) + data).decode().rstrip("=")
+        is_whole = (before + len(data)) % 3 == 0
+        inner = encoded[(0, 2, 3)[before] : None if is_whole else -1]
+        yield from (inner, inner.translate(str.maketrans("+/", "-_")))
+
+
+def _without_parts(text: str, forms: Collection[str]) -> str:
+    """Hide each place whose characters are a part of a form. In proportion to the length of text and forms."""
+    sought = {text[at : at + _PART_CHARS] for at in range(len(text) - _PART_CHARS + 1)}
+    parts: set[str] = set()
+    for form in forms:
+        ends = range(_PART_CHARS, len(form) + 1)
+        parts |= sought.intersection(form[end - _PART_CHARS : end] for end in ends)
+    shown, end = [], 0
+    for at in range(len(text)):
+        if text[at : at + _PART_CHARS] in parts:
+            if at >= end:
+                shown.append(credentials.HIDDEN)
+            end = at + _PART_CHARS
+        elif at >= end:
+            shown.append(text[at])
+    return "".join(shown)
 
 
 def _secrets(message: Message) -> Iterator[str]:
