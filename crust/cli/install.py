@@ -18,6 +18,7 @@ from pathlib import Path
 
 import click
 
+from crust.cli import refusals
 from crust.cli.inspecting.operator_commands import Shell, completion_script
 from crust.core import errors
 from crust.host.files import durable
@@ -193,7 +194,7 @@ def _reported(command: str) -> Iterator[None]:
         with syscalls.translating(f"{command} failed"):
             yield
     except errors.CrustError as error:
-        click.echo(error.shown(), err=True)
+        refusals.tell(error)
         sys.exit(1)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 import crust
+from crust.cli import refusals
 from crust.cli.ceph.command import ceph
 from crust.cli.checking import check_commands as checking
 from crust.cli.inspecting import operator_commands as inspecting
@@ -27,7 +28,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except errors.CrustError as error:
-            click.echo(error.shown(), err=True)
+            refusals.tell(error)
             if error.error_name == "DaemonNotResponding":
                 sys.exit(_NO_ANSWER)
             sys.exit(2 if isinstance(error, errors.InvalidRequest) else 1)

@@ -16,6 +16,8 @@ from typing import Any, Literal
 from rich import cells
 from rich.text import Text
 
+from crust.core.printable import printable
+
 Format = Literal["table", "wide", "json", "yaml", "name"]
 
 GOOD, BUSY, BAD = "green", "yellow", "bold red"
@@ -67,21 +69,16 @@ def fields(pairs: Iterable[tuple[str, str]]) -> Text:
 
 
 def document(value: Any) -> str:
-    """JSON of frozen dataclasses and lists of them."""
-    return json.dumps(value, default=_plain, indent=2, ensure_ascii=False)
+    """JSON of frozen dataclasses and lists of them, in ASCII: a terminal obeys C1 and bidirectional characters."""
+    return json.dumps(value, default=_plain, indent=2)
 
 
 def yaml_document(value: Any) -> str:
     """YAML of the same values, with the keys in the same order."""
     import yaml  # for this format only
 
-    text: str = yaml.safe_dump(json.loads(document(value)), sort_keys=False, allow_unicode=True)
+    text: str = yaml.safe_dump(json.loads(document(value)), sort_keys=False)
     return text.removesuffix("\n")
-
-
-def printable(text: str) -> str:
-    """The text on one line, with control characters escaped."""
-    return "".join(char if char.isprintable() else _escaped(char) for char in text)
 
 
 def age(since: datetime.datetime | None, now: datetime.datetime) -> str:
@@ -104,10 +101,6 @@ def _line(styled: Sequence[tuple[str, str]], widths: Sequence[int]) -> Text:
         line.append(" " * (width - cells.cell_len(text) + 2))
     line.rstrip()
     return line
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def _plain(value: Any) -> Any:

@@ -24,6 +24,7 @@ from typing import Annotated, Literal, Self
 import pydantic
 
 from crust.core import errors, volumes
+from crust.core.printable import printable
 from crust.handoff import layout
 from crust.handoff.directories import check_directory
 from crust.handoff.record import UnreadableHandoffRecord, reasons
@@ -65,7 +66,7 @@ class HeldBySandbox(errors.NotReady):
     def __init__(
         self, target: volumes.TargetPath, sandbox_id: str, handler: str, pid: int = 0
     ) -> None:
-        named = f"sandbox {sandbox_id} of {handler} has it, for which process {pid} answers"
+        named = f"sandbox {printable(sandbox_id)} of {printable(handler)} has it, for which process {pid} answers"
         unnamed = "a sandbox is claiming it, or it is being unpublished"
         stop = (
             "stop that sandbox first; if its runtime does not know it any more, the virtual machine runs alone: "
@@ -336,6 +337,7 @@ def _parsed(path: str, *, live: bool) -> Claim | None:
         raise UnreadableHandoffRecord(path, reasons(err)) from err
     named = model.process
     plain = model.model_dump(exclude={"schema_version", "process"})
+    plain["error"] = printable(model.error)
     process = Process(named.pid, named.started) if named else None
     return Claim(**plain, process=process, live=live)
 

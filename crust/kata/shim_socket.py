@@ -3,6 +3,7 @@
 import asyncio
 
 from crust.core import volumes
+from crust.core.printable import printable
 from crust.wire.kata.v1 import agent_pb2
 
 ANSWER_S = 70.0
@@ -16,7 +17,7 @@ _UNITS = {
 
 
 async def get(socket: str, path: str) -> bytes:
-    """The body of a GET by HTTP on a unix socket. Raises OSError and ValueError."""
+    """The body of a GET by HTTP on a unix socket. Raises OSError and ValueError, with the guest's text escaped."""
     reader, writer = await asyncio.open_unix_connection(socket)
     try:
         writer.write(f"GET {path} HTTP/1.1\r\nHost: shim\r\nConnection: close\r\n\r\n".encode())
@@ -28,7 +29,8 @@ async def get(socket: str, path: str) -> bytes:
     head, _, body = answer.partition(b"\r\n\r\n")
     status = head.split(b" ", 2)[1:2]
     if status != [b"200"]:
-        raise ValueError(body[:300].decode(errors="replace") or "an answer that is not HTTP")
+        text = printable(body[:300].decode(errors="replace"))
+        raise ValueError(text or "an answer that is not HTTP")
     return body
 
 

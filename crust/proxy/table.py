@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from crust.core import credentials, volumes
 from crust.core.operations import KeyedOperations
+from crust.core.printable import printable
 from crust.core.supervised import Health
 from crust.handoff import claims
 from crust.handoff.claims import Claim
@@ -53,8 +54,8 @@ class Events:
     """Distributes events to watchers, and never waits for one.
 
     Each watcher has a bounded queue. If the queue is full, events for that watcher are dropped and counted, and the
-    watcher gets the count. A message may be another program's text: watchers do not see text in it that looks like a
-    credential. Nothing depends on events: the handoff directory is the truth.
+    watcher gets the count. A message may be another program's text: watchers see it escaped, without what looks like
+    a credential. Nothing depends on events: the handoff directory is the truth.
     """
 
     def __init__(self) -> None:
@@ -89,7 +90,7 @@ class Events:
 
     async def _events(self, queue: asyncio.Queue[Event | None]) -> AsyncIterator[Event]:
         while not self._ended and (event := await queue.get()) is not None:
-            yield replace(event, message=credentials.shown(event.message))
+            yield replace(event, message=printable(credentials.shown(event.message)))
             if queue.empty() and self._watchers[queue]:
                 dropped, self._watchers[queue] = self._watchers[queue], 0
                 yield Event(

@@ -12,6 +12,7 @@ from crust.ceph.binding import Ioctx
 from crust.ceph.cluster_image import ClusterImage
 from crust.ceph.connection import Connection
 from crust.ceph.user import CephUser
+from crust.cli import refusals
 from crust.core import errors
 
 
@@ -57,7 +58,7 @@ def fenced(access: PoolAccess, node: str, image: str, *, even_if_connected: bool
                 claimed = ClusterImage(connection, ioctx, name)
                 cut = fencing.fence(claimed, node, even_if_connected=even_if_connected)
             except errors.CrustError as error:
-                click.echo(error.shown(), err=True)
+                refusals.tell(error)
                 failed = True
                 continue
             click.echo(f"{name}: free; blocklisted {', '.join(cut) or 'no client'}")

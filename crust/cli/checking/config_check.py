@@ -14,7 +14,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from crust.cli import output
+from crust.cli import output, refusals
 from crust.cli.inspecting import show, watching
 from crust.cli.output import Column, Format
 from crust.cli.programs import PROGRAMS, daemons
@@ -60,7 +60,7 @@ def print_settings(programs: Sequence[str], config: Path | None, form: Format) -
         show.Shown({"settings": rows}, names, lambda _: _table(rows), healthy=not refused), form
     )
     for sentence in refused:
-        click.echo(sentence, err=True)
+        refusals.tell(sentence)
     return code
 
 

@@ -27,7 +27,7 @@ import click
 import pydantic
 from google.protobuf.message import Message
 
-from crust.cli import asking
+from crust.cli import asking, refusals
 from crust.core import deferral_keys, errors
 from crust.host.files import durable, locks
 from crust.host.process import syscalls, workers
@@ -334,12 +334,12 @@ async def _run_and_undo(trial: Trial) -> int:
         with _ended_by(signal.SIGTERM, signal.SIGHUP):
             await trial.run_steps()
     except errors.CrustError as error:
-        click.echo(error.shown(), err=True)
+        refusals.tell(error)
         failed = True
     finally:
         remaining = await trial.undo_steps()
         for sentence in remaining:
-            click.echo(f"not removed: {sentence}", err=True)
+            refusals.tell(f"not removed: {sentence}")
     return 1 if failed or remaining else 0
 
 

@@ -14,6 +14,7 @@ from crust.cli.doctor.node import Node
 from crust.cli.inspecting import show, watching
 from crust.cli.inspecting.views import ProxyAnswer
 from crust.core import errors
+from crust.core.printable import printable
 from crust.host.mounts import propagation
 from crust.host.process import workers
 
@@ -73,10 +74,10 @@ def _guarded(name: str, node: Node) -> tuple[Finding, ...]:
 def _sentence(finding: Finding) -> Text:
     level = finding.level.value
     line = Text.assemble((f"{level:<8}", _STYLES[level]), f"{finding.check}: ")
-    line.append(output.printable(finding.what))
+    line.append(printable(finding.what))
     for title, text in (("why", finding.why), ("do", finding.todo)):
         if text:
-            line.append(f"\n{'':<8}{title}: {output.printable(text)}")
+            line.append(f"\n{'':<8}{title}: {printable(text)}")
     return line
 
 

@@ -20,6 +20,7 @@ from crust.cli.gc.forgotten import ForgottenPublish
 from crust.cli.gc.kernel import Kernel
 from crust.cli.inspecting import show, watching
 from crust.core import errors
+from crust.core.printable import printable
 from crust.host.process import workers
 from crust.rpc.port import stub
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -191,13 +192,13 @@ def _described(result: Result) -> Iterator[Text]:
     styles = {"settled": output.GOOD, "proven": output.GOOD}
     title = f"{publish.kind} {publish.volume_id or '?'} of {publish.driver or '?'}: "
     yield Text.assemble(title, (result.outcome, styles.get(result.outcome, output.BAD)))
-    yield Text(f"  target    {output.printable(publish.target)}")
+    yield Text(f"  target    {printable(publish.target)}")
     for check in result.checks:
         word, style = ("proven", output.GOOD) if check.proven else ("failed", output.BAD)
-        text = f"  {check.name}: {output.printable(check.text)}"
+        text = f"  {check.name}: {printable(check.text)}"
         yield Text.assemble("  ", (f"{word:<8}", style), text)
     verb = "done" if result.outcome == "settled" else "step"
     for step in result.steps:
-        yield Text(f"  {verb:<10}{output.printable(step)}")
+        yield Text(f"  {verb:<10}{printable(step)}")
     if result.message:
-        yield Text(f"  {'why':<10}{output.printable(result.message)}")
+        yield Text(f"  {'why':<10}{printable(result.message)}")

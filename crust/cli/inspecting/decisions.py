@@ -9,6 +9,7 @@ import click
 
 from crust.cli import asking
 from crust.cli.inspecting import show
+from crust.core.printable import printable
 from crust.wire.v1 import inspect_pb2
 
 TIMEOUT_S = 15.0
@@ -82,4 +83,4 @@ def _context(pairs: Sequence[str], pod: str | None) -> dict[str, str]:
 def _print(*lines: tuple[str, str]) -> None:
     for title, text in lines:
         if text:
-            click.echo(f"{title:<12}{text}")
+            click.echo(f"{title:<12}{printable(text)}")

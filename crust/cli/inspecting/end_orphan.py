@@ -15,6 +15,7 @@ import click
 from crust.cli import asking
 from crust.cli.inspecting import show, views
 from crust.core import errors
+from crust.core.printable import printable
 from crust.handoff import claims, layout
 from crust.host import answers
 from crust.host.process import arguments, open_files, processes, workers
@@ -82,7 +83,7 @@ def _end(run_dir: str, row: views.VolumeRow, is_confirmed: bool) -> None:  # noq
             why="its claim is held still" if has_ended else "the kernel has not ended it yet",
             hint="a process that waits for a disk ends when the disk answers; the kernel frees its claim then",
         )
-    click.echo(ended(row))
+    click.echo(printable(ended(row)))
 
 
 def _process(paths: layout.EntryPaths, row: views.VolumeRow) -> Process:

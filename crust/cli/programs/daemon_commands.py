@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
+from crust.cli import refusals
 from crust.cli.programs import PROGRAMS
 
 if TYPE_CHECKING:  # pydantic takes a third of the time of a short command
@@ -252,7 +253,7 @@ def keeper(socket: Path, pid: int | None, pidfd: int | None, hold: tuple[Held, .
             held = started.held()
             state = {"pids": started.pids, "vm": started.vm_pid, "held": held}
     except errors.CrustError as error:
-        click.echo(error.shown(), err=True)
+        refusals.tell(error)
         sys.exit(1)
     click.echo(json.dumps(state))
 

@@ -7,6 +7,7 @@ kernel then holds the device without any process, and only sysfs names the holde
 `crust.host.block.users` looks for the users of a device, `crust.host.mounts.mount_users` for those of a mount.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crust.core import errors
@@ -54,7 +55,7 @@ class DeviceInUse(errors.NotReady):
             hidden = f"{unseen.what}: {unseen.why}"
         super().__init__(
             f"{path} is in use",
-            why=", ".join(f"{how} {_some(texts)}" for how, texts in users if texts) or hidden,
+            why=", ".join(f"{how} {some(texts)}" for how, texts in users if texts) or hidden,
             hint="unmount it, stop the process that holds it, or release what is built upon it; "
             "crust never detaches lazily",
         )
@@ -70,6 +71,7 @@ class DeviceInUse(errors.NotReady):
         return bool(self.mounts or self.loops or self.holders or self.stacked)
 
 
-def _some(texts: tuple[str, ...]) -> str:
+def some(texts: Sequence[str]) -> str:
+    """The first texts, and how many there are besides."""
     others = len(texts) - _SHOWN
     return ", ".join(texts[:_SHOWN]) + (f" and {others} more" if others > 0 else "")

@@ -26,13 +26,14 @@ from functools import partial
 from typing import TypeVar
 
 from crust.core import errors, volumes
+from crust.core.printable import printable
 from crust.host import answers
 from crust.host.answers import Answer, NotSeen
-from crust.host.block import device_sets, loopctl
+from crust.host.block import device_sets, holders, loopctl
 from crust.host.block.holders import DeviceInUse, Holder
 from crust.host.block.openers import NEEDS, Number, Openers, openers
 from crust.host.mounts import mountinfo
-from crust.host.process import arguments, syscalls
+from crust.host.process import syscalls
 
 T = TypeVar("T")
 _BY_NUMBER = "/sys/dev/block"
@@ -117,8 +118,8 @@ class Users:
 
     def busy(self) -> DeviceInUse:
         """The error that names the users."""
-        mounts = (*(mount for _, mount in self.mounts), *self.binds)
-        places = tuple(mount.target for mount in mounts)
+        binds = [printable(bind.target) for bind in self.binds]
+        places = tuple(dict.fromkeys([*_places(self.mounts), *binds]))
         return DeviceInUse(self.device.path, places, self.loops, self.openers, self.stacked)
 
 
@@ -212,16 +213,25 @@ def in_use(path: str) -> DeviceInUse:
 
 def mounted_on_host(path: str, mounts: Collection[tuple[str, mountinfo.Mount]]) -> errors.NotReady:
     """The error about a device that the host has mounted at these places, in the namespaces of these processes."""
-    places = {
-        mount.target + ("" if pid == "self" else f" as {arguments.command_of(int(pid))}[{pid}] has it")
-        for pid, mount in mounts
-    }  # fmt: skip
     return errors.NotReady.named(
         "DeviceMountedOnHost",
         f"the device {path} cannot be used by a guest",
-        why=f"this node has it mounted at {', '.join(sorted(places))}",
+        why=f"this node has it mounted at {holders.some(_places(mounts))}",
         hint="unmount it there first; two kernels writing to one filesystem destroy it",
     )
+
+
+def _places(mounts: Collection[tuple[str, mountinfo.Mount]]) -> list[str]:
+    """The number of mount namespaces, then the mount points in those of this process and of the host.
+
+    The text becomes an event of a pod: the mount points and processes of other namespaces are other tenants'.
+    """
+    own = ("self", mountinfo.INIT)
+    here = sorted({printable(mount.target) for pid, mount in mounts if pid in own})
+    others = len({pid for pid, _ in mounts}.difference(own))
+    if not others:
+        return here
+    return [f"a path of {others} other mount namespaces (see /proc/*/mountinfo)", *here]
 
 
 def _ask(device: volumes.BlockSource, question: Callable[[], T]) -> Answer[T]:

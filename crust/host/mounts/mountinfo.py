@@ -25,7 +25,7 @@ _ESCAPE = re.compile(rb"\\([0-7]{3})")
 _ENDED = (errno.ENOENT, errno.ESRCH, errno.EINVAL)
 """The process has ended; EINVAL: it is ending, and has no mount namespace any more."""
 _HIDDEN = (errno.EACCES, errno.EPERM)
-_INIT = "1"
+INIT = "1"
 """A kernel may hide its namespace even from root. A mount in it holds its device as every mount does."""
 
 
@@ -198,7 +198,7 @@ def _namespace_of(pid: str) -> str:
     try:
         return os.readlink(f"/proc/{pid}/ns/mnt")
     except OSError as err:
-        if pid == _INIT and err.errno in _HIDDEN:
+        if pid == INIT and err.errno in _HIDDEN:
             return ""
         if err.errno not in _ENDED:
             raise

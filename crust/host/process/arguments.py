@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from crust.core.printable import printable
 from crust.host import answers
 
 _BYTES = 64 * 1024
@@ -41,8 +42,9 @@ def of(pid: int) -> bytes:
 
 
 def command_of(pid: int) -> str:
-    """The short name of a process, "?" when it has ended."""
+    """The short name of a process, escaped because the process chooses it; "?" when it has ended."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+        comm = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace")
+        return printable(comm.removesuffix("\n"))
     except OSError:
         return "?"

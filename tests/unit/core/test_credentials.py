@@ -173,6 +173,13 @@ async def test_event_hides_credentials() -> None:
         assert (await anext(watched)).message == "-o password=***"
 
 
+async def test_event_is_one_printable_line() -> None:
+    events = Events()
+    async with events.watch() as watched:
+        events.emit(Event("claimed", message="sandbox a\x1b[2J\nready kata\x9b\u202e"))
+        assert (await anext(watched)).message == r"sandbox a\x1b[2J\nready kata\x9b\u202e"
+
+
 def test_last_of_ro_and_rw_wins() -> None:
     assert mount_options.parse(["ro", "rw"], for_guest=False).readonly is False
     assert mount_options.parse(["rw,ro"], for_guest=False).readonly is True

@@ -194,13 +194,21 @@ def test_entry_behind_link_is_not_locked_and_keeps_claim(
     assert claims.read(paths) == dead
 
 
-def test_error_of_any_length_and_script_is_kept_readable(paths: layout.EntryPaths) -> None:
+def test_error_of_any_length_and_script_is_one_line(paths: layout.EntryPaths) -> None:
     with ClaimLock.acquire(paths, TARGET):
-        claims.write(paths, _claim(state=State.ERROR, error="größe \n" * 2000))
+        claims.write(paths, _claim(state=State.ERROR, error="größe \n\x1b[2J\x9b" * 2000))
         claim = claims.read(paths)
     assert claim is not None
-    assert claim.error.startswith("größe \n")
-    assert len(claim.error) == 2000
+    assert claim.error.startswith(r"größe \n\x1b[2J\x9bgröße")
+    assert claim.error.isprintable()
+    assert len(json.loads(Path(paths.claim).read_bytes())["error"]) == 2000
+
+
+def test_sandbox_id_is_escaped_in_the_error_about_its_volume(paths: layout.EntryPaths) -> None:
+    with ClaimLock.acquire(paths, TARGET):
+        claims.write(paths, _claim(sandbox_id="box\x1b[31m\nforged"))
+        with pytest.raises(HeldBySandbox, match=r"sandbox box\\x1b\[31m\\nforged of"):
+            ClaimLock.acquire(paths, TARGET)
 
 
 def test_claim_without_a_sandbox_is_not_written(paths: layout.EntryPaths) -> None:

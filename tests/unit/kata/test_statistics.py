@@ -138,6 +138,20 @@ async def test_what_is_no_answer_is_an_error(store: Store, short: Path, answer: 
             await handler.get_stats(record.target)
 
 
+async def test_guests_text_in_the_error_is_one_printable_line(store: Store, short: Path) -> None:
+    record = _published(store, "a")
+    handler = KataHandler(store, Runtimes([GoRuntime(str(short))]), Uses())
+    answer = b"HTTP/1.1 500 x\r\n\r\nagent: \x1b]0;owned\x07\n[OK] all volumes healthy"
+    async with _shim(short, "sandbox-1", lambda _: _always(answer)):
+        with (
+            fake_handler.sandbox(store.root, record.target.text, name="sandbox-1", handler=HANDLER),
+            raised("StatisticsUnavailable") as refused,
+        ):
+            await handler.get_stats(record.target)
+    assert r"agent: \x1b]0;owned\x07\n[OK] all" in str(refused.value)
+    assert str(refused.value).isprintable()
+
+
 @given(st.binary(max_size=300))
 def test_a_body_is_numbers_or_a_value_error(body: bytes) -> None:
     try:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -12,6 +13,8 @@ import grpc
 import pytest
 
 from crust.core import volumes
+from crust.host.block import users
+from crust.host.mounts import mountinfo
 from crust.wire.v1 import inspect_pb2
 from tests.support.co import NAMED, capability, publish_request
 from tests.support.drivers import fake_driver
@@ -268,6 +271,18 @@ async def test_publish_of_device_mounted_on_host_is_refused(kata: FakeNode, targ
     words = ("/dev/fake-vol-1", "mounted at /mnt", "unmount it")
     await refused(kata.co.publish("vol-1", target), Code.FAILED_PRECONDITION, *words)
     kata.check_untouched(target)
+
+
+def test_busy_device_names_few_own_mount_points_alone() -> None:
+    def mount(target: str) -> mountinfo.Mount:
+        return mountinfo.Mount(1, 1, 8, 1, "/", target, ("rw",), "ext4", "/dev/sda1", ("rw",))
+
+    own = [("self", mount(f"/a{number}\n\x1b")) for number in range(10)]
+    others = [(str(pid), mount(f"/tenant/{pid}")) for pid in (50, 51)]
+    text = str(users.mounted_on_host("/dev/sda", [("1", mount("/host")), *own, *others]))
+    shown = r"mounted at a path of 2 other mount namespaces \(see /proc/\*/mountinfo\), /a0\\n\\x1b, .* and 7 more;"
+    assert re.search(shown, text)
+    assert "tenant" not in text
 
 
 @pytest.mark.parametrize("is_retry", [False, True])
