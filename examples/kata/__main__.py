@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import sys
 import uuid
@@ -68,6 +69,7 @@ def serve(  # noqa: PLR0913 - one per option
 
     logs.configure(fmt=log_format)
     os.umask(0o077)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # also of QEMU: it would have a guest's memory
     options = daemon.Options(
         run_dir=Path(run_dir),
         handlers_socket=handlers_socket,
@@ -107,6 +109,7 @@ def conformance(
 
     logs.configure()
     os.umask(0o077)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # also of QEMU: it would have a guest's memory
     name = volumes.HandlerName("kata")
     places = (Path(run_dir), handlers_socket, name, volumes_root, cache)
     options = daemon.Options(*places, claims=claims, boot_timeout_s=boot_timeout_s)

@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import pkgutil
+import resource
 import signal
 import sys
 import tomllib
@@ -61,6 +62,7 @@ def serve(program: str, flags: dict[str, Any]) -> None:
     metrics.export_log_queue(logs.waiting_bytes)
     _log.info("settings", extra={"program": program, **loaded.model_dump(mode="json")})
     os.umask(0o077)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it would have the secrets of volumes
 
     async def measured() -> None:
         with monitoring.serving(loaded.metrics_address):

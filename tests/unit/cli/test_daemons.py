@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -121,6 +122,16 @@ async def shim(directory: Path, *flags: str) -> Process:
         f"--runtime-socket={directory}/runtime.sock",
     )
     return await start("shim", "--no-wrap", *sockets, *flags)
+
+
+async def test_daemon_leaves_no_core_file_with_its_secrets(tmp_path: Path) -> None:
+    process = await shim(tmp_path, "--metrics-address=127.0.0.1:0")
+    try:
+        await until_logged(process, b"metrics  address=")
+        assert resource.prlimit(process.pid, resource.RLIMIT_CORE) == (0, 0)
+    finally:
+        process.kill()
+        await process.communicate()
 
 
 def read(address: str, path: str) -> tuple[int, str]:
