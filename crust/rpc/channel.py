@@ -12,7 +12,13 @@ SOCKET_PATH_MAX_BYTES = 107
 """sun_path of unix(7), less the final NUL."""
 
 MESSAGE_MAX_BYTES = 64 << 20
-"""Of a request or an answer, such as a list of a hundred thousand volumes."""
+"""Of an answer, such as a list of a hundred thousand volumes."""
+
+REQUEST_MAX_BYTES = 4 << 20
+"""gRPC's default: no request of CSI or of crust comes near it, and a server keeps many requests in memory at once."""
+
+STREAMS_MAX = 1000
+"""The calls of one connection at a time: the proxy has one connection to a driver for all volumes of a node."""
 
 HANDLER_ANSWER_MAX_BYTES = 256 << 10
 """Of a runtime handler, through which a guest speaks: statistics, a condition."""
@@ -31,6 +37,18 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
+)
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = tuple(
+    {
+        **dict(OPTIONS),
+        "grpc.max_receive_message_length": REQUEST_MAX_BYTES,
+        # With a limit gRPC also delays a peer that opens and resets streams. Without one it sheds load, and cancels
+        # calls of other connections.
+        "grpc.max_concurrent_streams": STREAMS_MAX,
+        # No limit of idle connections: a sidecar of Kubernetes (csi-lib-utils) ends when it loses its connection.
+        "grpc.so_reuseport": 0,
+    }.items()
 )
 
 

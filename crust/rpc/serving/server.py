@@ -99,10 +99,7 @@ async def serving(
         lock_path = f"{socket_path}.lock"
     lock = await workers.run(_claim, socket_path, lock_path)
     try:
-        server = grpc.aio.server(
-            handlers=[_Handlers(service)],
-            options=[*channel.OPTIONS, ("grpc.so_reuseport", 0)],
-        )
+        server = grpc.aio.server(handlers=[_Handlers(service)], options=channel.SERVER_OPTIONS)
         placed = await _start(server, socket_path)
         watch = supervised(
             "watch of a socket",

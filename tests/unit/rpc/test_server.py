@@ -2,11 +2,14 @@
 
 import asyncio
 import os
+import select
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import grpc
@@ -214,6 +217,71 @@ async def test_stop_waits_for_running_calls(short: str) -> None:
     end.set()
     assert await call == b"done"
     await stop
+
+
+async def _sized(_: object, data: bytes, __: Call) -> bytes:
+    return bytes(int(data[:16]))
+
+
+async def test_large_request_is_refused_and_large_answer_is_sent(short: str) -> None:
+    """Requests of CSI are small, and their memory is the daemon's. A list of volumes may have megabytes."""
+    path = f"{short}/csi.sock"
+    async with (
+        server.serving(path, Service("t", Methods({"/x/Y": _sized}))),
+        channel.connect(path) as connected,
+    ):
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary("/x/Y")
+        size = 16 << 20
+        request = str(size).zfill(16).encode()
+        assert len(await call(request, timeout=60)) == size
+        assert len(await call(request.ljust(4 << 20), timeout=60)) == size
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(request.ljust((4 << 20) + 1), timeout=60)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_reset_streams_of_one_peer_cancel_no_call_of_another(short: str) -> None:
+    """HTTP/2 rapid reset: without a limit of streams gRPC sheds load on all connections."""
+    path = f"{short}/csi.sock"
+    async with server.serving(path, echo_service()):
+        flood = asyncio.create_task(asyncio.to_thread(_reset_streams, path, 20_000))
+        codes: Counter[grpc.StatusCode] = Counter()
+        async with channel.connect(path) as connected:
+            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary("/x/Y")
+            while not flood.done():
+                running = call(b"hello", timeout=60)
+                codes[await running.code()] += 1
+        await flood
+    assert codes.keys() == {grpc.StatusCode.OK}
+
+
+def _reset_streams(path: str, count: int) -> None:
+    """Open and reset this many streams of one connection, as fast as the server reads them (RFC 9113)."""
+    fields = {
+        ":method": "POST", ":scheme": "http", ":path": "/x/Y", ":authority": "localhost",
+        "te": "trailers", "content-type": "application/grpc",  # codespell:ignore te
+    }  # fmt: skip
+    # a literal field without indexing, with a new name (RFC 7541, 6.2.2)
+    headers = b"".join(
+        b"\0" + b"".join(bytes([len(text)]) + text.encode() for text in field)
+        for field in fields.items()
+    )
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b""))
+        try:
+            for stream in range(1, 2 * count, 2):
+                opened = _frame(1, 4, stream, headers)
+                connection.sendall(opened + _frame(3, 0, stream, struct.pack(">I", 8)))
+                while select.select([connection], [], [], 0)[0] and connection.recv(1 << 20):
+                    pass
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the server may close such a connection
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    head = struct.pack(">I", len(payload))[1:] + bytes([kind, flags])
+    return head + struct.pack(">I", stream) + payload
 
 
 async def test_successor_serves_after_last_operation_of_its_predecessor(
