@@ -16,7 +16,8 @@ from crust.core import errors
 from crust.host.process import confined, syscalls
 
 _BLKID_NOTHING, _BLKID_AMBIGUOUS = 2, 8
-_LIMITS = confined.Limits(memory_bytes=512 * 1024**2, cpu_s=20)
+_LIMITS = confined.Limits(memory_bytes=512 * 1024**2, cpu_s=20, at_once=8)
+"""Eight of them may take as much memory as one e2fsck."""
 _TIMEOUT_S = 60.0
 
 

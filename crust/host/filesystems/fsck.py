@@ -3,6 +3,7 @@
 The kernel parses a filesystem only when it is mounted: a decision before that reads the superblock.
 """
 
+import os
 from collections.abc import Sequence
 
 from crust.core import errors
@@ -11,8 +12,18 @@ from crust.host.filesystems import superblocks
 from crust.host.process import confined, workers
 
 _TIMEOUT_S = 3600.0
-_LIMITS = confined.Limits(memory_bytes=4 * 1024**3, cpu_s=int(_TIMEOUT_S))
-"""Address space and processor time of an e2fsck, enough for some tens of terabytes."""
+_MEMORY_BYTES = 4 * 1024**3
+_HALF_OF_RAM_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+_LIMITS = confined.Limits(
+    memory_bytes=_MEMORY_BYTES,
+    cpu_s=int(_TIMEOUT_S),
+    at_once=max(2, _HALF_OF_RAM_BYTES // _MEMORY_BYTES),
+)
+"""Address space and processor time of an e2fsck are enough for some tens of terabytes.
+
+All that run at once may take half of the node's memory. But two may always run: one volume whose check takes an hour
+does not delay the checks of all others.
+"""
 _E2FSCK_UNCORRECTED, _E2FSCK_FAILED = 4, 8
 _OUTPUT_TAIL_BYTES = 1024
 

@@ -12,7 +12,8 @@ read the path of the image. With fcntl it could lock the file that has the locks
 whose descriptor it inherits. It can close an inherited descriptor or read from it, and change nothing.
 
 The memory of a program is its address space. Beside it are pipes, so it may open few files, and files in memory, so
-its root directory takes none. If the node has no memory left, the kernel kills these programs first (choom(1)).
+its root directory takes none. Only so many programs of the same limits run at once, and the others wait. If the node
+has no memory left, the kernel kills these programs first (choom(1)).
 
 A status of bwrap must not be taken for a status of the program: 1 is "corrected" to e2fsck. So bwrap reports the
 program's status apart (`--json-status-fd`), and without that report the program counts as never started.
@@ -31,6 +32,7 @@ from dataclasses import dataclass, replace
 
 from crust.core import errors
 from crust.host.process import commands
+from crust.host.process.turns import Turns
 
 DEVICE = "/dev/volume"
 """Where the confined program finds the device."""
@@ -95,10 +97,11 @@ class CannotConfine(errors.RuntimeFailed):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The memory and processor time of a confined program at most."""
+    """The memory and processor time of a confined program at most, and how many with these limits run at once."""
 
     memory_bytes: int
     cpu_s: int
+    at_once: int
 
 
 async def run_confined(
@@ -112,25 +115,28 @@ async def run_confined(
 ) -> commands.Completed:
     """Run `program`, whose arguments name `DEVICE`, on `device` to its end; any exit status is a result.
 
-    Only if `writable` can it open a file for writing, and the device is the only one. Raises `CannotConfine` if it
-    never ran, and the errors of `commands.run_command`.
+    Only if `writable` can it open a file for writing, and the device is the only one. It waits for its turn before
+    `timeout_s` begins. Raises `CannotConfine` if it never ran, and the errors of `commands.run_command`.
     """
     directories = await _directories(program[0])
-    with tempfile.TemporaryFile() as rules, tempfile.TemporaryFile() as report:
-        rules.write(_filter(program[0], writable=writable))
-        rules.seek(0)
-        argv = (
-            *_limited(limits),
-            *("unshare", "--net", "--", "bwrap", *_tree(device, directories)),
-            *("--seccomp", str(rules.fileno()), "--json-status-fd", str(report.fileno())),
-            *("--", *program),
-        )
-        fds = (rules.fileno(), report.fileno(), *inherits)
-        ended = await commands.run_command(argv, timeout_s=timeout_s, ok=range(256), inherits=fds)
-        report.seek(0)
-        for status in map(json.loads, report):
-            if "exit-code" in status:
-                return replace(ended, code=int(status["exit-code"]))
+    async with _turns(limits).taking():
+        with tempfile.TemporaryFile() as rules, tempfile.TemporaryFile() as report:
+            rules.write(_filter(program[0], writable=writable))
+            rules.seek(0)
+            argv = (
+                *_limited(limits),
+                *("unshare", "--net", "--", "bwrap", *_tree(device, directories)),
+                *("--seccomp", str(rules.fileno()), "--json-status-fd", str(report.fileno())),
+                *("--", *program),
+            )
+            fds = (rules.fileno(), report.fileno(), *inherits)
+            ended = await commands.run_command(
+                argv, timeout_s=timeout_s, ok=range(256), inherits=fds
+            )
+            report.seek(0)
+            for status in map(json.loads, report):
+                if "exit-code" in status:
+                    return replace(ended, code=int(status["exit-code"]))
     raise _never_ran(program[0], ended)
 
 
@@ -154,6 +160,11 @@ def _tree(device: str, directories: Sequence[str]) -> Sequence[str]:
         *("--dev-bind", "/dev/null", "/dev/null", "--dev-bind", "/dev/null", "/etc/mtab"),
         *("--remount-ro", "/"),  # after all others, which make their places in it
     )
+
+
+@functools.cache
+def _turns(limits: Limits) -> Turns:
+    return Turns(limits.at_once)
 
 
 async def _directories(program: str) -> Sequence[str]:

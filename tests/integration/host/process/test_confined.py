@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import dataclasses
 import errno
 import os
 import platform
@@ -19,7 +20,7 @@ from crust.host.process import commands, confined
 
 pytestmark = pytest.mark.root
 
-LIMITS = confined.Limits(memory_bytes=512 * 1024**2, cpu_s=10)
+LIMITS = confined.Limits(memory_bytes=512 * 1024**2, cpu_s=10, at_once=8)
 NAMESPACES = ("ipc", "mnt", "net", "pid", "user", "uts")
 
 
@@ -276,11 +277,30 @@ def test_confined_program_is_the_first_that_the_kernel_kills(tmp_path: Path) -> 
     assert seen == ["1000"]
 
 
+def test_confined_programs_beyond_the_allowed_number_wait_for_turn(device: Path) -> None:
+    """Programs with other limits do not wait for them. Each has work between its two lines."""
+    limits = dataclasses.replace(LIMITS, at_once=1)
+    loop_of_work = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done"
+    script = f"echo in >> {confined.DEVICE}; {loop_of_work}; echo out >> {confined.DEVICE}"
+
+    async def one() -> None:
+        await confined.run_confined(
+            ("sh", "-c", script), device=str(device), limits=limits, timeout_s=60, writable=True
+        )
+
+    async def main() -> None:
+        await asyncio.gather(*(one() for _ in range(3)))
+
+    device.write_bytes(b"")
+    asyncio.run(main())
+    assert device.read_text(encoding="ascii").split() == ["in", "out"] * 3
+
+
 def with_capabilities(wanted: str, device: Path) -> str:
     """What a confined echo prints, or its refusal, in a process with no other capabilities than the wanted ones."""
     script = (
         "import asyncio, sys; from crust.host.process import confined as c\n"
-        "limits = c.Limits(memory_bytes=1 << 29, cpu_s=10)\n"
+        "limits = c.Limits(memory_bytes=1 << 29, cpu_s=10, at_once=1)\n"
         "run = c.run_confined(('echo', 'ran'), device=sys.argv[1], limits=limits, timeout_s=60)\n"
         "try: print(asyncio.run(run).stdout.decode())\n"
         "except c.CannotConfine as error: print(error)"
