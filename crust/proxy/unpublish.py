@@ -12,6 +12,7 @@ restarts then may find no mount point, and would not unpublish again.
 
 import logging
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from crust.core import volumes
 from crust.handoff import claims
@@ -106,17 +107,10 @@ class Unpublish:
         return seen, removal
 
     def _check_given_back(self, removal: Removal) -> None:
-        """Raise while a process writes to the device, which a virtual machine does whose claim has ended. Blocks.
-
-        If the process of the claim was seen to have ended, only its writes may be left. Without one (claim.json is
-        lost, or the runtime names no process) the open files of all processes are looked at.
-        """
         record = removal.entry.record
-        if record is None or record.image is not None or record.readonly:
-            return
-        targets = self.entries.targets
-        check = targets.check_writes_ended if removal.has_ended else targets.check_given_back
-        check(record.block)
+        if record is not None and record.image is None and not record.readonly:
+            targets = self.entries.targets
+            check_given_back(targets, record.block, has_ended=removal.has_ended)
 
     def _finish(self, target: volumes.TargetPath, began: Seen, removal: Removal | None) -> None:
         if began.is_covered:  # the mount may have been the driver's own, which has removed it now
@@ -127,3 +121,23 @@ class Unpublish:
             self.entries.targets.unmount_guard(target)
         else:
             removal.complete(lambda: self.entries.targets.unmount_guard(target))
+
+
+class GivenBack(Protocol):
+    """The questions about a device before its driver may have it back; `guard.Targets` asks the host."""
+
+    def check_given_back(self, source: volumes.BlockSource) -> None:
+        """Raise while a process writes to the device, or that is not seen."""
+
+    def check_writes_ended(self, source: volumes.BlockSource) -> None:
+        """Raise while writes to the device are in flight, or that is not seen."""
+
+
+def check_given_back(host: GivenBack, source: volumes.BlockSource, *, has_ended: bool) -> None:
+    """Raise while something writes to the device, as a virtual machine does whose claim has ended. Blocks.
+
+    `has_ended`: the process of the claim was seen to have ended, and only its writes may be left. Without one
+    (claim.json is lost, or the runtime names no process) the open files of all processes are looked at.
+    """
+    check = host.check_writes_ended if has_ended else host.check_given_back
+    check(source)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from crust.core import errors, volumes
 from crust.host.answers import Answer, NotSeen, Present, seen
-from crust.proxy import target
+from crust.proxy import target, unpublish
 from crust.proxy.target import PublishPlan, Seen, Target, UnpublishPlan, Wanted
 
 
@@ -45,6 +45,23 @@ def refuse_if(answer: Answer[bool]) -> None:
         raise errors.NotReady("the device is in use")
 
 
+DEVICE = volumes.BlockSource("/dev/loop1", volumes.DeviceIdentity(7, 1, 1))
+"""The device, for decisions of crust that name one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The host, as the proxy asks it."""
+
+    host: Host
+
+    def check_given_back(self, _source: volumes.BlockSource) -> None:
+        refuse_if(self.host.users(Purpose.GIVE_BACK))
+
+    def check_writes_ended(self, _source: volumes.BlockSource) -> None:
+        refuse_if(self.host.in_flight())
+
+
 def give_back(host: Host) -> None:
     """An unpublish, or another device for the same volume: the driver may detach this one.
 
@@ -52,11 +69,9 @@ def give_back(host: Host) -> None:
     Writes outlive their process, so they are asked in both cases.
     """
     process = host.process()
-    if process is None:
-        refuse_if(host.users(Purpose.GIVE_BACK))
-        return
-    refuse_if(process)
-    refuse_if(host.in_flight())
+    if process is not None:
+        refuse_if(process)
+    unpublish.check_given_back(_Asked(host), DEVICE, has_ended=process is not None)
 
 
 def first_publish(host: Host) -> None:
