@@ -93,6 +93,10 @@ background_failures = Counter(
     "Failures of background work, which began again or ended the process.",
     ("work",),
 )
+calls_unseen = Counter(
+    "crust_calls_unseen_total",
+    "Calls that were refused because the kernel did not answer a question about the host (NotSeen).",
+)
 deferred_publishes = Counter(
     "crust_volumes_published_with_deferred_ops_total",
     "Volumes published to a runtime handler instead of being mounted (KEP-2857).",

@@ -20,6 +20,7 @@ from google.protobuf import descriptor
 
 from crust.core import errors, logs, metrics, traces
 from crust.core.supervised import Health
+from crust.host.answers import NotSeen
 from crust.rpc import status, tracing
 from crust.rpc.call import Call, fields_of, is_unary, methods, parse
 from crust.rpc.messages import csi, redaction
@@ -193,6 +194,8 @@ class _Served:
             driver = self._service.driver() or metrics.UNKNOWN_DRIVER
             labels = (driver, method if method in methods() else _UNKNOWN, _CODES[code])
             metrics.csi_operations.labels(*labels, "false").observe(elapsed_s)
+            if error is not None and error.error_name == NotSeen.__name__:  # also a peer's
+                metrics.calls_unseen.inc()
         is_fine = code is grpc.StatusCode.OK or (
             self._is_look and code is grpc.StatusCode.CANCELLED
         )

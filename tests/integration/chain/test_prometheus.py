@@ -29,7 +29,7 @@ OF_CONTROLLERS = ("crust_nodes_waiting_for_fencing", "crust_fencing_failures_tot
 """A node has none: tests/integration/ceph/claims/test_ended_clients.py."""
 WITHOUT_PANEL = (
     "crust_snapshots", "crust_worker_threads", "crust_worker_calls_waiting", "crust_background_failures_total",
-    "crust_pool_open", "crust_build_info",
+    "crust_pool_open", "crust_build_info", "crust_calls_unseen_total",
 )  # fmt: skip
 
 

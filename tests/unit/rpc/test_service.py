@@ -11,8 +11,10 @@ import grpc
 import grpc.aio
 import pytest
 from google.rpc import error_details_pb2, status_pb2
+from prometheus_client import REGISTRY
 
 from crust.core import errors, logs, metrics, traces
+from crust.host.answers import NotSeen
 from crust.rpc import channel, status
 from crust.rpc.call import Call
 from crust.rpc.serving import server
@@ -240,6 +242,18 @@ async def test_unknown_pass_through_method_leaves_no_name_in_the_metrics(service
     names = {sample.labels["method_name"] for sample in samples}
     assert {"other", "/csi.v1.Node/NodeGetInfo"} <= names
     assert not [name for name in names if "New" in name or name.startswith("/x/")]
+
+
+async def test_call_without_an_answer_of_the_kernel_is_counted(service: Fixture) -> None:
+    built, channel_to = service
+    caller: Any = channel_to
+    counts: list[float] = []
+    for error in (errors.NotReady("no"), NotSeen("cannot see the users of /dev/loop1")):
+        built.fail(error)
+        call = caller.unary_unary("/csi.v1.Node/NodeGetInfo")(b"", timeout=5)
+        await refused(call, Code.FAILED_PRECONDITION if not counts else Code.UNAVAILABLE)
+        counts.append(REGISTRY.get_sample_value("crust_calls_unseen_total") or 0)
+    assert counts[1] - counts[0] == 1
 
 
 async def test_csi_call_is_measured_as_a_kubelet_measures_it(service: Fixture) -> None:
