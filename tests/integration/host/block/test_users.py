@@ -1,6 +1,7 @@
 """The users of a device: each user that is in the way of a purpose refuses it, and is named; no answer is no user."""
 
 import ctypes
+import math
 import os
 import subprocess
 import sys
@@ -330,6 +331,58 @@ else:
     argv = ["setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace"]
     with a_process("held = os.open(sys.argv[1], os.O_RDWR)", disk):
         subprocess.run([*argv, sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_look_that_takes_too_long_names_the_process(
+    disk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod with a million descriptors must not delay the others for minutes, and is not skipped."""
+    code = "files = [os.dup(0) for _ in range(600)]"
+    with a_process(code) as pid:
+        monkeypatch.setattr(openers, "_LOOK_S", -1.0)
+        with pytest.raises(
+            NotSeen, match=r"at process \d+ \(.*\) of user \d+, with \d+ open files"
+        ):
+            openers.openers()
+        monkeypatch.setattr(openers, "_LOOK_S", 60.0)
+        visits: list[str] = []
+        devices_of = openers._devices_of
+
+        def noted(of: str, deadline_s: float = math.inf) -> Iterator[tuple[str, openers.Number]]:
+            visits.append(of)
+            return devices_of(of, deadline_s)
+
+        monkeypatch.setattr(openers, "_devices_of", noted)
+        openers.openers()
+        assert visits.index(str(pid)) > len(set(visits)) // 2  # those with few files come first
+
+
+def test_child_of_a_process_that_ends_during_the_look_is_seen(
+    disk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hypervisor that becomes a daemon: it forks, and ends, after the processes were listed."""
+    read, write_end = os.pipe()
+    child = 0
+    held = os.open(disk, os.O_RDWR)
+    listdir = os.listdir
+
+    def late(path: str) -> list[str]:
+        nonlocal child, held
+        names = listdir(path)
+        if path == "/proc" and not child:
+            child = os.posix_spawn(
+                "/bin/cat", ["cat"], {}, file_actions=[(os.POSIX_SPAWN_DUP2, read, 0)]
+            )
+            os.close(held)
+        return names
+
+    os.set_inheritable(held, True)  # noqa: FBT003 - its only form
+    monkeypatch.setattr(os, "listdir", late)
+    number = os.stat(disk).st_rdev
+    found = openers._openers()[os.major(number), os.minor(number)]
+    os.close(write_end)
+    os.waitpid(child, 0)
+    assert [holder.pid for holder in found] == [child]
 
 
 def test_process_that_writes_to_a_partition_refuses_its_disk(partition: tuple[str, str]) -> None:
