@@ -6,16 +6,18 @@ serve them, so a loop that hangs is an answer of 503, and the metrics can still 
 
 There is no authentication: the address belongs on a loopback, or behind a network policy. A client cannot exhaust
 the threads and descriptors that the node's calls need: with too many connections the oldest one is closed, so a probe
-is answered while other connections stay open.
+is answered while other connections stay open. The metrics are rendered once a second at most (`PAGE_S`).
 """
 
 import asyncio
 import concurrent.futures
 import http.server
 import logging
+import math
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -36,6 +38,11 @@ ANSWER_S = 5.0
 
 CONNECTIONS = 32
 """The largest number of connections; each has a thread."""
+
+PAGE_S = 1.0
+"""The age up to which the text of the metrics is sent again: a scraper asks every few seconds, a flood more often."""
+
+_OPEN = "application/openmetrics-text"
 
 
 class _Monitor:
@@ -79,12 +86,34 @@ class _Monitor:
             ) from None
 
 
+class _Page:
+    """The text of the metrics, rendered once in `PAGE_S` for each of two formats, however many clients read it.
+
+    A client chooses between the formats alone: versions and escapings of its choice would be texts without a bound.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._texts: dict[str, tuple[float, bytes]] = {}
+
+    def answer(self, accept: str) -> tuple[bytes, str]:
+        """The text and its type. Clients that come while it is rendered wait for it."""
+        encode, kind = exposition.choose_encoder(_OPEN if _OPEN in accept else "")
+        with self._lock:
+            rendered_s, text = self._texts.get(kind, (-math.inf, b""))
+            if time.monotonic() - rendered_s >= PAGE_S:
+                text = encode(prometheus_client.REGISTRY)
+                self._texts[kind] = time.monotonic(), text
+            return text, kind
+
+
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, host: str, port: int, monitor: _Monitor) -> None:
         self.address_family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
         self.monitor = monitor
+        self.page = _Page()
         self._connected: deque[socket.socket] = deque()
         super().__init__((host, port), _Answers)
 
@@ -111,8 +140,7 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         """Answer, by path."""
         path = self.path.partition("?")[0]
         if path == "/metrics":
-            encode, kind = exposition.choose_encoder(self.headers.get("Accept", ""))
-            self._send(200, encode(prometheus_client.REGISTRY), kind)
+            self._send(200, *self.server.page.answer(self.headers.get("Accept", "")))
         elif path == "/healthz":
             self._answer(self.server.monitor.check_health)
         elif path == "/readyz":

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
+import prometheus_client
 import pytest
 
 from crust.cli.programs import daemons, monitoring
@@ -134,9 +135,10 @@ async def test_daemon_leaves_no_core_file_with_its_secrets(tmp_path: Path) -> No
         await process.communicate()
 
 
-def read(address: str, path: str) -> tuple[int, str]:
+def read(address: str, path: str, accept: str = "*/*") -> tuple[int, str]:
+    asked = urllib.request.Request(f"http://{address}{path}", headers={"Accept": accept})
     try:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=20) as answer:
+        with urllib.request.urlopen(asked, timeout=20) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -259,6 +261,47 @@ async def test_server_connections_held_open_are_bounded_and_probe_is_answered(
             slow[0].sendall(b"GET /healthz HT")
             assert await asyncio.to_thread(read, address, "/healthz") == (200, "ok\n")
             assert await asyncio.to_thread(slow[0].recv, 1) == b""
+
+
+_OPEN_METRICS = "application/openmetrics-text"
+
+
+class Counted:
+    """A collector that counts the renderings of the page."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def collect(self) -> list[prometheus_client.Metric]:
+        self.times += 1
+        return []
+
+
+@pytest.mark.parametrize(("page_s", "renderings"), [(3600.0, 2), (0.0, 12)])
+async def test_metrics_are_rendered_once_in_their_time(
+    page_s: float,
+    renderings: int,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client that reaches the port must not take a core from the calls of the node."""
+    monkeypatch.setattr(monitoring, "PAGE_S", page_s)
+    async with monitored(caplog) as address:
+        counted = Counted()
+        prometheus_client.REGISTRY.register(counted)  # which calls it
+        counted.times = 0
+        try:
+            plain = [asyncio.to_thread(read, address, "/metrics") for _ in range(6)]
+            opened = [
+                asyncio.to_thread(read, address, "/metrics", f"{_OPEN_METRICS}; version=1.0.{n}")
+                for n in range(6)
+            ]
+            texts = await asyncio.gather(*plain, *opened)
+        finally:
+            prometheus_client.REGISTRY.unregister(counted)
+    assert [code for code, _ in texts] == [200] * 12
+    assert [text.endswith("# EOF\n") for _, text in texts] == [False] * 6 + [True] * 6
+    assert counted.times == renderings
 
 
 def test_loop_that_hangs_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
