@@ -159,7 +159,7 @@ def _node(
         role=role,
         stores=stores,
         io_limits=io_limits,
-        node_stage=NodeStage(stores, io_limits, preparation),
+        node_stage=NodeStage(stores, io_limits, preparation, target_roots),
         node_unstage=NodeUnstage(stores, io_limits),
         node_publish=NodePublish(stores, io_limits, node_expand, host_image, target_roots),
         deferred_publish=DeferredNodePublish(stores, io_limits, host_image),

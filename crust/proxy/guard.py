@@ -112,8 +112,7 @@ class Targets:
 
     def check_allowed(self, target: volumes.TargetPath) -> None:
         """Raise `target_paths.PathOutsideRoots` unless the target lies below an allowed root. No I/O."""
-        if not any(target.is_below(root) for root in self._roots):
-            raise target_paths.PathOutsideRoots(target, self._roots)
+        target_paths.root_of(target, self._roots)
 
     def look(self, target: volumes.TargetPath) -> Seen:
         """The mounts on the target, in a `Seen` without an entry."""

@@ -35,6 +35,7 @@ from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, volumes
 from crust.host.block import devices, signatures, users
 from crust.host.block.users import Purpose
+from crust.host.files import target_paths
 from crust.host.files.locks import ToolLocks
 from crust.host.filesystems import format_decision, fsck, mkfs, superblocks
 from crust.host.filesystems.format_decision import Action
@@ -225,15 +226,18 @@ class NodeStage:
     stores: Stores
     io_limits: IoLimits
     preparation: FilesystemPreparation
+    target_roots: tuple[str, ...]
 
     async def stage(self, request: Stage) -> None:
         """Prepare the volume for publishes.
 
-        Raises `models.VolumeNotFound`, `capability_check.CapabilityExceeded`, `StagingPathMissing`,
+        Raises `target_paths.PathOutsideRoots`, though nothing is mounted at the path, because a publish would have
+        the same fault; `models.VolumeNotFound`, `capability_check.CapabilityExceeded`, `StagingPathMissing`,
         `StagedDifferently`, `capability_check.PublishedToOtherNode`, `AttachLimitReached`, the
         `VolumeInUseByTool`, the errors of `FilesystemPreparation.begin`, and of the engine and the filesystem's
         tools.
         """
+        target_paths.root_of(request.path, self.target_roots)
         due = await workers.run(self._begin, request)
         if due is not None:
             await self.preparation.prepare(due)

@@ -55,15 +55,21 @@ class TargetConflict(errors.Conflict):
         )
 
 
+def root_of(target: TargetPath, roots: Sequence[str]) -> str:
+    """The root that `target` is below, by its text alone. Raises `PathOutsideRoots`."""
+    root = next((root for root in roots if target.is_below(root)), None)
+    if root is None:
+        raise PathOutsideRoots(target, roots)
+    return root
+
+
 @contextmanager
 def parent_of(target: TargetPath, roots: Sequence[str]) -> Iterator[int]:
     """An O_PATH descriptor of the parent of `target`. The CO creates the parent (CSI NodePublishVolume).
 
     Raises `PathOutsideRoots`, `SymlinkInPath`, `NotFound`.
     """
-    root = next((root for root in roots if target.is_below(root)), None)
-    if root is None:
-        raise PathOutsideRoots(target, roots)
+    root = root_of(target, roots)
     above, _, _ = target.text[len(root.rstrip("/")) + 1 :].rpartition("/")
     with (
         syscalls.translating(f"cannot reach {target}"),

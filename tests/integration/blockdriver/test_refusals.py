@@ -150,6 +150,19 @@ async def test_publish_outside_the_roots_or_through_links_is_refused(bench: Benc
         await bench.stage(volume_id, path=f"{bench.root}/staging/absent")
 
 
+async def test_stage_at_path_outside_the_roots_attaches_nothing(
+    bench: Bench, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    volume_id = (await bench.create()).volume_id
+    outside = tmp_path_factory.mktemp("outside")
+    for path in (str(outside), "/etc", f"{bench.root}2/staging"):
+        with raised("PathOutsideRoots"):
+            await bench.stage(volume_id, path=path)
+        await bench.unstage(volume_id, path=path)  # nothing is there, which is a success
+    with raised("NotStaged"):
+        await bench.publish(volume_id, bench.target("mount"))
+
+
 async def test_unpublish_outside_the_roots_or_through_a_link_unmounts_nothing(
     bench: Bench, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
