@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import NewType, Self
 
 from crust.core import errors
+from crust.core.printable import has_control
 
 VolumeId = NewType("VolumeId", str)
 DriverName = NewType("DriverName", str)
@@ -68,8 +69,8 @@ class TargetPath:
         """Check `text`; raises `InvalidPath`."""
         if not text:
             raise InvalidPath(role, text, "it is empty")
-        if "\0" in text:
-            raise InvalidPath(role, text, "it holds a NUL byte")
+        if has_control(text):
+            raise InvalidPath(role, text, "it holds a control character")
         if not text.startswith("/"):
             raise InvalidPath(role, text, "it is relative")
         parts = text.split("/")[1:]

@@ -7,6 +7,7 @@ import grpc
 import grpc.aio
 
 from crust.core import errors
+from crust.core.printable import has_control
 
 SOCKET_PATH_MAX_BYTES = 107
 """sun_path of unix(7), less the final NUL."""
@@ -59,6 +60,12 @@ def target_of(socket_path: str) -> str:
             f"the socket path {socket_path!r} cannot be used",
             why="it is not absolute",
             hint="give the full path of the socket, without 'unix://'",
+        )
+    if has_control(socket_path):  # gRPC would end the path at a NUL
+        raise errors.InvalidRequest(
+            f"the socket path {socket_path!r} cannot be used",
+            why="it holds a control character",
+            hint="choose another path",
         )
     if len(socket_path.encode()) > SOCKET_PATH_MAX_BYTES:
         raise errors.InvalidRequest.named(

@@ -20,7 +20,9 @@ WORDS = st.text(string.ascii_lowercase + string.digits + "_=", min_size=1, max_s
     lambda word: _is_fit(word)
 )
 NAMES = st.text(
-    st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=40
+    st.characters(codec="utf-8", exclude_characters="/", exclude_categories=["Cc"]),
+    min_size=1,
+    max_size=40,
 ).filter(lambda name: name not in (".", ".."))
 
 

@@ -176,6 +176,13 @@ async def test_socket_path_that_is_not_absolute_is_refused(path: str) -> None:
         await start(path)
 
 
+@pytest.mark.parametrize("path", ["/run/a.sock\0b", "/run/a\n.sock", "/run/\x9b.sock"])
+async def test_socket_path_with_control_character_is_refused(path: str) -> None:
+    """gRPC ends a path at a NUL, and would serve and call another socket."""
+    with pytest.raises(errors.InvalidRequest, match="control character"):
+        await start(path)
+
+
 async def test_socket_path_that_is_too_long_creates_nothing(short: str) -> None:
     with raised("SocketPathTooLong", match="107"):
         await start(f"{short}/{'d' * 90}/a.sock")

@@ -366,6 +366,7 @@ async def test_session_gets_the_directory_and_ends_with_its_stream(registry: Any
         ({"name": "box\n"}, "name"),
         ({"endpoint": "relative.sock"}, "not absolute"),
         ({"endpoint": "/" + "x" * 107}, "107"),
+        ({"endpoint": "/run/h.sock\0x"}, "control character"),
         ({"volume_types": []}, "BLOCK"),
         ({"filesystems": []}, "filesystems is empty"),
         ({"filesystems": ["ext4"] * 65}, "65 filesystems, and 64 is the most"),

@@ -154,7 +154,10 @@ async def test_unsupported_filesystem_of_the_answer_is_refused(node: FakeNode, t
         ("{kubelet}/mount/", "trailing slash"),
         ("{kubelet}/" + "n" * 256, "longer than 255 bytes"),
         ("{kubelet}/" + "name/" * 900 + "mount", "longer than 4095 bytes"),
-        ("{kubelet}/a\0b", "NUL"),
+        ("{kubelet}/a\0b", "control character"),
+        ("{kubelet}/a\x1b[2J", "control character"),
+        ("{kubelet}/a\nb", "control character"),
+        ("{kubelet}/a\x9bb", "control character"),  # CSI of C1
     ],
 )
 async def test_invalid_target_path_is_refused(kata: FakeNode, path: str, words: str) -> None:
