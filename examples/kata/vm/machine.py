@@ -355,11 +355,7 @@ def _serve_share(share: spec_module.Share, directory: Path) -> process.Process:
         listener.bind(str(path))
         os.chmod(path, 0o600)
         listener.listen(1)
-        argv = [
-            *(str(spec_module.VIRTIOFSD), f"--fd={listener.fileno()}"),
-            *("-o", f"source={share.path},cache={share.cache},sandbox=chroot"),
-            "-f",
-        ]
+        argv = spec_module.virtiofsd(share, listener.fileno())
         pid = process.spawn(argv, [listener.fileno()], directory / "qemu.err")
         return process.Process(pid)
     except OSError as err:

@@ -76,10 +76,27 @@ def command_line(
         *("-chardev", f"socket,id=agent,server=on,wait=off,fd={agent_fd}"),
         *("-device", f"virtio-serial-pci,max_ports={_PORTS}"),
         *("-device", "virtserialport,chardev=agent,name=crust.agent"),
-        *("-chardev", f"pipe,id=console,path={directory}/console", "-serial", "chardev:console"),
+        *(
+            "-chardev",
+            f"pipe,id=console,path={_value(directory)}/console",
+            "-serial",
+            "chardev:console",
+        ),
         *_slots(spec.volume_slots),
         *(argument for share in spec.shares for argument in _share(share, directory)),
     ]
+
+
+def virtiofsd(share: Share, fd: int) -> list[str]:
+    """The arguments of the C virtiofsd, which inherits its listening socket; libfuse ends an option at a comma."""
+    source = str(share.path).replace("\\", r"\\").replace(",", r"\,")
+    options = f"source={source},cache={share.cache},sandbox=chroot"
+    return [str(VIRTIOFSD), f"--fd={fd}", "-o", options, "-f"]
+
+
+def _value(path: Path) -> str:
+    """A path as the value of an option of QEMU, which ends at a single comma."""
+    return str(path).replace(",", ",,")
 
 
 def share_socket(share: Share, directory: Path) -> Path:
@@ -122,10 +139,10 @@ def _slots(count: int) -> list[str]:
 def _share(share: Share, directory: Path) -> list[str]:
     if share.kind == "virtiofs":
         device = f"vhost-user-fs-pci,chardev=fs-{share.tag},tag={share.tag}"
-        channel = f"socket,id=fs-{share.tag},path={share_socket(share, directory)}"
+        channel = f"socket,id=fs-{share.tag},path={_value(share_socket(share, directory))}"
         return ["-chardev", channel, "-device", device]
     options = ",readonly=on" if share.read_only else ""
-    backend = f"local,id=fs-{share.tag},path={share.path},security_model=none{options}"
+    backend = f"local,id=fs-{share.tag},path={_value(share.path)},security_model=none{options}"
     return [
         "-fsdev",
         backend,

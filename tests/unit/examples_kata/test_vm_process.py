@@ -168,6 +168,16 @@ def test_virtiofs_share_gets_shared_memory() -> None:
     assert "readonly=on" in line
 
 
+def test_comma_in_the_path_of_a_share_begins_no_option() -> None:
+    path = Path("/host,readonly=off\\,x")
+    share = spec.Share("tag", path, "9p", read_only=True)
+    line = _line(spec.MachineSpec("a", _IMAGE, shares=(share,)))
+    assert "path=/host,,readonly=off\\,,x,security_model=none,readonly=on" in line
+    share = spec.Share("tag", path, "virtiofs")
+    options = r"source=/host\,readonly=off\\\,x,cache=auto,sandbox=chroot"
+    assert spec.virtiofsd(share, 7) == [str(spec.VIRTIOFSD), "--fd=7", "-o", options, "-f"]
+
+
 def test_node_names_fit_what_qemu_allows() -> None:
     assert len(block_nodes.name_of("x" * 20)) <= 31
 
