@@ -5,12 +5,13 @@ Without its shim no program can stop the sandbox, and the engine reports it as r
 Then the daemon writes it into claim.json, which `crust volumes`, `crust doctor` and `crust end-orphan` read.
 """
 
+import errno
 import logging
 import math
 import os
 import select
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from crust.core import errors, volumes
 from crust.host import answers
@@ -20,6 +21,7 @@ from crust.runtime_handler import keepers
 
 _log = logging.getLogger(__name__)
 
+_PROGRAM = "containerd-shim"
 _GRACE_S = 5.0
 """When a sandbox is stopped, machine and shim end at about the same time, in either order."""
 
@@ -81,10 +83,32 @@ def orphaned(sandbox_id: str, vm_pid: int) -> errors.CrustError:
     )
 
 
+def pids_of(sandbox_id: str) -> Iterator[int]:
+    """The processes that are the sandbox's shim. Raises `NotSeen`.
+
+    The sandbox's id among the arguments proves nothing alone: every user can write it there. A shim is root's, as its
+    engine, and its program is containerd's by name: `containerd-shim-kata-v2`.
+    """
+    return filter(_is_shim, arguments.having("-id", sandbox_id))
+
+
+def _is_shim(pid: int) -> bool:
+    def look() -> bool:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            (users,) = (line.split()[1:] for line in file if line.startswith("Uid:"))
+        # of /proc/PID itself root is the owner too if the process has forbidden to be traced
+        if not {int(user) for user in users} <= {0, os.geteuid()}:
+            return False
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith(_PROGRAM)
+
+    absent = (errno.ENOENT, errno.ESRCH)
+    return bool(answers.seen(answers.ask(f"the program of process {pid}", look, absent=absent)))
+
+
 def shim_of(sandbox_id: str) -> int | None:
     """A pidfd of the sandbox's shim; None without a shim. Raises `NotSeen`."""
     words = ("-id", sandbox_id)
-    for pid in arguments.having(*words):
+    for pid in pids_of(sandbox_id):
         process = answers.seen(processes.of(pid))
         shim = answers.seen(processes.hold(process)) if process is not None else None
         if shim is None:

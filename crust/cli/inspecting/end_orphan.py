@@ -20,6 +20,7 @@ from crust.handoff import claims, layout
 from crust.host import answers
 from crust.host.process import arguments, open_files, processes, workers
 from crust.host.process.processes import Process
+from crust.kata import shims
 
 _END_S = 30.0
 _FREE_S = 10.0
@@ -110,8 +111,8 @@ def _prove(paths: layout.EntryPaths, row: views.VolumeRow) -> None:
     is_same = claim is not None and claim.live and claim.is_orphaned
     if claim is None or not is_same or (claim.sandbox_id, claim.pid) != (row.sandbox_id, pid):
         why = "the claim has changed meanwhile"
-    elif shims := list(arguments.having("-id", row.sandbox_id)):
-        why = f"process {shims[0]} is a shim of that sandbox, for its container engine"
+    elif shim := next(shims.pids_of(row.sandbox_id), None):
+        why = f"process {shim} is a shim of that sandbox, for its container engine"
     else:
         holders = open_files.holders(paths.claim_lock)
         if pid not in holders and not any(pid in open_files.watched(holder) for holder in holders):

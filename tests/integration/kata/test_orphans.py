@@ -18,7 +18,7 @@ from tests.integration.kata.conftest import (
     pod,
     soon,
 )
-from tests.support.kata.sandbox import StandInSandbox
+from tests.support.kata.sandbox import StandInSandbox, a_shim
 from tests.support.raised import raised
 
 pytestmark = pytest.mark.root
@@ -91,5 +91,14 @@ async def test_sandbox_that_is_stopped_is_not_called_orphaned(
 
 
 def test_shim_is_found_by_its_arguments(one: StandInSandbox) -> None:
+    assert list(shims.pids_of(ONE)) == [one.shim.pid]
     assert shims.shim_of(ONE) is not None
     assert shims.shim_of(ONE[:-1]) is None
+
+
+def test_process_of_another_user_or_program_is_no_shim() -> None:
+    """Its arguments say that it is one: it would hide from crust that the sandbox's shim has ended."""
+    with a_shim(TWO, user=65534), a_shim(TWO, program="sh"):
+        assert shims.shim_of(TWO) is None
+        with a_shim(TWO) as shim:
+            assert list(shims.pids_of(TWO)) == [shim.pid]

@@ -8,9 +8,12 @@ shim, by its arguments alone.
 """
 
 import json
+import os
 import secrets
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -128,7 +131,7 @@ def _mount(source: str, destination: str, device_id: str) -> dict[str, object]:
 @contextmanager
 def running(root: Path, id_: str) -> Iterator[StandInSandbox]:
     """A sandbox whose virtual machine runs while the block does."""
-    with _shim(id_) as shim, _machine(f"/run/vc/vm/{id_}/clh-api.sock") as process:
+    with a_shim(id_) as shim, _machine(f"/run/vc/vm/{id_}/clh-api.sock") as process:
         sandbox = StandInSandbox(root, id_, process, shim)
         sandbox.write()
         try:
@@ -141,7 +144,7 @@ def running(root: Path, id_: str) -> Iterator[StandInSandbox]:
 def running_rust(root: Path, shares: Path, id_: str) -> Iterator[StandInRustSandbox]:
     """A sandbox of runtime-rs whose virtual machine runs while the block does."""
     (root / id_).mkdir(parents=True)
-    with _shim(id_) as shim, _machine("--api-socket", str(root / id_ / "ch-api.sock")) as process:
+    with a_shim(id_) as shim, _machine("--api-socket", str(root / id_ / "ch-api.sock")) as process:
         sandbox = StandInRustSandbox(root, id_, process, shim, shares)
         try:
             yield sandbox
@@ -160,8 +163,14 @@ def _machine(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @contextmanager
-def _shim(id_: str) -> Iterator[subprocess.Popen[bytes]]:
-    program = [sys.executable, "-c", "import sys; sys.stdin.read()", "-id", id_]
-    with subprocess.Popen(program, stdin=subprocess.PIPE) as process:
-        yield process
-        process.kill()
+def a_shim(
+    id_: str, *, program: str = "containerd-shim-kata-v2", user: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with the arguments of a sandbox's shim, of this program's name, of this user."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        path = shutil.copy(shutil.which("sh") or "/bin/sh", f"{directory}/{program}")
+        argv = [path, "-c", "read line", "-namespace", "k8s.io", "-id", id_]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, user=user) as process:
+            yield process
+            process.kill()

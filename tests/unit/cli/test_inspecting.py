@@ -26,6 +26,7 @@ from crust.handoff import claims, layout
 from crust.runtime_handler import keepers, process_of
 from tests.support.co import NAMED
 from tests.support.drivers import fake_driver
+from tests.support.kata.sandbox import a_shim
 from tests.support.nodes.fake_node import DRIVER, FakeNode
 from tests.support.nodes.places import Places
 from tests.unit.cli.conftest import crust, invoked
@@ -385,11 +386,18 @@ async def test_process_that_claim_does_not_end_with_is_not_ended(machine: _Machi
 
 
 async def test_sandbox_with_a_shim_is_not_ended(machine: _Machine) -> None:
-    with _process("-namespace", "k8s.io", "-id", SANDBOX) as shim:
+    with a_shim(SANDBOX) as shim:
         ended = await machine.end("--yes")
         assert ended.exit_code == 1
         assert f"process {shim.pid} is a shim of that sandbox" in ended.output
     assert machine.lives
+
+
+async def test_arguments_of_a_shim_alone_keep_no_machine(machine: _Machine) -> None:
+    """Every user may write a sandbox's id among the arguments of a program."""
+    with _process("-namespace", "k8s.io", "-id", SANDBOX):
+        ended = await machine.end("--yes")
+    assert ended.exit_code == 0, ended.output
 
 
 async def test_volume_that_is_not_deferred_is_said_to_be_so(machine: _Machine) -> None:
