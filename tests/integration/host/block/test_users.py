@@ -357,7 +357,7 @@ def test_look_that_takes_too_long_names_the_process(
         assert visits.index(str(pid)) > len(set(visits)) // 2  # those with few files come first
 
 
-def test_child_of_a_process_that_ends_during_the_look_is_seen(
+def test_child_of_process_that_ends_during_look_is_seen(
     disk: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hypervisor that becomes a daemon: it forks, and ends, after the processes were listed."""
