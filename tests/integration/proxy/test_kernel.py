@@ -12,12 +12,12 @@ import grpc
 import pytest
 
 from crust.core import volumes
-from crust.host.block import loop
+from crust.host.block import loop, openers
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
 from crust.proxy import guard
 from crust.proxy.target import Guard, Seen, Stack
-from crust.runtime_handler import Resolved, resolve_source
+from crust.runtime_handler import Resolved, claim_volume, resolve_source
 from crust.wire.v1 import inspect_pb2
 from tests.support.drivers.fake_driver import MIB, Failure
 from tests.support.faults.refusals import refused
@@ -328,6 +328,32 @@ async def test_sdk_claim_blocks_host_mounts_and_unpublish(
         assert (await node.co.expand("vol-1", target, 64 * MIB)).capacity_bytes == 64 * MIB
     await node.co.unpublish("vol-1", target)
     node.check_untouched(target)
+
+
+async def test_publish_claim_and_unpublish_look_at_all_processes_once(
+    node: FakeNode, ext4_device: loop.LoopDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = openers._all_openers
+    looks: list[None] = []
+
+    def counted() -> openers.Openers:
+        looks.append(None)
+        return look()
+
+    monkeypatch.setattr(openers, "_all_openers", counted)
+    target = node.places.target("one")
+    await node.co.publish("vol-1", target)
+    assert len(looks) == 1
+    await node.co.publish("vol-1", target)  # the same device again
+    assert len(looks) == 1
+    parsed, sandbox = volumes.TargetPath.parse(target), volumes.SandboxId("box-1")
+    claim = await asyncio.to_thread(
+        claim_volume, node.places.volumes, parsed, sandbox, volumes.HandlerName("kata")
+    )
+    assert len(looks) == 2
+    await asyncio.to_thread(claim.release)
+    await node.co.unpublish("vol-1", target)
+    assert len(looks) == 3
 
 
 async def test_target_used_as_working_directory_is_reported_and_removed_later(

@@ -333,6 +333,19 @@ else:
         subprocess.run([*argv, sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
+def test_processes_that_come_and_go_refuse_nothing(disk: str) -> None:
+    """Each errno of a process that ends during the look is named: no check of an unused device is `NotSeen`."""
+    ends = "import subprocess\nwhile True: subprocess.run(['true'])"
+    with (
+        subprocess.Popen([sys.executable, "-c", ends]) as one,
+        subprocess.Popen([sys.executable, "-c", ends]) as two,
+    ):
+        for _ in range(100):
+            users.check(devices.source(disk), Purpose.GUEST_WRITES)
+        one.kill()
+        two.kill()
+
+
 def test_look_that_takes_too_long_names_the_process(
     disk: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
