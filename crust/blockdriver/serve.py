@@ -25,6 +25,7 @@ from crust.core import errors, metrics, volumes
 from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
 from crust.core.settings.program import KubernetesAccess
 from crust.core.supervised import supervised
+from crust.host import start_questions
 from crust.host.files import durable, locks
 from crust.host.mounts import propagation
 from crust.host.process import workers
@@ -235,6 +236,8 @@ async def run_driver(settings: DriverSettings) -> None:
         serving as daemon,
         _fencing(driver, nodes, daemon),
     ):
+        if driver.role.has_node:
+            await start_questions.report(start_questions.ON_NODE, daemon.health)
         await daemon.forever()
 
 

@@ -17,6 +17,7 @@ from crust.core import errors, volumes
 from crust.core.settings.kata import KataSettings
 from crust.core.supervised import supervised
 from crust.handoff.store import Store
+from crust.host import start_questions
 from crust.host.files import durable
 from crust.host.process import workers
 from crust.kata import nri
@@ -45,6 +46,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 async def run(settings: KataSettings) -> None:
     """Serve until cancelled. Raises `KataUnfit` if none of the runtimes can be served."""
     async with running(settings) as daemon:
+        await start_questions.report(start_questions.OF_RUNTIME, daemon.health)
         await daemon.forever()
 
 

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from crust.blockdriver import serve
 from crust.core.settings.driver import DriverSettings
 from crust.csi_shim import shim_process
+from crust.host import start_questions
 from crust.host.files import durable, locks
 from crust.host.process import workers
 from crust.node.settings import NodeSettings
@@ -29,6 +30,7 @@ async def run(settings: NodeSettings) -> None:
     for driver in settings.driver:
         await serve.check_host(driver)
     async with running(settings) as daemon:
+        await start_questions.report(start_questions.ON_NODE, daemon.health)
         await daemon.forever()
 
 

@@ -18,6 +18,7 @@ from crust.core.deferral_keys import Defer
 from crust.core.settings.proxy import ProxySettings, ServedDriver
 from crust.core.supervised import Health
 from crust.handoff import store as stores
+from crust.host import start_questions
 from crust.host.block import devices as host_devices
 from crust.host.files import durable
 from crust.host.files.locks import ToolLocks
@@ -70,6 +71,7 @@ async def run(settings: ProxySettings) -> None:
     """Serve until cancelled. If the start fails, it raises the reason and leaves no socket served."""
     await check_propagation(settings)
     async with running(settings) as daemon:
+        await start_questions.report(start_questions.ON_NODE, daemon.health)
         await daemon.forever()
 
 

@@ -1,0 +1,67 @@
+"""The questions about the host that a daemon needs, asked once at its start, under its own filters and capabilities.
+
+A system call filter, a dropped capability or a PID namespace refuses each publish later, and only the daemon itself
+meets it: the shell in which an operator looks has none of them. So each daemon tries its questions when it starts,
+and shows what it may not ask as a problem of its own (`crust status`, `crust doctor`). Calls that need the answer are
+refused then, and none is guessed.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+
+from crust.core import errors
+from crust.core.supervised import Health
+from crust.host import answers
+from crust.host.block import openers, signatures
+from crust.host.process import processes, syscalls, workers
+
+Question = tuple[str, Callable[[], object]]
+"""Its name, for people, and the call; raises `errors.CrustError`, `OSError`."""
+
+
+def _own_end() -> None:
+    process = answers.seen(processes.of(os.getpid()))
+    assert process is not None, "it asks about itself"
+    processes.has_ended(process)
+
+
+def _way_to_a_target() -> None:
+    with syscalls.closing(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
+        os.close(syscalls.open_beneath(root, "."))
+
+
+def _confined_probe() -> None:
+    with tempfile.NamedTemporaryFile(prefix="crust-") as blank:
+        blank.truncate(1 << 20)
+        signatures.probe(blank.name)
+
+
+OPEN_FILES: Question = ("open files of other processes", openers.openers)
+PROCESSES: Question = ("end of a process (pidfd_open)", _own_end)
+TARGETS: Question = ("way to a target (openat2)", _way_to_a_target)
+MOUNTS: Question = ("mount of a path (statx)", lambda: syscalls.mount_at("/"))
+CONFINED: Question = ("programs that parse a volume (bubblewrap)", _confined_probe)
+
+ON_NODE = (OPEN_FILES, PROCESSES, TARGETS, MOUNTS, CONFINED)
+"""Of the proxy, and of a driver on a node."""
+OF_RUNTIME = (OPEN_FILES, PROCESSES)
+"""Of the bridge to Kata."""
+
+
+async def report(questions: Iterable[Question], health: Health) -> None:
+    """Ask each question, and report what gets no answer; it takes some 50 ms with a confined program."""
+    for name, problem in (await workers.run(_problems, questions)).items():
+        health.report(name, problem, is_fatal=False)
+
+
+def _problems(questions: Iterable[Question]) -> Mapping[str, errors.CrustError | None]:
+    return {name: _problem(name, ask) for name, ask in questions}
+
+
+def _problem(name: str, ask: Callable[[], object]) -> errors.CrustError | None:
+    try:
+        answers.seen(answers.ask(name, ask))
+    except errors.CrustError as error:
+        return error
+    return None
