@@ -20,6 +20,7 @@ from crust.blockdriver.records.models import RecordMissing, VolumeRecord
 from crust.blockdriver.records.records import UNREADABLE
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
+from crust.host.answers import NotSeen
 
 _SHOWN = 100
 """The most findings of this kind in one answer."""
@@ -93,7 +94,7 @@ class HealthCheck:
             return Finding(Kind.DATA_LOSS, "ImageMissing", str(err))
         except ImageReplaced as err:
             return Finding(Kind.DATA_LOSS, "ImageReplaced", str(err))
-        except UNREADABLE as err:
+        except (*UNREADABLE, NotSeen) as err:
             # One bad sector must not hide the other volumes from a list.
             return Finding(Kind.INACCESSIBLE, "ImageUnreadable", str(err))
         return Finding(Kind.DATA_LOSS, "ImageDamaged", problem) if problem else None
