@@ -113,6 +113,5 @@ def _judge(key: volumes.VolumeKey, source: volumes.BlockSource, fs_type: str) ->
         _Unrecorded(str(key)),
         fs_type,
         signatures.probe(source.path),
-        is_blank=lambda: devices.is_blank(source.path),
-        superblock_of=lambda fs_type: superblocks.read(source.path, fs_type),
+        superblock_of=lambda fs_type: superblocks.find(source.path, fs_type),
     )

@@ -139,8 +139,7 @@ class FilesystemPreparation:
             content,
             fs_type,
             signatures.Blank() if zeros else signatures.probe(device),
-            is_blank=lambda: zeros or devices.is_blank(device),
-            superblock_of=lambda fs_type: superblocks.read(device, fs_type),
+            superblock_of=lambda fs_type: superblocks.find(device, fs_type),
         )
 
     def give_out_raw(self, content: ContentRecord, attachment: Attachment) -> None:
@@ -201,7 +200,7 @@ def _clear_interrupted(content: ContentRecord, device: volumes.BlockSource) -> N
     action = format_decision.judge_interrupted(
         content,
         signatures.probe(device.path),
-        superblock_of=lambda fs_type: superblocks.read(device.path, fs_type),
+        superblock_of=lambda fs_type: superblocks.find(device.path, fs_type),
     )
     if action is Action.CLEAR_AND_MAKE:
         users.check(device, Purpose.FORMAT)

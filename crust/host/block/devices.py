@@ -223,11 +223,7 @@ def is_readonly(path: str) -> bool:
 
 
 def is_blank(path: str) -> bool:
-    """Whether every position of a superblock reads as zeros.
-
-    One half of the rule "never format on doubt"; the other half is the driver's record. Raises `CrustError` for an
-    unreadable device.
-    """
+    """Whether every position of a superblock reads as zeros. Raises `CrustError` for an unreadable device."""
     return reads_zero(path, PROBE_WINDOWS)
 
 

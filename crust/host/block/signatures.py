@@ -1,7 +1,8 @@
 """The content of a block device, by its signatures: libblkid's safe probe.
 
 "Safe" means that two signatures which contradict each other are an error instead of a guess. The answer decides
-whether the driver formats a device, so every doubt is an error.
+whether the driver formats a device, so every doubt is an error. blkid(8) exits with 2 for "nothing found" and for a
+read error alike: so the places of superblocks are read here as well.
 
 blkid(8) runs confined, and cannot write: a guest or a pod may have written the bytes. It takes 15 ms; the driver does
 not probe a new volume without stored data.
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from crust.core import errors
+from crust.host.block import devices
 from crust.host.process import confined, syscalls
 
 _BLKID_NOTHING, _BLKID_AMBIGUOUS = 2, 8
@@ -23,7 +25,12 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Blank:
-    """No signature that libblkid knows. It does not prove that the device is empty: see `devices.is_blank`."""
+    """No signature, and zeros at every place where a superblock could be (`devices.PROBE_WINDOWS`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsigned:
+    """Data at such a place, and no signature that libblkid knows: an interrupted mkfs leaves this, for example."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +48,16 @@ class Other:
     what: str
 
 
-Signature = Blank | Filesystem | Other
+Signature = Blank | Unsigned | Filesystem | Other
+
+
+def describe(signature: Signature) -> str:
+    """The content, for messages."""
+    if isinstance(signature, Filesystem):
+        return signature.type
+    if isinstance(signature, Other):
+        return signature.what
+    return "nothing" if isinstance(signature, Blank) else "data without a signature"
 
 
 class AmbiguousSignature(errors.Corrupt):
@@ -65,7 +81,8 @@ class ProbeFailed(errors.RuntimeFailed):
 def probe(path: str) -> Signature:
     """The signature on the device or file. Blocks.
 
-    Raises `NotFound`, `AmbiguousSignature`, `ProbeFailed`, `CannotConfine`.
+    Raises `NotFound`, `AmbiguousSignature`, `ProbeFailed`, `CannotConfine`, `CrustError` for a device that cannot be
+    read.
     """
     with (
         syscalls.translating(f"cannot open {path}"),
@@ -80,7 +97,7 @@ def probe(path: str) -> Signature:
         confined.run_confined(program, device=path, limits=_LIMITS, timeout_s=_TIMEOUT_S)
     )
     if blkid.code == _BLKID_NOTHING:
-        return Blank()
+        return Blank() if devices.is_blank(path) else Unsigned()
     if blkid.code == _BLKID_AMBIGUOUS:
         raise AmbiguousSignature(path)
     if blkid.code:

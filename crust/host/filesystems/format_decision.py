@@ -8,7 +8,7 @@ After an interrupted mkfs the record says "formatting". That is one source, and 
 volume that has been in use since. The other is the device: mkfs.ext4 and mkfs.btrfs write the superblock last, and
 mkfs.xfs marks its own until it ends. The driver clears and formats the device again if it has no complete filesystem,
 and keeps a complete one with the UUID that the record planned. Any other complete filesystem is in doubt, and never
-cleared.
+cleared. The superblock is read here too, also where libblkid knows none: its read may have failed for a moment.
 
 A guest may have made a filesystem while the record still says "new": the driver keeps that, too.
 """
@@ -72,17 +72,15 @@ def judge(
     fs_type: str,
     signature: signatures.Signature,
     *,
-    is_blank: Callable[[], bool],
-    superblock_of: Callable[[str], superblocks.Superblock],
+    superblock_of: Callable[[str], superblocks.Superblock | None],
 ) -> Action:
     """The action after which the volume has the filesystem `fs_type`.
 
-    `is_blank` looks at every place where a superblock could be; it is called only if the action may be to format.
-    `superblock_of` reads the superblock of the type that was found: an interrupted mkfs may have left it.
+    `superblock_of` reads the superblock of a type (`superblocks.find`): an interrupted mkfs may have left one.
     Raises `ContentInDoubt`, `FormattedDifferently`, `NoFilesystemOnDevice`.
     """
     if content.state == "new":
-        return _judge_new(content, fs_type, signature, is_blank, superblock_of)
+        return _judge_new(content, fs_type, signature, superblock_of)
     if content.state == "formatting":
         action = judge_interrupted(content, signature, superblock_of=superblock_of)
         if action is Action.ADOPT:
@@ -93,12 +91,16 @@ def judge(
             raise errors.NotReady.named(
                 "NoFilesystemOnDevice",
                 f"{content.volume_id} cannot be mounted",
-                why=f"it was published as a raw device, and holds {describe(signature)}",
+                why=f"it was published as a raw device, and holds {signatures.describe(signature)}",
                 hint="make a filesystem on it as a raw volume, or create another volume",
             )
-        raise ContentInDoubt(content.volume_id, f"{content.fs_type} was made", describe(signature))
+        raise ContentInDoubt(
+            content.volume_id, f"{content.fs_type} was made", signatures.describe(signature)
+        )
     if content.state == "formatted" and signature.type != content.fs_type:
-        raise ContentInDoubt(content.volume_id, f"{content.fs_type} was made", describe(signature))
+        raise ContentInDoubt(
+            content.volume_id, f"{content.fs_type} was made", signatures.describe(signature)
+        )
     _check_wanted(content, signature.type, fs_type)
     return Action.KEEP
 
@@ -107,17 +109,15 @@ def _judge_new(
     content: Content,
     fs_type: str,
     signature: signatures.Signature,
-    is_blank: Callable[[], bool],
-    superblock_of: Callable[[str], superblocks.Superblock],
+    superblock_of: Callable[[str], superblocks.Superblock | None],
 ) -> Action:
-    if isinstance(signature, signatures.Blank) and is_blank():
-        return Action.MAKE
-    holds = describe(signature)
     if isinstance(signature, signatures.Blank):
-        holds = "data without a signature"
+        return Action.MAKE
+    holds = signatures.describe(signature)
     if content.in_guest and isinstance(signature, signatures.Filesystem):
         _check_wanted(content, signature.type, fs_type)  # somebody else has made it
-        if superblock_of(signature.type).complete:
+        superblock = superblock_of(signature.type)
+        if superblock is not None and superblock.complete:
             return Action.KEEP
         holds = f"{signature.type} whose mkfs was interrupted"
     raise ContentInDoubt(content.volume_id, "that it was never used", holds)
@@ -137,20 +137,22 @@ def judge_interrupted(
     content: Content,
     signature: signatures.Signature,
     *,
-    superblock_of: Callable[[str], superblocks.Superblock],
+    superblock_of: Callable[[str], superblocks.Superblock | None],
 ) -> Action:
     """CLEAR_AND_MAKE or ADOPT for a volume whose record says "formatting". Raises `ContentInDoubt`."""
     if isinstance(signature, signatures.Blank):
         return Action.CLEAR_AND_MAKE
-    if isinstance(signature, signatures.Filesystem) and signature.type == content.fs_type:
-        superblock = superblock_of(signature.type)
-        if not superblock.complete:
+    holds = signatures.describe(signature)
+    unsigned = isinstance(signature, signatures.Unsigned)
+    found = signature.type if isinstance(signature, signatures.Filesystem) else ""
+    if unsigned or found == content.fs_type:
+        superblock = superblock_of(content.fs_type)
+        if unsigned if superblock is None else not superblock.complete:
             return Action.CLEAR_AND_MAKE
-        if content.planned_uuid and superblock.uuid == content.planned_uuid:
-            return Action.ADOPT
-        holds = f"a complete {signature.type} with the UUID {superblock.uuid}"
-    else:
-        holds = describe(signature)
+        if superblock is not None:
+            if content.planned_uuid and superblock.uuid == content.planned_uuid:
+                return Action.ADOPT
+            holds = f"a complete {content.fs_type} with the UUID {superblock.uuid}"
     planned = f"{content.fs_type} {content.planned_uuid}".strip()
     raise ContentInDoubt(content.volume_id, f"that making {planned} was interrupted", holds)
 
@@ -164,12 +166,3 @@ def check_readable(volume_id: str, action: Action | None) -> None:
             why="it has no filesystem, or only a part of one, and it is published read-only",
             hint="publish it for writing first, or create it from a snapshot",
         )
-
-
-def describe(signature: signatures.Signature) -> str:
-    """The content, for messages."""
-    if isinstance(signature, signatures.Filesystem):
-        return signature.type
-    if isinstance(signature, signatures.Other):
-        return signature.what
-    return "no signature"

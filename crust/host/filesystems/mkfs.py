@@ -2,8 +2,7 @@
 
 `make` never overwrites: it looks first, because mkfs.ext4 asks "proceed?" on a terminal only, and without one it
 overwrites any content. A caller with a better source may look in its place: an engine knows whether it stores any
-data for the device. The caller decides whether a blank device may be formatted, by its own record and
-`devices.is_blank`.
+data for the device. The caller decides whether a blank device may be formatted, by its own record.
 
 A StorageClass may set the options of mkfs in `_OPTIONS`, with the values listed there; no other parameter reaches a
 command line. A key names its filesystem, so that one class can serve several; for a volume of another filesystem it
@@ -17,7 +16,7 @@ from typing import TypeVar
 
 from crust.core import deferral_keys, errors
 from crust.host.block import devices, signatures, users
-from crust.host.block.signatures import Blank, Filesystem, Signature
+from crust.host.block.signatures import Blank, Signature
 from crust.host.process import commands, syscalls, workers
 
 Row = TypeVar("Row")
@@ -143,13 +142,12 @@ def check_size(path: str, fs_type: str, size_bytes: int) -> None:
 
 
 def check_blank(path: str, signature: Signature) -> None:
-    """Raise `DeviceNotBlank` for a device with a signature."""
+    """Raise `DeviceNotBlank` for a device with data where a superblock could be."""
     if not isinstance(signature, Blank):
-        content = signature.type if isinstance(signature, Filesystem) else signature.what
         raise errors.Conflict.named(
             "DeviceNotBlank",
             f"{path} is not formatted",
-            why=f"there is already {content} on it",
+            why=f"there is already {signatures.describe(signature)} on it",
             hint="find out whose data it is; wipe it by hand if it is not needed",
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from crust.blockdriver.records.models import ContentRecord
+from crust.blockdriver.records.models import ContentRecord, ContentState
 from crust.core import errors
 from crust.core.volumes import UsageUnit
 from crust.host.block import devices, holders, loop, signatures, users
@@ -174,6 +174,23 @@ def test_mkfs_killed_at_write_leaves_nothing_complete_or_whole_filesystem(
     assert format_decision.Action.CLEAR_AND_MAKE in decisions
 
 
+@pytest.mark.parametrize("state", ["new", "formatting"])
+def test_device_that_cannot_be_read_is_not_formatted(attach: Attach, state: ContentState) -> None:
+    """It fails each read, and would take each write. blkid exits as for a blank device."""
+    device = attach()
+    run("mkfs.ext4", "-q", device.path)
+    fs_type, planned_uuid = ("ext4", _UUID) if state == "formatting" else ("", "")
+    content = ContentRecord(volume_id="v", state=state, fs_type=fs_type, planned_uuid=planned_uuid)
+    with pytest.raises(format_decision.ContentInDoubt):
+        _judged(content, device.path)
+    os.truncate(
+        device.backing, 0
+    )  # the device keeps its size: loop(4) fails what is not in the file
+    run("blockdev", "--flushbufs", device.path)
+    with pytest.raises(errors.CrustError, match="Input/output error"):
+        _judged(content, device.path)
+
+
 def _made(
     device: str, fs_type: str, calls: Path, *, kill_at: tuple[str, int] | None = None
 ) -> list[str]:
@@ -191,11 +208,20 @@ def _made(
     return re.findall(r"^(\w+)\(", calls.read_text(), re.MULTILINE)
 
 
+def _judged(content: ContentRecord, device: str) -> format_decision.Action:
+    return format_decision.judge(
+        content,
+        "ext4",
+        probed(device),
+        superblock_of=lambda fs_type: superblocks.find(device, fs_type),
+    )
+
+
 def _decision(content: ContentRecord, device: str) -> format_decision.Action:
     return format_decision.judge_interrupted(
         content,
         probed(device),
-        superblock_of=lambda fs_type: superblocks.read(device, fs_type),
+        superblock_of=lambda fs_type: superblocks.find(device, fs_type),
     )
 
 

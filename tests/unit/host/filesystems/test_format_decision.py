@@ -19,10 +19,12 @@ SIGNATURES: tuple[signatures.Signature, ...] = (
     EXT4,
     signatures.Filesystem("xfs", ""),
     signatures.Blank(),
+    signatures.Unsigned(),
     signatures.Other("partition table gpt"),
 )
 PLANNED, ANOTHER = (f"{digit}" * 8 + "-0000-4000-8000-000000000000" for digit in "12")
 INCOMPLETE = superblocks.Superblock(4096, 10, clean=True, uuid=PLANNED, complete=False)
+CLEAR = Action.CLEAR_AND_MAKE
 DOUBT, DIFFERENT, NONE = "ContentInDoubt", "FormattedDifferently", "NoFilesystemOnDevice"
 
 
@@ -35,8 +37,7 @@ def judge(
     signature: signatures.Signature,
     *,
     wanted: str = "ext4",
-    zeros: bool = True,
-    left: superblocks.Superblock = INCOMPLETE,
+    left: superblocks.Superblock | None = INCOMPLETE,
     planned_uuid: str = PLANNED,
     in_guest: bool = False,
 ) -> Action | str:
@@ -48,9 +49,7 @@ def judge(
         in_guest=in_guest,
     )
     try:
-        return format_decision.judge(
-            content, wanted, signature, is_blank=lambda: zeros, superblock_of=lambda _: left
-        )
+        return format_decision.judge(content, wanted, signature, superblock_of=lambda _: left)
     except errors.CrustError as error:
         return error.error_name
 
@@ -58,29 +57,26 @@ def judge(
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        ("new", [DOUBT, DOUBT, Action.MAKE, DOUBT]),
-        ("formatting", [Action.CLEAR_AND_MAKE, DOUBT, Action.CLEAR_AND_MAKE, DOUBT]),
-        ("formatted", [Action.KEEP, DOUBT, DOUBT, DOUBT]),
-        ("raw", [Action.KEEP, DIFFERENT, NONE, NONE]),
+        ("new", [DOUBT, DOUBT, Action.MAKE, DOUBT, DOUBT]),
+        ("formatting", [CLEAR, DOUBT, CLEAR, CLEAR, DOUBT]),
+        ("formatted", [Action.KEEP, DOUBT, DOUBT, DOUBT, DOUBT]),
+        ("raw", [Action.KEEP, DIFFERENT, NONE, NONE, NONE]),
     ],
 )
 def test_decide_formats_only_zeroed_new_volume_or_interrupted_mkfs(
     state: ContentState, expected: list[Action | str]
 ) -> None:
     assert [judge(state, signature) for signature in SIGNATURES] == expected
-    unread = [DOUBT if action is Action.MAKE else action for action in expected]
-    assert [judge(state, signature, zeros=False) for signature in SIGNATURES] == unread
 
 
 def test_decide_keeps_filesystem_of_guest_and_formats_only_blank_volume() -> None:
     """Of a volume that guests had and this driver has never formatted. What is not finished is not cleared either."""
-    for zeros, blank in ((True, Action.MAKE), (False, DOUBT)):
-        decided = [
-            judge("new", signature, in_guest=True, left=complete(ANOTHER), zeros=zeros)
-            for signature in SIGNATURES
-        ]
-        assert decided == [Action.KEEP, DIFFERENT, blank, DOUBT]
-    assert judge("new", EXT4, in_guest=True) == DOUBT
+    decided = [
+        judge("new", signature, in_guest=True, left=complete(ANOTHER)) for signature in SIGNATURES
+    ]
+    assert decided == [Action.KEEP, DIFFERENT, Action.MAKE, DOUBT, DOUBT]
+    for left in (INCOMPLETE, None):
+        assert judge("new", EXT4, in_guest=True, left=left) == DOUBT
 
 
 @pytest.mark.parametrize(
@@ -89,14 +85,24 @@ def test_decide_keeps_filesystem_of_guest_and_formats_only_blank_volume() -> Non
         (complete(PLANNED), PLANNED, Action.ADOPT),
         (complete(ANOTHER), PLANNED, DOUBT),
         (complete(PLANNED), "", DOUBT),
-        (INCOMPLETE, PLANNED, Action.CLEAR_AND_MAKE),
+        (INCOMPLETE, PLANNED, CLEAR),
     ],
     ids=["planned", "another", "without a plan", "incomplete"],
 )
+@pytest.mark.parametrize("seen", [EXT4, signatures.Unsigned()])
 def test_decide_after_an_interrupted_mkfs_never_clears_a_complete_filesystem(
-    left: superblocks.Superblock, planned_uuid: str, expected: Action | str
+    left: superblocks.Superblock,
+    planned_uuid: str,
+    expected: Action | str,
+    seen: signatures.Signature,
 ) -> None:
-    assert judge("formatting", EXT4, left=left, planned_uuid=planned_uuid) == expected
+    """Also where libblkid saw no signature: it says the same after a read error that has passed."""
+    assert judge("formatting", seen, left=left, planned_uuid=planned_uuid) == expected
+
+
+def test_decide_clears_unsigned_data_only_without_a_superblock() -> None:
+    assert judge("formatting", signatures.Unsigned(), left=None) == CLEAR
+    assert judge("formatting", EXT4, left=None) == DOUBT
 
 
 def test_decide_another_filesystem_than_recorded_is_refused() -> None:
