@@ -12,7 +12,8 @@ A deferred volume without a sandbox has no writers. Until the copy ends, the dri
 sandbox would (`claim_volume`), so that a sandbox which starts now is refused. At the end the driver asks the guest
 once more, because a runtime may open devices without a hold.
 
-*On this host* a timer ends a freeze that takes too long (`host_freeze`).
+*On this host* a timer ends a freeze that takes too long, and the kernel's answer to the thaw says whether another
+program has thawed before (`host_freeze`).
 
 A freeze outlives the process that made it, so a restarted driver thaws at once, on this host before everything else.
 
@@ -44,7 +45,13 @@ from crust.blockdriver.engines.pool_access import NodeAccess
 from crust.blockdriver.guests import Guests
 from crust.blockdriver.records.stores import Stores
 from crust.blockdriver.snapshots import host_freeze
-from crust.blockdriver.snapshots.host_freeze import HostFreezes, Intent, Intents, OnHost
+from crust.blockdriver.snapshots.host_freeze import (
+    HostFreezes,
+    Intent,
+    Intents,
+    OnHost,
+    ThawedEarly,
+)
 from crust.core import errors, volumes
 from crust.host.block import devices, holders, users
 from crust.host.mounts import device_mounts
@@ -55,18 +62,6 @@ _PAUSE_S = 0.5
 """The pause between two tries to reach the proxy."""
 
 _log = logging.getLogger(__name__)
-
-
-class ThawedEarly(errors.PeerUnavailable):
-    """A guest was not frozen for the whole copy."""
-
-    def __init__(self, volume_id: str, why: str) -> None:
-        super().__init__(
-            f"{volume_id} is not copied",
-            why=why,
-            hint="retry; if it persists, check the runtime's log and the load of the node",
-        )
-        self.volume_id = volume_id
 
 
 @dataclass(frozen=True, slots=True)

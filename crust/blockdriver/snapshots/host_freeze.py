@@ -98,6 +98,19 @@ class OnHost:
     mountpoint: str
 
 
+class ThawedEarly(errors.PeerUnavailable):
+    """A filesystem was not frozen for the whole copy."""
+
+    def __init__(self, volume_id: str, why: str) -> None:
+        super().__init__(
+            f"{volume_id} is not copied",
+            why=why,
+            hint="retry; if it persists: a guest thaws early when the node is loaded, see the runtime's log; on this "
+            "host nothing else may thaw the filesystem, as a hook of a backup may",
+        )
+        self.volume_id = volume_id
+
+
 class HostFreezes:
     """The filesystems that are frozen for one copy, from the first `freeze` on for at most `limit_s`."""
 
@@ -106,6 +119,7 @@ class HostFreezes:
         self._guard = threading.Lock()
         self._frozen: dict[volumes.VolumeId, fsfreeze.Freeze] = {}
         self._failed: dict[volumes.VolumeId, errors.CrustError] = {}
+        self._thawed_early: set[volumes.VolumeId] = set()
         self._timer: threading.Timer | None = None
         self._has_ended = False
 
@@ -137,7 +151,15 @@ class HostFreezes:
             raise self._failed[member.volume_id]
 
     def problem(self, member: OnHost) -> errors.CrustError | None:
-        """The error if the filesystem was thawed too early for its copy to count."""
+        """After its thaw: the error if the filesystem was thawed too early for its copy to count.
+
+        The kernel tells a thaw by another program, unless that has frozen the filesystem again.
+        """
+        if member.volume_id in self._thawed_early:
+            return ThawedEarly(
+                member.volume_id,
+                f"another program thawed {member.mountpoint} before the copy ended",
+            )
         if not self._has_ended:
             return None
         return errors.NotReady.named(
@@ -160,8 +182,8 @@ class HostFreezes:
     def _thaw(self, volume_id: volumes.VolumeId) -> None:
         freeze = self._frozen.pop(volume_id, None)
         try:
-            if freeze is not None:
-                freeze.thaw()
+            if freeze is not None and not freeze.thaw():
+                self._thawed_early.add(volume_id)
         except errors.CrustError as err:
             self._failed[volume_id] = err
 

@@ -44,10 +44,10 @@ class Freeze:
                     ) from err
                 raise
 
-    def thaw(self) -> None:
-        """Let writers continue. Call it once."""
+    def thaw(self) -> bool:
+        """Let writers continue; returns False if another program has let them before. Call it once."""
         with syscalls.translating(f"cannot thaw {self._mountpoint}"), syscalls.closing(self._fd):
-            _thaw(self._fd)
+            return _thaw(self._fd)
 
 
 def thaw(mountpoint: str) -> None:
@@ -72,9 +72,12 @@ def thaw_unmounted(device: str, fs_type: str) -> None:
         _thaw(root)
 
 
-def _thaw(root: int) -> None:
+def _thaw(root: int) -> bool:
+    """Whether it was frozen."""
     try:
         fcntl.ioctl(root, _FITHAW, 0)
     except OSError as err:
-        if err.errno != errno.EINVAL:  # it is not frozen, or was thawed by another program
+        if err.errno != errno.EINVAL:
             raise
+        return False
+    return True

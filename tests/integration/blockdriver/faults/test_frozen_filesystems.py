@@ -11,6 +11,7 @@ import pytest
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.files.provisioning import FileTaking
 from crust.host.block import devices, holders
+from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mountinfo
 from crust.host.process import syscalls
 from crust.wire.csi.v1 import csi_pb2
@@ -73,6 +74,27 @@ async def test_snapshot_that_takes_too_long_is_thawed_and_fails(
     assert not is_frozen(target)
     assert copying.driver.stores.snapshot_sets.ids() == ()
     assert not pool_layout.snapshot_images(copying.root / "state")
+
+
+async def test_copy_of_a_filesystem_that_another_program_thaws_is_discarded(
+    copying: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = await in_use(copying, "source")
+    take = FileTaking.take
+
+    def interrupted(self: FileTaking, image: protocol.Image) -> None:
+        take(self, image)
+        fsfreeze.thaw(target)
+        write(target, "during", b"x")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FileTaking, "take", interrupted)
+        with raised("ThawedEarly", match="another program thawed"):
+            await copying.co.snapshot(source)
+    assert copying.driver.stores.snapshot_sets.ids() == ()
+    assert not pool_layout.snapshot_images(copying.root / "state")
+    assert not [*(copying.root / "run" / "freezes").iterdir()]
+    await copying.co.snapshot(source)
 
 
 async def test_snapshot_interrupted_by_a_crash_leaves_nothing(copying: Bench) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.files.provisioning import FileMaking, FileTaking
-from crust.blockdriver.snapshots import freezer
+from crust.blockdriver.snapshots import host_freeze
 from crust.core import volumes
 from crust.host.block import devices, holders
 from crust.host.filesystems import fsfreeze
@@ -182,12 +182,12 @@ async def test_copy_of_a_guest_that_thawed_early_is_discarded(
     inside = await on_xfs.up(source.volume_id)
     with monkeypatch.context() as patched:
         meanwhile(patched, lambda: fsfreeze.thaw(inside))
-        with pytest.raises(freezer.ThawedEarly):
+        with pytest.raises(host_freeze.ThawedEarly):
             await bench.co.snapshot(source.volume_id)
-        with pytest.raises(freezer.ThawedEarly):
+        with pytest.raises(host_freeze.ThawedEarly):
             await bench.co.group(source.volume_id, other.volume_id)
         assert on_xfs.left() == []
-        with pytest.raises(freezer.ThawedEarly):
+        with pytest.raises(host_freeze.ThawedEarly):
             await made_of(bench, "clone", volume_id=source.volume_id)
     write(inside, "later", b"later")
     await bench.co.snapshot(source.volume_id)

@@ -11,7 +11,7 @@ import pytest
 
 from crust.blockdriver import guests
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.snapshots import freezer
+from crust.blockdriver.snapshots import freezer, host_freeze
 from crust.blockdriver.snapshots.freezer import Freezer, InGuest
 from crust.blockdriver.snapshots.host_freeze import Intent, Intents
 from crust.core import errors, volumes
@@ -202,7 +202,7 @@ async def test_freeze_without_a_guest_leaves_no_intent(
 async def test_freeze_with_an_early_thaw_raises_thawed_early(node: Node) -> None:
     node.guests.add(ONE.target.text)
     two = node.guests.add(TWO.target.text)
-    with pytest.raises(freezer.ThawedEarly, match="vol-2"):
+    with pytest.raises(host_freeze.ThawedEarly, match="vol-2"):
         async with node.freezer.frozen([ONE, TWO]):
             two.watchdog()
     assert not node.guests.by_target[ONE.target.text].frozen
@@ -211,7 +211,7 @@ async def test_freeze_with_an_early_thaw_raises_thawed_early(node: Node) -> None
 
 async def test_freeze_with_a_failed_thaw_is_an_error(node: Node) -> None:
     guest = node.guests.add(ONE.target.text)
-    with pytest.raises(freezer.ThawedEarly):
+    with pytest.raises(host_freeze.ThawedEarly):
         async with node.freezer.frozen([ONE]):
             guest.error = errors.PeerUnavailable("the handler is absent")
     assert node.noted() == ["vol-1"], "the next start thaws it"
@@ -251,7 +251,7 @@ async def test_freeze_without_a_sandbox_fails_only_if_one_starts(node: Node) -> 
     guest = node.guests.add(ONE.target.text, running=False)
     async with node.freezer.frozen([ONE]):
         assert node.noted() == []
-    with pytest.raises(freezer.ThawedEarly, match="began"):
+    with pytest.raises(host_freeze.ThawedEarly, match="began"):
         async with node.freezer.frozen([ONE]):
             guest.running = True
     assert not guest.frozen
@@ -306,7 +306,7 @@ async def test_thaw_that_does_not_reach_the_guest_is_retried(
     guest = node.guests.add(ONE.target.text)
     recovering = asyncio.create_task(node.freezer.keep_recovering())
     for _ in range(2):
-        with pytest.raises(freezer.ThawedEarly):
+        with pytest.raises(host_freeze.ThawedEarly):
             async with node.freezer.frozen([ONE]):
                 guest.error = errors.PeerUnavailable("the proxy is absent")
         tries = len(node.guests.asked)
