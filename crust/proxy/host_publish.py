@@ -5,14 +5,13 @@ The proxy verifies the device after the driver's answer: a deferred publish may 
 bind mount of a device's node does not hold the device, so a raw publish is a row of the table.
 """
 
-import glob
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from crust.core import deferral_keys, errors, volumes
 from crust.host.block.device_sets import DeviceSet
-from crust.host.process import workers
+from crust.host.process import syscalls, workers
 from crust.proxy.guard import devices_at
 from crust.proxy.publish import Publish
 from crust.proxy.table import Entries
@@ -123,7 +122,12 @@ class HostPublish:
 
 
 def raw_targets(roots: Iterable[str]) -> list[str]:
-    """The targets of the raw publishes of an earlier process, below the roots of kubelets. Blocks."""
-    patterns = (f"{glob.escape(root)}/{_KUBELETS_RAW}/*/*" for root in roots)
-    paths = (path for pattern in patterns for path in glob.glob(pattern))
-    return [path for path in paths if not volumes.is_private(path)]
+    """The targets of the raw publishes of an earlier process, below the roots of kubelets. Blocks.
+
+    Raises `CrustError` for a directory that cannot be read.
+    """
+    with syscalls.translating("cannot list the raw volumes of a kubelet"):
+        bases = (f"{root}/{_KUBELETS_RAW}" for root in roots)
+        volumes_of = (f"{base}/{pv}" for base in bases for pv in syscalls.names_in(base))
+        paths = (f"{of}/{uid}" for of in volumes_of for uid in syscalls.names_in(of))
+        return [path for path in paths if not volumes.is_private(path)]

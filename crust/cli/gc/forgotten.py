@@ -16,6 +16,7 @@ from pathlib import Path
 
 from crust.cli.inspecting import views
 from crust.core import volumes
+from crust.host.process import syscalls
 
 _DEVICES = "plugins/kubernetes.io/csi/volumeDevices"
 _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z.-]*")
@@ -45,7 +46,10 @@ class ForgottenPublish:
 
 
 def find(kubelet_root: str, entries: Iterable[views.VolumeRow]) -> tuple[ForgottenPublish, ...]:
-    """All such publishes; empty without the directory of all pods: the kubelet's root is not mounted then. Blocks."""
+    """All such publishes; empty without the directory of all pods: the kubelet's root is not mounted then. Blocks.
+
+    Raises `CrustError` for a directory that cannot be read: a pod may have the volume there.
+    """
     if not os.path.isdir(f"{kubelet_root}/pods"):
         return ()
     publishes = (*_raw(kubelet_root), *_deferred(kubelet_root, entries))
@@ -65,8 +69,10 @@ def is_absent(path: str) -> bool:
 
 def _raw(root: str) -> Iterator[ForgottenPublish]:
     base = f"{root}/{_DEVICES}"
-    published = {(path.parent.name, path.name) for path in Path(f"{base}/publish").glob("*/*")}
-    mapped = {(path.parents[1].name, path.name) for path in Path(base).glob("*/dev/*")}
+    published = {
+        (pv, uid) for pv in _names(f"{base}/publish") for uid in _names(f"{base}/publish/{pv}")
+    }
+    mapped = {(pv, uid) for pv in _names(base) for uid in _names(f"{base}/{pv}/dev")}
     for pv, uid in sorted(published | mapped):
         if volumes.is_private(f"{base}/publish/{pv}") or not _UID.fullmatch(uid):
             continue
@@ -99,10 +105,15 @@ def _deferred(root: str, entries: Iterable[views.VolumeRow]) -> Iterator[Forgott
 
 
 def other_pods(publish: ForgottenPublish) -> tuple[str, ...]:
-    """The UIDs of other pods for which the raw volume is published or bound. Blocks."""
+    """The UIDs of other pods for which the raw volume is published or bound. Blocks. Raises as `find`."""
     directories = (os.path.dirname(publish.target), os.path.dirname(publish.mapped))
-    uids = {path.name for directory in directories for path in Path(directory).glob("*")}
+    uids = {uid for directory in directories for uid in _names(directory)}
     return tuple(sorted(uids - {publish.pod_uid}))
+
+
+def _names(directory: str) -> list[str]:
+    with syscalls.translating(f"cannot list {directory}"):
+        return syscalls.names_in(directory)
 
 
 def _volume(data: str) -> tuple[str, str]:

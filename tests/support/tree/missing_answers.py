@@ -4,7 +4,8 @@
         raises nor names the errnos that it answers for (`errnos`)
     A2  suppress() of these classes or of CrustError, and a handler of CrustError that gives a value; an error that is
         itself the value keeps its reason, and is no answer
-    A3  a test of a path that is False for every errno: os.path.exists and the others, Path.exists and the others
+    A3  a test of a path that is False for every errno: os.path.exists and the others, Path.exists and the others,
+        os.access; and a listing that leaves out what it cannot read: glob, Path.glob, os.walk
     A4  an interface of the kernel by which a question is asked, in another module than the owner's
 
 A place is a rule in a function: lines move with each edit, and two equal places of a function are a count. The rules
@@ -47,10 +48,14 @@ _SEVERAL_ERRNOS = frozenset(
 _ALL_REASONS = frozenset({"CrustError", "PeerUnavailable", "NotSeen"})
 """The classes of crust of which an error may be a missing answer."""
 
-PATH_TESTS = frozenset({"exists", "lexists", "isdir", "isfile", "islink", "ismount", "isjunction"})
+PATH_TESTS = frozenset(
+    f"os.path.{name}"
+    for name in ("exists", "lexists", "isdir", "isfile", "islink", "ismount", "isjunction")
+)
+LISTINGS = frozenset({"os.access", "os.walk", "glob.glob", "glob.iglob"})
 _PATH_METHODS = frozenset(
     {"exists", "is_dir", "is_file", "is_symlink", "is_mount", "is_socket", "is_fifo"}
-    | {"is_block_device", "is_char_device", "is_junction"}
+    | {"is_block_device", "is_char_device", "is_junction", "glob", "rglob"}
 )
 
 OWNERS: Mapping[str, Mapping[str, str]] = {
@@ -207,10 +212,7 @@ class _Module:
         if name.rpartition(".")[2] == "suppress":
             if self._classes_of(node.args) & (_SEVERAL_ERRNOS | _ALL_REASONS):
                 yield "A2"
-        elif name.startswith("os.path."):
-            if name.removeprefix("os.path.") in PATH_TESTS:
-                yield "A3"
-        elif self._is_path_method(node.func):
+        elif name in PATH_TESTS | LISTINGS or self._is_path_method(node.func):
             yield "A3"
 
     def _is_path_method(self, node: ast.expr) -> bool:

@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from crust.cli.gc import collect
 from crust.cli.gc.kernel import Kernel, Users
+from crust.core import errors
 from crust.host.block.holders import DeviceInUse, Holder
 from tests.support.drivers.fake_driver import FakeDriver
 from tests.support.nodes.fake_node import DRIVER, FakeNode
@@ -188,6 +189,24 @@ async def test_gc_unreadable_pod_directory_is_no_proof(
 
     monkeypatch.setattr("crust.cli.gc.forgotten.os.lstat", lstat)
     assert await forgotten.gc() == ()
+
+
+@pytest.mark.parametrize("hidden", ["publish/pv-1", "pv-1/dev"])
+async def test_unreadable_directory_of_other_pods_ends_nothing(
+    forgotten: Forgotten, monkeypatch: pytest.MonkeyPatch, hidden: str
+) -> None:
+    """Another pod may have the volume there."""
+    real = os.listdir
+
+    def listdir(path: str) -> list[str]:
+        if path == f"{forgotten.root}/{BASE}/{hidden}":
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path)
+
+    monkeypatch.setattr("crust.host.process.syscalls.os.listdir", listdir)
+    with pytest.raises(errors.CrustError, match=f"cannot list .*{hidden}"):
+        await forgotten.gc()
+    assert forgotten.called() == []
 
 
 async def test_volume_that_another_pod_waits_for_stays_staged(forgotten: Forgotten) -> None:

@@ -290,6 +290,13 @@ def test_kubelets_raw_volumes_are_found_and_a_shims_are_not(tmp_path: Path) -> N
     assert raw_targets([root, f"{tmp_path}/absent"]) == [other]
 
 
+def test_kubelets_raw_volumes_that_cannot_be_listed_are_an_error(tmp_path: Path) -> None:
+    os.makedirs(f"{tmp_path}/{PUBLISH}")
+    os.symlink("loop", f"{tmp_path}/{PUBLISH}/loop")  # ELOOP, also for root
+    with pytest.raises(errors.CrustError, match="cannot list the raw volumes"):
+        raw_targets([str(tmp_path)])
+
+
 async def test_host_publish_beside_a_deferred_reader_passes_for_a_reader(kata: FakeNode) -> None:
     one, two, three = (kata.places.target(name) for name in ("one", "two", "three"))
     await kata.co.publish("vol-1", one, readonly=True)

@@ -209,7 +209,10 @@ def test_error_without_a_value_is_accepted(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *(f"os.path.{name}(path)" for name in sorted(missing_answers.PATH_TESTS)),
+        *(
+            f"{name}(path)"
+            for name in sorted(missing_answers.PATH_TESTS | missing_answers.LISTINGS)
+        ),
         "Path(path).exists()",
         "self.root.is_dir()",
         "(root / name).is_file()",
