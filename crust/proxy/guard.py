@@ -200,7 +200,7 @@ class Targets:
     ) -> None:
         """Raise unless a guest may have the device: as `users.check`, with this look at all processes."""
         purpose = Purpose.GUEST_READS if readonly else Purpose.GUEST_WRITES
-        users.check(source, purpose, opened=opened)
+        users.check(source, purpose, opened=opened, published_below=self._roots)
 
     def check_mounts(self, source: volumes.BlockSource, *, readonly: bool) -> None:
         """As `users.check_mounts_here`, for a device that the target's own sandbox may have."""

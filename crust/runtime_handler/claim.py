@@ -187,6 +187,9 @@ class Claim:
                 claims.write(self._paths, last)
             else:
                 claims.remove(self._paths)
+        except errors.Exhausted:  # no space for the reason: the volume is given back nevertheless
+            claims.remove(self._paths)
+            raise
         finally:  # if claim.json could not be removed, it is a dead claim without the lock
             self.close()
         with contextlib.suppress(errors.NotFound):  # already unpublished
@@ -243,9 +246,10 @@ def _opened(record: Record, its_vm: int) -> int:
     try:
         _check_identity(record, fd)
         if is_reader:  # checks exclusivity once, and does not keep it: readers share the device
-            users.check(record.block, Purpose.GUEST_READS, but=(its_vm,))
+            users.check(record.block, Purpose.GUEST_READS, but=(its_vm,), published_below=())
         else:
-            users.check(record.block, Purpose.GUEST_WRITES, but=(its_vm,), is_mine=True)
+            purpose = Purpose.GUEST_WRITES
+            users.check(record.block, purpose, but=(its_vm,), is_mine=True, published_below=())
     except BaseException:
         os.close(fd)
         raise

@@ -139,17 +139,20 @@ def check(
     but: Collection[int] = (),
     is_mine: bool = False,
     opened: Openers | None = None,
+    published_below: Collection[str] = ("/",),
 ) -> None:
     """Return if nobody is in the way of the purpose, or the kernel has the device no more. Blocks.
 
     It waits within the call for a tool that has the device for a moment, and for writes in flight. `but` are the
     processes that may have the device, `is_mine` as in `of`. `opened` is a look at all processes that began after
-    the caller had its lock. Raises `NotSeen`, `DeviceMountedOnHost`, `DeviceInUse`, `WritesInFlight`.
+    the caller had its lock. `published_below` are the directories in which a CO makes raw publishes: elsewhere a
+    driver may bind the node for itself. Raises `NotSeen`, `DeviceMountedOnHost`, `DeviceInUse`, `WritesInFlight`.
     """
     is_mine = is_mine or purpose is Purpose.GIVE_BACK
     for pause_s in _PAUSES_S:
         time.sleep(pause_s)
-        users = answers.seen(_ask(device, partial(_of, device, opened, is_mine=is_mine)))
+        look = partial(_of, device, opened, is_mine=is_mine, published_below=published_below)
+        users = answers.seen(_ask(device, look))
         if users is None:
             return
         if not users.in_the_way_of(purpose, but):
@@ -238,7 +241,13 @@ def _ask(device: volumes.BlockSource, question: Callable[[], T]) -> Answer[T]:
     return answers.ask(f"the users of {device.path}", question, absent=_GONE, needs=NEEDS)
 
 
-def _of(device: volumes.BlockSource, opened: Openers | None, *, is_mine: bool) -> Users:
+def _of(
+    device: volumes.BlockSource,
+    opened: Openers | None,
+    *,
+    is_mine: bool,
+    published_below: Collection[str] = ("/",),
+) -> Users:
     """The users. Raises `OSError`, with an errno of `_GONE` if the device is gone, and `NotSeen`."""
     opened = openers() if opened is None else opened
     identity = device.identity
@@ -260,7 +269,11 @@ def _of(device: volumes.BlockSource, opened: Openers | None, *, is_mine: bool) -
         device,
         held,
         mounts,
-        tuple(_binds(device.path, numbers, mounts_of_files)),
+        tuple(
+            bind
+            for bind in _binds(device.path, numbers, mounts_of_files)
+            if any(_is_published(bind.target, root) for root in published_below)
+        ),
         tuple(sorted(holder for number in numbers for holder in opened.get(number, ()))),
         tuple(sorted(loops)),
         tuple(sorted(set(stacked))),
@@ -333,6 +346,14 @@ def _binds(
         is_named = mount.fs_type in _IN_MEMORY and os.path.basename(mount.root) == name
         if is_named or _device_at(mount.target) in numbers:
             yield mount
+
+
+def _is_published(target: str, root: str) -> bool:
+    """Whether a CO may have published at the path: below the root, but where a kubelet's driver has its own, not."""
+    below = root.rstrip("/") + "/"
+    first, second, *_ = [*target.removeprefix(below).split("/"), ""]
+    is_drivers = first == "plugins" and second != "kubernetes.io"
+    return target.startswith(below) and not is_drivers
 
 
 def _device_at(path: str) -> Number | None:

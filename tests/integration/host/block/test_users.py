@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -227,6 +227,30 @@ def test_bind_at_private_path_of_shim_is_no_raw_publish(disk: str, tmp_path: Pat
     mount_api.bind(disk, str(leaf))
     check_guest(disk, readonly=False)
     mount_api.unmount(str(leaf))
+
+
+@pytest.mark.parametrize(
+    ("place", "is_raw_publish"),
+    [
+        ("pods/uid/volumeDevices/kubernetes.io~csi/pv", True),
+        ("plugins/kubernetes.io/csi/volumeDevices/publish/pv/uid", True),
+        ("plugins/disks.example.com/vols/1", False),
+        ("../vols/1", False),
+    ],
+)
+def test_bind_that_a_driver_has_for_itself_is_no_raw_publish(
+    disk: str, tmp_path: Path, place: str, *, is_raw_publish: bool
+) -> None:
+    kubelet = tmp_path / "kubelet"
+    target = Path(os.path.normpath(kubelet / place))
+    target.parent.mkdir(parents=True)
+    target.touch()
+    mount_api.bind(disk, str(target))
+    below = [str(kubelet)]
+    refused = raised("DeviceInUse", match=str(target)) if is_raw_publish else nullcontext()
+    with refused:
+        users.check(devices.source(disk), Purpose.GUEST_WRITES, published_below=below)
+    mount_api.unmount(str(target))
 
 
 def test_device_that_is_gone_has_no_users(attach: Attach) -> None:
