@@ -250,8 +250,8 @@ def _check_visible(endpoint: str) -> None:
     if pid is None:
         raise NotSeen(
             f"cannot see the runtime handler at {endpoint}",
-            why="no process listens there yet",
-            hint="serve the endpoint before Register",
+            why="no process listens at that path, as the proxy sees it",
+            hint="serve the endpoint before Register; a proxy in a pod sees only the directories that it mounts",
         )
     openers.check_visible(pid)
 

@@ -1,8 +1,9 @@
 """crust.runtime_handler.registration against the proxy's own registry, over real sockets."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,21 +92,33 @@ async def _registered(run_dir: str, request: RegisterRequest) -> AsyncIterator[R
         yield made
 
 
+@contextmanager
+def _served(*endpoints: str) -> Iterator[None]:
+    """A process listens at the endpoints: the proxy looks for it."""
+    with ExitStack() as listeners:
+        for endpoint in endpoints:
+            listener = listeners.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(endpoint)
+            listener.listen()
+        yield
+
+
 async def test_taken_name_is_retried_until_it_is_free(run_dir: str) -> None:
-    async with _proxy(run_dir) as handlers, AsyncExitStack() as stack:
-        first = await stack.enter_async_context(_registered(run_dir, _request(run_dir)))
-        await _wait(first.registered)
-        heir = _request(run_dir, endpoint=f"{run_dir}/heir.sock")
-        second = WatchedRegistration(f"{run_dir}/proxy.sock", heir)
-        task = asyncio.create_task(second.run())
-        await _wait(second.refused)
-        assert isinstance(second.error, errors.Conflict)
-        assert not second.registered.is_set()
-        await stack.aclose()
-        await _wait(second.registered)
-        assert [handler.endpoint for handler in handlers.all()] == [heir.endpoint]
-        task.cancel()
-        await asyncio.wait([task])
+    with _served(f"{run_dir}/handler.sock", f"{run_dir}/heir.sock"):
+        async with _proxy(run_dir) as handlers, AsyncExitStack() as stack:
+            first = await stack.enter_async_context(_registered(run_dir, _request(run_dir)))
+            await _wait(first.registered)
+            heir = _request(run_dir, endpoint=f"{run_dir}/heir.sock")
+            second = WatchedRegistration(f"{run_dir}/proxy.sock", heir)
+            task = asyncio.create_task(second.run())
+            await _wait(second.refused)
+            assert isinstance(second.error, errors.Conflict)
+            assert not second.registered.is_set()
+            await stack.aclose()
+            await _wait(second.registered)
+            assert [handler.endpoint for handler in handlers.all()] == [heir.endpoint]
+            task.cancel()
+            await asyncio.wait([task])
 
 
 async def test_invalid_request_ends_the_registration(run_dir: str) -> None:
@@ -119,8 +132,9 @@ async def test_invalid_request_ends_the_registration(run_dir: str) -> None:
 
 async def test_end_of_the_block_ends_the_session(run_dir: str) -> None:
     async with _proxy(run_dir) as handlers:
-        async with _registered(run_dir, _request(run_dir)) as made:
-            await _wait(made.registered)
+        with _served(f"{run_dir}/handler.sock"):
+            async with _registered(run_dir, _request(run_dir)) as made:
+                await _wait(made.registered)
         await _wait(handlers.session_ended)
         assert handlers.all() == ()
         assert not made.registered.is_set()
