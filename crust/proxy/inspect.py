@@ -192,7 +192,10 @@ def _message(entry: Entry) -> str:
         return entry.claim.error
     match processes.lives(process) if process is not None else answers.Absent():
         case answers.Present(machine):
-            return f"nobody holds the claim of sandbox {sandbox}, and its process {machine.pid} runs: HypervisorLives"
+            lives = (
+                f"nobody holds the claim of sandbox {sandbox}, and its process {machine.pid} runs"
+            )
+            return "; ".join(filter(None, (f"{lives}: HypervisorLives", entry.claim.error)))
         case answers.Unseen(error):
             return f"nobody holds the claim of sandbox {sandbox}; {error}"
     left = f"sandbox {sandbox} ended and left its claim, which holds nothing any more"

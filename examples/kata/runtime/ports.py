@@ -212,8 +212,8 @@ class Claim(Protocol):
     def close(self) -> None:
         """Close our copies of the descriptors."""
 
-    def release(self) -> None:
-        """Give the claim up after the VM has ended."""
+    def release(self, *, error: str = "") -> None:
+        """Give the claim up after the VM has given the device back, or ended; with the reason, if it failed."""
 
 
 class TakenImage(Protocol):

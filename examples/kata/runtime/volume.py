@@ -135,7 +135,7 @@ async def _claim_and_mount(
             await _attach_and_mount(volume, vm, handoff)
         except BaseException as error:
             await _report(claim, error)
-            await _undo(volume, vm, handoff)
+            await _undo(volume, vm, handoff, error)
             raise
     return volume
 
@@ -266,12 +266,18 @@ async def _detach(record: Record, vm: ports.Vm, handoff: ports.Handoff) -> None:
     await vm.detach(serial)
 
 
-async def _undo(volume: SandboxVolume, vm: ports.Vm, handoff: ports.Handoff) -> None:
-    """Undo the steps; an error here is only logged, because the caller raises the first one."""
+async def _undo(
+    volume: SandboxVolume, vm: ports.Vm, handoff: ports.Handoff, reason: BaseException
+) -> None:
+    """Undo the steps, so that another sandbox may have the volume while this one's VM runs on.
+
+    An error here is only logged, because the caller raises the first one.
+    """
     try:
         await _detach(volume.record, vm, handoff)
         await _give_back(volume, vm, handoff)
         await vm.descriptors.release(volume.serial)
+        await asyncio.to_thread(volume.claim.release, error=_shown(reason))
     except errors.CrustError as error:
         extra = {"target": volume.target.text, "vm": vm.name, "error": error}
         _log.error("volume stays with the VM; stop the sandbox to release it", extra=extra)
@@ -279,10 +285,15 @@ async def _undo(volume: SandboxVolume, vm: ports.Vm, handoff: ports.Handoff) -> 
 
 async def _report(claim: ports.Claim, error: BaseException) -> None:
     """Write the reason into claim.json, where an operator finds why the pod does not start."""
-    reason = str(error) or type(error).__name__
-    if isinstance(error, errors.CrustError):
-        reason = error.shown()
     try:
-        await asyncio.to_thread(claim.report_error, reason)
+        await asyncio.to_thread(claim.report_error, _shown(error))
     except errors.CrustError as err:
         _log.warning("reason not written to the claim", extra={"error": err})
+
+
+def _shown(error: BaseException) -> str:
+    return (
+        error.shown()
+        if isinstance(error, errors.CrustError)
+        else str(error) or type(error).__name__
+    )

@@ -27,6 +27,9 @@ class FakeClaim:
     """The lock and, unless it is an image, the device."""
     ours: bool = True
     states: list[tuple[State, str]] = field(default_factory=list)
+    vm: Process | None = None
+    is_given_back: bool = False
+    """Claim.json names no process any more."""
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -40,6 +43,11 @@ class FakeClaim:
         alive = (body for body in self.world.bodies.values() if not body.ended.is_set())
         held = {fd for body in alive for fds in body.nodes.values() for fd in fds}
         return self.ours or self.numbers[0] in held
+
+    def vm_lives(self, claimant: Process | None) -> bool:
+        """Whether the process of claim.json runs: then the claim is in nobody's way but the claimant's own."""
+        running = [body.process for body in self.world.bodies.values() if not body.ended.is_set()]
+        return not self.is_given_back and self.vm != claimant and self.vm in running
 
     async def mounted(self, grow: Callable[[], Awaitable[object]]) -> None:
         if not self.record.readonly:
@@ -61,11 +69,19 @@ class FakeClaim:
     def close(self) -> None:
         self.ours = False
 
-    def release(self) -> None:
-        self.ours = False
-        if self.is_locked():
-            raise claims.HeldBySandbox(self.record.target, self.sandbox, self.world.handler)
-        self.world.claims.pop(self.record.target, None)
+    def release(self, *, error: str = "") -> None:
+        stays = False
+        try:
+            if error:
+                self.report_error(error)
+                stays = True
+        finally:
+            self.ours = False
+            if self.is_locked():
+                raise claims.HeldBySandbox(self.record.target, self.sandbox, self.world.handler)
+            self.is_given_back = True
+            if not stays:
+                self.world.claims.pop(self.record.target, None)
 
 
 @dataclass
@@ -98,12 +114,12 @@ class FakeHandoff:
         self, target: volumes.TargetPath, sandbox: volumes.SandboxId, vm: Process | None = None
     ) -> FakeClaim:
         held = self.world.claims.get(target)
-        if held is not None and held.is_locked():
+        if held is not None and (held.is_locked() or held.vm_lives(vm)):
             raise claims.HeldBySandbox(target, held.sandbox, self.world.handler)
         record = self.world.records[target.text]
         count = 2 if record.image is None else 1
         numbers = tuple(itertools.islice(self.world.numbers, count))
-        claim = self.kind(self.world, record, sandbox, numbers)
+        claim = self.kind(self.world, record, sandbox, numbers, vm=vm)
         self.world.claims[target] = claim
         return claim
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crust.core import errors, volumes
-from crust.host.process.processes import Process
 from examples.kata.vm import block_nodes, faults, values, vm_directory
 from tests.unit.examples_kata.fake_vms.guest import USAGE, FakeConsole, FakeGuest
 from tests.unit.examples_kata.fake_vms.world import MIB, RunningVm, World
@@ -20,8 +19,8 @@ class FakeVm:
         self.body = body
         self._open = True
         self.name = body.directory.name
-        self.pid = 4711
-        self.named_process = Process(self.pid, 1)
+        self.named_process = body.process
+        self.pid = body.process.pid
         self.identity = vm_directory.Identity(self.name, f"uuid of {self.name}", "tcg", 8)
         self.guest = FakeGuest(self)
         self.console = FakeConsole()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from crust.core import errors, volumes
 from crust.handoff.record import Record
+from crust.host.process.processes import Process
 from examples.kata.runtime.taken_images import Taken
 from examples.kata.vm import values
 from tests.support.drivers.fake_driver import Gate
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tests.unit.examples_kata.fake_vms.handoff import FakeClaim
 
 MIB = 1024 * 1024
+_PIDS = itertools.count(4711)
 
 
 @dataclass
@@ -25,6 +27,7 @@ class RunningVm:
     """A running VM, controlled or not."""
 
     directory: Path
+    process: Process = field(default_factory=lambda: Process(next(_PIDS), 1))
     plugged: set[str] = field(default_factory=set)
     mounted: set[str] = field(default_factory=set)
     nodes: dict[str, list[int]] = field(default_factory=lambda: collections.defaultdict(list))
