@@ -42,6 +42,8 @@ _RUN_DIRS = {OWN_DRIVER: "/run/crust", EXAMPLE_SHARED: "/run/crust-rbd"}
 _KUBELET = "/var/lib/kubelet"
 NAMESPACE = "crust-system"
 _IMAGE = "crust-csi:"
+_LITERAL = re.compile("'([^']*)'")
+"""A string in an expression of an admission policy (CEL)."""
 _OF_NO_DRIVER = (NAMESPACE, _IMAGE)
 
 
@@ -180,12 +182,14 @@ def _example_of(driver: DriverSettings | None) -> str:
 
 
 def _mapped(content: Any, change: Callable[[str], str]) -> Any:
-    """The content with each text changed, but no key."""
+    """The content with each text, and each string of an expression, changed, but no key."""
     if isinstance(content, dict):
         return {key: _mapped(value, change) for key, value in content.items()}
     if isinstance(content, list):
         return [_mapped(value, change) for value in content]
-    return change(content) if isinstance(content, str) else content
+    if not isinstance(content, str):
+        return content
+    return _LITERAL.sub(lambda literal: f"'{change(literal[1])}'", change(content))
 
 
 def _with_settings(text: str, texts: dict[str, str], image: str) -> str:
