@@ -245,10 +245,10 @@ def _bind(bind: Bind) -> dict[str, Any]:
 
 
 _CAPABILITIES = {
-    "CHOWN": 0, "DAC_OVERRIDE": 1, "DAC_READ_SEARCH": 2, "FOWNER": 3, "FSETID": 4, "KILL": 5, "SETGID": 6,
-    "SETUID": 7, "SETPCAP": 8, "SYS_CHROOT": 18, "SYS_PTRACE": 19, "SYS_ADMIN": 21, "SYS_RESOURCE": 24, "MKNOD": 27,
+    "CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "FSETID": 4, "KILL": 5, "SYS_PTRACE": 19, "SYS_ADMIN": 21,
+    "SYS_RESOURCE": 24, "MKNOD": 27,
 }  # fmt: skip
-"""Those of linux/capability.h that a daemon of crust, or a tool that it starts, can use."""
+"""Those that the units leave the daemons (docs/security.md), with their numbers in linux/capability.h."""
 
 
 def _bounding_set() -> list[str]:

@@ -15,8 +15,8 @@ from crust.runtime_handler.registration import Feature
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support import booted_systemd, capabilities
 from tests.support.booted_systemd import ENVIRONMENT, Machine
-from tests.support.co import NAMED, Co
-from tests.support.faults.refusals import repeated
+from tests.support.co import MIB, NAMED, Co, capability
+from tests.support.faults.refusals import refused, repeated
 from tests.support.runtimes import fake_handler
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(200)]  # the first one waits for the boot
@@ -257,6 +257,56 @@ async def test_units_stage_again_what_a_killed_guest_left(machine: Machine) -> N
         await co.publish(volume_id, TARGET, defer=False, staging=STAGING)
         assert machine.output("cat", f"{TARGET}/file") == "written\n"
         await co.unpublish(volume_id, TARGET)
+
+
+GROUP = 3000
+OF_ANOTHER_USER = f"""
+mkdir {TARGET}/d; echo written >{TARGET}/d/f; chmod 0600 {TARGET}/d/f; chown --recursive 1000:1000 {TARGET}/d
+"""
+
+
+async def live(co: Co, machine: Machine, fs_type: str) -> None:
+    """A volume with a filesystem, from create to delete, that a pod with fsGroup gets from a pod without."""
+    plain = capability(fs_type)
+    grouped = capability(fs_type, volume_mount_group=str(GROUP))
+    volume_id = (await co.create(fs_type, plain, size=320 * MIB)).volume_id
+    await co.stage(volume_id, STAGING, plain)
+    await co.publish(volume_id, TARGET, plain, defer=False, staging=STAGING)
+    machine.output("sh", "-ec", OF_ANOTHER_USER)
+    await co.unpublish(volume_id, TARGET)
+    await co.publish(volume_id, TARGET, grouped, defer=False, staging=STAGING)
+    seen = machine.output("stat", "--format=%u:%g %a", f"{TARGET}/d", f"{TARGET}/d/f")
+    assert seen.splitlines() == [f"1000:{GROUP} 2775", f"1000:{GROUP} 660"]
+    snapshot = await co.snapshot(volume_id)
+    await co.grow(volume_id, 400 * MIB)
+    if fs_type == "ext4":  # the machine itself lacks the capability
+        growth = co.expand(volume_id, TARGET, 400 * MIB)
+        await refused(growth, grpc.StatusCode.FAILED_PRECONDITION, "CAP_SYS_RESOURCE")
+    else:
+        assert (await co.expand(volume_id, TARGET, 400 * MIB)).capacity_bytes >= 400 * MIB
+    assert (await co.stats(volume_id, TARGET)).usage
+    await co.unpublish(volume_id, TARGET)
+    await co.unstage(volume_id, STAGING)
+    await co.delete_snapshot(snapshot.snapshot_id)
+    await co.delete(volume_id)
+
+
+@pytest.mark.usefixtures("units")
+async def test_volumes_live_under_the_capabilities_of_units(machine: Machine) -> None:
+    for path in (STAGING, str(Path(TARGET).parent)):
+        machine.output("mkdir", "-p", path)
+    async with channel.connect(f"{machine.root}{SOCKET}") as connected:
+        co = Co(connected, waits=True)
+        for fs_type in ("ext4", "xfs", "btrfs"):
+            await live(co, machine, fs_type)
+        raw = capability(block=True)
+        volume_id = (await co.create("raw", raw)).volume_id
+        await co.stage(volume_id, STAGING, raw)
+        await co.publish(volume_id, TARGET, raw, defer=False, staging=STAGING)
+        machine.output("dd", "if=/dev/zero", f"of={TARGET}", "bs=4k", "count=1", "oflag=direct")
+        await co.unpublish(volume_id, TARGET)
+        await co.unstage(volume_id, STAGING)
+        await co.delete(volume_id)
 
 
 def test_keepers_outlive_the_stop_of_the_unit_that_started_them(machine: Machine) -> None:
