@@ -2,8 +2,13 @@
 
 mmdebstrap makes the root file system from the package lists that this machine uses, and umoci the image from it. The
 wheels are fetched before, so nothing is downloaded inside. Ceph's modules are Debian's, as no index has them, and the
-environment gets links to the two. QEMU, with its driver for RBD, is the runtime's, and not here. The result is a tar
-file that containerd, podman and skopeo read; the image's name in it is its version, so `--base-name` says the rest:
+environment gets links to the two. QEMU, with its driver for RBD, is the runtime's, and not here.
+
+What a container of crust never runs is not in the image: the tools of packages, pip, Perl, programs that change the
+user or enter a namespace. No file is set-user-ID or set-group-ID. The list of Debian's packages stays, for scanners.
+
+The result is a tar file that containerd, podman and skopeo read; the image's name in it is its version, so
+`--base-name` says the rest:
 
     ctr --namespace k8s.io images import --base-name docker.io/library/crust-csi build/crust-csi-<version>.tar
 """
@@ -24,11 +29,23 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 SUITE, PYTHON = "bookworm", "3.11"
 EXTRAS = "kubernetes"
 PACKAGES = (
-    "bubblewrap", "btrfs-progs", "e2fsprogs", "kmod", "libseccomp2", "mount", "python3", "python3-rados",
-    "python3-rbd", "python3-venv", "tini", "util-linux", "xfsprogs",
+    "bubblewrap", "btrfs-progs", "e2fsprogs", "kmod", "libseccomp2", "python3", "python3-rados", "python3-rbd",
+    "python3-venv", "tini", "util-linux", "xfsprogs",
 )  # fmt: skip
+_PURGED = (
+    "python3-venv", "python3.11-venv", "python3-pip-whl", "python3-setuptools-whl", "python3-distutils",
+    "python3-lib2to3", "adduser", "login", "passwd", "init-system-helpers", "debconf", "perl", "libperl5.36",
+    "perl-modules-5.36", "perl-base", "dpkg",
+)  # fmt: skip
+"""What the build alone needs, in the order of removal: the scripts of a package may run programs of later ones."""
+_UNUSED = (
+    "etc/apt", "etc/dpkg", "opt/pip", "opt/wheels", "usr/bin/nsenter", "usr/bin/su", "var/cache", "var/lib/apt",
+    "var/log",
+)  # fmt: skip
+"""Also what the build leaves: etc/apt names the mirrors of this machine, which may have a login in their names."""
 _LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*")
-_CEPH = "ln -s /usr/lib/python3/dist-packages/{rados,rbd}.*.so /opt/crust/lib/python*/site-packages"
+_CEPH = "usr/lib/python3/dist-packages"
+_SITE = f"opt/crust/lib/python{PYTHON}/site-packages"
 _IMPORTED = "import lightkube, rados, rbd, yaml"
 """What engines and extras need: a build without it fails, and not a pod."""
 _PATH = "PATH=/opt/crust/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -91,21 +108,41 @@ def _fetch_wheels(wheels: Path) -> None:
 
 
 def _make_root(directory: Path) -> None:
-    pip = f"/opt/crust/bin/pip --quiet install --no-index --find-links /opt/wheels 'crust-csi[{EXTRAS}]'"
-    steps = (
-        f"copy-in {directory}/wheels /opt",
-        f'chroot "$1" sh -c "python3 -m venv /opt/crust && {pip} && rm -r /opt/wheels"',
-        f'chroot "$1" bash -c "{_CEPH}"',
-        f'chroot "$1" /opt/crust/bin/python -c "{_IMPORTED}"',
-        # the mirrors of the machine that builds, which may have a login in their names
-        'rm -rf "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d "$1"/etc/apt/auth.conf*',
-        'rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/*',
-    )
+    root = directory / "root"
     _run(
-        "mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={','.join(PACKAGES)}",
-        *(f"--dpkgopt=path-exclude={each}" for each in _LEFT_OUT),
-        *(f"--customize-hook={each}" for each in steps), SUITE, directory / "root.tar", *_sources(),
+        "mmdebstrap", "--quiet", "--mode=root", "--format=directory", "--variant=essential",
+        f"--include={','.join(PACKAGES)}", *(f"--dpkgopt=path-exclude={each}" for each in _LEFT_OUT),
+        SUITE, root, *_sources(),
     )  # fmt: skip
+    shutil.copytree(directory / "wheels", root / "opt/wheels")
+    _install(root)
+    _remove_unused(root)
+    # a container has its own /dev
+    content = ("--exclude=./dev/*", "--numeric-owner", "--sort=name", f"--directory={root}", ".")
+    _run("tar", "--create", f"--file={directory / 'root.tar'}", *content)
+
+
+def _install(root: Path) -> None:
+    """By a pip of an environment of its own, so that the environment of crust has none."""
+    _run("chroot", root, "python3", "-m", "venv", "--without-pip", "/opt/crust")
+    _run("chroot", root, "python3", "-m", "venv", "/opt/pip")
+    pip = ("/opt/pip/bin/pip", "--quiet", "--disable-pip-version-check")
+    wheels = ("--python=/opt/crust/bin/python", "install", "--no-index", "--find-links=/opt/wheels")
+    _run("chroot", root, *pip, *wheels, f"crust-csi[{EXTRAS}]")
+    for module in ("rados", "rbd"):
+        (library,) = (root / _CEPH).glob(f"{module}.*.so")
+        (root / _SITE / library.name).symlink_to(f"/{_CEPH}/{library.name}")
+    _run("chroot", root, "/opt/crust/bin/python", "-c", _IMPORTED)
+
+
+def _remove_unused(root: Path) -> None:
+    """The machine's own dpkg removes packages, which the list of packages in the image then has no more."""
+    essential = ("--force-depends", "--force-remove-essential", "--force-remove-protected")
+    for package in _PURGED:
+        _run("dpkg", f"--root={root}", *essential, "--purge", package)
+    for name in _UNUSED:
+        _run("rm", "-rf", root / name)
+    _run("find", root, "-xdev", "-perm", "/6000", "-exec", "chmod", "a-s", "{}", "+")
 
 
 def _sources() -> list[str]:
