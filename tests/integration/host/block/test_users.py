@@ -238,7 +238,7 @@ def test_bind_at_private_path_of_shim_is_no_raw_publish(disk: str, tmp_path: Pat
         ("../vols/1", False),
     ],
 )
-def test_bind_that_a_driver_has_for_itself_is_no_raw_publish(
+def test_bind_of_a_driver_itself_is_no_raw_publish(
     disk: str, tmp_path: Path, place: str, *, is_raw_publish: bool
 ) -> None:
     kubelet = tmp_path / "kubelet"
