@@ -309,6 +309,25 @@ async def test_volumes_live_under_the_capabilities_of_units(machine: Machine) ->
         await co.delete(volume_id)
 
 
+def test_unit_whose_filter_refuses_a_question_says_so(machine: Machine) -> None:
+    """Only the daemon itself meets its filter: the shell in which an operator looks has none."""
+    drop_in = "/run/systemd/system/crust-node.service.d/filter.conf"
+    machine.output("mkdir", "-p", str(Path(drop_in).parent))
+    line = f"printf '[Service]\\nRestrictSUIDSGID=yes\\n' > {drop_in}"
+    machine.output("sh", "-ec", f"{line}; systemctl daemon-reload; systemctl restart crust-node")
+    follow_log = ("journalctl", "--follow", "--lines=20", "--unit=crust-node", "--output=cat")
+    with machine.running(*follow_log) as journal:
+        assert journal.stdout is not None
+        assert any("way to a target (openat2)" in line for line in journal.stdout)
+    for words in (("status",), ("doctor", "--check", "proxy")):
+        shown = machine.run("crust", *words).stdout
+        assert "way to a target (openat2)" in shown, shown
+        assert "ENOSYS" in shown
+    machine.output("rm", drop_in)
+    machine.output("sh", "-ec", "systemctl daemon-reload; systemctl restart crust-node")
+    assert "openat2" not in machine.run("crust", "status").stdout
+
+
 def test_keepers_outlive_the_stop_of_the_unit_that_started_them(machine: Machine) -> None:
     """A keeper lies in the unit's control group, and has the claim of a virtual machine that goes on."""
     fit = machine.root / "opt/kata/share/defaults/kata-containers/configuration-clh.toml"
@@ -358,22 +377,3 @@ def test_uninstall_is_refused_while_unit_runs_and_leaves_no_file(machine: Machin
     left = machine.output("find", "/usr/local", "/etc", "-name", "*crust*").split()
     assert left == ["/etc/crust"]
     assert not machine.run("systemctl", "cat", "crust-node").stdout
-
-
-def test_unit_whose_filter_refuses_a_question_says_so(machine: Machine) -> None:
-    """Only the daemon itself meets its filter: the shell in which an operator looks has none."""
-    drop_in = "/run/systemd/system/crust-node.service.d/filter.conf"
-    machine.output("mkdir", "-p", str(Path(drop_in).parent))
-    line = f"printf '[Service]\\nRestrictSUIDSGID=yes\\n' > {drop_in}"
-    machine.output("sh", "-ec", f"{line}; systemctl daemon-reload; systemctl restart crust-node")
-    follow_log = ("journalctl", "--follow", "--lines=20", "--unit=crust-node", "--output=cat")
-    with machine.running(*follow_log) as journal:
-        assert journal.stdout is not None
-        assert any("way to a target (openat2)" in line for line in journal.stdout)
-    for words in (("status",), ("doctor", "--check", "proxy")):
-        shown = machine.run("crust", *words).stdout
-        assert "way to a target (openat2)" in shown, shown
-        assert "ENOSYS" in shown
-    machine.output("rm", drop_in)
-    machine.output("sh", "-ec", "systemctl daemon-reload; systemctl restart crust-node")
-    assert "openat2" not in machine.run("crust", "status").stdout
