@@ -19,7 +19,7 @@ from crust.rpc import channel
 from tests.support import capabilities, processes
 from tests.support.co import Co
 from tests.support.drivers import own_driver
-from tests.support.faults.refusals import refused
+from tests.support.faults.refusals import refused, until_probe
 from tests.support.nodes.places import Places
 from tests.support.pages.page_programs import program
 
@@ -75,6 +75,7 @@ async def _node(driver: str, *argv: str, tmp_path: Path) -> AsyncIterator[_Node]
             _running(sys.executable, str(tmp_path / "runtime.py"), *arguments)
         )
         connected = await stack.enter_async_context(channel.connect(places.csi))
+        await until_probe(connected, grpc.StatusCode.OK, within_s=CALL_S)
         yield _Node(root, Co(connected, CALL_S, waits=True), runtime)
 
 
