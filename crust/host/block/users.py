@@ -349,10 +349,13 @@ def _binds(
 
 
 def _is_published(target: str, root: str) -> bool:
-    """Whether a CO may have published at the path: below the root, but where a kubelet's driver has its own, not."""
-    below = root.rstrip("/") + "/"
+    """Whether a CO may have published at the path. In `plugins` a kubelet's drivers have directories of their own.
+
+    The kernel lists mounts by paths without symbolic links.
+    """
+    below = os.path.realpath(root).rstrip("/") + "/"
     first, second, *_ = [*target.removeprefix(below).split("/"), ""]
-    is_drivers = first == "plugins" and second != "kubernetes.io"
+    is_drivers = below != "/" and first == "plugins" and second != "kubernetes.io"
     return target.startswith(below) and not is_drivers
 
 

@@ -123,6 +123,27 @@ def test_release_with_error_leaves_its_reason(store: Store, *, handed_over: bool
     assert _left(store) is None
 
 
+def test_release_without_space_for_its_reason_gives_volume_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hypervisor runs on: what claim.json said before would refuse every other sandbox."""
+    paths = layout.Layout(store.root).entry(TARGET)
+    lock, sandbox = claims.ClaimLock.acquire(paths, TARGET), volumes.SandboxId("box")
+    claim = Claim(paths, a_record(), sandbox, lock=lock, process=process_of(os.getpid()))
+    claim.report(State.CLAIMED)
+
+    def full(*_: object) -> None:
+        raise errors.Exhausted("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(claims, "write", full)
+        with pytest.raises(errors.Exhausted):
+            claim.release(error="the kernel has no xfs")
+    assert _left(store) is None
+    with claims.ClaimLock.acquire(paths, TARGET) as next_lock:
+        next_lock.check_ended(TARGET)
+
+
 def test_failing_block_leaves_error_without_foreign_text(store: Store) -> None:
     for error, reason in [
         (errors.NotReady("too slow"), "too slow"),

@@ -241,15 +241,16 @@ def test_bind_at_private_path_of_shim_is_no_raw_publish(disk: str, tmp_path: Pat
 def test_bind_of_a_driver_itself_is_no_raw_publish(
     disk: str, tmp_path: Path, place: str, *, is_raw_publish: bool
 ) -> None:
-    kubelet = tmp_path / "kubelet"
+    kubelet, linked = tmp_path / "kubelet", tmp_path / "linked"
+    linked.symlink_to(kubelet)
     target = Path(os.path.normpath(kubelet / place))
     target.parent.mkdir(parents=True)
     target.touch()
     mount_api.bind(disk, str(target))
-    below = [str(kubelet)]
-    refused = raised("DeviceInUse", match=str(target)) if is_raw_publish else nullcontext()
-    with refused:
-        users.check(devices.source(disk), Purpose.GUEST_WRITES, published_below=below)
+    for root in (kubelet, linked):
+        refused = raised("DeviceInUse", match=str(target)) if is_raw_publish else nullcontext()
+        with refused:
+            users.check(devices.source(disk), Purpose.GUEST_WRITES, published_below=[str(root)])
     mount_api.unmount(str(target))
 
 
