@@ -3,6 +3,7 @@
 The own driver is alone, behind shim and proxy, in one process with them, or wrapped as a driver that does not defer.
 """
 
+import asyncio
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import grpc
 from crust.rpc import channel
 from tests.support import processes
 from tests.support.drivers.vendor_driver import NAMES
+from tests.support.faults.refusals import until_probe
 from tests.support.nodes.places import Places
 from tests.support.processes import TIMEOUT_S, Program
 
@@ -56,12 +58,13 @@ class OwnDriver:
 
 @contextmanager
 def serving(base: Path, profile: str, way: Way) -> Iterator[OwnDriver]:
-    """The processes, while the block runs; killed at its end."""
+    """The processes, each of which serves, while the block runs; killed at its end."""
     frontend = base / "front" / "csi.sock"
     for directory in (base / "kubelet", frontend.parent):
         directory.mkdir()
     programs = _programs(base, profile, way)
     with _reflinking_pool(base), processes.running(*programs.values()):
+        asyncio.run(_probed(str(frontend)))
         has_pool = programs["node" if way == "node" else "driver"]
         yield OwnDriver(frontend, base / "kubelet", base / "log", has_pool.restart_command)
 
@@ -134,9 +137,14 @@ def wrapping(base: Path, kind: str, driver_socket: str, *, as_node: bool) -> Ite
         lines = at.arguments(name, behind=driver_socket)
         del lines["driver"]
     with processes.running(*crust_programs(at, lines).values()):
-        with grpc.insecure_channel(f"unix:{at.csi}", channel.OPTIONS) as connected:
-            grpc.channel_ready_future(connected).result(timeout=TIMEOUT_S)
+        asyncio.run(_probed(at.csi))
         yield at.csi
+
+
+async def _probed(socket: str) -> None:
+    """Wait until the driver behind this socket answers: a suite's first call is not repeated."""
+    async with channel.connect(socket) as connected:
+        await until_probe(connected, grpc.StatusCode.OK, within_s=TIMEOUT_S)
 
 
 def _node(at: Places, name: str, shim: str) -> tuple[str, ...]:

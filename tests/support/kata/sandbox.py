@@ -14,10 +14,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from crust.host.process import arguments
 
 _PROGRAM = """
 import os, socket, sys
@@ -172,5 +175,9 @@ def a_shim(
         path = shutil.copy(shutil.which("sh") or "/bin/sh", f"{directory}/{program}")
         argv = [path, "-c", "read line", "-namespace", "k8s.io", "-id", id_]
         with subprocess.Popen(argv, stdin=subprocess.PIPE, user=user) as process:
+            while not arguments.of(
+                process.pid
+            ):  # execve(2) ends the wait of Popen before it sets them
+                time.sleep(0)
             yield process
             process.kill()
