@@ -14,6 +14,7 @@ from crust.blockdriver.controller.modify_volume import EnforcedByStorage, Volume
 from crust.blockdriver.engines import files
 from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import Engine
+from crust.blockdriver.host import throttling
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_expand import ImageGrowth, NodeExpand
 from crust.blockdriver.node.node_stage import FilesystemPreparation, NodeStage
@@ -34,6 +35,10 @@ from crust.blockdriver.services.controller import Controller
 from crust.blockdriver.services.identity import Identity
 from crust.blockdriver.services.node import Node
 from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES, Role
+from crust.blockdriver.settings import (
+    DEFAULT_MAX_VOLUMES,
+    DEFAULT_POOL_LOW_PERCENT,
+)
 from crust.blockdriver.snapshots.content_source import ContentSources
 from crust.blockdriver.snapshots.freezer import Freezer
 from crust.blockdriver.snapshots.host_freeze import Intents
@@ -41,11 +46,6 @@ from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
 from crust.core import errors, metrics, volumes
 from crust.core.operations import KeyedOperations
 from crust.core.settings import OWN_DRIVER
-from crust.core.settings.driver import (
-    DEFAULT_MAX_VOLUMES,
-    DEFAULT_POOL_LOW_PERCENT,
-)
-from crust.host.cgroups import throttling
 from crust.host.files.locks import ToolLocks
 from crust.host.filesystems import mkfs
 from crust.host.process import syscalls, workers

@@ -13,9 +13,9 @@ import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
+from crust.blockdriver.ceph.controller_lock import RENEW_S, ControllerReplaced, ControllerStandsBy
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.pool_access import PoolAbsent
-from crust.ceph.controller_lock import RENEW_S, ControllerReplaced, ControllerStandsBy
 from crust.core import errors, metrics
 from crust.core.supervised import Health, supervised
 from crust.host.process import workers

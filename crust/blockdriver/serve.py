@@ -14,15 +14,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from crust.blockdriver import guests
+from crust.blockdriver.ceph.connection import Connection
+from crust.blockdriver.ceph.user import CephUser, key_of
 from crust.blockdriver.driver import Driver, build
 from crust.blockdriver.engines import files, rbd
 from crust.blockdriver.engines.protocol import Engine, NodeFencing
 from crust.blockdriver.pool_watch import PoolWatch
 from crust.blockdriver.services.roles import Role
-from crust.ceph.connection import Connection
-from crust.ceph.user import CephUser, key_of
+from crust.blockdriver.settings import LOCAL_ENGINES, DriverSettings
 from crust.core import errors, metrics, volumes
-from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
 from crust.core.settings.program import KubernetesAccess
 from crust.core.supervised import supervised
 from crust.host import start_questions

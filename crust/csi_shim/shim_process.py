@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 import crust
 from crust.core import deferral_keys, metrics
 from crust.core.operations import KeyedOperations
-from crust.core.settings.shim import ShimSettings
 from crust.csi_shim.deferral import Deferral, RuntimeClient
+from crust.csi_shim.settings import ShimSettings
 from crust.csi_shim.wrap import private_directories
 from crust.csi_shim.wrap.node_shim import NodeShim, Wrapping
 from crust.csi_shim.wrap.staging import Staging

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from crust.core import errors, volumes
-from crust.core.settings.kata import KataRuntime
 from crust.kata.evidence import Kind
+from crust.kata.settings import KataRuntime
 
 _DROP_INS = "config.d"
 _VERSION_S = 5.0

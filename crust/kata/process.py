@@ -14,7 +14,6 @@ from pathlib import Path
 
 import crust
 from crust.core import errors, volumes
-from crust.core.settings.kata import KataSettings
 from crust.core.supervised import supervised
 from crust.handoff.store import Store
 from crust.host import start_questions
@@ -30,6 +29,7 @@ from crust.kata.keeper_watch import KeeperWatch
 from crust.kata.placeholders import Placeholders
 from crust.kata.preflight import Configurations, Installation
 from crust.kata.rust_runtime import RustRuntime
+from crust.kata.settings import KataSettings
 from crust.kata.statistics import KataHandler
 from crust.rpc.serving.daemon import Daemon, starting
 from crust.runtime_handler import registration, service

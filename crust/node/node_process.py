@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from crust.blockdriver import serve
-from crust.core.settings.driver import DriverSettings
+from crust.blockdriver.settings import DriverSettings
 from crust.csi_shim import shim_process
 from crust.host import start_questions
 from crust.host.files import durable, locks

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Self
 
 import pydantic
 
+from crust.blockdriver.settings import DriverSettings
 from crust.core.settings import OWN_DRIVER
-from crust.core.settings.driver import DriverSettings
 from crust.core.settings.program import ProgramSettings
-from crust.core.settings.proxy import ProxySettings
-from crust.core.settings.shim import ShimSettings
+from crust.csi_shim.settings import ShimSettings
+from crust.proxy.settings import ProxySettings
 
 _KUBELET_SOCKET = "/var/lib/kubelet/plugins/{name}/csi.sock"
 _RUN_DIR = "/run/crust"

@@ -15,7 +15,6 @@ from typing import Self
 
 from crust.core import metrics, operations
 from crust.core.deferral_keys import Defer
-from crust.core.settings.proxy import ProxySettings, ServedDriver
 from crust.core.supervised import Health
 from crust.handoff import store as stores
 from crust.host import start_questions
@@ -36,6 +35,7 @@ from crust.proxy.policy import Policy
 from crust.proxy.publish import Publish
 from crust.proxy.runtime_api import RuntimeApi
 from crust.proxy.service import CsiService
+from crust.proxy.settings import ProxySettings, ServedDriver
 from crust.proxy.sockets import DriverSockets
 from crust.proxy.table import Entries, Events, Table
 from crust.proxy.target import Target

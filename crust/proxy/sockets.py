@@ -14,9 +14,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from crust.core import errors
-from crust.core.settings.proxy import ServedDriver
 from crust.core.supervised import Health
 from crust.proxy.service import CsiService
+from crust.proxy.settings import ServedDriver
 from crust.rpc.call import Call
 from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.port import Port

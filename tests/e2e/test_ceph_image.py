@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from crust.ceph import claim_object, fencing
+from crust.blockdriver.ceph import claim_object, fencing
 from examples.cluster.ceph_cluster import POOL
 from examples.kata.runtime import messages
 from examples.kata.runtime.client import RuntimeRefused

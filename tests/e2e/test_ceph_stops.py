@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from crust.ceph import claim_object
-from crust.ceph.failures import CephMonitorsUnreachable
+from crust.blockdriver.ceph import claim_object
+from crust.blockdriver.ceph.failures import CephMonitorsUnreachable
 from crust.core import errors
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster

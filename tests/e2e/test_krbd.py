@@ -7,15 +7,15 @@ import grpc
 import pytest
 import rbd
 
+from crust.blockdriver.ceph import claims, fencing
+from crust.blockdriver.ceph.claim_object import Mode
+from crust.blockdriver.ceph.claims import Host
+from crust.blockdriver.ceph.cluster_image import watchers
+from crust.blockdriver.ceph.connection import Connection
+from crust.blockdriver.ceph.user import CephUser
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.copies import RbdMaking
 from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
-from crust.ceph import claims, fencing
-from crust.ceph.claim_object import Mode
-from crust.ceph.claims import Host
-from crust.ceph.cluster_image import watchers
-from crust.ceph.connection import Connection
-from crust.ceph.user import CephUser
 from crust.core import volumes
 from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import POOL
@@ -169,7 +169,7 @@ async def test_driver_without_a_key_unmaps_with_the_next_key(bench: Bench) -> No
 _MAPPED = """\
 import sys
 from crust.core.volumes import NetworkImage
-from crust.host.block.krbd import KernelRbd, Login
+from crust.blockdriver.host.krbd import KernelRbd, Login
 fsid, monitors, user, key, pool, namespace, volume = sys.argv[1:]
 kernel, image = KernelRbd("a-pod"), NetworkImage(fsid, pool, namespace, volume, (), "")
 why = kernel.obstacle()

@@ -2,7 +2,7 @@
 
 import subprocess
 
-from crust.host.filesystems import fsfreeze
+from crust.blockdriver.host import fsfreeze
 
 
 def freeze(mountpoint: str) -> bool:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from crust.blockdriver.engines.pool_access import Attachment
+from crust.blockdriver.host import device_mounts, growth
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.records.node_state import NotStaged
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
-from crust.host.filesystems import growth
-from crust.host.mounts import device_mounts, mountinfo
+from crust.host.mounts import mountinfo
 from crust.host.process import workers
 
 _log = logging.getLogger(__name__)

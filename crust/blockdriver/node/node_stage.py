@@ -27,6 +27,7 @@ from functools import partial
 from typing import Literal
 
 from crust.blockdriver.engines.pool_access import Access, Attachment, NoHostDevice
+from crust.blockdriver.host import device_mounts, fsck
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
@@ -37,9 +38,8 @@ from crust.host.block import devices, signatures, users
 from crust.host.block.users import Purpose
 from crust.host.files import target_paths
 from crust.host.files.locks import ToolLocks
-from crust.host.filesystems import format_decision, fsck, mkfs, superblocks
+from crust.host.filesystems import format_decision, mkfs, superblocks
 from crust.host.filesystems.format_decision import Action
-from crust.host.mounts import device_mounts
 from crust.host.process import syscalls, workers
 
 

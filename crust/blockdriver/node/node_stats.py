@@ -7,13 +7,14 @@ and the shim asks it.
 
 from dataclasses import dataclass
 
+from crust.blockdriver.host import device_mounts
+from crust.blockdriver.host import usage as host_usage
 from crust.blockdriver.node.node_expand import NotPublishedAtPath
 from crust.blockdriver.records import health
 from crust.blockdriver.records.models import VolumeRecord
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
-from crust.host.filesystems import usage as host_usage
-from crust.host.mounts import device_mounts, mountinfo
+from crust.host.mounts import mountinfo
 
 
 @dataclass(frozen=True, slots=True)

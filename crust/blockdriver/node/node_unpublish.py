@@ -19,13 +19,14 @@ from dataclasses import dataclass
 
 from crust.blockdriver.engines.pool_access import Attachment
 from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing
+from crust.blockdriver.host import device_mounts
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.records.node_state import Staged
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
 from crust.host.block import users
 from crust.host.files import target_paths
-from crust.host.mounts import device_mounts, mount_api, mountinfo
+from crust.host.mounts import mount_api, mountinfo
 from crust.host.process import workers
 
 _log = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from crust.blockdriver.engines.protocol import PoolSpace, Provisioning
 from crust.blockdriver.records.models import Usage
 from crust.blockdriver.records.records import Index
+from crust.blockdriver.settings import DEFAULT_POOL_LOW_PERCENT
 from crust.core import errors, volumes
-from crust.core.settings.driver import DEFAULT_POOL_LOW_PERCENT
 from crust.host.filesystems import mkfs
 
 

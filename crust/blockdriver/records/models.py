@@ -1,8 +1,8 @@
 """The three kinds of records of a pool, as they are stored: one JSON object each, with a schema number.
 
-The driver reads the number first, and refuses a record of any other schema (`crust.core.schema`). Within a schema
-fields are only added: the driver keeps unknown fields and writes them back, so that a return to an earlier version
-loses no field.
+The driver reads the number first, and refuses a record of any other schema (`crust.blockdriver.schema`). Within a
+schema fields are only added: the driver keeps unknown fields and writes them back, so that a return to an earlier
+version loses no field.
 
 *Volume record*: only the controller part writes it. *Content record*: the controller part writes it once, before it
 answers CreateVolume: "new" for zeros, or the state of the content source. From the first stage on, only the node part
@@ -30,7 +30,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 import pydantic
 
-from crust.core import errors, schema, volumes
+from crust.blockdriver import schema
+from crust.core import errors, volumes
 
 SCHEMA = 1
 PART = pydantic.ConfigDict(frozen=True, extra="allow", strict=True)

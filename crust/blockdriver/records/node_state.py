@@ -12,9 +12,9 @@ The driver notes a publish before its mount (`done` is False) and again after it
 that a retry of the same publish completes and an unpublish removes. It keeps mount flags only after a check for
 credentials, and the rest of a request only as a digest.
 
-A file that cannot be read, or has another schema (`crust.core.schema`), blocks its volume only: the start goes on.
-NodeUnpublish and NodeUnstage do not need it: they look at the kernel, as for a lost file, and the unstage removes it.
-Only files *.json belong to the driver.
+A file that cannot be read, or has another schema (`crust.blockdriver.schema`), blocks its volume only: the start goes
+on. NodeUnpublish and NodeUnstage do not need it: they look at the kernel, as for a lost file, and the unstage removes
+it. Only files *.json belong to the driver.
 
 The node has slots: a volume has one while it is published to the node or attached there. A volume without a
 ControllerPublishVolume gets its slot when it is attached. The limit is a setting (`max_volumes`).
@@ -32,12 +32,14 @@ from typing import Annotated, Literal
 
 import pydantic
 
+from crust.blockdriver import schema
 from crust.blockdriver.engines.pool_access import NodeAccess
+from crust.blockdriver.host import device_mounts
 from crust.blockdriver.records import models
 from crust.blockdriver.records.records import Index
-from crust.core import errors, schema, volumes
+from crust.core import errors, volumes
 from crust.host.files import durable
-from crust.host.mounts import device_mounts, mountinfo
+from crust.host.mounts import mountinfo
 from crust.host.process import syscalls
 
 SCHEMA = 1

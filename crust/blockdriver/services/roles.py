@@ -10,7 +10,7 @@ the volume. So such a driver advertises and serves none of their RPCs, and NodeE
 driver without controller expansion, external-resizer only marks the new size (its "trivial" resizer).
 
 A pool that every node reaches (`is_shared`) has no topology, and its volumes need no attach: a process that opens an
-image claims it in the pool first (`crust.ceph.claims`).
+image claims it in the pool first (`crust.blockdriver.ceph.claims`).
 
 Other RPCs are UNIMPLEMENTED with the reason (CSI, "Error Scheme": disabled in the current mode).
 """

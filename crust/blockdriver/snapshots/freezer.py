@@ -43,6 +43,7 @@ from typing import TypeAlias
 
 from crust.blockdriver.engines.pool_access import NodeAccess
 from crust.blockdriver.guests import Guests
+from crust.blockdriver.host import device_mounts
 from crust.blockdriver.records.stores import Stores
 from crust.blockdriver.snapshots import host_freeze
 from crust.blockdriver.snapshots.host_freeze import (
@@ -54,7 +55,6 @@ from crust.blockdriver.snapshots.host_freeze import (
 )
 from crust.core import errors, volumes
 from crust.host.block import devices, holders, users
-from crust.host.mounts import device_mounts
 from crust.host.process import workers
 
 LIMIT_S = 60.0

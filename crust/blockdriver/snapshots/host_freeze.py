@@ -21,11 +21,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from crust.blockdriver.engines.pool_access import NodeAccess
+from crust.blockdriver.host import device_mounts, fsfreeze
 from crust.core import errors, volumes
 from crust.host.block import devices, holders, signatures, users
 from crust.host.files import durable
-from crust.host.filesystems import fsfreeze
-from crust.host.mounts import device_mounts, mountinfo
+from crust.host.mounts import mountinfo
 from crust.host.process import syscalls
 
 _LIMIT_BYTES = 8192

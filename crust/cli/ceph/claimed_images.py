@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 import click
 
+from crust.blockdriver.ceph import claim_object, cluster_image, fencing
+from crust.blockdriver.ceph.binding import Ioctx
+from crust.blockdriver.ceph.cluster_image import ClusterImage
+from crust.blockdriver.ceph.connection import Connection
+from crust.blockdriver.ceph.user import CephUser
 from crust.blockdriver.engines.rbd import pool
-from crust.ceph import claim_object, cluster_image, fencing
-from crust.ceph.binding import Ioctx
-from crust.ceph.cluster_image import ClusterImage
-from crust.ceph.connection import Connection
-from crust.ceph.user import CephUser
 from crust.cli import refusals
 from crust.core import errors
 

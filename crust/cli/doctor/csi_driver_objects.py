@@ -14,9 +14,9 @@ from crust.cli.doctor.finding import Finding, doctor_check, error, ok, warning
 from crust.cli.doctor.node import Mismatches, Node
 from crust.core import deferral_keys
 from crust.core.deferral_keys import Defer
-from crust.core.settings.proxy import KubernetesSettings, ProxySettings, ServedDriver
 from crust.kubernetes_api.api import KubernetesApi, client
 from crust.kubernetes_api.objects import CSIDriver
+from crust.proxy.settings import KubernetesSettings, ProxySettings, ServedDriver
 from crust.rpc.port import Port, SocketPort, stub
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from functools import partial
 
 import crust
+from crust.blockdriver.settings import DriverSettings
 from crust.cli import asking
 from crust.cli.doctor.finding import Finding, doctor_check, error, of_error, ok, tried, warning
 from crust.cli.doctor.node import CONFIG_DIR, Node
 from crust.cli.inspecting import views
 from crust.core import errors
-from crust.core.settings.driver import DriverSettings
-from crust.core.settings.proxy import ProxySettings
-from crust.core.settings.shim import ShimSettings
+from crust.csi_shim.settings import ShimSettings
+from crust.proxy.settings import ProxySettings
 
 _SOCKETS = ("runtime.sock", "handlers.sock", "inspect.sock")
 

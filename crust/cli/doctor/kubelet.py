@@ -6,7 +6,7 @@ from functools import partial
 from crust.cli.doctor.finding import Finding, doctor_check, error, ok, tried, warning
 from crust.cli.doctor.node import Node
 from crust.core.settings import OWN_DRIVER
-from crust.core.settings.proxy import ProxySettings
+from crust.proxy.settings import ProxySettings
 
 
 @doctor_check("kubelet-root")

@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from crust.blockdriver.settings import DriverSettings
 from crust.cli.doctor.finding import Finding
 from crust.cli.inspecting import views
 from crust.cli.programs import PROGRAMS, daemons
 from crust.core import errors
-from crust.core.settings.driver import DriverSettings
-from crust.core.settings.kata import KataSettings
 from crust.core.settings.program import ProgramSettings
-from crust.core.settings.proxy import ProxySettings
 from crust.host.process import commands
+from crust.kata.settings import KataSettings
 from crust.node.settings import NodeSettings
+from crust.proxy.settings import ProxySettings
 
 CONFIG_DIR = str(daemons.CONFIG_DIR)
 _PROXY_UNIT = "/etc/systemd/system/multi-user.target.wants/crust-proxy.service"

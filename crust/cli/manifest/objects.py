@@ -19,12 +19,12 @@ from typing import Any
 
 import click
 
+from crust.blockdriver.settings import LOCAL_ENGINES, DriverSettings
 from crust.cli.install import shipped
 from crust.cli.manifest import composition, problems
 from crust.cli.manifest.composition import Object
 from crust.cli.programs import daemons
 from crust.core.settings import OWN_DRIVER
-from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
 from crust.core.settings.loading import InvalidSettings
 from crust.host.process import syscalls
 from crust.node.settings import NodeSettings

@@ -5,8 +5,8 @@ driver, the sidecars find the socket, and each path of the settings outlives the
 import os
 from collections.abc import Iterator
 
+from crust.blockdriver.settings import LOCAL_ENGINES, DriverSettings
 from crust.cli.manifest.composition import Pod
-from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
 from crust.node.settings import NodeSettings
 
 

@@ -29,23 +29,23 @@ PROGRAMS: Mapping[str, Program] = {
     ),
     "proxy": Program(
         "Serve the CO's CSI sockets of this node.",
-        "crust.core.settings.proxy:ProxySettings",
+        "crust.proxy.settings:ProxySettings",
         "crust.proxy.proxy_process:run",
     ),
     "shim": Program(
         "Wrap one CSI driver.",
-        "crust.core.settings.shim:ShimSettings",
+        "crust.csi_shim.settings:ShimSettings",
         "crust.csi_shim.shim_process:run",
     ),
     "driver": Program(
         "Serve block.csi.crust.dev, the block-volume CSI driver.",
-        "crust.core.settings.driver:DriverSettings",
+        "crust.blockdriver.settings:DriverSettings",
         "crust.blockdriver.serve:run_driver",
         _STOP_OF_DRIVER_S,
     ),
     "kata": Program(
         "Let an unmodified Kata Containers use deferred volumes: an NRI plugin of the container engine.",
-        "crust.core.settings.kata:KataSettings",
+        "crust.kata.settings:KataSettings",
         "crust.kata.process:run",
     ),
 }

@@ -95,9 +95,20 @@ def _flags(path: str, only: tuple[str, ...]) -> tuple[click.Option, ...]:
     plain = [
         name
         for name, field in model.model_fields.items()
-        if name in _ROWS or "core.settings" not in str(field.annotation)  # else a table
+        if name in _ROWS or not _is_table(field.annotation)
     ]
     return tuple(_Setting(model, name) for name in only or plain)
+
+
+def _is_table(kind: Any) -> bool:
+    """Whether a setting is a table, or a list or mapping of tables."""
+    if isinstance(kind, type) and not get_args(kind):
+        from crust.core.settings.program import (
+            Table,
+        )  # pydantic takes a third of the time of a short command
+
+        return issubclass(kind, Table)
+    return any(map(_is_table, get_args(kind)))
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from crust.cli.programs import PROGRAMS, STOP_S
 from crust.core import errors, logs
 
 if TYPE_CHECKING:  # pydantic takes a third of the time of a short command
-    from crust.core.settings.driver import DriverSettings
+    from crust.blockdriver.settings import DriverSettings
     from crust.core.settings.program import ProgramSettings
 
 _log = logging.getLogger(__name__)
@@ -142,8 +142,8 @@ def make_pool(flags: dict[str, Any]) -> None:
 
 def _driver_settings(flags: dict[str, Any]) -> "DriverSettings":
     """The settings of the file that --config names, else of the installed one; flags are stronger."""
+    from crust.blockdriver.settings import LOCAL_ENGINES, DriverSettings
     from crust.core.settings import loading
-    from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
     from crust.node.settings import NodeSettings
 
     config = flags.pop("config", None) or installed("driver") or installed("node")

@@ -21,7 +21,6 @@ from google.protobuf.message import Message
 
 from crust.core import deferral_keys, errors
 from crust.core.deferral_keys import Defer
-from crust.core.settings.shim import DetachAccess, ShimSettings
 from crust.csi_shim.controller.created_volume import (
     DeferralRequest,
     as_block,
@@ -29,6 +28,7 @@ from crust.csi_shim.controller.created_volume import (
     remove_keys,
     to_driver,
 )
+from crust.csi_shim.settings import DetachAccess, ShimSettings
 from crust.host.process import workers
 from crust.kubernetes_api import api
 from crust.kubernetes_api.volumes_in_use import VolumesInUse

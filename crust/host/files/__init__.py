@@ -1,1 +1,1 @@
-"""Files: durable writes, sparse images, copies, extents, locks, writers, and the target paths that a CO names."""
+"""Files: durable writes, sparse images, locks, and the target paths that a CO names."""

@@ -1,1 +1,1 @@
-"""Filesystems: mkfs, fsck, superblocks, growth, freeze and usage."""
+"""Filesystems: mkfs, superblocks, and the decision to format."""

@@ -1,1 +1,1 @@
-"""Mounts: the mount API, mountinfo, mount parameters, group ownership, and how many mounts a node can have."""
+"""Mounts: the mount API, mountinfo, mount parameters, propagation, and the users of a mount."""

@@ -1,8 +1,8 @@
 """The claims of this host on images of Ceph clusters: taken before QEMU opens one, ended when it has closed it.
 
-A process of its own (`crust.ceph.attach`) sends the requests to a cluster. The key of an image's user stays in
-memory for the end of its claim: when a virtual machine has ended, the proxy gives its secrets to nobody. An image is
-noted on disk before it is taken (`taken_images`).
+A process of its own (`crust.blockdriver.ceph.attach`) sends the requests to a cluster. The key of an image's user
+stays in memory for the end of its claim: when a virtual machine has ended, the proxy gives its secrets to nobody. An
+image is noted on disk before it is taken (`taken_images`).
 """
 
 import asyncio
@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crust.ceph import attach
-from crust.ceph.attach import Host, Mode
+from crust.blockdriver.ceph import attach
+from crust.blockdriver.ceph.attach import Host, Mode
 from crust.core import volumes
 from crust.handoff.record import Record
 from examples.kata.runtime.taken_images import Taken, TakenImages
@@ -47,7 +47,7 @@ class CephImages:
     ) -> AsyncIterator[TakenImage]:
         """Take the image of a volume that this host has claimed; if the block fails, the caller gives it back.
 
-        Raises the errors of `crust.ceph.attach` and `TakenImages.add`.
+        Raises the errors of `crust.blockdriver.ceph.attach` and `TakenImages.add`.
         """
         mode = Mode.READERS if record.readonly else Mode.WRITER
         image = _image_of(record)
@@ -70,13 +70,14 @@ class CephImages:
         self._keys[target] = key
 
     async def size_bytes(self, record: Record) -> int:
-        """The image's size now. Raises the errors of `crust.ceph.attach`."""
+        """The image's size now. Raises the errors of `crust.blockdriver.ceph.attach`."""
         key = attach.Key(_image_of(record), self._keys[record.target])
         async with attach.asking(key) as cluster:
             return await cluster.size_bytes()
 
     async def give_back(self, taken: Taken) -> None:
-        """End the claim on the image. Raises the errors of `crust.ceph.attach`; then note and key are kept."""
+        """End the claim on the image. Raises the errors of `crust.blockdriver.ceph.attach`; then note and key are
+        kept."""
         key = attach.Key(taken.image, self._keys[taken.target])
         async with attach.asking(key) as cluster:
             await cluster.give_back(taken.vm_id)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import crust
 from crust import runtime_handler
-from crust.ceph.attach import Host
+from crust.blockdriver.ceph.attach import Host
 from crust.core import errors, volumes
 from crust.host.files import durable, locks
 from crust.runtime_handler import registration, service

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from crust.blockdriver.engines.pool_access import Access, Attachment
+from crust.blockdriver.host import throttling
 from crust.core import errors, volumes
-from crust.host.cgroups import throttling
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.nodes.fake_throttle import FakeThrottle
 from tests.support.runtimes.fake_guests import FakeGuests

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from crust.blockdriver.host import fs_group
 from crust.blockdriver.node import node_unpublish
 from crust.blockdriver.node.publish import node_publish, publish_rules
 from crust.core import errors, volumes
 from crust.host.block import devices, holders, openers, signatures
 from crust.host.files import target_paths
 from crust.host.filesystems import format_decision
-from crust.host.mounts import fs_group, mount_api, mountinfo
+from crust.host.mounts import mount_api, mountinfo
 from tests.support.drivers.block_driver import MIB, Bench, block, is_there, mount
 from tests.support.raised import raised
 

@@ -13,7 +13,7 @@ from crust.blockdriver import serve
 from crust.blockdriver.controller import topology
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.driver import build as composed
-from crust.core.settings.driver import DEFAULT_MAX_VOLUMES
+from crust.blockdriver.settings import DEFAULT_MAX_VOLUMES
 from crust.host.files import locks
 from crust.rpc import channel
 from crust.rpc.messages import extensions

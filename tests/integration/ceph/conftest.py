@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import rbd
 
+from crust.blockdriver.ceph.connection import Connection
+from crust.blockdriver.ceph.user import CephUser, Timeouts
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
-from crust.ceph.connection import Connection
-from crust.ceph.user import CephUser, Timeouts
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_node

@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 import grpc
 import pytest
 
+from crust.blockdriver.ceph.connection import Connection
+from crust.blockdriver.ceph.failures import CephMonitorsUnreachable
+from crust.blockdriver.ceph.user import CephUser
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
-from crust.ceph.connection import Connection
-from crust.ceph.failures import CephMonitorsUnreachable
-from crust.ceph.user import CephUser
 from crust.core import volumes
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster

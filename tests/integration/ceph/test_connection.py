@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
-from crust.ceph import binding
-from crust.ceph import connection as connection_module
-from crust.ceph.connection import Connection
-from crust.ceph.failures import CephConnectionClosed, CephKeyRefused, CephMonitorsUnreachable
-from crust.ceph.user import CephUser
+from crust.blockdriver.ceph import binding
+from crust.blockdriver.ceph import connection as connection_module
+from crust.blockdriver.ceph.connection import Connection
+from crust.blockdriver.ceph.failures import (
+    CephConnectionClosed,
+    CephKeyRefused,
+    CephMonitorsUnreachable,
+)
+from crust.blockdriver.ceph.user import CephUser
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.integration.ceph.conftest import QUICK
 from tests.support.raised import raised

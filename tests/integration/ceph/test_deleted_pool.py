@@ -14,6 +14,12 @@ import pytest
 import rados
 import rbd
 
+from crust.blockdriver.ceph import attach, claim_object
+from crust.blockdriver.ceph.claim_object import Mode
+from crust.blockdriver.ceph.claims import Host
+from crust.blockdriver.ceph.connection import Connection
+from crust.blockdriver.ceph.failures import CephMonitorsUnreachable, CephPoolMissing
+from crust.blockdriver.ceph.user import CephUser
 from crust.blockdriver.engines.protocol import ImageMissing
 from crust.blockdriver.engines.rbd.node import access
 from crust.blockdriver.engines.rbd.node.access import RbdAccess
@@ -23,14 +29,8 @@ from crust.blockdriver.engines.rbd.pool import capabilities
 from crust.blockdriver.engines.rbd.provisioning.copies import RbdMaking
 from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
 from crust.blockdriver.engines.rbd.records import CONTENT
-from crust.ceph import attach, claim_object
-from crust.ceph.claim_object import Mode
-from crust.ceph.claims import Host
-from crust.ceph.connection import Connection
-from crust.ceph.failures import CephMonitorsUnreachable, CephPoolMissing
-from crust.ceph.user import CephUser
+from crust.blockdriver.host.krbd import KernelRbd
 from crust.core import errors, volumes
-from crust.host.block.krbd import KernelRbd
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.integration.ceph.conftest import QUICK
 from tests.support.ceph import rbd_driver

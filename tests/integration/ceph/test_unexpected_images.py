@@ -12,9 +12,9 @@ import grpc
 import pytest
 import rbd
 
+from crust.blockdriver.ceph import omap
 from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.rbd.records import object_name
-from crust.ceph import omap
 from tests.support.ceph.rbd_node import SIZE, RbdNode
 from tests.support.faults.refusals import refused, repeated
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from crust.ceph.user import key_of
+from crust.blockdriver.ceph.user import key_of
 from tests.support import environments
 
 pytestmark = pytest.mark.timeout(120)

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors, volumes
-from crust.core.settings.kata import KataRuntime
 from crust.handoff import claims
 from crust.handoff.record import Record
 from crust.handoff.store import Store
@@ -25,6 +24,7 @@ from crust.kata.go_runtime import GoRuntime
 from crust.kata.preflight import Configurations
 from crust.kata.process import FEATURES
 from crust.kata.rust_runtime import RustRuntime
+from crust.kata.settings import KataRuntime
 from crust.runtime_handler import keepers
 from tests.integration.conftest import MakeDevice as MakeDevice
 from tests.support import processes

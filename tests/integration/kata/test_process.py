@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from crust.core.settings.kata import KataRuntime, KataSettings
 from crust.host.block import loop
 from crust.kata import nri, process
+from crust.kata.settings import KataRuntime, KataSettings
 from crust.runtime_handler import testing
 from tests.integration.kata.conftest import FIT, ONE, KataNode, end
 from tests.support.kata import engine as engines

@@ -15,11 +15,11 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
+from crust.blockdriver.host import growth
 from crust.cli.main import main
 from crust.conformance import catalogue
 from crust.conformance.options import RunOptions
 from crust.conformance.runtimes import suite
-from crust.host.filesystems import growth
 from examples import second_runtime
 from tests.support.pages.page_programs import program
 from tests.support.runtimes import kept_boxes

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import rbd
 
-from crust.ceph import claim_object, claims, controller_lock
-from crust.ceph.claim_object import Mode
-from crust.ceph.claims import Host
-from crust.ceph.cluster_image import ClusterImage
-from crust.ceph.connection import Connection
-from crust.ceph.controller_lock import ControllerLock
-from crust.ceph.user import CephUser, Timeouts
+from crust.blockdriver.ceph import claim_object, claims, controller_lock
+from crust.blockdriver.ceph.claim_object import Mode
+from crust.blockdriver.ceph.claims import Host
+from crust.blockdriver.ceph.cluster_image import ClusterImage
+from crust.blockdriver.ceph.connection import Connection
+from crust.blockdriver.ceph.controller_lock import ControllerLock
+from crust.blockdriver.ceph.user import CephUser, Timeouts
 from examples.cluster.ceph_cluster import POOL, CephCluster
 
 A, B = Host("node-a", "machine-a"), Host("node-b", "machine-b")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import rbd
 
-from crust.ceph import fencing
+from crust.blockdriver.ceph import fencing
 from crust.core import volumes
 from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from crust.blockdriver.ceph import binding
 from crust.blockdriver.engines.rbd.place import Place
-from crust.ceph import binding
 
 Act = Callable[[str], object]
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from crust.ceph import claim_object
-from crust.ceph.claim_object import Holder
-from crust.ceph.cluster_image import ClusterImage
+from crust.blockdriver.ceph import claim_object
+from crust.blockdriver.ceph.claim_object import Holder
+from crust.blockdriver.ceph.cluster_image import ClusterImage
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2
 from examples.cluster import ceph_cluster
@@ -249,7 +249,7 @@ from crust.core import volumes
 from crust.blockdriver.engines.pool_access import Access
 from crust.blockdriver.engines.rbd import Place
 from crust.blockdriver.engines.rbd.node import access, volume_users
-from crust.ceph import connection, user as ceph_user
+from crust.blockdriver.ceph import connection, user as ceph_user
 method, monitors, user, key, pool, namespace, volume = sys.argv[1:]
 place = Place.of(connection.Connection(ceph_user.CephUser(monitors, user, key)), pool, namespace)
 here = access.RbdAccess(volume_users.Users(place), "/run/of-a-pool", "node-a")
@@ -273,8 +273,8 @@ from crust.core import volumes
 from crust.blockdriver.engines.pool_access import Access
 from crust.blockdriver.engines.rbd import Place
 from crust.blockdriver.engines.rbd.node import access, host_devices, volume_users
-from crust.ceph import claims, connection, user as ceph_user
-from crust.host.block import krbd
+from crust.blockdriver.ceph import claims, connection, user as ceph_user
+from crust.blockdriver.host import krbd
 step, monitors, user, key, pool, namespace, volume = sys.argv[1:]
 place = Place.of(connection.Connection(ceph_user.CephUser(monitors, user, key)), pool, namespace)
 here = access.RbdAccess(volume_users.Users(place), "/run/node", "node-a")

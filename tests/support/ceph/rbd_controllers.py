@@ -6,15 +6,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from crust.blockdriver.ceph.connection import Connection
+from crust.blockdriver.ceph.controller_lock import ControllerLock
+from crust.blockdriver.ceph.user import CephUser, Timeouts
 from crust.blockdriver.controller.create_volume import Create
 from crust.blockdriver.driver import Driver, build
 from crust.blockdriver.engines import rbd
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.services.roles import Role
 from crust.blockdriver.snapshots.content_source import SourceRequest
-from crust.ceph.connection import Connection
-from crust.ceph.controller_lock import ControllerLock
-from crust.ceph.user import CephUser, Timeouts
 from crust.core import volumes
 from examples.cluster.ceph_cluster import POOL, CephCluster
 

@@ -3,12 +3,12 @@
 import hashlib
 from typing import Any
 
+from crust.blockdriver.ceph import cluster_image, omap
 from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import Image
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.provisioning.images import user_snapshots
 from crust.blockdriver.engines.rbd.records import object_name
-from crust.ceph import cluster_image, omap
 from crust.core import volumes
 
 MIB = 1024**2

@@ -10,10 +10,10 @@ from typing import Any, cast
 from crust.blockdriver import guests
 from crust.blockdriver.driver import Driver, build
 from crust.blockdriver.engines.pool_access import PoolIds
+from crust.blockdriver.host import throttling
 from crust.blockdriver.services.roles import Role
 from crust.core import volumes
 from crust.core.settings.program import CsiProfile
-from crust.host.cgroups import throttling
 from crust.host.process import syscalls
 from crust.rpc.call import Call
 from crust.rpc.messages import crust_v1

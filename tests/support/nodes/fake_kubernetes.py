@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-from crust.core.settings.proxy import KubernetesSettings
+from crust.proxy.settings import KubernetesSettings
 
 NODE = "node-a"
 TOKEN = "fake-token-of-the-tests"

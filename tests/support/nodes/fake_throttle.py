@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from crust.blockdriver.host.throttling import CannotThrottle, Throttle
 from crust.core import errors, volumes
-from crust.host.cgroups.throttling import CannotThrottle, Throttle
 
 NONE = volumes.IoLimits()
 

@@ -12,9 +12,8 @@ import grpc.aio
 
 from crust.core import volumes
 from crust.core.settings import OWN_DRIVER
-from crust.core.settings.proxy import KubernetesSettings, ProxySettings, ServedDriver
-from crust.core.settings.shim import ShimSettings
 from crust.csi_shim import shim_process
+from crust.csi_shim.settings import ShimSettings
 from crust.csi_shim.wrap.node_shim import Wrapping
 from crust.handoff import store
 from crust.handoff.entry import Entry
@@ -22,6 +21,7 @@ from crust.handoff.record import Record
 from crust.host.block import devices
 from crust.host.process.workers import Workers
 from crust.proxy import proxy_process
+from crust.proxy.settings import KubernetesSettings, ProxySettings, ServedDriver
 from crust.rpc import channel
 from crust.rpc.messages import crust_v1
 from crust.runtime_handler.registration import Registration

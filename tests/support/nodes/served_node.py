@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from crust.blockdriver import serve
-from crust.core.settings.driver import DriverSettings
+from crust.blockdriver.settings import DriverSettings
 from crust.core.settings.program import ProgramSettings
 from crust.host.mounts import mountinfo
 from crust.node import node_process

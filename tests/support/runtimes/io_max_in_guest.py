@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from crust.blockdriver.host.io_max import IoMax
 from crust.core.volumes import DeviceIdentity, IoLimits
-from crust.host.cgroups.io_max import IoMax
 
 ROOT = "/run/cgroup"
 PODS = f"{ROOT}/pods"

@@ -4,8 +4,8 @@ import os
 from collections.abc import Sequence
 
 from crust.blockdriver.guests import Guests
+from crust.blockdriver.host import fsfreeze
 from crust.core import volumes
-from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mount_api
 from tests.support import frozen
 

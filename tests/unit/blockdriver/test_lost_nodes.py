@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from crust.blockdriver.ceph.failures import CephMonitorsUnreachable
 from crust.blockdriver.serve import LostNodes
-from crust.ceph.failures import CephMonitorsUnreachable
 from crust.cli.main import main
 from crust.core import metrics, volumes
 from crust.core.supervised import Health, supervised

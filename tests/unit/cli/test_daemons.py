@@ -20,9 +20,9 @@ from pathlib import Path
 import prometheus_client
 import pytest
 
+from crust.blockdriver.settings import DriverSettings
 from crust.cli.programs import daemons, monitoring
 from crust.core import errors, operations
-from crust.core.settings.driver import DriverSettings
 from crust.host.process import workers
 from crust.host.process.workers import Workers
 from crust.rpc.serving.daemon import Daemon, starting

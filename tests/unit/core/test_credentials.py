@@ -8,8 +8,8 @@ from typing import get_args
 import pytest
 
 from crust.blockdriver import serve
+from crust.blockdriver.settings import LOCAL_ENGINES, DriverSettings
 from crust.core import credentials, deferral_keys, errors, logs, volumes
-from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
 from crust.host.filesystems import mkfs, superblocks
 from crust.host.mounts import mount_options
 from crust.proxy.table import Event, Events

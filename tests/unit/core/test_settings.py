@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from crust.core.settings import driver as driver_settings
+from crust.blockdriver import settings as driver_settings
+from crust.blockdriver.settings import DriverSettings
 from crust.core.settings import loading
-from crust.core.settings.driver import DriverSettings
-from crust.core.settings.proxy import ProxySettings
-from crust.core.settings.shim import ShimSettings
+from crust.csi_shim.settings import ShimSettings
+from crust.proxy.settings import ProxySettings
 
 DRIVER = {"name": "d.example.com", "socket": "/run/d.sock", "backend": "/run/s.sock"}
 TOML = """

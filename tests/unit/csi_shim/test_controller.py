@@ -14,9 +14,9 @@ import pytest_asyncio
 
 from crust.core import errors
 from crust.core.deferral_keys import Defer
-from crust.core.settings.shim import DetachAccess, ShimSettings
 from crust.csi_shim import shim_process
 from crust.csi_shim.controller import controller_shim
+from crust.csi_shim.settings import DetachAccess, ShimSettings
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.co import capability, create_request

@@ -16,8 +16,8 @@ import yaml
 import crust
 from crust.core.deferral_keys import Defer
 from crust.core.settings import loading
-from crust.core.settings.shim import ShimSettings
 from crust.core.supervised import Health
+from crust.csi_shim.settings import ShimSettings
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api.volumes_in_use import VolumesInUse
 from crust.node.settings import NodeSettings

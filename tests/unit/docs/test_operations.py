@@ -17,18 +17,18 @@ from pydantic_core import PydanticUndefined
 from crust.blockdriver.controller import class_parameters
 from crust.blockdriver.node import node_stats
 from crust.blockdriver.records import health
+from crust.blockdriver.settings import DriverSettings
 from crust.cli import main
 from crust.cli.doctor import finding
 from crust.core import deferral_keys, metrics
 from crust.core.settings import loading
-from crust.core.settings.driver import DriverSettings
-from crust.core.settings.kata import KataSettings
 from crust.core.settings.program import ProgramSettings
-from crust.core.settings.proxy import ProxySettings
-from crust.core.settings.shim import ShimSettings
+from crust.csi_shim.settings import ShimSettings
 from crust.host.filesystems import mkfs
+from crust.kata.settings import KataSettings
 from crust.node.settings import NodeSettings
 from crust.proxy import runtime_api
+from crust.proxy.settings import ProxySettings
 from tests.support.pages import cli_output, error_table
 from tests.unit.cli.test_manifest import config, made
 

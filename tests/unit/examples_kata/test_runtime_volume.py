@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.ceph.claims import Host
+from crust.blockdriver.ceph.claims import Host
 from crust.core import errors, volumes
 from crust.handoff import claims, store
 from crust.handoff.claims import State

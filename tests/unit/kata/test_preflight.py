@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from crust.core import volumes
-from crust.core.settings.kata import KataRuntime
 from crust.kata.evidence import Kind
 from crust.kata.preflight import Configurations, Installation, KataUnfit, check_configuration, read
+from crust.kata.settings import KataRuntime
 from tests.support.raised import raised
 
 HANDLER = volumes.HandlerName("kata")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from crust.blockdriver import serve
+from crust.blockdriver.settings import DriverSettings
 from crust.core.settings import loading
-from crust.core.settings.driver import DriverSettings
 from crust.core.settings.program import ProgramSettings
 from crust.node.settings import NodeSettings
 

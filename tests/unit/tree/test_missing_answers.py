@@ -38,7 +38,11 @@ BOUNDARIES = {
     ): "the client gets the error, and the claim stays",
     ("csi_shim/wrap/staging.py", "Staging._is_left", 1): "an undo: not done is left",
     ("csi_shim/wrap/wrapped.py", "WrappedVolumes._stands", 1): "an undo: not done stands",
-    ("ceph/connection.py", "Connection._wait_for_map.wait", 1): "the waiting thread gets the error",
+    (
+        "blockdriver/ceph/connection.py",
+        "Connection._wait_for_map.wait",
+        1,
+    ): "the caller gets the error",
     ("cli/doctor/examine.py", "_guarded", 1): "doctor shows the error as a finding",
     ("cli/bundle.py", "parts", 1): "the bundle says what is missing in it, and why",
     ("cli/bundle.py", "_files", 2): "the bundle says what is missing in it, and why",

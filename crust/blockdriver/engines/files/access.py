@@ -24,10 +24,11 @@ from dataclasses import replace
 from crust.blockdriver.engines.files.directories import VolumeDirectories
 from crust.blockdriver.engines.pool_access import READ_WRITE, Access, Attachment
 from crust.blockdriver.engines.protocol import ImageMissing, ImageReplaced
+from crust.blockdriver.host import file_copy
 from crust.core import errors, volumes
 from crust.host import answers
 from crust.host.block import devices, loop
-from crust.host.files import file_copy, sparse
+from crust.host.files import sparse
 
 _MARK = "crust:"
 _TAG_ID_BYTES = 44

@@ -27,13 +27,14 @@ from typing import Annotated
 
 import pydantic
 
+from crust.blockdriver import schema
 from crust.blockdriver.engines.pool_access import (
     POOL_ID,
     PoolAbsent,
     PoolIds,
     UnknownPoolLayout,
 )
-from crust.core import errors, schema
+from crust.core import errors
 from crust.host.files import durable, locks
 from crust.host.files.durable import DirectoryReplaced, HeldDirectory, Place
 from crust.host.process import syscalls

@@ -32,9 +32,10 @@ from crust.blockdriver.engines.protocol import (
     SnapshotMissing,
     StillAttached,
 )
+from crust.blockdriver.host import extents, file_copy
 from crust.core import errors, volumes
 from crust.host.block import devices
-from crust.host.files import extents, file_copy, sparse
+from crust.host.files import sparse
 from crust.host.files.durable import Place
 
 _SNAPSHOT = ".snap"

@@ -12,8 +12,8 @@
       access, host_devices   a hypervisor opens an image itself, or this host's kernel maps it
       volume_users           the users of Ceph as which a node connects
 
-The pool is the only truth, and one controller serves it at a time (`crust.ceph.controller_lock`). A host whose kernel
-cannot map images refuses raw volumes and mounts; a hypervisor does not need the kernel.
+The pool is the only truth, and one controller serves it at a time (`crust.blockdriver.ceph.controller_lock`). A host
+whose kernel cannot map images refuses raw volumes and mounts; a hypervisor does not need the kernel.
 """
 
 import functools

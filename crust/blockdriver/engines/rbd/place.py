@@ -10,11 +10,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
+from crust.blockdriver.ceph import binding, failures
+from crust.blockdriver.ceph.binding import Image, Ioctx
+from crust.blockdriver.ceph.cluster_image import ClusterImage
+from crust.blockdriver.ceph.connection import Connection
 from crust.blockdriver.engines.protocol import ImageMissing
-from crust.ceph import binding, failures
-from crust.ceph.binding import Image, Ioctx
-from crust.ceph.cluster_image import ClusterImage
-from crust.ceph.connection import Connection
 from crust.core.volumes import NetworkImage
 
 

@@ -9,9 +9,9 @@ The object is created exclusively, so of several controllers that start at an em
 the others find it. A namespace with images and without this object is not treated as empty: the pool's volumes would
 be unknown. The cluster's id is in it too: a pool that was copied to another cluster is another pool.
 
-One controller changes the pool at a time, by the pool's lock (`crust.ceph.controller_lock`). The lock's nonce is a
-file of the run directory, which one process has at a time: a process that finds its own nonce in the lock succeeds an
-ended process, and does not wait.
+One controller changes the pool at a time, by the pool's lock (`crust.blockdriver.ceph.controller_lock`). The lock's
+nonce is a file of the run directory, which one process has at a time: a process that finds its own nonce in the lock
+succeeds an ended process, and does not wait.
 """
 
 import datetime
@@ -25,6 +25,11 @@ from typing import Annotated
 
 import pydantic
 
+from crust.blockdriver import schema
+from crust.blockdriver.ceph import binding, claim_object, controller_lock, failures, omap
+from crust.blockdriver.ceph.binding import Ioctx
+from crust.blockdriver.ceph.controller_lock import ControllerLock
+from crust.blockdriver.ceph.failures import CephClientBlocklisted
 from crust.blockdriver.engines.pool_access import (
     POOL_ID,
     PoolAbsent,
@@ -34,11 +39,7 @@ from crust.blockdriver.engines.pool_access import (
 )
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.records import CONTENT, object_name, present
-from crust.ceph import binding, claim_object, controller_lock, failures, omap
-from crust.ceph.binding import Ioctx
-from crust.ceph.controller_lock import ControllerLock
-from crust.ceph.failures import CephClientBlocklisted
-from crust.core import errors, schema
+from crust.core import errors
 from crust.host.files import durable
 
 OBJECT = "crust.pool"

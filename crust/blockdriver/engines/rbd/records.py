@@ -25,11 +25,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from crust.blockdriver.ceph import binding, failures, omap
+from crust.blockdriver.ceph.binding import Ioctx
+from crust.blockdriver.ceph.failures import ignoring
 from crust.blockdriver.engines.pool_access import PoolAbsent, RecordChanged, RecordKind
 from crust.blockdriver.engines.rbd.place import Place
-from crust.ceph import binding, failures, omap
-from crust.ceph.binding import Ioctx
-from crust.ceph.failures import ignoring
 from crust.core import volumes
 
 CONTENT = "crust.content."

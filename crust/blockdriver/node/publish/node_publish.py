@@ -15,6 +15,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from crust.blockdriver.host import device_mounts, fs_group
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_expand import NodeExpand
 from crust.blockdriver.node.node_stage import Preparation
@@ -26,7 +27,7 @@ from crust.core import errors, operations, volumes
 from crust.host.block import devices, users
 from crust.host.block.users import Purpose
 from crust.host.files import target_paths
-from crust.host.mounts import device_mounts, fs_group, mount_api, mountinfo
+from crust.host.mounts import mount_api, mountinfo
 from crust.host.process import workers
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from crust.blockdriver.host import fsfreeze
 from crust.core import errors, volumes
 from crust.host.block import loop
-from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mountinfo
 from crust.rpc import channel
 from tests.support.drivers import pools, remnants

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from crust.blockdriver.host import fs_group
 from crust.core import errors, operations, volumes
-from crust.host.mounts import fs_group, mountinfo
+from crust.host.mounts import mountinfo
 from crust.host.process import workers
 from crust.host.process.workers import LongWork
 from tests.support.drivers import hostile_ext4

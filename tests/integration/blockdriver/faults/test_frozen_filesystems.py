@@ -10,8 +10,8 @@ import pytest
 
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.files.provisioning import FileTaking
+from crust.blockdriver.host import fsfreeze
 from crust.host.block import devices, holders
-from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mountinfo
 from crust.host.process import syscalls
 from crust.wire.csi.v1 import csi_pb2

@@ -11,10 +11,10 @@ import pytest
 
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.files.provisioning import FileMaking, FileTaking
+from crust.blockdriver.host import fsfreeze
 from crust.blockdriver.snapshots import host_freeze
 from crust.core import volumes
 from crust.host.block import devices, holders
-from crust.host.filesystems import fsfreeze
 from tests.support.drivers.block_driver import MIB, Bench, mount
 from tests.support.drivers.pools import bench_on
 from tests.support.frozen import is_frozen

@@ -10,10 +10,10 @@ import pytest
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.files.pool import PoolIdentityUnreadable
 from crust.blockdriver.engines.files.provisioning import FileMaking
+from crust.blockdriver.host import file_copy
 from crust.blockdriver.records import models
 from crust.core import errors, operations
 from crust.host.block import devices
-from crust.host.files import file_copy
 from crust.host.mounts import mount_api
 from tests.integration.blockdriver.conftest import benches_on
 from tests.support.drivers.block_driver import MIB, Bench, block, mount

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from crust.blockdriver.ceph import claim_object, claims, fencing
+from crust.blockdriver.ceph.claims import Host, HostClaim
+from crust.blockdriver.ceph.connection import Connection
 from crust.blockdriver.engines.pool_access import Access
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.node.access import RbdAccess, _Note
 from crust.blockdriver.engines.rbd.node.volume_users import Users
 from crust.blockdriver.engines.rbd.place import Place
-from crust.ceph import claim_object, claims, fencing
-from crust.ceph.claims import Host, HostClaim
-from crust.ceph.connection import Connection
 from crust.cli.main import main
 from crust.core import volumes
 from crust.core.volumes import NetworkImage

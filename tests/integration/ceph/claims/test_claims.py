@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from crust.ceph import claim_object, claims, cluster_image, fencing, omap
-from crust.ceph.claim_object import Mode
-from crust.ceph.claims import Host
-from crust.ceph.connection import Connection
+from crust.blockdriver.ceph import claim_object, claims, cluster_image, fencing, omap
+from crust.blockdriver.ceph.claim_object import Mode
+from crust.blockdriver.ceph.claims import Host
+from crust.blockdriver.ceph.connection import Connection
 from tests.support.ceph.image_claims import (
     IMAGE,
     LONG_S,

@@ -11,13 +11,13 @@ import pytest
 import rados
 import rbd
 
+from crust.blockdriver.ceph import claim_object, claims, fencing, omap
+from crust.blockdriver.ceph.claim_object import Mode
+from crust.blockdriver.ceph.claims import Host
+from crust.blockdriver.ceph.connection import Connection
+from crust.blockdriver.ceph.failures import CephMonitorsUnreachable, CephNotPermitted
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.freeing import Freeing
-from crust.ceph import claim_object, claims, fencing, omap
-from crust.ceph.claim_object import Mode
-from crust.ceph.claims import Host
-from crust.ceph.connection import Connection
-from crust.ceph.failures import CephMonitorsUnreachable, CephNotPermitted
 from crust.core.volumes import VolumeId
 from crust.kubernetes_api.volumes_in_use import TAINT
 from examples.cluster.ceph_cluster import POOL, CephCluster

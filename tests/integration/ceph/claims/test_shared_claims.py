@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from crust.ceph import claim_object, claims, fencing
-from crust.ceph.claim_object import Mode
-from crust.ceph.claims import Host, HostClaim
-from crust.ceph.fencing import ImageNotCutOff, cut_off
+from crust.blockdriver.ceph import claim_object, claims, fencing
+from crust.blockdriver.ceph.claim_object import Mode
+from crust.blockdriver.ceph.claims import Host, HostClaim
+from crust.blockdriver.ceph.fencing import ImageNotCutOff, cut_off
 from crust.core import errors
 from crust.host.process import syscalls
 from tests.support.ceph.image_claims import (

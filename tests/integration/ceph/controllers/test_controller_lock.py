@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from crust.blockdriver.driver import Driver
-from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
-from crust.blockdriver.pool_watch import PoolWatch
-from crust.blockdriver.snapshots.snapshot_sets import ContentChanged
-from crust.ceph import binding, controller_lock
-from crust.ceph.connection import Connection
-from crust.ceph.controller_lock import (
+from crust.blockdriver.ceph import binding, controller_lock
+from crust.blockdriver.ceph.connection import Connection
+from crust.blockdriver.ceph.controller_lock import (
     PATIENCE_S,
     ControllerLock,
     ControllerReplaced,
     ControllerStandsBy,
 )
-from crust.ceph.failures import CephClientBlocklisted
+from crust.blockdriver.ceph.failures import CephClientBlocklisted
+from crust.blockdriver.driver import Driver
+from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
+from crust.blockdriver.pool_watch import PoolWatch
+from crust.blockdriver.snapshots.snapshot_sets import ContentChanged
 from crust.core import errors
 from crust.core.supervised import Health
 from examples.cluster.ceph_cluster import CephCluster

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from crust.blockdriver.ceph import omap
+from crust.blockdriver.ceph.failures import CephMonitorsUnreachable
+from crust.blockdriver.ceph.user import Timeouts
 from crust.blockdriver.controller.create_volume import Create
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.rbd.provisioning.images import DELETED, user_snapshots
 from crust.blockdriver.snapshots.content_source import SourceRequest
-from crust.ceph import omap
-from crust.ceph.failures import CephMonitorsUnreachable
-from crust.ceph.user import Timeouts
 from crust.core import errors, volumes
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import CephCluster

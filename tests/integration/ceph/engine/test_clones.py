@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import rbd
 
+from crust.blockdriver.ceph.connection import Connection
+from crust.blockdriver.ceph.user import CephUser
 from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import (
     Image,
@@ -23,8 +25,6 @@ from crust.blockdriver.engines.rbd.provisioning.copies import RbdMaking
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.provisioning.images import features
 from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
-from crust.ceph.connection import Connection
-from crust.ceph.user import CephUser
 from crust.core import errors, volumes
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.integration.ceph.conftest import QUICK

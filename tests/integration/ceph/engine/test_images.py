@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import rbd
 
+from crust.blockdriver.ceph import claim_object, claims, omap
+from crust.blockdriver.ceph.claim_object import Mode
 from crust.blockdriver.engines.pool_access import RecordChanged
 from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing, StillAttached
 from crust.blockdriver.engines.rbd.provisioning import images
@@ -15,8 +17,6 @@ from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.provisioning.images import MARK
 from crust.blockdriver.engines.rbd.provisioning.librbd_objects import Header, read_header
 from crust.blockdriver.engines.rbd.records import RbdContentRecords, State
-from crust.ceph import claim_object, claims, omap
-from crust.ceph.claim_object import Mode
 from crust.core import errors
 from tests.support.ceph.intercepted import before_calls
 from tests.support.ceph.rbd_images import (

@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import rbd
 
+from crust.blockdriver.ceph import omap
+from crust.blockdriver.ceph.connection import Connection
+from crust.blockdriver.ceph.user import CephUser
 from crust.blockdriver.engines.pool_access import PoolAbsent, RecordKind, UnknownPoolLayout
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import OBJECT, SCHEMA, RbdPool, RbdPoolUnreadable
 from crust.blockdriver.engines.rbd.records import RbdContentRecords, RbdRecords, object_name, store
-from crust.ceph import omap
-from crust.ceph.connection import Connection
-from crust.ceph.user import CephUser
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.integration.ceph.conftest import QUICK
 from tests.support.raised import raised

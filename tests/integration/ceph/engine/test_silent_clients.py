@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import rbd
 
+from crust.blockdriver.ceph import controller_lock
+from crust.blockdriver.ceph.connection import EXPIRY_S
+from crust.blockdriver.ceph.failures import CephImageBusy
 from crust.blockdriver.engines.rbd.provisioning import copies, image_use
 from crust.blockdriver.engines.rbd.provisioning.copies import RbdMaking
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.provisioning.image_use import RbdClientSilent
-from crust.ceph import controller_lock
-from crust.ceph.connection import EXPIRY_S
-from crust.ceph.failures import CephImageBusy
 from crust.core import errors, volumes
 from examples.cluster.ceph_cluster import CephCluster
 from tests.support.ceph import rbd_writer as writer

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from crust.blockdriver.host import fsck, fsfreeze, growth, usage
 from crust.blockdriver.records.models import ContentRecord, ContentState
 from crust.core import errors
 from crust.core.volumes import UsageUnit
 from crust.host.block import devices, holders, loop, signatures, users
-from crust.host.filesystems import format_decision, fsck, fsfreeze, growth, mkfs, superblocks, usage
+from crust.host.filesystems import format_decision, mkfs, superblocks
 from crust.host.mounts import mount_api
 from crust.host.process import commands
 from tests.integration.host.conftest import MIB, Attach, run

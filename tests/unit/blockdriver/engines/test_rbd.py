@@ -9,20 +9,20 @@ from typing import Any, cast, get_args
 import pytest
 
 from crust.blockdriver import serve
+from crust.blockdriver.ceph import failures
+from crust.blockdriver.ceph.binding import Ioctx
+from crust.blockdriver.ceph.connection import Connection
+from crust.blockdriver.ceph.failures import Step
 from crust.blockdriver.engines.rbd.node import access
 from crust.blockdriver.engines.rbd.node.access import RbdAccess
 from crust.blockdriver.engines.rbd.node.volume_users import Users
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
 from crust.blockdriver.engines.rbd.provisioning.librbd_objects import Header, read_header
-from crust.ceph import failures
-from crust.ceph.binding import Ioctx
-from crust.ceph.connection import Connection
-from crust.ceph.failures import Step
+from crust.blockdriver.host.krbd import KernelRbd
+from crust.blockdriver.settings import DriverSettings
 from crust.core import errors, volumes
 from crust.core.settings import loading
-from crust.core.settings.driver import DriverSettings
-from crust.host.block.krbd import KernelRbd
 from tests.support.ceph.fake_sysfs_rbd import FSID, FakeSysfs
 from tests.support.raised import raised
 
@@ -157,7 +157,7 @@ def test_mapped_image_is_a_device_without_asking_the_cluster(
 
 
 PLACE = {"monitors": "[v2:192.0.2.1:3300,v1:192.0.2.1:6789]", "pool": "kubernetes"}
-USER = {"user": "crust", "key_file": "/etc/crust/ceph.key"}
+USER = {"user": "crust", "key_file": "/etc/crust/blockdriver/ceph.key"}
 
 
 def driver(mode: str, **rbd: str) -> DriverSettings:
@@ -180,7 +180,7 @@ def test_user_with_its_key_file_goes_with_each_mode(mode: str) -> None:
         ("controller", {}, "mode is controller: only to a node calls bring keys"),
         ("node", USER, "a node keeps no key"),
         ("node", {"user": "crust"}, "set both or none"),
-        ("node", {"key_file": "/etc/crust/ceph.key"}, "set both or none"),
+        ("node", {"key_file": "/etc/crust/blockdriver/ceph.key"}, "set both or none"),
     ],
 )
 def test_half_a_user_is_refused(mode: str, given: dict[str, str], why: str) -> None:

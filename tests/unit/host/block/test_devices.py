@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from crust.blockdriver.host import krbd
+from crust.blockdriver.host.krbd import KernelRbd, Login
 from crust.core import errors, volumes
-from crust.host.block import devices, holders, krbd, users
+from crust.host.block import devices, holders, users
 from crust.host.block.device_sets import DeviceSet, device_set
-from crust.host.block.krbd import KernelRbd, Login
 from tests.support.ceph.fake_sysfs_rbd import FSID, FakeSysfs
 
 MIB = 1024 * 1024

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from crust.blockdriver.host import extents, file_copy
+from crust.blockdriver.host.extents import Extent, _differences, _merged, _Placed
 from crust.core import errors
-from crust.host.files import extents, file_copy, sparse
-from crust.host.files.extents import Extent, _differences, _merged, _Placed
+from crust.host.files import sparse
 from tests.support.faults.syncs import recorded
 from tests.support.raised import raised
 

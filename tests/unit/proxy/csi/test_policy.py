@@ -13,9 +13,9 @@ import pytest_asyncio
 
 from crust.core import errors, logs, volumes
 from crust.core.deferral_keys import Defer
-from crust.core.settings.proxy import KubernetesSettings
 from crust.kubernetes_api.pod_runtimes import PodName, PodRuntimes
 from crust.proxy.policy import Decision, Policy
+from crust.proxy.settings import KubernetesSettings
 from tests.support.faults.refusals import refused
 from tests.support.nodes import fake_kubernetes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes

@@ -19,12 +19,12 @@ from crust.cli.doctor import csi_driver_objects
 from crust.cli.doctor.finding import Level
 from crust.core import volumes
 from crust.core.deferral_keys import Defer
-from crust.core.settings.proxy import ProxySettings, ServedDriver
 from crust.handoff import claims, layout
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api.api import KubernetesApi
 from crust.kubernetes_api.objects import CSIDriver
 from crust.proxy import proxy_process as proxy
+from crust.proxy.settings import ProxySettings, ServedDriver
 from crust.rpc import channel
 from crust.rpc.port import SocketPort
 from crust.wire.pluginregistration.v1 import api_pb2, api_pb2_grpc

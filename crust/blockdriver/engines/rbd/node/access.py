@@ -1,10 +1,10 @@
 """The node's side: the image's name for a hypervisor that opens it, or a device of this host (`host_devices`).
 
 An attach for a hypervisor opens nothing. It checks that the image exists, and that no other node has it if the volume
-may have one writer; the runtime's claim at the start of its virtual machine decides (`crust.ceph.claims`). An
-attachment of this node is a note in the run directory, gone with the boot, like everything that a hypervisor had
-open. The note has the image, without any key, so that a restarted node without a key can unstage and count the volume
-(`volume_users`).
+may have one writer; the runtime's claim at the start of its virtual machine decides
+(`crust.blockdriver.ceph.claims`). An attachment of this node is a note in the run directory, gone with the boot, like
+everything that a hypervisor had open. The note has the image, without any key, so that a restarted node without a key
+can unstage and count the volume (`volume_users`).
 
 The kernel maps a volume that this host itself uses; its note is written before, and says so.
 """
@@ -18,6 +18,11 @@ from dataclasses import replace
 
 import pydantic
 
+from crust.blockdriver.ceph import claim_object, claims
+from crust.blockdriver.ceph.binding import Ioctx
+from crust.blockdriver.ceph.claim_object import Mode
+from crust.blockdriver.ceph.claims import HostClaim
+from crust.blockdriver.ceph.failures import CephKeyRefused, CephNotPermitted, CephPoolMissing
 from crust.blockdriver.engines.pool_access import (
     READ_WRITE,
     Access,
@@ -30,14 +35,9 @@ from crust.blockdriver.engines.rbd.node.host_devices import HostDevices
 from crust.blockdriver.engines.rbd.node.volume_users import CephKeyNotGiven, Users
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
-from crust.ceph import claim_object, claims
-from crust.ceph.binding import Ioctx
-from crust.ceph.claim_object import Mode
-from crust.ceph.claims import HostClaim
-from crust.ceph.failures import CephKeyRefused, CephNotPermitted, CephPoolMissing
+from crust.blockdriver.host import krbd
+from crust.blockdriver.host.krbd import KernelRbd
 from crust.core import errors, volumes
-from crust.host.block import krbd
-from crust.host.block.krbd import KernelRbd
 from crust.host.files import durable
 from crust.host.process import syscalls
 

@@ -13,17 +13,17 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass
 
+from crust.blockdriver.ceph import claims
+from crust.blockdriver.ceph.claim_object import Mode
+from crust.blockdriver.ceph.claims import HostClaim
 from crust.blockdriver.engines.pool_access import Access, Attachment, NoHostDevice
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.place import Place
-from crust.ceph import claims
-from crust.ceph.claim_object import Mode
-from crust.ceph.claims import HostClaim
+from crust.blockdriver.host import krbd
+from crust.blockdriver.host.krbd import KernelRbd, Login, Mapping
 from crust.core import errors, volumes
 from crust.core.volumes import NetworkImage
-from crust.host.block import krbd
 from crust.host.block.holders import DeviceInUse
-from crust.host.block.krbd import KernelRbd, Login, Mapping
 
 
 @dataclass(frozen=True, slots=True)

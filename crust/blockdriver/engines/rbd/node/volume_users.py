@@ -17,12 +17,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
+from crust.blockdriver.ceph import binding
+from crust.blockdriver.ceph.connection import Connection
+from crust.blockdriver.ceph.user import CephUser
 from crust.blockdriver.engines.pool_access import PoolIds
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
-from crust.ceph import binding
-from crust.ceph.connection import Connection
-from crust.ceph.user import CephUser
 from crust.core import deferral_keys, errors, volumes
 
 MOST_OPEN = 16

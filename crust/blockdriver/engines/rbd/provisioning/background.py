@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from crust.blockdriver.ceph import binding, omap
+from crust.blockdriver.ceph.binding import Ioctx
+from crust.blockdriver.ceph.failures import CephConnectionClosed, ignoring
 from crust.blockdriver.engines.pool_access import pool_of
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import copies, image_use, images, librbd_objects
 from crust.blockdriver.engines.rbd.provisioning.copies import FLATTEN, WORK
-from crust.ceph import binding, omap
-from crust.ceph.binding import Ioctx
-from crust.ceph.failures import CephConnectionClosed, ignoring
 from crust.core import errors
 
 PERIOD_S = 60.0

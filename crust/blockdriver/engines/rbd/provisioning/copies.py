@@ -17,6 +17,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from crust.blockdriver.ceph import binding, omap
+from crust.blockdriver.ceph.binding import Ioctx
+from crust.blockdriver.ceph.failures import ignoring
 from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import ForeignImage
 from crust.blockdriver.engines.protocol import Image as Snapshot
@@ -25,9 +28,6 @@ from crust.blockdriver.engines.rbd.provisioning import image_use, librbd_objects
 from crust.blockdriver.engines.rbd.provisioning.images import MARK, enlarge, features, parent
 from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
 from crust.blockdriver.engines.rbd.records import RbdContentRecords
-from crust.ceph import binding, omap
-from crust.ceph.binding import Ioctx
-from crust.ceph.failures import ignoring
 from crust.core import errors, volumes
 
 WORK = "crust.work"

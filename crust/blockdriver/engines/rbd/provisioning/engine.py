@@ -10,8 +10,8 @@ set, or the next start, removes the rest. It removes a half made volume only if 
 older than the image, restored from a backup. If a removal finds a client of the image, which came before the claim,
 it puts the record back.
 
-Every call blocks for as long as the cluster takes (`crust.ceph.user.Timeouts`), and raises the errors of
-`crust.ceph.failures` beside its own.
+Every call blocks for as long as the cluster takes (`crust.blockdriver.ceph.user.Timeouts`), and raises the errors of
+`crust.blockdriver.ceph.failures` beside its own.
 """
 
 import json

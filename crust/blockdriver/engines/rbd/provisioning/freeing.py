@@ -1,18 +1,18 @@
 """The controller frees images of clients that ended without closing them, and of nodes that are gone.
 
 A node seldom has the right to blocklist, and a waiting pod has none. So a thread reads the claims of each image, and
-cuts the ended ones off (`crust.ceph.fencing`). After a look it pauses ten times as long, and `PAUSE_S` at least. It
-cuts off nodes that were declared gone as `crust ceph fence` without `--even-if-connected`. A claim that cannot be
-freed now does not stop the others.
+cuts the ended ones off (`crust.blockdriver.ceph.fencing`). After a look it pauses ten times as long, and `PAUSE_S` at
+least. It cuts off nodes that were declared gone as `crust ceph fence` without `--even-if-connected`. A claim that
+cannot be freed now does not stop the others.
 """
 
 import logging
 import threading
 from collections.abc import Iterable
 
+from crust.blockdriver.ceph import claim_object, fencing
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.background import Looks
-from crust.ceph import claim_object, fencing
 from crust.core import errors, metrics, volumes
 
 PAUSE_S = 1.0

@@ -30,13 +30,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from crust.blockdriver.ceph import binding, claim_object, claims, fencing
+from crust.blockdriver.ceph.binding import Image, Ioctx
+from crust.blockdriver.ceph.claim_object import Claims, Holder
+from crust.blockdriver.ceph.cluster_image import lockers, watchers
+from crust.blockdriver.ceph.failures import ignoring
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.place import Place
-from crust.ceph import binding, claim_object, claims, fencing
-from crust.ceph.binding import Image, Ioctx
-from crust.ceph.claim_object import Claims, Holder
-from crust.ceph.cluster_image import lockers, watchers
-from crust.ceph.failures import ignoring
 from crust.core import errors
 
 _ANSWERS_WITHIN_MS = 3000

@@ -17,14 +17,14 @@ import errno
 from contextlib import suppress
 from dataclasses import dataclass
 
+from crust.blockdriver.ceph import binding
+from crust.blockdriver.ceph.binding import Image, Ioctx
+from crust.blockdriver.ceph.failures import ignoring
 from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing, Region
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import image_use, librbd_objects
 from crust.blockdriver.engines.rbd.records import RbdRecords
-from crust.ceph import binding
-from crust.ceph.binding import Image, Ioctx
-from crust.ceph.failures import ignoring
 from crust.core import errors, volumes
 
 MARK = "crust.volume"

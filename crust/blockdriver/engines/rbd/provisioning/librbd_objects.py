@@ -21,11 +21,11 @@ import errno
 import struct
 from dataclasses import dataclass
 
+from crust.blockdriver.ceph import omap
+from crust.blockdriver.ceph.binding import Ioctx
+from crust.blockdriver.ceph.cluster_image import encoded
+from crust.blockdriver.ceph.failures import ignoring
 from crust.blockdriver.engines.rbd.place import has_object
-from crust.ceph import omap
-from crust.ceph.binding import Ioctx
-from crust.ceph.cluster_image import encoded
-from crust.ceph.failures import ignoring
 from crust.core import errors
 
 _DIRECTORY, _TRASH = "rbd_directory", "rbd_trash"

@@ -16,6 +16,9 @@ import errno
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from crust.blockdriver.ceph import binding
+from crust.blockdriver.ceph.binding import Image, Ioctx
+from crust.blockdriver.ceph.failures import CephImageBusy, ignoring
 from crust.blockdriver.engines.pool_access import RecordKind, set_of
 from crust.blockdriver.engines.protocol import Image as Snapshot
 from crust.blockdriver.engines.protocol import NoChangeTracking, Region, SnapshotMissing
@@ -27,9 +30,6 @@ from crust.blockdriver.engines.rbd.provisioning.images import (
     user_snapshots,
 )
 from crust.blockdriver.engines.rbd.records import RbdRecords
-from crust.ceph import binding
-from crust.ceph.binding import Image, Ioctx
-from crust.ceph.failures import CephImageBusy, ignoring
 
 
 @dataclass(slots=True)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from crust.blockdriver.host import fs_group
 from crust.core import errors, volumes
 from crust.host.filesystems import mkfs
-from crust.host.mounts import fs_group, mount_api
+from crust.host.mounts import mount_api
 from tests.integration.host.conftest import MIB, Attach
 from tests.support.drivers import hostile_ext4
 from tests.support.raised import raised

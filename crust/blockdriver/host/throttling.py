@@ -14,8 +14,8 @@ Control groups v2 only (`io_max`): under v1 a line binds its own group and none 
 import errno
 import os
 
+from crust.blockdriver.host.io_max import IoMax
 from crust.core import errors, volumes
-from crust.host.cgroups.io_max import IoMax
 from crust.host.mounts import mountinfo
 from crust.host.process import syscalls
 

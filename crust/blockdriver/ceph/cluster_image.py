@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from crust.ceph import controller_lock
-from crust.ceph.binding import Image, Ioctx, load
-from crust.ceph.connection import Connection
-from crust.ceph.failures import CephFailed
+from crust.blockdriver.ceph import controller_lock
+from crust.blockdriver.ceph.binding import Image, Ioctx, load
+from crust.blockdriver.ceph.connection import Connection
+from crust.blockdriver.ceph.failures import CephFailed
 from crust.core import errors
 
 _CLIENT = 8

@@ -28,11 +28,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from crust.ceph import claim_object
-from crust.ceph.binding import Ioctx
-from crust.ceph.claim_object import Claims, Holder, Mode, changed
-from crust.ceph.cluster_image import ClusterImage
-from crust.ceph.fencing import ImageNotCutOff, cut_off, with_ended
+from crust.blockdriver.ceph import claim_object
+from crust.blockdriver.ceph.binding import Ioctx
+from crust.blockdriver.ceph.claim_object import Claims, Holder, Mode, changed
+from crust.blockdriver.ceph.cluster_image import ClusterImage
+from crust.blockdriver.ceph.fencing import ImageNotCutOff, cut_off, with_ended
 from crust.core import errors
 from crust.host.process import syscalls
 

@@ -30,11 +30,11 @@ the image, its virtual machine runs: `fence` refuses that, unless the operator i
 import threading
 from dataclasses import replace
 
-from crust.ceph import claim_object, cluster_image, controller_lock
-from crust.ceph.binding import load
-from crust.ceph.claim_object import Claims, Holder
-from crust.ceph.cluster_image import ClusterImage
-from crust.ceph.failures import CephNotPermitted
+from crust.blockdriver.ceph import claim_object, cluster_image, controller_lock
+from crust.blockdriver.ceph.binding import load
+from crust.blockdriver.ceph.claim_object import Claims, Holder
+from crust.blockdriver.ceph.cluster_image import ClusterImage
+from crust.blockdriver.ceph.failures import CephNotPermitted
 from crust.core import errors
 
 WATCH_GONE_S = 40.0

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from crust.blockdriver.host import io_max
+from crust.blockdriver.host.throttling import NONE, CannotThrottle, Throttle
 from crust.core import volumes
-from crust.host.cgroups import io_max
-from crust.host.cgroups.throttling import NONE, CannotThrottle, Throttle
 from crust.host.mounts import mountinfo
 
 DEVICE = volumes.DeviceIdentity(7, 3, 1)

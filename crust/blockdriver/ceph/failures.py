@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from crust.ceph.binding import load
+from crust.blockdriver.ceph.binding import load
 from crust.core import errors
 
 Step = Literal["connect", "pool", "monitors", "data"]

@@ -8,8 +8,8 @@ import errno
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from crust.ceph import binding, failures
-from crust.ceph.binding import Ioctx, WriteOp
+from crust.blockdriver.ceph import binding, failures
+from crust.blockdriver.ceph.binding import Ioctx, WriteOp
 
 _PAGE = 1000
 

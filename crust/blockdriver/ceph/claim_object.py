@@ -7,8 +7,8 @@ one wins, and the other learns it. The time of a claim is for people; nothing is
 
 RBD's own exclusive lock is no claim: librbd hands it to the next writer, without a question.
 
-A holder is among the holders, or among the ended, or nowhere. Only `crust.ceph.fencing.cut_off` removes an ended
-holder.
+A holder is among the holders, or among the ended, or nowhere. Only `crust.blockdriver.ceph.fencing.cut_off` removes
+an ended holder.
 """
 
 import enum
@@ -20,9 +20,10 @@ from typing import Annotated
 
 import pydantic
 
-from crust.ceph import failures, omap
-from crust.ceph.binding import Ioctx, load
-from crust.core import errors, schema
+from crust.blockdriver import schema
+from crust.blockdriver.ceph import failures, omap
+from crust.blockdriver.ceph.binding import Ioctx, load
+from crust.core import errors
 
 PREFIX = "crust.claim."
 SCHEMA = 1

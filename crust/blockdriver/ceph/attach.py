@@ -4,9 +4,10 @@ A hypervisor opens an image in its main loop, and a runtime serves all its sandb
 monitor or a wrong key would stop either for the length of a timeout. So librados is in neither. A process per attach
 or detach connects, answers a few questions, and ends. The runtime kills a process that hangs.
 
-`asking` starts the process; the program is `python -m crust.ceph.attach`. Questions and answers are lines of JSON on
-its standard input and output. The key goes by the input and nowhere else. The answer about an error has its name and
-texts, and `_error_of` makes it again. The process ends with its input, without a shutdown, which could hang.
+`asking` starts the process; the program is `python -m crust.blockdriver.ceph.attach`. Questions and answers are lines
+of JSON on its standard input and output. The key goes by the input and nowhere else. The answer about an error has
+its name and texts, and `_error_of` makes it again. The process ends with its input, without a shutdown, which could
+hang.
 """
 
 import asyncio
@@ -19,12 +20,12 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from crust.ceph import claims, cluster_image
-from crust.ceph.claim_object import Mode
-from crust.ceph.claims import Host
-from crust.ceph.cluster_image import ClusterImage
-from crust.ceph.connection import Connection
-from crust.ceph.user import CephUser, Timeouts
+from crust.blockdriver.ceph import claims, cluster_image
+from crust.blockdriver.ceph.claim_object import Mode
+from crust.blockdriver.ceph.claims import Host
+from crust.blockdriver.ceph.cluster_image import ClusterImage
+from crust.blockdriver.ceph.connection import Connection
+from crust.blockdriver.ceph.user import CephUser, Timeouts
 from crust.core import errors, volumes
 
 __all__ = [
@@ -57,7 +58,8 @@ class Key:
 
 
 class ImageCalls:
-    """The questions about one image. Each raises the errors of `crust.ceph.claims` and `crust.ceph.failures`."""
+    """The questions about one image. Each raises the errors of `crust.blockdriver.ceph.claims` and
+    `crust.blockdriver.ceph.failures`."""
 
     def __init__(
         self, image: volumes.NetworkImage, process: asyncio.subprocess.Process, timeout_s: float
@@ -110,7 +112,7 @@ async def asking(
 ) -> AsyncIterator[ImageCalls]:
     """A process that is connected to the image's cluster, while the block runs. Raises as `ImageCalls.ask`."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-m", "crust.ceph.attach",
+        sys.executable, "-I", "-m", "crust.blockdriver.ceph.attach",
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip

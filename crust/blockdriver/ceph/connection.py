@@ -9,7 +9,7 @@ Rules that librados does not enforce, and that cost the process otherwise:
 
 A blocklisted client stays so for ever: librbd of another client blocklists a client that slept for 30 s. The next
 call replaces it; if an administrator cut off the host's address, the new client fails again. A controller's new
-client serves only after the pool's lock has its address (`crust.ceph.controller_lock`).
+client serves only after the pool's lock has its address (`crust.blockdriver.ceph.controller_lock`).
 """
 
 import errno
@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from crust.ceph import binding, failures
-from crust.ceph.controller_lock import ControllerLock
-from crust.ceph.failures import CephConnectionClosed, Step
-from crust.ceph.user import USUAL, CephUser, Timeouts
+from crust.blockdriver.ceph import binding, failures
+from crust.blockdriver.ceph.controller_lock import ControllerLock
+from crust.blockdriver.ceph.failures import CephConnectionClosed, Step
+from crust.blockdriver.ceph.user import USUAL, CephUser, Timeouts
 from crust.core import errors
 
 EXPIRY_S = 315_360_000

@@ -31,15 +31,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from crust.ceph import failures, omap
-from crust.ceph.binding import Ioctx
+from crust.blockdriver.ceph import failures, omap
+from crust.blockdriver.ceph.binding import Ioctx
 from crust.core import errors
 
 OBJECT = "crust.controller"
 _KEY = "holder"
 RENEW_S = 5.0
 PATIENCE_S = 30.0
-"""Six beats: longer than each call of a holder that lives may take (`crust.ceph.user.Timeouts`)."""
+"""Six beats: longer than each call of a holder that lives may take (`crust.blockdriver.ceph.user.Timeouts`)."""
 
 BlocklistClient = Callable[[str], None]
 """Cuts off the client with an address, and waits for the map with that."""

@@ -16,8 +16,9 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from crust.blockdriver.host import extents
 from crust.core import errors
-from crust.host.files import durable, extents
+from crust.host.files import durable
 from crust.host.files.durable import AnyPath
 from crust.host.process import syscalls
 

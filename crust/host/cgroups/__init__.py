@@ -1,1 +1,0 @@
-"""I/O limits held by control groups."""
