@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
-SOURCES := crust examples tests benchmarks
+SOURCES := crust conformance examples tests benchmarks
 CACHE := .cache
 
 # The packages of the distribution that tests, demo and benchmarks need; Debian 12 itself pins their versions.
@@ -59,9 +59,9 @@ CEPH_BINDING = $(PY) -c "import os, sys, sysconfig as s; \
 	for n in names for t in [os.path.join(s.get_path('platlib'), n)]]"
 
 # Without network pip prints "no matching distribution" after five retries.
-$(VENV)/.done: pyproject.toml
+$(VENV)/.done: pyproject.toml conformance/pyproject.toml
 	@python3 -m venv $(VENV) && \
-	$(PIP) 'pip>=25.1' && $(PIP) --group dev --editable '.[kata-example,cluster-example]' && $(CEPH_BINDING) && touch $@ || \
+	$(PIP) 'pip>=25.1' && $(PIP) --group dev --editable '.[kata-example,cluster-example]' --editable ./conformance && $(CEPH_BINDING) && touch $@ || \
 	{ echo "error: $(VENV) cannot be filled, see above: check the network, and where pip looks for packages" >&2; exit 1; }
 
 .PHONY: guest
@@ -91,8 +91,8 @@ $(CACHE)/kustomize/kustomize: tests/support/third_party/kustomize.txt
 	@tests/build_go_program.sh $$(cat $<) $(@D) && touch $@
 
 .PHONY: wheel
-wheel: $(VENV)/.done ## build the wheel of crust, build/crust_csi-<version>-py3-none-any.whl
-	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build .
+wheel: $(VENV)/.done ## build the wheels of crust and of its conformance suites into build/
+	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build . ./conformance
 
 .PHONY: image
 image: root setup ## build the OCI image of crust, build/crust-csi-<version>.tar (root)
@@ -163,7 +163,7 @@ trace: root $(VENV)/.done ## count functions and files that run in a publish, a 
 lint: $(VENV)/.done ## ruff, mypy --strict, import-linter, codespell
 	$(VENV)/bin/ruff format --check $(SOURCES) specs deploy
 	$(VENV)/bin/ruff check $(SOURCES) specs deploy
-	$(VENV)/bin/mypy $(addprefix -p ,$(SOURCES))
+	$(VENV)/bin/mypy
 	$(VENV)/bin/mypy specs/generate.py specs/make_vectors.py specs/make_schema.py
 	$(VENV)/bin/mypy deploy/image/build.py
 	$(VENV)/bin/lint-imports

@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PROTO = ROOT / "specs" / "proto"
 SCHEMA = Path("specs/mountInfo.schema.json")
 MAN = Path("docs/man")
+CONFORMANCE_MAN = Path("conformance/man")
+"""The pages of the conformance suites, which a node does not get."""
 
 
 def generate(into: Path) -> list[Path]:
@@ -49,21 +51,28 @@ def generate(into: Path) -> list[Path]:
     schema.parent.mkdir(parents=True, exist_ok=True)
     schema.write_text(importlib.import_module("make_schema").json_schema())
     vectors = importlib.import_module("make_vectors")
-    found = (*made, schema, *man_pages(into / MAN))
+    found = (*made, schema, *man_pages(into))
     return [*(path.relative_to(into) for path in found), *vectors.write(into)]
 
 
 def man_pages(into: Path) -> list[Path]:
     """Write a man page per command; returns them. Without a date, so that they change with the commands alone."""
+    from crust.cli.main import main as crust_command
+    from crust_conformance.command import main as conformance_command
+
+    pages = _man_pages(into / MAN, "crust", crust_command)
+    return pages + _man_pages(into / CONFORMANCE_MAN, "crust-conformance", conformance_command)
+
+
+def _man_pages(into: Path, name: str, command: click.Command) -> list[Path]:
     import click_man.core
 
     import crust
-    from crust.cli import main as cli
 
     into.mkdir(parents=True, exist_ok=True)
-    _name_whole(cli.main)
+    _name_whole(command)
     click_man.core.write_man_pages(
-        "crust", cli.main, version=crust.__version__, target_dir=str(into), date="crust"
+        name, command, version=crust.__version__, target_dir=str(into), date="crust"
     )
     pages = sorted(into.glob("*.1"))
     for page in pages:  # click marks a paragraph that is not to be filled with a backspace
@@ -106,6 +115,7 @@ def differing() -> list[Path]:
     committed = (ROOT / "crust" / "wire").rglob("*_pb2*.py*")
     present = {path.relative_to(ROOT) for path in committed if "__pycache__" not in path.parts}
     present |= {path.relative_to(ROOT) for path in (ROOT / MAN).glob("*.1")}
+    present |= {path.relative_to(ROOT) for path in (ROOT / CONFORMANCE_MAN).glob("*.1")}
     return stale + sorted(present - set(made))
 
 

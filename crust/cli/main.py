@@ -47,7 +47,7 @@ def main() -> None:
     """Hand CSI volumes to unpatched microVM runtimes."""
 
 
-_CHECKS = (checking.config, checking.conformance, checking.try_publish)
+_CHECKS = (checking.config, checking.try_publish)
 _OTHERS = (*_CHECKS, ceph)
 for _command in (*programs.COMMANDS, *inspecting.COMMANDS, *_OTHERS):
     main.add_command(_command)

@@ -104,7 +104,7 @@ def conformance(
     claims: spec.ClaimHolder,
     boot_timeout_s: float,
 ) -> None:
-    """Serve, and start and stop sandboxes as lines of standard input say: for crust conformance --runtime."""
+    """Serve, and start and stop sandboxes as lines of standard input say: for crust-conformance --runtime."""
     from examples.kata.runtime import daemon
 
     logs.configure()

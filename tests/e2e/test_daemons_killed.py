@@ -11,12 +11,12 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
-from crust.cli.main import main
-from crust.conformance import catalogue
 from crust.core import volumes
 from crust.host.block import loop
 from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2
+from crust_conformance import catalogue
+from crust_conformance.command import main
 from examples.kata.demo.node import HANDLER
 from tests.support.faults.refusals import refused
 from tests.support.nodes.whole_node import MIB, WholeNode
@@ -110,7 +110,7 @@ NEED_A_KEEPER = {"R-110", "R-111", "R-112", "R-113"}
 def outcomes(command: str, cases: str, report: Path) -> dict[str, str]:
     """The outcome of each of these cases of the suite for runtimes, with a runtime that the command starts."""
     flags = ["--runtime", command, "--only", cases, "--timeout-s", "300", "--json", str(report)]
-    ran = CliRunner().invoke(main, ["conformance", *flags])
+    ran = CliRunner().invoke(main, [*flags])
     assert ran.exit_code == 0, ran.output
     return {case["number"]: case["outcome"] for case in json.loads(report.read_text())["cases"]}
 

@@ -1,4 +1,4 @@
-"""Environments that hold the wheel of this checkout and what it declares, and nothing else; nothing is downloaded.
+"""Environments that hold wheels of this checkout and what they declare, and nothing else; nothing is downloaded.
 
 A dependency is linked from the environment that runs the tests, file by file, because several share the directory
 `google`.
@@ -19,14 +19,14 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 _PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 
 
-def build_wheel(into: Path) -> Path:
-    """Build the wheel of this checkout into a directory that has none."""
+def build_wheel(into: Path, project: str = ".") -> Path:
+    """Build the wheel of a project of this checkout into a directory that has none."""
     with tempfile.TemporaryDirectory() as built:  # setuptools writes beside the sources
         source = shutil.copytree(
             CHECKOUT, f"{built}/source", ignore=shutil.ignore_patterns(".*", "build", "tests")
         )
         here = ("--no-deps", "--no-build-isolation")
-        do(*_PIP, "wheel", *here, "--wheel-dir", str(into), source)
+        do(*_PIP, "wheel", *here, "--wheel-dir", str(into), f"{source}/{project}")
     (wheel,) = into.glob("*.whl")
     return wheel
 
@@ -37,15 +37,17 @@ def extras(wheel: Path) -> tuple[str, ...]:
     return tuple(distribution.metadata.get_all("Provides-Extra") or ())
 
 
-def make(directory: Path, wheel: Path, wanted: tuple[str, ...]) -> Path:
-    """An environment with these extras; returns its `python`."""
+def make(directory: Path, *wheels: Path, wanted: tuple[str, ...] = ()) -> Path:
+    """An environment with these wheels and extras; returns its `python`."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
     python = directory / "bin" / "python"
-    do(*_PIP, "--python", str(python), "install", "--no-deps", "--no-compile", str(wheel))
+    do(*_PIP, "--python", str(python), "install", "--no-deps", "--no-compile", *map(str, wheels))
     (packages,) = directory.glob("lib/python3*/site-packages")
-    (own,) = importlib.metadata.distributions(path=[str(wheel)])
-    for name in sorted(_closure(own.requires or [], frozenset(wanted), set())):
-        _link(name, packages)
+    own = list(importlib.metadata.distributions(path=list(map(str, wheels))))
+    requires = [requirement for wheel in own for requirement in wheel.requires or ()]
+    for name in sorted(_closure(requires, frozenset(wanted), set())):
+        if name not in {wheel.name for wheel in own}:
+            _link(name, packages)
     return python
 
 

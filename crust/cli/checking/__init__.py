@@ -1,1 +1,1 @@
-"""The commands that test: configuration, conformance, a publish."""
+"""The commands that test: configuration, a publish."""

@@ -1,11 +1,10 @@
-"""`crust try`, `crust config check` and `crust conformance`."""
+"""`crust try` and `crust config check`."""
 
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from crust.cli.inspecting.operator_commands import FORMAT, RUN_DIR
 from crust.cli.programs import PROGRAMS
@@ -15,7 +14,6 @@ if TYPE_CHECKING:  # it imports rich, which would slow down each start of a daem
 
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_NEW_FILE = click.Path(dir_okay=False, resolve_path=True, path_type=Path)
 
 
 @click.command("try")
@@ -79,87 +77,3 @@ def config_check(programs: tuple[str, ...], path: Path | None, form: "Format") -
     from crust.cli.checking import config_check
 
     sys.exit(config_check.print_settings(programs, path, form))
-
-
-@click.command()
-@click.option("--endpoint", help="The driver's socket, unix:///…/csi.sock.")
-@click.option(
-    "--controller-endpoint",
-    help="The socket of a separate controller part; --endpoint is then the node part's.",
-)
-@click.option(
-    "--profile",
-    type=click.Choice(["1.12", "1.13"]),
-    help="The driver's version of CSI. Default: by its capabilities.",
-)
-@click.option(
-    "--target-root",
-    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
-    default="/var/lib/kubelet",
-    help="The directory for staging and target paths. Default: /var/lib/kubelet.",
-)
-@click.option(
-    "--junit",
-    type=_NEW_FILE,
-    help="The file for a report (JUnit XML).",
-)
-@click.option(
-    "--json",
-    type=_NEW_FILE,
-    help="The file for a report (JSON: every case, clause, request and answer).",
-)
-@click.option(
-    "--parameters",
-    type=_FILE,
-    help="A TOML file with the parameters, secrets and sizes of the driver's volumes.",
-)
-@click.option(
-    "--log",
-    type=_FILE,
-    help="The driver's log, which is searched for planted secrets.",
-)
-@click.option("--restart-command", default="", help="A command that restarts the driver.")
-@click.option("--only", multiple=True, metavar="C-101", help="Run these: C-101, C-100..C-199.")
-@click.option("--skip", multiple=True, metavar="C-101", help="Run all but these cases.")
-@click.option(
-    "--strict", is_flag=True, help="Fail also on a broken SHOULD, and beyond the specification."
-)
-@click.option("--list", "list_cases", is_flag=True, help="List the cases, and do not run them.")
-@click.option(
-    "--timeout-s",
-    type=click.FloatRange(min=0, min_open=True),
-    default=60.0,
-    show_default=True,
-    help="The deadline of each call.",
-)
-@click.option(
-    "--runtime",
-    metavar="COMMAND",
-    is_flag=False,
-    flag_value="",
-    help="Check a runtime against the contract of the handoff directory instead, with --only, --skip, --list, "
-    "--strict, --junit, --json and --timeout-s. Default of --timeout-s then: 120.",
-)
-@click.pass_context
-def conformance(context: click.Context, /, runtime: str | None, **flags: Any) -> None:
-    """Check any CSI driver against the rules of the specification.
-
-    Run it as root where the driver's mounts are visible. Exit codes: 0 no MUST is broken, 1 a MUST is broken, 2 the
-    command cannot be understood or was interrupted, 3 the driver does not answer.
-    """
-    from crust.cli.checking import conformance
-
-    if runtime is None:
-        sys.exit(conformance.of_driver(**flags))
-    chosen = {
-        name: value
-        for name, value in flags.items()
-        if context.get_parameter_source(name) is not ParameterSource.DEFAULT
-    }
-    if misplaced := sorted(chosen.keys() - _OF_BOTH):
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in misplaced)
-        raise click.UsageError(f"{names}: not with --runtime, but for drivers")
-    sys.exit(conformance.of_runtime(runtime, **chosen))
-
-
-_OF_BOTH = {"only", "skip", "list_cases", "timeout_s", "strict", "junit", "json"}

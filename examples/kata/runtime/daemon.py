@@ -66,7 +66,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Starts and stops sandboxes as lines of text say, one at a time: `crust conformance --runtime` writes them.
+    """Starts and stops sandboxes as lines of text say, one at a time: `crust-conformance --runtime` writes them.
 
         start SANDBOX MOUNT_SOURCE   ok; refused WHY; ordinary: the source is no deferred volume
         stop SANDBOX                 ok; also if it is not there

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from crust.conformance import suite
-from crust.conformance.options import MIB, Options, Parameters, Profile
+from crust_conformance import suite
+from crust_conformance.options import MIB, Options, Parameters, Profile
 from examples.cluster.ceph_cluster import CephCluster
 from tests.support import capabilities
 from tests.support.ceph import rbd_driver

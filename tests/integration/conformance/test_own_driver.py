@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from crust.conformance import catalogue, suite
-from crust.conformance.options import MIB, Options, Parameters, Profile
-from crust.conformance.results import Outcome, Results
+from crust_conformance import catalogue, suite
+from crust_conformance.options import MIB, Options, Parameters, Profile
+from crust_conformance.results import Outcome, Results
 from examples.drivers import cloud
 from tests.support import capabilities
 from tests.support.drivers import own_driver, vendor_driver

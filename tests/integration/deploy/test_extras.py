@@ -52,14 +52,6 @@ WORDS = {
     "bundle": ("bundle.tar.gz",),
     "completion": ("bash",),
     "config check": ("shim", "shim.toml"),
-    "conformance": (
-        "--endpoint",
-        "unix:///nobody.sock",
-        "--timeout-s",
-        "1",
-        "--target-root",
-        "/tmp",
-    ),
     "try": ("--handler", "kata"),
     "explain": ("NotPublishedAsBlock",),
     "policy explain": ("--driver", "d"),
@@ -73,7 +65,6 @@ NEEDED = {
     "proxy": "kubernetes",
     "shim": "otel",
     "shim --controller": "kubernetes",
-    "conformance": "conformance",
 }
 
 CALLS = """
@@ -136,7 +127,7 @@ def _wanted(wheel: Path) -> Iterator[tuple[str, ...]]:
 def test_every_command_runs_or_names_the_extra_that_it_needs(wheel: Path, tmp_path: Path) -> None:
     for wanted in _wanted(wheel):
         name = "-".join(wanted) or "none"
-        python = environments.make(tmp_path / name, wheel, wanted)
+        python = environments.make(tmp_path / name, wheel, wanted=wanted)
         ran = _calls(python, tmp_path / f"{name}-calls")
         assert set(WORDS) <= set(ran)
         assert {call: result.crash for call, result in ran.items() if result.crash} == {}, wanted
@@ -149,6 +140,22 @@ def test_every_command_runs_or_names_the_extra_that_it_needs(wheel: Path, tmp_pa
                 assert result.code != 0
         assert ran["explain"].output.startswith("[NotPublishedAsBlock]\n")
         assert ran["explain"].code == 0
+
+
+def test_conformance_suites_run_from_an_environment_of_their_own(
+    wheel: Path, tmp_path: Path
+) -> None:
+    suites = environments.build_wheel(tmp_path / "suites", "conformance")
+    python = environments.make(tmp_path / "environment", wheel, suites)
+    command = [python.with_name("crust-conformance")]
+
+    def run(*flags: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
+
+    away = run("--endpoint=unix:///nobody.sock", f"--target-root={tmp_path}", "--timeout-s=0.2")
+    assert (away.returncode, "does not answer" in away.stderr + away.stdout) == (3, True), away
+    listed = run("--list", "--only=C-001,C-101")
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["C-001", "C-101"]
 
 
 MANIFESTS = Path(__file__).parents[3] / "deploy" / "kubernetes"

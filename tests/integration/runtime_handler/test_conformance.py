@@ -1,4 +1,4 @@
-"""`crust conformance --runtime` against the example of docs/runtime-author.md, as it is and with faults."""
+"""`crust-conformance --runtime` against the example of docs/runtime-author.md, as it is and with faults."""
 
 import ast
 import base64
@@ -16,10 +16,10 @@ import pytest
 from click.testing import CliRunner
 
 from crust.blockdriver.host import growth
-from crust.cli.main import main
-from crust.conformance import catalogue
-from crust.conformance.options import RunOptions
-from crust.conformance.runtimes import suite
+from crust_conformance import catalogue
+from crust_conformance.command import main
+from crust_conformance.options import RunOptions
+from crust_conformance.runtimes import suite
 from examples import second_runtime
 from tests.support.pages.page_programs import program
 from tests.support.runtimes import kept_boxes
@@ -40,7 +40,7 @@ def test_example_runtime_breaks_no_duty(tmp_path: Path) -> None:
     example.write_text(program(PAGE))
     report = tmp_path / "report.xml"
     flags = ["--runtime", _command(example), "--junit", str(report)]
-    ran = CliRunner().invoke(main, ["conformance", *flags])
+    ran = CliRunner().invoke(main, [*flags])
     # a mounted ext4 grows only with this capability: without it H-48 cannot be kept, and the volume is refused
     cannot_grow = set() if growth.has_cap_sys_resource() else {"R-304"}
     failed = {line.split()[0] for line in ran.output.splitlines() if line[6:12] == "failed"}
@@ -208,7 +208,7 @@ def test_second_runtime_breaks_no_duty(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     program = f"{sys.executable} {second_runtime.__file__}"
     command = f"{program} {{registry}} {{directory}}/second.sock {{directory}}/targets"
-    ran = CliRunner().invoke(main, ["conformance", "--runtime", command, "--json", str(report)])
+    ran = CliRunner().invoke(main, ["--runtime", command, "--json", str(report)])
     outcomes = {case["number"]: case["outcome"] for case in json.loads(report.read_text())["cases"]}
     assert outcomes == {
         number: "skipped" if number in NEED_A_FEATURE | NEED_A_KEEPER else "passed"

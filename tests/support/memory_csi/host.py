@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from crust.conformance.orchestrator.host_view import HostView
+from crust_conformance.orchestrator.host_view import HostView
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import FakeDriver
 from tests.support.memory_csi.state import Published

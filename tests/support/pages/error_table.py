@@ -16,19 +16,25 @@ from crust.core import errors
 from crust.rpc import status
 
 Kind = type[errors.CrustError]
+_PACKAGES = {
+    "crust": "crust",
+    "crust_conformance": "conformance/crust_conformance",
+    "examples": "examples",
+}
+"""Where each package is, below the checkout."""
 BRANCHES = {branch.__name__: branch for branch in status.CODES}
 ROOT = Path(__file__).parents[3]
 
 
 def all_errors() -> tuple[Kind, ...]:
-    """Every error class of crust and of its examples, by name; without `PeerStatus`, which has a peer's name."""
-    for package in ("crust", "examples"):
+    """Every error class, by name; without `PeerStatus`, which has a peer's name."""
+    for package in _PACKAGES:
         for module in pkgutil.walk_packages(
             importlib.import_module(package).__path__, f"{package}."
         ):
             if "__main__" not in module.name:
                 importlib.import_module(module.name)
-    ours = ("crust.", "examples.")
+    ours = tuple(f"{package}." for package in _PACKAGES)
     kinds = {kind for kind in _below(errors.CrustError) if kind.__module__.startswith(ours)}
     kinds.discard(status.PeerStatus)
     return tuple(sorted(kinds, key=lambda kind: (kind.__name__, kind.__module__)))
@@ -55,8 +61,8 @@ def named() -> frozenset[tuple[str, Kind, bool]]:
     """The errors that are named where they are raised. Fails where a name or its branch is no literal."""
     return frozenset(
         (name, branch, package == "examples")
-        for package in ("crust", "examples")
-        for path in (ROOT / package).rglob("*.py")
+        for package, place in _PACKAGES.items()
+        for path in (ROOT / place).rglob("*.py")
         for name, branch in _raised(path)
     )
 

@@ -1,4 +1,4 @@
-"""The places of crust/ where a missing answer counts as an answer, found in the syntax.
+"""The places of the shipped packages where a missing answer counts as an answer, found in the syntax.
 
     A1  a handler of OSError, of a wider class, or of a class that stands for several errnos, which neither always
         raises nor names the errnos that it answers for (`errnos`)
@@ -20,10 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.tree import ROOT, sources
 from tests.support.tree.errnos import named_variables, names_errno_or_raises
-
-ROOT = Path(__file__).resolve().parents[3]
-_GENERATED = ROOT / "crust/wire"
 
 _SEVERAL_ERRNOS = frozenset(
     {
@@ -102,9 +100,8 @@ Places = Mapping[Place, int]
 
 
 def places(root: Path = ROOT) -> Places:
-    """All places below crust/ of a checkout, without generated code."""
-    files = [file for file in (root / "crust").rglob("*.py") if _GENERATED not in file.parents]
-    trees = {str(file.relative_to(root)): ast.parse(file.read_text()) for file in sorted(files)}
+    """All places of the shipped packages of a checkout."""
+    trees = {path: ast.parse(file.read_text()) for path, file in sources(root)}
     classes = _named_classes(trees.values())
     return Counter(
         place for path, tree in trees.items() for place in _of_module(path, tree, classes)

@@ -9,7 +9,8 @@ hand.
 from collections import Counter
 from pathlib import Path
 
-from tests.support.tree.missing_answers import ROOT, Place, Places, places
+from tests.support.tree import ROOT
+from tests.support.tree.missing_answers import Place, Places, places
 
 LIST = ROOT / "tests/unit/tree/open_places.tsv"
 

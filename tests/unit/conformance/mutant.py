@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from crust.conformance.catalogue import Strength
 from crust.wire.csi.v1 import csi_pb2
+from crust_conformance.catalogue import Strength
 from tests.support.drivers.fake_driver import Code, Failure, Twist
 
 INVALID, GONE, EXISTS = Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.ALREADY_EXISTS

@@ -13,14 +13,14 @@ from typing import Any
 import grpc
 import pytest
 
-from crust.conformance import catalogue, suite
-from crust.conformance.catalogue import Strength
-from crust.conformance.options import MIB, Options, Parameters, Profile
-from crust.conformance.orchestrator.calls import Calls, Channels, connected
-from crust.conformance.results import OUTCOMES, Results
-from crust.conformance.runtimes import suite as runtimes
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2
+from crust_conformance import catalogue, suite
+from crust_conformance.catalogue import Strength
+from crust_conformance.options import MIB, Options, Parameters, Profile
+from crust_conformance.orchestrator.calls import Calls, Channels, connected
+from crust_conformance.results import OUTCOMES, Results
+from crust_conformance.runtimes import suite as runtimes
 from tests.support.drivers.fake_driver import Code, Failure, FakeDriver
 from tests.support.memory_csi.host import MemoryHost, serving
 from tests.support.memory_csi.permissive import AcceptingDriver, PermissiveDriver, SharedHost
@@ -29,6 +29,7 @@ from tests.unit.conformance.mutant import Mutant
 
 ALL = (*controller_mutants.ALL, *node_mutants.ALL)
 
+ROWS = Path(catalogue.__file__).with_name("cases.md")
 PAGE = Path(__file__).parents[3] / "docs" / "conformance.md"
 CASES = catalogue.cases("C")
 GIVEN = Parameters(
@@ -106,7 +107,7 @@ def test_every_case_quotes_its_clauses_each_of_another_strength() -> None:
 
 @pytest.mark.parametrize(("kind", "directory"), [("C", suite.CASES), ("R", runtimes.CASES)])
 def test_each_case_has_one_row_and_one_function(kind: str, directory: Path) -> None:
-    rows = re.findall(rf"^\| ({kind}-\d+) \|", PAGE.read_text(), re.MULTILINE)
+    rows = re.findall(rf"^\| ({kind}-\d+) \|", ROWS.read_text(), re.MULTILINE)
     texts = [file.read_text() for file in directory.rglob("*_cases.py")]
     names = [
         name for text in texts for name in re.findall(r"^(?:async )?def (test_\w+)", text, re.M)

@@ -19,6 +19,7 @@ from crust.core import errors, volumes
 from crust.handoff import claims, layout
 from crust.handoff.record import Record
 from tests.support.records.records import TARGET
+from tests.support.tree import SHIPPED
 from tests.unit.specs import wire_table
 
 ROOT = Path(__file__).parents[3]
@@ -81,7 +82,7 @@ def test_no_test_names_a_clause_that_does_not_exist() -> None:
 def test_every_clause_that_the_code_or_a_decision_cites_exists() -> None:
     cited = {
         clause
-        for folder in ("crust", "docs/decisions")
+        for folder in (*SHIPPED, "docs/decisions")
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".py", ".md")
         for clause in re.findall(r"\b[DHN]-\d+\b", path.read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.support.tree import missing_answers, open_places
+from tests.support.tree import ROOT, missing_answers, open_places
 from tests.support.tree.missing_answers import Place, Places
 
 BOUNDARIES = {
@@ -76,7 +76,7 @@ def test_boundaries_exist(found: Places) -> None:
 def test_owners_of_interfaces_are_used_or_to_come() -> None:
     to_come = {"crust/host/process/processes.py"}
     modules = {path for owners in missing_answers.OWNERS.values() for path in owners}
-    assert {path for path in modules if not (missing_answers.ROOT / path).exists()} <= to_come
+    assert {path for path in modules if not (ROOT / path).exists()} <= to_come
 
 
 def _rules(text: str) -> list[str]:

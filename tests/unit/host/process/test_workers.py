@@ -5,11 +5,9 @@ import contextvars
 import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-import crust
 from crust.core import errors
 from crust.core.operations import KeyedOperations, SystemCallTimedOut
 from crust.host.process import workers
@@ -226,22 +224,6 @@ def test_call_whose_loop_is_gone_ends_quietly(capfd: pytest.CaptureFixture[str])
     end.set()
     assert ended.wait(60)
     assert capfd.readouterr().err == ""
-
-
-def test_crust_uses_no_threads_that_nobody_watches() -> None:
-    root = Path(crust.__file__).parent
-    words = (
-        "asyncio.to_thread(",
-        "run_in_executor(",
-        "set_default_executor(",
-        "ThreadPoolExecutor(",
-    )
-    users = {
-        str(path.relative_to(root))
-        for path in root.rglob("*.py")
-        if any(word in path.read_text(encoding="utf-8") for word in words)
-    }
-    assert users == set()
 
 
 def looks() -> KeyedOperations:

@@ -1,0 +1,285 @@
+"""deploy/kubernetes: what the policies let a pod of one node do with volumes and snapshots of the cluster."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from crust.blockdriver.controller import topology
+from crust.cli.main import main
+from tests.support.admission import Object, Pod, refusals
+from tests.support.third_party import kustomize
+from tests.unit.deploy.test_kubernetes import KUBERNETES, OVERLAYS, pod_of, rendered
+
+OF_VOLUMES, OF_SNAPSHOTS = "crust-persistentvolumes", "crust-snapshotcontents"
+HERE = Pod()
+PROVISIONED = {"block-driver", "distributed", "snapshots", "single-node"}
+OTHER_SOURCES: dict[str, Object] = {
+    "hostPath": {"path": "/"},
+    "local": {"path": "/"},
+    "nfs": {"server": "192.0.2.1", "path": "/"},
+    "iscsi": {"targetPortal": "192.0.2.1", "iqn": "iqn.2026-01.example:x", "lun": 0},
+}
+
+
+def policy_of(manifests: Any, name: str = OF_VOLUMES) -> Object:
+    (policy,) = (
+        item
+        for item in manifests
+        if (item["kind"], item["metadata"]["name"]) == ("ValidatingAdmissionPolicy", name)
+    )
+    return dict(policy)
+
+
+def of(name: str) -> Object:
+    overlay = "block-driver" if name == OF_VOLUMES else "snapshots"
+    return policy_of(rendered(f"overlays/{overlay}"), name)
+
+
+def volume(node: str = "node-1", **spec: Any) -> Object:
+    """A PersistentVolume as external-provisioner makes it."""
+    rule = {"key": topology.KEY, "operator": "In", "values": [topology.value_of(node)]}
+    return {
+        "metadata": {"name": "pv-1", "finalizers": ["external-provisioner.example/finalizer"]},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "capacity": {"storage": "1Gi"},
+            "claimRef": {"namespace": "tenant", "name": "data"},
+            "csi": {"driver": "block.csi.crust.dev", "volumeHandle": "v", "fsType": "ext4"},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}},
+            "persistentVolumeReclaimPolicy": "Delete",
+            **spec,
+        },
+    }
+
+
+def changed(original: Object, change: Callable[[Object], None]) -> Object:
+    new = copy.deepcopy(original)
+    change(new)
+    return new
+
+
+def of_source(source: str) -> Object:
+    def replace(item: Object) -> None:
+        del item["spec"]["csi"]
+        item["spec"][source] = OTHER_SOURCES[source]
+
+    return changed(volume(), replace)
+
+
+def with_affinity(affinity: Object | None) -> Object:
+    made = volume()
+    if affinity is None:
+        del made["spec"]["nodeAffinity"]
+    else:
+        made["spec"]["nodeAffinity"] = affinity
+    return made
+
+
+def with_rule(*terms: Object) -> Object:
+    return with_affinity({"required": {"nodeSelectorTerms": list(terms)}})
+
+
+def test_pod_makes_changes_and_deletes_volume_of_its_own_node() -> None:
+    mine = volume()
+    bound = changed(mine, lambda item: item["metadata"].pop("finalizers"))
+    for new, old in ((mine, None), (bound, mine), (None, mine)):
+        assert refusals(of(OF_VOLUMES), HERE, new, old) == []
+
+
+@pytest.mark.parametrize("source", OTHER_SOURCES)
+def test_volume_of_another_source_is_refused(source: str) -> None:
+    """Pod Security does not look behind a claim: such a volume would be a directory of any node."""
+    for new, old in ((of_source(source), None), (None, of_source(source))):
+        (first, *_) = refusals(of(OF_VOLUMES), HERE, new, old)
+        assert "of its own CSI driver alone" in first
+
+
+def test_volume_of_another_driver_is_refused() -> None:
+    other = volume(csi={"driver": "ebs.csi.example.com", "volumeHandle": "v"})
+    for new, old in ((other, None), (None, other), (other, other)):
+        (first,) = refusals(of(OF_VOLUMES), HERE, new, old)
+        assert "of its own CSI driver alone" in first
+
+
+ELSEWHERE = {
+    "another": volume("node-2"),
+    "none": with_affinity(None),
+    "not-required": with_affinity({}),
+    "no-term": with_rule(),
+    "empty-term": with_rule({}),
+    "two-nodes": with_rule(
+        {
+            "matchExpressions": [
+                {"key": "crust.dev/node", "operator": "In", "values": ["node-1", "node-2"]}
+            ]
+        }
+    ),
+    "not-in": with_rule(
+        {"matchExpressions": [{"key": "crust.dev/node", "operator": "NotIn", "values": ["node-1"]}]}
+    ),
+    "any": with_rule({"matchExpressions": [{"key": "crust.dev/node", "operator": "Exists"}]}),
+    "second-term": with_rule(
+        {"matchExpressions": [{"key": "crust.dev/node", "operator": "In", "values": ["node-1"]}]},
+        {"matchExpressions": [{"key": "kubernetes.io/os", "operator": "Exists"}]},
+    ),
+}
+
+
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_volume_that_another_node_may_have_is_refused(where: str) -> None:
+    for new, old in ((ELSEWHERE[where], None), (None, ELSEWHERE[where])):
+        (only,) = refusals(of(OF_VOLUMES), HERE, new, old)
+        assert "of its own node alone" in only
+
+
+def test_volume_of_another_node_changes_its_size_alone() -> None:
+    """The resizer that leads is on one node, and marks the sizes of the volumes of all."""
+    old = volume("node-2")
+    grown = volume("node-2", capacity={"storage": "2Gi"})
+    assert refusals(of(OF_VOLUMES), HERE, grown, old) == []
+    for field, value in {
+        "claimRef": {"namespace": "attacker", "name": "mine"},
+        "mountOptions": ["suid"],
+        "persistentVolumeReclaimPolicy": "Retain",
+    }.items():
+        (only,) = refusals(of(OF_VOLUMES), HERE, volume("node-2", **{field: value}), old)
+        assert "of its own node alone" in only
+    for freed in (
+        changed(old, lambda item: item["spec"].pop("claimRef")),
+        changed(old, lambda item: item["metadata"].pop("finalizers")),
+    ):
+        assert refusals(of(OF_VOLUMES), HERE, freed, old)
+
+
+def test_affinity_of_another_node_is_not_changed() -> None:
+    assert refusals(of(OF_VOLUMES), HERE, volume("node-1"), volume("node-2"))
+    assert refusals(of(OF_VOLUMES), HERE, volume("node-2"), volume("node-1"))
+
+
+@pytest.mark.parametrize("pod", [Pod(node=None), Pod(node="")])
+def test_token_without_a_node_makes_no_volume(pod: Pod) -> None:
+    nowhere = {"key": topology.KEY, "operator": "In", "values": [""]}
+    for new in (volume(), with_rule({"matchExpressions": [nowhere]})):
+        (only,) = refusals(of(OF_VOLUMES), pod, new, None)
+        assert "node in the pod's token" in only
+
+
+def naming_secret_of(namespace: str) -> Object:
+    secret = {"nodePublishSecretRef": {"name": "key", "namespace": namespace}}
+    return volume(csi={**volume()["spec"]["csi"], **secret})
+
+
+def test_volume_names_secrets_of_claim_and_crust_alone() -> None:
+    for namespace in ("tenant", "crust-system"):
+        assert refusals(of(OF_VOLUMES), HERE, naming_secret_of(namespace), None) == []
+    for namespace in ("kube-system", "crust"):
+        (only,) = refusals(of(OF_VOLUMES), HERE, naming_secret_of(namespace), None)
+        assert "names Secrets of" in only
+
+
+def test_other_accounts_are_not_confined() -> None:
+    administrator = Pod(account="storage-admin", node=None)
+    assert refusals(of(OF_VOLUMES), administrator, of_source("hostPath"), None) == []
+    elsewhere = Pod(namespace="storage")  # of an overlay with another namespace
+    assert refusals(of(OF_VOLUMES), elsewhere, of_source("hostPath"), None)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_account_that_may_make_volumes_is_confined(overlay: str) -> None:
+    """Wherever the role is, the policy is, its binding denies, and the rules have what the role has."""
+    manifests = rendered(f"overlays/{overlay}")
+    names = {item["metadata"]["name"] for item in manifests if item["kind"] == "ClusterRole"}
+    assert ("crust-provisioner" in names) is (overlay in PROVISIONED)
+    if overlay in PROVISIONED:
+        account = pod_of(overlay)["serviceAccountName"]
+        assert refusals(policy_of(manifests), Pod(account=account), of_source("hostPath"), None)
+    bindings = {
+        item["spec"]["policyName"]: item["spec"]["validationActions"]
+        for item in manifests
+        if item["kind"] == "ValidatingAdmissionPolicyBinding"
+    }
+    expected = {OF_VOLUMES} if overlay in PROVISIONED else set()
+    expected |= {OF_SNAPSHOTS} if "crust-snapshotter" in names else set()
+    assert bindings == {name: ["Deny"] for name in expected}
+
+
+@pytest.mark.parametrize(("name", "role"), [
+    (OF_VOLUMES, "crust-provisioner"), (OF_SNAPSHOTS, "crust-snapshotter"),
+])  # fmt: skip
+def test_policy_is_asked_about_all_that_role_changes(name: str, role: str) -> None:
+    (rules,) = (
+        item["rules"]
+        for item in rendered("overlays/snapshots")
+        if (item["kind"], item["metadata"]["name"]) == ("ClusterRole", role)
+    )
+    asked = {
+        (group, resource)
+        for rule in of(name)["spec"]["matchConstraints"]["resourceRules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        if set(rule["operations"]) == {"CREATE", "UPDATE", "DELETE"}
+    }
+    may_change = {
+        (group, resource)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        if set(rule["verbs"]) & {"create", "update", "patch", "delete"}
+    }
+    assert asked == {
+        (group, resource)
+        for group, resource in may_change
+        if "contents" in resource or resource == "persistentvolumes"
+    }
+
+
+def content(node: str = "node-1", driver: str = "block.csi.crust.dev") -> Object:
+    labels = {"snapshot.storage.kubernetes.io/managed-by": node}
+    return {"metadata": {"name": "c", "labels": labels}, "spec": {"driver": driver}}
+
+
+def test_pod_changes_snapshots_of_its_node_and_driver_alone() -> None:
+    mine = content()
+    unlabelled = changed(mine, lambda item: item["metadata"].pop("labels"))
+    assert refusals(of(OF_SNAPSHOTS), HERE, mine, mine) == []
+    for new, old in (
+        (content("node-2"), content("node-2")),
+        (mine, content("node-2")),
+        (content("node-2"), mine),
+        (mine, unlabelled),
+        (content(driver="ebs.csi.example.com"), content(driver="ebs.csi.example.com")),
+    ):
+        assert len(refusals(of(OF_SNAPSHOTS), HERE, new, old)) == 1
+    assert refusals(of(OF_SNAPSHOTS), Pod(node=None), mine, mine)
+
+
+def test_manifest_of_another_driver_confines_its_account(tmp_path: Path) -> None:
+    settings = (KUBERNETES / "overlays/block-driver/node.toml").read_text(encoding="utf-8")
+    config = tmp_path / "node.toml"
+    config.write_text(settings + 'driver_name = "disks.example.com"\n', encoding="utf-8")
+    words = ["driver", "manifest", "--snapshots", "--config", str(config), str(tmp_path / "made")]
+    done = CliRunner().invoke(main, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    manifests = kustomize.render(tmp_path / "made")
+    (account,) = (item for item in manifests if item["kind"] == "ServiceAccount")
+    pod = Pod(account=account["metadata"]["name"])
+    stem = pod.account.removesuffix("-node")
+    policy = policy_of(manifests, f"{stem}-persistentvolumes")
+    own = volume(csi={"driver": "disks.example.com", "volumeHandle": "v"})
+    assert refusals(policy, pod, own, None) == []
+    assert refusals(policy, pod, volume(), None)
+    of_contents = policy_of(manifests, f"{stem}-snapshotcontents")
+    assert refusals(of_contents, pod, *[content(driver="disks.example.com")] * 2) == []
+    assert refusals(of_contents, pod, content(), content())
+    bound = {
+        item["spec"]["policyName"]
+        for item in manifests
+        if item["kind"] == "ValidatingAdmissionPolicyBinding"
+    }
+    assert bound == {f"{stem}-persistentvolumes", f"{stem}-snapshotcontents"}
+    assert yaml.safe_dump_all(manifests).count("block.csi.crust.dev") == 0
