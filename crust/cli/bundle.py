@@ -26,11 +26,10 @@ from typing import BinaryIO
 import click
 
 import crust
-from crust.cli import asking, output
 from crust.cli.doctor import examine
-from crust.cli.inspecting import show
 from crust.core import credentials, errors, operations
 from crust.host.process import syscalls, workers
+from crust.inspection import daemon_calls, output, show
 
 SUFFIXES = (".tar.gz", ".tgz")
 
@@ -108,7 +107,7 @@ async def parts(places: NodeFiles) -> AsyncIterator[tuple[str, bytes]]:
         try:
             yield name, await workers.run(_filtered, await question())
         except (errors.CrustError, OSError) as err:
-            missing.append(f"{name}: {asking.reason(err)}")
+            missing.append(f"{name}: {daemon_calls.reason(err)}")
     async for name, data in _files(places, missing):
         yield name, await workers.run(_filtered, data)
     if missing:
@@ -123,7 +122,7 @@ async def _files(places: NodeFiles, missing: list[str]) -> AsyncIterator[tuple[s
         try:
             paths = await calls.look(glob, partial(_matching, root, pattern), timeout_s=READ_S)
         except (errors.CrustError, OSError) as err:
-            missing.append(f"{glob}: {asking.reason(err)}")
+            missing.append(f"{glob}: {daemon_calls.reason(err)}")
             continue
         if len(paths) > LIMIT_FILES:
             missing.append(f"{into}: {len(paths) - LIMIT_FILES} files more")
@@ -131,7 +130,7 @@ async def _files(places: NodeFiles, missing: list[str]) -> AsyncIterator[tuple[s
             try:
                 data = await calls.look(path, partial(_end_of, path), timeout_s=READ_S)
             except (errors.CrustError, OSError) as err:
-                missing.append(f"{path}: {asking.reason(err)}")
+                missing.append(f"{path}: {daemon_calls.reason(err)}")
                 continue
             yield f"{into}/{path.relative_to(root)}", data
 

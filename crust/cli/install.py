@@ -18,11 +18,11 @@ from pathlib import Path
 
 import click
 
-from crust.cli import refusals
-from crust.cli.inspecting.operator_commands import Shell, completion_script
+from crust.cli.shells import Shell, completion_script
 from crust.core import errors
 from crust.host.files import durable
 from crust.host.process import syscalls
+from crust.inspection import refusals
 
 UNITS = Path("usr/local/lib/systemd/system")
 RULES = Path("usr/local/lib/udev/rules.d")

@@ -1,4 +1,4 @@
-"""The only way to call a peer, in bytes: over a unix socket (`SocketPort`), or in this process (`LocalPort`).
+"""The only way to call a peer, in bytes: over a unix socket, or in this process (`serving.local_port`).
 
 Every call has the request id and the trace of the served call, and bounds on the answer: a peer may be hostile,
 because a guest speaks through its runtime handler. A port raises a refusal unchanged, as `PeerStatus`, with two
@@ -15,18 +15,15 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import grpc
 import grpc.aio
 
-from crust.core import errors, logs
+from crust.core import errors
 from crust.rpc import channel
 from crust.rpc.call import Call, identified, pairs
 from crust.rpc.status import PeerStatus
-
-if TYPE_CHECKING:
-    from crust.rpc.serving.service import Service
 
 Stub = TypeVar("Stub")
 
@@ -219,74 +216,6 @@ def _answer_too_large(path: str) -> errors.Exhausted:
         why="it is larger than the limit for this kind of process",
         hint="look at that process and its log",
     )
-
-
-class LocalPort(Port):
-    """The end within the process: a method runs in its caller's task. `service` has the part, while it serves."""
-
-    def __init__(self, service: "Callable[[], Service | None]") -> None:
-        self._service = service
-
-    @property
-    def connection(self) -> int:
-        """Always the first one."""
-        return 1
-
-    def is_connected(self) -> bool:
-        """Always."""
-        return True
-
-    async def answer(self, call: Call, data: bytes) -> bytes:
-        """See `Port`."""
-        try:
-            async with asyncio.timeout(call.time_remaining()):
-                return await self._part(call.method).answer(call, data, is_inner=True)
-        except TimeoutError:
-            raise _timed_out() from None
-
-    async def forward(self, call: Call, data: bytes) -> bytes:
-        """See `Port`. The caller's own deadline holds."""
-        return await self._part(call.method).answer(call, data, is_inner=True)
-
-    async def stream(self, call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
-        """See `Port`. The method runs only while its reader waits for an answer; both keep fields of their own."""
-        answers = self._part(call.method).stream(call, data, is_inner=True)
-        fields = logs.context.get()
-        async with contextlib.aclosing(answers):
-            while True:
-                around = logs.context.get()
-                logs.context.set(fields)
-                try:
-                    async with asyncio.timeout(call.time_remaining()):
-                        answer = await anext(answers, None)
-                except TimeoutError:
-                    raise _timed_out() from None
-                finally:
-                    fields = logs.context.get()
-                    logs.context.set(around)
-                if answer is None:
-                    return
-                yield answer
-
-    async def aclose(self) -> None:
-        """Nothing to do."""
-
-    def _part(self, method: str) -> "Service":
-        service = self._service()
-        if service is None:
-            raise PeerStatus.of(
-                errors.PeerUnavailable.named(
-                    "NotServedYet",
-                    f"{method.rpartition('/')[2]} cannot be answered",
-                    why="the part of this process that answers it does not run",
-                    hint="retry: the process is starting or stopping",
-                )
-            )
-        return service
-
-
-def _timed_out() -> PeerStatus:
-    return PeerStatus(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
 
 def stub(kind: Callable[[grpc.aio.Channel], Stub], port: Port) -> Stub:

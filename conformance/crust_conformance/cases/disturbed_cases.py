@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 
 from crust.wire.csi.v1 import csi_pb2
-from crust_conformance.capabilities import CREATE, LIST_SNAPSHOTS, NODE, PUBLISH, STAGE
 from crust_conformance.orchestrator import copies, expansion, undo
 from crust_conformance.orchestrator.calls import Code
+from crust_conformance.orchestrator.capabilities import CREATE, LIST_SNAPSHOTS, NODE, PUBLISH, STAGE
 from crust_conformance.orchestrator.co import Co
 
 _CALLERS = 6

@@ -6,8 +6,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from crust.wire.csi.v1 import csi_pb2
-from crust_conformance.capabilities import CLONE, EXPAND, GROUP, NODE_EXPAND, ONLINE, SNAPSHOT
 from crust_conformance.orchestrator import copies, expansion
+from crust_conformance.orchestrator.capabilities import (
+    CLONE,
+    EXPAND,
+    GROUP,
+    NODE_EXPAND,
+    ONLINE,
+    SNAPSHOT,
+)
 from crust_conformance.orchestrator.co import Co
 from crust_conformance.orchestrator.optional_rpcs import RPCS
 

@@ -15,10 +15,10 @@ from google.protobuf.message import Message
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.csi.v1.csi_pb2 import Volume, VolumeCapability
-from crust_conformance.capabilities import BLOCK, PUBLISH, STAGE
 from crust_conformance.catalogue import Case, Clause, Strength
 from crust_conformance.options import Options
 from crust_conformance.orchestrator.calls import Calls, Channels, Code, Refusal
+from crust_conformance.orchestrator.capabilities import BLOCK, PUBLISH, STAGE
 from crust_conformance.orchestrator.host_view import HostView
 from crust_conformance.orchestrator.undo import Undo
 from crust_conformance.orchestrator.volume_capabilities import block, mount

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crust.wire.csi.v1 import csi_pb2
-from crust_conformance import capabilities
+from crust_conformance.orchestrator import capabilities
 from crust_conformance.orchestrator.volume_capabilities import mount
 
 _ID = "vol-0000000000000000000000000000000000000000"

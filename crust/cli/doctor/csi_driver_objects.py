@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import grpc
 
-from crust.cli.doctor.finding import Finding, doctor_check, error, ok, warning
+from crust.cli.doctor.checks import doctor_check
+from crust.cli.doctor.finding import Finding, error, ok, warning
 from crust.cli.doctor.node import Mismatches, Node
 from crust.core import deferral_keys
 from crust.core.deferral_keys import Defer

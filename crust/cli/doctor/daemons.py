@@ -8,12 +8,12 @@ from functools import partial
 
 import crust
 from crust.blockdriver.settings import DriverSettings
-from crust.cli import asking
-from crust.cli.doctor.finding import Finding, doctor_check, error, of_error, ok, tried, warning
+from crust.cli.doctor.checks import doctor_check
+from crust.cli.doctor.finding import Finding, error, of_error, ok, tried, warning
 from crust.cli.doctor.node import CONFIG_DIR, Node
-from crust.cli.inspecting import views
 from crust.core import errors
 from crust.csi_shim.settings import ShimSettings
+from crust.inspection import daemon_calls, views
 from crust.proxy.settings import ProxySettings
 
 _SOCKETS = ("runtime.sock", "handlers.sock", "inspect.sock")
@@ -92,7 +92,7 @@ def sockets(node: Node) -> Iterator[Finding]:
         yield error(f"{node.run_dir} can be written by others", why, f"chmod 0700 {node.run_dir}")
     missing = [path for path in paths if not node.at(path).exists()]
     for path in (path for path in paths if path not in missing):
-        look = partial(asking.check_socket, "the proxy", str(node.at(path)), start="start it")
+        look = partial(daemon_calls.check_socket, "the proxy", str(node.at(path)), start="start it")
         yield tried(look, f"{path} is served")
     if missing:
         yield error(

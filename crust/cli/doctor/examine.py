@@ -7,16 +7,16 @@ from pathlib import Path
 
 from rich.text import Text
 
-from crust.cli import asking, output
 from crust.cli.doctor import csi_driver_objects, daemons, host, kata, kubelet
-from crust.cli.doctor.finding import CHECKS, Finding, Level, error
+from crust.cli.doctor.checks import CHECKS
+from crust.cli.doctor.finding import Finding, Level, error
 from crust.cli.doctor.node import Node
-from crust.cli.inspecting import show, watching
-from crust.cli.inspecting.views import ProxyAnswer
 from crust.core import errors
 from crust.core.printable import printable
 from crust.host.mounts import propagation
 from crust.host.process import workers
+from crust.inspection import daemon_calls, output, screen, show
+from crust.inspection.views import ProxyAnswer
 
 MODULES = (host, kubelet, daemons, kata, csi_driver_objects)
 """Importing one registers its checks."""
@@ -60,7 +60,7 @@ def shown(results: tuple[Finding, ...]) -> show.Shown:
 
 def print_findings(run_dir: str, form: output.Format, only: tuple[str, ...]) -> int:
     """Check this node and print; returns the exit code."""
-    return watching.print_once(asyncio.run(examine(run_dir, only)), form)
+    return screen.print_once(asyncio.run(examine(run_dir, only)), form)
 
 
 def _guarded(name: str, node: Node) -> tuple[Finding, ...]:
@@ -84,7 +84,7 @@ def _sentence(finding: Finding) -> Text:
 async def _node(run_dir: str) -> Node:
     answered: ProxyAnswer | errors.CrustError
     try:
-        async with asking.inspecting(run_dir) as stub:
+        async with daemon_calls.inspecting(run_dir) as stub:
             answered = await show.everything(stub)
     except errors.CrustError as problem:
         answered = problem

@@ -1,14 +1,10 @@
-"""The finding of a check, and the registry of checks."""
+"""The finding of a check."""
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from crust.core import errors
-
-if TYPE_CHECKING:  # a node's look at the cluster gives findings
-    from crust.cli.doctor.node import Node
 
 
 class Level(enum.Enum):
@@ -28,22 +24,6 @@ class Finding:
     why: str = ""
     todo: str = ""
     check: str = ""
-
-
-DoctorCheck = Callable[["Node"], Iterator[Finding]]
-
-CHECKS: dict[str, DoctorCheck] = {}
-"""The checks by name, in the order in which they run."""
-
-
-def doctor_check(name: str) -> Callable[[DoctorCheck], DoctorCheck]:
-    """Register a check."""
-
-    def register(function: DoctorCheck) -> DoctorCheck:
-        CHECKS[name] = function
-        return function
-
-    return register
 
 
 def ok(what: str) -> Finding:

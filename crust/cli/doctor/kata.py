@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from crust.cli.doctor.finding import Finding, doctor_check, error, of_error, ok, warning
+from crust.cli.doctor.checks import doctor_check
+from crust.cli.doctor.finding import Finding, error, of_error, ok, warning
 from crust.cli.doctor.node import Node
 from crust.kata import preflight
 

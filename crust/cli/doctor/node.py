@@ -9,11 +9,11 @@ from pathlib import Path
 
 from crust.blockdriver.settings import DriverSettings
 from crust.cli.doctor.finding import Finding
-from crust.cli.inspecting import views
 from crust.cli.programs import PROGRAMS, daemons
 from crust.core import errors
 from crust.core.settings.program import ProgramSettings
 from crust.host.process import commands
+from crust.inspection import views
 from crust.kata.settings import KataSettings
 from crust.node.settings import NodeSettings
 from crust.proxy.settings import ProxySettings

@@ -13,15 +13,14 @@ from pathlib import Path
 
 from rich.text import Text
 
-from crust.cli import asking, output
-from crust.cli.checking import trial
+from crust.cli import trial
 from crust.cli.gc import forgotten, proof
 from crust.cli.gc.forgotten import ForgottenPublish
 from crust.cli.gc.kernel import Kernel
-from crust.cli.inspecting import show, watching
 from crust.core import errors
 from crust.core.printable import printable
 from crust.host.process import workers
+from crust.inspection import daemon_calls, output, screen, show
 from crust.rpc.port import stub
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -52,12 +51,15 @@ class Options:
 def print_settled(options: Options, form: output.Format) -> int:
     """Run the command; returns the exit code."""
     results = asyncio.run(collect(options, Kernel()))
-    return watching.print_once(shown(results, options.kubelet_root), form)
+    return screen.print_once(shown(results, options.kubelet_root), form)
 
 
 async def collect(options: Options, kernel: Kernel) -> tuple[Result, ...]:
-    """Find every forgotten publish of this node, and settle it, if not a dry run. Raises as `asking.inspecting`."""
-    async with asking.inspecting(options.run_dir) as inspect:
+    """Find every forgotten publish of this node, and settle it, if not a dry run.
+
+    Raises as `daemon_calls.inspecting`.
+    """
+    async with daemon_calls.inspecting(options.run_dir) as inspect:
         evidence = await _evidence(inspect, options)
         results = []
         for publish in await workers.run(forgotten.find, options.kubelet_root, evidence.entries):
@@ -68,13 +70,13 @@ async def collect(options: Options, kernel: Kernel) -> tuple[Result, ...]:
     return tuple(results)
 
 
-async def _evidence(inspect: asking.Stub, options: Options) -> proof.Evidence:
+async def _evidence(inspect: daemon_calls.Stub, options: Options) -> proof.Evidence:
     """The proxy's present answers."""
-    sockets = {driver.name: driver.socket for driver in await asking.drivers(inspect)}
+    sockets = {driver.name: driver.socket for driver in await daemon_calls.drivers(inspect)}
     return proof.Evidence(sockets, await show.volumes_of(inspect), options.grace_s)
 
 
-async def _trial(note: Path, inspect: asking.Stub, options: Options) -> Result:
+async def _trial(note: Path, inspect: daemon_calls.Stub, options: Options) -> Result:
     """Settle a killed `crust try`: the free lock of its note proves the kill."""
     publish = ForgottenPublish(
         kind="trial",
@@ -111,8 +113,8 @@ async def _result(
             await _settle(publish, evidence, why_staged, kernel)
     except (errors.CrustError, OSError) as err:
         if checks:
-            return Result(publish, checks, steps, "refused", asking.reason(err))
-        message = f"nothing is touched, because a check could not look: {asking.reason(err)}"
+            return Result(publish, checks, steps, "refused", daemon_calls.reason(err))
+        message = f"nothing is touched, because a check could not look: {daemon_calls.reason(err)}"
         return Result(publish, (), (), "kept", message)
     return Result(publish, checks, steps, "proven" if options.dry_run else "settled", "")
 
@@ -138,7 +140,7 @@ async def _settle(
     if publish.mapped:
         await workers.run(_release, publish.mapped, kernel)
     daemon, socket = f"driver {publish.driver}", evidence.sockets[publish.driver]
-    async with asking.connected(daemon, socket) as port:
+    async with daemon_calls.connected(daemon, socket) as port:
         node = stub(csi_pb2_grpc.NodeStub, port)
         unpublish = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=publish.volume_id, target_path=publish.target

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from crust.cli.inspecting import views
 from crust.core import volumes
 from crust.host.process import syscalls
+from crust.inspection import views
 
 _DEVICES = "plugins/kubernetes.io/csi/volumeDevices"
 _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z.-]*")

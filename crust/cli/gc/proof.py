@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from crust.cli.gc import forgotten
 from crust.cli.gc.forgotten import ForgottenPublish
 from crust.cli.gc.kernel import Kernel
-from crust.cli.inspecting import views
 from crust.core import volumes
+from crust.inspection import views
 
 
 @dataclass(frozen=True, slots=True)

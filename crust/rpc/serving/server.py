@@ -24,8 +24,9 @@ from crust.host.files import locks
 from crust.host.process import syscalls, workers
 from crust.rpc import channel
 from crust.rpc.call import Call, pairs
-from crust.rpc.port import LocalPort, Port, SocketPort
+from crust.rpc.port import Port, SocketPort
 from crust.rpc.serving import sockets
+from crust.rpc.serving.local_port import LocalPort
 from crust.rpc.serving.service import Service
 from crust.rpc.status import PeerStatus
 

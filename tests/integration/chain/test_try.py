@@ -14,8 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from crust.blockdriver.records import capacity
-from crust.cli import main
-from crust.cli.checking import trial
+from crust.cli import main, trial
 from crust.cli.gc import collect, kernel
 from crust.core import errors, volumes
 from crust.runtime_handler import Claim, claim_volume

@@ -9,14 +9,15 @@ import sys
 from collections.abc import Iterator
 from unittest import mock
 
-from crust.cli import output
+from crust.blockdriver.commands import pool_volumes
+from crust.cli import orphan
 from crust.cli.doctor import examine as doctor
 from crust.cli.doctor.finding import Finding, Level
 from crust.cli.gc import collect as gc
 from crust.cli.gc.forgotten import ForgottenPublish
 from crust.cli.gc.proof import ProofCheck
-from crust.cli.inspecting import end_orphan, pool, show, views
 from crust.core.volumes import HandlerFeature
+from crust.inspection import output, show, views
 from crust.kata import shims
 
 _AWAY = (
@@ -56,7 +57,7 @@ def _outputs() -> dict[str, str]:
             show.of_node(views.ProxyAnswer("", away, (), ()))
         ),
         "crust drivers -o wide": output.table(views.DRIVERS, ready, wide=True).plain,
-        "crust pool": _plain(pool.shown(ready, list(_pool_volumes()))),
+        "crust pool": _plain(pool_volumes.shown(ready, list(_pool_volumes()))),
         "crust volumes -o wide": output.table(views.VOLUMES, volumes, wide=True).plain,
         "crust describe pvc-1": show.described(volumes[0], "/run/crust").plain,
         "crust volumes  # Kata's shim was killed": output.table(
@@ -64,8 +65,8 @@ def _outputs() -> dict[str, str]:
         ).plain,
         "crust end-orphan pvc-1": "\n".join(
             (
-                f"{end_orphan.question(_orphaned(), 'cloud-hypervisor')} [y/N]: y",
-                end_orphan.ended(_orphaned()),
+                f"{orphan.question(_orphaned(), 'cloud-hypervisor')} [y/N]: y",
+                orphan.ended(_orphaned()),
             )
         ),
         "crust doctor": _plain(doctor.shown(_findings())),
@@ -130,9 +131,11 @@ def _orphaned() -> views.VolumeRow:
     return dataclasses.replace(_volume("error", "web-0"), message=message)
 
 
-def _pool_volumes() -> Iterator[pool.PoolVolume]:
+def _pool_volumes() -> Iterator[pool_volumes.PoolVolume]:
     for name, pods, state in (("pvc-1", (_POD_NAME,), "mounted"), ("pvc-9", (), "unused")):
-        yield pool.PoolVolume(name, pods, state, 10 << 30, (), f"{name}-id", "csi.example.com", "")
+        yield pool_volumes.PoolVolume(
+            name, pods, state, 10 << 30, (), f"{name}-id", "csi.example.com", ""
+        )
 
 
 def _findings() -> tuple[Finding, ...]:

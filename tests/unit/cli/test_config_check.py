@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from crust.cli.checking import config_check
+from crust.cli import config_check
 from crust.cli.main import main
 from crust.cli.programs import daemons
 

@@ -13,11 +13,12 @@ import pytest
 import crust
 from crust.cli import install
 from crust.cli.doctor import csi_driver_objects, examine
-from crust.cli.doctor.finding import CHECKS, Finding, Level
+from crust.cli.doctor.checks import CHECKS
+from crust.cli.doctor.finding import Finding, Level
 from crust.cli.doctor.node import Node
-from crust.cli.inspecting import views
-from crust.cli.inspecting.views import ProxyAnswer
 from crust.core import errors
+from crust.inspection import views
+from crust.inspection.views import ProxyAnswer
 from tests.support.drivers import fake_driver
 from tests.support.nodes import fake_kubernetes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes

@@ -9,9 +9,9 @@ import crust
 from crust.cli.doctor import examine
 from crust.cli.doctor.finding import Finding, Level
 from crust.cli.doctor.node import Node
-from crust.cli.inspecting import views
-from crust.cli.inspecting.views import ProxyAnswer
 from crust.core import errors
+from crust.inspection import views
+from crust.inspection.views import ProxyAnswer
 
 KATA = '[[runtimes]]\nname = "kata"\nconfiguration = "/opt/kata/configuration.toml"\n'
 FIT = "[hypervisor.clh]\ndisable_block_device_use = false\n"

@@ -15,8 +15,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from crust.cli import bundle, explain, main, output
-from crust.cli.inspecting import views
+from crust.cli import bundle, explain, main
+from crust.inspection import output, views
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.places import Places
 from tests.unit.cli.conftest import invoked

@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 
 from crust.core import errors
 from crust_conformance import catalogue, options, suite
-from crust_conformance.capabilities import CREATE
 from crust_conformance.cases.disturbed_cases import run_restart_command
 from crust_conformance.command import main
 from crust_conformance.options import Options, Parameters, RunOptions
+from crust_conformance.orchestrator.capabilities import CREATE
 from crust_conformance.results import Results
 from crust_conformance.runtimes import suite as suite_of_runtimes
 from tests.support.drivers.fake_driver import Code, Failure, FakeDriver

@@ -10,11 +10,11 @@ from typing import Any
 import grpc
 import pytest
 
-from crust.cli.inspecting import show
 from crust.core import errors, logs
 from crust.handoff.store import Store
 from crust.host.process import workers
 from crust.host.process.workers import Workers
+from crust.inspection import show
 from crust.proxy.table import QUEUE_LENGTH, Event, Events
 from crust.rpc import channel
 from crust.rpc.serving import server, worker_watch

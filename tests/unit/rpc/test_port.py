@@ -16,8 +16,9 @@ import pytest_asyncio
 from crust.core import errors, logs
 from crust.rpc import channel
 from crust.rpc.call import Call
-from crust.rpc.port import LocalPort, Port, SocketPort, stub
+from crust.rpc.port import Port, SocketPort, stub
 from crust.rpc.serving import server
+from crust.rpc.serving.local_port import LocalPort
 from crust.rpc.serving.server import Ports
 from crust.rpc.serving.service import Service, methods_of
 from crust.rpc.status import PeerStatus

@@ -8,8 +8,8 @@ from tests.support.tree import sources
 
 TASKS_THAT_ARE_AWAITED = {
     "crust/blockdriver/pool_watch.py",  # one look, shielded
-    "crust/cli/asking.py",  # a command, which waits for the first of several streams
-    "crust/cli/inspecting/watching.py",  # a command, which waits for the first of two
+    "crust/inspection/daemon_calls.py",  # a command, which waits for the first of several streams
+    "crust/inspection/screen.py",  # a command, which waits for the first of two
     "crust/cli/programs/daemons.py",
     "crust/csi_shim/deferral.py",  # the undo of a call, shielded
     "crust/host/process/commands.py",

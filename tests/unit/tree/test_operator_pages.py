@@ -19,7 +19,7 @@ from crust.blockdriver.node import node_stats
 from crust.blockdriver.records import health
 from crust.blockdriver.settings import DriverSettings
 from crust.cli import main
-from crust.cli.doctor import finding
+from crust.cli.doctor import checks
 from crust.core import deferral_keys, metrics
 from crust.core.settings import loading
 from crust.core.settings.program import ProgramSettings
@@ -310,5 +310,5 @@ def test_table_of_doctor_has_every_check() -> None:
     section = page.partition("### crust doctor\n")[2].partition("\n### ")[0]
     first = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `")]
     assert {name for cell in first for name in re.findall(r"`([\w-]+)`", cell)} == set(
-        finding.CHECKS
+        checks.CHECKS
     )

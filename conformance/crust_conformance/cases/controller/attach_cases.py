@@ -1,8 +1,8 @@
 """ControllerPublishVolume, ControllerUnpublishVolume (C-161 to C-167)."""
 
 from crust.wire.csi.v1 import csi_pb2
-from crust_conformance.capabilities import READONLY
 from crust_conformance.orchestrator.calls import UNKNOWN, Code
+from crust_conformance.orchestrator.capabilities import READONLY
 from crust_conformance.orchestrator.co import Co
 from crust_conformance.orchestrator.volume_capabilities import block
 

@@ -4,9 +4,17 @@ import copy
 from typing import Any
 
 from crust.wire.csi.v1 import csi_pb2
-from crust_conformance.capabilities import CAPACITY, CREATE, GROUP, NODE, PUBLISH, SNAPSHOT, STAGE
 from crust_conformance.orchestrator import copies
 from crust_conformance.orchestrator.calls import Code
+from crust_conformance.orchestrator.capabilities import (
+    CAPACITY,
+    CREATE,
+    GROUP,
+    NODE,
+    PUBLISH,
+    SNAPSHOT,
+    STAGE,
+)
 from crust_conformance.orchestrator.co import Co
 from crust_conformance.orchestrator.optional_rpcs import RPCS
 

@@ -7,8 +7,8 @@ import copy
 from pathlib import Path
 
 from crust.wire.csi.v1.csi_pb2 import Volume, VolumeCapability
-from crust_conformance.capabilities import STAGE
 from crust_conformance.orchestrator.calls import Code
+from crust_conformance.orchestrator.capabilities import STAGE
 from crust_conformance.orchestrator.co import Co
 from crust_conformance.orchestrator.volume_capabilities import NO_FILESYSTEM, Mode, block, mount
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from crust.wire.csi.v1 import csi_pb2
-from crust_conformance.capabilities import STAGE
 from crust_conformance.orchestrator.calls import UNKNOWN, Code
+from crust_conformance.orchestrator.capabilities import STAGE
 from crust_conformance.orchestrator.co import Co
 from crust_conformance.orchestrator.volume_capabilities import block, mount
 

@@ -20,33 +20,33 @@ _OPTIONS = (
 )
 
 
-def _of_pool(command: Callable[..., Any]) -> Callable[..., Any]:
+def _of_pool(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+        function = option(function)
+    return function
 
 
-@click.group()
-def ceph() -> None:
+@click.group("ceph")
+def command() -> None:
     """Show the claims on volumes in a Ceph cluster, and fence a lost node.
 
     The key of the user comes by standard input: `ceph auth get-key client.crust | crust ceph claims …`.
     """
 
 
-@ceph.command()
+@command.command()
 @_of_pool
 def claims(**access: str) -> None:
     """List the images that sandboxes have, with node, sandbox, client and time of the claim.
 
     Exit codes: 0 listed, 1 the cluster refuses or does not answer, 2 the command cannot be understood.
     """
-    from crust.cli.ceph import claimed_images
+    from crust.blockdriver.commands import claimed_images
 
     claimed_images.listed(claimed_images.PoolAccess(**access, key=_key()))
 
 
-@ceph.command()
+@command.command()
 @click.argument("node")
 @click.option("--image", default="", help="Only this image. Default: all images of the node.")
 @click.option(
@@ -63,13 +63,13 @@ def fence(node: str, image: str, *, even_if_connected: bool, **access: str) -> N
     Exit codes: 0 the node has no image any more, 1 it had no image or could not be fenced, 2 the command cannot be
     understood.
     """
-    from crust.cli.ceph import claimed_images
+    from crust.blockdriver.commands import claimed_images
 
     pool_access = claimed_images.PoolAccess(**access, key=_key())
     sys.exit(claimed_images.fenced(pool_access, node, image, even_if_connected=even_if_connected))
 
 
-@ceph.command()
+@command.command()
 @click.argument("volume")
 @_of_pool
 def caps(volume: str, **access: str) -> None:
@@ -80,7 +80,7 @@ def caps(volume: str, **access: str) -> None:
 
     Exit codes: 0 printed, 1 the volume does not exist or the cluster refuses, 2 the command cannot be understood.
     """
-    from crust.cli.ceph import claimed_images
+    from crust.blockdriver.commands import claimed_images
 
     claimed_images.capabilities(claimed_images.PoolAccess(**access, key=_key()), volume)
 

@@ -27,10 +27,10 @@ import click
 import pydantic
 from google.protobuf.message import Message
 
-from crust.cli import asking, refusals
 from crust.core import deferral_keys, errors
 from crust.host.files import durable, locks
 from crust.host.process import syscalls, workers
+from crust.inspection import daemon_calls, refusals
 from crust.rpc import status
 from crust.rpc.port import Port, SocketPort, stub
 from crust.rpc.status import PeerStatus
@@ -110,7 +110,7 @@ class Trial:
     """The steps of a trial, and their undoing. `csi` is the driver's socket for the CO."""
 
     request: TrialRequest
-    inspect: asking.Stub
+    inspect: daemon_calls.Stub
     csi: Port
     show: Show = click.echo
 
@@ -129,7 +129,7 @@ class Trial:
     async def run_steps(self) -> None:
         """Create, stage, publish, and wait. Raises the refusal of a step."""
         # from before the publish: a sandbox may end before the volume's state is read
-        events = await asking.events_of(self.inspect)
+        events = await daemon_calls.events_of(self.inspect)
         for directory in (self.staging, os.path.dirname(self.target)):
             await workers.run(_make_directory, directory)
         context: Mapping[str, str] = {}
@@ -240,7 +240,7 @@ class Trial:
         )
 
     async def _entry(self) -> inspect_pb2.DeferredVolume:
-        for volume in await asking.deferred(self.inspect):
+        for volume in await daemon_calls.deferred(self.inspect):
             if volume.target_path == self.target:
                 return volume
         raise errors.RuntimeFailed(
@@ -259,7 +259,7 @@ class Trial:
         name = _name(request)
         rpc = getattr(self._node if name.startswith("Node") else self._controller, name)
         try:
-            return await rpc(request, timeout=CALL_S, metadata=asking.WITH_ERROR_INFO)
+            return await rpc(request, timeout=CALL_S, metadata=daemon_calls.WITH_ERROR_INFO)
         except PeerStatus as error:
             raise status.to_error(error) from error
 
@@ -310,8 +310,8 @@ def _remove_empty(path: str, root: str) -> None:
 
 async def try_publish(run_dir: str, request: TrialRequest) -> int:
     """Run the trial; returns the exit code: 0 it worked and all steps are undone, 1 otherwise."""
-    async with asking.inspecting(run_dir) as inspect:
-        served = await asking.drivers(inspect)
+    async with daemon_calls.inspecting(run_dir) as inspect:
+        served = await daemon_calls.drivers(inspect)
         matching = [driver for driver in served if request.driver in ("", driver.name)]
         if len(matching) != 1:
             raise errors.NotFound.named(
@@ -357,14 +357,14 @@ def _ended_by(*signals: signal.Signals) -> Iterator[None]:
             loop.add_signal_handler(number, lambda: None)
 
 
-async def undo(note: Path, inspect: asking.Stub) -> tuple[str, ...]:
+async def undo(note: Path, inspect: daemon_calls.Stub) -> tuple[str, ...]:
     """Undo the trial of a note, whose command was killed; returns a sentence for each remaining step.
 
     Raises as `locked` and `request_of`, and the driver's refusal.
     """
     with locked(note):
         request = await workers.run(request_of, note)
-        sockets = {driver.name: driver.socket for driver in await asking.drivers(inspect)}
+        sockets = {driver.name: driver.socket for driver in await daemon_calls.drivers(inspect)}
         if request.driver not in sockets:
             return (f"the proxy serves no driver {request.driver}",)
         async with SocketPort(sockets[request.driver]) as csi:

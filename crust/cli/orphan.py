@@ -12,14 +12,13 @@ from collections.abc import Sequence
 
 import click
 
-from crust.cli import asking
-from crust.cli.inspecting import show, views
 from crust.core import errors
 from crust.core.printable import printable
 from crust.handoff import claims, layout
 from crust.host import answers
 from crust.host.process import arguments, open_files, processes, workers
 from crust.host.process.processes import Process
+from crust.inspection import daemon_calls, show, views
 from crust.kata import shims
 
 _END_S = 30.0
@@ -28,11 +27,11 @@ _AGAIN_S = 0.05
 
 
 async def end(run_dir: str, name: str, *, is_confirmed: bool) -> None:
-    """End the orphaned virtual machine that has the volume `name`, after asking.
+    """End the orphaned virtual machine that has the volume `name`, after daemon_calls.
 
     Raises `VolumeNotDeferred`, `NotOrphaned`, `OrphanNotProven`, `OrphanLives`.
     """
-    async with asking.inspecting(run_dir) as proxy:
+    async with daemon_calls.inspecting(run_dir) as proxy:
         rows = await show.find(proxy, name)
     orphans = [row for row in rows if row.is_orphaned]
     if not orphans:

@@ -13,8 +13,8 @@ from typing import Any, TypeVar, cast
 from google.protobuf.message import Message
 
 import crust
-from crust.cli.output import BAD, BUSY, GOOD, Column, age
 from crust.core.settings import OWN_DRIVER
+from crust.inspection.output import BAD, BUSY, GOOD, Column, age
 from crust.wire.v1 import handlers_pb2, inspect_pb2
 
 Row = TypeVar("Row")

@@ -14,13 +14,12 @@ from typing import Any
 import click
 from rich.text import Text
 
-from crust.cli import output, refusals
-from crust.cli.inspecting import show, watching
-from crust.cli.output import Column, Format
 from crust.cli.programs import PROGRAMS, daemons
 from crust.core import credentials, errors
 from crust.core.settings import loading
 from crust.core.settings.program import ProgramSettings
+from crust.inspection import output, refusals, screen, show
+from crust.inspection.output import Column, Format
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ def print_settings(programs: Sequence[str], config: Path | None, form: Format) -
     for program in chosen:
         rows.extend(_checked(program, config or daemons.installed(program), refused))
     names = tuple(f"{row.program}.{row.setting}={row.value}" for row in rows)
-    code = watching.print_once(
+    code = screen.print_once(
         show.Shown({"settings": rows}, names, lambda _: _table(rows), healthy=not refused), form
     )
     for sentence in refused:

@@ -12,8 +12,8 @@ from crust.blockdriver.ceph.cluster_image import ClusterImage
 from crust.blockdriver.ceph.connection import Connection
 from crust.blockdriver.ceph.user import CephUser
 from crust.blockdriver.engines.rbd import pool
-from crust.cli import refusals
 from crust.core import errors
+from crust.inspection import refusals
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,11 @@
-"""`crust try` and `crust config check`."""
+"""`crust try`."""
 
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from crust.cli.inspecting.operator_commands import FORMAT, RUN_DIR
-from crust.cli.programs import PROGRAMS
-
-if TYPE_CHECKING:  # it imports rich, which would slow down each start of a daemon
-    from crust.cli.output import Format
-
-
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+from crust.inspection.options import RUN_DIR
 
 
 @click.command("try")
@@ -33,7 +25,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Wait so long for a sandbox that claims the volume, and for its end. 0: do not wait.",
 )
 @RUN_DIR
-def try_publish(run_dir: str, size_mib: int, parameters: tuple[str, ...], **fields: Any) -> None:
+def command(run_dir: str, size_mib: int, parameters: tuple[str, ...], **fields: Any) -> None:
     """Create a volume, publish it deferred as a kubelet does, then undo all steps.
 
     No other volume is touched. Exit codes: 0 it worked and all steps are undone, 1 a step was refused or could not be
@@ -44,7 +36,7 @@ def try_publish(run_dir: str, size_mib: int, parameters: tuple[str, ...], **fiel
         raise click.BadParameter(f"{bad[0]!r} is not KEY=VALUE")
     import asyncio
 
-    from crust.cli.checking import trial
+    from crust.cli import trial
 
     request = trial.TrialRequest(
         size_bytes=size_mib << 20, parameters={key: value for key, _, value in pairs}, **fields
@@ -53,27 +45,3 @@ def try_publish(run_dir: str, size_mib: int, parameters: tuple[str, ...], **fiel
         sys.exit(asyncio.run(trial.try_publish(run_dir, request)))
     except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit(130)
-
-
-@click.group()
-def config() -> None:
-    """The settings of the daemons."""
-
-
-@config.command("check")
-@click.argument("programs", nargs=-1, type=click.Choice(list(PROGRAMS)))
-@click.option(
-    "--config",
-    "path",
-    type=_FILE,
-    help="The settings file. Default: /etc/crust/<program>.toml.",
-)
-@FORMAT
-def config_check(programs: tuple[str, ...], path: Path | None, form: "Format") -> None:
-    """Show the settings that daemons would use, with their sources. Default: all programs with a file in /etc/crust.
-
-    No daemon is started. Exit codes: 0 the settings are good, 1 some are refused, 2 the command cannot be understood.
-    """
-    from crust.cli.checking import config_check
-
-    sys.exit(config_check.print_settings(programs, path, form))

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-from crust.cli import asking
-from crust.cli.inspecting import show
 from crust.core.printable import printable
+from crust.inspection import daemon_calls, show
 from crust.wire.v1 import inspect_pb2
 
 TIMEOUT_S = 15.0
@@ -18,7 +17,7 @@ TIMEOUT_S = 15.0
 
 async def volume(run_dir: str, *, volume: str, target: str) -> None:
     """Every deferred publish of a volume, or the one at a target. Raises `VolumeNotDeferred`."""
-    async with asking.inspecting(run_dir) as inspect:
+    async with daemon_calls.inspecting(run_dir) as inspect:
         rows = await show.find(inspect, volume or target, hint=_how_to_ask(target))
     for row in rows:
         _print(
@@ -54,7 +53,7 @@ async def policy(
     request = inspect_pb2.ExplainPolicyRequest(
         driver=driver, defer_fs_ops=flag, block=block, volume_context=_context(pairs, pod)
     )
-    async with asking.inspecting(run_dir) as stub:
+    async with daemon_calls.inspecting(run_dir) as stub:
         answer = await stub.ExplainPolicy(request, timeout=TIMEOUT_S)
     handler = answer.handler or "the only registered one"
     _print(

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import grpc
 
-from crust.cli import asking
-from crust.cli.inspecting import views
 from crust.core import errors
 from crust.host.process import workers
+from crust.inspection import daemon_calls, views
 from crust.rpc import status as codes
 from crust.rpc.call import Call
 from crust.rpc.messages import extensions
@@ -74,7 +73,7 @@ def _has_kubelet(socket: str) -> bool:
 async def _probe(name: str, socket: str) -> tuple[str, str, views.Pool | None]:
     """The driver's version, the shim's version or "", and the space of the driver's pool."""
     await workers.run(
-        asking.check_socket, f"the proxy for driver {name}", socket, start="restart the proxy"
+        daemon_calls.check_socket, f"the proxy for driver {name}", socket, start="restart the proxy"
     )
     async with SocketPort(socket) as port:
         identity = stub(csi_pb2_grpc.IdentityStub, port)
@@ -120,13 +119,13 @@ def _diagnosed(
         return codes.to_error(err)
     if os.path.lexists(answer.backend):  # in `crust node` the shim has no socket
         try:
-            asking.check_socket(
+            daemon_calls.check_socket(
                 f"the shim of driver {answer.name}", answer.backend, start="start crust-shim"
             )
         except errors.CrustError as error:
             return error
     elif err.code is grpc.StatusCode.UNAVAILABLE:
-        return asking.DaemonNotResponding(
+        return daemon_calls.DaemonNotResponding(
             f"the shim of driver {answer.name}", answer.backend,
             "the socket does not exist", "start crust-shim, or correct `backend`",
         )  # fmt: skip
@@ -136,6 +135,6 @@ def _diagnosed(
         else "no process listens there"
     )
     socket = f"its own socket, which the shim at {answer.backend} calls"
-    return asking.DaemonNotResponding(
+    return daemon_calls.DaemonNotResponding(
         f"the driver {answer.name}", socket, why, "start the driver, and read its log"
     )

@@ -18,9 +18,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from crust.cli import asking, output
-from crust.cli.inspecting import show
 from crust.core import errors
+from crust.inspection import daemon_calls, output, show
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -69,8 +68,8 @@ async def _watch(run_dir: str, question: show.Question, form: output.Format) -> 
 async def _follow(
     run_dir: str, question: show.Question, form: output.Format, display: Callable[[Text], None]
 ) -> None:
-    async with asking.inspecting(run_dir) as stub:
-        events = await asking.events_of(stub)  # later changes are events
+    async with daemon_calls.inspecting(run_dir) as stub:
+        events = await daemon_calls.events_of(stub)  # later changes are events
         event = asyncio.ensure_future(anext(events, None))
         try:
             while True:

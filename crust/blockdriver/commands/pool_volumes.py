@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import click
 from rich.text import Text
 
-from crust.cli import asking, output
-from crust.cli.asking import Stub
-from crust.cli.inspecting import show, views
 from crust.core import errors
+from crust.inspection import daemon_calls, output, show, views
+from crust.inspection.daemon_calls import Stub
 from crust.rpc.port import stub
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import pool_pb2, pool_pb2_grpc
@@ -70,11 +69,11 @@ def pools(driver: str = "") -> show.Question:
 
 
 async def delete(run_dir: str, name: str, *, is_confirmed: bool) -> None:
-    """Delete a volume, by its id or its PersistentVolume, after asking.
+    """Delete a volume, by its id or its PersistentVolume, after daemon_calls.
 
     Raises `VolumeNotInPool`, `VolumeAmbiguous`, `VolumeNotUnused`, and the driver's refusal.
     """
-    async with asking.inspecting(run_dir) as proxy:
+    async with daemon_calls.inspecting(run_dir) as proxy:
         drivers, volumes = await _pools(proxy)
     sockets = {driver.name: driver.socket for driver in drivers}
     matching = [volume for volume in volumes if name in (volume.volume_id, volume.pv)]
@@ -107,10 +106,14 @@ async def delete(run_dir: str, name: str, *, is_confirmed: bool) -> None:
             f" If Kubernetes has a PersistentVolume {volume.pv}, delete that instead. Delete the volume?",
             abort=True,
         )
-    async with asking.connected(f"the driver {volume.driver}", sockets[volume.driver]) as port:
+    async with daemon_calls.connected(
+        f"the driver {volume.driver}", sockets[volume.driver]
+    ) as port:
         request = csi_pb2.DeleteVolumeRequest(volume_id=volume.volume_id)
         controller = stub(csi_pb2_grpc.ControllerStub, port)
-        await controller.DeleteVolume(request, timeout=TIMEOUT_S, metadata=asking.WITH_ERROR_INFO)
+        await controller.DeleteVolume(
+            request, timeout=TIMEOUT_S, metadata=daemon_calls.WITH_ERROR_INFO
+        )
     click.echo(f"deleted {volume.volume_id}")
 
 
@@ -133,10 +136,12 @@ async def _volumes(
     driver: views.DriverRow, deferred: Iterable[views.VolumeRow]
 ) -> list[PoolVolume]:
     entries = {volume.volume_id: volume for volume in deferred if volume.driver == driver.name}
-    async with asking.connected(f"the driver {driver.name}", driver.socket) as port:
+    async with daemon_calls.connected(f"the driver {driver.name}", driver.socket) as port:
         pool = stub(pool_pb2_grpc.PoolStub, port)
         request = pool_pb2.ListPoolVolumesRequest()
-        listed = pool.ListPoolVolumes(request, timeout=TIMEOUT_S, metadata=asking.WITH_ERROR_INFO)
+        listed = pool.ListPoolVolumes(
+            request, timeout=TIMEOUT_S, metadata=daemon_calls.WITH_ERROR_INFO
+        )
         return [_row(driver.name, row, entries.get(row.volume_id)) async for row in listed]
 
 

@@ -8,11 +8,10 @@ from typing import TypeVar
 
 from rich.text import Text
 
-from crust.cli import asking, output
-from crust.cli.asking import Stub
-from crust.cli.inspecting import probing, views
 from crust.core import errors
 from crust.host.process import arguments, open_files
+from crust.inspection import daemon_calls, output, probes, views
+from crust.inspection.daemon_calls import Stub
 from crust.wire.v1 import inspect_pb2
 
 Named = TypeVar("Named", views.DriverRow, views.HandlerRow, views.VolumeRow)
@@ -170,7 +169,7 @@ async def find(stub: Stub, name: str, hint: str = _HOW_TO_NAME) -> tuple[views.V
 async def everything(stub: Stub) -> views.ProxyAnswer:
     """The proxy's version, drivers, handlers, own problems, and the deferred volumes."""
     health, served, registered, entries = await asyncio.gather(
-        stub.GetHealth(inspect_pb2.GetHealthRequest(), timeout=asking.ANSWER_S),
+        stub.GetHealth(inspect_pb2.GetHealthRequest(), timeout=daemon_calls.ANSWER_S),
         drivers_of(stub),
         _handlers(stub),
         volumes_of(stub),
@@ -180,8 +179,8 @@ async def everything(stub: Stub) -> views.ProxyAnswer:
 
 
 async def answer(run_dir: str, question: Question) -> Shown:
-    """Ask the proxy once. Raises as `asking.inspecting`."""
-    async with asking.inspecting(run_dir) as stub:
+    """Ask the proxy once. Raises as `daemon_calls.inspecting`."""
+    async with daemon_calls.inspecting(run_dir) as stub:
         return await question(stub, run_dir)
 
 
@@ -257,14 +256,16 @@ def _section(title: str, table: Text) -> Text:
 
 async def drivers_of(stub: Stub) -> tuple[views.DriverRow, ...]:
     """The drivers, each asked by Probe and for its pool."""
-    return tuple(await asyncio.gather(*map(probing.driver, await asking.drivers(stub))))
+    return tuple(await asyncio.gather(*map(probes.driver, await daemon_calls.drivers(stub))))
 
 
 async def _handlers(stub: Stub) -> tuple[views.HandlerRow, ...]:
-    answered = await stub.ListHandlers(inspect_pb2.ListHandlersRequest(), timeout=asking.ANSWER_S)
+    answered = await stub.ListHandlers(
+        inspect_pb2.ListHandlersRequest(), timeout=daemon_calls.ANSWER_S
+    )
     return tuple(map(views.HandlerRow.of, answered.handlers))
 
 
 async def volumes_of(stub: Stub) -> tuple[views.VolumeRow, ...]:
     """The deferred volumes of this node."""
-    return tuple(map(views.VolumeRow.of, await asking.deferred(stub)))
+    return tuple(map(views.VolumeRow.of, await daemon_calls.deferred(stub)))

@@ -1,0 +1,1 @@
+"""The commands for the driver's pools: `crust pool` and `crust ceph`."""

@@ -1,1 +1,0 @@
-"""The commands that test: configuration, a publish."""

@@ -1,0 +1,47 @@
+"""`crust gc`."""
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from crust.inspection.options import FORMAT, RUN_DIR
+
+if TYPE_CHECKING:  # it imports rich, which would slow down each start of a daemon
+    from crust.inspection.output import Format
+
+
+@click.command("gc")
+@RUN_DIR
+@FORMAT
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Show the forgotten publishes, the proof and the steps; change nothing.",
+)
+@click.option("--kubelet-root", default="/var/lib/kubelet", show_default=True)
+@click.option(
+    "--grace-s",
+    type=click.FloatRange(min=60),
+    default=600.0,
+    show_default=True,
+    help="The age that a publish must have.",
+)
+def command(
+    run_dir: str, form: "Format", *, dry_run: bool, kubelet_root: str, grace_s: float
+) -> None:
+    """Settle publishes that a kubelet forgot: their pod is gone, and a proof shows that no process uses them.
+
+    Without complete proof no publish is touched, and the output names the failed check. Run it as root in the host's
+    namespaces.
+
+    Exit codes: 0 all publishes are settled (with --dry-run: proven), 1 a publish remains,
+    2 the command cannot be understood, 3 the proxy does not answer.
+    """
+    from crust.cli.gc import collect
+
+    sys.exit(
+        collect.print_settled(
+            collect.Options(run_dir, kubelet_root.rstrip("/"), grace_s, dry_run), form
+        )
+    )

@@ -1,0 +1,5 @@
+"""`crust kata`."""
+
+from crust.cli.programs.flags import daemon
+
+command = daemon("kata")

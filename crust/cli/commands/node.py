@@ -1,0 +1,5 @@
+"""`crust node`."""
+
+from crust.cli.programs.flags import daemon
+
+command = daemon("node")

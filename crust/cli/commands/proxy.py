@@ -1,0 +1,5 @@
+"""`crust proxy`."""
+
+from crust.cli.programs.flags import daemon
+
+command = daemon("proxy")

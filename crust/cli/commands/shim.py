@@ -1,0 +1,5 @@
+"""`crust shim`."""
+
+from crust.cli.programs.flags import daemon
+
+command = daemon("shim")

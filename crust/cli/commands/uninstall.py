@@ -1,0 +1,14 @@
+"""`crust uninstall`."""
+
+import click
+
+
+@click.command("uninstall")
+def command() -> None:
+    """Remove the files of `crust install`, but no settings and no volumes. Stop the units before.
+
+    Exit codes: 0 removed, 1 refused or failed.
+    """
+    from crust.cli import install
+
+    install.run_uninstall()

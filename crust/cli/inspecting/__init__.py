@@ -1,1 +1,0 @@
-"""The commands that show the state of a node: status, volumes, handlers, drivers, pool, describe."""
