@@ -1,9 +1,9 @@
 """crust, Container RUntime STorage: hands the block device of a CSI volume to a microVM runtime.
 
-    proxy, csi_shim, runtime_handler, handoff, kata       deferral
-    blockdriver                                           our CSI driver
-    cli, node                                             the programs
-    core, host, rpc, wire, kubernetes_api, inspection     what all of these use
+proxy, csi_shim, runtime_handler, handoff, kata       deferral
+blockdriver                                           our CSI driver
+cli, node                                             the programs
+core, host, rpc, wire, kubernetes_api, inspection     what all of these use
 """
 
 __version__ = "0.1.0"

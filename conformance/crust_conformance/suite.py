@@ -6,9 +6,9 @@ from pathlib import Path
 
 from crust.wire.csi.v1 import csi_pb2
 from crust_conformance import plugin, report
-from crust_conformance.orchestrator import capabilities
 from crust_conformance.catalogue import Case
 from crust_conformance.options import Options
+from crust_conformance.orchestrator import capabilities
 from crust_conformance.orchestrator.calls import Calls, Channels, connected
 from crust_conformance.orchestrator.capabilities import CREATE
 from crust_conformance.orchestrator.co import Co

@@ -97,11 +97,15 @@ class Runtimes:
 
     def of(self, sandbox_id: str) -> Runtime:
         """The runtime of a sandbox. Raises VmUnknown."""
+        runtime = self.find(sandbox_id)
+        if runtime is None:
+            raise VmUnknown(sandbox_id, "none of Kata's runtimes has a directory of it")
+        return runtime
+
+    def find(self, sandbox_id: str) -> Runtime | None:
+        """The runtime of a sandbox; None if it is not Kata's. Raises `NotSeen`, and VmUnknown for no id."""
         check_id(sandbox_id)
-        for runtime in self._each:
-            if runtime.has(sandbox_id):
-                return runtime
-        raise VmUnknown(sandbox_id, "none of Kata's runtimes has a directory of it")
+        return next((runtime for runtime in self._each if runtime.has(sandbox_id)), None)
 
 
 def not_attached(record: Record, sandbox_id: str, why: str) -> errors.CrustError:

@@ -103,9 +103,9 @@ class Bridge:
         if not mounts:
             return
         with self._working_on(mounts), contextlib.ExitStack() as undo:
-            kinds = {self._configurations.check_kata(mount.record.handler).kind for mount in mounts}
+            installation = self._configurations.check_kata(mounts[0].record.handler)  # the pod's
             runtime = self._runtimes.of(pod.id)
-            if kinds != {runtime.kind}:
+            if installation.kind is not runtime.kind:
                 raise _other_runtime(pod, runtime)
             sandbox = _sandbox(pod, runtime)
             times = Counter(mount.record.digest for mount in mounts)
@@ -116,7 +116,8 @@ class Bridge:
                 if (key := (mount.name, container.id)) not in self._created:
                     self._created[key] = pod.id
                     undo.callback(self._created.pop, key, None)
-                undo.callback(self._grants.grant(sandbox, mount.record, mount.source))
+                features = installation.features
+                undo.callback(self._grants.grant(sandbox, mount.record, mount.source, features))
             if attempt.decide():
                 undo.pop_all()
 
@@ -233,7 +234,9 @@ class Bridge:
             record, handler = resolved.record, pod.handler or self._default
             if record.handler != handler:
                 raise _wrong_runtime(record, handler, pod)
-            if record.handler not in self._grants.handlers:
+            if record.handler not in self._configurations.handlers:
+                if self._runtimes.find(pod.id) is not None:
+                    raise _not_named(record, pod)
                 continue  # another runtime's volume, which that runtime claims
             whole, name = resolved.require_whole(), entry.name_of(mount.source)
             mounts.append(ServedMount(whole, name, mount.source, mount.destination))
@@ -279,6 +282,15 @@ def _other_runtime(pod: Pod, runtime: Runtime) -> errors.CrustError:
         f"pod {pod.name} gets no deferred volume",
         why=f"Kata's {runtime.kind.value} has made its sandbox, and kata.toml names a configuration of the other",
         hint="name the configuration that containerd gives to this runtime (ConfigPath), and restart crust kata",
+    )
+
+
+def _not_named(record: Record, pod: Pod) -> errors.CrustError:
+    return errors.NotReady.named(
+        "RuntimeNotNamed",
+        f"the volume at {record.target} cannot be used by pod {pod.name}",
+        why=f"Kata has made its sandbox, and kata.toml does not name the runtime {record.handler}",
+        hint="name the runtime in kata.toml again, and restart crust kata; or publish the volume to another runtime",
     )
 
 

@@ -15,7 +15,7 @@ at a time work on one volume.
 import contextlib
 import json
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -57,16 +57,10 @@ class Sandbox:
 
 
 class Grants:
-    """The claims of this node's Kata sandboxes. `handlers` are ours, with the features that each has registered."""
+    """The claims of this node's Kata sandboxes, also of handlers that the settings do not name any more."""
 
-    def __init__(
-        self,
-        store: Store,
-        sockets: Path,
-        entries: entry.KataEntries,
-        handlers: Mapping[volumes.HandlerName, Collection[volumes.HandlerFeature]],
-    ) -> None:
-        self.store, self.sockets, self.entries, self.handlers = store, sockets, entries, handlers
+    def __init__(self, store: Store, sockets: Path, entries: entry.KataEntries) -> None:
+        self.store, self.sockets, self.entries = store, sockets, entries
 
     def socket(self, sandbox_id: str) -> Path:
         """The socket of the sandbox's keeper."""
@@ -101,10 +95,17 @@ class Grants:
     def _machine_path(self, sandbox_id: str) -> Path:
         return self.sockets / f"{sandbox_id}{_MACHINE}"
 
-    def grant(self, sandbox: Sandbox, record: Record, key: str) -> Undo:
+    def grant(
+        self,
+        sandbox: Sandbox,
+        record: Record,
+        key: str,
+        features: Collection[volumes.HandlerFeature],
+    ) -> Undo:
         """Have Kata find the device at the mount source `key`; returns a function that undoes this call only.
 
-        Raises `KataPathTooLong`, `KataEntryForeign`, and as `claim_volume`.
+        `features` are those of the sandbox's Kata. Raises `KataPathTooLong`, `KataEntryForeign`, and as
+        `claim_volume`.
         """
         name = entry.name_of(key)
         with contextlib.ExitStack() as undo:
@@ -112,7 +113,7 @@ class Grants:
                 self.recover(sandbox)
             claimed = self._claimed(sandbox, record)
             if claimed is None:
-                claimed = self._claim(sandbox, record, undo)
+                claimed = self._claim(sandbox, record, features, undo)
             self._put(sandbox, claimed, name, undo)
             return undo.pop_all().close
 
@@ -176,20 +177,17 @@ class Grants:
 
     def hide_unclaimed(self) -> None:
         """Replace each real entry whose claim has ended, with both processes of its keeper, by the placeholder."""
-        ours = [volume.record for volume in self.store.scan() if volume.record is not None]
-        for name, record in list(self.entries.real_ones(filter(self._is_ours, ours))):
+        found = [volume.record for volume in self.store.scan() if volume.record is not None]
+        for name, record in list(self.entries.real_ones(filter(_has_device, found))):
             with contextlib.suppress(claims.HeldBySandbox, claims.NotPublished):
                 paths = self.store.layout.entry(record.target)
                 with claims.ClaimLock.acquire(paths, record.target):
                     self.entries.hide(name, record)
 
-    def _is_ours(self, record: Record) -> bool:
-        return record.handler in self.handlers and record.image is None
-
     def _used_by(self, sandbox: Sandbox, volume: Entry) -> Record | None:
         """The record, if the sandbox had its claim, or has its device open, which only one sandbox may have."""
         record = volume.record
-        if record is None or not self._is_ours(record):
+        if record is None or not _has_device(record):
             return None
         claim = volume.claim
         if claim is not None and not claim.sandbox_id:  # an unpublish, or a claimant, looks at it
@@ -235,13 +233,19 @@ class Grants:
         root, target = self.store.root, record.target
         return adopt_volume(root, target, sandbox_id, record.handler, keeper.pid)
 
-    def _claim(self, sandbox: Sandbox, record: Record, undo: contextlib.ExitStack) -> Record:
+    def _claim(
+        self,
+        sandbox: Sandbox,
+        record: Record,
+        features: Collection[volumes.HandlerFeature],
+        undo: contextlib.ExitStack,
+    ) -> Record:
         claim = claim_volume(
             self.store.root,
             record.target,
             sandbox.id,
             record.handler,
-            features=self.handlers[record.handler],
+            features=features,
             process=sandbox.process,
         )
         undo.callback(self._release, sandbox.id, claim)
@@ -274,3 +278,8 @@ class Grants:
 
     def _connected(self, sandbox_id: str) -> keepers.Keeper:
         return keepers.connect(self.socket(sandbox_id))
+
+
+def _has_device(record: Record) -> bool:
+    """Whether this host has a device of the volume; Kata gets no images."""
+    return record.image is None

@@ -1,8 +1,10 @@
 """Whether an installation of Kata hands a block device to its virtual machine: read before its handler is registered.
 
 If its configuration forbids block devices, Kata's Go runtime silently starts a container on the host's directory; by
-default it forbids them. So a handler is registered only if the configuration allows them. Before each create the
-configuration is read again if one of its files has changed (inode, time, size).
+default it forbids them. So a handler is registered only if the configuration allows them. A handler that the settings
+name is crust kata's own, registered or not: a volume that was published to it before stays refused while its
+configuration does not fit. Before each create the configuration is read again if one of its files has changed (inode,
+time, size).
 
 An installation that was run with real shims passes (docs/kata.md). An untested installation that may work passes if
 the runtime's setting `unproven` is on; an installation that cannot work never passes.
@@ -13,7 +15,7 @@ import os
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,12 @@ from typing import Any
 from crust.core import errors, volumes
 from crust.kata.evidence import Kind
 from crust.kata.settings import KataRuntime
+
+Feature = volumes.HandlerFeature
+FEATURES = frozenset({Feature.READ_ONLY, Feature.GROUP, Feature.GROUP_CHANGE_POLICY, Feature.STATS})
+"""The features of Kata's Go runtime for a direct volume, with every hypervisor."""
+FEATURES_RS = frozenset({Feature.READ_ONLY, Feature.STATS})
+"""The features of runtime-rs since 4.0: it never applies a group."""
 
 _DROP_INS = "config.d"
 _VERSION_S = 5.0
@@ -46,6 +54,13 @@ class Installation:
     kind: Kind
     version: Version = (0, 0)
 
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What its handler offers for a volume."""
+        if self.kind is Kind.GO:
+            return FEATURES
+        return FEATURES_RS if self.version >= (4, 0) else FEATURES_RS - {Feature.READ_ONLY}
+
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
@@ -60,6 +75,11 @@ class Configurations:
         self._runtimes = {volumes.HandlerName(runtime.name): runtime for runtime in runtimes}
         self._checked: dict[volumes.HandlerName, _Checked] = {}
         self._first: dict[volumes.HandlerName, Installation] = {}
+
+    @property
+    def handlers(self) -> Collection[volumes.HandlerName]:
+        """Our handlers: all that the settings name, whether their installations fit or not."""
+        return self._runtimes.keys()
 
     def check_kata(self, handler: volumes.HandlerName) -> Installation:
         """Raise `KataUnfit` if the handler's installation must not get a volume; reads only changed files."""

@@ -2,8 +2,9 @@
 
 Its parts begin so that each one needs only the earlier ones: the recovery of claims, placeholders for the published
 volumes, the plugin, and the registrations last, when the container engine has accepted the plugin: a registered
-handler gets volumes. A runtime whose configuration would share the host's directory is not registered. Stopping the
-daemon ends no claim: the keepers go on.
+handler gets volumes. A runtime whose configuration would share the host's directory is not registered; volumes that
+were published to it before are refused to its containers, so the plugin serves without any fit runtime too. Stopping
+the daemon ends no claim: the keepers go on.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import crust
-from crust.core import errors, volumes
+from crust.core import errors
 from crust.core.supervised import supervised
 from crust.handoff.store import Store
 from crust.host import start_questions
@@ -21,30 +22,24 @@ from crust.host.files import durable
 from crust.host.process import workers
 from crust.kata import nri
 from crust.kata.entry import KEY_BYTES_MAX, KataEntries
-from crust.kata.evidence import Kind, Runtimes
+from crust.kata.evidence import Runtimes
 from crust.kata.gate import Bridge, Report
 from crust.kata.go_runtime import GoRuntime
 from crust.kata.grants import Grants
 from crust.kata.keeper_watch import KeeperWatch
 from crust.kata.placeholders import Placeholders
-from crust.kata.preflight import Configurations, Installation
+from crust.kata.preflight import Configurations
 from crust.kata.rust_runtime import RustRuntime
 from crust.kata.settings import KataSettings
 from crust.kata.statistics import KataHandler
 from crust.rpc.serving.daemon import Daemon, starting
 from crust.runtime_handler import registration, service
-from crust.runtime_handler.registration import Feature
-
-FEATURES = frozenset({Feature.READ_ONLY, Feature.GROUP, Feature.GROUP_CHANGE_POLICY, Feature.STATS})
-"""The features of Kata's Go runtime for a direct volume, with every hypervisor."""
-FEATURES_RS = frozenset({Feature.READ_ONLY, Feature.STATS})
-"""The features of runtime-rs since 4.0: it never applies a group."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 
 
 async def run(settings: KataSettings) -> None:
-    """Serve until cancelled. Raises `KataUnfit` if none of the runtimes can be served."""
+    """Serve until cancelled."""
     async with running(settings) as daemon:
         await start_questions.report(start_questions.OF_RUNTIME, daemon.health)
         await daemon.forever()
@@ -57,8 +52,9 @@ async def running(settings: KataSettings) -> AsyncIterator[Daemon]:
     await workers.run(durable.make_directories, run_dir / "keepers", 0o700)
     async with starting(str(run_dir / "kata.lock")) as daemon, AsyncExitStack() as stack:
         enter = stack.enter_async_context
+        report = _reporting(daemon)
         configurations = Configurations(settings.runtimes)
-        features = await _fit(settings, configurations, daemon)
+        requests = await workers.run(_requests, settings, configurations, report)
         store, entries = Store(settings.volumes_root), KataEntries(settings.kata_volumes)
         await workers.run(entries.open)
         runtimes = Runtimes(
@@ -67,13 +63,12 @@ async def running(settings: KataSettings) -> AsyncIterator[Daemon]:
                 RustRuntime(settings.kata_rs_sandboxes, settings.kata_shares),
             ]
         )
-        grants = Grants(store, run_dir / "keepers", entries, features)
+        grants = Grants(store, run_dir / "keepers", entries)
 
-        report = _reporting(daemon)
         watch = KeeperWatch(grants, runtimes)
         await watch.look_at_keepers()
         await workers.run(grants.hide_unclaimed)
-        placeholders = Placeholders(store, entries, features, report)
+        placeholders = Placeholders(store, entries, configurations.handlers, report)
         await workers.run(placeholders.look_at_volumes)
         await enter(supervised("watch of keepers", watch.keep, daemon.health))
         await enter(supervised("placeholders", placeholders.keep, daemon.health))
@@ -85,8 +80,9 @@ async def running(settings: KataSettings) -> AsyncIterator[Daemon]:
         await plugin.is_registered.wait()
         kata_handler = KataHandler(store, runtimes, gate.uses)
         stack.push_async_callback(kata_handler.close)
-        for handler, offered in features.items():
-            await _registered(handler, offered, kata_handler, settings, stack)
+        for request in requests:
+            await enter(service.serving(request.endpoint, kata_handler))
+            await enter(registration.registered(settings.handlers_socket, request))
         yield daemon
 
 
@@ -104,50 +100,27 @@ def _report(daemon: Daemon, part: str, problem: errors.CrustError | None) -> Non
     daemon.health.report(part, problem, is_fatal=False)
 
 
-async def _fit(
-    settings: KataSettings, configurations: Configurations, daemon: Daemon
-) -> dict[volumes.HandlerName, frozenset[Feature]]:
-    """The features of the handlers whose installation of Kata can be served; raises the last problem without any."""
-    fit: dict[volumes.HandlerName, frozenset[Feature]] = {}
-    problem = None
-    for runtime in settings.runtimes:
-        name = volumes.HandlerName(runtime.name)
+def _requests(
+    settings: KataSettings, configurations: Configurations, report: Report
+) -> list[registration.RegisterRequest]:
+    """The registrations of the handlers whose installation of Kata fits; reports why others do not. Blocks."""
+    requests = []
+    for handler in configurations.handlers:
         try:
-            installation = await workers.run(configurations.check_kata, name)
+            installation = configurations.check_kata(handler)
         except errors.CrustError as error:
-            _report(daemon, f"runtime {name}", error)
-            problem = error
-        else:
-            fit[name] = _features(installation)
-    if not fit and problem is not None:
-        raise problem
-    return fit
-
-
-def _features(installation: Installation) -> frozenset[Feature]:
-    if installation.kind is Kind.GO:
-        return FEATURES
-    return FEATURES_RS if installation.version >= (4, 0) else FEATURES_RS - {Feature.READ_ONLY}
-
-
-async def _registered(
-    name: volumes.HandlerName,
-    features: frozenset[Feature],
-    handler: service.Handler,
-    settings: KataSettings,
-    stack: AsyncExitStack,
-) -> None:
-    endpoint = f"{settings.run_dir}/{name}.sock"
-    request = registration.RegisterRequest(
-        name=name,
-        version=crust.__version__,
-        endpoint=endpoint,
-        filesystems=frozenset(settings.filesystems),
-        features=features,
-        max_target_path_bytes=KEY_BYTES_MAX,
-    )
-    await stack.enter_async_context(service.serving(endpoint, handler))
-    await stack.enter_async_context(registration.registered(settings.handlers_socket, request))
+            report(f"runtime {handler}", error)
+            continue
+        request = registration.RegisterRequest(
+            name=handler,
+            version=crust.__version__,
+            endpoint=f"{settings.run_dir}/{handler}.sock",
+            filesystems=frozenset(settings.filesystems),
+            features=installation.features,
+            max_target_path_bytes=KEY_BYTES_MAX,
+        )
+        requests.append(request)
+    return requests
 
 
 class _Plugin:

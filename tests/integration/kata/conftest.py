@@ -22,7 +22,6 @@ from crust.kata import entry, gate, grants, nri
 from crust.kata.evidence import Runtimes
 from crust.kata.go_runtime import GoRuntime
 from crust.kata.preflight import Configurations
-from crust.kata.process import FEATURES
 from crust.kata.rust_runtime import RustRuntime
 from crust.kata.settings import KataRuntime
 from crust.runtime_handler import keepers
@@ -43,7 +42,6 @@ class KataNode:
     store: Store
     entries: entry.KataEntries
     configuration: Path
-    features: frozenset[volumes.HandlerFeature] = FEATURES
     shim: Path | None = None
     problems: dict[str, errors.CrustError | None] = field(default_factory=dict)
 
@@ -74,10 +72,10 @@ class KataNode:
         self.entries.place(entry.name_of(target.text), record)
         return record
 
-    def bridge(self) -> gate.Bridge:
+    def bridge(self, handler: str = HANDLER) -> gate.Bridge:
         """A bridge that has just started; the claims are the keepers'."""
         kata = KataRuntime(
-            name=HANDLER, configuration=str(self.configuration), shim=str(self.shim or "")
+            name=handler, configuration=str(self.configuration), shim=str(self.shim or "")
         )
         configurations = Configurations([kata])
         return gate.Bridge(
@@ -91,9 +89,7 @@ class KataNode:
 
     def grants(self) -> grants.Grants:
         """The claims of this node."""
-        return grants.Grants(
-            self.store, self.directory / "keepers", self.entries, {HANDLER: self.features}
-        )
+        return grants.Grants(self.store, self.directory / "keepers", self.entries)
 
     def kind(self, record: Record) -> entry.Kind:
         """What Kata finds at the record's target."""

@@ -5,6 +5,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from crust.kata.entry import Kind
 from crust.kata.grants import Sandbox
 from crust.kata.keeper_watch import KeeperWatch
 from crust.kata.placeholders import Placeholders
+from crust.kata.preflight import FEATURES
 from crust.runtime_handler import process_of
 from tests.integration.kata.conftest import (
     ONE,
@@ -154,6 +156,19 @@ async def test_pod_with_another_runtime_is_refused_for_any_volume(
             await bridge.start(pod(handler=handler), container(record.target.text), soon())
     assert node.claim(record) is None
     assert node.kind(record) is Kind.PLACEHOLDER
+
+
+async def test_pod_of_runtime_that_settings_name_no_more_is_refused(
+    node: KataNode, device: MakeDevice, one: StandInSandbox
+) -> None:
+    """Nobody would claim the volume, and Kata may share the host's directory."""
+    record = node.publish("a", device("a").path)
+    app, bridge = container(record.target.text), node.bridge("kata-other")
+    with raised("RuntimeNotNamed", match="kata.toml does not name the runtime kata"):
+        await bridge.create(pod(), app, soon())
+    await bridge.synchronize({ONE: pod()}, [replace(app, is_running=True)])
+    assert [str(problem) for problem in node.problems.values() if problem] != []
+    await bridge.create(pod("of-another-runtime"), app, soon())  # which claims its own volumes
 
 
 async def test_path_in_volume_and_bind_of_it_are_refused(
@@ -504,7 +519,7 @@ async def test_claim_of_refused_container_ends_though_machine_lives(
     """Its process runs, and does not have the volume: nothing is left that names it."""
     record = node.publish("a", device("a").path)
     grants, sandbox = node.grants(), Sandbox(volumes.SandboxId(ONE), process_of(one.pid))
-    grants.grant(sandbox, record, record.target.text)()
+    grants.grant(sandbox, record, record.target.text, FEATURES)()
     assert lives(one.process)
     assert node.claim(record) is None
     await node.bridge().create(pod(TWO), _of_two(record), soon())

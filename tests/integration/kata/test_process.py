@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from crust.host.block import loop
-from crust.kata import nri, process
-from crust.kata.settings import KataRuntime, KataSettings
+from crust.kata import entry, nri, preflight, process
+from crust.kata.entry import Kind
 from crust.runtime_handler import testing
 from tests.integration.kata.conftest import FIT, ONE, KataNode, end
 from tests.support.kata import engine as engines
@@ -68,7 +68,7 @@ async def test_pod_gets_its_volume_in_one_way_only(
     engine = Engine()
     async with _node(node, settings, engine) as proxy:
         runtime = await proxy.registered("kata")
-        assert runtime.features == process.FEATURES
+        assert runtime.features == preflight.FEATURES
         assert runtime.request.max_target_path_bytes == 189
         assert set(proxy.runtimes) == {"kata"}  # the other would share the host's directory
         target, path = node.target("a").text, device("a").path
@@ -104,12 +104,29 @@ async def test_a_plugin_that_lost_its_engine_comes_back(
             engine.disconnect()
 
 
-async def test_without_a_fit_runtime_it_does_not_start(
-    node: KataNode, settings: KataSettings
+async def test_without_a_fit_runtime_the_plugin_refuses_published_volumes(
+    node: KataNode, settings: KataSettings, device: MakeDevice, one: StandInSandbox
 ) -> None:
-    with raised("KataUnfit", match="disable_block_device_use = false"):
-        async with process.running(settings.model_copy(update={"runtimes": settings.runtimes[1:]})):
-            pass
+    """An update of Kata has written its configuration anew, and the daemon was restarted."""
+    record = node.publish("a", device("a").path)
+    (node.directory / "kata.toml").write_text(FIT.replace("false", "true"))
+    engine = Engine()
+    async with _node(node, settings, engine) as proxy:
+        app = engines.container((record.target.text, "/data"), pod_id=ONE)
+        with pytest.raises(PluginRefused, match=r"KataUnfit.*disable_block_device_use"):
+            await engine.create(engines.pod(ONE, pid=one.pid), app)
+        assert proxy.runtimes == {}
+    assert node.claim(record) is None
+
+
+async def test_published_volume_of_unfit_runtime_gets_its_placeholder(
+    node: KataNode, settings: KataSettings, device: MakeDevice
+) -> None:
+    record = node.publish("a", device("a").path)
+    node.entries.remove(entry.name_of(record.target.text))
+    (node.directory / "kata.toml").write_text(FIT.replace("false", "true"))
+    async with _node(node, settings, Engine()):
+        assert node.kind(record) is Kind.PLACEHOLDER
 
 
 async def test_an_engine_with_another_mount_namespace_is_not_served(

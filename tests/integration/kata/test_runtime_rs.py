@@ -8,7 +8,6 @@ import pytest
 from crust.host.block import devices, loop, users
 from crust.kata.entry import Kind
 from crust.kata.preflight import KataUnfit
-from crust.kata.process import FEATURES_RS
 from tests.integration.kata.conftest import (
     ONE,
     TWO,
@@ -33,7 +32,6 @@ SAYS = "#!/bin/sh\necho 'Kata Containers containerd shim (Rust): id: io.containe
 @pytest.fixture
 def rs(node: KataNode) -> KataNode:
     """A node whose Kata is runtime-rs 4.1.0."""
-    node.features = FEATURES_RS
     node.configuration.write_text(FIT)
     node.shim = node.directory / "containerd-shim-kata-v2"
     node.shim.write_text(SAYS.format("4.1.0"))
