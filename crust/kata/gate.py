@@ -23,7 +23,7 @@ from crust.handoff.record import Record
 from crust.host.process import workers
 from crust.kata import entry
 from crust.kata.evidence import Runtime, Runtimes, Use
-from crust.kata.grants import Grants, Sandbox
+from crust.kata.grants import Grants, Sandbox, User
 from crust.kata.nri import Container, Pod
 from crust.kata.preflight import Configurations
 from crust.kata.statistics import Uses
@@ -73,13 +73,15 @@ class Bridge:
     ) -> None:
         self._grants, self._runtimes, self._configurations = grants, runtimes, configurations
         self._default, self._report = default_handler, report
-        self._created: dict[tuple[str, str], str] = {}
-        """Sandboxes, by Kata's entry and the container that needs it: created, and not started."""
+        self._created: list[set[User]] = []
+        """For each `synchronize` that runs, the containers that the engine has created since it made its list."""
         self.uses = Uses()
         self._locks = tuple(threading.RLock() for _ in range(_LOCKS))
 
     async def create(self, pod: Pod, container: Container, deadline_s: float) -> None:
         """See `nri.Gate`."""
+        for created in self._created:
+            created.add(_user(container))
         await _within(deadline_s, container, lambda attempt: self._create(pod, container, attempt))
 
     async def start(self, pod: Pod, container: Container, deadline_s: float) -> None:
@@ -89,14 +91,16 @@ class Bridge:
     async def ended(self, container: Container) -> None:
         """See `nri.Gate`."""
         self.uses.ended(container.id)
-        if self._needed_by(container.id):
-            await workers.run(self._end, container.id)
+        await workers.run(self._grants.withdraw, container.pod_id, _user(container).__eq__)
 
     async def synchronize(self, pods: dict[str, Pod], containers: list[Container]) -> None:
         """See `nri.Gate`."""
-        # now, before the engine creates another container: a container that it does not list has ended
-        created_ids = {id_ for _, id_ in list(self._created)}
-        await workers.run(self._synchronize, pods, containers, created_ids)
+        created: set[User] = set()  # from now on: the engine creates no container before this
+        self._created.append(created)
+        try:
+            await workers.run(self._synchronize, pods, containers, created)
+        finally:
+            self._created = [others for others in self._created if others is not created]
 
     def _create(self, pod: Pod, container: Container, attempt: _Attempt) -> None:
         mounts = self._served_mounts(pod, container)
@@ -108,17 +112,20 @@ class Bridge:
             if installation.kind is not runtime.kind:
                 raise _other_runtime(pod, runtime)
             sandbox = _sandbox(pod, runtime)
+            user, features = _user(container), installation.features
             times = Counter(mount.record.digest for mount in mounts)
             for mount in mounts:
-                other_mounts = len({*self._needing(mount.name)} - {container.id})
+                needing = self._grants.needing(pod.id, mount.record)
+                other_mounts = sum(_name(other) != container.name for other in needing)
                 other_mounts += times[mount.record.digest] - 1
                 runtime.check_attachable(pod.id, sandbox.pid, mount.record, other_mounts)
-                if (key := (mount.name, container.id)) not in self._created:
-                    self._created[key] = pod.id
-                    undo.callback(self._created.pop, key, None)
-                features = installation.features
-                undo.callback(self._grants.grant(sandbox, mount.record, mount.source, features))
+                granted = self._grants.grant(sandbox, mount.record, mount.source, user, features)
+                undo.callback(granted)
             if attempt.decide():
+                # earlier attempts of this container have failed: the engine tells nobody
+                self._grants.withdraw(
+                    pod.id, lambda other: other != user and _name(other) == container.name
+                )
                 undo.pop_all()
 
     def _start(self, pod: Pod, container: Container, attempt: _Attempt) -> None:
@@ -135,8 +142,8 @@ class Bridge:
                 )
             if not attempt.decide():
                 return
+            self._grants.withdraw(sandbox.id, _user(container).__eq__)
             for mount in mounts:
-                self._settle(mount.name, container.id, sandbox.id)
                 self._grants.mounted(sandbox, mount.record)
             self._note(runtime, container, mounts)
 
@@ -146,49 +153,17 @@ class Bridge:
         for mount, path in zip(mounts, paths, strict=True):
             self.uses.started(mount.record.digest, Use(sandbox_id, container.id, path))
 
-    def _end(self, container_id: str) -> None:
-        for name, sandbox_id in self._needed_by(container_id):
-            with self._lock(name):
-                self._settle(name, container_id, sandbox_id)
-
-    def _settle(self, name: str, container_id: str, sandbox_id: str) -> None:
-        """A container needs the entry no more; the entry of the last one becomes the placeholder."""
-        self._created.pop((name, container_id), None)
-        if not self._needing(name):
-            self._grants.withdraw(sandbox_id, name)
-
-    def _needing(self, name: str) -> list[str]:
-        """The containers that need an entry."""
-        return [id_ for entry_name, id_ in list(self._created) if entry_name == name]
-
-    def _needed_by(self, container_id: str) -> list[tuple[str, str]]:
-        """The entries that a container needs, each with its sandbox."""
-        created = list(self._created.items())
-        return [(name, sandbox_id) for (name, id_), sandbox_id in created if id_ == container_id]
-
     def _synchronize(
-        self, pods: dict[str, Pod], containers: Iterable[Container], created_ids: set[str]
+        self, pods: dict[str, Pod], containers: Iterable[Container], created: set[User]
     ) -> None:
-        """Learn which containers need a real entry, withdraw the others, report containers without a volume."""
+        """Withdraw the entries that no created container needs, and report containers without a volume."""
         for container in containers:
-            if container.is_created:
-                created_ids.discard(container.id)
             problem = self._look_at(pods.get(container.pod_id), container)
             self._report(f"container {container.id}", problem)
-        for container_id in created_ids:
-            self._end(container_id)
+        listed = {_user(container) for container in containers if container.is_created}
         for sandbox_id in self._grants.sandbox_ids():
             with contextlib.suppress(errors.CrustError):  # its machine has ended
-                self._withdraw_unused(sandbox_id)
-
-    def _withdraw_unused(self, sandbox_id: str) -> None:
-        for name in self._grants.put_names(sandbox_id):
-            with self._lock(name):
-                if not self._needing(name):
-                    self._grants.withdraw(sandbox_id, name)
-
-    def _lock(self, name: str) -> threading.RLock:
-        return self._locks[hash(name) % _LOCKS]
+                self._grants.withdraw(sandbox_id, lambda user: user not in listed | created)
 
     @contextlib.contextmanager
     def _working_on(self, mounts: list[ServedMount]) -> Iterator[None]:
@@ -199,21 +174,16 @@ class Bridge:
             yield
 
     def _look_at(self, pod: Pod | None, container: Container) -> errors.CrustError | None:
-        if pod is None or not (container.is_created or container.is_running):
+        if pod is None or not container.is_running:  # the start of a created one will be refused
             return None
         try:
             mounts = self._served_mounts(pod, container)
-            if container.is_created:
-                for mount in mounts:
-                    self._created[mount.name, container.id] = container.pod_id
-            elif mounts:
+            if mounts:
                 runtime = self._runtimes.of(pod.id)
                 for mount in mounts:
                     self._grants.check_claimed(_sandbox(pod, runtime), mount.record)
                 self._note(runtime, container, mounts)
         except errors.CrustError as error:
-            if container.is_created:
-                return None  # its start will be refused
             problem = errors.NotReady.named(
                 "RunsWithoutVolume",
                 f"container {container.name} of pod {pod.name} runs without its volume",
@@ -270,6 +240,15 @@ def _log_outcome(running: "asyncio.Future[None]") -> None:
     error = None if running.cancelled() else running.exception()
     if error is not None:
         _log.warning("a call whose time was over has failed", extra={"error": error})
+
+
+def _user(container: Container) -> User:
+    """The container as its sandbox's keeper knows it: each attempt to run it has another id, and the same name."""
+    return f"{container.id}/{container.name}"
+
+
+def _name(user: User) -> str:
+    return user.partition("/")[2]
 
 
 def _sandbox(pod: Pod, runtime: Runtime) -> Sandbox:

@@ -2,7 +2,7 @@
 
     grant          claim the volume for the sandbox, have its keeper hold the claim, and put the real entry there
     check_claimed  the sandbox has the claim, and its keeper watches this virtual machine
-    withdraw       put the placeholder back: every created container has started or ended
+    withdraw       containers need no entry any more; the entry of the last one becomes the placeholder
     recover        both processes of a keeper were killed: claim again for the same sandbox, or end its machine (H-46)
 
 The claim is taken as every runtime takes it (specs/handoff.md): before the hypervisor has the device, bound to the
@@ -39,6 +39,9 @@ from crust.runtime_handler import (
 )
 
 Undo = Callable[[], None]
+User = str
+"""A created container that needs an entry, as the keeper is told of it."""
+
 _SUFFIX, _MACHINE = ".sock", ".vm"
 _MACHINE_BYTES = 256
 
@@ -100,9 +103,10 @@ class Grants:
         sandbox: Sandbox,
         record: Record,
         key: str,
+        user: User,
         features: Collection[volumes.HandlerFeature],
     ) -> Undo:
-        """Have Kata find the device at the mount source `key`; returns a function that undoes this call only.
+        """Have Kata find the device at the mount source `key` of `user`; returns what undoes this call only.
 
         `features` are those of the sandbox's Kata. Raises `KataPathTooLong`, `KataEntryForeign`, and as
         `claim_volume`.
@@ -114,7 +118,7 @@ class Grants:
             claimed = self._claimed(sandbox, record)
             if claimed is None:
                 claimed = self._claim(sandbox, record, features, undo)
-            self._put(sandbox, claimed, name, undo)
+            self._put(sandbox, claimed, name, user, undo)
             return undo.pop_all().close
 
     def check_claimed(self, sandbox: Sandbox, record: Record) -> Record:
@@ -143,21 +147,27 @@ class Grants:
                 if volume.record is not None and volume.digest in digests:
                     self._report(sandbox_id, volume.record, keeper, State.ERROR, problem.shown())
 
-    def withdraw(self, sandbox_id: str, name: str) -> None:
-        """Put the placeholder back. Without a real entry or a keeper the call succeeds."""
+    def withdraw(self, sandbox_id: str, needless: Callable[[User], bool]) -> None:
+        """Put the placeholder back where these alone needed an entry. Succeeds without a real entry or a keeper."""
         with contextlib.suppress(keepers.KeeperGone), self._connected(sandbox_id) as keeper:
-            keeper.withdraw(self.entries.file(name))
+            for file, put in keeper.put_files.items():
+                for user in filter(needless, put.users):
+                    keeper.withdraw(file, user)
 
-    def put_names(self, sandbox_id: str) -> list[str]:
-        """The names of real entries that the sandbox's keeper has put."""
-        with self._connected(sandbox_id) as keeper:
-            return [os.path.basename(os.path.dirname(file)) for file in keeper.put_files]
+    def needing(self, sandbox_id: str, record: Record) -> set[User]:
+        """The containers of the sandbox that are created with the volume, and not started."""
+        with contextlib.suppress(keepers.KeeperGone), self._connected(sandbox_id) as keeper:
+            puts = keeper.put_files.values()
+            return {user for put in puts if put.name == record.digest for user in put.users}
+        return set()
 
     def recover(self, sandbox: Sandbox) -> None:
         """Claim the sandbox's volumes again, if its keeper was killed with its standby; else do nothing.
 
-        Raises as `kept_vm.KeptVm.recover`.
+        The containers that needed a real entry were known to the keeper alone: Kata refuses those that are created
+        and not started, and the engine makes them again. Raises as `kept_vm.KeptVm.recover`.
         """
+        self.hide_unclaimed()
         used = [
             record
             for volume in self.store.scan()
@@ -170,10 +180,6 @@ class Grants:
             vm.recover({record.digest: record.target for record in used}).close()
         if not used:  # it may get a volume again
             keepers.start(self.socket(sandbox.id), sandbox.process).close()
-        with contextlib.ExitStack() as undo:
-            for name, record in list(self.entries.real_ones(used)):  # the new keeper's from now on
-                self._put(sandbox, record, name, undo)
-            undo.pop_all()
 
     def hide_unclaimed(self) -> None:
         """Replace each real entry whose claim has ended, with both processes of its keeper, by the placeholder."""
@@ -266,15 +272,22 @@ class Grants:
         with contextlib.suppress(claims.HeldBySandbox):
             claim.release()
 
-    def _put(self, sandbox: Sandbox, record: Record, name: str, undo: contextlib.ExitStack) -> None:
+    def _put(
+        self, sandbox: Sandbox, record: Record, name: str, user: User, undo: contextlib.ExitStack
+    ) -> None:
         kind = self.entries.place(name, record)
         with self._connected(sandbox.id) as keeper:
             file = self.entries.file(name)
-            if kind is entry.Kind.REAL and file in keeper.put_files:
-                return  # for another container of the sandbox, which has not started yet
+            put = keeper.put_files.get(file)
+            if put is not None and user in put.users and kind is entry.Kind.REAL:
+                return  # by an earlier call
             new, back = self.entries.staged(name, record)
-            undo.callback(self.withdraw, sandbox.id, name)
-            keeper.put(record.digest, file, new=new, back=back)
+            undo.callback(self._withdraw_file, sandbox.id, file, user)
+            keeper.put(record.digest, file, new=new, back=back, user=user)
+
+    def _withdraw_file(self, sandbox_id: str, file: str, user: User) -> None:
+        with contextlib.suppress(keepers.KeeperGone), self._connected(sandbox_id) as keeper:
+            keeper.withdraw(file, user)
 
     def _connected(self, sandbox_id: str) -> keepers.Keeper:
         return keepers.connect(self.socket(sandbox_id))

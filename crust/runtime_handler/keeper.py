@@ -9,8 +9,9 @@ which imports only the standard library: it survives the runtime's daemon and is
 The requests of its clients are in docs/runtime-author.md: each request and each answer is a line of JSON.
 
 A runtime's own file (Kata's entry) may name the device only under the claim: `put` renames the file `new` over
-`over`, and `withdraw`, the claim's release and the VM's end rename `back` over it, before a descriptor is closed.
-Only the keeper does both, so the file names the device while the claim lives and never after.
+`over`, and the claim's release, the VM's end and the `withdraw` of the last user rename `back` over it, before a
+descriptor is closed. Only the keeper does both, and it alone knows who needs the file, so the file names the device
+while the claim lives and is needed, and never after.
 
 Two processes hold the same descriptors: the keeper, and a standby that the keeper forks again after each change.
 Killing one process releases nothing: when the keeper ends, its standby replaces it; when the standby ends, the keeper
@@ -47,8 +48,8 @@ class Keeper:
         listener.settimeout(0)
         self._vm = vm
         self._held: dict[str, list[int]] = {}
-        self._put: dict[str, tuple[str, str]] = {}
-        """The name of its claim, and the file that replaces it at last, by the path of a file that was put."""
+        self._put: dict[str, _Put] = {}
+        """Files that were put, by their paths."""
         self._clients: dict[int, _Client] = {}
         self._standby_pid = 0
         self._standby = -1
@@ -165,12 +166,16 @@ class Keeper:
             return self._state()
         for fd in fds:
             os.close(fd)
+        over, user = request.get("over", ""), request.get("user", "")
         if operation == "put":
-            return self._put_file(name, *(request.get(key, "") for key in ("over", "new", "back")))
+            new, back = request.get("new", ""), request.get("back", "")
+            return self._put_file(name, over, new, back, user)
         if operation == "withdraw":
-            return self._withdraw_each([request.get("over", "")], self._renew_standby)
+            users = self._put[over].users if over in self._put else set()
+            users.discard(user)
+            return self._withdraw_each([] if users else [over], self._renew_standby)
         if operation == "release":
-            files = [over for over, (claim, _) in self._put.items() if claim == name]
+            files = [over for over, put in self._put.items() if put.name == name]
             return self._withdraw_each(files, lambda: self._replace(name, []))
         return self._state() if operation == "held" else {"error": f"unknown request {operation!r}"}
 
@@ -194,13 +199,13 @@ class Keeper:
             self._held[name] = fds
         self._renew_standby()
 
-    def _put_file(self, name: str, over: str, new: str, back: str) -> dict[str, object]:
+    def _put_file(self, name: str, over: str, new: str, back: str, user: str) -> dict[str, object]:
         """Rename the file after the standby knows it: if this process is killed before the answer, the standby
         withdraws the file.
         """
         if name not in self._held:
             return {"error": f"{name!r} is not held"}
-        self._put[over] = (name, back)
+        self._put.setdefault(over, _Put(name, back)).users.add(user)
         self._renew_standby()
         try:
             os.rename(new, over)
@@ -214,7 +219,7 @@ class Keeper:
             return
         # the other process has done it, or the directory has gone
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            os.rename(self._put[over][1], over)
+            os.rename(self._put[over].back, over)
         del self._put[over]
 
     def _withdraw_at_last(self) -> None:
@@ -227,8 +232,19 @@ class Keeper:
             "pids": [os.getpid(), self._standby_pid],
             "vm": pid_of(self._vm),
             "held": {name: len(fds) for name, fds in self._held.items()},
-            "put": {over: name for over, (name, _) in self._put.items()},
+            "put": {
+                over: {"name": put.name, "users": sorted(put.users)}
+                for over, put in self._put.items()
+            },
         }
+
+
+class _Put:
+    """A file that was put: the name of its claim, the file that replaces it at last, and those who need it."""
+
+    def __init__(self, name: str, back: str) -> None:
+        self.name, self.back = name, back
+        self.users: set[str] = set()
 
 
 class _Client:

@@ -2,7 +2,7 @@
 
     keeper = keepers.start(socket_path, process)    once the VM's process runs
     keeper.hold(name, claim.fds)                    from now on the claim lives as long as the VM
-    keeper.put(name, over, new=…, back=…)           put a file of the runtime's own, at most while the claim lives
+    keeper.put(name, over, new=…, back=…, user=…)   put a file of the runtime's own, at most while the claim lives
     claim.hand_over(*keeper.pids)
     keepers.connect(socket_path)                    in a restarted daemon; `adopt_volume` with `keeper.pid`
 
@@ -23,6 +23,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -36,6 +37,7 @@ __all__ = [
     "Keeper",
     "KeeperGone",
     "KeeperNotResponding",
+    "PutFile",
     "connect",
     "process_of_pidfd",
     "start",
@@ -73,6 +75,14 @@ class KeeperNotResponding(errors.PeerUnavailable):
         self.path = path
 
 
+@dataclass(frozen=True, slots=True)
+class PutFile:
+    """A file that a keeper has put: the name of its claim, and those who need it."""
+
+    name: str
+    users: frozenset[str]
+
+
 class Keeper:
     """A connection to the keeper of one VM. Closing it releases nothing."""
 
@@ -82,8 +92,8 @@ class Keeper:
         """The keeper and its standby, as of the last answer."""
         self.vm_pid = -1
         """The VM's process, as of the last answer; -1: it has ended."""
-        self.put_files: dict[str, str] = {}
-        """The files that were put and not withdrawn, with the names of their claims, as of the last answer."""
+        self.put_files: dict[str, PutFile] = {}
+        """The files that were put and not withdrawn, by their paths, as of the last answer."""
         self._line = line
 
     def fileno(self) -> int:
@@ -106,17 +116,20 @@ class Keeper:
         """Close the keeper's descriptors under `name`; absent is success. Raises KeeperGone."""
         self._ask({"op": "release", "name": name})
 
-    def put(self, name: str, over: str, *, new: str, back: str) -> None:
+    def put(self, name: str, over: str, *, new: str, back: str, user: str = "") -> None:
         """Rename `new` over `over` now, and `back` over it when the claim `name` ends. Raises KeeperGone.
+
+        `user` needs the file until it withdraws it, beside others that have put it for the same claim.
 
         All three are files of one filesystem; the caller removes `back` if the keeper did not need it. After an error
         the keeper may have renamed `new`: connect, and withdraw the file or put it again.
         """
-        self._ask({"op": "put", "name": name, "over": over, "new": new, "back": back})
+        request = {"op": "put", "name": name, "over": over, "new": new, "back": back, "user": user}
+        self._ask(request)
 
-    def withdraw(self, over: str) -> None:
-        """Rename the file's `back` over it; absent is success. Raises KeeperGone."""
-        self._ask({"op": "withdraw", "over": over})
+    def withdraw(self, over: str, user: str = "") -> None:
+        """Rename the file's `back` over it, unless another user needs it; absent is success. Raises KeeperGone."""
+        self._ask({"op": "withdraw", "over": over, "user": user})
 
     def held(self) -> dict[str, int]:
         """The number of descriptors that the keeper holds, by name. Raises KeeperGone."""
@@ -146,11 +159,15 @@ class Keeper:
         except OSError as err:
             raise _of_errno(err, self.path, _BROKEN) from err
         why = "its answer is not a keeper's"
-        with contextlib.suppress(ValueError, KeyError, TypeError):
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
             answer = json.loads(data)
             if "error" not in answer:
                 self.pids = tuple(answer["pids"])
-                self.vm_pid, self.put_files = answer["vm"], answer["put"]
+                self.vm_pid = answer["vm"]
+                self.put_files = {
+                    over: PutFile(put["name"], frozenset(put["users"]))
+                    for over, put in answer["put"].items()
+                }
                 counts: dict[str, int] = answer["held"]
                 return counts
             why = str(answer["error"])

@@ -177,11 +177,11 @@ def pod(id_: str = ONE, *, handler: str = HANDLER, pid: int = 0) -> nri.Pod:
 
 
 def container(
-    *sources: str, id_: str = "container-0001", pod_id: str = ONE, **state: bool
+    *sources: str, id_: str = "container-0001", pod_id: str = ONE, name: str = "app", **state: bool
 ) -> nri.Container:
     """A container that mounts the sources at /data0, /data1, …"""
     mounts = (nri.Mount(source, f"/data{at}") for at, source in enumerate(sources))
-    return nri.Container(id_, pod_id, "app", tuple(mounts), **state)
+    return nri.Container(id_, pod_id, name, tuple(mounts), **state)
 
 
 def soon(seconds: float = 60.0) -> float:

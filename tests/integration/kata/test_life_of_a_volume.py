@@ -1,5 +1,6 @@
 """The life of a volume with the bridge: each line of docs/kata.md's table, on real devices, guards and keepers."""
 
+import asyncio
 import os
 import shutil
 import signal
@@ -115,13 +116,42 @@ async def test_entry_stays_real_until_last_created_container_has_started(
 ) -> None:
     record = node.publish("a", device("a").path)
     bridge = node.bridge()
-    first, second = (container(record.target.text, id_=f"container-{n}") for n in "12")
+    first, second = (container(record.target.text, id_=f"container-{n}", name=n) for n in "12")
     await bridge.create(pod(), first, soon())
     await bridge.create(pod(), second, soon())
     one.create_container(first.id, record.device, "/data0")
     await bridge.start(pod(), first, soon())
     assert node.kind(record) is Kind.REAL
     await bridge.ended(second)  # removed before it started
+    assert node.kind(record) is Kind.PLACEHOLDER
+
+
+async def test_failed_attempt_needs_the_entry_only_until_the_next(
+    node: KataNode, device: MakeDevice, one: StandInSandbox
+) -> None:
+    """containerd sends no event when Kata fails to create the container, and the kubelet keeps the dead one."""
+    record = node.publish("a", device("a").path)
+    bridge = node.bridge()
+    await bridge.create(pod(), container(record.target.text), soon())
+    again = container(record.target.text, id_="container-0002")
+    await bridge.create(pod(), again, soon())
+    assert node.kind(record) is Kind.REAL
+    one.create_container(again.id, record.device, "/data0")
+    await bridge.start(pod(), again, soon())
+    assert node.kind(record) is Kind.PLACEHOLDER
+
+
+async def test_removal_of_failed_attempt_leaves_the_next_its_entry(
+    node: KataNode, device: MakeDevice, one: StandInSandbox
+) -> None:
+    record = node.publish("a", device("a").path)
+    bridge, failed = node.bridge(), container(record.target.text)
+    await bridge.create(pod(), failed, soon())
+    again = container(record.target.text, id_="container-0002")
+    await bridge.create(pod(), again, soon())
+    await bridge.ended(failed)
+    assert node.kind(record) is Kind.REAL
+    await bridge.ended(again)
     assert node.kind(record) is Kind.PLACEHOLDER
 
 
@@ -334,14 +364,14 @@ async def test_a_restarted_bridge_knows_what_was_created_from_the_engine(
     before = node.bridge()
     first, second = (
         container(created.target.text),
-        container(started.target.text, id_="container-0002"),
+        container(started.target.text, id_="container-0002", name="beside"),
     )
     await before.create(pod(), first, soon())
     await before.create(pod(), second, soon())
     bridge = node.bridge()  # the other was killed between create and start
     listed = [
         container(created.target.text, is_created=True),
-        container(started.target.text, id_="container-0002", is_running=True),
+        replace(second, is_running=True),
     ]
     await bridge.synchronize({ONE: pod()}, listed)
     assert node.kind(created) is Kind.REAL
@@ -350,6 +380,45 @@ async def test_a_restarted_bridge_knows_what_was_created_from_the_engine(
     one.create_container(first.id, created.device, "/data0")
     await bridge.start(pod(), first, soon())
     assert node.kind(created) is Kind.PLACEHOLDER
+
+
+class _PodsThatWait(dict[str, nri.Pod]):
+    """The engine's pods; the first look at them waits."""
+
+    def __init__(self, pods: dict[str, nri.Pod]) -> None:
+        super().__init__(pods)
+        self.looks, self.go_on = threading.Event(), threading.Event()
+
+    def get(self, key: str, default: object = None) -> nri.Pod:
+        self.looks.set()
+        self.go_on.wait()
+        return self[key]
+
+
+async def test_container_that_starts_or_comes_beside_the_list_counts(
+    node: KataNode, device: MakeDevice, one: StandInSandbox
+) -> None:
+    """The engine goes on while the bridge looks at the list that it sent before."""
+    first, second = node.publish("a", device("a").path), node.publish("b", device("b").path)
+    bridge = node.bridge()
+    app = container(first.target.text, is_created=True)
+    other = container(second.target.text, id_="container-0002", name="beside")
+    await bridge.create(pod(), app, soon())
+    one.create_container(app.id, first.device, "/data0")
+    pods = _PodsThatWait({ONE: pod()})
+    looking = asyncio.create_task(bridge.synchronize(pods, [app]))
+    await asyncio.to_thread(pods.looks.wait)
+    await bridge.start(pod(), app, soon())
+    await bridge.create(pod(), other, soon())
+    pods.go_on.set()
+    await looking
+    assert node.kind(first) is Kind.PLACEHOLDER
+    assert node.kind(second) is Kind.REAL
+    last = container(first.target.text, id_="container-0003", name="last")
+    await bridge.create(pod(), last, soon())
+    one.write_container(last.id, first.device, "/data0")
+    await bridge.start(pod(), last, soon())
+    assert node.kind(first) is Kind.PLACEHOLDER
 
 
 async def test_a_container_that_runs_without_its_volume_is_named(
@@ -519,7 +588,7 @@ async def test_claim_of_refused_container_ends_though_machine_lives(
     """Its process runs, and does not have the volume: nothing is left that names it."""
     record = node.publish("a", device("a").path)
     grants, sandbox = node.grants(), Sandbox(volumes.SandboxId(ONE), process_of(one.pid))
-    grants.grant(sandbox, record, record.target.text, FEATURES)()
+    grants.grant(sandbox, record, record.target.text, "container-0001/app", FEATURES)()
     assert lives(one.process)
     assert node.claim(record) is None
     await node.bridge().create(pod(TWO), _of_two(record), soon())

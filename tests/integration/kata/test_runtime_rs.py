@@ -59,7 +59,7 @@ async def test_containers_of_pod_have_volume_one_after_other(
         one.create_container(current.id, record.device, "/data0")
         await bridge.start(pod(pid=one.pid), current, soon())
         assert rs.kind(record) is Kind.PLACEHOLDER
-        beside = container(record.target.text, id_="container-beside")
+        beside = container(record.target.text, id_="container-beside", name="beside")
         with raised("VolumeInUseInSandbox"):
             await bridge.create(pod(), beside, soon())
         assert rs.kind(record) is Kind.PLACEHOLDER
@@ -82,8 +82,22 @@ async def test_container_waits_for_start_of_another_and_shares_its_mount(
     assert rs.claim(record) is None
     await bridge.create(pod(), container(target), soon())
     with raised("VolumeInUseInSandbox"):
-        await bridge.create(pod(), container(target, id_="container-0002"), soon())
+        beside = container(target, id_="container-0002", name="beside")
+        await bridge.create(pod(), beside, soon())
     assert rs.kind(record) is Kind.REAL
+
+
+async def test_next_attempt_gets_the_volume_after_a_failed_one(
+    rs: KataNode, device: MakeDevice, one: StandInRustSandbox
+) -> None:
+    """No event follows an attach that failed, and the machine has nothing."""
+    record = rs.publish("a", device("a").path)
+    bridge = rs.bridge()
+    for attempt in ("container-0001", "container-0002", "container-0003"):
+        await bridge.create(pod(), container(record.target.text, id_=attempt), soon())
+    one.create_container("container-0003", record.device, "/data0")
+    await bridge.start(pod(), container(record.target.text, id_="container-0003"), soon())
+    assert rs.kind(record) is Kind.PLACEHOLDER
 
 
 async def test_path_in_guest_is_noted_from_start_to_end(

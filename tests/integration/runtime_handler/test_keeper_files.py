@@ -13,6 +13,9 @@ from tests.support.raised import raised
 
 pytestmark = [pytest.mark.root, pytest.mark.spec("H-56")]
 
+OF_ALL = keepers.PutFile("a", frozenset({""}))
+"""A file of claim "a", for which no user is named."""
+
 
 @pytest.fixture
 def keeper(
@@ -37,11 +40,28 @@ def test_it_is_put_and_withdrawn(keeper: keepers.Keeper, run_dir: str) -> None:
     over, new, back = _staged(run_dir)
     keeper.put("a", over, new=new, back=back)
     assert Path(over).read_text() == "put"
-    assert keeper.put_files == {over: "a"}
+    assert keeper.put_files == {over: OF_ALL}
     keeper.withdraw(over)
     keeper.withdraw(over)
     assert Path(over).read_text() == "back"
     assert keeper.put_files == {}
+
+
+def test_it_stays_until_each_user_has_withdrawn_it(keeper: keepers.Keeper, run_dir: str) -> None:
+    """The standby knows them too."""
+    over, new, back = _staged(run_dir)
+    keeper.put("a", over, new=new, back=back, user="one")
+    for text in ("put", "put"):  # the next user, and the same one again
+        Path(new).write_text(text)
+        keeper.put("a", over, new=new, back=back, user="two")
+    processes.end(keeper.pids[0])
+    with keepers.connect(keeper.path) as line:
+        assert line.put_files == {over: keepers.PutFile("a", frozenset({"one", "two"}))}
+        for user in ("one", "another"):
+            line.withdraw(over, user)
+            assert Path(over).read_text() == "put"
+        line.withdraw(over, "two")
+    assert Path(over).read_text() == "back"
 
 
 @pytest.mark.parametrize("killed", [0, 1], ids=["keeper", "standby"])
@@ -52,7 +72,7 @@ def test_the_end_of_one_process_changes_nothing(
     keeper.put("a", over, new=new, back=back)
     processes.end(keeper.pids[killed])
     with keepers.connect(keeper.path) as line:
-        assert (line.held(), line.put_files) == ({"a": 1}, {over: "a"})
+        assert (line.held(), line.put_files) == ({"a": 1}, {over: OF_ALL})
         assert Path(over).read_text() == "put"
         with processes.ending(*line.pids):
             process.kill()
@@ -100,7 +120,7 @@ def test_a_file_that_cannot_be_withdrawn_keeps_its_claim(
     with raised("KeeperRefused", match="Is a directory"):
         keeper.release("a")
     assert keeper.held() == {"a": 1}
-    assert keeper.put_files == {over: "a"}
+    assert keeper.put_files == {over: keepers.PutFile("a", frozenset())}
     with processes.ending(*keeper.pids) as keepers_ends:
         process.kill()
         process.wait()
