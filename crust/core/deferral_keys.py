@@ -7,6 +7,7 @@ carries. A PersistentVolume made by hand has them as volumeAttributes. Proxy, sh
 import enum
 import re
 from collections.abc import Mapping
+from typing import Literal
 
 from crust.core import errors, volumes
 
@@ -40,6 +41,10 @@ class Defer(enum.Enum):
     NEVER = "never"
     RUNTIME_CLASS = "runtime-class"
     """The RuntimeClass of each pod decides."""
+
+
+FormatIn = Literal["host", "guest", "luks"]
+"""The kernels that may make and parse a volume's filesystem: any, guests alone, guests alone and in LUKS."""
 
 
 class InvalidDeferKey(errors.InvalidRequest):
@@ -100,16 +105,28 @@ def encryption(context: Mapping[str, str]) -> volumes.Encryption | None:
     return volumes.Encryption.LUKS
 
 
+def format_in(context: Mapping[str, str]) -> FormatIn:
+    """The kernels that may make and parse the volume's filesystem. Raises `InvalidDeferKey`."""
+    value = context.get(FORMAT_IN)
+    if value not in (None, "guest"):
+        raise InvalidDeferKey(FORMAT_IN, value, "guest")
+    if value is not None:
+        _check_not_never(context, FORMAT_IN)
+    if encryption(context) is not None:
+        return "luks"
+    return "host" if value is None else "guest"
+
+
+def of_format_in(value: FormatIn) -> dict[str, str]:
+    """The keys of a context that `format_in` reads this value from."""
+    if value == "luks":
+        return {ENCRYPTION: volumes.Encryption.LUKS.value}
+    return {FORMAT_IN: value} if value == "guest" else {}
+
+
 def formats_in_guest(context: Mapping[str, str]) -> bool:
     """Whether only a guest may make and read the filesystem, as if it is encrypted. Raises `InvalidDeferKey`."""
-    value = context.get(FORMAT_IN)
-    if value is None:
-        return encryption(context) is not None
-    if value != "guest":
-        raise InvalidDeferKey(FORMAT_IN, value, "guest")
-    _check_not_never(context, FORMAT_IN)
-    encryption(context)
-    return True
+    return format_in(context) != "host"
 
 
 def passphrase(volume_id: str, *secrets: Mapping[str, str]) -> str:

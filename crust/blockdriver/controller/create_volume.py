@@ -20,7 +20,7 @@ from crust.blockdriver.records.models import ContentRecord, ContentSource, Limit
 from crust.blockdriver.records.stores import Stores
 from crust.blockdriver.snapshots import content_source
 from crust.blockdriver.snapshots.content_source import ContentSources
-from crust.core import errors, operations, volumes
+from crust.core import deferral_keys, errors, operations, volumes
 from crust.host.process import workers
 
 _log = logging.getLogger(__name__)
@@ -72,8 +72,9 @@ class Provisioner:
 
         Raises `capability_check.CapabilityNotSupported`, `UnknownParameter`,
         `class_parameters.InvalidParameter`, `VolumeSizeNotPossible`, `VolumeExistsDifferently`, `OrphanImage`,
-        `topology.TopologyNotAccessible`, `OutOfCapacity`; `ImageMissing`, `ForeignImage` for an existing volume whose
-        image is gone: the driver never recreates it under the name of its lost data.
+        `topology.TopologyNotAccessible`, `OutOfCapacity`, the errors of `content_source`; `ImageMissing`,
+        `ForeignImage` for an existing volume whose image is gone: the driver never recreates it under the name of its
+        lost data.
         """
         record = await workers.run(self._create, request)
         return await self._copy(record) if record.stored is None else record
@@ -101,7 +102,9 @@ class Provisioner:
             return planned
         with self._making(planned) as making:
             making.create(planned.capacity_bytes)
-            return self._commit(making, planned, ContentRecord(volume_id=planned.volume_id))
+            format_in = deferral_keys.format_in(planned.parameters)
+            content = ContentRecord(volume_id=planned.volume_id, format_in=format_in)
+            return self._commit(making, planned, content)
 
     def _content_source(
         self, name: str, requested: content_source.SourceRequest, present: VolumeRecord | None
@@ -129,6 +132,8 @@ class Provisioner:
         else:
             size_range = request.size_range
             if source is not None:
+                format_in = deferral_keys.format_in(parameters.kept)
+                content_source.check_protection(source, format_in)
                 size_range = content_source.sized(size_range, usages, source)
             maximum = self.stores.provisioning.maximum_bytes()
             minimum = capacity.minimum_bytes(usages)

@@ -277,7 +277,7 @@ class NodeStage:
         if entry.kind == "block":
             self.preparation.give_out_raw(content, attachment)
             return entry, None
-        if deferral_keys.formats_in_guest(record.parameters):
+        if deferral_keys.formats_in_guest(content.keys):
             return entry, None  # the host does not look at the content
         note_done = partial(self.stores.node_state.note_staged, entry)
         return entry, Preparation(
@@ -308,7 +308,7 @@ class NodeStage:
         if isinstance(access, volumes.BlockAccess):
             kind = "block"
             # before it is given out: afterwards no guest would format it
-            deferral_keys.check_host_publish(volume_id, record.parameters, is_block=True)
+            deferral_keys.check_host_publish(volume_id, content.keys, is_block=True)
         else:
             fs_type = capability_check.wanted_fs_type(access, record, content.fs_type)
         return Staged(volume_id=volume_id, kind=kind, fs_type=fs_type, paths=(request.path.text,))

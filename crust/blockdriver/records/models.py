@@ -31,9 +31,9 @@ from typing import Annotated, ClassVar, Literal, Self
 import pydantic
 
 from crust.blockdriver import schema
-from crust.core import errors, volumes
+from crust.core import deferral_keys, errors, volumes
 
-SCHEMA = 1
+SCHEMA = 2
 PART = pydantic.ConfigDict(frozen=True, extra="allow", strict=True)
 """The configuration of a record's parts."""
 
@@ -167,6 +167,7 @@ class ContentSource(pydantic.BaseModel):
     id: str
     size_bytes: int
     fs_type: str
+    format_in: deferral_keys.FormatIn
 
 
 class Limits(pydantic.BaseModel):
@@ -228,6 +229,8 @@ class ContentRecord(StoredRecord):
     """The content of a volume. Sizes are bytes."""
 
     volume_id: volumes.VolumeId
+    format_in: deferral_keys.FormatIn
+    """The kernels that may parse the content; snapshots and clones keep it, and nothing else decides it later."""
     state: ContentState = "new"
     fs_type: str = ""
     """The filesystem that was made, or is being made; empty otherwise."""
@@ -240,7 +243,12 @@ class ContentRecord(StoredRecord):
     generation: int = 0
     """+1 whenever the content is replaced other than by its users' writes."""
     in_guest: bool = False
-    """Whether a guest could ever write the content, which then needs consent to be mounted on this host."""
+    """Whether a guest could ever write the content: a host that may parse it mounts it as untrusted."""
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """The protection of the content, as the keys of a volume context."""
+        return deferral_keys.of_format_in(self.format_in)
 
     @classmethod
     def missing(cls, record_id: str, path: str) -> errors.CrustError:
@@ -262,6 +270,7 @@ class Snapshot(pydantic.BaseModel):
     planned_uuid: str = ""
     filled_bytes: int
     in_guest: bool = False
+    format_in: deferral_keys.FormatIn
 
 
 class SnapshotSet(StoredRecord):

@@ -2,9 +2,12 @@
 
 The new volume takes over the content record, so the driver formats it only if its source was never formatted, and
 never given to a node. Its filesystem keeps the UUID of the source's filesystem (`duplicate_uuid`).
+
+It keeps the protection of its source: content that no host may parse is restored into no volume that a host may
+mount. LUKS is a layer of the content, which no copy adds or removes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +22,7 @@ from crust.blockdriver.records.models import (
 from crust.blockdriver.records.stores import Stores
 from crust.blockdriver.snapshots import freezer, snapshot_sets
 from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
-from crust.core import errors, volumes
+from crust.core import deferral_keys, errors, volumes
 from crust.host.process import workers
 
 
@@ -50,12 +53,17 @@ class ContentSources:
                 id=requested.id,
                 size_bytes=snapshot.size_bytes,
                 fs_type=_fs_type(snapshot),
+                format_in=snapshot.format_in,
             )
         record = self.stores.volume_records.load(volumes.VolumeId(requested.id))
         self.stores.provisioning.check_image(volumes.VolumeId(requested.id))
-        fs_type = _fs_type(self.stores.content_records.load(volumes.VolumeId(requested.id)))
+        content = self.stores.content_records.load(volumes.VolumeId(requested.id))
         return ContentSource(
-            kind="volume", id=requested.id, size_bytes=record.capacity_bytes, fs_type=fs_type
+            kind="volume",
+            id=requested.id,
+            size_bytes=record.capacity_bytes,
+            fs_type=_fs_type(content),
+            format_in=content.format_in,
         )
 
     async def fill(self, making: Making, record: VolumeRecord) -> ContentRecord:
@@ -81,7 +89,7 @@ class ContentSources:
     ) -> ContentRecord:
         _, snapshot = self.snapshot_sets.find(source.id)
         making.restore(snapshot_sets.image_of(snapshot), record.capacity_bytes)
-        return _filled(record.volume_id, snapshot)
+        return _filled(record, snapshot)
 
     def _clone(
         self,
@@ -97,7 +105,7 @@ class ContentSources:
         # after the copy, and not only before: the record names a node before the node gets the source
         if self.stores.content_records.load(source_id) != content:
             raise snapshot_sets.ContentChanged(source_id)
-        return _filled(record.volume_id, content)
+        return _filled(record, content)
 
 
 def sized(
@@ -124,15 +132,38 @@ def sized(
     return volumes.CapacityRange(required, size_range.limit_bytes)
 
 
+def check_protection(source: ContentSource, format_in: deferral_keys.FormatIn) -> None:
+    """Raise `SourceProtectionDiffers` unless a volume with `format_in` protects the content as its source does."""
+    if format_in in _PROTECTING[source.format_in]:
+        return
+    raise errors.InvalidRequest.named(
+        "SourceProtectionDiffers",
+        "the volume cannot be made from its source",
+        why=f"the source has {_SHOWN[source.format_in]}, and the volume would have {_SHOWN[format_in]}",
+        hint=f"use a StorageClass with the {deferral_keys.FORMAT_IN} and {deferral_keys.ENCRYPTION} of the source's",
+    )
+
+
+_PROTECTING: Mapping[deferral_keys.FormatIn, tuple[deferral_keys.FormatIn, ...]] = {
+    "host": ("host", "guest"), "guest": ("guest",), "luks": ("luks",),
+}  # fmt: skip
+_SHOWN: Mapping[deferral_keys.FormatIn, str] = {
+    "host": "a filesystem that hosts mount",
+    "guest": "a filesystem that only guests parse",
+    "luks": "a LUKS container that only guests open",
+}
+
+
 def _fs_type(content: ContentRecord | Snapshot) -> str:
     return content.fs_type if content.state == "formatted" else ""
 
 
-def _filled(volume_id: str, content: ContentRecord | Snapshot) -> ContentRecord:
+def _filled(record: VolumeRecord, content: ContentRecord | Snapshot) -> ContentRecord:
     # If guests format the volume, "new" does not mean that nobody has written it.
     of_guest = content.state == "new" and content.in_guest
     return ContentRecord(
-        volume_id=volume_id,
+        volume_id=record.volume_id,
+        format_in=deferral_keys.format_in(record.parameters),
         state="raw" if of_guest else content.state,
         fs_type=content.fs_type,
         planned_uuid=content.planned_uuid,

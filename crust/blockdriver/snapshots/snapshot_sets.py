@@ -31,7 +31,7 @@ from crust.core import errors, volumes
 from crust.host.process import workers
 
 _ROUNDS = 8
-_OF_CONTENT = ("state", "fs_type", "planned_uuid", "filled_bytes", "in_guest")
+_OF_CONTENT = ("state", "fs_type", "planned_uuid", "filled_bytes", "in_guest", "format_in")
 """The fields that a snapshot takes over from its volume's content record."""
 
 

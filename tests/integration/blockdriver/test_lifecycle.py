@@ -261,6 +261,22 @@ async def test_host_neither_makes_nor_reads_the_filesystem(bench: Bench) -> None
         await bench.publish(volume.volume_id, bench.target("pod-a"))
 
 
+@pytest.mark.parametrize("parameters", [GUEST, LUKS])
+async def test_content_record_alone_forbids_the_host_to_parse(
+    bench: Bench, parameters: dict[str, str]
+) -> None:
+    """Whatever the parameters of the volume say: they are compared with a repeated request, and decide nothing."""
+    volume_id = volumes.VolumeId((await bench.create(parameters=parameters)).volume_id)
+    records = bench.driver.stores.volume_records
+    records.save(records.load(volume_id).but(parameters={}))
+    await bench.stage(volume_id)
+    assert not bench.image(volume_id).read_bytes().strip(b"\0"), "it was formatted"
+    with raised("EncryptedOnHost" if parameters is LUKS else "FilesystemOfGuest"):
+        await bench.publish(volume_id, bench.target("pod-a"))
+    answer = await bench.publish(volume_id, bench.target("pod-a"), deferred=True, secrets=SECRET)
+    assert answer.deferred_mount.encryption == parameters.get("crust.dev/encryption", "")
+
+
 async def test_guest_is_told_to_format_until_pod_had_raw_device(bench: Bench) -> None:
     volume, target = await bench.create(parameters=GUEST), bench.target("pod-a")
     for _ in range(2):  # the first guest may have gone before it made anything
@@ -318,11 +334,11 @@ async def test_copy_of_volume_that_guest_had_is_formatted_by_nobody(bench: Bench
     await bench.up(volume.volume_id, target, deferred=True)
     await bench.down(volume.volume_id, target)
     for name, parameters in (("guest", GUEST), ("host", None)):
-        copy = await bench.create(name, parameters=parameters, volume=volume.volume_id)
         if parameters is None:
-            with raised("NoFilesystemOnDevice"):
-                await bench.stage(copy.volume_id)
+            with raised("SourceProtectionDiffers"):
+                await bench.create(name, parameters=parameters, volume=volume.volume_id)
             continue
+        copy = await bench.create(name, parameters=parameters, volume=volume.volume_id)
         await bench.stage(copy.volume_id)
         answer = await bench.publish(copy.volume_id, target, deferred=True)
         assert not answer.deferred_mount.HasField("format")

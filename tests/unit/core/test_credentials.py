@@ -243,7 +243,13 @@ def test_encryption_is_luks_or_nothing_formatted_by_guests_alone() -> None:
     luks = {"crust.dev/encryption": "luks"}
     assert deferral_keys.encryption(luks) is volumes.Encryption.LUKS
     assert deferral_keys.formats_in_guest(luks)
-    assert deferral_keys.formats_in_guest({"crust.dev/format-in": "guest"})
+    guest = {"crust.dev/format-in": "guest"}
+    assert deferral_keys.formats_in_guest(guest)
+    contexts: tuple[dict[str, str], ...] = ({}, guest, luks)
+    values = [deferral_keys.format_in(context) for context in contexts]
+    assert values == ["host", "guest", "luks"]
+    assert [deferral_keys.of_format_in(value) for value in values] == [*contexts]
+    assert deferral_keys.format_in(guest | luks) == "luks"
 
 
 @pytest.mark.parametrize(

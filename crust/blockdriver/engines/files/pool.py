@@ -1,6 +1,6 @@
 """The pool in a directory: its identity, and the right to write it.
 
-    <state dir>/pool.json        {"schema": 2, "pool_id": "…", "created": "…"}, written once, when the pool is created
+    <state dir>/pool.json        {"schema": 3, "pool_id": "…", "created": "…"}, written once, when the pool is created
     <state dir>/driver.lock      held by the one process that writes the pool
 
 With the pool's disk unmounted its directory is an empty directory of the root disk. A delete would find no volume
@@ -10,8 +10,9 @@ request, and never in a directory that is not empty. It keeps the id of the pool
     <state dir>.pool-id          the id of the pool that this node serves, or the file that the settings name
 
 The driver reads the schema first, and opens no pool of another one (`UnknownPoolLayout`): it would find none of its
-volumes, and answer that each is absent. Schema 1 had the folders records, content, images and groups. For the same
-reason it opens no pool beside a folder that it does not know and that is not empty, whatever `pool.json` says.
+volumes, and answer that each is absent. Schema 1 had the folders records, content, images and groups; schema 2 did
+not record who may parse a content. For the same reason it opens no pool beside a folder that it does not know and
+that is not empty, whatever `pool.json` says.
 
 The driver serves no volume if the pool is absent or has another id. It reaches all files of the pool by way of the
 opened directory and folders (`HeldDirectory`), so a later mount over one gets no write. It serves no volume with a
@@ -39,7 +40,7 @@ from crust.host.files import durable, locks
 from crust.host.files.durable import DirectoryReplaced, HeldDirectory, Place
 from crust.host.process import syscalls
 
-SCHEMA = 2
+SCHEMA = 3
 _LIMIT_BYTES = 64 * 1024
 _FOLDERS = ("volumes", "snapshots")
 _OTHERS = ("lost+found",)

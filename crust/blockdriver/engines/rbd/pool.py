@@ -1,9 +1,9 @@
 """The pool in a namespace of Ceph: its identity, by which the driver recognizes its pool.
 
-    crust.pool       {"schema": 2, "pool_id": "…", "created": "…", "fsid": "…"}, an object written once
+    crust.pool       {"schema": 3, "pool_id": "…", "created": "…", "fsid": "…"}, an object written once
 
 The schema is read first, and a pool of another one is not opened (`UnknownPoolLayout`). Schema 1 had another form of
-snapshots and of what is half made.
+snapshots and of what is half made; schema 2 did not record who may parse a content.
 
 The object is created exclusively, so of several controllers that start at an empty namespace one makes the pool and
 the others find it. A namespace with images and without this object is not treated as empty: the pool's volumes would
@@ -43,7 +43,7 @@ from crust.core import errors
 from crust.host.files import durable
 
 OBJECT = "crust.pool"
-SCHEMA = 2
+SCHEMA = 3
 _KEY = "identity"
 _NONCE = "controller"
 """In the run directory."""

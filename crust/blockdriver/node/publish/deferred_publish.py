@@ -78,12 +78,12 @@ def _describe(ready: Ready, group: volumes.GroupChange | None) -> volumes.Deferr
     """
     volume_id, sent, secrets = ready.entry.volume_id, ready.request.secrets, {}
     source, parameters = ready.attachment.source, ready.record.parameters
-    in_guest = deferral_keys.formats_in_guest(parameters)
+    in_guest = deferral_keys.formats_in_guest(ready.content.keys)
     if isinstance(source, volumes.NetworkImage):
         in_guest = True  # this host has no device
         user, secrets[deferral_keys.USER_KEY] = deferral_keys.ceph_user(volume_id, sent)
         source = replace(source, user=user)
-    encryption = deferral_keys.encryption(parameters)
+    encryption = deferral_keys.encryption(ready.content.keys)
     if encryption is not None:
         secrets[deferral_keys.PASSPHRASE] = deferral_keys.passphrase(volume_id, sent)
     is_empty = ready.content.state == "new" and ready.record.content_source is None

@@ -166,7 +166,7 @@ def check_publish(stores: Stores, request: Publish) -> Ready:
     record, content = stores.volume_records.load(volume_id), stores.content_records.load(volume_id)
     if not request.deferred:
         is_block = isinstance(request.capability.access, volumes.BlockAccess)
-        deferral_keys.check_host_publish(volume_id, record.parameters, is_block=is_block)
+        deferral_keys.check_host_publish(volume_id, content.keys, is_block=is_block)
     if why := stores.supported.obstacle(request.capability):
         raise capability_check.CapabilityExceeded(volume_id, why)
     staged, attachment = _staged(stores, request)

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -101,7 +102,9 @@ DAMAGES: dict[str, Damage] = {
     "empty": holding(lambda _: b""),
     "halved": holding(lambda data: data[: len(data.rstrip()) // 2]),
     "zeros": holding(lambda data: bytes(min(len(data), MIB))),
-    "of a later schema": holding(lambda data: data.replace(b'"schema":1', b'"schema":9')),
+    "of a later schema": holding(
+        lambda data: re.sub(rb'"schema":\d', b'"schema":9', data, count=1)
+    ),
     "EUCLEAN": answered_by(errno.EUCLEAN),
     "EIO": answered_by(errno.EIO),
 }

@@ -21,7 +21,7 @@ from tests.support.drivers.block_driver import Bench
 from tests.support.records import frozen_pools
 from tests.support.records.frozen_pools import Frozen
 
-OLDER = frozen_pools.load(1)
+OLDER = [frozen_pools.load(schema) for schema in range(1, pool.SCHEMA)]
 PRESENT = frozen_pools.load(pool.SCHEMA)
 SECTOR_BYTES = 512
 NEW_NUMBER = (
@@ -90,12 +90,17 @@ def files_of(state: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "frozen",
     [
-        OLDER,
-        with_number(OLDER, pool.SCHEMA),
+        *OLDER,
+        with_number(OLDER[0], pool.SCHEMA),
         with_number(PRESENT, 1),
         with_number(PRESENT, pool.SCHEMA + 1),
     ],
-    ids=["older", "number raised by hand", "earlier number", "later number"],
+    ids=[
+        *(f"schema {number}" for number in range(1, pool.SCHEMA)),
+        "number raised by hand",
+        "earlier number",
+        "later number",
+    ],
 )
 async def test_pool_of_another_layout_is_refused_and_not_touched(
     state: Path, frozen: Frozen, *, create_pool: bool

@@ -158,7 +158,7 @@ def test_pool_that_lost_its_identity_is_absent(pool: RbdPool, place: Place) -> N
         b"",
         b"{}",
         b'{"pool_id": "0123456789abcdef", "created": "", "fsid": ""}',
-        b'{"schema": 2, "pool_id": "0123456789abcdef", "created": "", "fsid": "another"}',
+        b'{"schema": %d, "pool_id": "0123456789abcdef", "created": "", "fsid": "another"}' % SCHEMA,
     ],
     ids=["empty", "no fields", "no schema", "of another cluster"],
 )

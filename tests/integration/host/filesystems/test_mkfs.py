@@ -151,12 +151,18 @@ _MOMENTS = 24
 _UUID = "11111111-0000-4000-8000-000000000000"
 
 
+def recorded(state: ContentState, fs_type: str, planned_uuid: str) -> ContentRecord:
+    return ContentRecord(
+        volume_id="v", format_in="host", state=state, fs_type=fs_type, planned_uuid=planned_uuid
+    )
+
+
 @pytest.mark.parametrize("fs_type", mkfs.SUPPORTED)
 def test_mkfs_killed_at_write_leaves_nothing_complete_or_whole_filesystem(
     attach: Attach, tmp_path: Path, fs_type: str
 ) -> None:
     device = attach(SIZES[fs_type])
-    content = ContentRecord(volume_id="v", state="formatting", fs_type=fs_type, planned_uuid=_UUID)
+    content = recorded("formatting", fs_type, _UUID)
     calls = _made(device.path, fs_type, tmp_path / "calls")
     assert len(calls) > _MOMENTS
     on_device = re.findall(r"^(\w+)\((?![12],)", (tmp_path / "calls").read_text(), re.MULTILINE)
@@ -181,7 +187,7 @@ def test_device_that_cannot_be_read_is_not_formatted(attach: Attach, state: Cont
     device = attach()
     run("mkfs.ext4", "-q", device.path)
     fs_type, planned_uuid = ("ext4", _UUID) if state == "formatting" else ("", "")
-    content = ContentRecord(volume_id="v", state=state, fs_type=fs_type, planned_uuid=planned_uuid)
+    content = recorded(state, fs_type, planned_uuid)
     with pytest.raises(format_decision.ContentInDoubt):
         _judged(content, device.path)
     os.truncate(

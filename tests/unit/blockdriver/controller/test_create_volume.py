@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import pytest
 
@@ -303,11 +303,59 @@ async def test_clone_whose_source_content_changed_during_copy_is_not_used(
     assert backend.image_ids() == {source.volume_id}
 
 
+PLAIN: dict[str, str] = {}
+GUEST = {deferral_keys.FORMAT_IN: "guest"}
+LUKS = {deferral_keys.ENCRYPTION: "luks"}
+
+
+@pytest.mark.parametrize("kind", ["volume", "snapshot"])
+@pytest.mark.parametrize(
+    ("of_source", "sent", "format_in"),
+    [
+        (PLAIN, PLAIN, "host"),
+        (PLAIN, GUEST, "guest"),
+        (PLAIN, LUKS, ""),
+        (GUEST, PLAIN, ""),
+        (GUEST, GUEST, "guest"),
+        (GUEST, LUKS, ""),
+        (GUEST, GUEST | LUKS, ""),
+        (LUKS, PLAIN, ""),
+        (LUKS, GUEST, ""),
+        (LUKS, LUKS, "luks"),
+        (LUKS, GUEST | LUKS, "luks"),
+    ],
+)
+async def test_copy_keeps_the_protection_of_its_source_or_is_refused(
+    state: Driver,
+    provisioner: Provisioner,
+    kind: Literal["volume", "snapshot"],
+    of_source: dict[str, str],
+    sent: dict[str, str],
+    format_in: str,
+) -> None:
+    """A host would mount what guests wrote, or a guest would look for LUKS in plain bytes."""
+    volume_id = (await provisioner.create(create("source", sent=of_source))).volume_id
+    source: str = volume_id
+    if kind == "snapshot":
+        source = (await state.controller.snapshots.create("s", volume_id)).set_id
+    wanted = replace(create("copy", sent=sent), source=SourceRequest(kind, source))
+    if not format_in:
+        with raised("SourceProtectionDiffers"):
+            await provisioner.create(wanted)
+        assert state.stores.volume_records.find(state.stores.pool.ids.volume_id("copy")) is None
+        return
+    copy = await provisioner.create(wanted)
+    assert state.stores.content_records.load(copy.volume_id).format_in == format_in
+    provisioner.delete(volume_id)
+    assert await provisioner.create(wanted) == copy
+
+
 async def test_create_writes_the_content_record_and_delete_removes_it(state: Driver) -> None:
     provisioner, known = state.controller.provisioner, state.stores.content_records
     made = await provisioner.create(create())
     written = known.load(made.volume_id)
-    assert written.encode() == ContentRecord(volume_id=made.volume_id, revision=1).encode()
+    plain = ContentRecord(volume_id=made.volume_id, format_in="host", revision=1)
+    assert written.encode() == plain.encode()
     again = await provisioner.create(create())
     assert (again, known.load(made.volume_id).revision) == (made, 1)
     provisioner.delete(made.volume_id)

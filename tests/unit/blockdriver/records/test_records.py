@@ -18,7 +18,7 @@ from tests.support.records.stored_records import file_records, made, place_of, r
 
 IDS = PoolIds("0123456789abcdef")
 VOLUME = IDS.volume_id("pvc")
-NEW = ContentRecord(volume_id=VOLUME)
+NEW = ContentRecord(volume_id=VOLUME, format_in="host")
 
 
 M = TypeVar("M", VolumeRecord, SnapshotSet)
@@ -77,11 +77,11 @@ def test_load_of_an_invalid_id_never_becomes_a_path(
         ({"volume_id": IDS.volume_id("other")}, "describes"),
         ({"schema": None}, "schema"),
         ({"schema": ...}, "schema number"),
-        ({"schema": 2, "shiny": True}, "schema 2"),
-        ({"schema": 0}, "schema 0"),
+        ({"schema": models.SCHEMA + 1, "shiny": True}, f"schema {models.SCHEMA + 1}"),
+        ({"schema": models.SCHEMA - 1}, f"schema {models.SCHEMA - 1}"),
         ("", "record"),
         ("{}", "schema number"),
-        ('{"schema": 2}', "schema 2"),
+        ('{"schema": 3}', "schema 3"),
         ('{"schema": 0}', "schema 0"),
         ("[" * 100_000, "record"),
     ],
@@ -197,7 +197,7 @@ def test_records_that_cannot_be_read_are_counted_after_a_start(
 
 def test_group_of_20000_volumes_survives_a_restart(tmp_path: Path) -> None:
     ids = [IDS.volume_id(str(number)) for number in range(20_000)]
-    state = {"size_bytes": 1, "state": "raw", "fs_type": "", "filled_bytes": 0}
+    state = {"size_bytes": 1, "state": "raw", "fs_type": "", "filled_bytes": 0, "format_in": "host"}
     snapshots = tuple(
         Snapshot.model_validate(
             {"snapshot_id": IDS.member_id("g", volume_id), "source_volume_id": volume_id, **state}

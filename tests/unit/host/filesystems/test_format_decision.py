@@ -43,6 +43,7 @@ def judge(
 ) -> Action | str:
     content = ContentRecord(
         volume_id="vol-1",
+        format_in="host",
         state=state,
         fs_type="ext4" if state in ("formatting", "formatted") else "",
         planned_uuid=planned_uuid if state == "formatting" else "",
