@@ -284,7 +284,7 @@ class Provisioning(Protocol):
         ...
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """The image's size; 0 if there is no image, or if it cannot be read."""
+        """The image's size; 0 if there is no image. Raises an error if that is not seen."""
         ...
 
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:

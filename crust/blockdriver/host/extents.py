@@ -1,4 +1,4 @@
-"""The parts of a file that hold data, and the parts of two files that are different blocks.
+"""The parts of a file that hold data, the parts of two files that are different blocks, and the bytes of many files.
 
 `allocated` uses SEEK_DATA: a hole, or a part that was reserved and never written, reads as zeros. `differing`
 compares where the blocks of two files are (FIEMAP): blocks that both share by reference are equal, and no byte is
@@ -8,6 +8,9 @@ allocated) count as different: the result may be too large, and is never too sma
 A tenant that writes every second block of its volume decides how many parts there are. So each list is a generator,
 which holds one batch of FIEMAP of each file and no list of all parts, and can begin at any byte.
 
+`occupied_bytes` counts each byte of the device once, however many files share it, which neither st_blocks nor
+statvfs(3) says. The whole number or none: it refuses a part whose place or size on the device is not known.
+
 Source: lseek(2), and Linux Documentation/filesystems/fiemap.rst.
 """
 
@@ -15,9 +18,12 @@ import errno
 import fcntl
 import os
 import struct
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from crust.host.answers import NotSeen
 from crust.host.files.durable import AnyPath
 from crust.host.process import syscalls
 
@@ -28,6 +34,9 @@ _SYNC, _BATCH = 0x1, 512
 _LAST, _UNWRITTEN = 0x1, 0x800
 _PLACE_UNKNOWN = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400
 """FIEMAP_EXTENT_UNKNOWN, DELALLOC, ENCODED, DATA_ENCRYPTED, NOT_ALIGNED, DATA_INLINE, DATA_TAIL."""
+_INLINE = 0x200
+_MOST_PARTS = 1 << 19
+"""A list of so many parts takes 50 MiB and a second."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -50,6 +59,15 @@ class _Placed:
     start: int
     end: int
     place: int | None
+
+
+class _Mapped(NamedTuple):
+    """An extent as FIEMAP describes it. Bytes."""
+
+    begin: int
+    place: int
+    length: int
+    flags: int
 
 
 def allocated(path: AnyPath, start: int = 0) -> Iterator[Extent]:
@@ -94,21 +112,54 @@ def data_of(fd: int, start: int = 0) -> Iterator[Extent]:
         yield Extent(start, end - start)
 
 
-def _placed_of(fd: int, start: int) -> Iterator[_Placed]:
-    """The extents of a file that end after `start`, ascending, after its dirty pages are written back."""
-    size, end, flags, count = os.fstat(fd).st_size, start, 0, 1
-    while count and end < size and not flags & _LAST:
+def occupied_bytes(paths: Iterable[AnyPath]) -> int:
+    """The bytes that files of one filesystem have on its device; each byte once, however many files share it.
+
+    Parts that were reserved and never written count, and data within the inode does not. Raises `OSError`, and
+    `NotSeen` for a compressed, encrypted or not yet allocated part, and for more than `_MOST_PARTS` parts.
+    """
+    starts, ends = array("Q"), array("Q")
+    for path in paths:
+        with syscalls.closing(_open(path)) as fd:
+            for part in _mapped(fd, 0):
+                if part.flags & _INLINE:
+                    continue
+                if part.flags & _PLACE_UNKNOWN or len(starts) == _MOST_PARTS:
+                    why = "the filesystem does not say where all its blocks are"
+                    if not part.flags & _PLACE_UNKNOWN:
+                        why = f"they have more than {_MOST_PARTS} parts"
+                    raise NotSeen(f"cannot see the blocks of {path}", why=why)
+                starts.append(part.place)
+                ends.append(part.place + part.length)
+    if not starts:
+        return 0
+    begins, stops = sorted(starts), sorted(ends)
+    gaps = sum(max(begin - stop, 0) for begin, stop in zip(begins[1:], stops, strict=False))
+    return stops[-1] - begins[0] - gaps
+
+
+def _mapped(fd: int, start: int, *, sync: bool = False) -> Iterator[_Mapped]:
+    """The extents of a file that end after `start`, ascending; with `sync` after its dirty pages are written back."""
+    end, flags, count = start, 0, 1
+    while count and not flags & _LAST:
         answer = bytearray(_HEAD.size + _BATCH * _EXTENT.size)
-        _HEAD.pack_into(answer, 0, end, (1 << 64) - 1 - end, _SYNC, 0, _BATCH, 0)
+        _HEAD.pack_into(answer, 0, end, (1 << 64) - 1 - end, _SYNC if sync else 0, 0, _BATCH, 0)
         fcntl.ioctl(fd, _FS_IOC_FIEMAP, answer)
         count = _HEAD.unpack_from(answer)[3]
         for number in range(count):
             fields = _EXTENT.unpack_from(answer, _HEAD.size + number * _EXTENT.size)
-            begin, place, flags = fields[0], fields[1], fields[5]
-            end = begin + fields[2]
-            if begin < size and not flags & _UNWRITTEN:  # unwritten reads as zeros
-                position = None if flags & _PLACE_UNKNOWN else place
-                yield _Placed(begin, min(end, size), position)
+            begin, length, flags = fields[0], fields[2], fields[5]
+            end = begin + length
+            yield _Mapped(begin, fields[1], length, flags)
+
+
+def _placed_of(fd: int, start: int) -> Iterator[_Placed]:
+    """The written extents of a file that end after `start`, ascending; unwritten ones read as zeros."""
+    size = os.fstat(fd).st_size
+    for part in _mapped(fd, start, sync=True):
+        if part.begin < size and not part.flags & _UNWRITTEN:
+            position = None if part.flags & _PLACE_UNKNOWN else part.place
+            yield _Placed(part.begin, min(part.begin + part.length, size), position)
 
 
 def _differences(

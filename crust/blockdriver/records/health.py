@@ -121,7 +121,10 @@ class HealthCheck:
         return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordMissing", text),))
 
     def _kept_image(self, volume_id: volumes.VolumeId) -> str:
-        size_bytes = self.stores.provisioning.image_bytes(volume_id)
+        try:
+            size_bytes = self.stores.provisioning.image_bytes(volume_id)
+        except NotSeen as err:
+            return f"the image is kept, and no volume can be created until its size is seen: {err}"
         return f"the image is kept, and the {size_bytes} bytes of its size stay reserved"
 
     def ids(self) -> tuple[volumes.VolumeId, ...]:

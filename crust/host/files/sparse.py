@@ -42,6 +42,11 @@ class Space:
     available_bytes: int
     readonly: bool
 
+    @property
+    def used_bytes(self) -> int:
+        """The bytes that nobody can write any more, the filesystem's own and its reserve for root among them."""
+        return self.total_bytes - self.available_bytes
+
 
 def exists(path: AnyPath) -> bool:
     """Whether `path` exists; raises if the kernel does not say it."""
@@ -125,10 +130,12 @@ def space(directory: AnyPath) -> Space:
 
 
 def allocations(directory: AnyPath) -> dict[str, int]:
-    """The blocks of each regular file, in bytes; 0 for a file that stat(2) refuses."""
-    with syscalls.translating(f"cannot list {directory}"), os.scandir(directory) as entries:
+    """The blocks of each regular file, in bytes, shared ones included. Raises `OSError`."""
+    with os.scandir(directory) as entries:
         files = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
-        return {file.name: _blocks_bytes(file) for file in files}
+        return {
+            file.name: file.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES for file in files
+        }
 
 
 def names(directory: AnyPath, suffix: str) -> Iterator[str]:
@@ -137,13 +144,6 @@ def names(directory: AnyPath, suffix: str) -> Iterator[str]:
         for entry in entries:
             if entry.name.endswith(suffix) and entry.is_file(follow_symlinks=False):
                 yield entry.name.removesuffix(suffix)
-
-
-def _blocks_bytes(entry: os.DirEntry[str]) -> int:
-    try:
-        return entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
-    except OSError:
-        return 0
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The pool in a directory: its identity, and the right to write it.
 
-    <state dir>/pool.json        {"schema": 3, "pool_id": "…", "created": "…"}, written once, when the pool is created
+    <state dir>/pool.json        {"schema": 3, "pool_id": "…", "created": "…", "others_bytes": 0}, written once, when
+                                 the pool is created; the last are the bytes of others on its filesystem then
     <state dir>/driver.lock      held by the one process that writes the pool
 
 With the pool's disk unmounted its directory is an empty directory of the root disk. A delete would find no volume
@@ -36,7 +37,7 @@ from crust.blockdriver.engines.pool_access import (
     UnknownPoolLayout,
 )
 from crust.core import errors
-from crust.host.files import durable, locks
+from crust.host.files import durable, locks, sparse
 from crust.host.files.durable import DirectoryReplaced, HeldDirectory, Place
 from crust.host.process import syscalls
 
@@ -65,6 +66,7 @@ class _Identity(pydantic.BaseModel):
     version: Annotated[int, pydantic.Field(alias="schema")]
     pool_id: Annotated[str, pydantic.Field(pattern=rf"^{POOL_ID}$")]
     created: str
+    others_bytes: Annotated[int, pydantic.Field(ge=0)]
 
 
 class DirectoryPool:
@@ -75,6 +77,8 @@ class DirectoryPool:
 
     ids: PoolIds
     """From `open` on. The driver serves no volume before."""
+    others_bytes: int
+    """The bytes of the pool's filesystem that were used before the pool was made. From `open` on."""
 
     def __init__(self, directory: str, memory: str, *, create: bool = False) -> None:
         self.directory = HeldDirectory(directory)
@@ -110,7 +114,7 @@ class DirectoryPool:
         identity = self._read() or self._make()
         if self._remembered() != identity.pool_id:
             durable.write_file(self._memory, identity.pool_id.encode() + b"\n")
-        self.ids = PoolIds(identity.pool_id)
+        self.ids, self.others_bytes = PoolIds(identity.pool_id), identity.others_bytes
         # written once: a pool that was restored from a backup has another file, and other folders
         written = os.stat(self._identity)
         file = written.st_dev, written.st_ino, written.st_ctime_ns
@@ -253,7 +257,12 @@ class DirectoryPool:
     def _make(self) -> _Identity:
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         identity = _Identity.model_validate(
-            {"schema": SCHEMA, "pool_id": secrets.token_hex(8), "created": created}
+            {
+                "schema": SCHEMA,
+                "pool_id": secrets.token_hex(8),
+                "created": created,
+                "others_bytes": sparse.space(self.directory / ".").used_bytes,
+            }
         )
         data = identity.model_dump_json(by_alias=True).encode() + b"\n"
         durable.write_file(self._identity, data, replaces=False)

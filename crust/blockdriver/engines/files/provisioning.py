@@ -1,7 +1,12 @@
 """The controller's side of the files: it makes, grows, copies and removes volumes that are sparse files.
 
 No method needs a device; if a file has a device, the driver writes back its page cache before it reads the file, and
-refuses the removal. Other files in the same filesystem do not count as the pool's space.
+refuses the removal.
+
+Bytes of others in the same filesystem do not count as the pool's space. They are the used bytes without the pool's
+own, and its own bytes are measured by their places on the device, because copies share blocks. Where the filesystem
+does not say the places (compression), a number that is too small would promise space that is not there: so it is the
+larger of two lower bounds, what the others had when the pool was made, and what is used beyond the sum of all blocks.
 
 A snapshot is a read-only file (mode 0400), which the driver never opens for writing. On xfs and btrfs a copy shares
 its blocks with its source until a write to either. So the positions of their blocks show whether two snapshots
@@ -9,10 +14,15 @@ differ; on other filesystems they do not.
 """
 
 import contextlib
+import errno
+import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from crust.blockdriver.engines.files.access import FileAccess
 from crust.blockdriver.engines.files.directories import (
@@ -34,6 +44,7 @@ from crust.blockdriver.engines.protocol import (
 )
 from crust.blockdriver.host import extents, file_copy
 from crust.core import errors, volumes
+from crust.host import answers
 from crust.host.block import devices
 from crust.host.files import sparse
 from crust.host.files.durable import Place
@@ -44,6 +55,8 @@ _LEAST_SPARE_BYTES = 64 * 1024**2
 """Records, extent maps and the filesystem's metadata need 1 % of the pool, and this at least."""
 _LARGEST_FILE_BYTES = 16 * 1024**4 - 1024**2
 """The largest file of ext4 with 4 KiB blocks; a pool may be larger, a single file may not."""
+
+_log = logging.getLogger(__name__)
 
 
 class PoolNotUsable(errors.NotReady):
@@ -137,15 +150,23 @@ class FileProvisioning:
     """A pool belongs to one node."""
 
     def __init__(
-        self, directories: VolumeDirectories, sets: Directories, access: FileAccess
+        self,
+        directories: VolumeDirectories,
+        sets: Directories,
+        access: FileAccess,
+        *,
+        others_at_first: Callable[[], int],
     ) -> None:
         self.directories = directories
         self.sets = sets
         self._pool = directories.directory
         self._access = access
+        self._others_at_first = others_at_first
         self._others_bytes = 0
         self._blocks: dict[str, int] = {}
-        """The allocated bytes of each set: they do not change after its creation."""
+        """The allocated bytes of each set that was measured: they do not change after its creation."""
+        self._unmeasured: set[str] = set()
+        self._measuring = threading.Lock()
         self._clones: bool | None = None
 
     def open(self) -> None:
@@ -154,14 +175,36 @@ class FileProvisioning:
         self.sets.open()
         self._access.open()
         self._clones = None
-        self._blocks = {
-            thing_id: _blocks_bytes(self.sets.directory / thing_id) for thing_id in self.sets.ids()
-        }
-        space = sparse.space(self._pool)
-        used_bytes = space.total_bytes - space.available_bytes
-        images = (self.directories.directory / thing_id for thing_id in self.directories.ids())
-        ours_bytes = sum(self._blocks.values()) + sum(map(_blocks_bytes, images))
-        self._others_bytes = max(used_bytes - ours_bytes, 0)
+        self._blocks, self._unmeasured = {}, {*self.sets.ids()}
+        self._others_bytes = self._measure_others()
+
+    def _measure_others(self) -> int:
+        directories = [self.directories.directory / name for name in self.directories.ids()]
+        directories += [self.sets.directory / name for name in self.sets.ids()]
+        what = f"the blocks of {self._pool}"
+        match answers.ask(what, lambda: extents.occupied_bytes(_files(directories))):
+            case answers.Present(ours_bytes):
+                return max(sparse.space(self._pool).used_bytes - ours_bytes, 0)
+            case answers.Unseen(error):
+                _log.info("the bytes of others in the pool are estimated", extra={"error": error})
+        blocks, beyond_bytes = answers.ask(what, lambda: sum(map(_blocks_bytes, directories))), 0
+        if isinstance(blocks, answers.Present):
+            beyond_bytes = sparse.space(self._pool).used_bytes - blocks.value
+        return max(beyond_bytes, self._others_at_first())
+
+    def _snapshot_bytes(self) -> int:
+        """The blocks of all sets. Raises `NotSeen` if one cannot be read: the sum would be too small."""
+        with self._measuring:
+            for set_id in tuple(self._unmeasured):
+                directory = self.sets.directory / set_id
+                blocks = answers.ask(
+                    f"the blocks of {directory}",
+                    partial(_blocks_bytes, directory),
+                    absent=(errno.ENOENT,),
+                )
+                self._blocks[set_id] = answers.seen(blocks) or 0
+                self._unmeasured.discard(set_id)
+            return sum(self._blocks.values())
 
     def check_usable(self) -> None:
         """Whether the pool takes writes and the kernel has loop devices."""
@@ -191,12 +234,15 @@ class FileProvisioning:
         with self.sets.making(set_id) as staged:
             yield FileTaking(self, staged)
         if staged.is_committed:
-            self._blocks[set_id] = _blocks_bytes(staged.final)
+            with self._measuring:
+                self._unmeasured.add(set_id)
 
     def remove_set(self, set_id: str, images: Sequence[Image]) -> None:
         """Remove the directory's name."""
         self.sets.remove(set_id)
-        self._blocks.pop(set_id, None)
+        with self._measuring:
+            self._unmeasured.discard(set_id)
+            self._blocks.pop(set_id, None)
 
     def unsettled(self) -> tuple[volumes.VolumeId, ...]:
         """By the names of directories."""
@@ -229,13 +275,16 @@ class FileProvisioning:
         return _LARGEST_FILE_BYTES
 
     def space(self) -> PoolSpace:
-        """The space of the pool's filesystem, without the other files that it had when the driver started."""
+        """The space of the pool's filesystem, without the other files that it had when the driver started.
+
+        Raises `NotSeen` for a snapshot set that cannot be read.
+        """
         space = sparse.space(self._pool)
         size_bytes = space.total_bytes - self._others_bytes
         return PoolSpace(
             size_bytes=size_bytes,
             free_bytes=space.available_bytes,
-            snapshot_bytes=sum(tuple(self._blocks.values())),
+            snapshot_bytes=self._snapshot_bytes(),
             spare_bytes=max(size_bytes // 100, _LEAST_SPARE_BYTES),
         )
 
@@ -252,11 +301,12 @@ class FileProvisioning:
         return frozenset(snapshot_ids)
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """The file's apparent size."""
-        try:
-            return self.directories.size_bytes(volume_id)
-        except errors.CrustError:
-            return 0
+        """The file's apparent size. What is no regular file has none."""
+        image = self.directories.image(volume_id)
+        status = answers.seen(
+            answers.ask(f"the image {image}", lambda: os.lstat(image), absent=(errno.ENOENT,))
+        )
+        return status.st_size if status is not None and stat.S_ISREG(status.st_mode) else 0
 
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
         """The path is no regular file, or the file is shorter than at its creation. Raises `ImageReplaced`."""
@@ -336,9 +386,12 @@ def _regions(parts: Iterator[extents.Extent]) -> Iterator[Region]:
     return (Region(part.offset, part.length) for part in parts)
 
 
+def _files(directories: Iterable[Place]) -> Iterator[Place]:
+    """The regular files of volumes and sets. The iterator raises `OSError`."""
+    for directory in directories:
+        yield from (directory / name for name in sparse.allocations(directory))
+
+
 def _blocks_bytes(directory: Place) -> int:
-    """The allocated bytes of a volume or set; 0 if it cannot be read."""
-    try:
-        return sum(sparse.allocations(directory).values())
-    except errors.CrustError:
-        return 0
+    """The allocated bytes of a volume or set, shared ones included. Raises `OSError`."""
+    return sum(sparse.allocations(directory).values())

@@ -91,13 +91,13 @@ def files_of(state: Path) -> dict[str, Any]:
     "frozen",
     [
         *OLDER,
-        with_number(OLDER[0], pool.SCHEMA),
+        OLDER[0] | {"pool.json": PRESENT["pool.json"]},
         with_number(PRESENT, 1),
         with_number(PRESENT, pool.SCHEMA + 1),
     ],
     ids=[
         *(f"schema {number}" for number in range(1, pool.SCHEMA)),
-        "number raised by hand",
+        "present identity by hand",
         "earlier number",
         "later number",
     ],

@@ -1,5 +1,6 @@
 """Images, snapshots and clones of the engine on a real cluster."""
 
+import errno
 import threading
 from typing import Any
 
@@ -50,6 +51,22 @@ def test_volume_is_made_only_where_no_image_is(engine: RbdProvisioning, guest: A
     assert (engine.image_bytes(A), engine.image_ids()) == (SIZE, frozenset({A}))
     assert read(guest, A, 4) == b"data"
     assert engine.image_problem(A, SIZE) == ""
+
+
+def test_size_of_image_that_does_not_answer_is_not_zero(
+    engine: RbdProvisioning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A volume without a readable record has its image's size reserved."""
+    create(engine, A, SIZE)
+
+    def failing(*args: Any, **options: Any) -> Any:
+        raise rbd.OSError("error opening image", errno=errno.EIO)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rbd, "Image", failing)
+        with pytest.raises(errors.CrustError, match=A):
+            engine.image_bytes(A)
+    assert engine.image_bytes(B) == 0
     assert "should have" in engine.image_problem(A, SIZE + 1)
     with pytest.raises(ImageMissing):
         engine.image_problem(B, SIZE)

@@ -23,6 +23,7 @@ from crust.blockdriver.records import capacity, models
 from crust.blockdriver.records.health import Kind
 from crust.blockdriver.records.models import VolumeRecord
 from crust.core import errors, operations, volumes
+from crust.host.answers import NotSeen
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, mount
 from tests.support.drivers.memory_backend import POOL_BYTES, MemoryBackend
@@ -101,6 +102,29 @@ async def test_capacity_keeps_bytes_of_volume_whose_record_is_damaged(
     if damage is None:
         await again.create(sized("a", 8 * GIB))
         assert again.stores.capacity.available_bytes() == 0
+
+
+async def test_image_whose_size_is_not_seen_refuses_new_volumes(
+    state: Driver, provisioner: Provisioner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither record nor image say how much its pod may still write: no number would be right."""
+    made = await provisioner.create(sized("a", 8 * GIB))
+    pool_layout.volume_record(tmp_path / "state", made.volume_id).write_text("{")
+    state.stores.pool.let_go()
+    backend = state.stores.provisioning
+    assert isinstance(backend, MemoryBackend)
+    again = driver_state.opened(tmp_path, backend=backend)
+
+    def unseen(volume_id: str) -> int:
+        raise NotSeen(f"cannot see the image {volume_id}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(backend, "image_bytes", unseen)
+        with pytest.raises(NotSeen, match=made.volume_id):
+            await again.controller.provisioner.create(sized("b", GIB))
+        (finding,) = again.controller.health_check.examine(made.volume_id).findings
+        assert "no volume can be created until its size is seen" in finding.message
+    await again.controller.provisioner.create(sized("b", GIB))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,11 +24,13 @@ from crust.blockdriver.engines.files.provisioning import FileProvisioning, copy_
 from crust.blockdriver.engines.pool_access import PoolIds, RecordKind
 from crust.blockdriver.engines.protocol import Image
 from crust.core import errors, volumes
+from crust.host.answers import NotSeen
 from crust.host.files import durable
 from crust.host.process import syscalls
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB
 from tests.support.drivers.memory_backend import MemoryBackend
+from tests.support.faults import lies
 from tests.support.faults.syncs import recorded
 from tests.support.raised import raised
 from tests.support.records import pool_layout, record_store_contract
@@ -275,6 +278,21 @@ class _Attached:
         return self._device
 
 
+def provisioning(tmp_path: Path, device: Path) -> FileProvisioning:
+    """With one volume."""
+    kept = directories(tmp_path)
+    (tmp_path / "snapshots").mkdir()
+    sets = Directories(
+        tmp_path / "snapshots", RecordKind.SNAPSHOTS, IDS.is_set_id, Reserve(tmp_path / "reserve")
+    )
+    attached: Any = _Attached(device)
+    pool = FileProvisioning(kept, sets, attached, others_at_first=int)
+    with pool.making(VOLUME) as making:
+        making.create(SIZE)
+        making.commit(RECORDS)
+    return pool
+
+
 def take(pool: FileProvisioning) -> None:
     with pool.taking(IMAGE.snapshot_id, [IMAGE]) as taking:
         taking.take(IMAGE)
@@ -296,21 +314,74 @@ def clone(pool: FileProvisioning) -> None:
 def test_device_is_written_back_before_file_is_copied_or_compared(
     tmp_path: Path, call: Callable[[FileProvisioning], None]
 ) -> None:
-    kept, device = directories(tmp_path), tmp_path / "device"
-    (tmp_path / "snapshots").mkdir()
+    device = tmp_path / "device"
     device.touch()
-    sets = Directories(
-        tmp_path / "snapshots", RecordKind.SNAPSHOTS, IDS.is_set_id, Reserve(tmp_path / "reserve")
-    )
-    pool = FileProvisioning(kept, sets, _Attached(device))  # type: ignore[arg-type]
-    with pool.making(VOLUME) as making:
-        making.create(SIZE)
-        making.commit(RECORDS)
+    pool = provisioning(tmp_path, device)
     assert pool.copies_at_once() in (True, False)  # tried before the calls are recorded
     with recorded() as steps:
         call(pool)
     synced = [path for kind, path in steps if kind == "sync"]
     assert synced[0] == str(device)
+
+
+@pytest.mark.parametrize("code", lies.ERRNOS)
+def test_capacity_is_refused_until_blocks_of_snapshots_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Its volume may rewrite all of them: as no bytes they would be promised to another."""
+    pool = provisioning(tmp_path, tmp_path / "device")
+    (tmp_path / "device").touch()
+    pool_layout.image(tmp_path, VOLUME).write_bytes(b"x" * SIZE)
+    with pool.taking(IMAGE.snapshot_id, [IMAGE]) as taking:
+        taking.take(IMAGE)
+        taking.commit({RecordKind.SNAPSHOTS: b"a set"})
+    scandir = os.scandir
+
+    def failing(path: Any) -> Any:
+        if os.fspath(path).endswith(IMAGE.snapshot_id):
+            raise OSError(code, os.strerror(code), path)
+        return scandir(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", failing)
+        for _ in range(2):
+            with pytest.raises(NotSeen, match=IMAGE.snapshot_id):
+                pool.space()
+    assert pool.space().snapshot_bytes >= SIZE
+    pool.remove_set(IMAGE.snapshot_id, [IMAGE])
+    assert pool.space().snapshot_bytes == 0
+
+
+def test_snapshot_removed_before_its_blocks_were_seen_has_none(tmp_path: Path) -> None:
+    pool = provisioning(tmp_path, tmp_path / "device")
+    with pool.taking(IMAGE.snapshot_id, []) as taking:
+        taking.commit({RecordKind.SNAPSHOTS: b"a set"})
+    shutil.rmtree(tmp_path / "snapshots" / IMAGE.snapshot_id)
+    assert pool.space().snapshot_bytes == 0
+
+
+@pytest.mark.parametrize("code", lies.ERRNOS)
+def test_size_of_image_that_cannot_be_seen_is_not_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """A volume without a readable record has its image's size reserved."""
+    pool, image = provisioning(tmp_path, tmp_path / "device"), pool_layout.image(tmp_path, VOLUME)
+    assert pool.image_bytes(VOLUME) == SIZE
+    lstat = os.lstat
+
+    def failing(path: Any) -> Any:
+        if os.fspath(path).endswith(image.name):
+            raise OSError(code, os.strerror(code), path)
+        return lstat(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "lstat", failing)
+        with pytest.raises(NotSeen, match=image.name):
+            pool.image_bytes(VOLUME)
+    image.unlink()
+    assert pool.image_bytes(VOLUME) == 0
+    image.mkdir()
+    assert pool.image_bytes(VOLUME) == 0
 
 
 # An engine whose images only hypervisors open: what needs no device of the host.

@@ -25,7 +25,7 @@ from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing, Regio
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import image_use, librbd_objects
 from crust.blockdriver.engines.rbd.records import RbdRecords
-from crust.core import errors, volumes
+from crust.core import volumes
 
 MARK = "crust.volume"
 DELETED = "deleted."
@@ -147,10 +147,10 @@ class VolumeImages:
         return frozenset(present).difference(self.volume_records.unfinished())
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """The image's size; 0 if it cannot be opened."""
+        """By the image's header."""
         with (
-            suppress(errors.CrustError),
             self.place.ioctx(f"cannot look at {volume_id}") as ioctx,
+            ignoring(errno.ENOENT),
             self.place.image(ioctx, volume_id) as image,
         ):
             return image.size()
