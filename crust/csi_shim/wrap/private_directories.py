@@ -5,10 +5,12 @@ They lie below the directories of the kubelet for raw block volumes, in exactly 
 sees them, drivers that parse such paths can, and a kubelet never looks there for volumes of its own. No name is
 `mount` or `globalmount` or holds `pvc-`: some drivers act on these.
 
-A volume is staged as block if its staging directory exists: there is no other record. The shim makes the directory
-before it calls the driver, and removes it after the driver has unstaged, so after a kill the directory may be left,
-but is never missing, and the CO's next call continues. Its sticky bit says that the stage had secrets: they are in no
-file, so without them in memory nobody could stage again.
+The record of a volume is its staging directory, and beside it, while the stage is changed, the directory of the
+change. Without a record the volume is staged as the CO asked. With the staging directory alone it is staged as block.
+With the change the driver may have it in either way or in none: many drivers remove the staging directory when they
+unstage. The shim makes a directory before it calls the driver, and removes it after the volume is staged as it must
+be, the change last; so after a kill a directory may be left, but is never missing, and the CO's next call continues.
+The sticky bit says that the stage had secrets: they are in no file, so without them in memory nobody could stage it.
 
 All functions block, except the functions of names.
 """
@@ -49,10 +51,11 @@ def _digest(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PrivatePaths:
-    """The paths of one volume: `staging` is a directory, below `published` is a leaf for each target."""
+    """The paths of one volume: `staging`, `change` are directories, below `published` is a leaf for each target."""
 
     key: volumes.VolumeKey
     staging: str
+    change: str
     published: str
 
     @staticmethod
@@ -61,7 +64,9 @@ class PrivatePaths:
         """The paths of a volume."""
         name = f"{PREFIX}{_digest(chr(0).join((key.driver, key.volume_id)))}"
         staging, published = directories(kubelet_root)
-        return PrivatePaths(key, f"{staging}/{name}", f"{published}/{name}")
+        return PrivatePaths(
+            key, f"{staging}/{name}", f"{staging}/{name}-change", f"{published}/{name}"
+        )
 
     def leaf(self, target: str) -> str:
         """The path at which the driver publishes the device for a target of the CO."""
@@ -92,8 +97,18 @@ def has_volumes(kubelet_root: str) -> bool:
 
 
 def is_staged(paths: PrivatePaths) -> bool:
-    """Whether the volume is staged as block."""
-    return _exists(paths.staging)
+    """Whether there is a record: the volume is staged as block, or not known to be staged as the CO asked."""
+    return is_changing(paths) or _exists(paths.staging)  # each change makes and removes them so
+
+
+def is_changing(paths: PrivatePaths) -> bool:
+    """Whether a change of the stage has begun, and has not ended."""
+    return _exists(paths.change)
+
+
+def is_block(paths: PrivatePaths) -> bool:
+    """Whether the volume is known to be staged as block."""
+    return not is_changing(paths) and _exists(paths.staging)
 
 
 def has_publishes(paths: PrivatePaths) -> bool:
@@ -117,22 +132,41 @@ def is_wrapped(paths: PrivatePaths) -> bool:
 
 
 def had_secrets(paths: PrivatePaths) -> bool:
-    """Whether the stage as block had secrets."""
-    with syscalls.translating(f"cannot look at {paths.staging}"):
-        return bool(os.lstat(paths.staging).st_mode & stat.S_ISVTX)
+    """Whether the stage had secrets, by the record."""
+    return any(_mode(path) & stat.S_ISVTX for path in (paths.staging, paths.change))
 
 
 def make_staging(paths: PrivatePaths, *, secrets: bool) -> bool:
-    """Make the record; returns whether it is new."""
-    mode = MODE | (stat.S_ISVTX if secrets else 0)
-    with syscalls.translating(f"cannot make {paths.staging}"):
-        os.makedirs(os.path.dirname(paths.staging), MODE, exist_ok=True)
+    """Make the staging directory; returns whether the volume had no record."""
+    is_changed = is_changing(paths)
+    return _make(paths.staging, secrets=secrets) and not is_changed
+
+
+def begin_change(paths: PrivatePaths, *, secrets: bool) -> None:
+    """Record that the volume may be staged in any way or in none, before the driver unstages it."""
+    _make(paths.change, secrets=secrets)
+
+
+def end_change(paths: PrivatePaths) -> None:
+    """The volume is staged as the rest of the record says."""
+    with syscalls.translating(f"cannot remove {paths.change}"):
         try:
-            os.mkdir(paths.staging, mode)
+            os.rmdir(paths.change)
+        except FileNotFoundError:
+            return
+
+
+def _make(path: str, *, secrets: bool) -> bool:
+    """Make a directory of the record; returns whether it is new."""
+    mode = MODE | (stat.S_ISVTX if secrets else 0)
+    with syscalls.translating(f"cannot make {path}"):
+        os.makedirs(os.path.dirname(path), MODE, exist_ok=True)
+        try:
+            os.mkdir(path, mode)
             is_new = True
         except FileExistsError:
             is_new = False
-        os.chmod(paths.staging, mode)  # the umask, or an earlier stage of other secrets
+        os.chmod(path, mode)  # the umask, or an earlier stage of other secrets
     return is_new
 
 
@@ -148,11 +182,12 @@ def remove_staging(paths: PrivatePaths) -> None:
     """Remove the record, and the files that the driver left in it. Raises `DriverDidNotCleanUp` for mounts."""
     if is_mounted(paths.staging):
         raise DriverDidNotCleanUp("NodeUnstageVolume", paths.staging, "a mount")
-    with syscalls.translating(f"cannot remove {paths.staging}"):
-        try:
-            _remove_tree(paths.staging, os.lstat(paths.staging).st_dev, _DEPTH_MAX)
-        except FileNotFoundError:
-            return
+    with (
+        syscalls.translating(f"cannot remove {paths.staging}"),
+        contextlib.suppress(FileNotFoundError),
+    ):
+        _remove_tree(paths.staging, os.lstat(paths.staging).st_dev, _DEPTH_MAX)
+    end_change(paths)
 
 
 def _remove_tree(path: str, device: int, depth: int) -> None:
@@ -168,9 +203,13 @@ def _remove_tree(path: str, device: int, depth: int) -> None:
 
 
 def _exists(path: str) -> bool:
+    return bool(_mode(path))
+
+
+def _mode(path: str) -> int:
+    """The kind and the permissions of a file; 0 if there is none."""
     with syscalls.translating(f"cannot look at {path}"):
         try:
-            os.lstat(path)
+            return os.lstat(path).st_mode
         except FileNotFoundError:
-            return False
-    return True
+            return 0

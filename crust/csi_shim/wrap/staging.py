@@ -4,6 +4,9 @@ A stage as block formats nothing and parses nothing foreign, so the shim begins 
 publish decides otherwise, the driver unstages and stages again. For that the shim keeps the CO's NodeStageVolume,
 with its secrets, in memory and nowhere else; after a restart it has none. Then it refuses a volume whose stage had
 secrets, because without them the driver may make a plain volume of an encrypted one.
+
+A change is recorded before the driver unstages the volume, until it is staged in the other way. If the driver refuses
+that, no publish passes: a publish on the host would bind an empty directory of the node. Each one stages it first.
 """
 
 import contextlib
@@ -81,9 +84,7 @@ class Staging:
                 private_directories.make_staging, paths, secrets=bool(request.secrets)
             )
             is_called = True
-            await self._node.NodeStageVolume(
-                as_block.stage_request(request, paths), **volume.onward
-            )
+            await self._stage_block(volume, request)
         except Exception as error:
             crust_error = known_error("NodeStageVolume", "the shim", error)
             is_refused = isinstance(crust_error, PeerStatus) and status.is_final(crust_error)
@@ -93,6 +94,13 @@ class Staging:
             )
             residue = Residue.EXISTS if is_left else Residue.NONE
             raise status.answer("NodeStageVolume", crust_error, residue) from error
+
+    async def _stage_block(self, volume: Volume, request: csi_pb2.NodeStageVolumeRequest) -> None:
+        paths = volume.paths
+        if await workers.run(private_directories.is_changing, paths):
+            await self._unstage_at(volume, request.staging_target_path)
+        await self._node.NodeStageVolume(as_block.stage_request(request, paths), **volume.onward)
+        await workers.run(private_directories.end_change, paths)
         self.requests[paths.key] = request
 
     async def _is_left(self, volume: Volume) -> bool:
@@ -118,14 +126,27 @@ class Staging:
             raise csi.StagingPathNotGiven()
         if is_block:
             return
-        staged = self.requests.get(volume.paths.key)
-        if staged is None:
-            raise StageForgotten(volume.paths.key, "as a block device for a deferred mount")
-        await workers.run(self._check_not_on_host, volume.paths.key)
-        _log.info("staged again as block", extra={"volume": str(volume.paths.key)})
-        await self._unstage_at(volume, staged.staging_target_path)
+        paths = volume.paths
+        staged = await self._staged(paths, request, "as a block device for a deferred mount")
+        await workers.run(self._check_not_on_host, paths.key)
+        _log.info("staged again as block", extra={"volume": str(paths.key)})
+        secrets = bool(staged.secrets)
+        await workers.run(private_directories.begin_change, paths, secrets=secrets)
+        await workers.run(private_directories.make_staging, paths, secrets=secrets)
         with _hiding_secrets(staged):
-            await self.stage_as_block(volume, staged)
+            await self._stage_block(volume, staged)
+
+    async def _staged(
+        self, paths: PrivatePaths, request: csi_pb2.NodePublishVolumeRequest, way: str
+    ) -> csi_pb2.NodeStageVolumeRequest:
+        """The CO's stage request, after a restart by its publish; `StageForgotten` if that may lack secrets."""
+        staged = self.requests.get(paths.key)
+        if staged is not None:
+            return staged
+        is_recorded = await workers.run(private_directories.is_staged, paths)
+        if not is_recorded or await workers.run(private_directories.had_secrets, paths):
+            raise StageForgotten(paths.key, way)
+        return as_block.stage_of(request)
 
     def _check_not_on_host(self, key: volumes.VolumeKey) -> None:
         """Raise `PublishedOnHost`. A shim that knows the stage has seen all publishes since."""
@@ -143,11 +164,7 @@ class Staging:
         paths = volume.paths
         if not await workers.run(private_directories.is_staged, paths):
             return
-        staged = self.requests.get(paths.key)
-        if staged is None:
-            if await workers.run(private_directories.had_secrets, paths):
-                raise StageForgotten(paths.key, "as a filesystem for a mount on the host")
-            staged = as_block.stage_of(request)
+        staged = await self._staged(paths, request, "as a filesystem for a mount on the host")
         with _hiding_secrets(staged):
             await self.stage_as_asked(volume, staged)
 
@@ -161,7 +178,7 @@ class Staging:
         await self.stage_as_asked(volume, request)
 
     async def stage_as_asked(self, volume: Volume, request: csi_pb2.NodeStageVolumeRequest) -> None:
-        """Stage a volume that is staged as block for a deferred mount as the CO asked.
+        """Stage a volume that has a record as the CO asked.
 
         The record stays until the driver has staged: if the shim is killed before that, the retry begins again.
         """
@@ -173,9 +190,10 @@ class Staging:
 
     async def unstage(self, volume: Volume, co_path: str) -> None:
         """NodeUnstageVolume of a volume that is staged as block. Raises `PublishedAsBlock`, `DriverDidNotCleanUp`."""
+        # the driver may have it in the CO's way as well
+        was_changed = await workers.run(private_directories.is_changing, volume.paths)
         await self._unstage_block(volume, co_path)
-        if await workers.run(private_directories.is_mounted, co_path):
-            # killed between the stage as mount and the removal of the record
+        if was_changed or await workers.run(private_directories.is_mounted, co_path):
             await self._unstage_at(volume, co_path)
         await workers.run(private_directories.remove_staging, volume.paths)
         self.forget(volume.paths.key)
@@ -184,6 +202,8 @@ class Staging:
         for leaf in await workers.run(leaves.of, volume.paths):
             # an interrupted expansion left the leaf of the staging path: nobody has it
             await self._clear_leaf(volume, leaf, is_ours=leaf == volume.paths.leaf(co_path))
+        secrets = await workers.run(private_directories.had_secrets, volume.paths)
+        await workers.run(private_directories.begin_change, volume.paths, secrets=secrets)
         await self._unstage_at(volume, volume.paths.staging)
 
     async def _unstage_at(self, volume: Volume, path: str) -> None:

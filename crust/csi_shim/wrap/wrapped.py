@@ -229,7 +229,7 @@ class WrappedVolumes:
 
 def _observe(attempt: _Attempt) -> tuple[Seen, bool]:
     """The observation of the leaf, and whether the volume is staged as block. Blocks."""
-    return leaves.look(attempt.leaf), private_directories.is_staged(attempt.volume.paths)
+    return leaves.look(attempt.leaf), private_directories.is_block(attempt.volume.paths)
 
 
 def _mount(

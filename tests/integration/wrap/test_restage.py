@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import stat
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -138,6 +139,79 @@ async def test_stage_that_fails_on_way_to_host_is_tried_again(undecided: Wrapped
     assert os.path.lexists(undecided.paths(volume).staging)
     undecided.driver.misbehave()
     await undecided.publish(volume, target)
+
+
+@pytest.mark.spec("D-44")
+async def test_refused_change_to_block_is_undone_by_host_publish(cloud: Wrapped) -> None:
+    """Without the record the host publish passed, and a driver that does not look bound an empty directory."""
+    volume, target = await cloud.staged_volume(context=NAMED)
+    cloud.driver.misbehave(NodeStageVolume="fail INVALID_ARGUMENT no raw block for this volume")
+    await refused(cloud.publish(volume, target, flag=True), Code.INVALID_ARGUMENT, "no raw block")
+    assert not os.path.ismount(cloud.staging(volume))
+    two = cloud.target("two")
+    await refused(cloud.publish(volume, two), Code.INVALID_ARGUMENT, "no raw block")
+    cloud.driver.misbehave()
+    await cloud.publish(volume, two)
+    assert os.path.ismount(cloud.staging(volume))
+    assert os.path.ismount(two)
+    assert not os.path.lexists(cloud.paths(volume).change)
+
+
+async def test_refused_change_to_block_is_ended_by_unstage(cloud: Wrapped) -> None:
+    volume, target = await cloud.staged_volume(context=NAMED)
+    cloud.driver.misbehave(NodeStageVolume="fail INVALID_ARGUMENT no raw block for this volume")
+    await refused(cloud.publish(volume, target, flag=True), Code.INVALID_ARGUMENT)
+    await cloud.unpublish(volume, target)
+    await cloud.unstage(volume)
+    cloud.check_unpublished(volume, target)
+    cloud.driver.misbehave()
+    await cloud.stage(volume)
+    assert os.path.ismount(cloud.staging(volume))
+
+
+async def test_driver_that_removes_the_staging_directory_is_not_believed_unasked(
+    undecided: Wrapped,
+) -> None:
+    volume, target = await undecided.staged_volume(context={})
+    undecided.driver.misbehave(NodeStageVolume="fail INTERNAL no mount today")
+    await refused(undecided.publish(volume, target), Code.INTERNAL, "no mount today")
+    shutil.rmtree(undecided.paths(volume).staging)  # as many drivers do in NodeUnstageVolume
+    undecided.driver.misbehave()
+    await undecided.publish(volume, target)
+    assert os.path.ismount(undecided.staging(volume))
+    assert os.path.ismount(target)
+
+
+async def test_deferred_publish_after_a_failed_change_stages_as_block(undecided: Wrapped) -> None:
+    volume, target = await undecided.staged_volume(context=NAMED)
+    undecided.driver.misbehave(NodeStageVolume="fail INTERNAL no mount today")
+    await refused(undecided.publish(volume, target), Code.INTERNAL, "no mount today")
+    undecided.driver.misbehave()
+    staged, guest = len(undecided.driver.calls("NodeStageVolume")), undecided.target("two")
+    await undecided.publish(volume, guest, flag=True)
+    assert len(undecided.driver.calls("NodeStageVolume")) == staged + 1
+    assert undecided.entry(guest) is not None
+
+
+async def test_shim_killed_on_way_to_guest_binds_nothing_unstaged(cloud: Wrapped) -> None:
+    volume = await cloud.volume(context=NAMED)
+    guest, host = cloud.target("one"), cloud.target("two")
+    unknown, died, lives = 0, 0, False
+    while not lives:
+        await cloud.killable_shim(die_at=died)
+        await cloud.stage(volume)
+        lives = await cloud.survives(cloud.publish(volume, guest, flag=True))
+        await cloud.killable_shim()
+        await cloud.unpublish(volume, guest)
+        if os.path.lexists(cloud.paths(volume).change):
+            unknown += 1
+            await refused(cloud.publish(volume, host), Code.FAILED_PRECONDITION, "StageForgotten")
+        await cloud.unstage(volume)
+        cloud.check_unpublished(volume, guest)
+        assert not os.path.lexists(cloud.paths(volume).change)
+        died += 1
+    assert died > 3
+    assert unknown > 1
 
 
 @pytest.mark.parametrize("flag", [True, False], ids=["to block", "to mount"])
