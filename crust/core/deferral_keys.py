@@ -71,6 +71,14 @@ def defer(context: Mapping[str, str]) -> Defer | None:
         raise InvalidDeferKey(DEFER, value, f"one of {allowed}") from None
 
 
+def may_defer(context: Mapping[str, str]) -> bool:
+    """Whether a publish of the volume may be deferred: a context without a choice is no answer, so it may.
+
+    After `never` only a CO's own flag defers it. For detaches and stages; raises nothing.
+    """
+    return context.get(DEFER) != Defer.NEVER.value or ENCRYPTION in context or FORMAT_IN in context
+
+
 def guest_format(context: Mapping[str, str]) -> volumes.GuestFormat | None:
     """The options with which the guest formats the volume; None if it must not. Raises `InvalidDeferKey`."""
     created_empty = context.get(CREATED_EMPTY, "false")

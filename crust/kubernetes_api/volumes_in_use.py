@@ -26,7 +26,6 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from crust.core import deferral_keys, errors
-from crust.core.deferral_keys import Defer
 from crust.core.supervised import Health
 from crust.kubernetes_api.api import (
     Followed,
@@ -47,8 +46,6 @@ TAINT = "node.kubernetes.io/out-of-service"
 ABSENT_S = 300.0
 _MOST_NODES = 3
 """Requests of one detach. Only a call without a node id can need more: the CO then names each node."""
-_ABSENT = CSISource()
-_DEFERRING = (Defer.ALWAYS.value, Defer.RUNTIME_CLASS.value)
 _IF_DEAD = f"if the node is dead, taint it {TAINT}"
 
 
@@ -64,12 +61,10 @@ class _Absence:
 class VolumesInUse:
     """Asks the Kubernetes API of one cluster.
 
-    `default` decides about a volume that says nothing, as it does on the nodes. `absent_s`: after how long a node
-    without its object is gone.
+    `absent_s`: after how long a node without its object is gone.
     """
 
     api: KubernetesApi
-    default: Defer
     absent_s: float = ABSENT_S
     now: Callable[[], float] = time.monotonic
     _absent: dict[str, _Absence] = field(default_factory=dict)
@@ -93,12 +88,11 @@ class VolumesInUse:
         """
         await self._known(volume_id)
         handles = self._handles(driver, volume_id)
-        if handles and not any(map(self._may_defer, handles)):
+        if handles and not any(
+            deferral_keys.may_defer(handle.volume_attributes) for handle in handles
+        ):
             return
-        nodes = self._nodes(driver, volume_id, node_id)
-        if not handles and self._is_migrated(driver, nodes) and self.default is Defer.NEVER:
-            return
-        for node in nodes:
+        for node in self._nodes(driver, volume_id, node_id):
             await self._check_node(node, driver, volume_id)
 
     async def _known(self, volume_id: str) -> None:
@@ -117,10 +111,6 @@ class VolumesInUse:
             for handle in (*self._volumes.known.values(), *inline)
             if handle is not None and (handle.driver, handle.volume_handle) == (driver, volume_id)
         ]
-
-    def _may_defer(self, handle: CSISource) -> bool:
-        choice = handle.volume_attributes.get(deferral_keys.DEFER)
-        return (choice or self.default.value) in _DEFERRING
 
     def _nodes(self, driver: str, volume_id: str, node_id: str) -> Collection[str]:
         """The names of the nodes that may have the volume. Raises `VolumeUseUnknown`."""
@@ -151,18 +141,6 @@ class VolumesInUse:
             elif handle.volume_handle == volume_id:
                 nodes.add(attachment.node_name)
         return nodes or unknown
-
-    def _is_migrated(self, driver: str, nodes: Collection[str]) -> bool:
-        """Whether Kubernetes may have migrated a volume without a handle from an in-tree plugin.
-
-        Such a volume has no attributes, and only its attachment names the driver.
-        """
-        names = (
-            attachment.source.persistent_volume_name
-            for attachment in self._attachments.known.values()
-            if attachment.attacher == driver and attachment.node_name in nodes
-        )
-        return any(self._volumes.known.get(name, _ABSENT) is None for name in names)
 
     async def _check_node(self, name: str, driver: str, volume_id: str) -> None:
         node = await self.api.get(Node, name)

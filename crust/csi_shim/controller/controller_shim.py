@@ -1,7 +1,8 @@
 """The shim beside a vendor's controller: between the CSI sidecars and the driver's controller socket.
 
-It looks at six calls. In all of them a volume without keys of crust passes byte for byte, and so does every other
-call. The shim keeps no state: a later call has the keys in its volume context.
+It looks at six calls; every other call passes byte for byte. The context of each volume that it creates has keys of
+crust: `crust.dev/defer: never` if its class has none, so that no node's default defers a volume that was not created
+for it. The shim keeps no state: a later call has the keys in its volume context, or passes byte for byte.
 
 ControllerExpandVolume has no volume context. Unless the CO says that the volume is raw, a filesystem must grow, and
 the controller cannot know whether it has: so the shim sets `node_expansion_required`. For a volume that the host
@@ -19,12 +20,13 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from crust.core import deferral_keys, errors
-from crust.core.deferral_keys import Defer
+from crust.core import errors
 from crust.csi_shim.controller.created_volume import (
-    DeferralRequest,
     as_block,
+    class_keys,
     context_of,
+    has_keys,
+    is_block,
     remove_keys,
     to_driver,
 )
@@ -45,7 +47,7 @@ _Own = Callable[[Any, Call], Awaitable[Message | None]]
 
 
 class ControllerShim:
-    """Answers the calls. `default` decides for volumes without keys; without `users` every detach passes.
+    """Answers the calls; without `users` every detach passes.
 
     `driver_name` is the CO's name of the driver; without it, the driver's own.
     """
@@ -53,14 +55,12 @@ class ControllerShim:
     def __init__(
         self,
         driver: CsiDriver,
-        default: Defer,
         users: VolumesInUse | None = None,
         driver_name: str = "",
     ) -> None:
         self._users = users
         self._driver_name = driver_name
         self._driver = driver
-        self._default = default
         self._stub = stub(csi_pb2_grpc.ControllerStub, driver.port)
 
     def methods(self) -> Methods:
@@ -89,34 +89,29 @@ class ControllerShim:
         return answer
 
     async def _create(self, request: csi_pb2.CreateVolumeRequest, call: Call) -> Message | None:
-        wish = DeferralRequest.of_parameters(request.parameters, self._default)
-        if not wish.keys:
-            return None
-        driver = await self._name(call)
-        sent = to_driver(request, wish, driver)
+        keys = class_keys(request.parameters)
+        sent = to_driver(request, keys, await self._name(call))
         answer = await self._stub.CreateVolume(sent, **call.onward())
-        answer.volume.volume_context.update(context_of(request, answer, wish))
+        answer.volume.volume_context.update(context_of(request, answer, keys))
         return answer
 
     async def _capacity(self, request: csi_pb2.GetCapacityRequest, call: Call) -> Message | None:
         """The capacity for volumes of a StorageClass, with the parameters that its CreateVolume would have."""
-        wish = DeferralRequest.of_context(request.parameters, self._default)
-        if not wish.keys:
+        if not has_keys(request.parameters):
             return None
-        remove_keys(request.parameters)
-        if wish.is_block:
+        if is_block(request.parameters):
             as_block(request.volume_capabilities)
+        remove_keys(request.parameters)
         return await self._stub.GetCapacity(request, **call.onward())
 
     async def _publish(
         self, request: csi_pb2.ControllerPublishVolumeRequest, call: Call
     ) -> Message | None:
-        wish = DeferralRequest.of_context(request.volume_context, self._default)
-        if not wish.keys:
+        if not has_keys(request.volume_context):
             return None
-        remove_keys(request.volume_context)
-        if wish.is_block:
+        if is_block(request.volume_context):
             as_block([request.volume_capability])
+        remove_keys(request.volume_context)
         return await self._stub.ControllerPublishVolume(request, **call.onward())
 
     async def _unpublish(
@@ -133,21 +128,20 @@ class ControllerShim:
     async def _validate(
         self, request: csi_pb2.ValidateVolumeCapabilitiesRequest, call: Call
     ) -> Message | None:
-        wish = DeferralRequest.of_context(request.volume_context, self._default)
-        crust_keys = [key for key in request.parameters if key.startswith(deferral_keys.PREFIX)]
-        if not wish.keys and not crust_keys:
+        if not (has_keys(request.volume_context) or has_keys(request.parameters)):
             return None
+        is_deferred = is_block(request.volume_context)
         sent = csi_pb2.ValidateVolumeCapabilitiesRequest()
         sent.CopyFrom(request)
         remove_keys(sent.volume_context)
         remove_keys(sent.parameters)
-        if wish.is_block:
+        if is_deferred:
             as_block(sent.volume_capabilities)
         answer = await self._stub.ValidateVolumeCapabilities(sent, **call.onward())
         if answer.HasField("confirmed"):  # confirm the CO's request, and not the driver's
             answer.confirmed.volume_context.update(request.volume_context)
             answer.confirmed.parameters.update(request.parameters)
-            if wish.is_block and answer.confirmed.volume_capabilities:
+            if is_deferred and answer.confirmed.volume_capabilities:
                 answer.confirmed.ClearField("volume_capabilities")
                 answer.confirmed.volume_capabilities.extend(request.volume_capabilities)
         return answer
@@ -171,7 +165,7 @@ async def part(
         SocketPort(settings.driver_socket) as port,
         contextlib.aclosing(CsiDriver(port)) as driver,
     ):
-        shim = ControllerShim(driver, Defer(settings.defer), users, settings.driver_name)
+        shim = ControllerShim(driver, users, settings.driver_name)
         service = Service(
             "controller shim",
             shim.methods(),
@@ -195,7 +189,7 @@ async def users_of(settings: ShimSettings) -> AsyncIterator[VolumesInUse | None]
         client = await workers.run(api.client, access.kubeconfig)
     except api.UnusableKubeconfig as error:
         raise _cannot_check(error.why) from error
-    users = VolumesInUse(client, Defer(settings.defer), access.node_absent_s)
+    users = VolumesInUse(client, access.node_absent_s)
     try:
         yield users
     finally:

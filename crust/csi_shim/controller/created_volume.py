@@ -11,8 +11,6 @@ accept a mode for block that it refuses for mounts.
 """
 
 from collections.abc import Iterable, Mapping, MutableMapping
-from dataclasses import dataclass
-from typing import Self
 
 from crust.core import deferral_keys, errors
 from crust.core.deferral_keys import Defer
@@ -32,59 +30,42 @@ _AS_CRUST = {"bytesperinode": deferral_keys.EXT4_BYTES_PER_INODE}
 """Vendors' parameters for mkfs that a guest's mkfs can follow, and crust's keys for them. Lower case."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeferralRequest:
-    """The keys of crust in parameters or in a volume context, checked, and their decision."""
+def class_keys(parameters: Mapping[str, str]) -> dict[str, str]:
+    """The keys of crust for a volume of a StorageClass; it is never deferred if the class has none.
 
-    keys: Mapping[str, str]
-    defer: Defer | None
+    A class with other keys and no choice leaves the choice to the node's proxy.
+    Raises `UnknownCrustParameter`, `deferral_keys.InvalidDeferKey`, `InvalidRequest`.
+    """
+    keys = {key: value for key, value in parameters.items() if key.startswith(deferral_keys.PREFIX)}
+    for key in keys:
+        if key not in _PARAMETERS:
+            raise errors.InvalidRequest.named(
+                "UnknownCrustParameter",
+                f"the parameter {key[:128]!r} is not known",
+                why=f"the shim knows {', '.join(_PARAMETERS)}",
+                hint="correct the StorageClass",
+            )
+    if is_block(keys):
+        for key, value in parameters.items():
+            if key.lower() in _AS_CRUST:
+                keys.setdefault(_AS_CRUST[key.lower()], value)
+    deferral_keys.guest_format({**keys, deferral_keys.CREATED_EMPTY: "true"})
+    deferral_keys.formats_in_guest(keys)
+    return keys or {deferral_keys.DEFER: Defer.NEVER.value}
 
-    @classmethod
-    def of_parameters(cls, parameters: Mapping[str, str], default: Defer) -> Self:
-        """From a StorageClass. Raises `UnknownCrustParameter`, `deferral_keys.InvalidDeferKey`, `InvalidRequest`."""
-        wish = cls.of_context(parameters, default)
-        for key in wish.keys:
-            if key not in _PARAMETERS:
-                raise errors.InvalidRequest.named(
-                    "UnknownCrustParameter",
-                    f"the parameter {key[:128]!r} is not known",
-                    why=f"the shim knows {', '.join(_PARAMETERS)}",
-                    hint="correct the StorageClass",
-                )
-        mkfs_keys = {
-            _AS_CRUST[key.lower()]: value
-            for key, value in parameters.items()
-            if wish.is_block and key.lower() in _AS_CRUST
-        }
-        keys = {**mkfs_keys, **wish.keys}
-        deferral_keys.guest_format({**keys, deferral_keys.CREATED_EMPTY: "true"})
-        deferral_keys.formats_in_guest(keys)
-        return cls(keys, wish.defer)
 
-    @classmethod
-    def of_context(cls, context: Mapping[str, str], default: Defer) -> Self:
-        """From a volume context; `default` decides if it does not. Raises `deferral_keys.InvalidDeferKey`."""
-        keys = {
-            key: value for key, value in context.items() if key.startswith(deferral_keys.PREFIX)
-        }
-        if default is not Defer.NEVER:
-            keys.setdefault(deferral_keys.DEFER, default.value)
-        return cls(keys, deferral_keys.defer(keys))
+def has_keys(context: Mapping[str, str]) -> bool:
+    """Whether parameters or a volume context have keys of crust."""
+    return any(key.startswith(deferral_keys.PREFIX) for key in context)
 
-    @property
-    def may_defer(self) -> bool:
-        """Whether some publish of the volume may be deferred."""
-        decided = self.defer in (Defer.ALWAYS, Defer.RUNTIME_CLASS)
-        return decided or deferral_keys.formats_in_guest(self.keys)
 
-    @property
-    def is_block(self) -> bool:
-        """Whether the driver is told that the volume is a block volume."""
-        return self.defer is Defer.ALWAYS
+def is_block(context: Mapping[str, str]) -> bool:
+    """Whether the driver is told that the volume is a block volume. Raises `deferral_keys.InvalidDeferKey`."""
+    return deferral_keys.defer(context) is Defer.ALWAYS
 
 
 def to_driver(
-    request: csi_pb2.CreateVolumeRequest, wish: DeferralRequest, driver: str
+    request: csi_pb2.CreateVolumeRequest, keys: Mapping[str, str], driver: str
 ) -> csi_pb2.CreateVolumeRequest:
     """The request that the driver gets.
 
@@ -93,10 +74,10 @@ def to_driver(
     sent = csi_pb2.CreateVolumeRequest()
     sent.CopyFrom(request)
     remove_keys(sent.parameters)
-    if not wish.may_defer or not _mounts(request.volume_capabilities):
+    if not deferral_keys.may_defer(keys) or not _mounts(request.volume_capabilities):
         return sent
     _check(request, driver)
-    if wish.is_block:
+    if is_block(keys):
         for key in list(sent.parameters):
             if key.lower() in _AS_CRUST:
                 del sent.parameters[key]
@@ -107,13 +88,12 @@ def to_driver(
 def context_of(
     request: csi_pb2.CreateVolumeRequest,
     answer: csi_pb2.CreateVolumeResponse,
-    wish: DeferralRequest,
+    keys: Mapping[str, str],
 ) -> dict[str, str]:
     """The keys of crust for the volume context of the answer."""
-    keys = dict(wish.keys)
-    if wish.may_defer and _is_created_empty(request, answer):
-        keys[deferral_keys.CREATED_EMPTY] = "true"
-    return keys
+    if deferral_keys.may_defer(keys) and _is_created_empty(request, answer):
+        return {**keys, deferral_keys.CREATED_EMPTY: "true"}
+    return dict(keys)
 
 
 def as_block(capabilities: Iterable[csi_pb2.VolumeCapability]) -> None:

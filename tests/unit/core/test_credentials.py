@@ -212,6 +212,25 @@ def test_other_value_of_defer_is_refused_with_the_allowed_ones(value: str) -> No
     assert len(str(caught.value)) < 300
 
 
+@pytest.mark.parametrize(
+    ("context", "expected"),
+    [
+        ({}, True),
+        ({"crust.dev/defer": "never"}, False),
+        ({"crust.dev/defer": "never", "vendor": "x"}, False),
+        ({"crust.dev/defer": "always"}, True),
+        ({"crust.dev/defer": "runtime-class"}, True),
+        ({"crust.dev/defer": "Never"}, True),
+        ({"crust.dev/defer": "never", "crust.dev/encryption": "luks"}, True),
+        ({"crust.dev/defer": "never", "crust.dev/format-in": "guest"}, True),
+    ],
+)
+def test_volume_may_be_deferred_unless_its_context_excludes_it(
+    context: dict[str, str], *, expected: bool
+) -> None:
+    assert deferral_keys.may_defer(context) is expected
+
+
 def test_volume_is_formatted_only_if_it_was_created_empty() -> None:
     options = {"crust.dev/ext4-bytes-per-inode": "16384", "crust.dev/ext4-reserved-percent": "0"}
     assert deferral_keys.guest_format(options) is None

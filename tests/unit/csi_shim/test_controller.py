@@ -13,7 +13,6 @@ import pytest
 import pytest_asyncio
 
 from crust.core import errors
-from crust.core.deferral_keys import Defer
 from crust.csi_shim import shim_process
 from crust.csi_shim.controller import controller_shim
 from crust.csi_shim.settings import DetachAccess, ShimSettings
@@ -86,13 +85,12 @@ class Served:
     stub: Any
 
 
-async def serve(default: Defer, **access: Any) -> AsyncIterator[Served]:
+async def serve(**access: Any) -> AsyncIterator[Served]:
     driver = Controller()
     with tempfile.TemporaryDirectory(prefix="crust-") as root:
         settings = ShimSettings(
             socket=f"{root}/csi.sock",
             driver_socket=f"{root}/driver.sock",
-            defer=default.value,
             controller=True,
             **{"check_detach": False, **access},
         )
@@ -106,13 +104,7 @@ async def serve(default: Defer, **access: Any) -> AsyncIterator[Served]:
 
 @pytest_asyncio.fixture
 async def shim() -> AsyncIterator[Served]:
-    async for served in serve(Defer.NEVER):
-        yield served
-
-
-@pytest_asyncio.fixture
-async def always() -> AsyncIterator[Served]:
-    async for served in serve(Defer.ALWAYS):
+    async for served in serve():
         yield served
 
 
@@ -137,7 +129,7 @@ async def with_api(api: FakeKubernetes, tmp_path: Path) -> AsyncIterator[Served]
     """The shim with access to that cluster."""
     with fake_kubernetes.serving(api, tmp_path) as kubeconfig:
         access = {"check_detach": True, "kubernetes": DetachAccess(kubeconfig=kubeconfig)}
-        async for served in serve(Defer.NEVER, **access):
+        async for served in serve(**access):
             for collection in ("volumeattachments", "persistentvolumes", "csinodes"):
                 await asyncio.to_thread(api.wait_for_watch, collection)
             yield served
@@ -171,13 +163,16 @@ async def test_volume_is_created_as_block_if_always_deferred(
 
 
 @pytest.mark.parametrize("parameters", [{}, {"type": "ssd"}])
-async def test_volume_without_a_key_is_as_it_was(shim: Served, parameters: dict[str, str]) -> None:
+async def test_volume_of_a_silent_class_is_never_deferred(
+    shim: Served, parameters: dict[str, str]
+) -> None:
+    """The driver creates it for the host: no default of a node defers it, and its detach by force is not checked."""
     many = capability(mode=MODE.MULTI_NODE_MULTI_WRITER)
     request = creation(parameters, many)
     request.MergeFromString(b"\xca\x3e\x03new")  # a field of a later CSI
     answer = await shim.stub.CreateVolume(request)
     assert shim.driver.last.SerializeToString() == request.SerializeToString()
-    assert dict(answer.volume.volume_context) == {}
+    assert dict(answer.volume.volume_context) == {"crust.dev/defer": "never"}
 
 
 @pytest.mark.parametrize("keys", [ALWAYS, BY_CLASS])
@@ -311,15 +306,15 @@ async def test_expansion_asks_the_node_unless_the_volume_is_raw(shim: Served, ki
     assert shim.driver.last.SerializeToString() == request.SerializeToString()
 
 
-async def test_default_of_the_settings_is_written_into_the_volume_context(always: Served) -> None:
-    answer = await always.stub.CreateVolume(creation({"type": "ssd"}))
-    context = dict(answer.volume.volume_context)
-    assert context == {**ALWAYS, "crust.dev/created-empty": "true"}
-    assert always.driver.last.volume_capabilities[0].HasField("block")
-    await always.stub.CreateVolume(creation({"crust.dev/defer": "never"}))
-    assert always.driver.last.volume_capabilities[0].HasField("mount")
-    await always.stub.ControllerPublishVolume(attach({}))
-    assert always.driver.last.volume_capability.HasField("block")
+@pytest.mark.parametrize(
+    "keys", [{"crust.dev/encryption": "luks"}, {"crust.dev/runtime-handler": "kata"}]
+)
+async def test_class_with_keys_leaves_its_choice_to_the_proxy(
+    shim: Served, keys: dict[str, str]
+) -> None:
+    answer = await shim.stub.CreateVolume(creation(keys))
+    assert dict(answer.volume.volume_context) == {**keys, "crust.dev/created-empty": "true"}
+    assert shim.driver.last.volume_capabilities[0].HasField("mount")
 
 
 def detach(volume_id: str = "vol-1", node_id: str = "n") -> Any:

@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 import crust
-from crust.core.deferral_keys import Defer
 from crust.core.settings import loading
 from crust.core.supervised import Health
 from crust.csi_shim.settings import ShimSettings
@@ -173,7 +172,7 @@ async def test_vendors_controller_may_ask_exactly_what_a_detach_needs(tmp_path: 
     api.add(recorded("pv-csi"), "persistentvolumes")
     with fake_kubernetes.serving(api, tmp_path) as kubeconfig:
         client = kubernetes_api.client(kubeconfig)
-        users = VolumesInUse(client, Defer.NEVER)
+        users = VolumesInUse(client)
         async with users.following(Health()):
             for collection in ("volumeattachments", "persistentvolumes", "csinodes"):
                 await asyncio.to_thread(api.wait_for_watch, collection)

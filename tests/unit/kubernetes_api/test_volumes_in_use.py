@@ -9,7 +9,6 @@ import pytest
 import pytest_asyncio
 
 from crust.core import errors
-from crust.core.deferral_keys import Defer
 from crust.core.supervised import Health
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api.volumes_in_use import VolumesInUse
@@ -82,8 +81,8 @@ class Controllers:
         self.now = 0.0
         self.requests: list[str] = []
 
-    async def detach(self, node_id: str = NODE, default: Defer = Defer.NEVER) -> None:
-        users = VolumesInUse(self.client, default, now=lambda: self.now)
+    async def detach(self, node_id: str = NODE) -> None:
+        users = VolumesInUse(self.client, now=lambda: self.now)
         async with users.following(Health()):
             await self.listed()
             await self.ask(users, node_id)
@@ -198,9 +197,8 @@ async def test_inline_volume_has_its_handle(cluster: Cluster, controller: Contro
     attachment = recorded("volumeattachment-inline")
     attachment["spec"]["source"]["inlineVolumeSpec"]["csi"]["volumeHandle"] = VOLUME
     cluster.api.add(attachment, "volumeattachments")
-    await controller.detach()
     with used():
-        await controller.detach(default=Defer.ALWAYS)
+        await controller.detach()
 
 
 @pytest.mark.parametrize("others", [2, 5000])
@@ -212,7 +210,7 @@ async def test_detach_takes_one_request_however_many_nodes_there_are(
         cluster.registered(name, f"id-{number}" if number % 2 else "")
         cluster.attached(name, f"pv-{number + 100}")
         cluster.node(name)
-    users = VolumesInUse(controller.client, Defer.NEVER)
+    users = VolumesInUse(controller.client)
     async with users.following(Health()):
         await controller.listed()
         for node_id in (NODE, ""):
@@ -224,29 +222,34 @@ async def test_detach_takes_one_request_however_many_nodes_there_are(
 # Which volumes.
 
 
-@pytest.mark.parametrize("attributes", [None, {}, NEVER])
 async def test_volume_that_is_not_deferred_is_kubernetes_business(
-    cluster: Cluster, controller: Controllers, attributes: dict[str, str] | None
+    cluster: Cluster, controller: Controllers
 ) -> None:
-    cluster.volume(attributes)
+    cluster.volume(NEVER)
     await controller.detach()
     await controller.detach("elsewhere")
     assert controller.requests == []
 
 
-async def test_default_decides_without_a_key(cluster: Cluster, controller: Controllers) -> None:
-    """A PersistentVolume that was made by hand, or before crust was there."""
-    cluster.volume(None)
+@pytest.mark.parametrize(
+    "attributes",
+    [None, {}, {"crust.dev/encryption": "luks"}, {"crust.dev/format-in": "guest"}],
+)
+async def test_volume_without_a_choice_may_be_deferred(
+    cluster: Cluster, controller: Controllers, attributes: dict[str, str] | None
+) -> None:
+    """One of a class that leaves it to the nodes, or that was made by hand, or before crust was there."""
+    cluster.volume(attributes)
     with used():
-        await controller.detach(default=Defer.RUNTIME_CLASS)
-    cluster.volume(NEVER)
-    await controller.detach(default=Defer.RUNTIME_CLASS)
-    # one that Kubernetes migrated: its object has the source of the in-tree plugin, and no attributes
+        await controller.detach()
+
+
+async def test_migrated_volume_may_be_deferred(cluster: Cluster, controller: Controllers) -> None:
+    """Its object has the source of the in-tree plugin, and no attributes."""
     cluster.api.remove_object("persistentvolumes", "pv-1")
     cluster.attached(NODE, "pv-nfs")
-    await controller.detach()
     with used():
-        await controller.detach(default=Defer.ALWAYS)
+        await controller.detach()
 
 
 @pytest.mark.parametrize("deferred", ["pv-0", "pv-2"])
@@ -254,7 +257,7 @@ async def test_volume_deferred_by_one_of_two_objects_is_in_use(
     cluster: Cluster, controller: Controllers, deferred: str
 ) -> None:
     """People make such objects for one volume; which of them the pod used is not known here."""
-    cluster.volume({})
+    cluster.volume(NEVER)
     cluster.volume(ALWAYS, deferred)
     with used():
         await controller.detach()
@@ -276,7 +279,7 @@ async def test_node_declared_dead_uses_nothing(cluster: Cluster, controller: Con
 @pytest_asyncio.fixture
 async def users(controller: Controllers) -> AsyncIterator[VolumesInUse]:
     """Of one controller that lives through the test."""
-    made = VolumesInUse(controller.client, Defer.NEVER, now=lambda: controller.now)
+    made = VolumesInUse(controller.client, now=lambda: controller.now)
     async with made.following(Health()):
         await controller.listed()
         yield made
@@ -337,7 +340,7 @@ async def test_api_that_is_away_decides_nothing(
     with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match="Node worker-1"):
         await controller.ask(users)
     monkeypatch.setattr(kubernetes_api, "_WAIT_S", 0.2)
-    without_lists, answered = VolumesInUse(controller.client, Defer.NEVER), asyncio.Event()
+    without_lists, answered = VolumesInUse(controller.client), asyncio.Event()
     lost = kubernetes_api.Followed._lost
 
     def noted(followed: kubernetes_api.Followed[Any, Any], error: Exception) -> None:
