@@ -137,6 +137,8 @@ class CrustPart(Model):
         Annotated[str, Field(pattern=r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")] | None
     ) = None
     """The span of that call (W3C Trace Context). A runtime that traces continues the trace with it."""
+    request: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """SHA-256 of the CO's own parts of the request, as the proxy computes it. Absent: not known."""
     pod: Annotated[str, Field(max_length=TEXT_MAX)] | None = None
     """`namespace/name` of the pod that the volume was published for, for people; absent where the CO does not say."""
     format: Format | None = None

@@ -102,13 +102,14 @@ class Record(Model):
         return self
 
     @classmethod
-    def of(
+    def of(  # noqa: PLR0913 - the parts of a record
         cls,
         mount: volumes.DeferredMount,
         key: volumes.VolumeKey,
         target: volumes.TargetPath,
         handler: volumes.HandlerName,
         *,
+        request: str = "",
         decided_by: str = "",
         pod: str = "",
     ) -> Self:
@@ -117,9 +118,6 @@ class Record(Model):
         Options for the host alone (`_netdev`, `nofail`, …) are dropped; the option "ro" makes the volume read-only.
         Raises `CredentialInOptions`, `MountOptionNotAllowed`, and `UnrecordableMount` if `parse` would refuse it.
         """
-        options = mount_options.parse(mount.mount_options, for_guest=True)
-        readonly = mount.readonly or options.readonly
-        mount = replace(mount, mount_options=options.options, readonly=readonly)
         part = {
             "schema": SCHEMA,
             "driver": key.driver,
@@ -129,6 +127,7 @@ class Record(Model):
             "generation": 1,
             "published_at": datetime.datetime.now(datetime.UTC).replace(microsecond=0),
             "decided_by": decided_by[:TEXT_MAX] or None,
+            "request": request or None,
             "request_id": (logs.context.get() or {}).get("request_id"),
             "traceparent": traces.traceparent() or None,
             "pod": pod[:TEXT_MAX] or None,
@@ -154,7 +153,7 @@ class Record(Model):
         return record
 
     def but(self, mount: volumes.DeferredMount | None = None, **part: Any) -> Self:
-        """This record with another mount, and other values in `crust`. Keys of a later version stay."""
+        """This record with another mount, and other values in `crust`. Keys of a later version stay. As `of`."""
         old = self.model_dump(by_alias=True, exclude_unset=True)
         return self._made(old, part, self.mount if mount is None else mount)
 
@@ -163,6 +162,9 @@ class Record(Model):
         cls, old: Mapping[str, Any], part: Mapping[str, Any], mount: volumes.DeferredMount
     ) -> Self:
         """The record `old` with the values of `part` in `crust`, and with another mount."""
+        options = mount_options.parse(mount.mount_options, for_guest=True)
+        readonly = mount.readonly or options.readonly
+        mount = replace(mount, mount_options=options.options, readonly=readonly)
         image, group = mount.image, mount.group
         block = mount.source if isinstance(mount.source, volumes.BlockSource) else None
         must_know = {
@@ -291,24 +293,9 @@ class Record(Model):
         """The volume and the device that are not free while it is published."""
         return Reserved(self.key, self.target, self.image or self.identity, self.readonly)
 
-    def same_content(self, other: Self) -> bool:
-        """Whether both are equal except for generation, time, call, and decider."""
-        return self._content() == other._content()
-
-    def same_request(self, other: Self) -> bool:
-        """Whether both publish the same volume in the same way; device, size and limits may differ."""
-        mine = self.mount
-        mount = replace(
-            other.mount,
-            source=mine.source,
-            capacity_bytes=mine.capacity_bytes,
-            content_generation=mine.content_generation,
-            io_limits=mine.io_limits,
-        )
-        return self._content() == (*other._content()[:-1], mount)
-
-    def _content(self) -> tuple[object, ...]:
-        return self.key, self.target, self.handler, self.mount
+    def same_publish(self, key: volumes.VolumeKey, request: str | None) -> bool:
+        """Whether this request for this volume has made it; one that does not name its request is of no other."""
+        return self.key == key and self.crust.request == request
 
     def same_source(self, other: Self) -> bool:
         """Whether both name the same device or image. Monitors and user of an image may have changed since."""

@@ -49,7 +49,7 @@ Clear = Callable[[volumes.TargetPath], None]
 
 
 class EntryDiffers(errors.Conflict):
-    """The target is published already, with other content."""
+    """The target is published already, by another request."""
 
     def __init__(self, present: Record) -> None:
         super().__init__(
@@ -133,24 +133,34 @@ class Store:
     def write(self, record: Record) -> Entry:
         """Make the entry of the record, or change its record; returns the entry that exists afterwards.
 
-        The same content again changes nothing. If only the source differs (attached again, grown), the record is
-        replaced; while a sandbox has the volume, only the size may differ. The limits stay: a retry may bring older
-        limits. Raises `EntryDiffers` if the target has another entry, `HeldBySandbox`, and `UnreadableHandoffRecord`.
+        The same mount again changes nothing. A driver may answer the same request otherwise (attached again, grown,
+        other defaults): then the record is replaced. While a sandbox has the volume its record stays but for the
+        size, and another source is refused. The limits stay: a retry may bring older limits. Raises `EntryDiffers` if
+        another request has made the entry, `HeldBySandbox`, and `UnreadableHandoffRecord`.
         """
         entry = self.read(record.target)
         if entry is None:
             return self.create(record)
         present = entry.require()
-        if not present.same_request(record):
+        if not present.same_publish(record.key, record.crust.request):
             raise EntryDiffers(present)
-        record = record.but(replace(record.mount, io_limits=present.mount.io_limits))
-        if present.same_content(record):
+        mount = replace(record.mount, io_limits=present.mount.io_limits)
+        is_same_source = present.same_source(record)
+        if entry.live and is_same_source:
+            mount = replace(
+                present.mount,
+                source=mount.source,
+                capacity_bytes=mount.capacity_bytes,
+                content_generation=mount.content_generation,
+            )
+        if mount == present.mount:
             return entry
-        if entry.live and present.same_source(record):
-            return self.rewrite(entry, record.mount)
+        if entry.live and is_same_source:
+            return self.rewrite(entry, mount)
         with self.begin_removal(record.target) as removal:
-            removal.settle()
-            return self._replace(removal.entry, record)
+            if not is_same_source:
+                removal.settle()
+            return self._replace(removal.entry, record.but(mount))
 
     def create(self, record: Record) -> Entry:
         """Write a new entry, which the caller has just read as absent; raises `durable.PathAlreadyExists`."""

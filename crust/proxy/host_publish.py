@@ -15,7 +15,7 @@ from crust.host.process import syscalls, workers
 from crust.proxy.guard import devices_at
 from crust.proxy.publish import Publish
 from crust.proxy.table import Entries
-from crust.proxy.target import Target
+from crust.proxy.target import Target, request_digest, residue_beside
 from crust.rpc.call import Metadata
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver
 from crust.rpc.status import Residue
@@ -67,12 +67,14 @@ class HostPublish:
         if present is not None and not present.raw:
             if present.entry is not None and present.entry.error is not None:
                 raise self.publish.refusal(path, present.entry.error)
-            raise errors.Conflict.named(
+            error = errors.Conflict.named(
                 "AlreadyDeferred",
                 f"the volume cannot be mounted at {path}",
                 why="it is published there already, to a runtime",
                 hint="unpublish it first; a publish never switches from one to the other",
             )
+            residue = residue_beside(present.record, request_digest(request))
+            raise self.publish.answer(path, error, residue, None)
         mode = request.volume_capability.access_mode.mode
         readonly = request.readonly or mode in _READER_MODES
         row = Target.of(path, key=key, readonly=readonly, raw=is_block)

@@ -144,7 +144,7 @@ class Publish:
                 stack=Stack.GUARD,
                 key=wanted.key,
                 devices=devices,
-                readonly=record.mount.readonly,
+                readonly=entry.require().readonly,
                 handler=record.handler,
                 secrets=mount.secrets or None,
                 busy=False,
@@ -243,24 +243,24 @@ class Publish:
         return response
 
     def _record(self, run: _Run, handler: Handler | None, mount: volumes.DeferredMount) -> Record:
-        """The record, checked with the driver's answer."""
-        key, target, decider = run.wanted.key, run.wanted.target, run.decision.decider
-        pod = run.wanted.pod
-        if handler is not None:
-            check_features(
-                handler, mount.fs_type, mount.group, readonly=mount.readonly, mount=mount
-            )
-            if Feature.FORMAT not in handler.features:
+        """The record, checked with the driver's answer. A retry keeps the first choice of a handler."""
+        if run.began.entry is not None:
+            record = run.began.entry.require()
+            if record.mount.format is None:  # the proxy has made the filesystem, if it was missing
                 mount = replace(mount, format=None)
-            return Record.of(mount, key, target, handler.name, decided_by=decider, pod=pod)
-        assert run.began.entry is not None
-        record = run.began.entry.require()
-        if record.mount.format is None:  # the proxy has made the filesystem, if it was missing
+            return record.but(mount)
+        assert handler is not None
+        check_features(handler, mount.fs_type, mount.group, readonly=mount.readonly, mount=mount)
+        if Feature.FORMAT not in handler.features:
             mount = replace(mount, format=None)
-        # a retry keeps the first choice: a second handler may have registered since
-        name = run.decision.handler or record.handler
         return Record.of(
-            mount, key, target, name, decided_by=record.crust.decided_by or "", pod=pod
+            mount,
+            run.wanted.key,
+            run.wanted.target,
+            handler.name,
+            request=run.wanted.digest,
+            decided_by=run.decision.decider,
+            pod=run.wanted.pod,
         )
 
     async def _make_filesystem(
@@ -300,12 +300,13 @@ class Publish:
         The secrets are in the table before the entry is there: a handler may claim at once.
         """
         devices = verify(self.entries.devices, record.mount.source)
-        readonly = record.mount.readonly
+        present = run.began.entry.record if run.began.entry is not None else None
+        # a driver may answer otherwise than before, and the record of before stands until it is replaced
+        readonly = record.readonly and (present is None or present.readonly)
         reserved = replace(run.row, key=record.key, devices=devices, readonly=readonly)
         self.entries.table.reserve(replace(reserved, secrets=secrets or None, busy=True))
         if isinstance(record.mount.source, volumes.NetworkImage):
             return devices
-        present = run.began.entry.record if run.began.entry is not None else None
         if present is not None and present.same_source(record):
             self.entries.targets.check_mounts(record.block, readonly=readonly)
             return devices
@@ -340,8 +341,6 @@ class Publish:
         else:
             self.entries.table.put(row)
         residue = stands(seen, run.wanted)
-        if isinstance(error, EntryDiffers) and residue is not Residue.NONE:
-            residue = Residue.OTHER
         return self.answer(run.wanted.target.text, error, residue, run.decision)
 
     async def _take_back(self, run: _Run) -> None:
@@ -377,4 +376,5 @@ def _refused(seen: Seen, wanted: Wanted) -> Exception:
         return seen.entry.error or errors.Corrupt("the entry cannot be read")
     if record.key != wanted.key:
         return other_volume(wanted.target.text, wanted.key, record.key)
-    return EntryDiffers(record) if wanted.contradicts(record) else seen.mounted(wanted.target)
+    is_same = record.same_publish(wanted.key, wanted.digest)
+    return seen.mounted(wanted.target) if is_same else EntryDiffers(record)

@@ -6,6 +6,8 @@ driver's unpublish; so a guard or an entry means that the driver may have someth
 """
 
 import enum
+import hashlib
+import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -204,6 +206,8 @@ class Wanted:
     access: volumes.MountAccess
     options: tuple[str, ...]
     readonly: bool
+    digest: str = ""
+    """Of the request (`request_digest`)."""
     is_inline: bool = False
     """A volume of the pod itself, which its unpublish deletes."""
     pod: str = ""
@@ -222,20 +226,33 @@ class Wanted:
             request.volume_context.get(f"{POD_INFO}{key}", "") for key in ("namespace", "name")
         ]
         pod = "/".join(pod_names) if all(pod_names) else ""
-        return cls(key, target, capability.access, options.options, readonly, is_inline, pod)
+        digest = request_digest(request)
+        access = capability.access
+        return cls(key, target, access, options.options, readonly, digest, is_inline, pod)
 
-    def contradicts(self, record: Record) -> bool:
-        """Whether the record is certainly of a publish with other arguments.
 
-        Additions of a driver's answer (a group, read-only, options) contradict nothing: the proxy calls the driver,
-        and compares its answer.
-        """
-        return (
-            self.access.fs_type not in ("", record.mount.fs_type)
-            or self.access.group not in (None, record.mount.group)
-            or (self.readonly and not record.readonly)
-            or not set(self.options) <= set(record.mount.mount_options)
-        )
+def request_digest(request: csi_pb2.NodePublishVolumeRequest) -> str:
+    """A digest of the CO's own parts of a publish: equal if the CO repeats it, also with fresh tokens.
+
+    Other parts may differ in a repeat: secrets; a kubelet's keys about the pod; the publish context, which the attach
+    has answered; the staging path, which another version of a kubelet chooses otherwise. For the policy of a group it
+    is the same result.
+    """
+    capability, context = request.volume_capability, request.volume_context
+    mount = capability.mount
+    parts = [
+        request.volume_id,
+        request.target_path,
+        request.readonly,
+        request.defer_fs_ops,
+        capability.access_mode.mode,
+        capability.WhichOneof("access_type"),
+        mount.fs_type,
+        list(mount.mount_flags),
+        mount.volume_supplemental_group or mount.volume_mount_group,
+        sorted(pair for pair in context.items() if not pair[0].startswith(csi.KUBERNETES_PREFIX)),
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 class PublishPlan(enum.Enum):
@@ -253,7 +270,7 @@ def begin_publish(seen: Seen, wanted: Wanted) -> PublishPlan:
         return PublishPlan.REFUSE
     if seen.entry is not None:
         record = seen.entry.record
-        if record is None or record.key != wanted.key or wanted.contradicts(record):
+        if record is None or not record.same_publish(wanted.key, wanted.digest):
             return PublishPlan.REFUSE
         return PublishPlan.REFUSE if seen.is_covered else PublishPlan.RENEW
     if seen.stack is Stack.BURIED and not wanted.is_inline:
@@ -315,7 +332,13 @@ def stands(seen: Seen, wanted: Wanted) -> Residue:
         return Residue.EXISTS
     if record.key != wanted.key:
         return Residue.NONE
-    return Residue.OTHER if wanted.contradicts(record) else Residue.EXISTS
+    return residue_beside(record, wanted.digest)
+
+
+def residue_beside(record: Record | None, digest: str) -> Residue:
+    """The residue for a publish at a target that is deferred. It has other arguments only if the record says so."""
+    request = record.crust.request if record is not None else None
+    return Residue.EXISTS if request in (None, digest) else Residue.OTHER
 
 
 def unfinished(row: Target, seen: Seen) -> Target | None:

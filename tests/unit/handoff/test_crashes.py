@@ -88,8 +88,8 @@ def test_rewrite_killed_anywhere_leaves_old_or_new_record(stores: Stores) -> Non
         entry = store.read(TARGET)
         assert entry is not None
         seen.add(entry.require().mount.capacity_bytes)
-        assert entry.require().same_content(RECORD) or entry.require().same_content(GROWN)
-        assert store.rewrite(entry, GROWN.mount).require().same_content(GROWN)
+        assert entry.require().mount in (RECORD.mount, GROWN.mount)
+        assert store.rewrite(entry, GROWN.mount).require().mount == GROWN.mount
         _unpublish(store)
         assert _names(store) == []
     assert len(seen) == 2

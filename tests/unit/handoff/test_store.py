@@ -98,19 +98,30 @@ def test_same_content_again_changes_nothing(store: Store) -> None:
     assert os.stat(_paths(store).record).st_ino == inode
 
 
-def test_other_content_for_target_is_refused_naming_published_volume(store: Store) -> None:
-    store.write(a_record())
-    with pytest.raises(EntryDiffers, match=r"block\.csi\.crust\.dev/vol-1"):
-        store.write(a_record(fs_type="xfs"))
-    assert store.write(a_record(capacity_bytes=2 << 30)).require().crust.generation == 2
+@pytest.mark.spec("H-15")
+def test_other_request_for_target_is_refused_naming_published_volume(store: Store) -> None:
+    store.write(a_record().but(request="1" * 64))
+    for other in (a_record().but(request="2" * 64), a_record()):
+        with pytest.raises(EntryDiffers, match=r"block\.csi\.crust\.dev/vol-1"):
+            store.write(other)
 
 
 @pytest.mark.spec("H-15")
-def test_other_content_never_replaces_the_record_of_a_live_sandbox(store: Store) -> None:
+def test_same_request_with_another_mount_replaces_the_record(store: Store) -> None:
     store.write(a_record())
-    with _claim(store), pytest.raises(HeldBySandbox, match="sandbox-1"):
-        store.write(a_record(source=OTHER_DEVICE))
-    assert store.write(a_record()).require().crust.generation == 1
+    written = store.write(a_record(fs_type="xfs", readonly=True)).require()
+    assert (written.mount.fs_type, written.readonly, written.crust.generation) == ("xfs", True, 2)
+
+
+@pytest.mark.spec("H-15")
+def test_record_of_a_live_sandbox_changes_in_size_alone(store: Store) -> None:
+    store.write(a_record())
+    with _claim(store):
+        with pytest.raises(HeldBySandbox, match="sandbox-1"):
+            store.write(a_record(source=OTHER_DEVICE))
+        assert store.write(a_record(fs_type="xfs")).require().crust.generation == 1
+        grown = store.write(a_record(fs_type="xfs", capacity_bytes=2 << 30)).require()
+        assert grown.mount == a_record(capacity_bytes=2 << 30).mount
 
 
 def test_rewrite_keeps_the_claim_and_increments_the_generation(store: Store) -> None:

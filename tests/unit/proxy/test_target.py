@@ -30,10 +30,17 @@ from crust.rpc.status import Asked, Residue
 from tests.support.faults.choices import Choices
 from tests.support.records import records
 
-RECORD = records.a_record()
+RECORD = records.a_record().but(request="1" * 64)
 OTHERS = RECORD.but(volume_id="vol-other")
-WANTED = Wanted(RECORD.key, RECORD.target, volumes.MountAccess(fs_type="ext4"), (), readonly=True)
-ARGS = RECORD.but(replace(RECORD.mount, readonly=False))
+WANTED = Wanted(
+    RECORD.key,
+    RECORD.target,
+    volumes.MountAccess(fs_type="ext4"),
+    (),
+    readonly=True,
+    digest="1" * 64,
+)
+ARGS = RECORD.but(request="2" * 64)
 HELD = Claim("box", "kata", State.MOUNTED, "", 7, None, live=True)
 EMPTY = replace(RECORD.mount, format=volumes.GuestFormat(), readonly=False)
 FORMATTED = replace(EMPTY, format=None)

@@ -185,7 +185,7 @@ async def test_unreadable_entry_blocks_what_may_be_its(places: Places, *, known:
         node = await lives.enter_async_context(FakeNode(places))
         await lives.enter_async_context(node.handler())
         await node.co.publish("vol-1", one)
-        await node.co.publish("vol-4", four)
+        await node.co.publish("vol-4", four, volume_context=NAMED)
         entry = node.entry(one)
         assert entry is not None
         node.driver.identities["vol-3"] = fake_driver.identity_of(fake_driver.device_of("vol-1"))
