@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from crust.core import errors, volumes
-from crust.handoff.record import Record
 from crust.host import answers
 from crust.host.block import devices, openers, users
 from crust.host.block.device_sets import DeviceSet
@@ -21,7 +20,7 @@ from crust.host.block.openers import Openers
 from crust.host.block.users import Purpose
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
-from crust.proxy.target import Guard, Seen, Stack, Target
+from crust.proxy.target import Guard, Seen, Stack
 
 _log = logging.getLogger(__name__)
 
@@ -79,28 +78,6 @@ def devices_at(devices: Devices, path: str) -> DeviceSet | None:
         return devices.device_set(devices.identify(path))
     except (errors.NotFound, NotABlockDevice):
         return None
-
-
-def check_not_raw(devices: Devices, row: Target, record: Record, published: DeviceSet) -> None:
-    """Raise DevicePublishedRaw if the raw publish `row` has the devices, and one of the two can write. Blocks."""
-    at_target = devices_at(devices, row.path)
-    if at_target is None or not at_target.shares_bytes_with(published):
-        return
-    if record.readonly and (row.readonly or _is_readonly(row.path)):
-        return
-    raise errors.NotReady.named(
-        "DevicePublishedRaw",
-        f"the device {record.device} cannot be published to a runtime",
-        why=f"it is published as a raw block volume at {row.path}",
-        hint="stop the pod that uses it there; two writers to one device destroy its content",
-    )
-
-
-def _is_readonly(path: str) -> bool:
-    try:
-        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
-    except OSError:
-        return False
 
 
 class Targets:

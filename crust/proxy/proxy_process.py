@@ -7,7 +7,7 @@ order and waits for every running operation.
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from crust.kubernetes_api import api, pod_runtimes
 from crust.proxy.filesystems import Filesystems
 from crust.proxy.guard import Devices, Targets
 from crust.proxy.handlers import HandlerRegistry, Handlers
-from crust.proxy.host_publish import HostPublish, raw_targets
+from crust.proxy.host_publish import HostPublish
 from crust.proxy.inspect import Inspect
 from crust.proxy.look import Looks
 from crust.proxy.policy import Policy
@@ -38,7 +38,6 @@ from crust.proxy.service import CsiService
 from crust.proxy.settings import ProxySettings, ServedDriver
 from crust.proxy.sockets import DriverSockets
 from crust.proxy.table import Entries, Events, Table
-from crust.proxy.target import Target
 from crust.proxy.unpublish import Unpublish
 from crust.rpc.serving.daemon import Daemon, starting
 from crust.rpc.serving.server import SOCKETS, Ports
@@ -126,7 +125,7 @@ async def part(
             host_parts = (host.targets, host.filesystems, host.devices)
             entries = Entries(store, table, *host_parts, running, events, daemon.health)
             looks = Looks(entries)
-            await _load(entries, looks, settings.target_roots, stack)
+            await _load(entries, looks, stack)
             handlers = Handlers(grace_s=settings.handler_grace_s)
             stack.push_async_callback(running.drain)
             on_host = HostPublish(entries, Publish(entries, handlers, Unpublish(entries)))
@@ -189,24 +188,20 @@ def _export_metrics(
     metrics.export_workers("proxy", lambda: pool.load)
 
 
-async def _load(
-    entries: Entries, looks: Looks, roots: Sequence[str], stack: AsyncExitStack
-) -> None:
+async def _load(entries: Entries, looks: Looks, stack: AsyncExitStack) -> None:
     """Open and lock the handoff directory, finish removals that a crash has interrupted, and make the first look.
 
-    Then each guard and each raw publish of an earlier process is a row of the table, too.
+    Then each guard of an earlier process is a row of the table, too.
     """
     store = entries.store
 
-    def prepare() -> Iterable[str]:
+    def prepare() -> None:
         store.open()
         stack.callback(store.lock().close)
         for path in store.remove_orphans(entries.targets.unmount_guard):
             _log.warning("an unfinished entry stays", extra={"path": path})
-        return raw_targets(roots)
 
-    for path in await workers.run(prepare):
-        entries.table.put(Target.of(path, raw=True))
+    await workers.run(prepare)
     await looks.look()
     for entry in entries.table.entries():
         if entry.error is not None:

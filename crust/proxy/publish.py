@@ -20,7 +20,7 @@ from crust.handoff.store import EntryDiffers
 from crust.host.block.device_sets import DeviceSet
 from crust.host.block.openers import Openers
 from crust.host.process import workers
-from crust.proxy.guard import check_not_raw, verify
+from crust.proxy.guard import verify
 from crust.proxy.handlers import (
     Feature,
     Handler,
@@ -70,8 +70,6 @@ class _Run:
     wanted: Wanted
     decision: Decision
     row: Target
-    raw: Target | None
-    """The row of a raw publish at the target: the target's row again, if this publish leaves nothing."""
     began: Seen = NOT_LOOKED
     asked: Asked = Asked.NOT_CALLED
     opened: Openers | None = None
@@ -101,7 +99,7 @@ class Publish:
         except Exception as error:
             raise self.refusal(request.target_path, error, decision) from error
         row = self.entries.table.at(wanted.target.text) or Target.of(wanted.target.text, key=key)
-        run = _Run(backend, metadata, wanted, decision, row, row if row.raw else None)
+        run = _Run(backend, metadata, wanted, decision, row)
         try:
             await self._defer(run, request)
         except Exception as error:
@@ -173,7 +171,6 @@ class Publish:
             key=run.wanted.key,
             readonly=readonly,
             handler=handler.name,
-            raw=False,
             busy=True,
         )
         self.entries.table.reserve(row)
@@ -314,9 +311,6 @@ class Publish:
             present is not None and present.image is None
         ):  # the sandbox of the entry may have that device
             self.entries.targets.check_given_back(present.block)
-        for row in self.entries.table.rows():
-            if row.raw:
-                check_not_raw(self.entries.devices, row, record, devices)
         self.entries.targets.check_unused(record.block, readonly=readonly, opened=run.opened)
         return devices
 
@@ -335,7 +329,7 @@ class Publish:
             seen = await workers.run(self.entries.observe, run.wanted.key, run.wanted.target)
         except Exception as failure:  # no thread is free
             seen = Seen(stack=Stack.UNSEEN, problem=failure)
-        row = unfinished(run.row, seen) or run.raw
+        row = unfinished(run.row, seen)
         if row is None:
             self.entries.table.drop(run.row.name)
         else:

@@ -102,9 +102,11 @@ class CsiService:
         ):
             row, is_new = await self._on_host.begin(key, request)
             response = await self._backend.port.forward(call, data)
-            if row.raw or self._table.reservations():
+            if self._table.reservations():
                 metadata = call.metadata
-                await self._on_host.check_device(row, self._backend, metadata, is_new=is_new)
+                await self._on_host.check_device(
+                    row, request, self._backend, metadata, is_new=is_new
+                )
             return response
 
     async def _node_unpublish(
@@ -115,9 +117,7 @@ class CsiService:
             # of that publish would stay for good
             with self._operations.shared(self._unchecked_key(request.volume_id)):
                 await self._check_no_link(request, call.time_remaining())
-                response = await self._backend.port.forward(call, data)
-                self._on_host.ended(request.target_path)
-                return response
+                return await self._backend.port.forward(call, data)
         key = self._key(request.volume_id)
         target = volumes.TargetPath.parse(request.target_path)
         metadata = opted_in(call)
@@ -136,9 +136,8 @@ class CsiService:
 
     def _is_known(self, request: csi_pb2.NodeUnpublishVolumeRequest) -> bool:
         """Whether the table has something of a deferred publish at the target."""
-        row = self._table.at(request.target_path)
-        if row is not None:
-            return not row.raw
+        if self._table.at(request.target_path) is not None:
+            return True
         key = self._unchecked_key(request.volume_id)
         if self._table.of(key):
             # another spelling of a deferred target must not reach the driver, which would detach the device

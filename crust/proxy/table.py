@@ -147,17 +147,14 @@ class Table:
 
     def of(self, key: volumes.VolumeKey) -> tuple[Target, ...]:
         """The deferred targets of a volume, those at which something may stand included."""
-        return tuple(row for row in self.rows() if row.key == key and not row.raw)
+        return tuple(row for row in self.rows() if row.key == key)
 
     def concerns(self, key: volumes.VolumeKey) -> bool:
         """Whether a target without a row may be another spelling of a deferred target of the volume.
 
         A guard whose volume is unknown may be the volume's.
         """
-        return any(
-            not row.raw and (row.key == key or (row.key is None and row.entry is None))
-            for row in self.rows()
-        )
+        return any(row.key == key or (row.key is None and row.entry is None) for row in self.rows())
 
     def states(self) -> Mapping[tuple[str, str], int]:
         """How many entries of which driver are in which state. Any thread may ask."""
@@ -283,7 +280,7 @@ def _observed(row: Target | None, read: Target) -> Target:
 
 
 def _stands(row: Target) -> bool:
-    return row.entry is not None or row.raw or row.stack not in (Stack.CLEAR, Stack.FOREIGN)
+    return row.entry is not None or row.stack not in (Stack.CLEAR, Stack.FOREIGN)
 
 
 @dataclass(frozen=True, slots=True)

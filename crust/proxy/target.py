@@ -93,8 +93,6 @@ class Target:
     """Reserved besides the volume; None until the driver has reported the device."""
     readonly: bool = False
     handler: volumes.HandlerName | None = None
-    raw: bool = False
-    """A raw block volume that the driver published: it is not deferred and reserves nothing for runtimes."""
     busy: bool = False
     """An operation is at work here: its result is newer than a look meanwhile."""
     guard: Guard | None = None
@@ -135,7 +133,7 @@ def conflict(
     """The error if `new` cannot have its volume or device, `deferred` or on the host, beside all `rows`.
 
     Two kernels that mount one filesystem read-write destroy it, and no lower layer prevents this. Several readers
-    may share a device. A raw publish reserves nothing; its device is checked when a deferred publish knows its own.
+    may share a device. A publish on the host reserves nothing: a deferred one asks the kernel for its device's users.
     """
     is_retry = any(
         row.name == new.name and row.record is not None and row.key == new.key for row in rows
@@ -144,7 +142,7 @@ def conflict(
     if refusal is not None:
         return refusal
     for holder in rows:
-        if holder.name == new.name or holder.raw or not holder.shares_with(new):
+        if holder.name == new.name or not holder.shares_with(new):
             continue
         if holder.is_unreadable:
             return _unreadable(new.key, holder, f"reserves its device, at {holder.path}")

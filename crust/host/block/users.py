@@ -12,7 +12,8 @@ A device, process or descriptor that ended meanwhile is no user: the errnos for 
 is no answer, and no answer is `NotSeen`. A part of the users is never the answer.
 
 No interface shows a process that has mapped the device and closed it, a kernel target (nvmet) that opens it plainly,
-and a process of another PID namespace that is not below this one.
+a process of another PID namespace that is not below this one, and a node that a driver has made for a raw publish
+itself, until the kubelet binds it.
 """
 
 import enum

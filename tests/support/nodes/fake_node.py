@@ -37,6 +37,10 @@ class FakeNode(Node):
     def __post_init__(self) -> None:
         self.targets = self.targets or FakeTargets(self.places.kubelet)
         self.devices = self.devices or FakeDevices(identities=self.driver.identities)
+        if isinstance(self.devices, FakeDevices):
+            self.devices.published = self.driver.published
+        if isinstance(self.targets, FakeTargets) and isinstance(self.devices, FakeDevices):
+            self.targets.devices = self.devices
         self.filesystems = self.filesystems or FakeFilesystems(self.places.run)
         self.host = Host(self.targets, self.filesystems, self.devices)
 

@@ -25,6 +25,7 @@ from crust.proxy.target import Guard, Seen, Stack
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers import fake_driver
 from tests.support.memory_csi.node import Mounts
+from tests.support.memory_csi.state import Published
 
 GUARD = ".guarded"
 MOUNTED = ".mounted"
@@ -71,6 +72,7 @@ class FakeTargets(guard.Targets):
         """The groups of guards, as a kubelet sets them."""
         self.named: set[str] = set()
         """The targets whose guard takes names."""
+        self.devices = FakeDevices()
 
     def look(self, target: volumes.TargetPath) -> Seen:
         guarded = os.path.exists(f"{target}/{GUARD}")
@@ -89,6 +91,12 @@ class FakeTargets(guard.Targets):
     ) -> None:
         self.check_mounts(source, readonly=readonly)
         self.check_given_back(source)
+        mine = self.devices.device_set(source.identity)
+        for target in self.devices.nodes:
+            bound = guard.devices_at(self.devices, target)
+            is_read = readonly and bound is not None and self.devices.published[target].readonly
+            if bound is not None and bound.shares_bytes_with(mine) and not is_read:
+                raise DeviceInUse(source.path, (target,))
 
     def check_mounts(self, source: volumes.BlockSource, *, readonly: bool) -> None:
         mounted_readonly = self.mounted_devices.get(source.path)
@@ -169,10 +177,13 @@ class FakeDevices:
     numbers: dict[int, volumes.BlockSource] = field(default_factory=dict)
     """Devices by number, as a driver publishes them at a shim's leaf."""
     nodes: dict[str, str] = field(default_factory=dict)
-    """Nodes elsewhere: path to the device's path."""
+    """Nodes at the targets of raw publishes: path to the device's path. It is there while it is `published`."""
+    published: Mapping[str, Published] = field(default_factory=dict)
+    """What the driver has published, by target."""
 
     def identify(self, path: str, /) -> volumes.DeviceIdentity:
-        path = self.nodes.get(path, path)
+        if path in self.published:
+            path = self.nodes.get(path, path)
         if os.path.exists(path):
             raise NotABlockDevice(path)
         if not path.startswith("/dev/"):

@@ -1,7 +1,6 @@
 """Raw publishes beside deferred ones: two writers of one device, in either order, are refused."""
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,17 +12,15 @@ import pytest
 from crust.core import deferral_keys, errors, volumes
 from crust.host.block.device_sets import DeviceSet
 from crust.host.process.syscalls import ProcessOutOfResources
-from crust.proxy.host_publish import raw_targets
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import capability, publish_request
-from tests.support.drivers.fake_driver import Failure, Gate, device_of
+from tests.support.drivers.fake_driver import Failure, FakeDriver, Gate, device_of
 from tests.support.faults.refusals import refused, until
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.fake_targets import FakeDevices
 from tests.support.nodes.places import Places
 
 Code = grpc.StatusCode
-PUBLISH = "plugins/kubernetes.io/csi/volumeDevices/publish"
 
 
 def raw_request(
@@ -119,7 +116,7 @@ async def test_deferred_publish_of_device_published_raw_is_undone(kata: FakeNode
     publishing = asyncio.create_task(publish_raw(kata, "raw", "vol-2"))
     await until(gate.entered)
     del kata.driver.gates["NodePublishVolume"]
-    await refused(kata.co.publish("vol-1", target), Code.FAILED_PRECONDITION, "DevicePublishedRaw")
+    await refused(kata.co.publish("vol-1", target), Code.FAILED_PRECONDITION, "DeviceInUse")
     gate.opened.set()
     raw = await publishing
     await refused(publish_raw(kata, "raw", "vol-2", readonly=True), Code.ALREADY_EXISTS)
@@ -128,7 +125,7 @@ async def test_deferred_publish_of_device_published_raw_is_undone(kata: FakeNode
     await refused(kata.co.unpublish("vol-2", raw), Code.UNAVAILABLE, "restarting")
     for readonly in (False, True):
         publish = kata.co.publish("vol-1", target, readonly=readonly)
-        await refused(publish, Code.FAILED_PRECONDITION, "DevicePublishedRaw", raw)
+        await refused(publish, Code.FAILED_PRECONDITION, "DeviceInUse", raw)
     assert target not in kata.driver.published
     assert kata.entry(target) is None
     await kata.co.unpublish("vol-2", raw)
@@ -136,33 +133,27 @@ async def test_deferred_publish_of_device_published_raw_is_undone(kata: FakeNode
     await kata.co.publish("vol-1", target)
 
 
-async def test_deferred_publish_after_a_refused_raw_one_reserves(
+async def test_raw_publish_that_is_refused_leaves_nothing_behind(
     kata: FakeNode, target: str
 ) -> None:
-    """The target of a raw publish that the driver has refused stays looked at, until it is deferred."""
+    """A kubelet never unpublishes what got a final code, so nothing may be remembered of it."""
     kata.driver.failures["NodePublishVolume"] = Failure(Code.ALREADY_EXISTS, "staged for a mount")
-    await refused(publish_raw(kata, "one", "vol-1"), Code.ALREADY_EXISTS, "staged")
-    kata.driver.failures["NodePublishVolume"] = Failure(Code.INTERNAL, "disk on fire")
-    await refused(kata.co.publish("vol-1", target), Code.INTERNAL, "disk on fire")
-    other = kata.co.publish("vol-1", kata.places.target("two"))
-    await refused(other, Code.FAILED_PRECONDITION, "DevicePublishedRaw", target)
-    del kata.devices.nodes[target]
-    kata.driver.failures_after["NodePublishVolume"] = Failure(Code.UNAVAILABLE, "lost")
-    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "lost")
-    await refused(kata.co.unstage("vol-1", "/staging"), Code.FAILED_PRECONDITION, target)
+    await refused(publish_raw(kata, "raw", "vol-2", readonly=True), Code.ALREADY_EXISTS, "staged")
+    share(kata, "vol-1", "vol-2")
     await kata.co.publish("vol-1", target)
-    other = kata.co.publish("vol-1", kata.places.target("two"))
-    await refused(other, Code.FAILED_PRECONDITION, "DeviceReserved", target)
+    await refused(publish_raw(kata, "raw", "vol-2"), Code.FAILED_PRECONDITION, "DeviceReserved")
+    assert kata.driver.called("NodeUnpublishVolume"), "it was a new one, and was undone"
     await kata.co.unpublish("vol-1", target)
-    assert kata.entry(target) is None
-    assert not kata.driver.published
+    raw = await publish_raw(kata, "raw", "vol-2")
+    reader = kata.co.publish("vol-1", target, readonly=True)
+    await refused(reader, Code.FAILED_PRECONDITION, "DeviceInUse", raw)
 
 
 async def test_readers_share_a_device_raw_and_deferred(kata: FakeNode) -> None:
     await publish_raw(kata, "raw", "vol-2", readonly=True)
     share(kata, "vol-1", "vol-2")
     one = kata.places.target("one")
-    await refused(kata.co.publish("vol-1", one), Code.FAILED_PRECONDITION, "DevicePublishedRaw")
+    await refused(kata.co.publish("vol-1", one), Code.FAILED_PRECONDITION, "DeviceInUse")
     await kata.co.publish("vol-1", one, readonly=True)
     await publish_raw(kata, "raw-2", "vol-2", readonly=True)
     await refused(
@@ -187,7 +178,7 @@ async def test_other_device_of_a_repeated_publish_is_checked_as_new(
     await kata.co.publish("vol-1", target)
     raw, before = await publish_raw(kata, "raw", "vol-2"), kata.record(target).identity
     answer_device_of(kata, "vol-1", "vol-2")
-    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "DevicePublishedRaw", raw)
+    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "DeviceInUse", raw)
     assert kata.record(target).identity == before
     await kata.co.unpublish("vol-2", raw)
     await kata.co.publish("vol-1", target)
@@ -226,16 +217,16 @@ class FullProcess(FakeDevices):
 
 async def test_raw_target_that_cannot_be_seen_is_not_free(places: Places) -> None:
     async with FakeNode(places, devices=FullProcess()) as node, node.handler():
+        node.targets.host_mounts[places.target("host")] = "/dev/raw"
+        await node.co.publish("vol-3", places.target("host"), defer=False)  # beside no reservation
+        await node.co.publish("vol-2", places.target("one"))
         request = raw_request(node, "raw", "vol-1")
-        node.driver.failures["NodeUnpublishVolume"] = Failure(Code.INTERNAL, "stuck")
         await refused(
             node.co.node.NodePublishVolume(request, timeout=60), Code.UNAVAILABLE, "EMFILE"
         )
-        assert node.driver.called("NodeUnpublishVolume")
-        node.targets.host_mounts[places.target("host")] = "/dev/raw"
-        await node.co.publish("vol-3", places.target("host"), defer=False)  # beside no reservation
-        target = places.target("one")
-        await refused(node.co.publish("vol-2", target), Code.UNAVAILABLE, "EMFILE")
+        assert not node.driver.called("NodeUnpublishVolume"), "a pod may be using it"
+        target = places.target("two")
+        await refused(node.co.publish("vol-4", target), Code.UNAVAILABLE, "EMFILE")
         assert node.entry(target) is None
 
 
@@ -247,7 +238,7 @@ class LateNode(FakeDevices):
         self.looks, self.goes_on = threading.Event(), threading.Event()
 
     def identify(self, path: str, /) -> volumes.DeviceIdentity:
-        if "raw" in path and not self.looks.is_set():
+        if path in self.published and not self.looks.is_set():
             self.looks.set()
             assert self.goes_on.wait(60)
             raise errors.NotFound(f"there is no {path}")
@@ -274,27 +265,13 @@ async def test_raw_publish_that_ends_during_the_look_is_undone(places: Places) -
 
 
 async def test_raw_publish_of_an_earlier_process_is_known(places: Places) -> None:
-    target = f"{places.kubelet}/{PUBLISH}/pvc-1/uid-1"
-    os.makedirs(target)
-    devices = FakeDevices(nodes={target: device_of("vol-1")})
-    async with FakeNode(places, devices=devices) as node, node.handler():
+    driver, devices = FakeDriver(), FakeDevices()
+    async with FakeNode(places, driver=driver, devices=devices) as node:
+        share(node, "vol-1", "vol-2")
+        raw = await publish_raw(node, "raw", "vol-2")
+    async with FakeNode(places, driver=driver, devices=devices) as node, node.handler():
         publish = node.co.publish("vol-1", places.target("one"), readonly=True)
-        await refused(publish, Code.FAILED_PRECONDITION, target)
-
-
-def test_kubelets_raw_volumes_are_found_and_a_shims_are_not(tmp_path: Path) -> None:
-    root, shims = f"{tmp_path}/[0]", f"crust-{'a' * 40}"
-    other = f"{root}/{PUBLISH}/{shims}-pv/uid-1"
-    for path in (f"{root}/{PUBLISH}/{shims}/{'b' * 40}", other):
-        os.makedirs(path)
-    assert raw_targets([root, f"{tmp_path}/absent"]) == [other]
-
-
-def test_kubelets_raw_volumes_that_cannot_be_listed_are_an_error(tmp_path: Path) -> None:
-    os.makedirs(f"{tmp_path}/{PUBLISH}")
-    os.symlink("loop", f"{tmp_path}/{PUBLISH}/loop")  # ELOOP, also for root
-    with pytest.raises(errors.CrustError, match="cannot list the raw volumes"):
-        raw_targets([str(tmp_path)])
+        await refused(publish, Code.FAILED_PRECONDITION, "DeviceInUse", raw)
 
 
 async def test_host_publish_beside_a_deferred_reader_passes_for_a_reader(kata: FakeNode) -> None:
