@@ -265,10 +265,11 @@ class NodeStage:
                 why=f"as {how}, at {', '.join(staged.paths)}",
                 hint="unstage it there first",
             )
-        present = self.stores.access.attached(request.volume_id) if staged else None
-        if staged is not None and present is not None:
+        if staged is not None:  # its paths are the CO's, also after a detach by another program
             paths = tuple(dict.fromkeys((*staged.paths, request.path.text)))
-            return staged.model_copy(update={"paths": paths}), None
+            entry = entry.model_copy(update={"paths": paths})
+            if self.stores.access.attached(request.volume_id) is not None:
+                return staged.model_copy(update={"paths": paths}), None
         with self.stores.attach_slots.taking(request.volume_id):
             attachment = self.stores.access.attach(request.volume_id, request.access)
         if attachment.device is None:

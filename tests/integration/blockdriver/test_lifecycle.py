@@ -45,6 +45,22 @@ async def test_unstage_of_the_last_path_detaches_the_volume(bench: Bench) -> Non
     assert loop.find(image) == ()
 
 
+async def test_stage_after_a_detach_by_hand_keeps_other_staging_paths(bench: Bench) -> None:
+    volume_id = (await bench.create()).volume_id
+    first, second = (bench.staging(volume_id, name) for name in ("one", "two"))
+    await bench.stage(volume_id, path=first)
+    image = str(bench.image(volume_id))
+    [device] = loop.find(image)
+    loop.detach(device)
+    await bench.stage(volume_id, path=second)
+    await bench.publish(volume_id, bench.target("pod-a"), path=first)
+    await bench.unpublish(volume_id, bench.target("pod-a"))
+    await bench.unstage(volume_id, path=second)
+    assert len(loop.find(image)) == 1, "it is staged at the first path"
+    await bench.unstage(volume_id, path=first)
+    assert loop.find(image) == ()
+
+
 async def test_truncated_image_is_an_abnormal_condition(bench: Bench) -> None:
     volume_id, target = await bench.published()
     image = bench.image(volume_id)
