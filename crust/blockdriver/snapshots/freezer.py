@@ -172,8 +172,10 @@ class Freezer:
         """Keep all of `members` frozen while the block runs.
 
         Raises `ThawedEarly` or FrozenTooLong afterwards if they were not: then the copy is invalid. Before the block
-        begins it raises `SandboxStarting`, AlreadyFrozen and the errors of `Guests.freeze`.
+        begins it raises NoRuntimeSocket, `SandboxStarting`, AlreadyFrozen and the errors of `Guests.freeze`.
         """
+        if any(isinstance(member, InGuest) for member in members):
+            self._guests.check_reachable()  # before a guest counts as frozen, and has to be thawed
         frozen: list[Member] = []
         idle: list[InGuest] = []
         with ExitStack() as holds:

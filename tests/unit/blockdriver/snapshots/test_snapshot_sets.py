@@ -258,7 +258,10 @@ async def test_freeze_without_a_sandbox_fails_only_if_one_starts(node: Node) -> 
     assert node.noted() == []
 
 
-async def test_freeze_without_a_runtime_socket_is_refused(tmp_path: Path) -> None:
+async def test_freeze_without_a_runtime_socket_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody was asked, so there is no guest to thaw, and no alarm."""
     intents = Intents(str(tmp_path))
     intents.open()
     made = Freezer(intents, MemoryBackend(), guests.Guests(), limit_s=10)
@@ -266,6 +269,7 @@ async def test_freeze_without_a_runtime_socket_is_refused(tmp_path: Path) -> Non
         async with made.frozen([ONE]):
             pytest.fail("it is not copied")
     assert list((tmp_path / "freezes").iterdir()) == []
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize("later", ["", '\0{"later": true}'], ids=["", "of a later version"])
