@@ -128,8 +128,8 @@ class NodeState:
         self._root = run_dir
         self._boot = ""
         self._guard = threading.Lock()
-        self._files: dict[str, NodeFile | None] = {}
-        """By volume, the last written file at the end; None: it cannot be read."""
+        self._files: dict[str, NodeFile | errors.CrustError] = {}
+        """By volume, the last written file at the end; or the error why it cannot be read."""
 
     def open(self, boot_id: str) -> None:
         """Create the directories, remove files of other boots, read those of this one."""
@@ -147,22 +147,20 @@ class NodeState:
         """The stage and the publishes of a volume. Raises UnreadableEntry."""
         with self._guard:
             file = self._files.get(volume_id, _NOTHING)
-        if file is None:
-            raise UnreadableEntry(
-                self._path(volume_id), "it is not an entry of this version of the driver"
-            )
+        if isinstance(file, errors.CrustError):
+            raise UnreadableEntry(self._path(volume_id), file.why or file.what) from file
         return file
 
     def unreadable(self, volume_id: volumes.VolumeId) -> str:
         """The path of the volume's file if it cannot be read, else empty."""
         with self._guard:
-            is_readable = self._files.get(volume_id, _NOTHING) is not None
+            is_readable = isinstance(self._files.get(volume_id, _NOTHING), NodeFile)
         return "" if is_readable else self._path(volume_id)
 
     def published(self, target: volumes.TargetPath) -> Published | None:
         """The publish at a target, of any volume with a readable file: of two the one noted last."""
         with self._guard:
-            files = [file.publishes for file in self._files.values() if file is not None]
+            files = [file.publishes for file in self._files.values() if isinstance(file, NodeFile)]
         at_target = [publish for publish in chain(*files) if publish.target == target.text]
         return at_target[-1] if at_target else None
 
@@ -228,10 +226,10 @@ class NodeState:
         path = self._path(volume_id)
         try:
             self._files[volume_id] = _parsed(path, durable.read(path, limit_bytes=_LIMIT_BYTES))
-        except (pydantic.ValidationError, errors.CrustError) as err:
+        except errors.CrustError as err:
             extra = {"path": path, "error": err}
             _log.error("an entry of the node state cannot be read", extra=extra)
-            self._files[volume_id] = None
+            self._files[volume_id] = err
 
     def _drop_other_boots(self) -> None:
         with (
@@ -243,7 +241,9 @@ class NodeState:
                 if ours and boot.path != self._boot:
                     try:
                         _remove_boot(boot.path)
-                    except OSError as err:  # no code reads it, and the next start tries again
+                    except (
+                        errors.CrustError
+                    ) as err:  # no code reads it, and the next start tries again
                         extra = {"path": boot.path, "error": err}
                         _log.warning("the node state of another boot stays", extra=extra)
 
@@ -252,7 +252,12 @@ def _parsed(path: str, data: bytes) -> NodeFile:
     other = schema.mismatch(data, SCHEMA)
     if other:
         raise UnreadableEntry(path, other)
-    return NodeFile.model_validate_json(data)
+    try:
+        return NodeFile.model_validate_json(data)
+    except pydantic.ValidationError as err:
+        first = err.errors(include_input=False, include_url=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        raise UnreadableEntry(path, f"{field}: {first['msg']}") from err
 
 
 def _is_mounted(entry: Published, device: volumes.BlockSource | None) -> bool:
@@ -262,11 +267,12 @@ def _is_mounted(entry: Published, device: volumes.BlockSource | None) -> bool:
 
 def _remove_boot(path: str) -> None:
     """Remove the files of another boot only."""
-    for name in os.listdir(path):
-        if name.endswith(".json"):
-            os.unlink(os.path.join(path, name))
-    if not os.listdir(path):
-        os.rmdir(path)
+    with syscalls.translating(f"cannot remove {path}"):
+        for name in os.listdir(path):
+            if name.endswith(".json"):
+                os.unlink(os.path.join(path, name))
+        if not os.listdir(path):
+            os.rmdir(path)
 
 
 @dataclass(slots=True)

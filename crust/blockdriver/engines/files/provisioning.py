@@ -48,6 +48,7 @@ from crust.host import answers
 from crust.host.block import devices
 from crust.host.files import sparse
 from crust.host.files.durable import Place
+from crust.host.process import syscalls
 
 _SNAPSHOT = ".snap"
 _READ_ONLY = 0o400
@@ -212,8 +213,10 @@ class FileProvisioning:
             raise PoolNotUsable(str(self._pool), "the directory does not exist")
         if sparse.space(self._pool).readonly:
             raise PoolNotUsable(str(self._pool), "its filesystem is read-only")
-        if not os.access("/dev/loop-control", os.R_OK | os.W_OK):
-            raise PoolNotUsable("/dev/loop-control", "it is absent or not accessible")
+        try:
+            os.close(os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC))
+        except OSError as err:
+            raise PoolNotUsable("/dev/loop-control", syscalls.reason(err)) from err
 
     @contextmanager
     def making(self, volume_id: volumes.VolumeId) -> Iterator[FileMaking]:

@@ -20,7 +20,11 @@ from crust.blockdriver.engines.files.directories import (
     VolumeDirectories,
     image_in,
 )
-from crust.blockdriver.engines.files.provisioning import FileProvisioning, copy_in
+from crust.blockdriver.engines.files.provisioning import (
+    FileProvisioning,
+    PoolNotUsable,
+    copy_in,
+)
 from crust.blockdriver.engines.pool_access import PoolIds, RecordKind
 from crust.blockdriver.engines.protocol import Image
 from crust.core import errors, volumes
@@ -358,6 +362,24 @@ def test_snapshot_removed_before_its_blocks_were_seen_has_none(tmp_path: Path) -
         taking.commit({RecordKind.SNAPSHOTS: b"a set"})
     shutil.rmtree(tmp_path / "snapshots" / IMAGE.snapshot_id)
     assert pool.space().snapshot_bytes == 0
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.EACCES, errno.EPERM, errno.EMFILE])
+def test_loop_control_that_cannot_be_opened_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """By an open, which a unit's DevicePolicy refuses too; access(2) does not see that."""
+    pool = provisioning(tmp_path, tmp_path / "device")
+    real = os.open
+
+    def failing(path: Any, *args: Any, **options: Any) -> int:
+        if path == "/dev/loop-control":
+            raise OSError(code, os.strerror(code), path)
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", failing)
+    with pytest.raises(PoolNotUsable, match=os.strerror(code)):
+        pool.check_usable()
 
 
 @pytest.mark.parametrize("code", lies.ERRNOS)

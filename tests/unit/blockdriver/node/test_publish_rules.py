@@ -1,6 +1,8 @@
 """The second-publish table of the CSI specification, cell by cell; the rule of deferral; the node state on disk."""
 
+import errno
 import json
+import os
 from functools import partial
 from pathlib import Path
 
@@ -175,6 +177,23 @@ def test_node_state_survives_restart_and_is_empty_after_reboot(tmp_path: Path) -
     assert (tmp_path / "something").exists()
 
 
+def test_start_goes_on_if_another_boots_files_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened(tmp_path).note_published(entry())
+
+    def failing(path: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", failing)
+        rebooted = opened(tmp_path, "99999999-2222-3333-4444-555555555555")
+    assert rebooted.of(VOLUME).publishes == ()
+    assert "another boot stays" in caplog.text
+    opened(tmp_path, "99999999-2222-3333-4444-555555555555")
+    assert not (tmp_path / BOOT).exists()
+
+
 def test_node_state_forget_survives_a_restart(tmp_path: Path) -> None:
     first = opened(tmp_path)
     first.note_published(entry())
@@ -195,19 +214,20 @@ def test_published_of_two_volumes_is_the_one_noted_last(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "left",
+    ("left", "why"),
     [
-        f'{{"stage":{{"volume_id":"{VOLUME}"',
-        "",
-        "[]",
-        "a directory",
-        '{"stage":null,"publishes":[]}',
-        '{"schema":0,"stage":null,"publishes":[]}',
-        '{"schema":2,"stage":null,"publishes":[]}',
+        (f'{{"stage":{{"volume_id":"{VOLUME}"', "not JSON"),
+        ("", "not JSON"),
+        ("[]", "not JSON"),
+        ("a directory", "not a regular file"),
+        ('{"stage":null,"publishes":[]}', "not JSON with a schema number"),
+        ('{"schema":0,"stage":null,"publishes":[]}', "schema 0"),
+        ('{"schema":2,"stage":null,"publishes":[]}', "schema 2"),
+        ('{"schema":1,"stage":{},"publishes":[]}', "stage.volume_id: Field required"),
     ],
 )
 def test_damaged_file_blocks_its_volume_alone_until_it_is_unstaged(
-    tmp_path: Path, left: str
+    tmp_path: Path, left: str, why: str
 ) -> None:
     target, other = volumes.TargetPath("/pods/a/mount"), IDS.volume_id("other")
     staged = staged_at("/s", other)
@@ -225,7 +245,7 @@ def test_damaged_file_blocks_its_volume_alone_until_it_is_unstaged(
 
     again = opened(tmp_path)
     for call in (again.of, again.live_publishes):
-        with pytest.raises(errors.Corrupt, match=f"node state entry .*{path.name}"):
+        with pytest.raises(errors.Corrupt, match=f"node state entry .*{path.name}.*{why}"):
             call(VOLUME)
     with pytest.raises(errors.Corrupt, match=f"node state entry .*{path.name}"):
         again.note_published(entry())
