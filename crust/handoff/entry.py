@@ -57,7 +57,7 @@ class Entry:
 
     `claim_error` says why claim.json could not be read; the record is still valid. `unknown` are unknown names
     inside the entry. `digest` is the entry's name, or the unknown name in the root. `reserved` is the volume and the
-    device that an unreadable entry blocks; if it is None, the entry blocks everything.
+    device that an unreadable entry blocks; if it or its device is None, the entry blocks everything.
     """
 
     digest: str

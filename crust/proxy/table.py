@@ -265,7 +265,7 @@ def _observed(row: Target | None, read: Target) -> Target:
     """The row with the entry that a look has read. An unreadable entry keeps its last reservation."""
     if row is None:
         return read
-    if read.is_unreadable and read.key is None:
+    if read.is_unreadable and read.devices is None:
         return replace(row, entry=read.entry)
     return replace(
         row,

@@ -161,14 +161,15 @@ def conflict(
 def unreadable_entry(
     key: volumes.VolumeKey | None, rows: Iterable[Target]
 ) -> errors.CrustError | None:
-    """The error if an unreadable entry has the volume, or if nobody knows what the entry reserves."""
+    """The error if an unreadable entry has the volume, or if nobody knows which device the entry reserves."""
     for row in rows:
         if row.entry is None or row.entry.record is not None:
             continue
         if row.key == key:
             return _unreadable(key, row, f"has this volume, at {row.path}")
-        if row.key is None and not isinstance(row.entry.error, UnknownHandoffFile):
-            return _unreadable(key, row, "does not say whose it is")
+        if row.devices is None and not isinstance(row.entry.error, UnknownHandoffFile):
+            unknown = "whose it is" if row.key is None else "which device it has"
+            return _unreadable(key, row, f"does not say {unknown}")
     return None
 
 

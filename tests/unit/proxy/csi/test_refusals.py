@@ -175,10 +175,14 @@ async def test_invalid_target_path_is_refused(kata: FakeNode, path: str, words: 
 
 @pytest.mark.spec("H-41")
 @pytest.mark.parametrize("known", [True, False])
-async def test_unreadable_entry_blocks_what_may_be_its(places: Places, *, known: bool) -> None:
+@pytest.mark.parametrize("kind", ["damaged", "newer"])
+async def test_unreadable_entry_blocks_what_may_be_its(
+    places: Places, kind: str, *, known: bool
+) -> None:
     """A live sandbox may have it: nobody else gets the volume or its device, deferred or on the host.
 
-    The proxy that published it remembers what it reserves; one that is started finds nothing in the record.
+    The proxy that published it remembers what it reserves; one that is started finds nothing in the record, or
+    another kind of source than it knows.
     """
     one, two, three, four = (places.target(name) for name in ("one", "two", "three", "four"))
     async with AsyncExitStack() as lives:
@@ -189,7 +193,10 @@ async def test_unreadable_entry_blocks_what_may_be_its(places: Places, *, known:
         entry = node.entry(one)
         assert entry is not None
         node.driver.identities["vol-3"] = fake_driver.identity_of(fake_driver.device_of("vol-1"))
-        Path(entry.directory, "mountInfo.json").write_text("{")
+        plain = json.loads(entry.require().to_bytes())
+        plain["crust"] |= {"schema": 2, "identity": None, "nvme": {"nqn": "later"}}
+        text = "{" if kind == "damaged" else json.dumps(plain)
+        Path(entry.directory, "mountInfo.json").write_text(text)
         await node.inspect.ListDeferredVolumes(inspect_pb2.ListDeferredVolumesRequest(), timeout=10)
         if not known:
             await lives.aclose()
@@ -208,7 +215,8 @@ async def test_unreadable_entry_blocks_what_may_be_its(places: Places, *, known:
         await node.co.publish("vol-4", four, volume_context=NAMED)
         other = node.co.publish("vol-2", three, volume_context=NAMED)
         if not known:
-            await refused(other, Code.FAILED_PRECONDITION, "does not say whose it is")
+            words = "whose it is" if kind == "damaged" else "which device it has"
+            await refused(other, Code.FAILED_PRECONDITION, f"does not say {words}")
             return
         await other
         await node.co.unstage("vol-5", f"{places.kubelet}/staging")
