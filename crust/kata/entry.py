@@ -3,8 +3,9 @@
 Kata reads it while it creates a container. The real record names the device. The placeholder names a device that does
 not exist, so both of Kata's runtimes refuse the container. If a directory had no file, the Go runtime would share the
 host's directory: so the directory appears by one rename, and a rename replaces the file, from a directory beside it
-(Kata reads a second file in an entry as a sandbox's id). Only a keeper (`grants`) puts the real record there. Any
-other entry is foreign, even if Kata made it, and crust neither uses nor changes it.
+(Kata reads a second file in an entry as a sandbox's id). Only a keeper (`grants`) puts the real record there; the
+placeholder that will follow it waits in the directory beside. Any other entry is foreign, even if Kata made it, and
+crust neither uses nor changes it.
 
 Crust writes only values that both runtimes read in the same way: strings, no null, "ro" among the options.
 """
@@ -92,7 +93,7 @@ class KataEntries:
 
     def kind(self, name: str, record: Record) -> Kind:
         """The kind of the entry at the name, compared with the record."""
-        content = self._read(name)
+        content = self._read(self.file(name))
         if content is None:
             return Kind.FOREIGN if self._holds_files(name) else Kind.ABSENT
         if content.get("device") == f"{_NO_DEVICE}{record.digest}":
@@ -122,8 +123,7 @@ class KataEntries:
 
     def staged(self, name: str, record: Record) -> tuple[str, str]:
         """The real file and the placeholder that follows it, ready to be renamed. Each name has one pair."""
-        stem = f"{self._aside}/{hashlib.sha256(name.encode()).hexdigest()}"
-        new, back = f"{stem}.real", f"{stem}.placeholder"
+        new, back = self._pair(name)
         durable.write_file(new, real(record), survives_power_cut=False)
         durable.write_file(back, placeholder(record), survives_power_cut=False)
         return new, back
@@ -135,30 +135,28 @@ class KataEntries:
             os.rename(back, self.file(name))
 
     def remove(self, name: str) -> None:
-        """Remove a placeholder's directory, with the ids of sandboxes that Kata left in it."""
+        """Remove an entry's directory, with the ids of sandboxes that Kata left in it."""
         aside = f"{self._aside}/{secrets.token_hex(8)}"
         with syscalls.translating(f"cannot remove Kata's entry {name}"):
             os.rename(f"{self.root}/{name}", aside)
             for file in os.listdir(aside):
                 os.unlink(f"{aside}/{file}")
             os.rmdir(aside)
-        stem = f"{self._aside}/{hashlib.sha256(name.encode()).hexdigest()}"
-        for suffix in ("real", "placeholder"):
+        for path in self._pair(name):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{stem}.{suffix}")
+                os.unlink(path)
 
-    def placeholders(self) -> Iterator[tuple[str, str]]:
-        """Names with a placeholder, and the digest of the target that each is for."""
+    def ours(self) -> Iterator[tuple[str, str]]:
+        """Names of crust's entries, and the digest of the target that each is for."""
         for name in self.names():
-            device = str((self._read(name) or {}).get("device"))
-            if device.startswith(_NO_DEVICE):
-                yield name, device.removeprefix(_NO_DEVICE)
+            if (digest := self._digest(name)) is not None:
+                yield name, digest
 
     def real_ones(self, records: Iterable[Record]) -> Iterator[tuple[str, Record]]:
         """Names with the real entry of a record, also where the name is an alias of its target."""
         by_device = {os.path.realpath(record.device): record for record in records}
         for name in self.names():
-            record = by_device.get(str((self._read(name) or {}).get("device")))
+            record = by_device.get(str((self._read(self.file(name)) or {}).get("device")))
             if record is not None and self.kind(name, record) is Kind.REAL:
                 yield name, record
 
@@ -167,10 +165,24 @@ class KataEntries:
         with syscalls.translating(f"cannot list {self.root}"):
             return os.listdir(self.root)
 
-    def _read(self, name: str) -> dict[str, Any] | None:
+    def _digest(self, name: str) -> str | None:
+        """The digest of the target for which crust made the entry; None: it is foreign, or has gone."""
+        content = self._read(self.file(name)) or {}
+        if content.get("volume-type") != _TYPE:
+            return None
+        if not str(content.get("device")).startswith(_NO_DEVICE):  # ours only if its follower waits
+            content = self._read(self._pair(name)[1]) or {}
+        device = str(content.get("device"))
+        return device.removeprefix(_NO_DEVICE) if device.startswith(_NO_DEVICE) else None
+
+    def _pair(self, name: str) -> tuple[str, str]:
+        stem = f"{self._aside}/{hashlib.sha256(name.encode()).hexdigest()}"
+        return f"{stem}.real", f"{stem}.placeholder"
+
+    def _read(self, path: str) -> dict[str, Any] | None:
         """The content; None if there is no file that can be read as an object of JSON."""
         try:
-            content = json.loads(durable.read(self.file(name), limit_bytes=_LIMIT_BYTES))
+            content = json.loads(durable.read(path, limit_bytes=_LIMIT_BYTES))
         except (errors.CrustError, ValueError, RecursionError):
             return None
         return content if isinstance(content, dict) else None

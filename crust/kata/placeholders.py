@@ -1,15 +1,15 @@
 """A placeholder in Kata's directory for each volume that is published to one of our handlers.
 
 The placeholder appears with crust's entry, and is removed after it. In between Kata refuses a container, also while
-this daemon is away. A placeholder that stays, because the daemon was away at the unpublish, is harmless: its path has
-the pod's UID, and the first look removes it.
+this daemon is away. An entry that stays, because the daemon was away at the unpublish, is harmless: its path has the
+pod's UID, and the first look removes it. A real one stays where keepers and virtual machine were killed together.
 """
 
 import logging
 from collections.abc import Callable, Collection
 
 from crust.core import errors, volumes
-from crust.handoff.entry import Look, Looks
+from crust.handoff.entry import Looks
 from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.handoff.watch import Watch
@@ -47,7 +47,7 @@ class Placeholders:
             if volume.record is not None and volume.record.handler in self._handlers:
                 self._place(volume.record)
         if self._known is None or self._known - look.names:
-            self._remove_unpublished(look)
+            self._remove_unpublished()
         self._known = frozenset(look.names)
 
     def _place(self, record: Record) -> None:
@@ -60,7 +60,9 @@ class Placeholders:
         else:
             self._report(part, None)
 
-    def _remove_unpublished(self, look: Look) -> None:
-        for name, digest in list(self._entries.placeholders()):
-            if digest not in look.names:
+    def _remove_unpublished(self) -> None:
+        made = list(self._entries.ours())
+        published = self._looks.look().names  # after them: an entry is made after its record
+        for name, digest in made:
+            if digest not in published:
                 self._entries.remove(name)

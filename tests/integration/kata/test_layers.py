@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -66,8 +67,7 @@ async def test_placeholder_names_no_device_while_all_of_crust_is_dead(
 ) -> None:
     """Kata refuses a device that is not there: `make kata` shows it with the real one."""
     record = node.publish("a", device("a").path)
-    document = node.entries._read(entry.name_of(record.target.text))
-    assert document is not None
+    document = json.loads(Path(node.entries.file(entry.name_of(record.target.text))).read_bytes())
     assert not os.path.lexists(document["device"])
     assert os.path.isabs(document["device"])
 

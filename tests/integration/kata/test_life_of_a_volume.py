@@ -35,6 +35,7 @@ from tests.integration.kata.conftest import (
     pod,
     soon,
 )
+from tests.support import processes
 from tests.support.kata.sandbox import StandInSandbox
 from tests.support.raised import raised
 from tests.support.records.records import HANDLER
@@ -253,6 +254,29 @@ async def test_alias_of_target_is_one_more_name_of_claim(
         begun.complete()
     looks.look_at_volumes()
     assert node.entries.names() == []
+
+
+async def test_real_entry_without_record_goes_at_the_first_look(
+    node: KataNode, device: MakeDevice, one: StandInSandbox
+) -> None:
+    """Keepers and machine were killed together, and the volume was unpublished while the daemon was away."""
+    record = node.publish("a", device("a").path)
+    await node.bridge().create(pod(), container(record.target.text), soon())
+    with processes.ending(*keeper_pids(node, ONE)) as keepers_ends:
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # neither withdraws the file
+            for keeper in keepers_ends:
+                signal.pidfd_send_signal(keeper, number)
+            one.kill()
+    with node.store.begin_removal(record.target) as begun:
+        begun.complete()
+    assert node.kind(record) is Kind.REAL
+    foreign = Path(node.entries.file(entry.name_of("/a/path/of/another/driver")))
+    foreign.parent.mkdir()
+    foreign.write_bytes(entry.real(record))
+    Placeholders(node.store, node.entries, [HANDLER], node.problems.__setitem__).look_at_volumes()
+    assert node.kind(record) is Kind.ABSENT
+    assert foreign.exists()
+    assert os.listdir(f"{node.entries.root}.crust") == []
 
 
 async def test_container_without_volume_attached_by_kata_does_not_start(

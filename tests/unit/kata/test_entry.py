@@ -69,7 +69,7 @@ def test_an_entry_appears_whole_and_holds_nothing_else(entries: entry.KataEntrie
     assert os.listdir(f"{entries.root}/{NAME}") == ["mountInfo.json"]
     assert os.stat(entries.file(NAME)).st_mode & 0o777 == 0o600
     assert os.stat(f"{entries.root}/{NAME}").st_mode & 0o777 == 0o700
-    assert list(entries.placeholders()) == [(NAME, TARGET.digest)]
+    assert list(entries.ours()) == [(NAME, TARGET.digest)]
 
 
 def test_the_real_one_is_renamed_over_it_and_back(entries: entry.KataEntries) -> None:
@@ -78,6 +78,7 @@ def test_the_real_one_is_renamed_over_it_and_back(entries: entry.KataEntries) ->
     new, back = entries.staged(NAME, record)
     os.rename(new, entries.file(NAME))
     assert entries.kind(NAME, record) is Kind.REAL
+    assert list(entries.ours()) == [(NAME, TARGET.digest)]
     assert entries.kind(NAME, a_record(group=volumes.GroupChange(7))) is Kind.REAL
     os.rename(back, entries.file(NAME))
     assert entries.kind(NAME, record) is Kind.PLACEHOLDER
@@ -104,6 +105,7 @@ def test_an_entry_of_somebody_else_is_refused_and_never_changed(
     with raised("KataEntryForeign", match=NAME):
         entries.place(NAME, a_record())
     assert (directory / "mountInfo.json").read_bytes() == content
+    assert list(entries.ours()) == []
 
 
 def test_directory_with_katas_id_alone_is_foreign_unlike_empty_one(
