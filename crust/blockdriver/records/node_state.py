@@ -241,9 +241,8 @@ class NodeState:
                 if ours and boot.path != self._boot:
                     try:
                         _remove_boot(boot.path)
-                    except (
-                        errors.CrustError
-                    ) as err:  # no code reads it, and the next start tries again
+                    except errors.CrustError as err:
+                        # no code reads it, and the next start tries again
                         extra = {"path": boot.path, "error": err}
                         _log.warning("the node state of another boot stays", extra=extra)
 
