@@ -5,6 +5,7 @@ import errno
 import os
 import re
 import subprocess
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from crust.blockdriver.engines.pool_access import Access
 from crust.blockdriver.engines.protocol import ImageMissing, SnapshotMissing
 from crust.blockdriver.records import models
 from crust.core import errors, volumes
+from crust.host.block import loop
 from crust.host.filesystems import format_decision, mkfs
+from crust.host.mounts import mount_api
 from crust.host.process import syscalls
 from tests.integration.host.conftest import partition_table
 from tests.support.co import encoded
@@ -297,6 +300,35 @@ async def test_device_that_is_written_while_its_format_is_recorded_stays(
     assert exits == [1]
     with pytest.raises(format_decision.ContentInDoubt):
         await bench.stage(volume_id)
+
+
+@pytest.mark.parametrize(
+    ("state", "refusal"), [("new", "ContentInDoubt"), ("formatting", "DeviceInUse")]
+)
+async def test_device_that_another_program_mounted_is_not_prepared(
+    bench: Bench, state: models.ContentState, refusal: str
+) -> None:
+    """Its mount alone does not say that this driver has prepared it before."""
+    volume_id, planned = volumes.VolumeId((await bench.create()).volume_id), str(uuid.uuid4())
+    records, home = bench.driver.stores.content_records, bench.root / "home"
+    if state == "formatting":
+        records.save(records.load(volume_id).but(state=state, fs_type="ext4", planned_uuid=planned))
+    device = loop.attach(str(bench.image(volume_id)), once=True)
+    mkfs_ext4 = ["mkfs.ext4", "-q", "-U", planned, device.path]
+    await asyncio.to_thread(subprocess.run, mkfs_ext4, check=True)
+    home.mkdir()
+    mount_api.mount_device(device.path, str(home), "ext4")
+    with raised(refusal):
+        await bench.stage(volume_id)
+    assert records.load(volume_id).state == state
+    with raised("NotStaged"):
+        await bench.publish(volume_id, bench.target("pod"))
+    mount_api.unmount(str(home))
+    if state == "formatting":
+        await bench.stage(volume_id)
+        assert records.load(volume_id).state == "formatted"
+    else:
+        loop.detach(device)
 
 
 async def test_stage_is_not_finished_when_another_writer_came_during_mkfs(

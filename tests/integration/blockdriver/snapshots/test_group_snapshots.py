@@ -70,6 +70,30 @@ async def test_group_of_raw_devices_is_copied_again_after_a_write(
     assert copied == [b"earlier", b"later\0\0"]
 
 
+async def test_group_of_raw_devices_looks_at_each_before_last(
+    cloning: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write to the second of three, between its copy and the last: the third would have what it has not."""
+    made = [await cloning.create(name, block()) for name in ("one", "two", "three")]
+    ids = sorted(volume.volume_id for volume in made)
+    targets = [await up(cloning, volume_id, raw=True) for volume_id in ids]
+    take = FileTaking.take
+    taken: list[str] = []
+
+    def interrupted(self: FileTaking, image: protocol.Image) -> None:
+        if len(taken) == 2:
+            stamp(targets[1], b"earlier")
+            stamp(targets[2], b"later")
+        taken.append(image.volume_id)
+        take(self, image)
+
+    monkeypatch.setattr(FileTaking, "take", interrupted)
+    group = await cloning.co.group(*ids)
+    assert taken == [*ids, *ids]
+    by_source = {snapshot.source_volume_id: snapshot.snapshot_id for snapshot in group.snapshots}
+    assert read_image(cloning, by_source[ids[1]])[MIB : MIB + 7] == b"earlier"
+
+
 async def test_group_of_raw_devices_always_written_to_is_refused(
     cloning: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,6 +164,20 @@ def test_fencing_of_writer_that_had_not_opened_image_leaves_others(bench: Bench)
     assert nodes_of(second) == [B.node]
 
 
+@pytest.mark.spec("H-53")
+def test_fencing_of_a_reader_leaves_clients_of_other_readers(bench: Bench) -> None:
+    """The clients of readers are not recorded, so any of them may be a living reader's: a blocklist lasts years."""
+    first, second, controller = bench.node(), bench.node(), bench.controller()
+    take(first, A, "sandbox", Mode.READERS)
+    first.open()
+    take(second, B, "sandbox", Mode.READERS)
+    of_b = second.open()
+    assert fencing.fence(controller.image, A.node) == ()
+    assert second.address not in bench.blocklist()
+    assert of_b.read(0, 4) == bytes(4)
+    assert nodes_of(second) == [B.node]
+
+
 def holders(bench: Bench) -> tuple[claim_object.Holder, ...]:
     return claim_object.read(bench.node().ioctx, IMAGE).claims.holders
 
