@@ -45,14 +45,14 @@ def claim_volume(
 
     `process` is the hypervisor's, if it runs already; a claim that a keeper will hold needs it (H-24). `features` are
     the features of the runtime's RegisterRequest: a volume that needs another feature is refused. Raises
-    `UnsupportedByHandler`, `claims.NotPublished`, `claims.HeldBySandbox` (`HypervisorLives` without the lock),
-    `NotSeen`, `WrongHandler`, `DeviceChanged`, `holders.DeviceInUse`, `DeviceMountedOnHost`, `users.WritesInFlight`,
-    and the record's or the dead claim's own error if it cannot be read.
+    `UnsupportedByHandler`, `GuardMissing`, `claims.NotPublished`, `claims.HeldBySandbox` (`HypervisorLives` without
+    the lock), `NotSeen`, `WrongHandler`, `DeviceChanged`, `holders.DeviceInUse`, `DeviceMountedOnHost`,
+    `users.WritesInFlight`, and the record's or the dead claim's own error if it cannot be read.
     """
     paths = layout.Layout(root).entry(target)
     with contextlib.ExitStack() as undo:
         lock = undo.enter_context(claims.ClaimLock.acquire(paths, target))
-        record = _record(root, target, handler)
+        record = _record(root, target, handler, must_be_guarded=True)
         with of_publish(record, "ClaimVolume"):
             check_offered(record, features)
             lock.check_ended(target, but=process)
@@ -161,7 +161,14 @@ def _held_device(record: Record, undo: contextlib.ExitStack, *, its_vm: int = 0)
     return device_fd
 
 
-def _record(root: str, target: volumes.TargetPath, handler: volumes.HandlerName) -> Record:
+def _record(
+    root: str,
+    target: volumes.TargetPath,
+    handler: volumes.HandlerName,
+    *,
+    must_be_guarded: bool = False,
+) -> Record:
+    """The record of the entry, with the group of the guard. A sandbox that lives has got its group already."""
     entry = store.Store(root).read(target)
     if entry is None:
         raise claims.NotPublished(target)
@@ -173,16 +180,23 @@ def _record(root: str, target: volumes.TargetPath, handler: volumes.HandlerName)
             why=f"it is published to {record.handler}",
             hint="start the pod with that runtime, or correct crust.dev/runtime-handler",
         )
-    return _with_group_of_guard(record)
+    mount = mountinfo.at(record.target.text)
+    if mount is not None and mount_api.is_guard(mount):
+        return _with_group_of_guard(record)
+    if must_be_guarded and record.crust.request is not None:
+        raise errors.NotReady.named(
+            "GuardMissing",
+            f"the volume at {record.target} cannot be claimed",
+            why="no guard mount is on top of its target, and the CO gives the pod's fsGroup to the guard",
+            hint="retry: the proxy mounts it again; if it stays so, see `crust status`",
+        )
+    return record
 
 
 def _with_group_of_guard(record: Record) -> Record:
     """The record's own group has priority. The files of a read-only volume must not be changed (H-12)."""
     target = record.target.text
-    guard = mountinfo.at(target)
-    if record.mount.group is not None or record.readonly or guard is None:
-        return record
-    if not mount_api.is_guard(guard):
+    if record.mount.group is not None or record.readonly:
         return record
     with syscalls.translating(f"cannot look at {target}"):
         gid = os.stat(target, follow_symlinks=False).st_gid

@@ -385,6 +385,25 @@ def test_group_that_kubelet_gave_to_guard_mount_becomes_volumes(
 
 
 @pytest.mark.spec("H-38")
+def test_entry_of_a_co_is_not_claimed_without_its_guard(
+    store: Store, device: MakeDevice, tmp_path: Path
+) -> None:
+    """The guard was lost, and with it the pod's group, until the proxy mounts it again."""
+    target = volumes.TargetPath.parse(f"{tmp_path}/mount")
+    Path(target.text).mkdir()
+    store.write(record_of(device("a"), target).but(request="1" * 64))
+    with raised("GuardMissing", match=target.text):
+        _claim(store, target=target)
+    assert claims.read(store.layout.entry(target)) is None
+    mount_api.mount_guard(target.text, group=3000)
+    with _claim(store, target=target) as claim:
+        assert claim.record.mount.group == volumes.GroupChange(3000)
+        mount_api.unmount(target.text)
+        adopted = adopt_volume(store.root, target, ONE, HANDLER, os.getpid())
+        adopted.close()
+
+
+@pytest.mark.spec("H-38")
 def test_group_of_the_record_has_priority_over_the_guard_mounts(
     store: Store, device: MakeDevice, tmp_path: Path
 ) -> None:
