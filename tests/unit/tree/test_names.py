@@ -183,6 +183,17 @@ def test_name_that_prose_places_in_a_file_exists(name: str, path: str) -> None:
     assert find(path, name) is not None
 
 
+def test_index_of_decisions_has_each_with_its_title() -> None:
+    index = ROOT / "docs" / "decisions" / "README.md"
+    listed = re.findall(
+        r"^\| (\d+) \| \[(.*)\]\((.*)\) \|$", index.read_text(encoding="utf-8"), re.M
+    )
+    decisions = sorted(path for path in index.parent.glob("*.md") if path != index)
+    titles = [path.read_text(encoding="utf-8").partition("\n")[0] for path in decisions]
+    assert [f"# {number}. {title}" for number, title, _ in listed] == titles
+    assert [name for _, _, name in listed] == [path.name for path in decisions]
+
+
 def test_every_package_has_its_rule() -> None:
     packages = {path.name for path in (ROOT / "crust").iterdir() if (path / "__init__.py").exists()}
     assert {
