@@ -33,9 +33,15 @@ from tests.support.one_writer.state import DEVICES, UNPUBLISH, Sandbox, State
 from tests.support.records import records
 
 _UNSEEN = Unseen(NotSeen("cannot see it"))
-_RECORD = records.a_record()
+_REQUEST = "1" * 64
+_RECORD = records.a_record().but(request=_REQUEST)
 _WANTED = Wanted(
-    _RECORD.key, _RECORD.target, volumes.MountAccess(fs_type="ext4"), (), readonly=False
+    _RECORD.key,
+    _RECORD.target,
+    volumes.MountAccess(fs_type="ext4"),
+    (),
+    readonly=False,
+    digest=_REQUEST,
 )
 _RAW = volumes.VolumeKey(_RECORD.key.driver, volumes.VolumeId("raw"))
 _CLAIM = claims.Claim("box", "kata", claims.State.MOUNTED, "", 7, None, live=True)
