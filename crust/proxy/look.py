@@ -3,8 +3,8 @@
 Runtimes write the claims, so the proxy learns of them by looking; an event of the watch means "look again". A guard
 is lost when somebody unmounts it, or when the mounts of a container end with it. Then a runtime that misses the entry
 would write to the node's disk. So an operation at the target mounts the guard again, as the last look has seen it.
-The proxy reports as its health: a guard that it cannot mount or whose group nobody knows, a mount over a guard, and a
-device that is gone or changed.
+The proxy reports as its health: a guard that it cannot mount or whose group nobody knows, a mount over a guard, a
+guard without an entry, and a device that is gone or changed.
 
 The mounts are listed only when they have changed, and a device is checked when its entry is read.
 """
@@ -79,6 +79,9 @@ class Looks:
                 self._report_ended(row)
             for name in current:
                 self._report(name, "device", result.problems.get(name))
+            for row in self._table.rows():
+                if not row.busy:
+                    self._report(row.name, "entry", _entry_problem(row))
             return current
 
     @asynccontextmanager
@@ -231,6 +234,18 @@ class Looks:
         for event in events:
             _log.info(event.kind, extra={"target": event.target_path, "claim": event.message})
             self._entries.events.emit(event)
+
+
+def _entry_problem(row: Target) -> errors.CrustError | None:
+    if row.entry is not None or row.stack not in (Stack.GUARD, Stack.BURIED):
+        return None
+    volume = f"volume {row.key}" if row.key is not None else "a volume"
+    return errors.NotReady.named(
+        "EntryMissing",
+        f"a guard mount is on {row.path}, and the handoff directory has no entry for it",
+        why=f"a publish of {volume} has not succeeded, or somebody moved its entry away; then a sandbox may have it",
+        hint="move the entry back if somebody moved it; else the CO's next publish or unpublish ends this",
+    )
 
 
 def claim_events(

@@ -102,6 +102,22 @@ async def test_lost_guard_is_restored_with_the_group_that_was_seen(
     kata.check_published("vol-1", published)
 
 
+async def test_guard_without_its_entry_is_reported_until_it_is_back(
+    kata: FakeNode, published: str
+) -> None:
+    """Somebody moved the entry away, and a virtual machine may go on with the volume."""
+    entry = kata.entry(published)
+    assert entry is not None
+    os.rename(entry.directory, f"{kata.places.root}/moved")
+    assert await _look(kata) == [f"entry of {published}"]
+    os.rename(f"{kata.places.root}/moved", entry.directory)
+    assert await _look(kata) == []
+    os.rename(entry.directory, f"{kata.places.root}/moved")
+    assert await _look(kata) == [f"entry of {published}"]
+    await kata.co.unpublish("vol-1", published)
+    assert await _look(kata) == []
+
+
 async def test_guard_lost_before_its_group_is_reported(places: Places, target: str) -> None:
     """The first look of a proxy that was started finds the target open."""
     async with FakeNode(places) as node, node.handler():
