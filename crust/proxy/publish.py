@@ -43,7 +43,6 @@ from crust.proxy.target import (
     lost_its_group,
     must_be_filled,
     must_be_made,
-    other_volume,
     stands,
     undo,
     unfinished,
@@ -368,7 +367,5 @@ def _refused(seen: Seen, wanted: Wanted) -> Exception:
     record = seen.entry.record
     if record is None:
         return seen.entry.error or errors.Corrupt("the entry cannot be read")
-    if record.key != wanted.key:
-        return other_volume(wanted.target.text, wanted.key, record.key)
     is_same = record.same_publish(wanted.key, wanted.digest)
     return seen.mounted(wanted.target) if is_same else EntryDiffers(record)

@@ -187,8 +187,8 @@ def _unreadable(key: volumes.VolumeKey | None, holder: Target, why: str) -> erro
 def other_volume(
     target: str, key: volumes.VolumeKey, present: volumes.VolumeKey
 ) -> errors.CrustError:
-    """The error about a request that names the target of another volume."""
-    return errors.InvalidRequest.named(
+    """The error about a request for a volume at its target, which is another volume's (CSI: NOT_FOUND)."""
+    return errors.NotFound.named(
         "TargetOfOtherVolume",
         f"the request for volume {key} names the target {target}",
         why=f"volume {present} is published there",

@@ -336,7 +336,7 @@ async def test_second_volume_at_a_target_leaves_the_first_alone(
     unpublishing.opened.set()
     await unpublish
     await refused(kata.co.unstage("vol-1", "/staging"), Code.FAILED_PRECONDITION, target)
-    await refused(kata.co.publish("vol-2", target), Code.INVALID_ARGUMENT, "vol-1")
+    await refused(kata.co.publish("vol-2", target), Code.ALREADY_EXISTS, "vol-1")
     kata.check_published("vol-1", target)
 
 

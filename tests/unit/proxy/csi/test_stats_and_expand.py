@@ -255,7 +255,7 @@ async def test_size_beyond_the_device_is_refused(
 
 async def test_statistics_of_wrong_or_no_volume_are_refused(kata: FakeNode, published: str) -> None:
     for call in (kata.co.stats("vol-2", published), kata.co.expand("vol-2", published, 1)):
-        await refused(call, Code.INVALID_ARGUMENT, "vol-2", "vol-1")
+        await refused(call, Code.NOT_FOUND, "vol-2", "vol-1")
     flagged = kata.co.stats("vol-3", "/nowhere", defer_fs_ops=True)
     await refused(flagged, Code.NOT_FOUND, "no deferred volume", "/nowhere")
 

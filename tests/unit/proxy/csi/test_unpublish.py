@@ -163,18 +163,23 @@ async def test_failing_driver_leaves_the_entry_for_the_retry(
 
 
 @pytest.mark.parametrize(
-    ("volume_id", "spelling", "words"),
+    ("volume_id", "spelling", "code", "words"),
     [
-        ("vol-2", "{}", ("vol-2", "vol-1")),
-        ("vol-1", "{}/", ("is invalid",)),
-        ("vol-1", "/{}", ("is invalid",)),
+        ("vol-2", "{}", Code.NOT_FOUND, ("vol-2", "vol-1")),
+        ("vol-1", "{}/", Code.INVALID_ARGUMENT, ("is invalid",)),
+        ("vol-1", "/{}", Code.INVALID_ARGUMENT, ("is invalid",)),
     ],
 )
 async def test_unpublish_of_another_volume_or_spelling_is_refused(
-    kata: FakeNode, published: str, volume_id: str, spelling: str, words: tuple[str, ...]
+    kata: FakeNode,
+    published: str,
+    volume_id: str,
+    spelling: str,
+    code: grpc.StatusCode,
+    words: tuple[str, ...],
 ) -> None:
     unpublish = kata.co.unpublish(volume_id, spelling.format(published))
-    await refused(unpublish, Code.INVALID_ARGUMENT, *words)
+    await refused(unpublish, code, *words)
     assert kata.driver.called("NodeUnpublishVolume") == []
     with kata.sandbox(published):
         kata.check_published("vol-1", published)
