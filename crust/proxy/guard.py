@@ -59,7 +59,7 @@ def verify(devices: Devices, source: volumes.BlockSource | volumes.NetworkImage)
     try:
         identity = devices.identify(source.path)
         problem = ""
-    except errors.CrustError as error:
+    except (errors.NotFound, NotABlockDevice) as error:
         identity, problem = None, f"{error.what}: {error.why}"
     if identity != source.identity:
         why = problem or f"the kernel has {identity}"

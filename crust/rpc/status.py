@@ -195,6 +195,10 @@ REMOVED_BY_RESTART: frozenset[str] = frozenset({"OfflineExpansionOnly", "Filesys
 """Names of the errors of an expansion that no retry removes while the pod runs."""
 
 
+_PUBLISHING = ("NodeStageVolume", "NodePublishVolume")
+"""CSI answers ALREADY_EXISTS for other arguments in these."""
+
+
 def branch(rpc: str, error: errors.CrustError, residue: Residue) -> Branch:
     """The branch of the answer for `error`."""
     error_branch = branch_of(type(error))
@@ -203,7 +207,7 @@ def branch(rpc: str, error: errors.CrustError, residue: Residue) -> Branch:
         return errors.PeerUnavailable if waits else error_branch
     if residue is Residue.NONE or error_branch in NOT_FINAL:
         return error_branch
-    if error_branch is errors.Conflict and residue is Residue.OTHER and rpc == "NodePublishVolume":
+    if error_branch is errors.Conflict and residue is Residue.OTHER and rpc in _PUBLISHING:
         return error_branch
     return errors.PeerUnavailable
 

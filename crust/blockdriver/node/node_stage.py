@@ -18,7 +18,9 @@ stale record leads to no format. Each program that runs has the volume's lock (`
 device.
 """
 
+import errno
 import os
+import stat
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -34,6 +36,7 @@ from crust.blockdriver.records.models import ContentRecord, VolumeRecord
 from crust.blockdriver.records.node_state import Staged
 from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, volumes
+from crust.host import answers
 from crust.host.block import devices, signatures, users
 from crust.host.block.users import Purpose
 from crust.host.files import target_paths
@@ -227,8 +230,15 @@ class NodeStage:
     preparation: FilesystemPreparation
     target_roots: tuple[str, ...]
 
+    def may_be_left(self, volume_id: volumes.VolumeId) -> bool:
+        """Whether the device of the volume is attached, or may be. Blocks."""
+        try:
+            return self.stores.access.attached(volume_id) is not None
+        except errors.CrustError:
+            return True
+
     async def stage(self, request: Stage) -> None:
-        """Prepare the volume for publishes.
+        """Prepare the volume for publishes. After a failure the device may be attached (`may_be_left`).
 
         Raises `target_paths.PathOutsideRoots`, though nothing is mounted at the path, because a publish would have
         the same fault; `models.VolumeNotFound`, `capability_check.CapabilityExceeded`, `StagingPathMissing`,
@@ -298,7 +308,10 @@ class NodeStage:
         capability_check.check_not_elsewhere(record, self.stores.node_id)
         if obstacle := self.stores.supported.obstacle(request.capability):
             raise capability_check.CapabilityExceeded(volume_id, obstacle)
-        if not os.path.isdir(request.path.text):
+        path = request.path.text
+        absent = (errno.ENOENT, errno.ENOTDIR)
+        status = answers.seen(answers.ask(path, lambda: os.stat(path), absent=absent))
+        if status is None or not stat.S_ISDIR(status.st_mode):
             raise errors.NotReady.named(
                 "StagingPathMissing",
                 f"the staging path {request.path.text} is not a directory",

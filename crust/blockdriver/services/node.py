@@ -15,10 +15,12 @@ from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.records.stores import Stores
 from crust.blockdriver.services.calls import Calls, health, places
 from crust.blockdriver.services.roles import Role
-from crust.core import deferral_keys, volumes
+from crust.core import deferral_keys, errors, volumes
 from crust.host.process import workers
+from crust.rpc import status
 from crust.rpc.call import Call
 from crust.rpc.messages import csi, extensions
+from crust.rpc.serving.service import known_error
 from crust.wire.csi.v1 import csi_pb2
 
 _Rpc = csi_pb2.NodeServiceCapability.RPC
@@ -145,7 +147,16 @@ class Node:
             secrets=dict(request.secrets),
         )
         stage = Stage(volume_id, path, capability, access)
-        await self.calls.change(stage.volume_id, stage, lambda: self.node_stage.stage(stage), call)
+        try:
+            await self.calls.change(volume_id, stage, lambda: self.node_stage.stage(stage), call)
+        except Exception as error:  # a CO forgets a stage after a final code, and never unstages it
+            refusal = known_error("NodeStageVolume", "the driver", error)
+            residue = status.Residue.NONE
+            if isinstance(refusal, errors.Conflict):
+                residue = status.Residue.OTHER
+            elif await workers.run(self.node_stage.may_be_left, volume_id):
+                residue = status.Residue.EXISTS
+            raise status.answer("NodeStageVolume", refusal, residue) from error
         if secrets := _kept_secrets(request):
             self._secrets[volume_id, path.text] = secrets
         return csi_pb2.NodeStageVolumeResponse()

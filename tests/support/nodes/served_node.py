@@ -91,7 +91,7 @@ class ServedNode(Node):
 
     def check_clean(self) -> None:
         """Check that the node has no entry, no mount and no device of a volume."""
-        assert self.places.entries() == []
+        assert self.places.entries() == [], self.places.entries()
         assert mountinfo.below(self.places.kubelet) == ()
         assert remnants.devices(self.places.root) == []
 
