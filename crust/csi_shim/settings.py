@@ -46,9 +46,6 @@ class ShimSettings(ProgramSettings):
     kubelet_root: AbsolutePath = "/var/lib/kubelet"
     """The kubelet's root directory, as the driver's pod has it."""
 
-    defer: Literal["always", "never", "runtime-class"] = "never"
-    """How volumes are staged whose context has no crust.dev/defer: as block, unless "never"."""
-
     check_propagation: bool = True
     """Refuse to start where the driver's mounts would not be seen. False: driver and shim share a mount namespace."""
 

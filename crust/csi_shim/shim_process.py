@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import crust
-from crust.core import deferral_keys, metrics
+from crust.core import metrics
 from crust.core.operations import KeyedOperations
 from crust.csi_shim.deferral import Deferral, RuntimeClient
 from crust.csi_shim.settings import ShimSettings
@@ -92,8 +92,7 @@ async def part(
             await stack.enter_async_context(watch.running())  # ends when all operations have ended
             stack.push_async_callback(operations.drain)
             wrapped = WrappedVolumes(driver.node, Staging(driver.node), runtime)
-            default = deferral_keys.Defer(settings.defer)
-            wrapping = Wrapping(settings.kubelet_root, default, settings.driver_name)
+            wrapping = Wrapping(settings.kubelet_root, settings.driver_name)
             methods = NodeShim(driver, deferral, wrapped, wrapping, operations).methods()
             metrics.export_workers(f"shim {settings.socket}", lambda: pool.load)
         service = Service(

@@ -12,13 +12,16 @@ cannot change, but it may not be known: then the publish is refused, and the CO 
 There is no fallback: if the decision is to defer, the publish is deferred or it fails. A repeated publish of a volume
 that is deferred at the target does not ask for the pod again; if it decides otherwise, it is refused. A raw block
 volume has no filesystem to defer: it passes through, except that the CO's flag for it is an error.
+
+A wrapped driver must stage a volume as block if a publish of it may be deferred. The pod is not known then, so the
+proxy says with NodeStageVolume whether that may be, by 2. and 3. (`Policy.may_defer`); nobody else has a default.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from crust.core import deferral_keys, errors, volumes
-from crust.core.deferral_keys import Defer
+from crust.core.deferral_keys import DEFER, Defer
 from crust.kubernetes_api.pod_runtimes import PodName, PodRuntimes
 
 
@@ -42,6 +45,11 @@ class Policy:
     default: Defer | None = None
     runtimes: PodRuntimes | None = None
     deferring: frozenset[str] = frozenset()
+
+    def may_defer(self, context: Mapping[str, str]) -> bool:
+        """Whether a publish of the volume may be deferred without the CO's flag. Asks nobody, and raises nothing."""
+        default = self.default or Defer.NEVER
+        return deferral_keys.may_defer({DEFER: default.value, **context})
 
     async def decide(
         self,

@@ -1,4 +1,4 @@
-"""The CSI service that the CO calls: it looks at six calls; all others pass through as bytes.
+"""The CSI service that the CO calls: it looks at seven calls; all others pass through as bytes.
 
 A call for a volume that is not deferred passes through too, byte for byte. Work of the proxy itself runs as an
 operation that has the volume and the target, and outlives the caller's deadline.
@@ -14,7 +14,7 @@ from crust.proxy.runtime_api import RuntimeApi
 from crust.proxy.target import Stack, other_volume
 from crust.rpc.call import Call, Metadata, add_fields, identity_of
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver, opted_in
-from crust.rpc.messages import csi
+from crust.rpc.messages import csi, extensions
 from crust.rpc.serving.service import Methods, looking_at
 from crust.wire.csi.v1 import csi_pb2
 
@@ -45,10 +45,11 @@ class CsiService:
         self.policy = decisions
 
     def methods(self) -> Methods:
-        """The six methods that are looked at; all others pass."""
+        """The seven methods that are looked at; all others pass."""
         return looking_at(
             "Node",
             {
+                "NodeStageVolume": self._node_stage,
                 "NodePublishVolume": self._node_publish,
                 "NodeUnpublishVolume": self._node_unpublish,
                 "NodeUnstageVolume": self._node_unstage,
@@ -57,6 +58,15 @@ class CsiService:
                 "NodeGetVolumeHealth": self._node_health,
             },
         )
+
+    async def _node_stage(
+        self, request: csi_pb2.NodeStageVolumeRequest, data: bytes, call: Call
+    ) -> bytes:
+        """Pass the stage on, with the decision for a shim that wraps the driver."""
+        is_raw = request.volume_capability.HasField("block")
+        is_block = not is_raw and self.policy.may_defer(request.volume_context)
+        call.metadata = extensions.staged_as(call.metadata, block=is_block)
+        return await self._backend.port.forward(call, data)
 
     async def _node_publish(
         self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, call: Call

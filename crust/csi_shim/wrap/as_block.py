@@ -1,7 +1,7 @@
 """The requests that the driver gets in place of the CO's: the same volume, as a raw block device at private paths.
 
 They belong to operations that outlive their caller, so they have a deadline of their own. The driver knows nothing of
-crust: the metadata is the caller's without the opt-in, and no request has a field or a key of crust.
+crust: the metadata is the caller's without crust's extensions, and no request has a field or a key of crust.
 
 The shim changes the kind of access, the paths, `readonly` (some drivers refuse a read-only block volume, and no
 driver enforces it), the flag, the keys of crust in the volume context, and removes the passphrase of an encrypted
@@ -112,6 +112,7 @@ def unpublish_request(paths: PrivatePaths, leaf: str) -> csi_pb2.NodeUnpublishVo
 
 
 def onward(metadata: Metadata) -> Mapping[str, Any]:
-    """The arguments of a call to the driver: the caller's metadata without the opt-in, and a deadline of its own."""
-    plain = tuple(pair for pair in metadata if pair[0] != extensions.KEY)
+    """The arguments of a call to the driver: the caller's metadata without extensions, and a deadline of its own."""
+    ours = (extensions.KEY, extensions.STAGE_AS)
+    plain = tuple(pair for pair in metadata if pair[0] not in ours)
     return {"metadata": plain, "timeout": TIMEOUT_S}

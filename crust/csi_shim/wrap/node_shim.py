@@ -57,10 +57,9 @@ _DEFERRAL = (
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """The operator's settings: the kubelet's root, and the default for volumes whose context does not decide."""
+    """The operator's settings."""
 
     kubelet_root: str
-    default: deferral_keys.Defer = deferral_keys.Defer.NEVER
     driver_name: str = ""
     """The driver's name for the CO; empty: its answer to the first question."""
 
@@ -169,10 +168,16 @@ class NodeShim:
         return csi_pb2.NodeStageVolumeResponse().SerializeToString()
 
     async def _wants_block(self, request: csi_pb2.NodeStageVolumeRequest, call: Call) -> bool:
-        """Whether the volume is staged as block: it is deferred, or its publish decides."""
+        """Whether the volume is staged as block: it is deferred, or its publish decides.
+
+        The proxy decides. Without its decision, a volume that may be deferred is: a stage as block mounts nothing.
+        """
         defer = deferral_keys.defer(request.volume_context)
         in_guest = deferral_keys.formats_in_guest(request.volume_context)
-        if (defer or self._wrapping.default) is deferral_keys.Defer.NEVER and not in_guest:
+        is_block = extensions.is_staged_as_block(call.metadata)
+        if is_block is None:
+            is_block = deferral_keys.may_defer(request.volume_context)
+        if not is_block:
             return False
         if _RPC.DEFER_FS_OPS in await self._capabilities(call):
             return False

@@ -18,8 +18,24 @@ SHIM_VERSION = "crust-shim-version"
 """The trailing metadata of a Probe: the version that the shim's process runs."""
 NOT_READY = "crust-not-ready-bin"
 """The trailing metadata with the reason of a Probe's `ready = false`, for a caller that wants errors' names."""
+STAGE_AS = "crust-stage-as"
+"""The metadata of a NodeStageVolume with the proxy's decision for a wrapped driver: `BLOCK` or `AS_ASKED`."""
+BLOCK = "block"
+AS_ASKED = "as-asked"
 METADATA: tuple[tuple[str, str], ...] = ((KEY, DEFERRAL),)
 """The metadata of a caller that knows deferral."""
+
+
+def staged_as(metadata: Any, *, block: bool) -> tuple[tuple[str, str | bytes], ...]:
+    """The caller's metadata of a NodeStageVolume, with this decision in place of any other."""
+    others = (pair for pair in metadata if pair[0] != STAGE_AS)
+    return (*others, (STAGE_AS, BLOCK if block else AS_ASKED))
+
+
+def is_staged_as_block(metadata: Any) -> bool | None:
+    """The decision of the proxy; None if no proxy has made one."""
+    decided = [value for key, value in metadata or () if key == STAGE_AS]
+    return {(BLOCK,): True, (AS_ASKED,): False}.get(tuple(decided))
 
 
 def requested(metadata: Any, extension: str) -> bool:

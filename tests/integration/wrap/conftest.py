@@ -13,14 +13,15 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from crust.core import deferral_keys, volumes
+from crust.core import volumes
 from crust.csi_shim.wrap.node_shim import Wrapping
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.host.mounts import mountinfo
+from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2
 from examples.drivers import cloud as cloud_driver
 from examples.drivers import disks
-from tests.support.co import capability, publish_request, stage_request
+from tests.support.co import Co, capability, publish_request, stage_request
 from tests.support.drivers import remnants, vendor_driver
 from tests.support.drivers.vendor_driver import NAMES
 from tests.support.nodes import proxy_process
@@ -52,13 +53,14 @@ class Wrapped(ServedNode):
     driver: vendor_driver.VendorDriver = field(kw_only=True)
     """A process, which ends and starts by its own methods."""
     wrapping: Wrapping = field(kw_only=True)
+    is_decided: bool = field(default=True, kw_only=True)
+    """Whether the proxy says with each stage how the volume is staged. If not, the CO stages past the proxy."""
 
     def tables(self) -> dict[str, Any]:
         shim = {
             "socket": self.places.shim,
             "driver_socket": self.driver.socket,
             "kubelet_root": self.places.kubelet,
-            "defer": self.wrapping.default.value,
         }
         return {"shim": shim}
 
@@ -167,8 +169,10 @@ class Wrapped(ServedNode):
     async def stage(self, volume: Volume, secrets: dict[str, str] | None = None) -> None:
         if self.stages:
             request = self.stage_request(volume, secrets)
-            call = self.node.NodeStageVolume(request, timeout=TIMEOUT_S)
-            await self.note_stage(volume.volume_id, request.staging_target_path, call)
+            socket = self.places.csi if self.is_decided else self.places.shim
+            async with channel.connect(socket) as connected:
+                call = Co(connected).node.NodeStageVolume(request, timeout=TIMEOUT_S)
+                await self.note_stage(volume.volume_id, request.staging_target_path, call)
 
     async def unstage(self, volume: Volume) -> None:
         if self.stages:
@@ -264,7 +268,8 @@ class Wrapped(ServedNode):
 async def node_with(
     kind: str,
     *,
-    default: deferral_keys.Defer = deferral_keys.Defer.NEVER,
+    is_decided: bool = True,
+    defer: str = "",
     is_one_process: bool = False,
 ) -> AsyncIterator[Wrapped]:
     with (
@@ -276,7 +281,9 @@ async def node_with(
             places,
             driver=driver,
             driver_name=NAMES[kind],
-            wrapping=Wrapping(places.kubelet, default),
+            wrapping=Wrapping(places.kubelet),
+            is_decided=is_decided,
+            defer=defer,
             parts=ONE_PROCESS if is_one_process else PARTS[1:],
         )
         async with started(node):

@@ -16,7 +16,6 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust.core.deferral_keys import Defer
 from crust.rpc import status
 from crust.rpc.status import PeerStatus
 from tests.integration.wrap.conftest import DEFERRED, Volume, Wrapped, node_with
@@ -152,7 +151,7 @@ async def test_pods_under_random_driver_faults_leave_no_mounts(kind: str, seed: 
 
 @SEEDS
 async def test_pods_decided_one_by_one_leave_nothing(seed: int) -> None:
-    async with node_with("cloud", default=Defer.RUNTIME_CLASS) as node:
+    async with node_with("cloud", is_decided=False) as node:
         kubelet = Kubelet(node, random.Random(seed))
         volume = await node.volume(context=NAMED)
         for number in range(ROUNDS):

@@ -12,7 +12,6 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust.core.deferral_keys import Defer
 from crust.host.mounts import mountinfo
 from tests.integration.wrap.conftest import Volume, Wrapped, node_with
 from tests.support.co import NAMED, capability
@@ -24,8 +23,8 @@ Code = grpc.StatusCode
 
 @pytest.fixture
 async def undecided() -> AsyncIterator[Wrapped]:
-    """A node where each publish decides, and volumes are therefore staged as block."""
-    async with node_with("cloud", default=Defer.RUNTIME_CLASS) as running:
+    """A node where no proxy says how to stage, so each publish decides, and volumes are staged as block."""
+    async with node_with("cloud", is_decided=False) as running:
         yield running
 
 
@@ -66,8 +65,7 @@ async def test_one_volume_in_turn_on_host_and_in_guest(undecided: Wrapped) -> No
 async def test_restarted_shim_without_secrets_refuses_until_pod_is_recreated(
     flag: bool,  # noqa: FBT001 - pytest's
 ) -> None:
-    default = Defer.NEVER if flag else Defer.RUNTIME_CLASS
-    async with node_with("cloud", default=default) as node:
+    async with node_with("cloud", is_decided=flag) as node:
         volume, target = await node.staged_volume(context=NAMED)
         await node.restart("shim")
         calls = node.driver.names()
@@ -139,6 +137,29 @@ async def test_stage_that_fails_on_way_to_host_is_tried_again(undecided: Wrapped
     assert os.path.lexists(undecided.paths(volume).staging)
     undecided.driver.misbehave()
     await undecided.publish(volume, target)
+
+
+@pytest.mark.spec("D-41")
+async def test_default_of_the_proxy_decides_how_the_driver_stages() -> None:
+    """A shim with another default of its own let the driver mount the volume, and unstage it for the guest."""
+    async with node_with("cloud", defer="always") as node:
+        volume, target = await node.staged_volume(context=NAMED)
+        assert os.path.lexists(node.paths(volume).staging)
+        await node.publish(volume, target)
+        assert node.entry(target) is not None
+        assert "NodeUnstageVolume" not in node.driver.names()
+
+
+@pytest.mark.spec("D-41")
+async def test_without_the_proxys_word_only_never_stages_as_asked(undecided: Wrapped) -> None:
+    never = await undecided.volume("never", context={"crust.dev/defer": "never"})
+    await undecided.stage(never)
+    assert os.path.ismount(undecided.staging(never))
+    assert not os.path.lexists(undecided.paths(never).staging)
+    silent = await undecided.volume("silent", context={})
+    await undecided.stage(silent)
+    assert not os.path.ismount(undecided.staging(silent))
+    assert os.path.lexists(undecided.paths(silent).staging)
 
 
 @pytest.mark.spec("D-44")
@@ -218,8 +239,7 @@ async def test_shim_killed_on_way_to_guest_binds_nothing_unstaged(cloud: Wrapped
 async def test_secret_of_stage_is_not_in_error_of_publish(
     flag: bool,  # noqa: FBT001 - pytest's
 ) -> None:
-    default = Defer.NEVER if flag else Defer.RUNTIME_CLASS
-    async with node_with("cloud", default=default) as node:
+    async with node_with("cloud", is_decided=flag) as node:
         volume, target = await node.staged_volume(context=NAMED)
         node.driver.misbehave(NodeStageVolume="fail INTERNAL cannot log in with correct-token")
         told = await refused(

@@ -144,7 +144,6 @@ class Node:
         if self.wrapping is not None:
             wraps = {
                 "kubelet_root": self.wrapping.kubelet_root,
-                "defer": self.wrapping.default.value,
                 "driver_name": self.wrapping.driver_name,
             }
         return ShimSettings(

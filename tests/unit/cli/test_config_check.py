@@ -36,14 +36,14 @@ def test_each_setting_has_its_value_and_its_source(etc: Path) -> None:
     settings = rows(ran)
     assert settings["socket"] == ("/run/a.sock", str(path))
     assert settings["log_level"] == ("warning", "$CRUST_LOG_LEVEL")
-    assert settings["defer"] == ("never", "default")
+    assert settings["csi_profile"] == ("1.12", "default")
 
 
 def test_tables_have_dotted_names_and_derived_values_are_defaults(etc: Path) -> None:
-    (etc / "node.toml").write_text('[proxy]\nrun_dir = "/run/x"\n[shim]\ndefer = "always"\n')
+    (etc / "node.toml").write_text('[proxy]\nrun_dir = "/run/x"\n[shim]\nkubelet_root = "/k"\n')
     settings = rows(run("-o", "json"))
     assert settings["proxy.run_dir"] == ("/run/x", f"{etc}/node.toml")
-    assert settings["shim[0].defer"] == ("always", f"{etc}/node.toml")
+    assert settings["shim[0].kubelet_root"] == ("/k", f"{etc}/node.toml")
     assert settings["shim[0].runtime_socket"] == ("/run/x/runtime.sock", "default")
     assert settings["driver[0].runtime_socket"] == ("/run/x/runtime.sock", "default")
 

@@ -16,6 +16,7 @@ from crust.core.deferral_keys import Defer
 from crust.kubernetes_api.pod_runtimes import PodName, PodRuntimes
 from crust.proxy.policy import Decision, Policy
 from crust.proxy.settings import KubernetesSettings
+from tests.support.co import capability, stage_request
 from tests.support.faults.refusals import refused
 from tests.support.nodes import fake_kubernetes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes
@@ -168,6 +169,37 @@ async def test_raw_block_volume_cannot_be_deferred_by_flag() -> None:
 async def node(places: Places) -> AsyncIterator[FakeNode]:
     async with FakeNode(places, defer="runtime-class") as running, running.handler():
         yield running
+
+
+@pytest.mark.spec("D-41")
+@pytest.mark.parametrize(
+    ("default", "context", "block", "said"),
+    [
+        ("", {}, False, "as-asked"),
+        ("", {DEFER: "always"}, False, "block"),
+        ("", {DEFER: "runtime-class"}, False, "block"),
+        ("", {"crust.dev/encryption": "luks"}, False, "block"),
+        ("", {"crust.dev/format-in": "guest"}, False, "block"),
+        ("", {DEFER: "always"}, True, "as-asked"),
+        ("runtime-class", {}, False, "block"),
+        ("always", {}, False, "block"),
+        ("always", {DEFER: "never"}, False, "as-asked"),
+        ("never", {}, False, "as-asked"),
+    ],
+)
+async def test_stage_says_whether_a_publish_may_be_deferred(
+    places: Places, default: str, context: dict[str, str], *, block: bool, said: str
+) -> None:
+    """By the same default as the publish; what the CO itself says in the metadata is no decision."""
+    async with FakeNode(places, defer=default) as running:
+        request = stage_request(
+            "vol-1", "/staging", capability(block=block), volume_context=context
+        )
+        sent = (("crust-stage-as", "block"), ("crust-stage-as", "as-asked"), ("other", "kept"))
+        await running.node.NodeStageVolume(request, metadata=sent, timeout=20)
+        (call,) = running.driver.called("NodeStageVolume")
+    assert [value for key, value in call.metadata if key == "crust-stage-as"] == [said]
+    assert ("other", "kept") in call.metadata
 
 
 async def test_volume_and_target_are_explained_by_what_decided(node: FakeNode, target: str) -> None:
