@@ -73,6 +73,16 @@ async def test_group_that_the_co_delegates_reaches_the_runtime(kata: FakeNode, t
     assert kata.record(target).mount.group == group
 
 
+@pytest.mark.spec("D-5")
+async def test_group_of_root_that_the_co_delegates_is_refused(kata: FakeNode, target: str) -> None:
+    """A kubelet delegates `fsGroup: 0` to a driver with VOLUME_MOUNT_GROUP; no runtime has it."""
+    publish = kata.co.publish("vol-1", target, capability(volume_mount_group="0"))
+    await refused(publish, Code.INVALID_ARGUMENT, "'0'", "fsGroup")
+    assert kata.driver.called("NodePublishVolume") == []
+    kata.check_untouched(target)
+    await kata.co.publish("vol-1", target, capability(volume_mount_group="0"), defer=False)
+
+
 @pytest.mark.parametrize(
     "given", [capability(mode="MULTI_NODE_READER_ONLY"), capability(mount_flags=["ro"])]
 )
