@@ -113,7 +113,7 @@ class Workers:
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `function` on a thread, when one is free. Raises its errors; `NoWorkerFree` if no thread can start.
 
-        A cancelled caller ends no call that runs: the call keeps its thread.
+        A cancelled caller ends no call that runs: the call keeps its thread. One that waits for a thread is dropped.
         """
         bound = partial(contextvars.copy_context().run, function, *args, **kwargs)
         call: _Call = (bound, asyncio.get_running_loop().create_future())
@@ -126,7 +126,12 @@ class Workers:
                 self._start(call)
             else:
                 self._waiting.append(call)
-        result: T = await call[1]
+        try:
+            result: T = await call[1]
+        finally:
+            if call[1].cancelled():
+                with self._guard, contextlib.suppress(ValueError):  # it has a thread, or had one
+                    self._waiting.remove(call)
         return result
 
     def _start(self, call: _Call) -> None:

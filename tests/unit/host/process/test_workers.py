@@ -84,6 +84,24 @@ async def test_cancelled_caller_without_a_thread_is_never_called(dead: threading
     assert second.calls == 0
 
 
+async def test_cancelled_callers_leave_the_queue_of_a_hanging_pool(dead: threading.Event) -> None:
+    """Retries of a CO, and the watch's own question every 5 s, filled the memory while a disk hung."""
+    pool, hanging, waits = Workers("pool", limit=1), Hanging(dead), Hanging(dead)
+    hung = asyncio.create_task(pool.run(hanging))
+    await workers.run(hanging.running.wait)
+    kept = asyncio.create_task(pool.run(waits))
+    retries = [asyncio.create_task(pool.run(hanging)) for _ in range(1000)]
+    await asyncio.sleep(0)
+    assert pool.load["waiting"] == 1001
+    for retry in retries:
+        retry.cancel()
+    await asyncio.gather(*retries, return_exceptions=True)
+    assert pool.load["waiting"] == 1
+    dead.set()
+    await asyncio.gather(hung, kept)
+    assert (hanging.calls, waits.calls) == (1, 1)
+
+
 async def test_thread_that_cannot_start_is_no_worker_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of a unit or pod; nothing of the call may run later."""
     pool, calls = Workers("pool"), 0
