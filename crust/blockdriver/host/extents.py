@@ -20,8 +20,7 @@ import os
 import struct
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from crust.host.answers import NotSeen
 from crust.host.files.durable import AnyPath
@@ -59,15 +58,7 @@ class _Placed:
     start: int
     end: int
     place: int | None
-
-
-class _Mapped(NamedTuple):
-    """An extent as FIEMAP describes it. Bytes."""
-
-    begin: int
-    place: int
-    length: int
-    flags: int
+    flags: int = 0
 
 
 def allocated(path: AnyPath, start: int = 0) -> Iterator[Extent]:
@@ -91,7 +82,7 @@ def differing(base: AnyPath, target: AnyPath, start: int = 0) -> Iterator[Extent
         syscalls.closing(_open(base)) as old,
         syscalls.closing(_open(target)) as new,
     ):
-        yield from _merged(_differences(_placed_of(old, start), _placed_of(new, start), start))
+        yield from _merged(_differences(_written_of(old, start), _written_of(new, start), start))
 
 
 def _open(path: AnyPath) -> int:
@@ -121,16 +112,16 @@ def occupied_bytes(paths: Iterable[AnyPath]) -> int:
     starts, ends = array("Q"), array("Q")
     for path in paths:
         with syscalls.closing(_open(path)) as fd:
-            for part in _mapped(fd, 0):
+            for part in _placed_of(fd, 0):
                 if part.flags & _INLINE:
                     continue
-                if part.flags & _PLACE_UNKNOWN or len(starts) == _MOST_PARTS:
+                if part.place is None or len(starts) == _MOST_PARTS:
                     why = "the filesystem does not say where all its blocks are"
-                    if not part.flags & _PLACE_UNKNOWN:
-                        why = f"they have more than {_MOST_PARTS} parts"
+                    if part.place is not None:
+                        why = f"the files have more than {_MOST_PARTS} parts"
                     raise NotSeen(f"cannot see the blocks of {path}", why=why)
                 starts.append(part.place)
-                ends.append(part.place + part.length)
+                ends.append(part.place + part.end - part.start)
     if not starts:
         return 0
     begins, stops = sorted(starts), sorted(ends)
@@ -138,7 +129,7 @@ def occupied_bytes(paths: Iterable[AnyPath]) -> int:
     return stops[-1] - begins[0] - gaps
 
 
-def _mapped(fd: int, start: int, *, sync: bool = False) -> Iterator[_Mapped]:
+def _placed_of(fd: int, start: int, *, sync: bool = False) -> Iterator[_Placed]:
     """The extents of a file that end after `start`, ascending; with `sync` after its dirty pages are written back."""
     end, flags, count = start, 0, 1
     while count and not flags & _LAST:
@@ -148,18 +139,17 @@ def _mapped(fd: int, start: int, *, sync: bool = False) -> Iterator[_Mapped]:
         count = _HEAD.unpack_from(answer)[3]
         for number in range(count):
             fields = _EXTENT.unpack_from(answer, _HEAD.size + number * _EXTENT.size)
-            begin, length, flags = fields[0], fields[2], fields[5]
-            end = begin + length
-            yield _Mapped(begin, fields[1], length, flags)
+            begin, place, flags = fields[0], fields[1], fields[5]
+            end = begin + fields[2]
+            yield _Placed(begin, end, None if flags & _PLACE_UNKNOWN else place, flags)
 
 
-def _placed_of(fd: int, start: int) -> Iterator[_Placed]:
-    """The written extents of a file that end after `start`, ascending; unwritten ones read as zeros."""
+def _written_of(fd: int, start: int) -> Iterator[_Placed]:
+    """The extents within the file's size that hold data: unwritten ones read as zeros."""
     size = os.fstat(fd).st_size
-    for part in _mapped(fd, start, sync=True):
-        if part.begin < size and not part.flags & _UNWRITTEN:
-            position = None if part.flags & _PLACE_UNKNOWN else part.place
-            yield _Placed(part.begin, min(part.begin + part.length, size), position)
+    for part in _placed_of(fd, start, sync=True):
+        if part.start < size and not part.flags & _UNWRITTEN:
+            yield part if part.end <= size else replace(part, end=size)
 
 
 def _differences(

@@ -134,7 +134,7 @@ def sized(
 
 def check_protection(source: ContentSource, format_in: deferral_keys.FormatIn) -> None:
     """Raise `SourceProtectionDiffers` unless a volume with `format_in` protects the content as its source does."""
-    if format_in in _PROTECTING[source.format_in]:
+    if format_in == source.format_in or (source.format_in, format_in) == ("host", "guest"):
         return
     raise errors.InvalidRequest.named(
         "SourceProtectionDiffers",
@@ -144,9 +144,6 @@ def check_protection(source: ContentSource, format_in: deferral_keys.FormatIn) -
     )
 
 
-_PROTECTING: Mapping[deferral_keys.FormatIn, tuple[deferral_keys.FormatIn, ...]] = {
-    "host": ("host", "guest"), "guest": ("guest",), "luks": ("luks",),
-}  # fmt: skip
 _SHOWN: Mapping[deferral_keys.FormatIn, str] = {
     "host": "a filesystem that hosts mount",
     "guest": "a filesystem that only guests parse",

@@ -18,11 +18,9 @@ import errno
 import logging
 import os
 import stat
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 from crust.blockdriver.engines.files.access import FileAccess
 from crust.blockdriver.engines.files.directories import (
@@ -166,8 +164,6 @@ class FileProvisioning:
         self._others_bytes = 0
         self._blocks: dict[str, int] = {}
         """The allocated bytes of each set that was measured: they do not change after its creation."""
-        self._unmeasured: set[str] = set()
-        self._measuring = threading.Lock()
         self._clones: bool | None = None
 
     def open(self) -> None:
@@ -176,7 +172,7 @@ class FileProvisioning:
         self.sets.open()
         self._access.open()
         self._clones = None
-        self._blocks, self._unmeasured = {}, {*self.sets.ids()}
+        self._blocks = {}
         self._others_bytes = self._measure_others()
 
     def _measure_others(self) -> int:
@@ -193,19 +189,16 @@ class FileProvisioning:
             beyond_bytes = sparse.space(self._pool).used_bytes - blocks.value
         return max(beyond_bytes, self._others_at_first())
 
-    def _snapshot_bytes(self) -> int:
-        """The blocks of all sets. Raises `NotSeen` if one cannot be read: the sum would be too small."""
-        with self._measuring:
-            for set_id in tuple(self._unmeasured):
-                directory = self.sets.directory / set_id
-                blocks = answers.ask(
-                    f"the blocks of {directory}",
-                    partial(_blocks_bytes, directory),
-                    absent=(errno.ENOENT,),
-                )
-                self._blocks[set_id] = answers.seen(blocks) or 0
-                self._unmeasured.discard(set_id)
-            return sum(self._blocks.values())
+    def _set_bytes(self, set_id: str) -> int:
+        """The blocks of a set. Raises `NotSeen`: without them the sum would be too small."""
+        blocks_bytes = self._blocks.get(set_id)
+        if blocks_bytes is None:
+            home = self.sets.directory / set_id
+            asked = answers.ask(
+                f"the blocks of {home}", lambda: _blocks_bytes(home), absent=(errno.ENOENT,)
+            )
+            self._blocks[set_id] = blocks_bytes = answers.seen(asked) or 0
+        return blocks_bytes
 
     def check_usable(self) -> None:
         """Whether the pool takes writes and the kernel has loop devices."""
@@ -236,16 +229,11 @@ class FileProvisioning:
         """In a directory without a name."""
         with self.sets.making(set_id) as staged:
             yield FileTaking(self, staged)
-        if staged.is_committed:
-            with self._measuring:
-                self._unmeasured.add(set_id)
+            self._blocks.pop(set_id, None)  # of an earlier set of this name
 
     def remove_set(self, set_id: str, images: Sequence[Image]) -> None:
         """Remove the directory's name."""
         self.sets.remove(set_id)
-        with self._measuring:
-            self._unmeasured.discard(set_id)
-            self._blocks.pop(set_id, None)
 
     def unsettled(self) -> tuple[volumes.VolumeId, ...]:
         """By the names of directories."""
@@ -287,7 +275,7 @@ class FileProvisioning:
         return PoolSpace(
             size_bytes=size_bytes,
             free_bytes=space.available_bytes,
-            snapshot_bytes=self._snapshot_bytes(),
+            snapshot_bytes=sum(map(self._set_bytes, self.sets.ids())),
             spare_bytes=max(size_bytes // 100, _LEAST_SPARE_BYTES),
         )
 
