@@ -37,3 +37,9 @@ def mismatch(data: bytes, known: int) -> str:
 def other(number: int, known: int) -> str:
     """The reason why bytes of another schema are not read."""
     return f"it has schema {number}, and this version of crust reads schema {known} alone"
+
+
+def first_problem(err: pydantic.ValidationError) -> str:
+    """The first field that is wrong, and why, without its value."""
+    first = err.errors(include_input=False, include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

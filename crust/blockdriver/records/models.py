@@ -119,9 +119,7 @@ class StoredRecord(pydantic.BaseModel):
         try:
             record = cls.model_validate_json(data)
         except pydantic.ValidationError as err:
-            first = err.errors(include_input=False, include_url=False)[0]
-            field = ".".join(map(str, first["loc"]))
-            raise RecordUnreadable(shown(key), f"{field}: {first['msg']}") from err
+            raise RecordUnreadable(shown(key), schema.first_problem(err)) from err
         described = getattr(record, cls.ID_FIELD)
         if described != key:
             raise RecordUnreadable(shown(key), f"it describes {described}")

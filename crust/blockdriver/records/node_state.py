@@ -254,9 +254,7 @@ def _parsed(path: str, data: bytes) -> NodeFile:
     try:
         return NodeFile.model_validate_json(data)
     except pydantic.ValidationError as err:
-        first = err.errors(include_input=False, include_url=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        raise UnreadableEntry(path, f"{field}: {first['msg']}") from err
+        raise UnreadableEntry(path, schema.first_problem(err)) from err
 
 
 def _is_mounted(entry: Published, device: volumes.BlockSource | None) -> bool:

@@ -216,9 +216,7 @@ class DirectoryPool:
         try:
             return _Identity.model_validate_json(data)
         except pydantic.ValidationError as err:
-            first = err.errors(include_input=False, include_url=False)[0]
-            field = ".".join(map(str, first["loc"]))
-            raise PoolIdentityUnreadable(path, f"{field}: {first['msg']}") from err
+            raise PoolIdentityUnreadable(path, schema.first_problem(err)) from err
 
     def _check_empty(self) -> None:
         for folder in _FOLDERS:

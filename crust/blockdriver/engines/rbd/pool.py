@@ -225,9 +225,7 @@ class RbdPool:
         try:
             return _STORED.validate_json(data)
         except pydantic.ValidationError as err:
-            first = err.errors(include_input=False, include_url=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise RbdPoolUnreadable(self.shown, f"{where}: {first['msg']}") from err
+            raise RbdPoolUnreadable(self.shown, schema.first_problem(err)) from err
 
     def _absent(self, why: str) -> PoolAbsent:
         return PoolAbsent(
