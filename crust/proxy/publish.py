@@ -30,7 +30,7 @@ from crust.proxy.handlers import (
     mount_of,
 )
 from crust.proxy.policy import Decision
-from crust.proxy.table import Entries, Event
+from crust.proxy.table import Entries, Event, observed
 from crust.proxy.target import (
     PublishPlan,
     Seen,
@@ -324,17 +324,27 @@ class Publish:
         except Exception as failure:
             extra = {"target": run.wanted.target.text, "error": failure}
             _log.warning("failed publish not undone completely", extra=extra)
+        reserved = self.entries.table.at_name(run.row.name)
+        row = run.row if reserved is None or run.began.entry is not None else reserved
         try:
-            seen = await workers.run(self.entries.observe, run.wanted.key, run.wanted.target)
+            seen, left = await workers.run(self._left, run, row)
         except Exception as failure:  # no thread is free
             seen = Seen(stack=Stack.UNSEEN, problem=failure)
-        row = unfinished(run.row, seen)
-        if row is None:
+            left = unfinished(row, seen)
+        if left is None:
             self.entries.table.drop(run.row.name)
         else:
-            self.entries.table.put(row)
+            self.entries.table.put(left)
         residue = stands(seen, run.wanted)
         return self.answer(run.wanted.target.text, error, residue, run.decision)
+
+    def _left(self, run: _Run, row: Target) -> tuple[Seen, Target | None]:
+        """The observation after a failed publish, and the target's row, by what its entry says. Blocks."""
+        seen = self.entries.observe(run.wanted.key, run.wanted.target)
+        left = unfinished(row, seen)
+        if left is not None and seen.entry is not None:
+            left = observed(left, self.entries.row_of(seen.entry))
+        return seen, left
 
     async def _take_back(self, run: _Run) -> None:
         """Undo the publish of the driver and of the proxy."""

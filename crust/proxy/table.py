@@ -227,7 +227,7 @@ class Table:
                     self._note_ended(row)
                     self._rows[name] = replace(row, entry=None, reported=None, problems=frozenset())
             for name in read.keys() - newer:
-                self._rows[name] = _observed(self._rows.get(name), read[name])
+                self._rows[name] = observed(self._rows.get(name), read[name])
             if stacks is not None:
                 self._set_stacks(stacks, newer)
             for name in self._rows.keys() - newer:
@@ -261,7 +261,7 @@ class Table:
             self._ended.append(row)
 
 
-def _observed(row: Target | None, read: Target) -> Target:
+def observed(row: Target | None, read: Target) -> Target:
     """The row with the entry that a look has read. An unreadable entry keeps its last reservation."""
     if row is None:
         return read

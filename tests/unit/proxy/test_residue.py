@@ -255,6 +255,39 @@ async def test_publish_whose_guard_mount_stays_is_not_final(
     kata.check_untouched(target)
 
 
+@pytest.mark.spec("D-21")
+async def test_publish_that_cannot_be_undone_keeps_its_device_reserved(
+    kata: FakeNode, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver has it, and its guard stands; no look has come since."""
+    kata.driver.identities["vol-2"] = fake_driver.identity_of(fake_driver.device_of("vol-1"))
+    kata.driver.failing["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "restarting")
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "write", _fail)
+        await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "UnexpectedError")
+    other = kata.co.publish("vol-2", kata.places.target("two"))
+    await refused(other, Code.UNAVAILABLE, "DeviceReserved", target)
+    kata.driver.failing.clear()
+    await kata.co.publish("vol-1", target)
+    kata.check_published("vol-1", target)
+
+
+async def test_refused_other_device_of_a_repeat_is_not_reserved(
+    kata: FakeNode, target: str
+) -> None:
+    """The entry has the device of before, and reserves that one alone."""
+    await kata.co.publish("vol-1", target)
+    kata.driver.identities["vol-1"] = fake_driver.identity_of(fake_driver.device_of("vol-3"))
+    kata.targets.written.add(fake_driver.device_of("vol-1"))
+    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "DeviceInUse")
+    kata.targets.written.clear()
+    await kata.co.publish("vol-3", kata.places.target("three"))
+    del kata.driver.identities["vol-1"]
+    kata.driver.identities["vol-2"] = fake_driver.identity_of(fake_driver.device_of("vol-1"))
+    other = kata.co.publish("vol-2", kata.places.target("two"))
+    await refused(other, Code.FAILED_PRECONDITION, "DeviceReserved", target)
+
+
 @pytest.mark.parametrize("then", ["no handler", "driver refuses", "driver downgraded"])
 async def test_lost_attempt_is_final_only_if_undone(places: Places, target: str, then: str) -> None:
     """The driver did its work, and the proxy was started again before it heard so."""
