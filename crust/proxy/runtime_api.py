@@ -285,24 +285,21 @@ class RuntimeApi:
             if Feature.IO_LIMITS in handler.features:  # otherwise there are no limits to remove
                 await handler_calls.set_limits(handler, target, to)
 
-        holder = await self.entries.holder(record)
+        holder = current = await self.entries.holder(record)
         if holder is not None:
             await limit_sandbox(limits)
         try:
             await self._change(target, io_limits=limits)
+            current = await self.entries.holder(record)
+            # a sandbox has claimed the volume meanwhile
+            if current is not None and (holder is None or current.claimed_at != holder.claimed_at):
+                await limit_sandbox(limits)
         except errors.CrustError:
-            if holder is not None:
-                with contextlib.suppress(errors.CrustError):  # the caller gets the record's error
+            with contextlib.suppress(errors.CrustError):  # the caller gets the first error
+                await self._change(target, io_limits=record.mount.io_limits)
+                if current is not None:
                     await limit_sandbox(record.mount.io_limits)
             raise
-        current = await self.entries.holder(record)
-        # a sandbox has claimed the volume meanwhile
-        if current is not None and (holder is None or current.claimed_at != holder.claimed_at):
-            try:
-                await limit_sandbox(limits)
-            except errors.CrustError:
-                await self._change(target, io_limits=record.mount.io_limits)
-                raise
         is_applied = current is not None
         extra = {"volume": str(record.key), "limits": str(limits), "applied": is_applied}
         _log.info("limits set", extra=extra)

@@ -10,8 +10,11 @@ import grpc
 import pytest
 
 from crust.core import errors, volumes
+from crust.handoff.entry import Entry
 from crust.handoff.store import Store
 from crust.proxy import handler_calls
+from crust.proxy.table import Entries
+from crust.proxy.target import Target
 from crust.wire.v1 import runtime_pb2, types_pb2
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Gate
@@ -181,6 +184,25 @@ async def test_limits_are_restored_if_the_record_cannot_be_written(
         monkeypatch.setattr(Store, "rewrite", full)
         await refused(node.limit(target, OTHER), Code.RESOURCE_EXHAUSTED, "no space left")
     assert fake.limits == {target: LIMITS}
+
+
+@pytest.mark.spec("D-33")
+async def test_record_is_restored_if_what_follows_its_write_fails(
+    node: FakeNode, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row_of, failures = Entries.row_of, [errors.Exhausted("no descriptor is left")]
+
+    def fail_once(self: Entries, entry: Entry) -> Target:
+        if entry.require().mount.io_limits == OTHER and failures:
+            raise failures.pop()
+        return row_of(self, entry)
+
+    async with node.in_sandbox(target) as fake:
+        await node.limit(target, LIMITS)
+        monkeypatch.setattr(Entries, "row_of", fail_once)
+        await refused(node.limit(target, OTHER), Code.RESOURCE_EXHAUSTED, "no descriptor is left")
+        assert fake.limits == {target: LIMITS}
+        assert recorded(node, target) == LIMITS
 
 
 @pytest.mark.spec("D-33")
