@@ -30,9 +30,13 @@ _PAUSE_FACTOR = 10
 
 _MAX_PAUSE_S = 2.0
 
+_LATE_S = 30.0
+"""A look that takes longer is a problem of the proxy's health: a call that hangs ends all looks."""
+
 _RESTORE_S = 5.0
 """How long a look waits for a guard mount. The look reports a mount that hangs, and goes on."""
 
+_LOOKS = "looks at the handoff directory"
 _KINDS = {State.MOUNTED: "mounted", State.ERROR: "failed"}
 """The events for states of a claim, beside "claimed"."""
 
@@ -68,7 +72,12 @@ class Looks:
             must_list = self._targets.mounts_changed() or self._must_list
             began = self._table.clock
             known_names = {row.name for row in self._table.rows()}
-            result = await workers.run(self._read, known_names, must_list=must_list)
+            late = asyncio.get_running_loop().call_later(_LATE_S, self._report_late)
+            try:
+                result = await workers.run(self._read, known_names, must_list=must_list)
+            finally:
+                late.cancel()
+            self._entries.health.report(_LOOKS, None)
             newer = self._table.merge(began, result.names, result.rows, result.stacks)
             self._must_list = bool(newer) and must_list
             self._reader.forget(newer)
@@ -83,6 +92,15 @@ class Looks:
                 if not row.busy:
                     self._report(row.name, "entry", _entry_problem(row))
             return current
+
+    def _report_late(self) -> None:
+        hangs = errors.PeerUnavailable.named(
+            "LookHangs",
+            "the handoff directory, the mounts and the published devices are not looked at",
+            why=f"a system call of the last look has not returned within {_LATE_S:g} s",
+            hint="check the kernel log for calls that hang; claims, lost guards and changes are not seen meanwhile",
+        )
+        self._entries.health.report(_LOOKS, hangs, is_fatal=False)
 
     @asynccontextmanager
     async def following(

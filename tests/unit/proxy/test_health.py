@@ -11,10 +11,12 @@ import grpc
 import pytest
 
 from crust.core import errors, logs
+from crust.handoff import entry
 from crust.handoff.store import Store
 from crust.host.process import workers
 from crust.host.process.workers import Workers
 from crust.inspection import show
+from crust.proxy import look
 from crust.proxy.table import QUEUE_LENGTH, Event, Events
 from crust.rpc import channel
 from crust.rpc.serving import server, worker_watch
@@ -105,6 +107,31 @@ async def test_proxy_whose_looks_at_claims_hang_is_unhealthy(
             monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
             reads.released.set()
         await until_probe(node.co.channel, Code.OK)
+
+
+async def test_look_that_hangs_is_shown_until_it_ends(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look, "_LATE_S", 0.01)
+    goes_on, look_at = threading.Event(), entry.Looks.look
+
+    def hang(looks: entry.Looks) -> entry.Look:
+        assert goes_on.wait(60)
+        return look_at(looks)
+
+    async with FakeNode(places) as node:
+        with monkeypatch.context() as patched:
+            patched.setattr(entry.Looks, "look", hang)
+            try:
+                condition = await _condition(node)
+                assert condition.part == "looks at the handoff directory"
+                assert condition.error_name == "LookHangs"
+                await node.co.is_ready()
+            finally:
+                goes_on.set()
+        listed = inspect_pb2.ListDeferredVolumesRequest()
+        await node.inspect.ListDeferredVolumes(listed, timeout=60)
+        assert not (await node.inspect.GetHealth(inspect_pb2.GetHealthRequest())).conditions
 
 
 async def test_watcher_that_leaves_leaves_no_task() -> None:
