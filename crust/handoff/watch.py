@@ -76,7 +76,9 @@ class Watch:
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        logging.getLogger("watchdog").addHandler(self._overflow)
+        logger = logging.getLogger("watchdog")
+        logger.setLevel(logging.WARNING)  # also where the settings log errors alone
+        logger.addHandler(self._overflow)
         await workers.run(self._start)
         self._hint.set()
         return self

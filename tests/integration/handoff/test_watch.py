@@ -138,9 +138,12 @@ async def test_many_events_coalesce_into_one_hint(store: Store, looking: Watch) 
 
 
 @pytest.mark.spec("H-30")
+@pytest.mark.parametrize("level", [logging.INFO, logging.ERROR])
 async def test_queue_overflow_causes_a_hint_and_no_change_is_lost(
-    store: Store, caplog: pytest.LogCaptureFixture
+    store: Store, caplog: pytest.LogCaptureFixture, level: int
 ) -> None:
+    caplog.set_level(level)
+    caplog.handler.setLevel(logging.NOTSET)
     async with Watch(store.root, rescan_s=HOUR_S) as looking:
         scans = _scans(looking)
         await _next(scans)
