@@ -217,6 +217,14 @@ async def test_no_failure_and_no_kill_robs_a_guest(monkeypatch: pytest.MonkeyPat
     assert runs >= 400
 
 
+@pytest.mark.spec("D-42")
+@pytest.mark.parametrize(("sources", "state"), [(1, State.OTHER), (2, State.DEVICE)])
+def test_mounts_of_different_files_may_hide_a_guests_device(sources: int, state: State) -> None:
+    """With no device on top: a retry must not take the leaf down. Two mounts of one file are one of the driver's."""
+    seen = leaves.Seen(leaves.Kind.FILE, 0, mounts=2, sources=sources, is_begun=True)
+    assert leaves.state_of(seen) is state
+
+
 UNDO_OF, STATE_OF = leaves.undo_of, leaves.state_of
 
 

@@ -160,5 +160,26 @@ def test_row_with_a_new_device_releases_the_old_one() -> None:
         table.check_reservation(replace(wanted, devices=moved))
 
 
+@pytest.mark.spec("H-41")
+def test_only_a_repeat_with_its_entry_passes_an_unreadable_one() -> None:
+    """Over a bare guard nobody knows which device the driver answers, and the unreadable entry may have it."""
+    table = Table()
+    unreadable = entry.Entry("0" * 64, "/e/0", None, errors.Corrupt("damaged"))
+    table.put(Target(unreadable.digest, "/var/lib/kubelet/other", unreadable))
+    guarded = row(RECORD)
+    table.put(guarded)
+    with raised("ReservedByUnreadableEntry", match="/e/0"):
+        table.check_reservation(guarded)
+    table.put(replace(guarded, entry=entry.Entry(RECORD.digest, "/e/1", RECORD)))
+    table.check_reservation(guarded)
+
+
+def test_file_of_another_program_in_the_root_refuses_nothing() -> None:
+    table = Table()
+    foreign = entry.Entry("notes.txt", "/e/notes.txt", None, entry.UnknownHandoffFile("/e/notes"))
+    table.put(Target(foreign.digest, entry=foreign))
+    table.reserve(row(RECORD))
+
+
 def _other_volume(record: Record) -> Record:
     return record.but(volume_id="vol-2")
