@@ -140,7 +140,7 @@ class WrappedVolumes:
         """
         leaf = volume.paths.leaf(target)
         seen = await workers.run(leaves.look, leaf)
-        if seen.kind is Kind.DEVICE and seen.mounts:
+        if seen.kind is Kind.DEVICE:
             await self._runtime.check_unused(seen.number)
         await self._take_down(volume, leaf, seen.mounts)
 

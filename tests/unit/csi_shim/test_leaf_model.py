@@ -217,6 +217,25 @@ async def test_no_failure_and_no_kill_robs_a_guest(monkeypatch: pytest.MonkeyPat
     assert runs >= 400
 
 
+@pytest.mark.parametrize("mounts", [0, 1])
+async def test_device_under_a_guest_is_not_given_back(
+    monkeypatch: pytest.MonkeyPatch, mounts: int
+) -> None:
+    """Also one whose node the driver has made itself, without a bind."""
+
+    def look(_: Model, path: str) -> Seen:
+        return Seen(Kind.DEVICE, 1, mounts, mounts, is_begun=True)
+
+    async def run(function: Any, *args: Any) -> Any:
+        return function(*args)
+
+    monkeypatch.setattr(workers, "run", run)
+    monkeypatch.setattr(Model, "look", look)
+    world = World(has_directory=True, leaf="device", is_published=True, guest=True)
+    assert await Shim(monkeypatch).call("unpublish", world, Choices()) == "final"
+    assert world.is_published
+
+
 @pytest.mark.spec("D-42")
 @pytest.mark.parametrize(("sources", "state"), [(1, State.OTHER), (2, State.DEVICE)])
 def test_mounts_of_different_files_may_hide_a_guests_device(sources: int, state: State) -> None:
