@@ -14,7 +14,7 @@ from crust.core import errors
 from crust.core.supervised import Health
 from crust.host import answers
 from crust.host.block import openers, signatures
-from crust.host.process import processes, syscalls, workers
+from crust.host.process import hidden, processes, syscalls, workers
 
 Question = tuple[str, Callable[[], object]]
 """Its name, for people, and the call; raises `errors.CrustError`, `OSError`."""
@@ -50,7 +50,11 @@ OF_RUNTIME = (OPEN_FILES, PROCESSES)
 
 
 async def report(questions: Iterable[Question], health: Health) -> None:
-    """Ask each question, and report what gets no answer; it takes some 50 ms with a confined program."""
+    """Ask each question, and report what gets no answer; it takes some 50 ms with a confined program.
+
+    The operator's exceptions are reported beside them.
+    """
+    health.report("excepted control groups", hidden.exception(), is_fatal=False)
     for name, problem in (await workers.run(_problems, questions)).items():
         health.report(name, problem, is_fatal=False)
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from rich.text import Text
 
 from crust.core import errors
-from crust.host.process import arguments, open_files
+from crust.host.process import arguments, hidden, open_files
 from crust.inspection import daemon_calls, output, probes, views
 from crust.inspection.daemon_calls import Stub
 from crust.wire.v1 import inspect_pb2
@@ -44,7 +44,7 @@ Question = Callable[[Stub, str], Awaitable[Shown]]
 async def status(stub: Stub, _: str = "") -> Shown:
     """The whole node; healthy if a pod with a deferred volume could start now. A low pool is a warning."""
     node = await everything(stub)
-    return of_node(node, (*views.outdated(node), *views.low_pools(node.drivers)))
+    return of_node(node, (*node.exceptions, *views.outdated(node), *views.low_pools(node.drivers)))
 
 
 def of_node(node: views.ProxyAnswer, warnings: tuple[views.Problem, ...] = ()) -> Shown:
@@ -174,8 +174,11 @@ async def everything(stub: Stub) -> views.ProxyAnswer:
         _handlers(stub),
         volumes_of(stub),
     )
-    problems = tuple(views.row(views.Problem, condition) for condition in health.conditions)
-    return views.ProxyAnswer(health.version, served, registered, problems, entries)
+    excepted = hidden.ControlGroupsExcepted.__name__
+    conditions = [views.row(views.Problem, condition) for condition in health.conditions]
+    exceptions = tuple(condition for condition in conditions if condition.error_name == excepted)
+    problems = tuple(condition for condition in conditions if condition.error_name != excepted)
+    return views.ProxyAnswer(health.version, served, registered, problems, entries, exceptions)
 
 
 async def answer(run_dir: str, question: Question) -> Shown:

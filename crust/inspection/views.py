@@ -170,6 +170,8 @@ class ProxyAnswer:
     handlers: tuple[HandlerRow, ...]
     problems: tuple[Problem, ...]
     volumes: tuple[VolumeRow, ...] = ()
+    exceptions: tuple[Problem, ...] = ()
+    """What the operator has excepted from the proxy's questions: it is shown, and the proxy is ready."""
 
 
 DRIVERS = (

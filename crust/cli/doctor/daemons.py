@@ -108,6 +108,8 @@ def proxy(node: Node) -> Iterator[Finding]:
     if isinstance(node.proxy, errors.CrustError):
         yield of_error(node.proxy)
     elif node.answer is not None:
+        for exception in node.answer.exceptions:
+            yield warning(exception.message, "", f"crust explain {exception.error_name}")
         for problem in node.answer.problems:
             yield error(
                 f"{problem.part}: {problem.message}", "", f"crust explain {problem.error_name}"

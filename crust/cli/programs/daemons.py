@@ -54,8 +54,10 @@ def serve(program: str, flags: dict[str, Any]) -> None:
     from crust.cli.programs import monitoring
     from crust.core import metrics
     from crust.core.settings.loading import InvalidSettings
+    from crust.host.process import hidden
     from crust.rpc import tracing
 
+    hidden.except_groups(loaded.excepted_groups)
     logs.configure(
         level=loaded.log_level, fmt=loaded.log_format, on_drop=metrics.log_lines_dropped.inc
     )

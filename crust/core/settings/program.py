@@ -11,15 +11,18 @@ from pydantic import BaseModel, ConfigDict, Field
 CsiProfile = Literal["1.12", "1.13"]
 
 _PATH = r"^/"
+_GROUP = r"^/[^\n]*[^/\n]$"
 _ADDRESS = r"^$|^([0-9A-Za-z.-]+|\[[0-9a-f:.]+\]):[0-9]{1,5}$"
 _DRIVER_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 MEANT = {
     _PATH: "an absolute path, without unix://",
+    _GROUP: "the path of a control group below the root, e.g. /system.slice/agent.service",
     _ADDRESS: "host:port or [IPv6]:port, e.g. 127.0.0.1:9090",
     _DRIVER_NAME: "a driver's name: letters, digits, '.', '-', '_', at most 63",
 }
 """The patterns of settings, in words."""
 
+ControlGroup = Annotated[str, Field(pattern=_GROUP, max_length=4095)]
 AbsolutePath = Annotated[str, Field(pattern=_PATH, max_length=4095)]
 SocketPath = Annotated[str, Field(pattern=_PATH, max_length=107)]
 MetricsAddress = Annotated[str, Field(pattern=_ADDRESS, max_length=261)]
@@ -44,6 +47,9 @@ class ProgramSettings(Table):
 
     metrics_address: MetricsAddress = ""
     """Where Prometheus reads the metrics, host:port or [IPv6]:port; empty: no metrics. There is no authentication."""
+
+    excepted_groups: tuple[ControlGroup, ...] = ()
+    """Control groups whose processes the kernel may hide from this daemon. A volume that they use is not seen."""
 
     traces: bool = False
     """Whether spans go to the OpenTelemetry collector that OTEL_EXPORTER_OTLP_ENDPOINT names; extra otel."""

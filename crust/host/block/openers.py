@@ -1,10 +1,10 @@
 """The processes that have block devices open: one look at the open files of all processes.
 
 A process or a descriptor that ended meanwhile has no device open: the errnos for that are named here. Every other
-errno is no answer, and no answer is `NotSeen`: a look that misses a process would call a device unused.
+errno is no answer, and no answer is `NotSeen`: a look that misses a process would call a device unused. Which
+processes the kernel may hide: crust/host/process/hidden.py.
 """
 
-import errno
 import math
 import os
 import threading
@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterator, Mapping
 
 from crust.core import volumes
+from crust.core.printable import printable
 from crust.host import answers
 from crust.host.block.holders import Holder
-from crust.host.process import arguments, syscalls
+from crust.host.process import arguments, hidden, syscalls
 
 Number = tuple[int, int]
 Openers = Mapping[Number, tuple[Holder, ...]]
@@ -23,16 +24,11 @@ Openers = Mapping[Number, tuple[Holder, ...]]
 NEEDS = "CAP_SYS_PTRACE, and the host's PID namespace"
 """The privilege for the open files of all processes (proc_pid_fd(5), ptrace(2))."""
 
-_ENDED = (errno.ENOENT, errno.ESRCH)
-"""The process has ended, or has closed the descriptor."""
-_HIDDEN = (errno.EACCES, errno.EPERM)
 _LOOK_S = 2.0
 """How long one look may take: 7 us a descriptor, so 200,000 open files are seen. A tenant could make it minutes."""
 _LISTINGS = 2
 """The second shows the children of processes that forked and ended during the look, as a daemon does at its start."""
 _FILES_AT_ONCE = 256
-_INIT = "1"
-"""The node's init is no user of a volume, and a kernel may hide its files even from root."""
 
 
 def openers() -> Openers:
@@ -123,7 +119,7 @@ def _openers() -> Openers:
     for _ in range(_LISTINGS):
         pids = [pid for pid in os.listdir("/proc") if pid.isdecimal() and pid not in looked]
         for pid in sorted(pids, key=_number_of_files):
-            for fd, number in _of_init() if pid == _INIT else _devices_of(pid, deadline_s):
+            for fd, number in _devices_of(pid, deadline_s, of_all=True):
                 writes = _writes(pid, fd)
                 server = f"/sys/dev/block/{number[0]}:{number[1]}/pid"
                 if writes is not None and syscalls.known_attribute(server) != pid:
@@ -138,23 +134,19 @@ def _number_of_files(pid: str) -> int:
     try:
         return os.stat(f"/proc/{pid}/fd").st_size
     except OSError as err:
-        if err.errno not in (*_ENDED, *_HIDDEN):
+        if err.errno not in (*hidden.ENDED, *hidden.HIDDEN):
             raise
         return 0
 
 
-def _of_init() -> list[tuple[str, Number]]:
-    try:
-        return [*_devices_of(_INIT)]
-    except OSError as err:
-        if err.errno not in _HIDDEN:
-            raise
-        return []
+def _devices_of(
+    pid: str, deadline_s: float = math.inf, *, of_all: bool = False
+) -> Iterator[tuple[str, Number]]:
+    """The descriptors of block devices of a process; none if it has ended. Raises `NotSeen` after the deadline.
 
-
-def _devices_of(pid: str, deadline_s: float = math.inf) -> Iterator[tuple[str, Number]]:
-    """The descriptors of block devices of a process; none if it has ended. Raises `NotSeen` after the deadline."""
-    directory, names = f"/proc/{pid}/fd", _descriptors_of(pid)
+    `of_all`: in a look at all processes, one that may hide has the devices that the kernel shows.
+    """
+    directory, names = f"/proc/{pid}/fd", _descriptors_of(pid, of_all=of_all)
     for index, fd in enumerate(names):
         if index % _FILES_AT_ONCE == 0 and time.monotonic() > deadline_s:
             raise _takes_too_long(pid, len(names))
@@ -164,35 +156,54 @@ def _devices_of(pid: str, deadline_s: float = math.inf) -> Iterator[tuple[str, N
                 continue
             device = syscalls.block_device_at(f"{directory}/{fd}")
         except OSError as err:
-            if err.errno not in _ENDED:
+            if of_all and err.errno in hidden.HIDDEN:
+                _check_may_hide(pid, err)
+            elif err.errno not in hidden.ENDED:
                 raise
-            continue  # closed meanwhile
+            continue  # closed meanwhile, or of a process that may hide
         if device is not None:
             yield fd, (os.major(device), os.minor(device))
 
 
-def _descriptors_of(pid: str) -> list[str]:
+def _descriptors_of(pid: str, *, of_all: bool) -> list[str]:
     try:
         return os.listdir(f"/proc/{pid}/fd")
     except OSError as err:
-        if err.errno not in _ENDED:
+        if of_all and err.errno in hidden.HIDDEN:
+            _check_may_hide(pid, err)
+        elif err.errno not in hidden.ENDED:
             raise
         return []
 
 
+def _check_may_hide(pid: str, err: OSError) -> None:
+    """Raise `NotSeen`, which names the process that the kernel hides, unless it may be hidden."""
+    if hidden.may_hide(pid):
+        return
+    raise answers.NotSeen(
+        "cannot see the open files of all processes",
+        why=f"{syscalls.reason(err)}, of {_described(pid)}",
+        hint=f"it needs {NEEDS}; if a security module hides that process and it uses no volume, except its control "
+        "group (excepted_groups)",
+    ) from err
+
+
 def _takes_too_long(pid: str, files: int) -> answers.NotSeen:
     """The refusal that names the process at which the time was over. Unknown is in use, so none is skipped."""
-    uid = answers.ask(f"process {pid}", lambda: os.stat(f"/proc/{pid}").st_uid, absent=_ENDED)
-    group = answers.ask(f"process {pid}", lambda: syscalls.read_whole(f"/proc/{pid}/cgroup"))
-    user = f"user {uid.value}" if isinstance(uid, answers.Present) else "an unknown user"
-    place = group.value.decode(errors="replace") if isinstance(group, answers.Present) else ""
     return answers.NotSeen(
         "cannot see the open files of all processes",
-        why=f"the look takes longer than {_LOOK_S:g} s, at process {pid} "
-        f"({arguments.command_of(int(pid))}) of {user}, with {files} open files, in the control group "
-        f"{place.strip().rpartition(':')[2] or '?'}",
+        why=f"the look takes longer than {_LOOK_S:g} s, at {_described(pid)}, with {files} open files",
         hint="limit the open files of that process (RLIMIT_NOFILE), or end it",
     )
+
+
+def _described(pid: str) -> str:
+    uid = answers.ask(f"process {pid}", lambda: os.stat(f"/proc/{pid}").st_uid, absent=hidden.ENDED)
+    user = f"user {uid.value}" if isinstance(uid, answers.Present) else "an unknown user"
+    group = answers.ask(f"process {pid}", lambda: hidden.group_of(pid))
+    place = printable(group.value) if isinstance(group, answers.Present) else ""
+    command = arguments.command_of(int(pid))
+    return f"process {pid} ({command}) of {user} in the control group {place or '?'}"
 
 
 def _writes(pid: str, fd: str) -> bool | None:
@@ -200,7 +211,7 @@ def _writes(pid: str, fd: str) -> bool | None:
     try:
         text = syscalls.read_whole(f"/proc/{pid}/fdinfo/{fd}")
     except OSError as err:
-        if err.errno not in _ENDED:
+        if err.errno not in hidden.ENDED:
             raise
         return None
     flags = next(line for line in text.split(b"\n") if line.startswith(b"flags:"))

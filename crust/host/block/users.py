@@ -34,7 +34,7 @@ from crust.host.block import device_sets, holders, loopctl
 from crust.host.block.holders import DeviceInUse, Holder
 from crust.host.block.openers import NEEDS, Number, Openers, openers
 from crust.host.mounts import mountinfo
-from crust.host.process import syscalls
+from crust.host.process import hidden, syscalls
 
 T = TypeVar("T")
 _BY_NUMBER = "/sys/dev/block"
@@ -230,7 +230,7 @@ def _places(mounts: Collection[tuple[str, mountinfo.Mount]]) -> list[str]:
 
     The text becomes an event of a pod: the mount points and processes of other namespaces are other tenants'.
     """
-    own = ("self", mountinfo.INIT)
+    own = ("self", hidden.INIT)
     here = sorted({printable(mount.target) for pid, mount in mounts if pid in own})
     others = len({pid for pid, _ in mounts}.difference(own))
     if not others:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from crust.host import answers
-from crust.host.process import syscalls
+from crust.host.process import hidden, syscalls
 
 _log = logging.getLogger(__name__)
 
@@ -24,9 +24,6 @@ _ESCAPE = re.compile(rb"\\([0-7]{3})")
 
 _ENDED = (errno.ENOENT, errno.ESRCH, errno.EINVAL)
 """The process has ended; EINVAL: it is ending, and has no mount namespace any more."""
-_HIDDEN = (errno.EACCES, errno.EPERM)
-INIT = "1"
-"""A kernel may hide its namespace even from root. A mount in it holds its device as every mount does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +195,7 @@ def _namespace_of(pid: str) -> str:
     try:
         return os.readlink(f"/proc/{pid}/ns/mnt")
     except OSError as err:
-        if pid == INIT and err.errno in _HIDDEN:
+        if err.errno in hidden.HIDDEN and hidden.may_hide(pid):
             return ""
         if err.errno not in _ENDED:
             raise

@@ -312,3 +312,15 @@ def test_loop_that_hangs_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
             monitoring._Monitor(loop).check_health()
     finally:
         loop.close()
+
+
+async def test_daemon_shows_the_control_groups_that_it_excepts(tmp_path: Path) -> None:
+    directories = (f"--state-dir={tmp_path}/pool", f"--run-dir={tmp_path}/run")
+    flags = ("--no-check-propagation", "--node-id=n", "--create-pool", *directories)
+    socket = f"--socket={tmp_path}/csi.sock"
+    process = await start("driver", socket, *flags, "--excepted-group=/agent.slice")
+    try:
+        await until_logged(process, b"excepted_groups excepts those of /agent.slice")
+    finally:
+        process.kill()
+        await process.communicate()

@@ -312,6 +312,7 @@ def test_proxy_that_is_away_is_one_error(good: Node) -> None:
     ("name", "answered", "level"),
     [
         ("proxy", replace(HEALTHY, problems=(views.Problem("threads", "X", "hangs"),)), Level.ERROR),
+        ("proxy", replace(HEALTHY, exceptions=(views.Problem("groups", "X", "/agent"),)), Level.WARNING),
         ("drivers", replace(HEALTHY, drivers=(replace(DRIVER, state="not-ready"),)), Level.ERROR),
         ("versions", replace(HEALTHY, version="0.0.1"), Level.WARNING),
         ("versions", replace(HEALTHY, drivers=(replace(DRIVER, version="9"),)), Level.WARNING),

@@ -23,6 +23,8 @@ from click.testing import Result
 import crust as crust_package
 from crust.core import volumes
 from crust.handoff import claims, layout
+from crust.host import start_questions
+from crust.host.process import hidden
 from crust.runtime_handler import keepers, process_of
 from tests.support.co import NAMED
 from tests.support.drivers import fake_driver
@@ -180,6 +182,20 @@ async def test_status_warns_of_other_versions_and_node_stays_ready(
     table = (await crust(node, "status")).output
     assert "runs 0.0.9, installed is" in table
     assert "crust is ready" in table
+
+
+async def test_status_warns_of_excepted_groups_and_node_stays_ready(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hidden, "_excepted", ())
+    hidden.except_groups(["/system.slice/agent.service"])
+    await start_questions.report((), node.value("proxy").health)
+    result = await crust(node, "status", "-o", "json")
+    status = json.loads(result.output)
+    assert (result.exit_code, status["ready"], status["problems"]) == (0, True, [])
+    (warning,) = status["warnings"]
+    assert warning["error_name"] == "ControlGroupsExcepted"
+    assert "/system.slice/agent.service" in warning["message"]
 
 
 async def test_stopped_driver_is_not_looked_for_at_proxys_socket(node: FakeNode) -> None:

@@ -1,7 +1,6 @@
 """The users of a device: each user that is in the way of a purpose refuses it, and is named; no answer is no user."""
 
 import ctypes
-import math
 import os
 import subprocess
 import sys
@@ -379,16 +378,18 @@ def test_look_that_takes_too_long_names_the_process(
     with a_process(code) as pid:
         monkeypatch.setattr(openers, "_LOOK_S", -1.0)
         with pytest.raises(
-            NotSeen, match=r"at process \d+ \(.*\) of user \d+, with \d+ open files"
+            NotSeen, match=r"at process \d+ \(.*\) of user \d+ in .* group \S+, with \d+ open files"
         ):
             openers.openers()
         monkeypatch.setattr(openers, "_LOOK_S", 60.0)
         visits: list[str] = []
         devices_of = openers._devices_of
 
-        def noted(of: str, deadline_s: float = math.inf) -> Iterator[tuple[str, openers.Number]]:
+        def noted(
+            of: str, deadline_s: float, *, of_all: bool
+        ) -> Iterator[tuple[str, openers.Number]]:
             visits.append(of)
-            return devices_of(of, deadline_s)
+            return devices_of(of, deadline_s, of_all=of_all)
 
         monkeypatch.setattr(openers, "_devices_of", noted)
         openers.openers()
