@@ -75,6 +75,11 @@ class Entry:
         return self.claim is not None and self.claim.live
 
     @property
+    def reservation(self) -> Reserved | None:
+        """The volume and the device that it blocks, by a record of any version; None if that is not known."""
+        return self.record.reserved if self.record is not None else self.reserved
+
+    @property
     def state(self) -> str:
         """For people: unreadable, published, or the state of the claim."""
         if self.record is None:

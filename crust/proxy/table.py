@@ -311,7 +311,7 @@ class Entries:
 
     def row_of(self, entry: Entry) -> Target:
         """The row of an entry as it was read, without the facts that only the proxy remembers."""
-        reservation = entry.reserved if entry.record is None else entry.record.reserved
+        reservation = entry.reservation
         if reservation is None:
             return Target(entry.digest, entry=entry)
         return Target(

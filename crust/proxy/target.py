@@ -367,9 +367,10 @@ def begin_unpublish(seen: Seen, key: volumes.VolumeKey) -> UnpublishPlan:
     if seen.stack is Stack.UNSEEN:
         return UnpublishPlan.REFUSE
     if seen.entry is not None:
-        record = seen.entry.record
-        is_refused = record is None or record.key != key or seen.entry.live
-        return UnpublishPlan.REFUSE if is_refused else UnpublishPlan.REMOVE
+        # an undo needs no more of a record: its device can be asked about
+        reserved = seen.entry.reservation
+        is_known = reserved is not None and reserved.key == key and reserved.device is not None
+        return UnpublishPlan.REMOVE if is_known and not seen.entry.live else UnpublishPlan.REFUSE
     return UnpublishPlan.DRIVER if seen.stack is Stack.FOREIGN else UnpublishPlan.CLEAN
 
 

@@ -2,20 +2,22 @@
 
 The proxy takes the claim lock first, so that no sandbox can claim the volume meanwhile; if a sandbox has it, the call
 fails with the sandbox's name. A free lock does not say that nobody writes: its keepers may have been killed. So the
-process of a dead claim must be seen to have ended, or no process must have the device open for writing. Then the
-proxy calls the driver. Then it renames the entry away, removes the guard mount and
-the directory, and deletes the entry. If the proxy is killed before the rename, entry and guard are still there, and
-the CO unpublishes again: it retries, and a restarted kubelet finds the volume by its mount point, the guard. After
-the rename the driver has nothing any more, and the next start removes the rest without the CO: a kubelet that
-restarts then may find no mount point, and would not unpublish again.
+process of a dead claim must be seen to have ended, or no process must have the device open for writing. A record that
+cannot be read must say whose it is and which device, and no more. Then the proxy calls the driver. Then it renames
+the entry away, removes the guard mount and the directory, and deletes the entry. If the proxy is killed before the
+rename, entry and guard are still there, and the CO unpublishes again: it retries, and a restarted kubelet finds the
+volume by its mount point, the guard. After the rename the driver has nothing any more, and the next start removes the
+rest without the CO: a kubelet that restarts then may find no mount point, and would not unpublish again.
 """
 
 import logging
+import os
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from crust.core import volumes
 from crust.handoff import claims
+from crust.handoff.entry import Entry
 from crust.handoff.store import Removal
 from crust.host.process import workers
 from crust.proxy.table import Entries, Event
@@ -97,7 +99,10 @@ class Unpublish:
             if removal is not None and (removal.entry.record or removal.entry.error):
                 seen = replace(seen, entry=removal.entry)
             if begin_unpublish(seen, key) is UnpublishPlan.REFUSE and seen.entry is not None:
-                raise other_volume(target.text, key, seen.entry.require().key)
+                reserved = seen.entry.reservation or seen.entry.require().reserved
+                if reserved.device is None:
+                    seen.entry.require()
+                raise other_volume(target.text, key, reserved.key)
             if removal is not None:
                 self._check_given_back(removal)
         except BaseException:
@@ -107,10 +112,23 @@ class Unpublish:
         return seen, removal
 
     def _check_given_back(self, removal: Removal) -> None:
-        record = removal.entry.record
-        if record is not None and record.image is None and not record.readonly:
-            targets = self.entries.targets
-            check_given_back(targets, record.block, has_ended=removal.has_ended)
+        device = self._writable_device(removal.entry)
+        if device is not None:
+            check_given_back(self.entries.targets, device, has_ended=removal.has_ended)
+
+    def _writable_device(self, entry: Entry) -> volumes.BlockSource | None:
+        """The device to which a guest may write; None if there is none on this host, or it has gone."""
+        reserved = entry.reservation
+        if reserved is None or reserved.readonly:
+            return None
+        if entry.record is not None:
+            return None if entry.record.image is not None else entry.record.block
+        if not isinstance(reserved.device, volumes.DeviceIdentity):
+            return None
+        number = os.makedev(reserved.device.major, reserved.device.minor)
+        device = self.entries.devices.of_number(number)
+        is_same = device is not None and device.identity == reserved.device
+        return device if is_same else None
 
     def _finish(self, target: volumes.TargetPath, began: Seen, removal: Removal | None) -> None:
         if began.is_covered:  # the mount may have been the driver's own, which has removed it now

@@ -356,8 +356,36 @@ SPOILERS = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "code", "words"), SPOILERS)
-@pytest.mark.parametrize("call", ["publish", "host publish", "unpublish", "stats", "expand"])
+@pytest.mark.spec("H-41")
+async def test_unpublish_of_later_layout_undoes_what_is_there(places: Places, target: str) -> None:
+    """The envelope says whose it is, and which device: nobody may write to it, as for every unpublish."""
+    async with FakeNode(places) as node, node.handler():
+        await node.co.publish("vol-1", target)
+        device = node.record(target).block
+        _newer(f"{places.volumes}/{volumes.TargetPath(target).digest}/mountInfo.json")
+        await node.restart("proxy", "calls")
+        number = os.makedev(device.identity.major, device.identity.minor)
+        node.devices.numbers[number] = device
+        node.targets.written.add(device.path)
+        await refused(
+            node.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, "in use", "qemu"
+        )
+        assert node.places.entries() != []
+        node.targets.written.clear()
+        await refused(node.co.unpublish("vol-2", target), Code.INVALID_ARGUMENT, "vol-1")
+        await node.co.unpublish("vol-1", target)
+        node.check_untouched(target)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "words", "call"),
+    [
+        (*spoiler, call)
+        for spoiler in SPOILERS
+        for call in ("publish", "host publish", "unpublish", "stats", "expand")
+        if (spoiler[0], call) != (_newer, "unpublish")
+    ],
+)
 async def test_unreadable_record_is_never_treated_as_absent(
     places: Places, target: str, spoil: Callable[[str], None], code: Code, words: str, call: str
 ) -> None:
