@@ -275,3 +275,12 @@ async def test_model_finds_a_decision_that_is_wrong(
     monkeypatch.setattr(leaves, name, wrong)
     with pytest.raises(AssertionError):
         await _model(monkeypatch)
+
+
+@pytest.mark.spec("D-42")
+def test_leaf_under_two_mounted_files_may_be_a_guests_device() -> None:
+    """A file covers the device: a retry that took the leaf down would take the device from the guest."""
+    covered = Seen(Kind.FILE, 0, mounts=2, sources=2, is_begun=True)
+    assert leaves.state_of(covered) is State.DEVICE
+    assert leaves.state_of(replace(covered, sources=1)) is State.OTHER
+    assert leaves.undo_of(leaves.state_of(covered), Asked.ANSWERED, is_mounted=True) is Undo.NOTHING

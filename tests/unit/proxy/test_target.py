@@ -14,7 +14,7 @@ import pytest
 
 from crust.core import errors, volumes
 from crust.handoff.claims import Claim, State
-from crust.handoff.entry import Entry
+from crust.handoff.entry import Entry, UnknownHandoffFile
 from crust.proxy import target as decisions
 from crust.proxy.target import (
     Feature,
@@ -530,3 +530,21 @@ def test_what_cannot_be_looked_at_is_neither_free_nor_removed() -> None:
     assert decisions.begin_publish(unseen, WANTED) is PublishPlan.REFUSE
     assert decisions.stands(unseen, WANTED) is Residue.EXISTS
     assert decisions.begin_unpublish(unseen, RECORD.key) is UnpublishPlan.REFUSE
+
+
+@pytest.mark.spec("H-41")
+def test_publish_over_bare_guard_waits_for_an_unreadable_entry() -> None:
+    """Only a publish that has its record is a retry: the entry may reserve the device of every other one."""
+    new = Target.of(RECORD.target.text, key=RECORD.key)
+    unreadable = Target("unreadable", entry=ENTRIES["bad"])
+    bare = replace(new, stack=Stack.GUARD)
+    refusal = decisions.conflict(new, [bare, unreadable])
+    assert refusal is not None
+    assert refusal.error_name == "ReservedByUnreadableEntry"
+    assert decisions.conflict(new, [replace(bare, entry=ENTRIES["same"]), unreadable]) is None
+
+
+def test_name_that_no_entry_has_blocks_no_publish() -> None:
+    stray = Entry("notes", "/e/notes", None, UnknownHandoffFile("/e/notes"))
+    new = Target.of(RECORD.target.text, key=RECORD.key)
+    assert decisions.conflict(new, [Target("notes", entry=stray)]) is None

@@ -119,6 +119,31 @@ async def test_other_publish_of_the_target_is_already_exists(
     kata.check_published("vol-1", published)
 
 
+@pytest.mark.spec("D-17")
+async def test_publish_again_to_another_handler_is_already_exists(
+    kata: FakeNode, published: str
+) -> None:
+    """The volume stays with the handler that may have it: an OK would say that the other one has it."""
+    other = {"crust.dev/runtime-handler": "other"}
+    async with kata.handler(name="other", endpoint=f"{kata.places.root}/other.sock"):
+        publish = kata.co.publish("vol-1", published, volume_context=other)
+        await refused(publish, Code.ALREADY_EXISTS, "published already", "kata")
+    assert kata.record(published).handler == "kata"
+
+
+@pytest.mark.spec("D-16")
+async def test_publish_again_is_ok_where_driver_made_it_read_only(
+    kata: FakeNode, target: str
+) -> None:
+    def read_only(answer: csi_pb2.DeferredMount) -> None:
+        answer.readonly = True
+
+    kata.driver.alter = read_only
+    await kata.co.publish("vol-1", target)
+    await kata.co.publish("vol-1", target)
+    assert kata.record(target).readonly
+
+
 async def test_device_attached_again_replaces_the_record(kata: FakeNode, published: str) -> None:
     kata.driver.identities["vol-1"] = (7, 99, 4711)
     await kata.co.publish("vol-1", published)
