@@ -106,12 +106,12 @@ demo: root guest ## publish volumes to a microVM on this machine, step by step (
 cluster-demo: root guest ## three nodes with local pools of their own, and Ceph, on this machine (root)
 	$(PRIVATE) $(PY) -m examples.cluster
 
-test integration conformance e2e lies: WITHIN = tests/in_memory.sh
+test integration conformance e2e lies false-refusals: WITHIN = tests/in_memory.sh
 test: REQUIRED = mount,loop,vm,containerd,systemd,ember,csi-sanity,go-driver
 e2e: REQUIRED = mount,loop,vm,ember
 integration: REQUIRED = mount,loop,containerd,systemd,ember,csi-sanity,go-driver
 conformance: REQUIRED = mount,loop,ember,csi-sanity
-lies: REQUIRED = mount,loop
+lies false-refusals: REQUIRED = mount,loop
 
 .PHONY: test
 test: root guest third-party ## all tests, including their set-up (root)
@@ -140,6 +140,12 @@ conformance: root setup third-party ## crust's driver against its suite, alone a
 lies: export TESTS_LIES = all
 lies: root $(VENV)/.done ## each call by which a device is asked about, and at each step of a volume's life, fails once with each errno (root)
 	@$(PYTEST) $(SIDE_BY_SIDE) tests/integration/host/block/test_lies.py tests/integration/chain/test_lies.py
+
+.PHONY: false-refusals
+false-refusals: export TESTS_LIVES = 10000
+false-refusals: export TESTS_PROCESSES = 2000
+false-refusals: root $(VENV)/.done ## 10,000 lives of a target beside 2,000 short-lived processes: nothing is refused (root)
+	@$(PYTEST) tests/integration/proxy/test_false_refusals.py
 
 .PHONY: e2e
 e2e: root guest third-party ## the tests that boot the microVM (root)
