@@ -1,6 +1,7 @@
 """The users of a device: each user that is in the way of a purpose refuses it, and is named; no answer is no user."""
 
 import ctypes
+import itertools
 import os
 import subprocess
 import sys
@@ -394,6 +395,15 @@ def test_look_that_takes_too_long_names_the_process(
         monkeypatch.setattr(openers, "_devices_of", noted)
         openers.openers()
         assert visits.index(str(pid)) > len(set(visits)) // 2  # those with few files come first
+
+
+def test_look_that_a_busy_machine_keeps_waiting_is_not_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Many others want the CPU: the look takes long by the clock, and little of its own."""
+    clock = itertools.count(step=10)
+    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
+    openers.openers()
 
 
 def test_child_of_process_that_ends_during_look_is_seen(
