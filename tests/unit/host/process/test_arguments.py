@@ -1,9 +1,14 @@
 """crust.host.process.arguments: the words that a process gives about itself."""
 
+import os
 import subprocess
 import sys
 
+import pytest
+
+from crust.host import answers
 from crust.host.process import arguments
+from tests.support.waiting_processes import no_free_descriptor, waiting
 
 _NAMED = """
 import ctypes, sys
@@ -28,3 +33,13 @@ def test_name_of_an_ended_process_is_a_question_mark() -> None:
     with subprocess.Popen(["true"]) as process:
         pass
     assert arguments.command_of(process.pid) == "?"
+
+
+def test_processes_are_found_by_whole_words_of_their_arguments() -> None:
+    id_ = f"sandbox-{os.getpid()}-1"  # another run of the tests has processes too
+    with waiting("pass", "-id", id_) as process:
+        assert list(arguments.having("-id", id_)) == [process]
+        assert list(arguments.having("-id", id_[:-1])) == []
+        with no_free_descriptor(), pytest.raises(answers.NotSeen, match="EMFILE"):
+            arguments.has(process, "-id", id_)
+        assert list(arguments.having(id_, "-id")) == []

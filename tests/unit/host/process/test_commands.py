@@ -1,29 +1,23 @@
-"""Other programs: what comes back, and that none is left; system calls, and the processes that lock a file."""
+"""Other programs: what comes back, and that none is left."""
 
 import asyncio
 import errno
 import os
-import resource
 import select
-import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from crust.core import errors
-from crust.host import answers
-from crust.host.process import arguments, commands, open_files, syscalls, systemd
-from crust.rpc import status
+from crust.host.process import commands
 from tests.support.raised import raised
 
 pytestmark = pytest.mark.usefixtures("strict_event_loop")
+
 
 LONG_S = 60.0
 
@@ -184,164 +178,3 @@ async def test_endless_output_fails_with_bounded_memory(monkeypatch: pytest.Monk
         await commands.run_command(["sh", "-c", "exec 2>&-; exec yes"], timeout_s=LONG_S)
     with pytest.raises(commands.CommandFailed, match="exited with 3"):
         await commands.run_command(["sh", "-c", "yes >&2; exit 3"], timeout_s=LONG_S)
-
-
-Code = grpc.StatusCode
-
-
-@pytest.mark.parametrize(
-    ("number", "kind", "code"),
-    [
-        (errno.ENOSPC, errors.Exhausted, Code.RESOURCE_EXHAUSTED),
-        (errno.EDQUOT, errors.Exhausted, Code.RESOURCE_EXHAUSTED),
-        (errno.EBUSY, errors.NotReady, Code.FAILED_PRECONDITION),
-        (errno.EUCLEAN, errors.Corrupt, Code.DATA_LOSS),
-        (errno.EIO, errors.RuntimeFailed, Code.INTERNAL),
-        (errno.EINVAL, errors.RuntimeFailed, Code.INTERNAL),
-        # alone it says nothing about the object of a call: a missing /dev/loop-control is no missing volume, and a
-        # process without descriptors is no full node
-        (errno.ENOENT, errors.NotFound, Code.INTERNAL),
-        (errno.ENODEV, errors.RuntimeFailed, Code.INTERNAL),
-        (errno.EACCES, errors.Refused, Code.INTERNAL),
-        (errno.EPERM, errors.Refused, Code.INTERNAL),
-        (errno.EROFS, errors.Refused, Code.INTERNAL),
-        (errno.ELOOP, errors.Refused, Code.INTERNAL),
-        (errno.EEXIST, errors.Conflict, Code.INTERNAL),
-        (errno.EOPNOTSUPP, errors.Unsupported, Code.INTERNAL),
-        (errno.ENAMETOOLONG, errors.InvalidRequest, Code.INTERNAL),
-        (errno.ENOMEM, errors.Exhausted, Code.UNAVAILABLE),
-        (errno.EMFILE, errors.Exhausted, Code.UNAVAILABLE),
-        (errno.EXFULL, errors.RuntimeFailed, Code.INTERNAL),
-    ],
-)
-def test_errno_gives_branch_for_code_and_status_for_co(
-    number: int, kind: type[errors.CrustError], code: grpc.StatusCode
-) -> None:
-    error = syscalls.translate(OSError(number, "x"), "cannot do it")
-    assert isinstance(error, kind)
-    assert status.code_of(error) is code
-    assert errno.errorcode[number] in error.why
-
-
-def test_translate_keeps_cause_reason_and_path() -> None:
-    with (
-        pytest.raises(errors.NotFound) as caught,
-        syscalls.translating("cannot read it", hint="repair it"),
-    ):
-        open("/nonexistent/file").close()
-    assert isinstance(caught.value.__cause__, FileNotFoundError)
-    assert str(caught.value) == (
-        "cannot read it: No such file or directory (ENOENT), /nonexistent/file; repair it"
-    )
-
-
-def test_translating_passes_crust_errors_unchanged() -> None:
-    original = errors.Conflict("two")
-    with pytest.raises(errors.Conflict) as caught, syscalls.translating("cannot"):
-        raise original
-    assert caught.value is original
-
-
-def test_boot_id_is_a_constant_uuid() -> None:
-    assert syscalls.boot_id() == syscalls.boot_id()
-    assert len(syscalls.boot_id().split("-")) == 5
-
-
-@pytest.mark.parametrize("address", ["PATH", "@crust-test"])
-def test_systemd_is_told_of_start_and_that_process_lives(tmp_path: Path, address: str) -> None:
-    """At a socket with a path, and at an abstract one."""
-    address = address.replace("PATH", str(tmp_path / "notify")).replace("@", f"@{os.getpid()}-")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listens:
-        listens.bind(address.replace("@", "\0"))
-        unit = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "60000000"}
-        assert systemd.ping_watchdog(unit)
-        assert listens.recv(64) == b"WATCHDOG=1"
-        assert systemd.ping_watchdog(unit | {"WATCHDOG_PID": str(os.getpid())})
-        assert listens.recv(64) == b"WATCHDOG=1"
-        assert systemd.report_serving({"NOTIFY_SOCKET": address})
-        assert listens.recv(64) == b"READY=1"
-    assert systemd.ping_watchdog(unit), "a systemd that does not listen is no error"
-
-
-def test_nothing_is_sent_outside_of_unit_or_for_another_process(tmp_path: Path) -> None:
-    here = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
-    assert not systemd.report_serving({})
-    assert not systemd.ping_watchdog({})
-    assert not systemd.ping_watchdog({"WATCHDOG_USEC": "1"})
-    assert not systemd.ping_watchdog(here)
-    assert not systemd.ping_watchdog(here | {"WATCHDOG_USEC": "1", "WATCHDOG_PID": "1"})
-
-
-@contextmanager
-def _process(program: str, *words: str, fds: tuple[int, ...] = ()) -> Iterator[int]:
-    command = [sys.executable, "-c", f"{program}; print(flush=True); import sys; sys.stdin.read()"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen([*command, *words], stdin=pipe, stdout=pipe, pass_fds=fds) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield process.pid
-        process.kill()
-
-
-@contextmanager
-def _few_descriptors() -> Iterator[None]:
-    """No descriptor is free."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_holder_of_lock_is_found_by_any_path(tmp_path: Path) -> None:
-    """As a process of another mount namespace has; one that only has the file open is no holder."""
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-    path = f"{tmp_path}/one/claim.lock"
-    Path(path).touch()
-    os.link(path, tmp_path / "two" / "claim.lock")
-    (tmp_path / "claim.lock").touch()
-    opening = "import fcntl, sys; file = open(sys.argv[1])"
-    locking = f"{opening}; fcntl.flock(file, fcntl.LOCK_EX)"
-    with (
-        _process(locking, f"{tmp_path}/two/claim.lock") as holder,
-        _process(locking, f"{tmp_path}/claim.lock") as stranger,
-        _process(opening, path) as reader,
-    ):
-        assert open_files.holders(path) == [holder]
-        assert [open_files.has_lock(pid, path) for pid in (holder, stranger, reader)] == [
-            True, False, False
-        ]  # fmt: skip
-    assert not open_files.has_lock(holder, path)
-    assert open_files.holders(path) == []
-    assert open_files.holders(f"{tmp_path}/absent") == []
-
-
-def test_process_that_cannot_be_looked_at_has_perhaps_the_lock(tmp_path: Path) -> None:
-    """No descriptor is free: nobody can say whether the process has it."""
-    path = f"{tmp_path}/claim.lock"
-    Path(path).touch()
-    locking = "import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LOCK_EX)"
-    unseen = pytest.raises(answers.NotSeen, match=r"locks of process .*EMFILE")
-    with _process(locking, path) as holder, _few_descriptors(), unseen:
-        open_files.has_lock(holder, path)
-
-
-def test_process_that_is_watched_by_a_pidfd_is_named() -> None:
-    with _process("pass") as watched:
-        pidfd = os.pidfd_open(watched)
-        with _process("pass", fds=(pidfd,)) as watcher:
-            assert open_files.watched(watcher) == {watched}
-        os.close(pidfd)
-    assert open_files.watched(watched) == set()
-
-
-def test_processes_are_found_by_whole_words_of_their_arguments() -> None:
-    id_ = f"sandbox-{os.getpid()}-1"  # another run of the tests has processes too
-    with _process("pass", "-id", id_) as process:
-        assert list(arguments.having("-id", id_)) == [process]
-        assert list(arguments.having("-id", id_[:-1])) == []
-        with _few_descriptors(), pytest.raises(answers.NotSeen, match="EMFILE"):
-            arguments.has(process, "-id", id_)
-        assert list(arguments.having(id_, "-id")) == []

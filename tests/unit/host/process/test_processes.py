@@ -2,18 +2,17 @@
 
 import errno
 import os
-import resource
 import select
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from crust.host import answers
 from crust.host.process import processes
 from crust.host.process.processes import Process
+from tests.support.waiting_processes import no_free_descriptor
 
 
 @pytest.fixture
@@ -27,16 +26,6 @@ def _process(pid: int) -> Process:
     process = answers.seen(processes.of(pid))
     assert process is not None
     return process
-
-
-@contextmanager
-def _no_free_descriptor() -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _number_of_a_session_whose_leader_has_ended() -> tuple[int, int]:
@@ -115,7 +104,7 @@ def test_pid_that_a_thread_has_is_of_ended_process() -> None:
 
 def test_no_free_descriptor_is_no_answer(child: subprocess.Popen[bytes]) -> None:
     process = _process(child.pid)
-    with _no_free_descriptor():
+    with no_free_descriptor():
         answer, same = processes.hold(process), processes.of(child.pid)
         with pytest.raises(answers.NotSeen, match="EMFILE"):
             processes.has_ended(process)
