@@ -8,15 +8,19 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def waiting(program: str, *words: str, fds: tuple[int, ...] = ()) -> Iterator[int]:
-    """A process that has run a program, with words as its arguments and descriptors; its pid."""
-    command = [sys.executable, "-c", f"{program}; print(flush=True); import sys; sys.stdin.read()"]
+def waiting(code: str, *arguments: str, fds: tuple[int, ...] = ()) -> Iterator[int]:
+    """Another process that has run `code`, and lives while the block runs; its pid."""
+    argv = [
+        sys.executable,
+        "-c",
+        f"import os, sys\n{code}\nprint(flush=True)\nsys.stdin.read()",
+        *arguments,
+    ]
     pipe = subprocess.PIPE
-    with subprocess.Popen([*command, *words], stdin=pipe, stdout=pipe, pass_fds=fds) as process:
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, pass_fds=fds) as process:
         assert process.stdout is not None
-        process.stdout.readline()
+        assert process.stdout.readline() == b"\n"
         yield process.pid
-        process.kill()
 
 
 @contextmanager

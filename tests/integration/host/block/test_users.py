@@ -1,48 +1,37 @@
 """The users of a device: each user that is in the way of a purpose refuses it, and is named; no answer is no user."""
 
-import ctypes
-import itertools
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
 from crust.core import volumes
 from crust.handoff.record import Record
 from crust.host.answers import NotSeen
-from crust.host.block import devices, holders, loop, loopctl, openers, users
+from crust.host.block import devices, holders, loop, openers, users
 from crust.host.block.users import Purpose
-from crust.host.mounts import mount_api, mount_users
+from crust.host.mounts import mount_api
 from crust.host.process import syscalls
 from crust.runtime_handler import claim
-from tests.integration.host.conftest import Attach, partition_table, run, write
+from tests.integration.host.conftest import MIB, Attach, partition_table, run, write
 from tests.support.raised import raised
+from tests.support.waiting_processes import waiting
 
 pytestmark = pytest.mark.root
 
-MIB = 1024 * 1024
 ROOT = Path(__file__).parents[4]
-_libc = ctypes.CDLL(None, use_errno=True)
+
 READONLY = pytest.mark.parametrize("readonly", [False, True], ids=["writer", "reader"])
 
 
 def check_guest(path: str, *, readonly: bool) -> None:
     purpose = Purpose.GUEST_READS if readonly else Purpose.GUEST_WRITES
     users.check(devices.source(path), purpose)
-
-
-@pytest.fixture
-def disk(attach: Attach) -> str:
-    device = attach()
-    run("mkfs.ext4", "-q", device.path)
-    return device.path
 
 
 @pytest.fixture
@@ -63,24 +52,6 @@ def partition(attach: Attach, tmp_path: Path) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def a_process(code: str, *arguments: str) -> Iterator[int]:
-    """Another process that runs `code`, says so, and lives while the block runs."""
-    argv = [
-        sys.executable,
-        "-c",
-        f"import os, sys\n{code}\nprint('ok', flush=True)\nsys.stdin.read()",
-        *arguments,
-    ]
-    with subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ok\n"
-        yield process.pid
-        process.communicate()
-
-
-@contextmanager
 def mounted_elsewhere(device: str, target: str, option: str) -> Iterator[int]:
     """The device is mounted in a mount namespace of its own."""
     code = (
@@ -90,7 +61,7 @@ def mounted_elsewhere(device: str, target: str, option: str) -> Iterator[int]:
         "assert libc.mount(b'none', b'/', None, 0x44000, None) == 0\n"
         "import subprocess; subprocess.run(['mount', '-o', sys.argv[3], *sys.argv[1:3]], check=True)"
     )
-    with a_process(code, device, target, option) as pid:
+    with waiting(code, device, target, option) as pid:
         yield pid
 
 
@@ -144,7 +115,7 @@ def test_reader_joins_read_only_mounts_alone(disk: str, tmp_path: Path, mountpoi
 def test_device_busy_without_a_mount_names_its_holder(disk: str, *, readonly: bool) -> None:
     """Another virtual machine, md, swap: whatever it is, it is somebody."""
     code = "held = os.open(sys.argv[1], os.O_RDONLY | os.O_EXCL)"
-    with a_process(code, disk) as pid, pytest.raises(holders.DeviceInUse, match=rf"\[{pid}\]"):
+    with waiting(code, disk) as pid, pytest.raises(holders.DeviceInUse, match=rf"\[{pid}\]"):
         check_guest(disk, readonly=readonly)
 
 
@@ -177,7 +148,7 @@ def test_exclusive_holder_is_not_explained_by_other_readers(disk: str) -> None:
     """A second reader's open explains no exclusive hold: that is a mount that nobody sees, or a writer."""
     code = "held = os.open(sys.argv[1], os.O_RDONLY | os.O_EXCL)"
     reader = claim.hold_device(record_of(disk, readonly=True))
-    with a_process(code, disk), pytest.raises(holders.DeviceInUse):
+    with waiting(code, disk), pytest.raises(holders.DeviceInUse):
         check_guest(disk, readonly=True)
     os.close(reader)
 
@@ -292,37 +263,9 @@ def test_writes_in_flight_that_do_not_end_are_named(
     check_guest(disk, readonly=True)  # a reader never waits
 
 
-def test_look_serves_all_that_began_to_wait_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    began, goes_on = threading.Event(), threading.Event()
-    looks: list[int] = []
-
-    def look() -> openers.Openers:
-        looks.append(len(looks))
-        began.set()
-        assert goes_on.wait(30)
-        return {(7, len(looks)): ()}
-
-    monkeypatch.setattr(openers, "_all_openers", look)
-    monkeypatch.setattr(openers, "_looks", openers._Looks())
-    results: list[openers.Openers] = []
-    first = threading.Thread(target=lambda: results.append(openers.openers()))
-    first.start()
-    assert began.wait(30)
-    later = [threading.Thread(target=lambda: results.append(openers.openers())) for _ in range(4)]
-    for thread in later:
-        thread.start()
-    goes_on.set()
-    for thread in (first, *later):
-        thread.join(30)
-    # the first look began before the others called, so it serves the first caller alone
-    assert results[0] == {(7, 1): ()}
-    assert len(looks) <= 1 + len(later)
-    assert {(7, 1)} not in [set(result) for result in results[1:]]
-
-
 def test_process_that_only_reads_refuses_nothing(disk: str) -> None:
     """udev, smartd, multipathd."""
-    with a_process("held = os.open(sys.argv[1], os.O_RDONLY)", disk):
+    with waiting("held = os.open(sys.argv[1], os.O_RDONLY)", disk):
         check_guest(disk, readonly=False)
         users.check(devices.source(disk), Purpose.GIVE_BACK)
         with pytest.raises(holders.DeviceInUse):
@@ -333,7 +276,7 @@ def test_process_that_only_reads_refuses_nothing(disk: str) -> None:
 
 
 def test_process_that_writes_refuses_device_that_is_free_by_exclusivity(disk: str) -> None:
-    with a_process("held = os.open(sys.argv[1], os.O_RDWR)", disk) as pid:
+    with waiting("held = os.open(sys.argv[1], os.O_RDWR)", disk) as pid:
         assert not users.is_held(devices.source(disk))
         with pytest.raises(holders.DeviceInUse, match=rf"\[{pid}\] by fd \d+"):
             users.check(devices.source(disk), Purpose.GIVE_BACK)
@@ -354,7 +297,7 @@ else:
     raise SystemExit("nobody was seen, and so nobody was there")
 """
     argv = ["setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace"]
-    with a_process("held = os.open(sys.argv[1], os.O_RDWR)", disk):
+    with waiting("held = os.open(sys.argv[1], os.O_RDWR)", disk):
         subprocess.run([*argv, sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
@@ -371,73 +314,10 @@ def test_processes_that_come_and_go_refuse_nothing(disk: str) -> None:
         two.kill()
 
 
-def test_look_that_takes_too_long_names_the_process(
-    disk: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pod with a million descriptors must not delay the others for minutes, and is not skipped."""
-    code = "files = [os.dup(0) for _ in range(600)]"
-    with a_process(code) as pid:
-        monkeypatch.setattr(openers, "_LOOK_S", -1.0)
-        with pytest.raises(
-            NotSeen, match=r"at process \d+ \(.*\) of user \d+ in .* group \S+, with \d+ open files"
-        ):
-            openers.openers()
-        monkeypatch.setattr(openers, "_LOOK_S", 60.0)
-        visits: list[str] = []
-        devices_of = openers._devices_of
-
-        def noted(
-            of: str, deadline_s: float, *, of_all: bool
-        ) -> Iterator[tuple[str, openers.Number]]:
-            visits.append(of)
-            return devices_of(of, deadline_s, of_all=of_all)
-
-        monkeypatch.setattr(openers, "_devices_of", noted)
-        openers.openers()
-        assert visits.index(str(pid)) > len(set(visits)) // 2  # those with few files come first
-
-
-def test_look_that_a_busy_machine_keeps_waiting_is_not_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Many others want the CPU: the look takes long by the clock, and little of its own."""
-    clock = itertools.count(step=10)
-    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
-    openers.openers()
-
-
-def test_child_of_process_that_ends_during_look_is_seen(
-    disk: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A hypervisor that becomes a daemon: it forks, and ends, after the processes were listed."""
-    read, write_end = os.pipe()
-    child = 0
-    held = os.open(disk, os.O_RDWR)
-    listdir = os.listdir
-
-    def late(path: str) -> list[str]:
-        nonlocal child, held
-        names = listdir(path)
-        if path == "/proc" and not child:
-            child = os.posix_spawn(
-                "/bin/cat", ["cat"], {}, file_actions=[(os.POSIX_SPAWN_DUP2, read, 0)]
-            )
-            os.close(held)
-        return names
-
-    os.set_inheritable(held, True)  # noqa: FBT003 - its only form
-    monkeypatch.setattr(os, "listdir", late)
-    number = os.stat(disk).st_rdev
-    found = openers._openers()[os.major(number), os.minor(number)]
-    os.close(write_end)
-    os.waitpid(child, 0)
-    assert [holder.pid for holder in found] == [child]
-
-
 def test_process_that_writes_to_a_partition_refuses_its_disk(partition: tuple[str, str]) -> None:
     disk, part = partition
     code = "held = os.open(sys.argv[1], os.O_WRONLY)"
-    with a_process(code, part), pytest.raises(holders.DeviceInUse):
+    with waiting(code, part), pytest.raises(holders.DeviceInUse):
         users.check(devices.source(disk), Purpose.GIVE_BACK)
 
 
@@ -446,7 +326,7 @@ def test_node_in_another_directory_is_the_same_device(disk: str, tmp_path: Path)
     node = tmp_path / "vda"
     os.mknod(node, 0o600 | 0o060000, os.stat(disk).st_rdev)
     code = "held = os.open(sys.argv[1], os.O_RDWR); os.unlink(sys.argv[1])"
-    with a_process(code, str(node)), pytest.raises(holders.DeviceInUse):
+    with waiting(code, str(node)), pytest.raises(holders.DeviceInUse):
         users.check(devices.source(disk), Purpose.GIVE_BACK)
 
 
@@ -494,110 +374,20 @@ def test_claims_of_readers_share_device_and_exclude_a_writer(disk: str) -> None:
     os.close(writer)
 
 
-T = TypeVar("T")
-
-
-@pytest.fixture
-def hung(tmp_path: Path) -> Iterator[str]:
-    """A mounted filesystem whose server never answers.
-
-    It is a mount of FUSE whose server reads no request. Nothing is written to it, so no sync(2) waits for it. The
-    kernel ends every call when the server's descriptor is closed, which it is when this process dies too.
-    """
-    path = tmp_path / "hung"
-    path.mkdir()
-    server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        options = f"fd={server},rootmode=40000,user_id=0,group_id=0"
-        if _libc.mount(b"hung", os.fsencode(path), b"fuse", 0, options.encode()):
-            raise OSError(ctypes.get_errno(), "no mount of FUSE", str(path))
-        yield str(path)
-    finally:
-        os.close(server)
-    mount_api.unmount(str(path))
-
-
-def in_a_thread(look: Callable[[], T]) -> T:
-    """So that a search that hangs is a failed test, and ends with the file server."""
-    future: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            future.set_result(look())
-        except Exception as error:  # whatever it is, the test gets it
-            future.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return future.result(timeout=30)
-
-
-def test_of_does_not_wait_for_a_hung_file_server(attach: Attach, hung: str) -> None:
-    """stat(2) of a file that is open there never returns, and with it the unstage that only wants the reason."""
-    device = attach()
-    below = os.open(hung, os.O_PATH)
-    held = os.open(device.path, os.O_RDONLY)
-    try:
-        with pytest.raises(holders.DeviceInUse, match=rf"\[{os.getpid()}\] by fd {held}"):
-            in_a_thread(lambda: loop.detach(device))
-        assert in_a_thread(lambda: mount_users.of(hung)) != ()
-    finally:
-        os.close(held)
-        os.close(below)
-
-
-@contextmanager
-def kubelets_loop(attach: Attach, target: Path) -> Iterator[tuple[loop.LoopDevice, str]]:
-    """A device whose node is bound at the target, and the loop device that a kubelet has on it."""
-    device = attach()
-    target.touch()
-    mount_api.bind(device.path, str(target))
-    argv = ["losetup", "--find", "--show", str(target)]
-    upper = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
-    try:
-        yield device, upper
-    finally:
-        subprocess.run(["losetup", "--detach", upper], check=True)
-
-
-def test_in_use_names_a_loop_device_on_it(attach: Attach, tmp_path: Path) -> None:
-    """A kubelet holds each raw volume by one, also when it forgot the volume."""
-    target = tmp_path / "target"
-    with kubelets_loop(attach, target) as (device, upper):
-        assert devices.size_bytes(upper) == devices.size_bytes(device.path)
-        with pytest.raises(holders.DeviceInUse, match=upper):
-            mount_api.unmount(str(target))
-        with pytest.raises(holders.DeviceInUse, match=f"backing {upper}"):
-            loop.detach(device)
-    mount_api.unmount(str(target))
-
-
-@pytest.mark.parametrize("detached", ["target", "."], ids=["its node", "its tree"])
-def test_in_use_names_loop_device_of_shortened_path(
-    attach: Attach, tmp_path: Path, detached: str
+def test_device_is_held_when_mounted_or_held_and_never_elsewhere(
+    attach: Attach, mountpoint: str
 ) -> None:
-    """A kubelet in a container that ended: its loop device is left, and sysfs has "/" for its path."""
-    tree = tmp_path / "kubelet"
-    tree.mkdir()
-    mount_api.bind(str(tree), str(tree))
-    with kubelets_loop(attach, tree / "target") as (device, upper):
-        subprocess.run(["umount", "--lazy", str(tree / detached)], check=True)
-        assert loopctl.backing_file(int(upper.removeprefix("/dev/loop"))) == "/"
-        assert users.in_use(device.path).loops == (upper,)
-    subprocess.run(["umount", "--recursive", "--quiet", str(tree)], check=False)
-
-
-def test_in_use_asks_no_loop_device_on_a_file(
-    attach: Attach, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """LOOP_GET_STATUS64 asks the filesystem of the backing file, and its server may hang."""
-    device, other = attach(), attach(name="other.img")
-    asked: list[int] = []
-    status = loopctl.status
-
-    def recorded(fd: int) -> object:
-        asked.append(os.fstat(fd).st_rdev)
-        return status(fd)
-
-    monkeypatch.setattr(loopctl, "status", recorded)
-    assert not users.in_use(device.path).loops
-    assert not {os.stat(attached.path).st_rdev for attached in (device, other)} & set(asked)
+    device, other = devices.source(attach(64 * MIB).path), attach(64 * MIB)
+    assert not users.is_held(device)
+    for path in (other.path, "/dev/null", "/dev/absent"):  # not its node: nobody was asked
+        with pytest.raises(NotSeen):
+            users.is_held(replace(device, path=path))
+    hold = devices.open_exclusive(device.path)
+    assert users.is_held(device)
+    os.close(hold)
+    subprocess.run(["mkfs.ext4", "-q", device.path], check=True)
+    mount_api.mount_device(device.path, mountpoint, "ext4", readonly=True)
+    assert users.is_held(device)
+    with pytest.raises(holders.DeviceInUse) as caught:
+        devices.open_exclusive(device.path)
+    assert caught.value.mounts == (mountpoint,)

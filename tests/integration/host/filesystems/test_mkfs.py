@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from crust.blockdriver.host import fsck, fsfreeze, growth, usage
+from crust.blockdriver.host import fsck
 from crust.blockdriver.records.models import ContentRecord, ContentState
 from crust.core import errors
-from crust.core.volumes import UsageUnit
-from crust.host.block import devices, holders, loop, signatures, users
+from crust.host.block import devices, holders, signatures, users
 from crust.host.filesystems import format_decision, mkfs, superblocks
 from crust.host.mounts import mount_api
 from crust.host.process import commands
@@ -146,8 +145,11 @@ _CHECK = {
     "xfs": ("xfs_repair", "-n"),
     "btrfs": ("btrfs", "check", "--readonly"),
 }
+
 _WRITES = "write,pwrite64,writev,pwritev,fsync,fdatasync,sync_file_range,ioctl,fallocate"
+
 _MOMENTS = 24
+
 _UUID = "11111111-0000-4000-8000-000000000000"
 
 
@@ -230,91 +232,3 @@ def _decision(content: ContentRecord, device: str) -> format_decision.Action:
         probed(device),
         superblock_of=lambda fs_type: superblocks.find(device, fs_type),
     )
-
-
-async def test_grow_mounted_ext4_needs_cap_sys_resource(attach: Attach, mountpoint: str) -> None:
-    device = attach(64 * MIB)
-    await mkfs.make(device.path, "ext4")
-    mount_api.mount_device(device.path, mountpoint, "ext4")
-    growth.grow_mounted(mountpoint, "ext4")  # it fills its device: needs no capability
-    os.truncate(device.backing, 128 * MIB)
-    loop.refresh_size(device)
-    assert bool(growth.obstacle("ext4")) != growth.has_cap_sys_resource()
-    if not growth.obstacle("ext4"):
-        growth.grow_mounted(mountpoint, "ext4")
-        assert usage.measure(mountpoint).usage[0].total > 100 * MIB
-        return
-    with pytest.raises(growth.MissingCapability, match="CAP_SYS_RESOURCE"):
-        growth.grow_mounted(mountpoint, "ext4")
-
-
-async def test_grow_mounted_without_mount_is_refused(mountpoint: str) -> None:
-    with pytest.raises(errors.NotReady, match="no ext4 is mounted"):
-        growth.grow_mounted(mountpoint, "ext4")
-
-
-async def test_measure_counts_bytes_and_inodes(attach: Attach, mountpoint: str) -> None:
-    device = attach()
-    await mkfs.make(device.path, "ext4")
-    mount_api.mount_device(device.path, mountpoint, "ext4")
-    before = {line.unit: line for line in usage.measure(mountpoint).usage}
-    (Path(mountpoint) / "file").write_bytes(b"x" * MIB)
-    os.sync()
-    after = {line.unit: line for line in usage.measure(mountpoint).usage}
-    assert after[UsageUnit.BYTES].used - before[UsageUnit.BYTES].used == MIB
-    assert after[UsageUnit.INODES].used - before[UsageUnit.INODES].used == 1
-    for line in after.values():
-        assert 0 < line.available <= line.total - line.used
-
-
-async def test_second_freeze_is_refused_and_no_thaw(attach: Attach, mountpoint: str) -> None:
-    device = attach()
-    await mkfs.make(device.path, "ext4")
-    mount_api.mount_device(device.path, mountpoint, "ext4")
-    freeze = fsfreeze.Freeze(mountpoint)
-    try:
-        with pytest.raises(errors.NotReady, match="frozen already"):
-            fsfreeze.Freeze(mountpoint)
-    finally:
-        freeze.thaw()
-    fsfreeze.thaw(mountpoint)
-    (Path(mountpoint) / "file").touch()
-
-
-async def test_check_of_ext4_not_unmounted_leaves_it_clean(attach: Attach) -> None:
-    device = attach()
-    await mkfs.make(device.path, "ext4")
-    run("debugfs", "-w", "-R", "ssv state 0", device.path)  # "not unmounted cleanly"
-    assert not superblocks.read_ext4(device.path).clean
-    hold = devices.open_exclusive(device.path)
-    with pytest.raises(holders.DeviceInUse):
-        await fsck.check_filesystem(device.path, "ext4")
-    os.close(hold)
-    await fsck.check_filesystem(device.path, "ext4")
-    assert superblocks.read_ext4(device.path).clean
-
-
-@pytest.mark.parametrize(
-    ("changes", "name", "why"),
-    [
-        # "errors detected"
-        (("clri <2>", "ssv state 2"), "FilesystemNeedsRepair", "Root inode is not a directory"),
-        (("ssv state 0", "feature FEATURE_I31"), "FilesystemCheckFailed", "unsupported feature"),
-    ],
-)
-async def test_check_of_ext4_that_is_not_repaired_unasked_is_corrupt(
-    attach: Attach, changes: Sequence[str], name: str, why: str
-) -> None:
-    device = attach()
-    await mkfs.make(device.path, "ext4")
-    for change in changes:
-        run("debugfs", "-w", "-R", change, device.path)
-    with raised(name, errors.Corrupt, match=why):
-        await fsck.check_filesystem(device.path, "ext4")
-
-
-async def test_check_of_another_content_is_corrupt(attach: Attach) -> None:
-    device = attach()
-    for fs_type in mkfs.SUPPORTED:
-        with pytest.raises(errors.Corrupt):
-            await fsck.check_filesystem(device.path, fs_type)

@@ -1,4 +1,4 @@
-"""Whether a file has sparse, with the file's own answer."""
+"""Whether a file has writers, with the file's own answer."""
 
 import fcntl
 import os
@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from crust.core.volumes import TargetPath
 from crust.host.block import loop
-from crust.host.files import sparse, target_paths
+from crust.host.files import sparse
 from crust.host.mounts import mount_api
 from tests.integration.host.conftest import MIB, Attach, MakeFile
-from tests.support.raised import raised
 
 pytestmark = pytest.mark.root
 
@@ -90,39 +88,3 @@ def test_has_writers_during_an_open_disturbs_neither(
         signal.signal(signal.SIGURG, before[0])
         os.close(signalled)
         os.close(signal_to)
-
-
-def test_remove_of_a_mount_point_is_refused(mountpoint: str, tmp_path: Path) -> None:
-    """Device numbers are equal for a bind within one filesystem: a removal by them would delete the volume's data."""
-    target, roots = TargetPath.parse(mountpoint), [str(tmp_path)]
-    (tmp_path / "source").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path)
-    for is_bind in (False, True):
-        if is_bind:
-            mount_api.bind(str(tmp_path / "source"), mountpoint)
-        else:
-            mount_api.mount_guard(mountpoint)
-        target_paths.make_directory(target, roots)
-        with raised("TargetStillMounted"):
-            target_paths.remove(target, roots)
-        with raised("TargetStillMounted"):
-            target_paths.remove(TargetPath.parse(f"{tmp_path}/link/target"), [f"{tmp_path}/link"])
-        mount_api.unmount(mountpoint)
-    target_paths.remove(target, roots)
-    assert not Path(mountpoint).exists()
-    Path(mountpoint).mkdir()
-
-
-def test_make_file_keeps_a_bound_device_alone(attach: Attach, tmp_path: Path) -> None:
-    device: loop.LoopDevice = attach()
-    target, roots = TargetPath.parse(str(tmp_path / "block")), [str(tmp_path)]
-    target_paths.make_file(target, roots)
-    mount_api.bind(device.path, target.text)
-    try:
-        target_paths.make_file(target, roots)
-        with raised("TargetStillMounted"):
-            target_paths.remove(target, roots)
-    finally:
-        mount_api.unmount(target.text)
-    target_paths.remove(target, roots)
-    assert not (tmp_path / "block").exists()

@@ -1,0 +1,73 @@
+"""The loop devices on a device are its users: those that a kubelet makes of raw volumes."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from crust.host.block import devices, holders, loop, loopctl, users
+from crust.host.mounts import mount_api
+from tests.integration.host.conftest import Attach
+
+pytestmark = pytest.mark.root
+
+
+@contextmanager
+def kubelets_loop(attach: Attach, target: Path) -> Iterator[tuple[loop.LoopDevice, str]]:
+    """A device whose node is bound at the target, and the loop device that a kubelet has on it."""
+    device = attach()
+    target.touch()
+    mount_api.bind(device.path, str(target))
+    argv = ["losetup", "--find", "--show", str(target)]
+    upper = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        yield device, upper
+    finally:
+        subprocess.run(["losetup", "--detach", upper], check=True)
+
+
+def test_in_use_names_a_loop_device_on_it(attach: Attach, tmp_path: Path) -> None:
+    """A kubelet holds each raw volume by one, also when it forgot the volume."""
+    target = tmp_path / "target"
+    with kubelets_loop(attach, target) as (device, upper):
+        assert devices.size_bytes(upper) == devices.size_bytes(device.path)
+        with pytest.raises(holders.DeviceInUse, match=upper):
+            mount_api.unmount(str(target))
+        with pytest.raises(holders.DeviceInUse, match=f"backing {upper}"):
+            loop.detach(device)
+    mount_api.unmount(str(target))
+
+
+@pytest.mark.parametrize("detached", ["target", "."], ids=["its node", "its tree"])
+def test_in_use_names_loop_device_of_shortened_path(
+    attach: Attach, tmp_path: Path, detached: str
+) -> None:
+    """A kubelet in a container that ended: its loop device is left, and sysfs has "/" for its path."""
+    tree = tmp_path / "kubelet"
+    tree.mkdir()
+    mount_api.bind(str(tree), str(tree))
+    with kubelets_loop(attach, tree / "target") as (device, upper):
+        subprocess.run(["umount", "--lazy", str(tree / detached)], check=True)
+        assert loopctl.backing_file(int(upper.removeprefix("/dev/loop"))) == "/"
+        assert users.in_use(device.path).loops == (upper,)
+    subprocess.run(["umount", "--recursive", "--quiet", str(tree)], check=False)
+
+
+def test_in_use_asks_no_loop_device_on_a_file(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LOOP_GET_STATUS64 asks the filesystem of the backing file, and its server may hang."""
+    device, other = attach(), attach(name="other.img")
+    asked: list[int] = []
+    status = loopctl.status
+
+    def recorded(fd: int) -> object:
+        asked.append(os.fstat(fd).st_rdev)
+        return status(fd)
+
+    monkeypatch.setattr(loopctl, "status", recorded)
+    assert not users.in_use(device.path).loops
+    assert not {os.stat(attached.path).st_rdev for attached in (device, other)} & set(asked)
