@@ -29,8 +29,8 @@ from crust.kata.settings import KataSettings
 from crust.node.settings import NodeSettings
 from crust.proxy import runtime_api
 from crust.proxy.settings import ProxySettings
+from tests.support.manifests import config, made
 from tests.support.pages import cli_output, error_table
-from tests.unit.cli.test_manifest import config, made
 
 ROOT = Path(__file__).parents[3]
 PAGES = ("operations", "settings", "kubernetes", "wrapping", "monitoring")

@@ -19,11 +19,11 @@ from crust.proxy.settings import KubernetesSettings
 from tests.support.co import capability, stage_request
 from tests.support.faults.refusals import refused
 from tests.support.nodes import fake_kubernetes
+from tests.support.nodes.commands import crust, invoked
 from tests.support.nodes.fake_kubernetes import FakeKubernetes
 from tests.support.nodes.fake_node import DRIVER, FakeNode
 from tests.support.nodes.places import Places
 from tests.support.raised import raised
-from tests.unit.cli.conftest import crust, invoked
 
 DEFER, HANDLER = "crust.dev/defer", "crust.dev/runtime-handler"
 KATA = volumes.HandlerName("kata")

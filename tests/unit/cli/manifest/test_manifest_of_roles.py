@@ -7,10 +7,9 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from crust.cli.manifest import objects
 from crust.core.settings import loading
 from crust.node.settings import NodeSettings
-from tests.unit.cli.test_manifest import (
+from tests.support.manifests import (
     KUBERNETES,
     POD,
     WRAPPED,
@@ -153,6 +152,7 @@ def test_roles_that_fit_no_cluster_are_refused(
 
 OF_THE_NODE = {"/var/lib/kubelet", "/dev", "/sys/fs/cgroup", "/etc/machine-id"}
 """Of the kubelet and the kernel, where each driver has names of its own, and what is only read."""
+
 LOCAL = ("block-driver", "distributed", "snapshots", "single-node", "wrapped-driver")
 OTHER = "disks.example.com"
 
@@ -255,20 +255,6 @@ def test_objects_of_another_driver_refer_to_each_other(tmp_path: Path) -> None:
         assert ("ConfigMap", settings) in manifests
         labels = workload["spec"]["template"]["metadata"]["labels"]
         assert workload["spec"]["selector"]["matchLabels"].items() <= labels.items()
-
-
-def test_no_two_names_have_one_stem() -> None:
-    """All names of up to six characters of those that matter."""
-    stems: dict[str, str] = {}
-    for length in range(1, 7):
-        for letters in itertools.product("a-.", repeat=length):
-            name = "".join(letters)
-            try:
-                stem = objects.stem(name)
-            except loading.InvalidSettings:
-                continue
-            assert stems.setdefault(stem, name) == name
-    assert len(stems) > 50
 
 
 def kinds(manifests: Objects) -> set[tuple[str, str]]:

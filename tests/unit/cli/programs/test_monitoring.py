@@ -1,18 +1,11 @@
-"""Each daemon: its flags, its metrics and its health over HTTP."""
+"""The metrics and the health of a daemon over HTTP."""
 
 import asyncio
 import logging
-import os
 import re
-import resource
-import signal
 import socket
-import subprocess
-import sys
-import threading
 import urllib.error
 import urllib.request
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -20,119 +13,12 @@ from pathlib import Path
 import prometheus_client
 import pytest
 
-from crust.blockdriver.settings import DriverSettings
-from crust.cli.programs import daemons, monitoring
-from crust.core import errors, operations
-from crust.host.process import workers
-from crust.host.process.workers import Workers
+from crust.cli.programs import monitoring
+from crust.core import errors
 from crust.rpc.serving.daemon import Daemon, starting
 from tests.support.raised import raised
-from tests.unit.proxy.test_restart import output, start, until_logged
-
-
-def test_forty_hanging_calls_leave_threads_for_others() -> None:
-    dead, answers = threading.Event(), []
-
-    async def run() -> None:
-        hung = [asyncio.create_task(workers.run(dead.wait)) for _ in range(40)]
-        await asyncio.sleep(0)
-        try:
-            answers.append(await workers.run(lambda: "alive"))
-        finally:
-            dead.set()
-            await asyncio.gather(*hung)
-
-    asyncio.run(daemons.until_signal(run()))
-    assert answers == ["alive"]
-
-
-def test_second_sigterm_cancels_no_running_operation() -> None:
-    """Found with resize2fs in the place of the operation: the second signal killed it in the middle of its writes."""
-    ended: list[str] = []
-
-    async def operation() -> None:
-        await asyncio.sleep(0)
-        os.kill(os.getpid(), signal.SIGTERM)  # handled while the drain waits
-        for _ in range(10):
-            await asyncio.sleep(0)
-        ended.append("the operation")
-
-    async def serve() -> None:
-        running = operations.KeyedOperations(Workers("the test"))
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.get_running_loop().create_future()
-        finally:
-            call = asyncio.create_task(running.run("vol-1", "growth", None, operation))
-            await asyncio.sleep(0)
-            await running.drain()
-            await call
-            ended.append("the daemon")
-
-    asyncio.run(daemons.until_signal(serve()))
-    assert ended == ["the operation", "the daemon"]
-
-
-def test_stop_that_hangs_ends_the_process_and_says_what_hung() -> None:
-    """A call that the kernel does not let go: the successor must not wait for it."""
-    script = """if True:
-        import asyncio, os, signal
-        from crust.core import logs
-        from crust.cli.programs import daemons
-
-        async def serve():
-            asyncio.create_task(asyncio.Event().wait(), name="a hung operation")
-            os.kill(os.getpid(), signal.SIGTERM)
-            try:
-                await asyncio.Event().wait()
-            finally:
-                await asyncio.Event().wait()
-
-        logs.configure(level="info", fmt="console")
-        asyncio.run(daemons.until_signal(serve(), 0.01))
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "it has not stopped in time" in done.stderr
-    assert "a hung operation" in done.stderr
-
-
-def test_unnamed_settings_file_is_in_etc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemons, "CONFIG_DIR", tmp_path)
-
-    def overcommit(**flags: Path) -> float:
-        given = {"socket": "/run/s.sock", "node_id": "n", **flags}
-        settings = daemons.settings_of("driver", given)
-        assert isinstance(settings, DriverSettings)
-        return settings.overcommit
-
-    assert overcommit() == 1
-    (tmp_path / "driver.toml").write_text("overcommit = 2")
-    assert overcommit() == 2
-    (tmp_path / "other.toml").write_text("overcommit = 3")
-    assert overcommit(config=tmp_path / "other.toml") == 3
-
-
-async def shim(directory: Path, *flags: str) -> Process:
-    """A shim, which starts without its peers. It wraps nothing: a private mount namespace would end its start."""
-    sockets = (
-        f"--socket={directory}/shim.sock",
-        f"--driver-socket={directory}/driver.sock",
-        f"--runtime-socket={directory}/runtime.sock",
-    )
-    return await start("shim", "--no-wrap", *sockets, *flags)
-
-
-async def test_daemon_leaves_no_core_file_with_its_secrets(tmp_path: Path) -> None:
-    process = await shim(tmp_path, "--metrics-address=127.0.0.1:0")
-    try:
-        await until_logged(process, b"metrics  address=")
-        assert resource.prlimit(process.pid, resource.RLIMIT_CORE) == (0, 0)
-    finally:
-        process.kill()
-        await process.communicate()
+from tests.unit.cli.programs.conftest import shim
+from tests.unit.proxy.test_restart import output, until_logged
 
 
 def read(address: str, path: str, accept: str = "*/*") -> tuple[int, str]:
@@ -312,15 +198,3 @@ def test_loop_that_hangs_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
             monitoring._Monitor(loop).check_health()
     finally:
         loop.close()
-
-
-async def test_daemon_shows_the_control_groups_that_it_excepts(tmp_path: Path) -> None:
-    directories = (f"--state-dir={tmp_path}/pool", f"--run-dir={tmp_path}/run")
-    flags = ("--no-check-propagation", "--node-id=n", "--create-pool", *directories)
-    socket = f"--socket={tmp_path}/csi.sock"
-    process = await start("driver", socket, *flags, "--excepted-group=/agent.slice")
-    try:
-        await until_logged(process, b"excepted_groups excepts those of /agent.slice")
-    finally:
-        process.kill()
-        await process.communicate()

@@ -1,0 +1,95 @@
+"""`crust doctor`: the settings, the sockets and the answers of the daemons."""
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from crust.cli.doctor.finding import Level
+from crust.cli.doctor.node import Node
+from crust.core import errors
+from crust.inspection import views
+from crust.inspection.views import ProxyAnswer
+from tests.support.nodes.examined_node import DRIVER, HEALTHY, bad, found, write
+
+
+def test_doctor_sockets_are_those_of_drivers_that_proxy_has(good: Node) -> None:
+    other = replace(DRIVER, name="other.csi", socket="/run/other.sock")
+    (finding,) = found(replace(good, proxy=replace(HEALTHY, drivers=(other,))), "sockets")
+    assert "/run/other.sock" in finding.what
+    assert "block.csi.crust.dev" not in finding.what
+
+
+def test_unknown_setting_is_an_error_with_its_name(good: Node) -> None:
+    write(good.root, "etc/crust/shim.toml", 'socket = "/a"\ndriver_socket = "/b"\nfoo = 1\n')
+    text = bad(good, "settings", Level.ERROR)
+    assert "/etc/crust/shim.toml is refused" in text
+    assert "foo" in text
+
+
+def test_settings_that_others_can_write_are_an_error(good: Node) -> None:
+    (good.root / "etc/crust/proxy.toml").chmod(0o666)
+    assert "chmod go-w /etc/crust/proxy.toml" in bad(good, "settings", Level.ERROR)
+
+
+def test_node_without_settings_is_a_warning(root: Path) -> None:
+    bad(Node(root=root), "settings", Level.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("program", "old", "new", "words"),
+    [
+        ("shim", 'socket = "/run/crust/shim', 'socket = "/run/x', "no proxy calls the shim at /run/x"),
+        ("driver", 'socket = "/run/crust/driver', 'socket = "/run/x', "no shim calls the driver"),
+        ("driver", "/run/crust/runtime.sock", "/run/x.sock", "the driver asks the proxy at /run/x"),
+    ],
+)  # fmt: skip
+def test_sockets_that_do_not_match_are_an_error(
+    good: Node, program: str, old: str, new: str, words: str
+) -> None:
+    file = good.root / f"etc/crust/{program}.toml"
+    text = file.read_text()
+    file.write_text(text.replace(old, new, 1))
+    assert words in bad(good, "sockets-match", Level.ERROR)
+
+
+def test_sockets_are_served_or_stale_or_missing(good: Node) -> None:
+    run = good.root / "run/crust"
+    run.mkdir(parents=True)
+    run.chmod(0o777)
+    assert "chmod 0700 /run/crust" in bad(good, "sockets", Level.ERROR), "and not: remove it"
+    run.chmod(0o700)
+    with socket.socket(socket.AF_UNIX) as served, socket.socket(socket.AF_UNIX) as left:
+        served.bind(str(good.root / "run/crust/runtime.sock"))
+        served.listen()
+        left.bind(str(good.root / "run/crust/handlers.sock"))
+        levels = [finding.level for finding in found(good, "sockets")]
+        text = " ".join(f"{finding.what} {finding.why}" for finding in found(good, "sockets"))
+    assert levels == [Level.OK, Level.ERROR, Level.ERROR]
+    assert "the socket is stale" in text
+    assert "inspect.sock" in text
+
+
+def test_proxy_that_is_away_is_one_error(good: Node) -> None:
+    node = replace(good, proxy=errors.PeerUnavailable("no proxy", why="down", hint="start it"))
+    assert "no proxy" in bad(node, "proxy", Level.ERROR)
+    assert [found(node, name) for name in ("drivers", "versions", "handlers")] == [(), (), ()]
+
+
+@pytest.mark.parametrize(
+    ("name", "answered", "level"),
+    [
+        ("proxy", replace(HEALTHY, problems=(views.Problem("threads", "X", "hangs"),)), Level.ERROR),
+        ("proxy", replace(HEALTHY, exceptions=(views.Problem("groups", "X", "/agent"),)), Level.WARNING),
+        ("drivers", replace(HEALTHY, drivers=(replace(DRIVER, state="not-ready"),)), Level.ERROR),
+        ("versions", replace(HEALTHY, version="0.0.1"), Level.WARNING),
+        ("versions", replace(HEALTHY, drivers=(replace(DRIVER, version="9"),)), Level.WARNING),
+        ("versions", replace(HEALTHY, drivers=(replace(DRIVER, shim_version="0.0.1"),)), Level.WARNING),
+        ("handlers", replace(HEALTHY, handlers=()), Level.ERROR),
+    ],
+)  # fmt: skip
+def test_condition_that_the_proxy_reports_is_a_finding(
+    good: Node, name: str, answered: ProxyAnswer, level: Level
+) -> None:
+    bad(replace(good, proxy=answered), name, level)

@@ -1,0 +1,41 @@
+"""`crust doctor`: all checks of a node, one that fails itself, and the command."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crust.cli.doctor.checks import CHECKS
+from crust.cli.doctor.finding import Finding, Level
+from crust.cli.doctor.node import Node
+from tests.support.nodes.commands import invoked
+from tests.support.nodes.examined_node import bad, found
+
+
+@pytest.mark.parametrize(
+    "name", [check for check in CHECKS if check not in ("sockets", "csidriver")]
+)
+def test_good_node_passes(good: Node, name: str) -> None:
+    assert {finding.level for finding in found(good, name)} == {Level.OK}
+
+
+def test_check_that_fails_itself_is_an_error(good: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Node) -> Iterator[Finding]:
+        raise PermissionError("not allowed")
+
+    monkeypatch.setitem(CHECKS, "kernel", fail)
+    assert "not allowed" in bad(good, "kernel", Level.ERROR)
+
+
+async def test_command_prints_json_and_exits_1_for_an_error(root: Path) -> None:
+    result = await invoked("doctor", "--check", "proxy", "--run-dir", str(root), "-o", "json")
+    document = json.loads(result.output)
+    assert (result.exit_code, document["healthy"]) == (1, False)
+    assert [finding["check"] for finding in document["findings"]] == ["proxy"]
+
+
+async def test_unknown_check_is_wrong_usage() -> None:
+    result = await invoked("doctor", "--check", "x")
+    assert result.exit_code == 2
+    assert "there are" in result.output

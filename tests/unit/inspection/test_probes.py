@@ -1,0 +1,24 @@
+"""A driver that is away, or stopped, is said to be so in crust's words."""
+
+import grpc
+
+from tests.support.drivers import fake_driver
+from tests.support.nodes.commands import crust
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.nodes.places import Places
+
+
+async def test_driver_that_is_away_is_named_without_grpcs_words(places: Places) -> None:
+    async with FakeNode(places, backend=f"{places.root}/nobody.sock") as node:
+        result = await crust(node, "drivers")
+    assert result.exit_code == 1
+    assert "the socket does not exist; start crust-shim" in result.output
+    assert "failed to connect" not in result.output
+
+
+async def test_stopped_driver_is_not_looked_for_at_proxys_socket(node: FakeNode) -> None:
+    away = fake_driver.Failure(grpc.StatusCode.UNAVAILABLE, "failed to connect")
+    node.driver.failing["Probe"] = away
+    result = await crust(node, "drivers")
+    assert f"its own socket, which the shim at {node.places.shim} calls" in result.output
+    assert "failed to connect" not in result.output
