@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from crust.core import errors, volumes
 from crust.rpc import channel
-from crust.rpc.messages import crust_v1, csi
+from crust.rpc.messages import csi
 from crust.rpc.serving import server
 from crust.rpc.serving.service import Service, methods_of
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -108,12 +108,14 @@ def test_group_0_is_allowed_for_host_and_refused_for_guest() -> None:
 
 gids = st.integers(1, 2**32 - 2)
 groups = st.none() | st.builds(volumes.GroupChange, gids, st.sampled_from(volumes.GroupPolicy))
+
 accesses = st.just(volumes.BlockAccess()) | st.builds(
     volumes.MountAccess,
     st.sampled_from(["", "ext4", "xfs"]),
     st.lists(st.text("abc=", max_size=5), max_size=3).map(tuple),
     groups,
 )
+
 capabilities = st.builds(volumes.VolumeCapability, accesses, st.sampled_from(volumes.AccessMode))
 
 
@@ -232,15 +234,6 @@ def test_long_condition_message_is_shortened(text: str) -> None:
     assert text.startswith(message[:-1])
     whole = volumes.VolumeCondition(abnormal=True, message=text[:64])
     assert csi.condition_to_wire(whole).message == whole.message
-
-
-def test_statistics_survive_the_wire_with_and_without_a_condition() -> None:
-    usage = (volumes.VolumeUsage(volumes.UsageUnit.BYTES, 10, 4, 6),)
-    for condition in (None, volumes.VolumeCondition(abnormal=True, message="gone")):
-        value = volumes.VolumeStats(usage, condition)
-        answer: Any = csi.stats_to_wire(value)
-        reported = answer.volume_condition if answer.HasField("volume_condition") else None
-        assert crust_v1.stats(answer.usage, reported) == value
 
 
 def test_capacity_range_is_checked_when_decoded() -> None:

@@ -1,4 +1,4 @@
-"""A socket belongs to one process, a successor waits for its predecessor, and a caller for a slow peer."""
+"""A socket belongs to one process, and calls in flight are finished."""
 
 import asyncio
 import os
@@ -17,25 +17,14 @@ import grpc.aio
 import pytest
 
 from crust.core import errors
-from crust.core.operations import KeyedOperations
 from crust.core.supervised import Health
 from crust.host.files import locks
-from crust.host.process.workers import Workers
 from crust.rpc import channel
 from crust.rpc.call import Call
-from crust.rpc.serving import daemon, server, sockets
+from crust.rpc.serving import server, sockets
 from crust.rpc.serving.service import Methods, Service
+from tests.support.echo_service import echo, echo_service, start
 from tests.support.raised import raised
-
-
-async def _answer(_: object, data: bytes, __: Call) -> bytes:
-    return data
-
-
-def echo_service(health: Health | None = None) -> Service:
-    """It answers with what it got."""
-    methods = Methods({"/x/Y": _answer, "/csi.v1.Identity/Probe": _answer})
-    return Service("t", methods, health=health)
 
 
 class WaitableHealth(Health):
@@ -55,18 +44,6 @@ class WaitableHealth(Health):
     async def unhealthy(self) -> None:
         async with asyncio.timeout(60):
             await self._woken.wait()
-
-
-async def echo(path: str, timeout: float = 60) -> bytes:
-    async with channel.connect(path) as connected:
-        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary("/x/Y")
-        return await call(b"hello", timeout=timeout)
-
-
-async def start(path: str, **options: str) -> None:
-    """A server whose start is to be refused."""
-    async with server.serving(path, Service("t"), **options):
-        raise AssertionError("it serves")
 
 
 async def test_server_serves_and_leaves_no_socket(short: str) -> None:
@@ -289,62 +266,3 @@ def _reset_streams(path: str, count: int) -> None:
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     head = struct.pack(">I", len(payload))[1:] + bytes([kind, flags])
     return head + struct.pack(">I", stream) + payload
-
-
-async def test_successor_serves_after_last_operation_of_its_predecessor(
-    short: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    lock, path = f"{short}/lock", f"{short}/a.sock"
-    ends, began, ended = asyncio.Event(), asyncio.Event(), []
-    operations = KeyedOperations(Workers("the test"))
-
-    async def write() -> None:
-        began.set()
-        await ends.wait()
-        ended.append("the operation")
-
-    async def predecessor() -> None:
-        async with daemon.starting(lock):
-            async with server.serving(path, echo_service()):
-                caller = asyncio.create_task(operations.run("volume", "write", None, write))
-                await began.wait()
-            await operations.drain()
-            await caller
-
-    first = asyncio.create_task(predecessor())
-    await began.wait()
-
-    async def successor() -> None:
-        async with daemon.starting(lock), server.serving(path, echo_service()):
-            ended.append("the start")
-            assert await echo(path) == b"hello"
-
-    second = asyncio.create_task(successor())
-    async with asyncio.timeout(60):
-        while "waits for another process to end" not in caplog.text:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        ends.set()
-        await asyncio.gather(first, second)
-    assert ended == ["the operation", "the start"]
-
-
-async def test_successor_ends_and_names_a_holder_that_does_not(
-    short: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(daemon, "LOCK_WAIT_S", 0)
-    async with daemon.starting(f"{short}/lock") as first, first.serves():
-        with pytest.raises(locks.LockHeld, match=f"process {os.getpid()} holds it"):
-            async with daemon.starting(f"{short}/lock"):
-                raise AssertionError("two processes")
-        first.check_ready()
-
-
-async def test_slow_peer_is_waited_for_until_the_callers_deadline(short: str) -> None:
-    """On a busy machine calls failed with UNAVAILABLE because one attempt to connect had 50 ms."""
-    path = f"{short}/mute.sock"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen(1)
-        with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await echo(path, timeout=0.5)
-    assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
