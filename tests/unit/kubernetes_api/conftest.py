@@ -10,6 +10,7 @@ from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api.api import KubernetesApi
 from tests.support.nodes import fake_kubernetes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes
+from tests.support.nodes.recorded_server import Server
 
 
 @pytest.fixture
@@ -24,3 +25,10 @@ async def client(kubeconfig: str) -> AsyncIterator[KubernetesApi]:
     made = kubernetes_api.client(kubeconfig)
     yield made
     await made.close()
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[Server]:
+    made = Server()
+    yield made
+    await made.api.close()

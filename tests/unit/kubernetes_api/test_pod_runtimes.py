@@ -121,42 +121,6 @@ async def test_following_continues_after_an_outage(
         assert api.requests == []
 
 
-_CLUSTER = "clusters: [{name: it, cluster: {server: 'SERVER'}}]"
-_CONTEXT = "current-context: it\ncontexts: [{name: it, context: {cluster: it}}]"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        None,
-        "token: [secret",
-        "{}",
-        "",
-        "secret",
-        "[secret]",
-        "clusters:\ncontexts: []",
-        "clusters: [{name: it, cluster: }]",
-        f"{_CLUSTER}\ncontexts: []",
-        f"{_CLUSTER}\n{_CONTEXT}".replace("SERVER", "api.example.com"),
-        f"{_CLUSTER}\n{_CONTEXT}".replace("SERVER", "http://[::1"),
-    ],
-)
-def test_unusable_kubeconfig_is_refused_unseen(tmp_path: Path, content: str | None) -> None:
-    path = tmp_path / "kubeconfig"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(kubernetes_api.UnusableKubeconfig) as caught:
-        kubernetes_api.client(str(path))
-    assert str(path) in str(caught.value)
-    assert "secret" not in caught.value.shown()
-
-
-def test_no_service_account_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(kubernetes_api.UnusableKubeconfig, match="service account"):
-        kubernetes_api.client("")
-
-
 async def test_class_that_was_made_again_has_its_new_handler(
     api: FakeKubernetes, runtimes: PodRuntimes
 ) -> None:
