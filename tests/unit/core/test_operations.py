@@ -244,6 +244,3 @@ async def test_operation_within_its_limit_is_not_overdue() -> None:
     work.end.set()
     other.end.set()
     assert await first == await second == 1
-
-
-# Background work: no loop of a process ends unseen.

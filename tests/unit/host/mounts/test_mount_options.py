@@ -3,9 +3,9 @@
 import pytest
 
 from crust.host.mounts import mount_options
+from tests.support.raised import raised
 
 REMOUNT = ("errors", "remount-ro")
-
 
 NOSUID, NODEV, NOATIME, STRICTATIME = 0x02, 0x04, 0x10, 0x20
 
@@ -72,3 +72,23 @@ def test_parse_error_does_not_repeat_values(word: str) -> None:
     with pytest.raises(mount_options.InvalidMountOption) as caught:
         parse(word)
     assert "secret" not in str(caught.value)
+
+
+def test_last_of_ro_and_rw_wins() -> None:
+    assert mount_options.parse(["ro", "rw"], for_guest=False).readonly is False
+    assert mount_options.parse(["rw,ro"], for_guest=False).readonly is True
+
+
+def test_quoted_label_with_commas_is_one_option_of_the_host() -> None:
+    flag = 'context="system_u:object_r:container_file_t:s0:c1,c2",noatime'
+    assert mount_options.parse([flag], for_guest=False).options == (
+        flag.rpartition(",")[0],
+        "noatime",
+    )
+    assert mount_options.parse([flag], for_guest=True).options == ("noatime",)
+
+
+@pytest.mark.parametrize("word", ["bind", "remount,ro", "move", "rbind"])
+def test_options_that_change_other_mounts_are_refused(word: str) -> None:
+    with raised("MountOptionNotAllowed"):
+        mount_options.parse([word], for_guest=False)
