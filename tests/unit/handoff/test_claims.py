@@ -1,4 +1,4 @@
-"""crust.handoff.claims: the lock proves that a sandbox lives, the file names it; the layout says where both are."""
+"""crust.handoff.claims: the lock proves that a sandbox lives, the file names it."""
 
 import errno
 import json
@@ -22,7 +22,6 @@ from crust.handoff.claims import (
     State,
 )
 from crust.handoff.directories import UntrustedDirectory
-from crust.handoff.layout import Layout
 from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import Store
 from crust.host import answers
@@ -319,28 +318,3 @@ def test_removing_a_claim_is_idempotent(store: Store, paths: layout.EntryPaths) 
     with store.begin_removal(TARGET) as unpublish:
         unpublish.complete()
     claims.remove(paths)
-
-
-@pytest.mark.spec("H-1")
-def test_entry_is_named_by_digest_of_target_path() -> None:
-    entry = Layout("/r").entry(TARGET)
-    assert entry.directory == f"/r/{TARGET.digest}"
-    assert entry == Layout("/r").entry(TARGET.digest)
-    assert entry.record == f"/r/{TARGET.digest}/mountInfo.json"
-    assert entry.claim_lock == f"/r/{TARGET.digest}/claim.lock"
-
-
-@pytest.mark.parametrize("key", ["", "abc", "../" + "a" * 61, "A" * 64, "a" * 63 + "/", "a" * 65])
-def test_entry_refuses_a_name_that_is_not_a_digest(key: str) -> None:
-    with pytest.raises(ValueError, match="not an entry's name"):
-        Layout("/r").entry(key)
-
-
-@pytest.mark.spec("H-2")
-def test_names_for_building_and_removing_are_hidden_and_temporary() -> None:
-    names = Layout("/r")
-    for path in (names.new_staging(TARGET.digest), names.new_gone(TARGET.digest)):
-        name = path.removeprefix("/r/")
-        assert layout.is_hidden(name)
-        assert layout.is_temporary(name)
-    assert names.new_staging(TARGET.digest) != names.new_staging(TARGET.digest)

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crust.core import errors, volumes
-from crust.handoff import mount_info
 from crust.handoff.record import Record, UnreadableHandoffRecord, UnrecordableMount
 from crust.host.mounts import mount_options
 from tests.support.raised import raised
@@ -19,12 +18,12 @@ from tests.support.records.records import HANDLER, IMAGE, KEY, MOUNT, TARGET, a_
 WORDS = st.text(string.ascii_lowercase + string.digits + "_=", min_size=1, max_size=12).filter(
     lambda word: _is_fit(word)
 )
+
 NAMES = st.text(
     st.characters(codec="utf-8", exclude_characters="/", exclude_categories=["Cc"]),
     min_size=1,
     max_size=40,
 ).filter(lambda name: name not in (".", ".."))
-
 
 FORMATS = st.builds(
     volumes.GuestFormat, st.none() | st.integers(4096, 2**26), st.none() | st.integers(0, 50)
@@ -304,13 +303,6 @@ def test_record_with_two_kinds_of_source_or_none_is_refused(
         part[key] = value
     with pytest.raises(UnreadableHandoffRecord):
         Record.parse(json.dumps(plain).encode())
-
-
-@pytest.mark.spec("H-50")
-def test_unreadable_record_of_an_image_reserves_the_image() -> None:
-    reserved = mount_info.reserved(a_record(source=IMAGE).to_bytes(), TARGET.digest)
-    assert reserved is not None
-    assert reserved.device == IMAGE
 
 
 def test_record_of_an_image_has_no_block_device() -> None:
