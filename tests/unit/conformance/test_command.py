@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner, Result
 
-from crust.core import errors
 from crust_conformance import catalogue, options, suite
 from crust_conformance.cases.disturbed_cases import run_restart_command
 from crust_conformance.command import main
@@ -22,30 +21,6 @@ from crust_conformance.results import Results
 from crust_conformance.runtimes import suite as suite_of_runtimes
 from tests.support.drivers.fake_driver import Code, Failure, FakeDriver
 from tests.support.memory_csi.host import MemoryHost, serving
-
-
-def test_a_parameters_file_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "parameters.toml"
-    path.write_text('size_bytes = 5\nfs_types = ["xfs"]\n[parameters]\ntype = "fast"\n')
-    given = options.parameters_of(path)
-    assert (given.size_bytes, given.fs_types, given.parameters) == (5, ("xfs",), {"type": "fast"})
-    assert options.parameters_of(None) == options.Parameters()
-
-
-@pytest.mark.parametrize("text", ["size = 5\n", "size_bytes = 0\n", "no toml"])
-def test_a_parameters_file_that_is_wrong_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "parameters.toml"
-    path.write_text(text)
-    with pytest.raises(errors.InvalidRequest, match="cannot be used"):
-        options.parameters_of(path)
-
-
-def test_an_endpoint_is_a_socket() -> None:
-    assert options.socket_of("unix:///a/csi.sock") == "/a/csi.sock"
-    assert options.socket_of("/a/csi.sock") == "/a/csi.sock"
-    for endpoint in ("tcp://localhost:1", "csi.sock", f"/{'a' * 200}"):
-        with pytest.raises(errors.InvalidRequest):
-            options.socket_of(endpoint)
 
 
 def command(*flags: object) -> Result:

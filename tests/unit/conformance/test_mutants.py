@@ -5,33 +5,27 @@ import re
 import tempfile
 import threading
 from collections.abc import Iterator
-from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
-from crust.rpc import channel
-from crust.wire.csi.v1 import csi_pb2
 from crust_conformance import catalogue, suite
 from crust_conformance.catalogue import Strength
 from crust_conformance.options import MIB, Options, Parameters, Profile
-from crust_conformance.orchestrator.calls import Calls, Channels, connected
 from crust_conformance.results import OUTCOMES, Results
 from crust_conformance.runtimes import suite as runtimes
 from tests.support.drivers.fake_driver import Code, Failure, FakeDriver
 from tests.support.memory_csi.host import MemoryHost, serving
 from tests.support.memory_csi.permissive import AcceptingDriver, PermissiveDriver, SharedHost
-from tests.unit.conformance import controller_mutants, node_mutants
-from tests.unit.conformance.mutant import Mutant
+from tests.support.mutants import controller_mutants, node_mutants
+from tests.support.mutants.mutant import Mutant
 
 ALL = (*controller_mutants.ALL, *node_mutants.ALL)
-
 ROWS = Path(catalogue.__file__).with_name("cases.md")
-PAGE = Path(__file__).parents[3] / "docs" / "conformance.md"
 CASES = catalogue.cases("C")
+
 GIVEN = Parameters(
     fs_types=("ext4",),
     block=True,
@@ -41,6 +35,7 @@ GIVEN = Parameters(
     multi_node=True,
     other_node_id="node-2",
 )
+
 # Cases of the other profile, and of drivers that expand volumes only offline.
 SKIPPED = {
     "1.12": {"C-145", "C-146", "C-158", "C-176", "C-261", "C-262"},
@@ -114,12 +109,6 @@ def test_each_case_has_one_row_and_one_function(kind: str, directory: Path) -> N
     ]
     assert sorted(rows) == sorted(map(catalogue.number_of, names))
     assert len(rows) == len(set(rows))
-
-
-@pytest.mark.parametrize("name", Parameters.model_fields)
-def test_page_has_each_setting_with_its_meaning(name: str) -> None:
-    meaning = " ".join((Parameters.model_fields[name].description or "").split())
-    assert re.search(rf"^\| `{name}` \| .* \| {re.escape(meaning)} \|$", PAGE.read_text(), re.M)
 
 
 def run(
@@ -247,53 +236,3 @@ def test_volume_that_the_driver_does_not_delete_is_named(tmp_path: Path) -> None
     left = [f"not removed (volume_id {volume_id})" for volume_id in driver.state.volumes]
     assert left
     assert [why for why in left if why not in reasons] == []
-
-
-class Recorder(grpc.GenericRpcHandler):
-    """Answers everything with an empty message."""
-
-    def __init__(self) -> None:
-        self.methods: list[str] = []
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        method = handler_call_details.method
-        self.methods.append(method.rpartition("/")[2])
-        if method.startswith("/csi.v1.SnapshotMetadata/"):
-            return grpc.unary_stream_rpc_method_handler(lambda request, context: iter((b"",)))
-        return grpc.unary_unary_rpc_method_handler(lambda request, context: b"")
-
-
-@contextmanager
-def recording(socket: Path) -> Iterator[Recorder]:
-    """A server on the socket while the block runs."""
-    recorder = Recorder()
-    server = grpc.server(futures.ThreadPoolExecutor(1), [recorder])
-    server.add_insecure_port(channel.target_of(str(socket)))
-    server.start()
-    try:
-        yield recorder
-    finally:
-        server.stop(None).wait()
-
-
-def _call_each(channels: Channels) -> None:
-    calls = Calls(channels, 10.0)
-    calls.ask(csi_pb2.ProbeRequest())
-    calls.ask(csi_pb2.NodeGetInfoRequest())
-    calls.ask(csi_pb2.ListVolumesRequest())
-    assert len(calls.ask(csi_pb2.GetMetadataAllocatedRequest())) == 1
-
-
-def test_calls_of_the_node_go_to_the_node_part_alone(tmp_path: Path) -> None:
-    with recording(tmp_path / "n.sock") as node, recording(tmp_path / "c.sock") as controller:
-        with connected(str(tmp_path / "n.sock"), str(tmp_path / "c.sock")) as channels:
-            _call_each(channels)
-        assert node.methods == ["NodeGetInfo"]
-        assert controller.methods == ["Probe", "ListVolumes", "GetMetadataAllocated"]
-
-
-def test_one_socket_gets_all_calls(tmp_path: Path) -> None:
-    with recording(tmp_path / "n.sock") as node:
-        with connected(str(tmp_path / "n.sock")) as channels:
-            _call_each(channels)
-        assert len(node.methods) == 4

@@ -4,7 +4,7 @@ from typing import Any
 
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.fake_driver import Code, Failure
-from tests.unit.conformance.mutant import (
+from tests.support.mutants.mutant import (
     EXISTS,
     GONE,
     INVALID,
@@ -27,7 +27,6 @@ _Node = csi_pb2.NodeServiceCapability
 _Plugin = csi_pb2.PluginCapability
 _CONDITION = _Node(rpc=_Node.RPC(type=_Node.RPC.VOLUME_CONDITION))
 _DEGRADED = csi_pb2.VolumeHealth.VolumeHealthEntry(status=csi_pb2.DEGRADED, reason="r", message="m")
-
 
 _FAILED = Failure(Code.INTERNAL, "not now")
 
@@ -121,7 +120,6 @@ IDENTITY = (
     not_refused(25, "NodePublishVolume", INVALID),
 )
 
-
 CREATING = (
     wrong_code(101, "CreateVolume", INVALID),
     not_refused(101, "CreateVolume", INVALID),
@@ -165,7 +163,6 @@ CREATING = (
     refused(125, "CreateVolume", lambda r: _mode_of(r) == 5, Code.INTERNAL),
 )
 
-
 PLACING = (
     altered(
         151,
@@ -200,7 +197,6 @@ PLACING = (
     ),
     faulty(143, "any-topology"),
 )
-
 
 LISTING = (
     altered(131, "ListVolumes", lambda a: a.entries.pop(), "one-less"),

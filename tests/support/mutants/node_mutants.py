@@ -4,7 +4,7 @@ from typing import Any
 
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.fake_driver import Code, Failure, Twist
-from tests.unit.conformance.mutant import (
+from tests.support.mutants.mutant import (
     EXISTS,
     GONE,
     INVALID,
@@ -100,7 +100,6 @@ ATTACHING = (
     ),
 )
 
-
 PUBLISHING = (
     wrong_code(201, "NodeStageVolume", GONE),
     not_refused(201, "NodeStageVolume", INVALID),
@@ -175,7 +174,6 @@ PUBLISHING = (
     ),
 )
 
-
 COPYING = (
     noted(wrong_code(301, "CreateSnapshot", GONE)),
     not_refused(301, "CreateSnapshot", INVALID),
@@ -228,7 +226,6 @@ COPYING = (
     wrong_code(366, "GetMetadataDelta", RANGE),
     wrong_code(366, "GetMetadataDelta", INVALID),
 )
-
 
 TROUBLE = (
     faulty(401, "never-idempotent"),
