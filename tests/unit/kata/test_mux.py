@@ -1,7 +1,5 @@
 """The bytes below NRI: the measured frames, every way of cutting them, and hostile ones."""
 
-import struct
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,22 +46,6 @@ def test_frames_are_the_same_wherever_the_socket_cuts_them(
         assert got[connection] == b"".join(data for to, data in sent if to == connection)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 2**32 - 1), st.binary(max_size=3000))), st.integers(1, 999)
-)
-def test_messages_are_the_same_wherever_a_frame_ends(
-    sent: list[tuple[int, bytes]], size: int
-) -> None:
-    stream = b"".join(struct.pack(">IIBB", len(data), at, 1, 0) + data for at, data in sent)
-    decoder = ttrpc.decoder()
-    got = [
-        frame
-        for at in range(0, len(stream), size)
-        for frame in decoder.feed(stream[at : at + size])
-    ]
-    assert [(frame.stream, frame.data) for frame in got] == sent
-
-
 @given(st.lists(st.binary(max_size=200)))
 def test_hostile_bytes_end_the_connection_and_nothing_else(parts: list[bytes]) -> None:
     for decoder in (mux.decoder(), ttrpc.decoder()):
@@ -78,21 +60,3 @@ def test_hostile_bytes_end_the_connection_and_nothing_else(parts: list[bytes]) -
 def test_a_length_is_refused_before_anything_is_kept_for_it(decoder: mux.Splitter[object]) -> None:
     with pytest.raises(mux.ProtocolViolated):
         decoder.feed(b"\xff" * 10)
-
-
-@given(st.binary(max_size=300))
-def test_a_call_that_cannot_be_read_is_a_violation(data: bytes) -> None:
-    frame = ttrpc.Frame(1, ttrpc.REQUEST, data)
-    for parse in (ttrpc.parse_request, ttrpc.parse_response):
-        try:
-            parse(frame)
-        except mux.ProtocolViolated:
-            continue
-
-
-def test_a_long_refusal_is_cut() -> None:
-    answer = ttrpc.response(3, ttrpc.Failure(ttrpc.UNKNOWN, "x" * 100_000))
-    (frame,) = ttrpc.decoder().feed(answer)
-    failure = ttrpc.parse_response(frame)
-    assert isinstance(failure, ttrpc.Failure)
-    assert (failure.code, len(failure.text)) == (2, 3000)
