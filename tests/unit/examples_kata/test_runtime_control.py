@@ -16,12 +16,12 @@ from examples.kata.runtime.client import Client, RuntimeRefused, RuntimeUnreacha
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.vm import faults, values
 from tests.support.drivers.fake_driver import Gate
+from tests.support.fake_vms.guest import FakeContainer
+from tests.support.fake_vms.handoff import FakeHandoff
+from tests.support.fake_vms.vms import FakeVms
+from tests.support.fake_vms.world import World
 from tests.support.faults.refusals import until
 from tests.support.records.records import TARGET, a_record
-from tests.unit.examples_kata.fake_vms.guest import FakeContainer
-from tests.unit.examples_kata.fake_vms.handoff import FakeHandoff
-from tests.unit.examples_kata.fake_vms.vms import FakeVms
-from tests.unit.examples_kata.fake_vms.world import World
 
 
 @dataclass

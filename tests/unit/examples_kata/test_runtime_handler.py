@@ -11,11 +11,11 @@ from examples.kata.runtime import handler, messages
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.vm import faults
 from tests.support.drivers.fake_driver import Gate
+from tests.support.fake_vms.handoff import FakeHandoff
+from tests.support.fake_vms.vms import FakeVms
+from tests.support.fake_vms.world import RunningVm, World
 from tests.support.faults.refusals import until
 from tests.support.records.records import TARGET, a_record
-from tests.unit.examples_kata.fake_vms.handoff import FakeHandoff
-from tests.unit.examples_kata.fake_vms.vms import FakeVms
-from tests.unit.examples_kata.fake_vms.world import RunningVm, World
 
 ONE = volumes.SandboxId("one")
 OLD, NEW = volumes.IoLimits(read_iops=10), volumes.IoLimits(write_iops=20)

@@ -12,10 +12,10 @@ from examples.kata.runtime import control
 from examples.kata.runtime.client import Client, RuntimeRefused
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.vm import console
-from tests.unit.examples_kata.fake_vms.guest import FakeConsole
-from tests.unit.examples_kata.fake_vms.handoff import FakeHandoff
-from tests.unit.examples_kata.fake_vms.vms import FakeVms
-from tests.unit.examples_kata.fake_vms.world import World
+from tests.support.fake_vms.guest import FakeConsole
+from tests.support.fake_vms.handoff import FakeHandoff
+from tests.support.fake_vms.vms import FakeVms
+from tests.support.fake_vms.world import World
 
 
 @pytest.fixture

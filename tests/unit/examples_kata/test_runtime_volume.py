@@ -17,11 +17,11 @@ from examples.kata.runtime import handoff, volume
 from examples.kata.runtime.ceph_images import CephImages
 from examples.kata.runtime.taken_images import Taken, TakenImages
 from examples.kata.vm import faults
+from tests.support.fake_vms.handoff import FakeClaim, FakeHandoff
+from tests.support.fake_vms.vms import FakeVm
+from tests.support.fake_vms.world import RunningVm, World
 from tests.support.raised import raised
 from tests.support.records.records import IMAGE, TARGET, a_record
-from tests.unit.examples_kata.fake_vms.handoff import FakeClaim, FakeHandoff
-from tests.unit.examples_kata.fake_vms.vms import FakeVm
-from tests.unit.examples_kata.fake_vms.world import RunningVm, World
 
 ONE, TWO = volumes.SandboxId("one"), volumes.SandboxId("two")
 FEATURES = frozenset(volumes.HandlerFeature)

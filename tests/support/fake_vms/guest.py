@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from examples.kata.vm import faults, values
 
 if TYPE_CHECKING:
-    from tests.unit.examples_kata.fake_vms.vms import FakeVm
+    from tests.support.fake_vms.vms import FakeVm
 
 USAGE = values.Usage(
     total_bytes=100, available_bytes=60, used_bytes=40,

@@ -15,8 +15,8 @@ from examples.kata.vm import values
 from tests.support.drivers.fake_driver import Gate
 
 if TYPE_CHECKING:
-    from tests.unit.examples_kata.fake_vms.guest import FakeContainer
-    from tests.unit.examples_kata.fake_vms.handoff import FakeClaim
+    from tests.support.fake_vms.guest import FakeContainer
+    from tests.support.fake_vms.handoff import FakeClaim
 
 MIB = 1024 * 1024
 _PIDS = itertools.count(4711)

@@ -13,7 +13,7 @@ from crust.handoff.record import Record
 from crust.host.process.processes import Process
 from examples.kata.runtime import ports
 from examples.kata.runtime.taken_images import Taken
-from tests.unit.examples_kata.fake_vms.world import World
+from tests.support.fake_vms.world import World
 
 
 @dataclass

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from crust.core import errors, volumes
 from examples.kata.vm import block_nodes, faults, values, vm_directory
-from tests.unit.examples_kata.fake_vms.guest import USAGE, FakeConsole, FakeGuest
-from tests.unit.examples_kata.fake_vms.world import MIB, RunningVm, World
+from tests.support.fake_vms.guest import USAGE, FakeConsole, FakeGuest
+from tests.support.fake_vms.world import MIB, RunningVm, World
 
 
 class FakeVm:
