@@ -234,7 +234,7 @@ class NodeStage:
         """Whether the device of the volume is attached, or may be. Blocks."""
         try:
             return self.stores.access.attached(volume_id) is not None
-        except errors.CrustError:
+        except Exception:  # a look that fails has not seen that it is detached
             return True
 
     async def stage(self, request: Stage) -> None:

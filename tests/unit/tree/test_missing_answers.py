@@ -36,6 +36,7 @@ BOUNDARIES = {
         "Keeper._withdraw_each",
         1,
     ): "the client gets the error, and the claim stays",
+    ("blockdriver/node/node_stage.py", "NodeStage.may_be_left", 1): "an undo: not seen is left",
     ("csi_shim/wrap/staging.py", "Staging._is_left", 1): "an undo: not done is left",
     ("csi_shim/wrap/wrapped.py", "WrappedVolumes._stands", 1): "an undo: not done stands",
     (
