@@ -372,7 +372,7 @@ async def test_unpublish_of_later_layout_undoes_what_is_there(places: Places, ta
         )
         assert node.places.entries() != []
         node.targets.written.clear()
-        await refused(node.co.unpublish("vol-2", target), Code.INVALID_ARGUMENT, "vol-1")
+        await refused(node.co.unpublish("vol-2", target), Code.NOT_FOUND, "vol-1")
         await node.co.unpublish("vol-1", target)
         node.check_untouched(target)
 
