@@ -218,9 +218,8 @@ class Wanted:
         target = volumes.TargetPath.parse(request.target_path)
         capability = csi.capability(request.volume_capability)
         assert isinstance(capability.access, volumes.MountAccess)  # the policy defers no other
-        if (
-            capability.access.group is not None
-        ):  # root's, which a CO may delegate, is for a host mount alone (D-5)
+        if capability.access.group is not None:
+            # root's, which a CO may delegate, is for a host mount alone (D-5)
             volumes.GroupChange.parse(str(capability.access.group.gid))
         options = mount_options.parse(capability.access.mount_flags, for_guest=True)
         readonly = request.readonly or capability.mode.reader_only or options.readonly
