@@ -166,7 +166,7 @@ class Store:
         """Write a new entry, which the caller has just read as absent; raises `durable.PathAlreadyExists`."""
         data = record.to_bytes()
         paths = self.layout.entry(record.target)
-        if os.path.lexists(paths.directory):
+        if _is_there(paths.directory):
             self._remove_incomplete(record.target)
         staging = self.layout.new_staging(paths.digest)
         durable.make_staging(staging, layout.DIRECTORY_MODE)
@@ -233,7 +233,7 @@ class Store:
             return False
         directory, gone_path = self.layout.entry(digest).directory, f"{self.root}/{name}"
         reservation = entries.reserved_by(EntryPaths(digest, gone_path))
-        if reservation is None or os.path.lexists(directory):  # published again since
+        if reservation is None or _is_there(directory):  # published again since
             return False
         try:
             clear(reservation.target)
@@ -260,7 +260,7 @@ class Store:
         try:
             return claims.ClaimLock.acquire(paths, target)
         except NotPublished:
-            if not os.path.lexists(paths.directory):
+            if not _is_there(paths.directory):
                 raise
         # Somebody removed the lock file, so a holder is not visible any more. Safe only if the entry was never
         # claimed.

@@ -13,8 +13,10 @@ Each hour the driver detaches devices that crashes left attached on this node, u
     attached by another program           left alone, with any file
 """
 
+import errno
 import logging
 import os
+import stat
 from dataclasses import dataclass
 
 from crust.blockdriver.engines.pool_access import Attachment
@@ -24,6 +26,7 @@ from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.records.node_state import Staged
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
+from crust.host import answers
 from crust.host.block import users
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
@@ -213,8 +216,14 @@ def _check_unused(volume_id: volumes.VolumeId, device: volumes.BlockSource, *, r
 
 
 def _other_paths(staged: Staged, path: str) -> tuple[str, ...]:
-    """The other staging paths that the CO has not removed."""
-    return tuple(other for other in staged.paths if other != path and os.path.isdir(other))
+    """The other staging paths that the CO has not removed. Raises `NotSeen`."""
+    return tuple(other for other in staged.paths if other != path and _is_directory(other))
+
+
+def _is_directory(path: str) -> bool:
+    absent = (errno.ENOENT, errno.ENOTDIR)
+    status = answers.seen(answers.ask(path, lambda: os.stat(path), absent=absent))
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def _is_shown(attachment: Attachment) -> bool:

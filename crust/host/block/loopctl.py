@@ -3,6 +3,7 @@
 It raises `OSError`: its callers, `loop` and `holders`, know the meaning of each errno.
 """
 
+import errno
 import fcntl
 import os
 import select
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from crust.core import volumes
+from crust.host import answers
 from crust.host.process import syscalls
 
 CONFIGURE = 0x4C0A
@@ -117,8 +119,10 @@ def attached_numbers() -> list[int]:
 
 
 def is_bound(number: int) -> bool:
-    """Whether a device is attached: the directory exists exactly as long."""
-    return os.path.exists(f"/sys/block/loop{number}/loop")
+    """Whether a device is attached: the directory exists exactly as long. Raises `NotSeen`."""
+    path = f"/sys/block/loop{number}/loop"
+    answer = answers.ask(path, lambda: os.stat(path), absent=(errno.ENOENT,))
+    return answers.seen(answer) is not None
 
 
 def backing_file(number: int) -> str:

@@ -1,10 +1,12 @@
 """The life of a volume on real loop devices and mounts, and of one whose filesystem only guests make and read."""
 
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from crust.blockdriver.engines import protocol
 from crust.blockdriver.records.capability_check import PublishedToOtherNode
 from crust.blockdriver.records.models import Attached, Usage
 from crust.core import volumes
+from crust.host import answers
 from crust.host.block import devices, loop
 from crust.host.mounts import mount_api, mountinfo
 from crust.wire.csi.v1 import csi_pb2
@@ -59,6 +62,29 @@ async def test_stage_after_a_detach_by_hand_keeps_other_staging_paths(bench: Ben
     assert len(loop.find(image)) == 1, "it is staged at the first path"
     await bench.unstage(volume_id, path=first)
     assert loop.find(image) == ()
+
+
+async def test_other_staging_path_that_is_not_seen_keeps_the_device(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume_id = (await bench.create()).volume_id
+    first, second = (bench.staging(volume_id, name) for name in ("one", "two"))
+    for path in (first, second):
+        await bench.stage(volume_id, path=path)
+    real = os.stat
+
+    def lied(path: Any, **options: Any) -> os.stat_result:
+        if path == first:
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return real(path, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", lied)
+        with pytest.raises(answers.NotSeen, match="EACCES"):
+            await bench.unstage(volume_id, path=second)
+    assert len(loop.find(str(bench.image(volume_id)))) == 1
+    await bench.unstage(volume_id, path=second)
+    assert len(loop.find(str(bench.image(volume_id)))) == 1, "it is staged at the first path"
 
 
 async def test_truncated_image_is_an_abnormal_condition(bench: Bench) -> None:
