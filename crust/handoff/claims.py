@@ -270,13 +270,13 @@ class ClaimLock:
         """
         if self.fd < 0:
             return
-        try:
-            if not self._is_settled:
-                self._is_settled = True
-                _rename(self.paths.dead_claim, self.paths.claim)
-        finally:  # without the rename the next claimant, and readers, find it where it is
-            locks.unlock(self.fd)
-            self.close()
+        with contextlib.closing(self):  # frees the lock where the unlock fails, unless a child has a copy
+            try:
+                if not self._is_settled:
+                    self._is_settled = True
+                    _rename(self.paths.dead_claim, self.paths.claim)
+            finally:  # without the rename the next claimant, and readers, find it where it is
+                locks.unlock(self.fd)
 
     def __enter__(self) -> Self:
         return self
