@@ -270,7 +270,9 @@ class ClaimLock:
         """
         if self.fd < 0:
             return
-        with contextlib.closing(self):  # frees the lock where the unlock fails, unless a child has a copy
+        with contextlib.closing(
+            self
+        ):  # frees the lock where the unlock fails, unless a child has a copy
             try:
                 if not self._is_settled:
                     self._is_settled = True
@@ -400,7 +402,8 @@ def _open_lock(path: str, access: int) -> int | None:
         except FileNotFoundError:
             return None
     try:
-        _check_lock(path, os.fstat(fd))
+        with syscalls.translating(f"cannot look at {path}"):
+            _check_lock(path, os.fstat(fd))
     except BaseException:
         os.close(fd)
         raise

@@ -32,7 +32,7 @@ from crust.handoff.record import Record
 from crust.host import answers
 from crust.host.block import devices, users
 from crust.host.block.users import Purpose
-from crust.host.process import open_files, processes, workers
+from crust.host.process import open_files, processes, syscalls, workers
 from crust.host.process.processes import Process
 
 
@@ -258,7 +258,8 @@ def _opened(record: Record, its_vm: int) -> int:
 
 def _check_identity(record: Record, fd: int) -> None:
     identity = devices.identify(record.device)
-    number = os.fstat(fd).st_rdev
+    with syscalls.translating(f"cannot look at {record.device}"):
+        number = os.fstat(fd).st_rdev
     opened = volumes.DeviceIdentity(os.major(number), os.minor(number), identity.disk_sequence)
     if opened != identity or identity != record.identity:
         raise errors.NotReady.named(

@@ -16,6 +16,7 @@ import rbd
 
 from crust.blockdriver.ceph import fencing
 from crust.core import volumes
+from crust.proxy.guard import Targets
 from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import inspect_pb2
@@ -27,6 +28,7 @@ from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.vm.machine import Machine
 from tests.support.ceph.image_claims import as_admin
 from tests.support.co import NAMED, capability
+from tests.support.drivers import remnants
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.places import Places
 from tests.support.nodes.whole_node import GuestCommands
@@ -154,23 +156,34 @@ class ImageNode(GuestCommands):
 async def image_node(name: str, storage: Storage) -> AsyncIterator[ImageNode]:
     """The node, while the block runs; its sandboxes are stopped at the end."""
     with tempfile.TemporaryDirectory(prefix="crust-i-") as root:
-        async with FakeNode(Places.make(root), grace_s=20) as node:
-            node.driver.alter = storage.answer
-            node.driver.format = volumes.GuestFormat()
-            kata_run = Path(root) / "kata"
-            options = daemon.Options(
-                run_dir=kata_run,
-                handlers_socket=node.places.sockets.handlers,
-                name=volumes.HandlerName("kata"),
-                volumes_root=node.places.volumes,
-                cache=CACHE,
-                node=name,
-            )
-            runtime = Client(str(kata_run / "control.sock"))
-            made = ImageNode(name, node, runtime, options)
-            await made.start_runtime()
-            try:
+        places = Places.make(root)
+        try:
+            async with _running(name, storage, places) as made:
                 yield made
-            finally:
-                for sandbox in await runtime.list():
-                    await runtime.stop(sandbox["sandbox"])
+        finally:  # after the proxy, which mounts lost guards again
+            await asyncio.to_thread(remnants.remove, root)
+
+
+@asynccontextmanager
+async def _running(name: str, storage: Storage, places: Places) -> AsyncIterator[ImageNode]:
+    guards = Targets([places.kubelet])  # the runtime looks for them
+    async with FakeNode(places, targets=guards, grace_s=20) as node:
+        node.driver.alter = storage.answer
+        node.driver.format = volumes.GuestFormat()
+        kata_run = Path(places.root) / "kata"
+        options = daemon.Options(
+            run_dir=kata_run,
+            handlers_socket=node.places.sockets.handlers,
+            name=volumes.HandlerName("kata"),
+            volumes_root=node.places.volumes,
+            cache=CACHE,
+            node=name,
+        )
+        runtime = Client(str(kata_run / "control.sock"))
+        made = ImageNode(name, node, runtime, options)
+        await made.start_runtime()
+        try:
+            yield made
+        finally:
+            for sandbox in await runtime.list():
+                await runtime.stop(sandbox["sandbox"])
