@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import re
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -213,12 +215,29 @@ async def staged(machine: Machine) -> AsyncIterator[tuple[Co, str]]:
         await co.delete(volume_id)
 
 
+CLAIM = """
+import signal, sys
+from crust.core import volumes
+from crust.runtime_handler import claim_volume
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+names = volumes.TargetPath(sys.argv[1]), volumes.SandboxId("s"), volumes.HandlerName("kata")
+with claim_volume("/run/crust/volumes", *names, features=[*volumes.HandlerFeature]) as claim:
+    print(claim.record.device, flush=True)
+    signal.sigwait({signal.SIGTERM})
+"""
+
+
 @contextmanager
 def sandbox(machine: Machine) -> Iterator[str]:
-    """A sandbox that has the volume of the target; its device."""
-    volumes = machine.seen("/run/crust/volumes")
-    with fake_handler.sandbox_with_device(volumes, TARGET, name="s", handler="kata") as device:
+    """A sandbox that has the volume of the target, by a process among the node's own; its device."""
+    with machine.running(f"{ENVIRONMENT}/bin/python", "-c", CLAIM, TARGET) as process:
+        assert process.stdout is not None
+        device = process.stdout.readline().strip()
+        assert device.startswith("/dev/"), device + process.stdout.read()
         yield device
+        (claimant,) = booted_systemd.children(process.pid)
+        os.kill(claimant, signal.SIGTERM)
+        assert process.wait(60) == 0
 
 
 async def crash(machine: Machine, co: Co, volume_id: str) -> None:

@@ -21,7 +21,7 @@ from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.records.records import Records
 from crust.core import volumes
 from crust.host.block import loop
-from crust.host.filesystems import format_decision, superblocks
+from crust.host.filesystems import superblocks
 from crust.host.process import commands
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.faults.syncs import recorded
@@ -190,7 +190,7 @@ def test_stage_with_record_of_interrupted_mkfs_never_clears_used_volume(
 
     if planned == "another":
         for wanted in (capability, block()):
-            with pytest.raises(format_decision.ContentInDoubt):
+            with raised("ContentInDoubt"):
                 asyncio.run(bench.stage(old.volume_id, wanted))
         now = records.load(volumes.VolumeId(old.volume_id))
         records.save(now.but(state="formatted", planned_uuid=""))
