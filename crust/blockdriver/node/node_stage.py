@@ -234,8 +234,10 @@ class NodeStage:
         """Whether the device of the volume is attached, or may be. Blocks."""
         try:
             return self.stores.access.attached(volume_id) is not None
-        except (errors.NotFound, errors.Corrupt):
-            return False  # there is no image, or a person must look at it
+        except (errors.InvalidRequest, errors.NotFound, errors.Corrupt):
+            return (
+                False  # there is no image, or none can have that name, or a person must look at it
+            )
         except Exception:  # a look that fails has not seen that it is detached
             return True
 
