@@ -143,7 +143,7 @@ async def test_r113_all_killed(s: RuntimeUnderTest) -> None:
     s.transcript.append(f"(SIGKILL to all processes of the keeper: {keepers})")
     await s.kill_processes(keepers)
     if not await s.claimed_again_or_ended(target):
-        raise AssertionError("the lock is free, and the hypervisor lives")
+        raise AssertionError("no live claim names a sandbox, and the hypervisor lives")
     claim = s.proxy.claim(target)
     if claim is not None and claim.live:
         assert claim.sandbox_id == "box-1", "claim.json names another sandbox"

@@ -319,9 +319,14 @@ class RuntimeUnderTest:
         return self._other_holders(target)
 
     async def claimed_again_or_ended(self, target: str) -> bool:
-        """Whether the claim is taken again, or its hypervisor ends, in time."""
+        """Whether the claim is taken again, and named, or its hypervisor ends, in time."""
         machine = self._claimed_pid(target)
-        return await self._until(lambda: self.is_held(target) or not _is_running(machine))
+        return await self._until(lambda: self._is_named(target) or not _is_running(machine))
+
+    def _is_named(self, target: str) -> bool:
+        """Whether a live claim names a sandbox: a claimant takes the lock first, and then writes its name."""
+        claim = self.proxy.claim(target)
+        return claim is not None and claim.live and claim.sandbox_id != ""
 
     @property
     def session(self) -> int:
