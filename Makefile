@@ -107,9 +107,9 @@ cluster-demo: root guest ## three nodes with local pools of their own, and Ceph,
 	$(PRIVATE) $(PY) -m examples.cluster
 
 test integration conformance e2e lies false-refusals: WITHIN = tests/in_memory.sh
-test: REQUIRED = mount,loop,vm,containerd,systemd,ember,csi-sanity,go-driver
+test: REQUIRED = mount,loop,cgroups,vm,containerd,systemd,ember,csi-sanity,go-driver
 e2e: REQUIRED = mount,loop,vm,ember
-integration: REQUIRED = mount,loop,containerd,systemd,ember,csi-sanity,go-driver
+integration: REQUIRED = mount,loop,cgroups,containerd,systemd,ember,csi-sanity,go-driver
 conformance: REQUIRED = mount,loop,ember,csi-sanity
 lies false-refusals: REQUIRED = mount,loop
 
@@ -202,5 +202,5 @@ bench: root guest ## run all benchmarks; writes docs/benchmarks.md and its plot
 
 .PHONY: clean
 clean: ## remove what the other targets made in this directory
-	rm -rf $(VENV) $(CACHE) build dist *.egg-info
+	rm -rf $(VENV) $(CACHE) build dist *.egg-info conformance/build conformance/*.egg-info
 	find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +

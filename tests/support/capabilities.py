@@ -17,7 +17,7 @@ import pytest
 
 from crust.core import errors
 from crust.host.block import loop
-from crust.host.mounts import mount_api
+from crust.host.mounts import mount_api, mountinfo
 from tests.support.third_party import csi_sanity, ember
 
 GO_DRIVER = Path(__file__).parents[2] / ".cache" / "go" / "driver"
@@ -87,6 +87,17 @@ def _loop() -> str:
     return ""
 
 
+def _cgroups() -> str:
+    tops = [mount.target for mount in mountinfo.read_all() if mount.fs_type == "cgroup2"]
+    if not tops:
+        return "no unified hierarchy of control groups is mounted"
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix="crust-probe-", dir=tops[0]))
+    except OSError as err:
+        return f"no control group can be made: {err}"
+    return ""
+
+
 def _vm() -> str:
     qemu = shutil.which("qemu-system-x86_64")
     if qemu is None:
@@ -113,6 +124,7 @@ def _made(program: Path) -> str:
 _PROBES: dict[str, Callable[[], str]] = {
     "mount": _mount,
     "loop": _loop,
+    "cgroups": _cgroups,
     "vm": _vm,
     "containerd": _containerd,
     "systemd": _systemd,

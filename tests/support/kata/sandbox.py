@@ -14,13 +14,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-from crust.host.process import arguments
 
 _PROGRAM = """
 import os, socket, sys
@@ -173,11 +170,10 @@ def a_shim(
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
         path = shutil.copy(shutil.which("sh") or "/bin/sh", f"{directory}/{program}")
-        argv = [path, "-c", "read line", "-namespace", "k8s.io", "-id", id_]
-        with subprocess.Popen(argv, stdin=subprocess.PIPE, user=user) as process:
-            while not arguments.of(
-                process.pid
-            ):  # execve(2) ends the wait of Popen before it sets them
-                time.sleep(0)
+        argv = [path, "-c", "echo; read line", "-namespace", "k8s.io", "-id", id_]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(argv, stdin=pipe, stdout=pipe, user=user) as process:
+            assert process.stdout is not None
+            process.stdout.readline()  # execve(2) ends the wait of Popen before the arguments can be read
             yield process
             process.kill()

@@ -10,6 +10,7 @@ import pytest
 
 from crust.host.mounts import mountinfo
 from tests.integration.conftest import MakeDevice
+from tests.support import capabilities
 
 pytestmark = pytest.mark.root
 
@@ -50,14 +51,10 @@ with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
 @pytest.fixture
 def group() -> Iterator[Path]:
     """A control group of the unified hierarchy."""
-    tops = [mount.target for mount in mountinfo.read_all() if mount.fs_type == "cgroup2"]
-    if not tops:
-        pytest.skip("no unified hierarchy of control groups")
-    made = Path(tops[0], f"crust-test-{os.getpid()}", "agent")
-    try:
-        made.mkdir(parents=True)
-    except OSError as err:
-        pytest.skip(f"no control group can be made: {err}")
+    capabilities.need("cgroups")
+    top = next(mount.target for mount in mountinfo.read_all() if mount.fs_type == "cgroup2")
+    made = Path(top, f"crust-test-{os.getpid()}", "agent")
+    made.mkdir(parents=True)
     yield made
     made.rmdir()
     made.parent.rmdir()
