@@ -78,13 +78,12 @@ def deferred_mount(
     access = capability.access
     if not isinstance(access, volumes.MountAccess):
         raise deferral_keys.raw_block_volume()
-    options = mount_options.parse(access.mount_flags, for_guest=True)
     deferred = volumes.DeferredMount(
         source=volumes.BlockSource(path, identify_device(path)),
         fs_type=fs_type,
-        mount_options=options.options,
+        mount_options=mount_options.parse(access.mount_flags, for_guest=True),
         group=access.group,
-        readonly=publish.readonly or options.readonly or capability.mode.reader_only,
+        readonly=csi.is_readonly(publish),
         capacity_bytes=devices.size_bytes(path),
         content_generation=content_generation,
         io_limits=io_limits,

@@ -97,7 +97,7 @@ class Record(Model):
         if ("ro" in self.options) != self.crust.readonly:
             raise ValueError("options and crust.readonly disagree about 'ro'")
         options = self.mount.mount_options
-        if mount_options.parse(options, for_guest=True).options != options:
+        if mount_options.parse(options, for_guest=True) != options:
             raise ValueError("options holds mount options that are not for a guest's kernel")
         return self
 
@@ -163,8 +163,8 @@ class Record(Model):
     ) -> Self:
         """The record `old` with the values of `part` in `crust`, and with another mount."""
         options = mount_options.parse(mount.mount_options, for_guest=True)
-        readonly = mount.readonly or options.readonly
-        mount = replace(mount, mount_options=options.options, readonly=readonly)
+        readonly = mount.readonly or mount_options.readonly(mount.mount_options)
+        mount = replace(mount, mount_options=options, readonly=readonly)
         image, group = mount.image, mount.group
         block = mount.source if isinstance(mount.source, volumes.BlockSource) else None
         must_know = {

@@ -17,10 +17,9 @@ from crust.proxy.table import Entries
 from crust.proxy.target import Target, request_digest, residue_beside
 from crust.rpc.call import Metadata
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver
+from crust.rpc.messages import csi
 from crust.rpc.status import Residue
 from crust.wire.csi.v1 import csi_pb2
-
-_READER_MODES = frozenset(mode.value for mode in volumes.AccessMode if mode.reader_only)
 
 _log = logging.getLogger(__name__)
 
@@ -65,9 +64,7 @@ class HostPublish:
             )
             residue = residue_beside(present.record, request_digest(request))
             raise self.publish.answer(path, error, residue, None)
-        mode = request.volume_capability.access_mode.mode
-        readonly = request.readonly or mode in _READER_MODES
-        row = Target.of(path, key=key, readonly=readonly)
+        row = Target.of(path, key=key, readonly=csi.is_readonly(request))
         self.entries.table.check_reservation(row, deferred=False)
         deferral_keys.check_host_publish(
             request.volume_id, request.volume_context, is_block=is_block

@@ -222,7 +222,6 @@ class Wanted:
             # root's, which a CO may delegate, is for a host mount alone (D-5)
             volumes.GroupChange.parse(str(capability.access.group.gid))
         options = mount_options.parse(capability.access.mount_flags, for_guest=True)
-        readonly = request.readonly or capability.mode.reader_only or options.readonly
         is_inline = deferral_keys.is_inline(request.volume_context, key.volume_id)
         pod_names = [
             request.volume_context.get(f"{POD_INFO}{key}", "") for key in ("namespace", "name")
@@ -230,7 +229,7 @@ class Wanted:
         pod = "/".join(pod_names) if all(pod_names) else ""
         digest = request_digest(request)
         access = capability.access
-        return cls(key, target, access, options.options, readonly, digest, is_inline, pod)
+        return cls(key, target, access, options, csi.is_readonly(request), digest, is_inline, pod)
 
 
 def request_digest(request: csi_pb2.NodePublishVolumeRequest) -> str:

@@ -75,12 +75,12 @@ def admit(driver: str, request: csi_pb2.NodePublishVolumeRequest) -> Admitted:
         raise CannotBeDeferred(request.volume_id, why)
     options = mount_options.parse(access.mount_flags, for_guest=True)
     if fs_type in mkfs.SUPPORTED:
-        mount_options.for_kernel(fs_type, options.options)
-    extra = ("nouuid",) if fs_type == "xfs" and "nouuid" not in options.options else ()
+        mount_options.for_kernel(fs_type, options)
+    extra = ("nouuid",) if fs_type == "xfs" and "nouuid" not in options else ()
     return Admitted(
         fs_type=fs_type,
-        options=(*options.options, *extra),
-        readonly=request.readonly or capability.mode.reader_only or options.readonly,
+        options=(*options, *extra),
+        readonly=csi.is_readonly(request),
         group=access.group,
         partition=_partition(request.volume_context),
         format=_format(request, access),

@@ -10,8 +10,7 @@ and which the kernel checks (fsconfig(2), fsmount(2)). Their values may be crede
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 
 from crust.core import errors
 
@@ -91,34 +90,32 @@ _STOPS_THE_HOST = {("errors", "panic"), ("fatal_errors", "panic")}
 _NOSUID_NODEV = 0x02 | 0x04
 
 
-@dataclass(frozen=True, slots=True)
-class MountOptions:
-    """Options of one filesystem mount, without "ro" and "rw": `readonly` replaces them."""
-
-    options: tuple[str, ...]
-    readonly: bool
-
-
-def parse(flags: Iterable[str], *, for_guest: bool) -> MountOptions:
-    """The options for the kernel that mounts, without instructions to the host.
+def parse(flags: Iterable[str], *, for_guest: bool) -> tuple[str, ...]:
+    """The options for the kernel that mounts, without instructions to the host, and without "ro" and "rw".
 
     For a guest's kernel without security labels of the host too. Raises `CredentialInOptions` and
     `MountOptionNotAllowed`.
     """
     options: dict[str, None] = {}
-    readonly = False
-    for flag in flags:  # one flag may hold several options; a quoted SELinux label holds commas
-        for option in map(str.strip, _OPTION.findall(flag)):
-            name = option.partition("=")[0]
-            _check_option(option, name)
-            is_left_out = name in _HOST_ONLY or name.startswith(("x-", "X-"))
-            if for_guest and (name in _SECURITY_LABELS or _TUNES_THE_HOST.fullmatch(name)):
-                is_left_out = True
-            if option in _READONLY:
-                readonly = _READONLY[option]
-            elif option and not is_left_out:
-                options[option] = None
-    return MountOptions(tuple(options), readonly)
+    for option in _options(flags):
+        name = option.partition("=")[0]
+        _check_option(option, name)
+        is_left_out = name in _HOST_ONLY or name.startswith(("x-", "X-"))
+        if for_guest and (name in _SECURITY_LABELS or _TUNES_THE_HOST.fullmatch(name)):
+            is_left_out = True
+        if option and option not in _READONLY and not is_left_out:
+            options[option] = None
+    return tuple(options)
+
+
+def readonly(flags: Iterable[str]) -> bool:
+    """Whether the last of the flags "ro" and "rw" is "ro"."""
+    return [False, *(_READONLY[option] for option in _options(flags) if option in _READONLY)][-1]
+
+
+def _options(flags: Iterable[str]) -> Iterator[str]:
+    """The options of the flags: one flag may hold several, and a quoted SELinux label holds commas."""
+    return (option.strip() for flag in flags for option in _OPTION.findall(flag))
 
 
 def _check_option(option: str, name: str) -> None:

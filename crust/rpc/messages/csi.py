@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 
 from crust.core import deferral_keys, errors, volumes
+from crust.host.mounts import mount_options
 from crust.rpc.messages import crust_v1
 from crust.rpc.messages.crust_v1 import capacity_range as capacity_range
 from crust.wire.csi.v1 import csi_pb2
@@ -25,6 +26,7 @@ RECORDED_ID_MAX_BYTES = 512
 KUBERNETES_PREFIX = "csi.storage.k8s.io/"
 _CONTROL = re.compile("[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]")
 _FLAGS_MAX_BYTES = 4096
+_READER_MODES = frozenset(mode.value for mode in volumes.AccessMode if mode.reader_only)
 
 
 class MissingField(errors.InvalidRequest):
@@ -177,6 +179,16 @@ def capability(
         return volumes.VolumeCapability(access, volumes.AccessMode(number))
     except ValueError as err:
         raise UnsupportedValue(f"{field}.access_mode.mode", number) from err
+
+
+def is_readonly(request: csi_pb2.NodePublishVolumeRequest) -> bool:
+    """Whether a publish wants no writer: by its field, its access mode, or its mount flags."""
+    capability = request.volume_capability
+    return (
+        request.readonly
+        or capability.access_mode.mode in _READER_MODES
+        or mount_options.readonly(capability.mount.mount_flags)
+    )
 
 
 def capabilities(

@@ -32,7 +32,7 @@ FORMATS = st.builds(
 
 def _is_fit(word: str) -> bool:
     try:
-        return mount_options.parse([word], for_guest=True).options == (word,)
+        return mount_options.parse([word], for_guest=True) == (word,)
     except errors.InvalidRequest:
         return False
 

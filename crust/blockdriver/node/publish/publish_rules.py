@@ -89,11 +89,10 @@ def entry_of(request: Publish, fs_type: str, *, readonly: bool = False) -> Publi
     """
     access = request.capability.access
     kind: Literal["mount", "block"] = "block"
-    parsed = mount_options.MountOptions((), readonly=False)
+    flags: tuple[str, ...] = ()
     if isinstance(access, volumes.MountAccess):
-        kind = "mount"
-        parsed = mount_options.parse(access.mount_flags, for_guest=request.deferred)
-    options = parsed.options
+        kind, flags = "mount", access.mount_flags
+    options = mount_options.parse(flags, for_guest=request.deferred)
     if fs_type == "xfs" and "nouuid" not in options:  # see `crust.host.mounts.mount_api`
         options = (*options, "nouuid")
     mode = request.capability.mode
@@ -104,7 +103,7 @@ def entry_of(request: Publish, fs_type: str, *, readonly: bool = False) -> Publi
         fs_type=fs_type if kind == "mount" else "",
         mode=mode.value,
         options=options,
-        readonly=readonly or request.readonly or mode.reader_only or parsed.readonly,
+        readonly=readonly or request.readonly or mode.reader_only or mount_options.readonly(flags),
         deferred=request.deferred,
         fingerprint=request.fingerprint,
         done=request.deferred,  # no step follows its entry

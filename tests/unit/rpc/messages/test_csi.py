@@ -291,3 +291,22 @@ async def test_too_long_secrets_are_refused_without_being_shown(short: str) -> N
         longer = csi_pb2.DeleteVolumeRequest(volume_id="a", secrets={**FULL, "y": ""})
         code = grpc.StatusCode.INVALID_ARGUMENT
         assert "xxx" not in await refused(delete(longer), code, "secrets is too long")
+
+
+@pytest.mark.parametrize(
+    ("mode", "flags", "by_field", "wanted"),
+    [
+        (1, [], False, False),
+        (1, [], True, True),
+        (3, [], False, True),
+        (1, ["noatime", "ro"], False, True),
+        (1, ["ro,rw"], False, False),
+    ],
+)
+def test_publish_is_readonly_by_field_mode_or_flag(
+    mode: int, flags: list[str], *, by_field: bool, wanted: bool
+) -> None:
+    request = csi_pb2.NodePublishVolumeRequest(
+        readonly=by_field, volume_capability=mount(mode, mount_flags=flags)
+    )
+    assert csi.is_readonly(request) is wanted
