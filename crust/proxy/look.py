@@ -31,10 +31,10 @@ _PAUSE_FACTOR = 10
 _MAX_PAUSE_S = 2.0
 
 _LATE_S = 30.0
-"""A look that takes longer is a problem of the proxy's health: a call that hangs ends all looks."""
+"""A look that takes longer is a problem of the proxy's health: a list that hangs ends all looks."""
 
-_RESTORE_S = 5.0
-"""How long a look waits for a guard mount. The look reports a mount that hangs, and goes on."""
+_HANG_S = 5.0
+"""How long a look waits for a guard mount, or for a device. The look reports a call that hangs, and goes on."""
 
 _LOOKS = "looks at the handoff directory"
 _KINDS = {State.MOUNTED: "mounted", State.ERROR: "failed"}
@@ -49,8 +49,6 @@ class _LookResult:
 
     names: Set[str]
     rows: Mapping[str, Target]
-    problems: Mapping[str, errors.CrustError | None]
-    """Of the devices of the entries that were read."""
     stacks: Mapping[str, Stack] | None
 
 
@@ -86,8 +84,7 @@ class Looks:
                 self._report_claim(name)
             for row in self._table.take_ended():
                 self._report_ended(row)
-            for name in current:
-                self._report(name, "device", result.problems.get(name))
+            await asyncio.gather(*(self._look_at_device(result.rows[name]) for name in current))
             for row in self._table.rows():
                 if not row.busy:
                     self._report(row.name, "entry", _entry_problem(row))
@@ -96,7 +93,7 @@ class Looks:
     def _report_late(self) -> None:
         hangs = errors.PeerUnavailable.named(
             "LookHangs",
-            "the handoff directory, the mounts and the published devices are not looked at",
+            "the handoff directory and the mounts are not looked at",
             why=f"a system call of the last look has not returned within {_LATE_S:g} s",
             hint="check the kernel log for calls that hang; claims, lost guards and changes are not seen meanwhile",
         )
@@ -133,8 +130,22 @@ class Looks:
             if row.record is not None:
                 rows[name] = replace(row, guard=self._targets.guard_at(row.record.target))
         lists = must_list or not rows.keys() <= known_names
-        problems = {name: self._device_problem(row) for name, row in rows.items()}
-        return _LookResult(look.names, rows, problems, self._targets.stacks() if lists else None)
+        return _LookResult(look.names, rows, self._targets.stacks() if lists else None)
+
+    async def _look_at_device(self, row: Target) -> None:
+        """Report whether the device is the published one. A device that hangs keeps one thread, and no other look."""
+        try:
+            problem = await self._entries.operations.look(
+                ("device", row.name),
+                lambda: self._device_problem(row),
+                timeout_s=_HANG_S,
+                shown=f"the device of {row.path}",
+            )
+        except workers.NoWorkerFree:
+            return
+        except operations.SystemCallTimedOut as hangs:
+            problem = hangs
+        self._report(row.name, "device", problem)
 
     def _device_problem(self, row: Target) -> errors.CrustError | None:
         record = row.record
@@ -177,7 +188,7 @@ class Looks:
                 "restore of the guard mount",
                 None,
                 lambda: workers.run(self._mount, target, row.guard),
-                limit_s=_RESTORE_S,
+                limit_s=_HANG_S,
             )
         except (operations.OperationInProgress, operations.ShuttingDown, workers.NoWorkerFree):
             return True  # the operation that runs there mounts it, or the next look does
@@ -185,7 +196,7 @@ class Looks:
             hangs = errors.PeerUnavailable.named(
                 "RestoreHangs",
                 f"the guard mount of {target} is not restored",
-                why=f"the system call has not returned within {_RESTORE_S:g} s",
+                why=f"the system call has not returned within {_HANG_S:g} s",
                 hint="check the filesystem below the target and the kernel log for calls that hang",
             )
             self._report(row.name, "guard mount", hangs)

@@ -4,6 +4,7 @@ import asyncio
 import datetime
 import itertools
 import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from crust.core import errors, supervised, volumes
 from crust.handoff import entry
 from crust.handoff.claims import Claim, State
+from crust.proxy import look
 from crust.proxy.table import Event, Events
 from crust.proxy.target import Guard
 from crust.wire.v1 import inspect_pb2
@@ -83,6 +85,30 @@ async def test_exchanged_device_is_reported_until_the_volume_is_unpublished(kata
         _touch(kata, other)
         assert await next_of("healthy") == target
     assert await _problems(kata) == []
+
+
+async def test_device_that_hangs_is_reported_and_does_not_stop_the_looks(
+    kata: FakeNode, published: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look, "_HANG_S", 0.01)
+    other, goes_on, identify = kata.places.target("two"), threading.Event(), kata.devices.identify
+    await kata.co.publish("vol-2", other)
+
+    def hang(path: str) -> volumes.DeviceIdentity:
+        assert not path.endswith("vol-1") or goes_on.wait(60)
+        return identify(path)
+
+    async with _events(kata) as next_of:
+        monkeypatch.setattr(kata.devices, "identify", hang)
+        _touch(kata, published)
+        assert await next_of("unhealthy") == published
+        os.unlink(f"{other}/{GUARD}")
+        _touch(kata, other)
+        assert await next_of("guard-restored") == other
+        assert await _problems(kata) == [f"device of {published}"]
+        goes_on.set()
+        _touch(kata, published)
+        assert await next_of("healthy") == published
 
 
 @pytest.mark.spec("H-38", "H-39")

@@ -158,7 +158,7 @@ async def test_proxy_tells_the_watchdog_of_its_process(
 async def test_guard_mount_that_hangs_does_not_stop_the_looks(
     places: Places, targets: HangingTargets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proxy_look, "_RESTORE_S", 0.01)
+    monkeypatch.setattr(proxy_look, "_HANG_S", 0.01)
     monkeypatch.setattr(watch, "RESCAN_S", 0.05)
     async with running(places, targets) as node:
         target, other = places.target("one"), places.target("two")
