@@ -144,8 +144,9 @@ lies: root $(VENV)/.done ## each call by which a device is asked about, and at e
 .PHONY: false-refusals
 false-refusals: export TESTS_LIVES = 10000
 false-refusals: export TESTS_PROCESSES = 2000
-false-refusals: root $(VENV)/.done ## 10,000 lives of a target beside 2,000 short-lived processes: nothing is refused (root)
-	@$(PYTEST) tests/integration/proxy/test_false_refusals.py
+false-refusals: export TESTS_OPEN_FILES = 200000
+false-refusals: root $(VENV)/.done ## 10,000 lives of a target beside 2,000 short-lived processes, and 200,000 open files: nothing is refused (root)
+	@$(PYTEST) tests/integration/kata/test_many_open_files.py tests/integration/proxy/test_false_refusals.py
 
 .PHONY: e2e
 e2e: root guest third-party ## the tests that boot the microVM (root)

@@ -96,7 +96,8 @@ async def test_device_that_hangs_is_reported_and_does_not_stop_the_looks(
 
     def hang(path: str) -> volumes.DeviceIdentity:
         assert not path.endswith("vol-1") or goes_on.wait(60)
-        return identify(path)
+        found: volumes.DeviceIdentity = identify(path)
+        return found
 
     async with _events(kata) as next_of:
         monkeypatch.setattr(kata.devices, "identify", hang)
