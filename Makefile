@@ -16,8 +16,10 @@ PACKAGES := python3 python3-venv qemu-system-x86 e2fsprogs xfsprogs btrfs-progs 
 
 # All files of a run are below this directory, and go with it. The path is short, for the sockets below it.
 # If this machine lacks a capability named in REQUIRED, the tests that need it fail; without REQUIRED they skip.
-PYTEST = scratch=$$(mktemp -d /tmp/ct-XXXXXX) && trap 'rm -rf "$$scratch"' EXIT && \
-	TMPDIR="$$scratch" TESTS_REQUIRE=$(REQUIRED) $(WITHIN) $(PY) -m pytest --basetemp="$$scratch/t" --durations=20
+# The lock says that the run lives. A run without it is removed, with all that it left: at its end, or by the next run.
+PYTEST = $(PY) -m tests.support.killed_runs; scratch=$$(mktemp -d /tmp/ct-XXXXXX) && exec 9>"$$scratch/.run" && flock 9 && \
+	trap 'exec 9<&-; $(PY) -m tests.support.killed_runs' EXIT && \
+	TMPDIR="$$scratch" TESTS_REQUIRE=$(REQUIRED) $(WITHIN) $(PY) -m pytest --basetemp="$$scratch/t" --durations=20 9<&-
 
 # Everything that touches the host runs in a mount namespace of its own, so that leaked mounts end with it.
 PRIVATE := unshare --mount --propagation private

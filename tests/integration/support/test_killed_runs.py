@@ -1,0 +1,102 @@
+"""A test run that is killed leaves processes, a frozen filesystem and loop devices; the next one removes them."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support import killed_runs
+
+pytestmark = pytest.mark.root
+
+RUN = """
+import os, signal, subprocess, sys
+from crust.blockdriver.host import fsfreeze
+from crust.host.block import loop
+from crust.host.mounts import mount_api
+
+directory = os.environ["TMPDIR"]
+subprocess.run(["mount", "-t", "tmpfs", "tmpfs", directory], check=True)
+open(f"{directory}/disk", "wb").truncate(32 << 20)
+subprocess.run(["mkfs.ext4", "-q", f"{directory}/disk"], check=True)
+disk = loop.attach(f"{directory}/disk")
+os.mkdir(f"{directory}/m")
+subprocess.run(["mount", disk.path, f"{directory}/m"], check=True)
+open(f"{directory}/m/inner", "wb").truncate(1 << 20)
+inner = loop.attach(f"{directory}/m/inner")
+frozen = fsfreeze.Freeze(f"{directory}/m")
+without = subprocess.Popen(["sleep", "infinity"], env={}, start_new_session=True)
+print(os.getpid(), without.pid, disk.path, inner.path, flush=True)
+signal.pause()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One that has printed what it has."""
+
+    directory: Path
+    shell: "subprocess.Popen[str]"
+    pids: list[int]
+    devices: list[str]
+
+
+@contextmanager
+def running() -> Iterator[Run]:
+    """As the Makefile starts one."""
+    line = (
+        'd=$(mktemp -d /tmp/ct-XXXXXX) && exec 9>"$d/.run" && flock 9 && echo $d && '
+        'TMPDIR="$d" unshare --mount --propagation private "$0" -c "$1" 9<&-'
+    )
+    command = ["sh", "-c", line, sys.executable, RUN]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        directory, words = Path(shell.stdout.readline().strip()), shell.stdout.readline().split()
+        try:
+            yield Run(directory, shell, list(map(int, words[:2])), words[2:])
+        finally:
+            shell.kill()
+            shell.wait()
+            killed_runs.remove_all()
+
+
+def attached(run: Run) -> set[str]:
+    return {device.path for device in killed_runs.devices().get(run.directory.name, ())}
+
+
+def lives(pid: int) -> bool:
+    """Whether it has not ended; its parent may not have waited for it yet."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    has_ended = bool(select.select([descriptor], [], [], 0)[0])
+    os.close(descriptor)
+    return not has_ended
+
+
+def test_what_a_killed_run_left_is_removed() -> None:
+    with running() as run:
+        assert attached(run) == set(run.devices)
+        run.shell.kill()
+        os.kill(run.pids[0], signal.SIGKILL)
+        run.shell.wait()
+        assert killed_runs.remove_all()
+        assert not any(map(lives, run.pids))
+        assert not attached(run)
+        assert not run.directory.exists()
+
+
+def test_what_a_running_one_has_stays() -> None:
+    with running() as run:
+        killed_runs.remove_all()
+        assert all(map(lives, run.pids))
+        assert attached(run) == set(run.devices)
+        assert run.directory.exists()

@@ -1,0 +1,185 @@
+"""Removes what killed test runs have left: processes, frozen filesystems, loop devices, control groups, directories.
+
+All files of a run lie below a directory /tmp/ct-XXXXXX, whose file `.run` the run's first process has locked until it
+ends (flock(2)); the Makefile makes both. The directory's name is the mark of a run: its processes have it in their
+environment or among their mounts, its loop devices in the name of their file, or their file lies on such a device. A
+run is dead if nobody has the lock. What has no mark stays.
+
+Processes end first: a directory that is removed under the mounts of a process takes them out of its namespace, and
+then a filesystem on a loop device keeps the device, whose file keeps the filesystem, and nothing reaches either.
+
+The program says what it removed, and ends with 1 if something of a dead run stays. Without root it sees, and ends,
+processes of the same user alone.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import select
+import shutil
+import signal
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import suppress
+from pathlib import Path
+
+from crust.blockdriver.host import fsfreeze
+from crust.core import errors
+from crust.host.block import loop
+
+RUNS = "/tmp"
+_MARK = re.compile(rf"{RUNS}/(ct-[0-9A-Za-z]{{6}})(?![0-9A-Za-z])")
+_GONE = (FileNotFoundError, ProcessLookupError)
+_ROUNDS = 20
+"""A process may start another one while it is being ended; a device may lie on another one."""
+_END_S = 60
+
+
+def remove_all() -> bool:
+    """Remove what dead runs have left; returns whether all of it is gone."""
+    is_clean = True
+    for name in sorted(_directories()):
+        if _is_dead(name):
+            is_clean = _remove(name) and is_clean
+    return is_clean
+
+
+def _is_dead(name: str) -> bool:
+    """Whether the run has ended. A directory without the file is of a run that has just begun, or is no run's."""
+    try:
+        with open(f"{RUNS}/{name}/.run", encoding="ascii") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (FileNotFoundError, BlockingIOError):
+        return False
+    return True
+
+
+def _remove(name: str) -> bool:
+    groups: set[str] = set()
+    ended = 0
+    for _ in range(_ROUNDS):
+        pids = _processes().get(name, set())
+        if not pids:
+            break
+        groups.update(group for pid in pids for group in _groups_of(pid))
+        ended += len(pids)
+        _end(pids)
+    detached = _detach(name)
+    for group in sorted(groups, key=len, reverse=True):
+        with suppress(OSError):  # another process is in it
+            os.rmdir(group)
+    shutil.rmtree(f"{RUNS}/{name}", ignore_errors=True)
+    left = [*_processes().get(name, ()), *(device.path for device in devices().get(name, ()))]
+    if ended or detached or left:
+        what = f"{ended} processes and {detached} loop devices of the test run {name}"
+        sys.stderr.write(f"removed {what}; left: {left or 'nothing'}\n")
+    return not left
+
+
+def _directories() -> Iterator[str]:
+    for path in Path(RUNS).iterdir():
+        if _MARK.fullmatch(str(path)):
+            yield path.name
+
+
+def _processes() -> Mapping[str, Set[int]]:
+    """The processes of each run; not this one and its parents, which may be started with a run's directory too."""
+    found: defaultdict[str, set[int]] = defaultdict(set)
+    own = set(_own_line())
+    for entry in os.listdir("/proc"):
+        if not entry.isdecimal() or int(entry) in own:
+            continue
+        for file in ("environ", "mountinfo"):
+            for name in _MARK.findall(_text(f"/proc/{entry}/{file}")):
+                found[name].add(int(entry))
+    return found
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_bytes().decode(errors="replace")
+    except OSError as err:
+        # EINVAL: the mounts of a process that has ended, and has a parent that did not wait for it (proc(5))
+        is_others = err.errno == errno.EACCES and os.geteuid() != 0
+        if not is_others and err.errno not in (errno.ENOENT, errno.ESRCH, errno.EINVAL):
+            raise
+        return ""
+
+
+def _own_line() -> Iterator[int]:
+    pid = os.getpid()
+    while pid:
+        yield pid
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _end(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(*_GONE):
+            descriptor = os.pidfd_open(pid)
+            try:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                select.select([descriptor], [], [], _END_S)
+            finally:
+                os.close(descriptor)
+
+
+def _groups_of(pid: int) -> Iterator[str]:
+    """The control groups of a process, in each hierarchy, that a test made."""
+    with suppress(*_GONE):
+        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+            _, hierarchy, group = line.split(":", 2)
+            if "/crust-tests-" in group:
+                mounted = hierarchy.removeprefix("name=")
+                yield f"/sys/fs/cgroup/{mounted}{group}".replace("//", "/")
+
+
+def devices() -> Mapping[str, list[loop.LoopDevice]]:
+    """The loop devices of each run."""
+    every = loop.list_named(lambda _: True) if os.geteuid() == 0 else ()
+    runs: dict[int, str] = {}
+    for (
+        _
+    ) in every:  # a file may lie on a device that is known to be a run's only in the round before
+        for device in every:
+            marks = _MARK.findall(f"{device.backing} {device.tag}")
+            name = marks[0] if marks else runs.get(device.file[0])
+            if name is not None:
+                runs[_number(device)] = name
+    found: defaultdict[str, list[loop.LoopDevice]] = defaultdict(list)
+    for device in every:
+        if _number(device) in runs:
+            found[runs[_number(device)]].append(device)
+    return found
+
+
+def _number(device: loop.LoopDevice) -> int:
+    """As st_dev of a file has it, if the file lies on this device."""
+    return os.makedev(device.identity.major, device.identity.minor)
+
+
+def _detach(name: str) -> int:
+    """Detach the run's loop devices, those that lie on others first; returns how many."""
+    before = {device.path for device in devices().get(name, ())}
+    for _ in range(_ROUNDS):
+        for device in devices().get(name, []):
+            try:
+                loop.detach(device)
+            except (
+                errors.CrustError
+            ):  # a filesystem is on it, and on that perhaps another device's file
+                _thaw(device)
+    return len(before - {device.path for device in devices().get(name, ())})
+
+
+def _thaw(device: loop.LoopDevice) -> None:
+    """A filesystem that is frozen keeps its device after its last mount has gone."""
+    for fs_type in ("ext4", "xfs", "btrfs"):
+        with suppress(errors.CrustError):
+            fsfreeze.thaw_unmounted(device.path, fs_type)
+
+
+if __name__ == "__main__":
+    sys.exit(0 if remove_all() else 1)
