@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 
 VENV := .venv
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+PIP := $(PY) -m pip --quiet --disable-pip-version-check
 SOURCES := crust conformance examples tests benchmarks
 CACHE := .cache
 
@@ -63,7 +63,7 @@ CEPH_BINDING = $(PY) -c "import os, sys, sysconfig as s; \
 # Without network pip prints "no matching distribution" after five retries.
 $(VENV)/.done: pyproject.toml conformance/pyproject.toml
 	@python3 -m venv $(VENV) && \
-	$(PIP) 'pip>=25.1' && $(PIP) --group dev --editable '.[kata-example,cluster-example]' --editable ./conformance && $(CEPH_BINDING) && touch $@ || \
+	$(PIP) install 'pip>=25.1' && $(PIP) install --group dev --editable '.[kata-example,cluster-example]' --editable ./conformance && $(CEPH_BINDING) && touch $@ || \
 	{ echo "error: $(VENV) cannot be filled, see above: check the network, and where pip looks for packages" >&2; exit 1; }
 
 .PHONY: guest
@@ -94,7 +94,8 @@ $(CACHE)/kustomize/kustomize: tests/support/third_party/kustomize.txt
 
 .PHONY: wheel
 wheel: $(VENV)/.done ## build the wheels of crust and of its conformance suites into build/
-	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build . ./conformance
+	@rm -f build/*.whl
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(PIP) wheel --no-deps --wheel-dir build . ./conformance
 
 .PHONY: image
 image: root setup ## build the OCI image of crust, build/crust-csi-<version>.tar (root)

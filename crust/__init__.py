@@ -6,4 +6,4 @@ cli, node                                             the programs
 core, host, rpc, wire, kubernetes_api, inspection     what all of these use
 """
 
-__version__ = "0.1.0"
+from crust._version import __version__ as __version__

@@ -56,7 +56,7 @@ def generate(into: Path) -> list[Path]:
 
 
 def man_pages(into: Path) -> list[Path]:
-    """Write a man page per command; returns them. Without a date, so that they change with the commands alone."""
+    """Write a man page per command, which changes with the command alone: without date and version. Returns them."""
     from crust.cli.main import main as crust_command
     from crust_conformance.command import main as conformance_command
 
@@ -67,13 +67,9 @@ def man_pages(into: Path) -> list[Path]:
 def _man_pages(into: Path, name: str, command: click.Command) -> list[Path]:
     import click_man.core
 
-    import crust
-
     into.mkdir(parents=True, exist_ok=True)
     _name_whole(command)
-    click_man.core.write_man_pages(
-        name, command, version=crust.__version__, target_dir=str(into), date="crust"
-    )
+    click_man.core.write_man_pages(name, command, version="", target_dir=str(into), date="crust")
     pages = sorted(into.glob("*.1"))
     for page in pages:  # click marks a paragraph that is not to be filled with a backspace
         text = page.read_text(encoding="utf-8").replace("\b\n", ".br\n")

@@ -1,1 +1,1 @@
-"""Crust's questions to the Kubernetes API. Optional: they need the extra `crust-csi[kubernetes]`."""
+"""Crust's questions to the Kubernetes API. Optional: they need the extra `kubernetes`."""

@@ -151,7 +151,7 @@ def client(kubeconfig: str) -> KubernetesApi:
         import yaml
         from lightkube.config import client_adapter
     except ImportError as error:
-        why = "the client of the Kubernetes API is missing: install crust-csi[kubernetes]"
+        why = "the client of the Kubernetes API is missing: install the wheel of crust with its extra kubernetes"
         raise UnusableKubeconfig(kubeconfig, why) from error
     config = lightkube.KubeConfig
     try:

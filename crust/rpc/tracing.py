@@ -90,7 +90,7 @@ def _provider(program: str) -> "TracerProvider":
             "TracesNotInstalled",
             "traces cannot be sent",
             why="OpenTelemetry is not installed",
-            hint="pip install 'crust-csi[otel]', or set traces = false",
+            hint="install the wheel of crust with its extra otel, or set traces = false",
         ) from err
     exporter = os.environ.get("OTEL_TRACES_EXPORTER", "otlp")
     if exporter != "otlp":

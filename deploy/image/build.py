@@ -21,9 +21,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-
-import crust
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SUITE, PYTHON = "bookworm", "3.11"
@@ -54,7 +53,7 @@ _PATH = "PATH=/opt/crust/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 def main() -> None:
     """The command; writes build/crust-csi-<version>.tar."""
     parser = argparse.ArgumentParser(description=__doc__)
-    default = CHECKOUT / "build" / f"crust-csi-{crust.__version__}.tar"
+    default = CHECKOUT / "build" / f"crust-csi-{tag_of(version())}.tar"
     parser.add_argument("--output", type=Path, default=default)
     output: Path = parser.parse_args().output
     missing = [name for name in ("mmdebstrap", "umoci") if shutil.which(name) is None]
@@ -69,12 +68,23 @@ def main() -> None:
     sys.stdout.write(f"{output}\n")
 
 
+def version() -> str:
+    """The version of this checkout, by its commit."""
+    command = (sys.executable, "-m", "setuptools_scm", "--root", str(CHECKOUT))
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def tag_of(built: str) -> str:
+    """The version as the tag of an image, which may hold no plus sign (OCI distribution-spec)."""
+    return built.replace("+", "-")
+
+
 def build(directory: Path) -> Path:
     """Build in a directory that is removed afterwards; returns the image. Raises `CalledProcessError`."""
     _fetch_wheels(directory / "wheels")
     _make_root(directory)
     layout = directory / "layout"
-    image = f"{layout}:{crust.__version__}"
+    image = f"{layout}:{tag_of(version())}"
     _run("umoci", "init", "--layout", layout)
     _run("umoci", "new", "--image", image)
     _run("umoci", "raw", "add-layer", "--image", image, directory / "root.tar")
@@ -99,7 +109,8 @@ def _fetch_wheels(wheels: Path) -> None:
     with tempfile.TemporaryDirectory() as built:  # setuptools writes beside the sources
         left_out = shutil.ignore_patterns(".*", "build", "tests", "*.egg-info")
         source = shutil.copytree(CHECKOUT, f"{built}/source", ignore=left_out)
-        _run(*pip, "wheel", "--no-deps", "--wheel-dir", wheels, source)
+        environment = {**os.environ, "SETUPTOOLS_SCM_PRETEND_VERSION": version()}
+        _run(*pip, "wheel", "--no-deps", "--wheel-dir", wheels, source, env=environment)
     (own,) = wheels.glob("crust_csi-*.whl")
     target = ("--only-binary=:all:", "--python-version", PYTHON)
     machine = platform.machine()
@@ -152,8 +163,8 @@ def _sources() -> list[str]:
     return [str(each) for each in found if each.is_file() and each.stat().st_size]
 
 
-def _run(*command: object) -> None:
-    subprocess.run([str(each) for each in command], check=True)
+def _run(*command: object, env: Mapping[str, str] | None = None) -> None:
+    subprocess.run([str(each) for each in command], check=True, env=env)
 
 
 if __name__ == "__main__":

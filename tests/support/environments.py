@@ -5,12 +5,13 @@ A dependency is linked from the environment that runs the tests, file by file, b
 """
 
 import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -21,14 +22,20 @@ _PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 
 def build_wheel(into: Path, project: str = ".") -> Path:
     """Build the wheel of a project of this checkout into a directory that has none."""
+    own_version = {**os.environ, "SETUPTOOLS_SCM_PRETEND_VERSION": version()}
     with tempfile.TemporaryDirectory() as built:  # setuptools writes beside the sources
         source = shutil.copytree(
             CHECKOUT, f"{built}/source", ignore=shutil.ignore_patterns(".*", "build", "tests")
         )
         here = ("--no-deps", "--no-build-isolation")
-        do(*_PIP, "wheel", *here, "--wheel-dir", str(into), f"{source}/{project}")
+        do(*_PIP, "wheel", *here, "--wheel-dir", str(into), f"{source}/{project}", env=own_version)
     (wheel,) = into.glob("*.whl")
     return wheel
+
+
+def version() -> str:
+    """The version of this checkout."""
+    return do(sys.executable, "-m", "setuptools_scm", "--root", str(CHECKOUT)).strip()
 
 
 def extras(wheel: Path) -> tuple[str, ...]:
@@ -80,7 +87,10 @@ def _files(distribution: importlib.metadata.Distribution) -> Iterator[str]:
             yield str(file)
 
 
-def do(*command: object) -> None:
-    """Run a command that must succeed."""
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+def do(*command: object, env: Mapping[str, str] | None = None) -> str:
+    """The output of a command that must succeed."""
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=False, env=env
+    )
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout

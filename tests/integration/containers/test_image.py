@@ -19,12 +19,12 @@ import grpc
 import grpc.aio
 import pytest
 
-import crust
 from crust.host.mounts import mount_api, mountinfo
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
 from tests.integration.containers.conftest import ANSWER_S, CAPABILITY, Pods
+from tests.support import environments
 from tests.support.co import Co, stage_request
 from tests.support.containers import (
     BIDIRECTIONAL,
@@ -56,7 +56,7 @@ def image(containerd: Containerd, tmp_path_factory: pytest.TempPathFactory) -> P
     root = containerd.load_image(output, "docker.io/library/crust-csi")
     # what a kubelet looks for when a pod says crust-csi:<version>
     (name,) = containerd.ctr("images", "list", "--quiet").split()
-    assert name == f"docker.io/library/crust-csi:{crust.__version__}"
+    assert name == f"docker.io/library/crust-csi:{environments.version().replace('+', '-')}"
     output.unlink()
     return root
 
@@ -127,7 +127,7 @@ def test_image_has_this_version_and_all_tools(containerd: Containerd, image: Pat
         text=True,
         check=True,
     )
-    assert crust.__version__ in shown.stdout
+    assert environments.version() in shown.stdout
     tools = ("sbin/mkfs.ext4", "sbin/mkfs.xfs", "sbin/mkfs.btrfs", "usr/bin/bwrap", "usr/bin/tini")
     assert [tool for tool in tools if not (image / tool).exists()] == []
     assert not (image / "etc/apt").exists()  # mirrors, perhaps with a login

@@ -164,4 +164,4 @@ def test_controller_without_the_kubernetes_client_is_refused(
     monkeypatch.setitem(sys.modules, "lightkube", None)
     output = output_of_a_failed_start(tmp_path)
     assert "UnusableKubeconfig" in output
-    assert "install crust-csi[kubernetes]" in output
+    assert "install the wheel of crust with its extra kubernetes" in output

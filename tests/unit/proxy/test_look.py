@@ -87,7 +87,7 @@ async def test_exchanged_device_is_reported_until_the_volume_is_unpublished(kata
     assert await _problems(kata) == []
 
 
-async def test_device_that_hangs_is_reported_and_does_not_stop_the_looks(
+async def test_device_that_hangs_is_reported_and_stops_no_look(
     kata: FakeNode, published: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(look, "_HANG_S", 0.01)
