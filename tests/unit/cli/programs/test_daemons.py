@@ -17,7 +17,7 @@ from crust.core import operations
 from crust.host.process import workers
 from crust.host.process.workers import Workers
 from tests.unit.cli.programs.conftest import shim
-from tests.unit.proxy.test_restart import start, until_logged
+from tests.unit.proxy.test_proxy_process import start, until_logged
 
 
 def test_forty_hanging_calls_leave_threads_for_others() -> None:
