@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from crust.host.process import workers
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.fake_targets import GUARD
+from tests.support.nodes.hanging_targets import HangingTargets
 from tests.support.nodes.places import Places
 from tests.support.nodes.tables import Bench
 
@@ -47,3 +49,10 @@ def lose_a_guard(places: Places) -> None:
     lost = places.target("lost")
     os.mkdir(lost)
     Path(lost, GUARD).touch()
+
+
+@pytest.fixture
+def targets(places: Places, monkeypatch: pytest.MonkeyPatch) -> HangingTargets:
+    """Targets of which none hangs yet. A machine that is busy is no proxy that hangs."""
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
+    return HangingTargets(places.kubelet)

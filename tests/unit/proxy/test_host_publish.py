@@ -1,8 +1,7 @@
-"""Raw publishes beside deferred ones: two writers of one device, in either order, are refused."""
+"""Publishes on the host beside deferred ones: two writers of one device, in either order, are refused."""
 
 import asyncio
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from crust.host.block.device_sets import DeviceSet
 from crust.host.process.syscalls import ProcessOutOfResources
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import capability, publish_request
+from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Failure, FakeDriver, Gate, device_of
 from tests.support.faults.refusals import refused, until
 from tests.support.nodes.fake_node import FakeNode
@@ -283,63 +283,6 @@ async def test_host_publish_beside_a_deferred_reader_passes_for_a_reader(kata: F
     assert {two, three} < kata.driver.published.keys()
 
 
-# Device reservations: one writer per device and volume, and no host mount of a deferred volume.
-
-
-@pytest.mark.spec("D-21")
-async def test_second_target_of_volume_is_refused_naming_the_holder(kata: FakeNode) -> None:
-    one, two = kata.places.target("one"), kata.places.target("two")
-    await kata.co.publish("vol-1", one)
-    await refused(
-        kata.co.publish("vol-1", two), Code.FAILED_PRECONDITION, "vol-1", one, "for writing", "stop"
-    )
-    assert len(kata.driver.called("NodePublishVolume")) == 1
-    kata.check_published("vol-1", one)
-    assert kata.entry(two) is None
-    assert not kata.targets.has_guard(volumes.TargetPath(two))
-
-
-@pytest.mark.parametrize(
-    ("alter", "words"),
-    [
-        (
-            lambda answer: setattr(answer.block_device.identity, "disk_sequence", 77),
-            ("the driver reports", "@77"),
-        ),
-        (
-            lambda answer: setattr(answer.block_device, "path", "/nowhere/vol-1"),
-            ("there is no /nowhere/vol-1",),
-        ),
-    ],
-)
-async def test_device_that_the_driver_misreports_is_refused(
-    kata: FakeNode, target: str, alter: Callable[[Any], None], words: tuple[str, ...]
-) -> None:
-    kata.driver.alter = alter
-    await refused(kata.co.publish("vol-1", target), Code.INTERNAL, *words)
-    kata.check_untouched(target)
-
-
-async def test_second_volume_at_a_target_leaves_the_first_alone(
-    kata: FakeNode, target: str
-) -> None:
-    """A confused CO: the loser must not remove the winner's guard, directory, entry or reservation."""
-    unpublishing = kata.driver.gates["NodeUnpublishVolume"] = Gate()
-    unpublish = asyncio.create_task(kata.co.unpublish("vol-3", target))
-    await until(unpublishing.entered)
-    gate = kata.driver.gates["NodePublishVolume"] = Gate()
-    winner = asyncio.create_task(kata.co.publish("vol-1", target))
-    await until(gate.entered)
-    await refused(kata.co.publish("vol-2", target), Code.ABORTED, target, "NodePublishVolume")
-    gate.opened.set()
-    await winner
-    unpublishing.opened.set()
-    await unpublish
-    await refused(kata.co.unstage("vol-1", "/staging"), Code.FAILED_PRECONDITION, target)
-    await refused(kata.co.publish("vol-2", target), Code.ALREADY_EXISTS, "vol-1")
-    kata.check_published("vol-1", target)
-
-
 @pytest.mark.spec("D-21")
 @pytest.mark.parametrize(
     ("deferred_readonly", "host_readonly"), [(False, False), (True, False), (False, True)]
@@ -392,3 +335,33 @@ async def test_concurrent_host_publishes_of_one_volume_reach_the_driver(node: Fa
     gate.opened.set()
     await asyncio.gather(first, second)
     assert set(node.driver.published) == {one, two}
+
+
+@pytest.mark.parametrize("is_retry", [False, True])
+async def test_host_mount_by_another_volume_id_is_refused(
+    kata: FakeNode, *, is_retry: bool
+) -> None:
+    """Two PersistentVolumes of one disk. What stood before the call is not undone by it."""
+    deferred, host = kata.places.target("deferred"), kata.places.target("host")
+    device = fake_driver.device_of("vol-1")
+    await kata.co.publish("vol-1", deferred)
+    if is_retry:
+        kata.targets.host_mounts[host] = device
+    kata.driver.after["NodePublishVolume"] = lambda: kata.targets.host_mounts.update({host: device})
+    code = Code.UNAVAILABLE if is_retry else Code.FAILED_PRECONDITION
+    await refused(kata.co.publish("vol-2", host, defer=False), code, "DeviceReserved")
+    assert (host in kata.driver.published) == is_retry
+    kata.check_published("vol-1", deferred)
+
+
+@pytest.mark.spec("D-47")
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [("crust.dev/encryption", "EncryptedOnHost"), ("crust.dev/format-in", "FilesystemOfGuest")],
+)
+async def test_mount_on_the_host_is_refused_by_name(
+    kata: FakeNode, target: str, key: str, name: str
+) -> None:
+    publish = kata.co.publish("vol-1", target, defer=False, volume_context={key: "x"})
+    await refused(publish, Code.FAILED_PRECONDITION, name, key)
+    assert not kata.driver.published

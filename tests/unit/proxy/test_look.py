@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from crust.core import errors, supervised, volumes
-from crust.handoff import entry
+from crust.handoff import entry, watch
 from crust.handoff.claims import Claim, State
 from crust.proxy import look
 from crust.proxy.table import Event, Events
@@ -21,7 +21,8 @@ from crust.proxy.target import Guard
 from crust.wire.v1 import inspect_pb2
 from tests.support.faults.refusals import refused
 from tests.support.nodes.fake_node import FakeNode
-from tests.support.nodes.fake_targets import GUARD
+from tests.support.nodes.fake_targets import GUARD, FakeTargets
+from tests.support.nodes.hanging_targets import HangingTargets, running
 from tests.support.nodes.places import Places
 from tests.support.nodes.tables import Bench
 from tests.support.records import records
@@ -254,3 +255,27 @@ async def _heard(events: Events, watch: AsyncIterator[Event]) -> list[str]:
         if event.kind in ("claimed", "mounted", "failed", "released"):
             heard.append(f"{event.kind}: {event.message}")
     return heard
+
+
+async def test_guard_mount_that_hangs_does_not_stop_the_looks(
+    places: Places, targets: HangingTargets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look, "_HANG_S", 0.01)
+    monkeypatch.setattr(watch, "RESCAN_S", 0.05)
+    async with running(places, targets) as node:
+        target, other = places.target("one"), places.target("two")
+        await node.co.publish("vol-1", target)
+        await node.co.publish("vol-2", other)
+        targets.hung.add(target)
+        for path in (target, other):
+            FakeTargets.unmount_guard(targets, volumes.TargetPath(path))
+        await asyncio.to_thread(targets.wait_for, target)
+        await until_guarded(targets, other)
+        assert targets.calls == {target: 1}
+        targets.released.set()
+        await until_guarded(targets, target)
+
+
+async def until_guarded(targets: HangingTargets, target: str) -> None:
+    await asyncio.to_thread(targets.wait_for_guard, target)
+    assert targets.has_guard(volumes.TargetPath(target))

@@ -1,17 +1,14 @@
 """The decision whether a publish is deferred: by its context, and as it is explained."""
 
 import asyncio
-import json
-import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 import pytest_asyncio
 
-from crust.core import errors, logs, volumes
+from crust.core import errors, volumes
 from crust.core.deferral_keys import Defer
 from crust.kubernetes_api.pod_runtimes import PodName, PodRuntimes
 from crust.proxy.policy import Decision, Policy
@@ -19,14 +16,15 @@ from crust.proxy.settings import KubernetesSettings
 from tests.support.co import capability, stage_request
 from tests.support.faults.refusals import refused
 from tests.support.nodes import fake_kubernetes
-from tests.support.nodes.commands import crust, invoked
 from tests.support.nodes.fake_kubernetes import FakeKubernetes
-from tests.support.nodes.fake_node import DRIVER, FakeNode
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.places import Places
 from tests.support.raised import raised
 
 DEFER, HANDLER = "crust.dev/defer", "crust.dev/runtime-handler"
 KATA = volumes.HandlerName("kata")
+
+
 POD = {f"csi.storage.k8s.io/pod.{key}": f"the-{key}" for key in ("name", "namespace", "uid")}
 
 
@@ -165,12 +163,6 @@ async def test_raw_block_volume_cannot_be_deferred_by_flag() -> None:
         await decide(Policy(), {}, flag=True, block=True)
 
 
-@pytest_asyncio.fixture
-async def node(places: Places) -> AsyncIterator[FakeNode]:
-    async with FakeNode(places, defer="runtime-class") as running, running.handler():
-        yield running
-
-
 @pytest.mark.spec("D-41")
 @pytest.mark.parametrize(
     ("default", "context", "block", "said"),
@@ -200,104 +192,6 @@ async def test_stage_says_whether_a_publish_may_be_deferred(
         (call,) = running.driver.called("NodeStageVolume")
     assert [value for key, value in call.metadata if key == "crust-stage-as"] == [said]
     assert ("other", "kept") in call.metadata
-
-
-async def test_volume_and_target_are_explained_by_what_decided(node: FakeNode, target: str) -> None:
-    context = {"crust.dev/defer": "always"}
-    await node.co.publish("vol-1", target, defer=False, volume_context=context)
-    for words in (("--volume", "vol-1"), ("--target", target)):
-        result = await crust(node, "explain", *words)
-        assert result.exit_code == 0
-        assert f"{DRIVER}/vol-1" in result.output
-        assert "decided by  the volume context, crust.dev/defer=always" in result.output
-
-
-async def test_log_line_of_publish_on_host_says_what_decided(
-    node: FakeNode, target: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    lines: list[dict[str, Any]] = []
-
-    def note(record: logging.LogRecord) -> bool:  # now: the fields of a call end with it
-        lines.append(logs.extra_of(record))
-        return True
-
-    caplog.handler.addFilter(note)
-    with caplog.at_level(logging.INFO):
-        context = {"crust.dev/defer": "never"}
-        await node.co.publish("vol-1", target, defer=False, volume_context=context)
-    (decider,) = {line["decided_by"] for line in lines if "decided_by" in line}
-    assert decider == "the volume context, crust.dev/defer=never"
-
-
-async def test_undeferred_target_is_told_how_to_ask(node: FakeNode, target: str) -> None:
-    data = {"driverName": "csi.example.com", "specVolID": "pv-1"}
-    Path(target).with_name("vol_data.json").write_text(json.dumps(data))
-    result = await crust(node, "explain", "--target", target)
-    assert result.exit_code == 1
-    assert "crust policy explain --driver csi.example.com --context" in result.output
-    assert "kubectl get pv pv-1" in result.output
-
-
-@pytest.mark.parametrize("words", [("--volume", "vol-9"), ("--target", "/nowhere")])
-async def test_unreadable_entry_is_not_the_volume(node: FakeNode, words: tuple[str, str]) -> None:
-    await node.co.publish(
-        "vol-1",
-        node.places.target("one"),
-        defer=False,
-        volume_context={"crust.dev/defer": "always"},
-    )
-    (entry,) = node.places.entries()
-    Path(node.places.volumes, entry, "mountInfo.json").write_text("{")
-    result = await crust(node, "explain", *words)
-    assert result.exit_code == 1
-    assert "1 entries cannot be read" in result.output
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "text"),
-    [
-        ("explain", 2, ""),
-        ("explain MountFailed --volume v", 2, ""),
-        ("explain --volume v --target /t", 2, ""),
-        ("explain --volume vol-9", 1, "vol-9 is not deferred on this node"),
-        (f"policy explain --driver {DRIVER} --context novalue", 2, ""),
-        (f"policy explain --driver {DRIVER} --context =x", 2, ""),
-        (f"policy explain --driver {DRIVER} --pod web", 2, ""),
-        (f"policy explain --driver {DRIVER} --pod a/web/uid-1", 1, "[RuntimeClassNotAsked]"),
-        ("policy explain --driver other", 1, DRIVER),
-    ],
-)
-async def test_explain_without_an_answer_exits_with_its_code(
-    node: FakeNode, words: str, code: int, text: str
-) -> None:
-    result = await crust(node, *words.split())
-    assert (result.exit_code, text in result.output) == (code, True), result.output
-
-
-@pytest.mark.parametrize(
-    ("words", "decision", "decider"),
-    [
-        (("--flag",), "deferred", "the CO's flag defer_fs_ops"),
-        (("--block", "--context", "pool=a"), "ordinary mount on the host", "the driver's default"),
-    ],
-)
-async def test_policy_names_the_rule_that_decides(
-    node: FakeNode, words: tuple[str, ...], decision: str, decider: str
-) -> None:
-    result = await crust(node, "policy", "explain", "--driver", DRIVER, *words)
-    assert result.exit_code == 0
-    lines = result.output.splitlines()
-    assert lines[0] == f"decision    {decision}"
-    assert decider in lines[-1]
-
-
-async def test_proxy_that_is_not_there_exits_3() -> None:
-    result = await invoked("explain", "--volume", "v", "--run-dir", "/nonexistent")
-    assert result.exit_code == 3
-    assert "/nonexistent/inspect.sock" in result.output
-
-
-# A proxy that asks the Kubernetes API which pods run in a microVM.
 
 
 Code = grpc.StatusCode

@@ -3,8 +3,7 @@
 import asyncio
 import os
 import signal
-import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,22 +13,17 @@ import grpc.aio
 import pytest
 
 from crust.core import volumes
+from crust.host.process import systemd
 from crust.rpc import channel
 from tests.support.co import NAMED
 from tests.support.drivers import fake_driver
-from tests.support.faults.refusals import refused, repeated, until
+from tests.support.faults.refusals import refused, repeated, until, until_probe
 from tests.support.nodes import proxy_process
 from tests.support.nodes.fake_node import DRIVER, FakeNode
+from tests.support.nodes.hanging_targets import HangingTargets, running
 from tests.support.nodes.places import Places
+from tests.support.nodes.started_programs import output, start, until_logged
 from tests.support.runtimes import fake_handler
-
-RUN = "from crust.cli.main import main; main()"
-
-
-async def start(*arguments: str) -> Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-c", RUN, *arguments, stdout=PIPE, stderr=PIPE
-    )
 
 
 def flags(places: Places, **changes: str) -> list[str]:
@@ -43,15 +37,6 @@ def flags(places: Places, **changes: str) -> list[str]:
     return ["proxy", "--no-check-propagation", *options]
 
 
-async def until_logged(process: Process, words: bytes) -> str:
-    """Read lines up to one with the words."""
-    assert process.stderr is not None
-    async with asyncio.timeout(60):
-        while words not in (line := await process.stderr.readline()):
-            assert line, "it ended"
-    return line.decode()
-
-
 @asynccontextmanager
 async def proxy(places: Places) -> AsyncIterator[Process]:
     """A proxy that serves; killed at the end if it still runs."""
@@ -63,12 +48,6 @@ async def proxy(places: Places) -> AsyncIterator[Process]:
         if process.returncode is None:
             process.kill()
         await process.communicate()
-
-
-async def output(process: Process) -> str:
-    async with asyncio.timeout(60):
-        out, err = await process.communicate()
-    return (out + err).decode()
 
 
 @pytest.mark.spec("H-13")
@@ -147,34 +126,6 @@ async def test_restarted_proxy_needs_no_flag(places: Places, target: str) -> Non
     async with FakeNode(places, driver=driver) as node:
         await node.co.unpublish("vol-1", target)
         node.check_untouched(target)
-
-
-async def test_call_after_a_start_waits_for_its_handler(places: Places, target: str) -> None:
-    async with FakeNode(places, grace_s=20) as node:
-        publish = asyncio.create_task(
-            node.co.publish("vol-1", target, timeout_s=20, volume_context=NAMED)
-        )
-        async with node.handler():
-            await publish
-            node.check_published("vol-1", target)
-
-
-async def test_unnamed_publish_waits_for_all_handlers(places: Places, target: str) -> None:
-    """gvisor is back, kata is still registering again: "the only one" is not to be believed yet."""
-    async with (
-        FakeNode(places, grace_s=20) as node,
-        node.handler(name="gvisor", endpoint=f"{places.root}/g.sock"),
-    ):
-        publish = asyncio.create_task(node.co.publish("vol-1", target, timeout_s=20))
-        async with node.handler(name="kata"):
-            await refused(publish, Code.FAILED_PRECONDITION, "gvisor, kata")
-        node.check_untouched(target)
-
-
-async def test_unnamed_publish_after_the_grace_takes_the_only(places: Places, target: str) -> None:
-    async with FakeNode(places, grace_s=0.3) as node, node.handler():
-        await node.co.publish("vol-1", target)
-        node.check_published("vol-1", target)
 
 
 POINTS_AT_MOST = 60
@@ -292,3 +243,14 @@ async def test_proxy_killed_while_driver_works_leaves_a_repeatable_call(
             peers.check_published("vol-1", target)
             await _again(peers, "unpublish", target)
         peers.check_untouched(target)
+
+
+async def test_proxy_tells_the_watchdog_of_its_process(
+    places: Places, targets: HangingTargets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[bytes] = []
+    monkeypatch.setenv("WATCHDOG_USEC", "60000000")
+    monkeypatch.setattr(systemd, "_send", lambda message, _: sent.append(message))
+    async with running(places, targets) as node:
+        await until_probe(node.co.channel, Code.OK)
+    assert b"WATCHDOG=1" in sent

@@ -10,16 +10,13 @@ import grpc
 import pytest
 
 from crust.core import volumes
-from crust.core.volumes import DeferredMount, HandlerFeature
 from crust.proxy.target import Guard
-from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import capability, publish_request
 from tests.support.drivers import fake_driver
-from tests.support.drivers.fake_driver import MIB, Failure, Gate
+from tests.support.drivers.fake_driver import Failure, Gate
 from tests.support.faults.refusals import refused, until
 from tests.support.nodes.fake_node import FakeNode
-from tests.support.records.records import IMAGE
 from tests.support.runtimes.fake_handler import ALL_FEATURES
 
 Code = grpc.StatusCode
@@ -92,73 +89,6 @@ async def test_publish_for_readers_alone_is_recorded_as_read_only(
     kata.driver.alter = lambda answer: answer.ClearField("mount_options")
     await kata.co.publish("vol-1", target, given)
     assert kata.record(target).readonly
-
-
-@pytest.mark.spec("D-16")
-async def test_same_publish_again_is_ok_and_changes_nothing(kata: FakeNode, published: str) -> None:
-    before = kata.entry(published)
-    await kata.co.publish("vol-1", published)
-    assert kata.entry(published) == before
-
-
-async def test_retry_keeps_its_handler_beside_a_second_one(kata: FakeNode, published: str) -> None:
-    async with kata.handler(name="other", endpoint=f"{kata.places.root}/other.sock"):
-        await kata.co.publish("vol-1", published)
-    assert kata.record(published).handler == "kata"
-
-
-@pytest.mark.spec("D-17")
-async def test_other_publish_of_the_target_is_already_exists(
-    kata: FakeNode, published: str
-) -> None:
-    before = kata.entry(published)
-    publish = kata.co.publish("vol-1", published, capability(mount_flags=["noatime"]))
-    words = ("published already", "kata", "unpublish it first")
-    await refused(publish, Code.ALREADY_EXISTS, *words)
-    assert kata.entry(published) == before
-    kata.check_published("vol-1", published)
-
-
-@pytest.mark.spec("D-17")
-async def test_publish_again_to_another_handler_is_already_exists(
-    kata: FakeNode, published: str
-) -> None:
-    """The volume stays with the handler that may have it: an OK would say that the other one has it."""
-    other = {"crust.dev/runtime-handler": "other"}
-    async with kata.handler(name="other", endpoint=f"{kata.places.root}/other.sock"):
-        publish = kata.co.publish("vol-1", published, volume_context=other)
-        await refused(publish, Code.ALREADY_EXISTS, "published already", "kata")
-    assert kata.record(published).handler == "kata"
-
-
-@pytest.mark.spec("D-16")
-async def test_publish_again_is_ok_where_driver_made_it_read_only(
-    kata: FakeNode, target: str
-) -> None:
-    def read_only(answer: csi_pb2.DeferredMount) -> None:
-        answer.readonly = True
-
-    kata.driver.alter = read_only
-    await kata.co.publish("vol-1", target)
-    await kata.co.publish("vol-1", target)
-    assert kata.record(target).readonly
-
-
-async def test_device_attached_again_replaces_the_record(kata: FakeNode, published: str) -> None:
-    kata.driver.identities["vol-1"] = (7, 99, 4711)
-    await kata.co.publish("vol-1", published)
-    record = kata.record(published)
-    assert record.identity == volumes.DeviceIdentity(7, 99, 4711)
-    assert record.crust.generation == 2
-
-
-async def test_device_that_changed_under_a_sandbox_is_refused(
-    kata: FakeNode, published: str
-) -> None:
-    kata.driver.identities["vol-1"] = (7, 99, 4711)
-    with kata.sandbox(published, name="box-7"):
-        await refused(kata.co.publish("vol-1", published), Code.UNAVAILABLE, "box-7", "stop")
-    kata.check_published("vol-1", published)
 
 
 @pytest.mark.spec("D-24")
@@ -270,77 +200,86 @@ async def test_unknown_fields_reach_the_driver_when_deferred(kata: FakeNode, tar
     assert b"later" in call.request.SerializeToString()
 
 
-KEY = "AQCvVJ5nAAAAABAAc2VjcmV0c2VjcmV0c2VjcmV0cw=="
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("", "empty"),
+        ("pods/one/mount", "relative"),
+        ("{kubelet}/../etc/mount", "'..'"),
+        ("{kubelet}/./mount", "'.'"),
+        ("{kubelet}//mount", "empty component"),
+        ("{kubelet}/mount/", "trailing slash"),
+        ("{kubelet}/" + "n" * 256, "longer than 255 bytes"),
+        ("{kubelet}/" + "name/" * 900 + "mount", "longer than 4095 bytes"),
+        ("{kubelet}/a\0b", "control character"),
+        ("{kubelet}/a\x1b[2J", "control character"),
+        ("{kubelet}/a\nb", "control character"),
+        ("{kubelet}/a\x9bb", "control character"),  # CSI of C1
+    ],
+)
+async def test_invalid_target_path_is_refused(kata: FakeNode, path: str, words: str) -> None:
+    target = path.replace("{kubelet}", kata.places.kubelet)
+    await refused(
+        kata.co.publish("vol-1", target),
+        Code.INVALID_ARGUMENT,
+        "target_path",
+        words,
+        "absolute, normalised path",
+    )
+    assert kata.driver.called("NodePublishVolume") == []
+    assert kata.places.entries() == []
 
 
-def _answers_image(answer: csi_pb2.DeferredMount) -> None:
-    mount = DeferredMount(IMAGE, answer.fs_type, capacity_bytes=64 * MIB, secrets={"userKey": KEY})
-    wire = csi.deferred_mount_to_wire(mount)
-    answer.network_image.CopyFrom(wire.network_image)
-    answer.capacity_bytes = wire.capacity_bytes
-    answer.secrets.update(wire.secrets)
-
-
-@pytest.mark.spec("D-49")
-async def test_image_is_refused_if_the_handler_cannot_open_it(node: FakeNode, target: str) -> None:
-    node.driver.alter = _answers_image
-    async with node.handler(features=ALL_FEATURES - {HandlerFeature.NETWORK_IMAGE}):
-        await refused(
-            node.co.publish("vol-1", target), Code.FAILED_PRECONDITION, "image", "NETWORK_IMAGE"
-        )
-        node.check_untouched(target)
-
-
-@pytest.mark.spec("D-48", "D-39")
-async def test_image_is_recorded_without_the_key_of_its_user(kata: FakeNode, target: str) -> None:
-    kata.driver.alter = _answers_image
-    await kata.co.publish("vol-1", target)
-    assert kata.record(target).image == IMAGE
-    files = [path for path in Path(kata.places.volumes).rglob("*") if path.is_file()]
-    assert files
-    assert not any(KEY.encode() in path.read_bytes() for path in files)
-
-
-async def test_publish_of_an_image_again_changes_nothing(kata: FakeNode, target: str) -> None:
-    kata.driver.alter = _answers_image
-    await kata.co.publish("vol-1", target)
-    before = kata.entry(target)
-    await kata.co.publish("vol-1", target)
-    assert kata.entry(target) == before
-    await kata.co.unpublish("vol-1", target)
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("volume_id", "", "volume_id"),
+        ("volume_id", "v" * 513, "volume_id"),
+        ("volume_id", "vol\x01", "volume_id"),
+        ("volume_capability", None, "access_type is missing"),
+    ],
+)
+async def test_publish_with_an_invalid_field_is_refused(
+    kata: FakeNode, target: str, field: Any, value: str | None, words: str
+) -> None:
+    request = publish_request("vol-1", target)
+    request.ClearField(field)
+    if value is not None:
+        setattr(request, field, value)
+    publish = kata.co.node.NodePublishVolume(request, timeout=10)
+    await refused(publish, Code.INVALID_ARGUMENT, words)
+    assert kata.driver.called("NodePublishVolume") == []
     kata.check_untouched(target)
 
 
-@pytest.mark.spec("D-50")
-async def test_image_of_another_volume_is_refused_whatever_its_user(kata: FakeNode) -> None:
-    first, second = kata.places.target("one"), kata.places.target("two")
-    differing: dict[Any, Any] = {}
-
-    def answer_image(answer: csi_pb2.DeferredMount) -> None:
-        _answers_image(answer)
-        for name, value in differing.items():
-            answer.network_image.ClearField(name)
-            answer.network_image.MergeFrom(csi_pb2.DeferredMount.NetworkImage(**{name: value}))
-
-    kata.driver.alter = answer_image
-    await kata.co.publish("vol-1", first)
-    differing = {"user": "other", "monitors": ["v2:192.0.2.9:3300"]}
-    await refused(kata.co.publish("vol-2", second), Code.FAILED_PRECONDITION, first)
-    differing = {"namespace": "other"}
-    await kata.co.publish("vol-2", second)
+@pytest.mark.spec("D-21")
+async def test_second_target_of_volume_is_refused_naming_the_holder(kata: FakeNode) -> None:
+    one, two = kata.places.target("one"), kata.places.target("two")
+    await kata.co.publish("vol-1", one)
+    await refused(
+        kata.co.publish("vol-1", two), Code.FAILED_PRECONDITION, "vol-1", one, "for writing", "stop"
+    )
+    assert len(kata.driver.called("NodePublishVolume")) == 1
+    kata.check_published("vol-1", one)
+    assert kata.entry(two) is None
+    assert not kata.targets.has_guard(volumes.TargetPath(two))
 
 
-@pytest.mark.spec("D-51")
-async def test_expanded_image_is_recorded_before_the_guest_is_asked(
-    node: FakeNode, target: str
+async def test_second_volume_at_a_target_leaves_the_first_alone(
+    kata: FakeNode, target: str
 ) -> None:
-    node.driver.alter = _answers_image
-    async with node.gated_handler(target) as (_, gate):
-        await node.co.expand("vol-1", target, 96 * MIB)
-        assert node.record(target).mount.capacity_bytes == 96 * MIB, "without a sandbox too"
-        with node.sandbox(target):
-            expansion = asyncio.create_task(node.co.expand("vol-1", target, 128 * MIB))
-            await until(gate.entered)
-            assert node.record(target).mount.capacity_bytes == 128 * MIB
-            gate.opened.set()
-            await expansion
+    """A confused CO: the loser must not remove the winner's guard, directory, entry or reservation."""
+    unpublishing = kata.driver.gates["NodeUnpublishVolume"] = Gate()
+    unpublish = asyncio.create_task(kata.co.unpublish("vol-3", target))
+    await until(unpublishing.entered)
+    gate = kata.driver.gates["NodePublishVolume"] = Gate()
+    winner = asyncio.create_task(kata.co.publish("vol-1", target))
+    await until(gate.entered)
+    await refused(kata.co.publish("vol-2", target), Code.ABORTED, target, "NodePublishVolume")
+    gate.opened.set()
+    await winner
+    unpublishing.opened.set()
+    await unpublish
+    await refused(kata.co.unstage("vol-1", "/staging"), Code.FAILED_PRECONDITION, target)
+    await refused(kata.co.publish("vol-2", target), Code.ALREADY_EXISTS, "vol-1")
+    kata.check_published("vol-1", target)

@@ -1,26 +1,18 @@
 """A failed publish gets a code that fits what exists: a kubelet forgets what got a final code."""
 
 import asyncio
-import json
-import os
-import shutil
-import threading
-from pathlib import Path
 from typing import Any
 
 import grpc
-import grpc.aio
 import pytest
 
-from crust.core import deferral_keys, errors, volumes
-from crust.handoff import layout
+from crust.core import deferral_keys, errors
 from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.proxy.policy import Policy
 from crust.proxy.publish import Publish
 from crust.rpc import csi_driver
-from crust.wire.csi.v1 import csi_pb2
-from tests.support.co import NAMED, capability
+from tests.support.co import NAMED
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Failure, Gate
 from tests.support.faults.refusals import refused, repeated, until
@@ -37,159 +29,6 @@ def _fail(*_: object, **__: object) -> None:
 def _other_filesystem(kata: FakeNode) -> None:
     """Make the driver's answer unusable: refused after the driver has published."""
     kata.driver.alter = lambda mount: setattr(mount, "fs_type", "btrfs")
-
-
-@pytest.mark.spec("D-16")
-async def test_retry_of_a_standing_publish_needs_no_handler(places: Places, target: str) -> None:
-    """The answer was lost, the proxy was started again, and the handler is not back in time."""
-    driver = fake_driver.FakeDriver()
-    async with FakeNode(places, driver=driver) as node, node.handler():
-        await node.co.publish("vol-1", target)
-    async with FakeNode(places, driver=driver) as node:
-        await node.co.publish("vol-1", target)
-        node.check_published("vol-1", target)
-        assert node.record(target).handler == "kata"
-
-
-@pytest.mark.spec("D-36")
-@pytest.mark.parametrize("readonly", [False, True])
-async def test_drivers_already_exists_is_final_only_for_other_arguments(
-    kata: FakeNode, published: str, *, readonly: bool
-) -> None:
-    """A driver that was exchanged may call anything so; a kubelet sends the same arguments."""
-    kata.driver.failures["NodePublishVolume"] = Failure(Code.ALREADY_EXISTS, "differs")
-    code = Code.ALREADY_EXISTS if readonly else Code.UNAVAILABLE
-    words = "published already" if readonly else "differs"
-    await refused(kata.co.publish("vol-1", published, readonly=readonly), code, words)
-    assert len(kata.driver.called("NodePublishVolume")) == (1 if readonly else 2)
-    kata.check_published("vol-1", published)
-
-
-TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
-
-
-@pytest.mark.spec("D-16", "D-36")
-async def test_repeat_is_ok_though_the_driver_answers_otherwise(
-    kata: FakeNode, target: str
-) -> None:
-    """The driver was upgraded, and has other defaults; the CO may never have got the first answer."""
-    first = {TOKENS: "first", "vendor": "1"}
-    await kata.co.publish("vol-1", target, volume_context=first, publish_context={"path": "/dev/a"})
-
-    def answer_otherwise(answer: csi_pb2.DeferredMount) -> None:
-        answer.mount_options.append("discard")
-        answer.supplemental_group = "77"
-        answer.readonly = True
-
-    kata.driver.alter = answer_otherwise
-    again = {TOKENS: "second", "vendor": "1"}
-    with kata.sandbox(target):
-        before = kata.entry(target)
-        await kata.co.publish("vol-1", target, volume_context=again)
-        assert kata.entry(target) == before, "a sandbox mounts it as it was"
-    await kata.co.publish("vol-1", target, volume_context=again, staging="/moved")
-    record = kata.record(target)
-    assert record.mount.mount_options == ("discard",)
-    assert record.mount.group == volumes.GroupChange(77, volumes.GroupPolicy.ON_ROOT_MISMATCH)
-    assert record.readonly
-    kata.check_published("vol-1", target)
-
-
-@pytest.mark.spec("D-21")
-async def test_device_of_a_writer_stays_reserved_while_it_is_repeated(
-    kata: FakeNode, target: str
-) -> None:
-    """The driver answers read-only to the repeat, and the sandbox writes by the answer of before."""
-    await kata.co.publish("vol-1", target)
-    kata.driver.identities["vol-2"] = fake_driver.identity_of(fake_driver.device_of("vol-1"))
-    kata.driver.alter = lambda answer: setattr(answer, "readonly", True)
-    entered, opened = threading.Event(), threading.Event()
-    check_mounts = kata.targets.check_mounts
-
-    def wait(*arguments: Any, **options: Any) -> None:
-        entered.set()
-        assert opened.wait(60)
-        check_mounts(*arguments, **options)
-
-    kata.targets.check_mounts = wait
-    two = kata.places.target("two")
-    with kata.sandbox(target):
-        repeat = asyncio.create_task(kata.co.publish("vol-1", target))
-        assert await asyncio.to_thread(entered.wait, 60)
-        reader = kata.co.publish("vol-2", two, readonly=True)
-        await refused(reader, Code.FAILED_PRECONDITION, "for writing", target)
-        opened.set()
-        await repeat
-        reader = kata.co.publish("vol-2", two, readonly=True)
-        await refused(reader, Code.FAILED_PRECONDITION, "for writing", target)
-
-
-@pytest.mark.spec("D-17")
-@pytest.mark.parametrize(
-    ("given", "fields"),
-    [
-        (capability("xfs"), {}),
-        (capability(mount_flags=["noatime"]), {}),
-        (capability(volume_mount_group="7"), {}),
-        (capability(mode="SINGLE_NODE_SINGLE_WRITER"), {}),
-        (capability(), {"readonly": True}),
-        (capability(), {"defer": False}),
-        (capability(), {"volume_context": {deferral_keys.RUNTIME_HANDLER: "other"}}),
-        (capability(), {"volume_context": {"vendor": "2"}}),
-    ],
-)
-async def test_each_other_argument_is_already_exists_without_a_call(
-    kata: FakeNode, published: str, given: csi_pb2.VolumeCapability, fields: dict[str, Any]
-) -> None:
-    calls = len(kata.driver.calls)
-    publish = kata.co.publish("vol-1", published, given, **fields)
-    await refused(publish, Code.ALREADY_EXISTS, "unpublish it first")
-    assert len(kata.driver.calls) == calls
-    kata.check_published("vol-1", published)
-
-
-async def test_entry_that_names_no_request_is_not_known_to_differ(
-    kata: FakeNode, published: str
-) -> None:
-    """An earlier version of the proxy wrote it. The CO unpublishes it as before."""
-    entry = kata.entry(published)
-    assert entry is not None
-    path = Path(entry.directory, "mountInfo.json")
-    plain = json.loads(path.read_text())
-    del plain["crust"]["request"]
-    path.write_text(json.dumps(plain))
-    for defer in (True, False):
-        await refused(
-            kata.co.publish("vol-1", published, defer=defer), Code.UNAVAILABLE, "unpublish it first"
-        )
-    await kata.co.unpublish("vol-1", published)
-    kata.check_untouched(published)
-
-
-@pytest.mark.spec("D-36")
-async def test_request_that_is_decided_otherwise_now_is_not_final(
-    places: Places, target: str
-) -> None:
-    """The driver's default in the settings was changed, and the proxy started again."""
-    driver = fake_driver.FakeDriver()
-    async with FakeNode(places, driver=driver, defer="always") as node, node.handler():
-        await node.co.publish("vol-1", target, defer=False)
-        assert node.entry(target) is not None
-    async with FakeNode(places, driver=driver, defer="never") as node, node.handler():
-        await refused(
-            node.co.publish("vol-1", target, defer=False), Code.UNAVAILABLE, "to a runtime"
-        )
-        node.check_published("vol-1", target)
-
-
-async def test_downgraded_driver_ends_no_standing_publish(places: Places, target: str) -> None:
-    driver = fake_driver.FakeDriver()
-    async with FakeNode(places, driver=driver) as node, node.handler():
-        await node.co.publish("vol-1", target)
-    driver.defers = False
-    async with FakeNode(places, driver=driver) as node, node.handler():
-        await refused(node.co.publish("vol-1", target), Code.UNAVAILABLE, "DEFER_FS_OPS")
-        node.check_published("vol-1", target)
 
 
 @pytest.mark.spec("D-10")
@@ -272,22 +111,6 @@ async def test_publish_that_cannot_be_undone_keeps_its_device_reserved(
     kata.check_published("vol-1", target)
 
 
-async def test_refused_other_device_of_a_repeat_is_not_reserved(
-    kata: FakeNode, target: str
-) -> None:
-    """The entry has the device of before, and reserves that one alone."""
-    await kata.co.publish("vol-1", target)
-    kata.driver.identities["vol-1"] = fake_driver.identity_of(fake_driver.device_of("vol-3"))
-    kata.targets.written.add(fake_driver.device_of("vol-1"))
-    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "DeviceInUse")
-    kata.targets.written.clear()
-    await kata.co.publish("vol-3", kata.places.target("three"))
-    del kata.driver.identities["vol-1"]
-    kata.driver.identities["vol-2"] = fake_driver.identity_of(fake_driver.device_of("vol-1"))
-    other = kata.co.publish("vol-2", kata.places.target("two"))
-    await refused(other, Code.FAILED_PRECONDITION, "DeviceReserved", target)
-
-
 @pytest.mark.parametrize("then", ["no handler", "driver refuses", "driver downgraded"])
 async def test_lost_attempt_is_final_only_if_undone(places: Places, target: str, then: str) -> None:
     """The driver did its work, and the proxy was started again before it heard so."""
@@ -346,18 +169,6 @@ async def test_failed_publish_that_sandbox_has_claimed_is_not_final(
     await kata.co.publish("vol-1", target)
     kata.check_published("vol-1", target)
     sandbox.__exit__(None, None, None)
-
-
-async def test_unpublish_of_an_entry_that_somebody_moved_is_ok(
-    kata: FakeNode, published: str
-) -> None:
-    """As operations.md says, an operator moves an entry; the test does not wait for the next look."""
-    entry = layout.Layout(kata.places.volumes).entry(volumes.TargetPath(published))
-    shutil.move(entry.directory, f"{kata.places.root}/moved")
-    await kata.co.unpublish("vol-1", published)
-    assert published not in kata.driver.published
-    assert not os.path.lexists(published)
-    await kata.co.unpublish("vol-1", published)
 
 
 async def _mount_over_the_guard(kata: FakeNode, target: str) -> None:

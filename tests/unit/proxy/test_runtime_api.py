@@ -1,9 +1,11 @@
-"""Statistics and expansion of deferred volumes: CO, proxy, shim, proxy, handler, and back."""
+"""The service Runtime: statistics and expansion, through CO, proxy and shim; and whether a device is unused."""
 
 import asyncio
 import contextlib
+import os
 
 import grpc
+import grpc.aio
 import pytest
 
 from crust.core import errors, volumes
@@ -287,3 +289,29 @@ async def test_expand_without_grow_needs_filesystem_that_fills_device(
         node.filesystems.sizes_bytes[device] = 128 * MIB
         grown = await node.co.expand("vol-1", target, 128 * MIB)
     assert grown.capacity_bytes == 128 * MIB
+
+
+@pytest.mark.parametrize("method", ["RuntimeStageVolume", "RuntimeUnstageVolume"])
+async def test_staging_of_the_kep_is_unimplemented(
+    kata: FakeNode, published: str, method: str
+) -> None:
+    request = getattr(runtime_pb2, f"{method}Request")(volume_target_path=published)
+    await refused(
+        getattr(kata.runtime, method)(request, timeout=10), Code.UNIMPLEMENTED, method, "not served"
+    )
+    kata.check_published("vol-1", published)
+
+
+REQUEST = runtime_pb2.RuntimeCheckDeviceUnusedRequest(major=7, minor=3)
+
+
+async def test_device_is_unused_until_a_process_writes_to_it(node: FakeNode) -> None:
+    await node.runtime.RuntimeCheckDeviceUnused(
+        REQUEST, timeout=10
+    )  # the kernel has no such device
+    device = volumes.BlockSource("/dev/loop3", volumes.DeviceIdentity(7, 3, 12))
+    node.devices.numbers[os.makedev(7, 3)] = device
+    await node.runtime.RuntimeCheckDeviceUnused(REQUEST, timeout=10)
+    node.targets.written.add("/dev/loop3")
+    call = node.runtime.RuntimeCheckDeviceUnused(REQUEST, timeout=10)
+    await refused(call, Code.FAILED_PRECONDITION, "DeviceInUse", "qemu[1000]")

@@ -3,6 +3,7 @@
 import asyncio
 import datetime
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -284,3 +285,15 @@ async def test_unpublish_does_not_overtake_a_publish(
     kata.check_published("vol-1", target)
     await kata.co.unpublish("vol-1", target)
     kata.check_untouched(target)
+
+
+async def test_unpublish_of_an_entry_that_somebody_moved_is_ok(
+    kata: FakeNode, published: str
+) -> None:
+    """As operations.md says, an operator moves an entry; the test does not wait for the next look."""
+    entry = layout.Layout(kata.places.volumes).entry(volumes.TargetPath(published))
+    shutil.move(entry.directory, f"{kata.places.root}/moved")
+    await kata.co.unpublish("vol-1", published)
+    assert published not in kata.driver.published
+    assert not os.path.lexists(published)
+    await kata.co.unpublish("vol-1", published)

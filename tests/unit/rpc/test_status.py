@@ -1,15 +1,18 @@
 """Errors, status codes and residue: no final code for a publish of which something exists or may exist."""
 
 import grpc
-import grpc.aio
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from crust.core import errors
 from crust.rpc import status
+from crust.rpc.call import Call
+from crust.rpc.port import SocketPort
 from crust.rpc.status import PeerStatus, Residue
 from tests.support.kubelet.csi import NOT_FINAL
+from tests.support.nodes.places import Places
 from tests.support.pages import error_table
+from tests.support.runtimes.hostile_handler import Hostile, serving
 
 Code = grpc.StatusCode
 
@@ -147,3 +150,12 @@ def test_finality_is_the_kubelets() -> None:
         error = PeerStatus(code, "x")
         if code is not Code.OK:
             assert status.is_final(error) is (code not in NOT_FINAL), code
+
+
+async def test_status_text_of_peer_is_cut_to_what_passes(places: Places) -> None:
+    path = f"{places.root}/h.sock"
+    async with serving(path, Hostile(text="ä" * 100_000)), SocketPort(path) as port:  # type: ignore[abstract]
+        with pytest.raises(PeerStatus) as caught:
+            await port.answer(Call("/crust.v1.RuntimeHandler/GetVolumeStats", (), 60), b"")
+    assert caught.value.code is grpc.StatusCode.INTERNAL
+    assert caught.value.text.encode() == "ä".encode() * (status.PEER_TEXT_MAX_BYTES // 2)

@@ -3,7 +3,7 @@
 from asyncio.subprocess import Process
 from pathlib import Path
 
-from tests.unit.proxy.test_proxy_process import start
+from tests.support.nodes.started_programs import start
 
 
 async def shim(directory: Path, *flags: str) -> Process:

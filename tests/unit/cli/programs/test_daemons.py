@@ -16,8 +16,8 @@ from crust.cli.programs import daemons
 from crust.core import operations
 from crust.host.process import workers
 from crust.host.process.workers import Workers
+from tests.support.nodes.started_programs import start, until_logged
 from tests.unit.cli.programs.conftest import shim
-from tests.unit.proxy.test_proxy_process import start, until_logged
 
 
 def test_forty_hanging_calls_leave_threads_for_others() -> None:

@@ -16,9 +16,9 @@ import pytest
 from crust.cli.programs import monitoring
 from crust.core import errors
 from crust.rpc.serving.daemon import Daemon, starting
+from tests.support.nodes.started_programs import output, until_logged
 from tests.support.raised import raised
 from tests.unit.cli.programs.conftest import shim
-from tests.unit.proxy.test_proxy_process import output, until_logged
 
 
 def read(address: str, path: str, accept: str = "*/*") -> tuple[int, str]:

@@ -1,10 +1,12 @@
-"""What is stacked on a device."""
+"""Who uses a device: what is stacked on it, and where it is mounted."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from crust.host.block import holders, users
+from crust.host.mounts import mountinfo
 
 NUMBER = (7, 3)
 
@@ -42,3 +44,15 @@ def test_holder_of_a_partition_is_found(holders_of: Path) -> None:
     (partition / "holders" / "md0").symlink_to(holders_of)
     assert users.stacked_on(NUMBER, by_number=str(holders_of)) == ("md0",)
     assert users.stacked_on((7, 4), by_number=str(holders_of)) == (), "it is gone"
+
+
+def test_busy_device_names_few_own_mount_points_alone() -> None:
+    def mount(target: str) -> mountinfo.Mount:
+        return mountinfo.Mount(1, 1, 8, 1, "/", target, ("rw",), "ext4", "/dev/sda1", ("rw",))
+
+    own = [("self", mount(f"/a{number}\n\x1b")) for number in range(10)]
+    others = [(str(pid), mount(f"/tenant/{pid}")) for pid in (50, 51)]
+    text = str(users.mounted_on_host("/dev/sda", [("1", mount("/host")), *own, *others]))
+    shown = r"mounted at a path of 2 other mount namespaces \(see /proc/\*/mountinfo\), /a0\\n\\x1b, .* and 7 more;"
+    assert re.search(shown, text)
+    assert "tenant" not in text
