@@ -4,16 +4,19 @@ The model is tests/support/leaf_model.py.
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from crust.core import volumes
 from crust.csi_shim.wrap import leaves
 from crust.csi_shim.wrap.leaves import Kind, Seen, State, Undo
 from crust.host.process import workers
 from crust.rpc.status import Asked
 from tests.support.faults.choices import Choices
 from tests.support.leaf_model import Model, Shim, World, explore
+from tests.support.raised import raised
 
 
 async def test_no_failure_and_no_kill_robs_a_guest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,3 +92,18 @@ def test_leaf_under_two_mounted_files_may_be_a_guests_device() -> None:
     assert leaves.state_of(covered) is State.DEVICE
     assert leaves.state_of(replace(covered, sources=1)) is State.OTHER
     assert leaves.undo_of(leaves.state_of(covered), Asked.ANSWERED, is_mounted=True) is Undo.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("driver", "remedy"),
+    [
+        ("diskplugin.csi.alibabacloud.com", "RuntimeClass rund or runv"),
+        ("block.csi.example.com", "may not support raw block volumes"),
+    ],
+)
+def test_driver_without_a_device_is_named(driver: str, remedy: str, tmp_path: Path) -> None:
+    key = volumes.VolumeKey(volumes.DriverName(driver), volumes.VolumeId("d-1"))
+    with raised("NotPublishedAsBlock") as caught:
+        leaves.device(key, str(tmp_path / "leaf"), None)
+    assert driver in caught.value.why
+    assert remedy in (caught.value.hint or "")
