@@ -1,20 +1,15 @@
-"""The driver's client of guests, real and fake, and the limits of I/O after a start."""
+"""The driver's client of guests, real and fake."""
 
 import tempfile
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from crust.blockdriver import guests
 from crust.core import errors, volumes
-from crust.host.mounts import mountinfo
-from tests.support.drivers import driver_state
-from tests.support.drivers.memory_backend import MemoryBackend
-from tests.support.nodes.fake_throttle import FakeThrottle
 from tests.support.raised import raised
 from tests.support.runtimes import fake_guests
 from tests.support.runtimes.fake_guests import FakeGuests
@@ -127,23 +122,3 @@ async def test_guests_without_a_socket_refuse_with_the_remedy() -> None:
 def test_guests_with_an_invalid_socket_path_fail_at_start() -> None:
     with raised("SocketPathTooLong"):
         guests.Guests("/" + "x" * 107)
-
-
-async def test_recover_reads_the_mounts_once_for_all_volumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend = MemoryBackend()
-    state = driver_state.opened(tmp_path, backend=backend, throttle=FakeThrottle())
-    for name in ("a", "b", "c"):
-        wanted = driver_state.create(name, sent={"readIOPS": "100"})
-        made = await state.controller.provisioner.create(wanted)
-        backend.attach(volumes.VolumeId(made.volume_id))
-    real, reads = mountinfo.read_all, []
-
-    def counted() -> tuple[mountinfo.Mount, ...]:
-        reads.append("read")
-        return real()
-
-    monkeypatch.setattr(mountinfo, "read_all", counted)
-    state.node.io_limits.recover()
-    assert reads == ["read"]

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import grpc.aio
 import pytest
 
 from crust.core import errors, volumes

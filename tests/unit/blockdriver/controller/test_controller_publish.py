@@ -1,6 +1,5 @@
 """Publishing to nodes: idempotent, exclusive, limited, durable, and visible to the node part."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.models import Attached, Usage
-from crust.blockdriver.records.node_state import AttachSlots, Staged
+from crust.blockdriver.records.node_state import Staged
 from crust.core import errors, volumes
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, mount
@@ -154,37 +153,6 @@ async def test_slots_name_each_volume_once_however_it_got_its_slot(
     assert publisher.slots(NODE) == (3, tuple(sorted((published, attached, both))))
     with pytest.raises(errors.NotFound):
         publisher.slots("other")
-
-
-class _Between:
-    """An index or engine in which something happens between two questions."""
-
-    def __init__(self) -> None:
-        self.on: set[volumes.VolumeId] = set()
-        self.here: set[volumes.VolumeId] = set()
-        self.then: Callable[[], object] = lambda: None
-
-    def on_node(self, _: str) -> frozenset[volumes.VolumeId]:
-        answer = frozenset(self.on)
-        self.then()
-        return answer
-
-    def attached_here(self) -> tuple[volumes.VolumeId, ...]:
-        return tuple(self.here)
-
-
-@pytest.mark.spec("N-7")
-def test_slots_hold_a_publish_that_ends_between_the_questions() -> None:
-    """The record is saved after the index was read, and the publish ends before anybody asks what is on its way."""
-    between, volume_id = _Between(), volumes.VolumeId("v")
-    slots = AttachSlots(NODE, between, between, 3)  # type: ignore[arg-type]
-    publish = slots.taking(volume_id)
-    publish.__enter__()
-    between.then = lambda: between.on.add(volume_id)
-    assert slots.in_use()[1] == (volume_id,)
-    between.then = lambda: None
-    publish.__exit__(None, None, None)
-    assert slots.in_use()[1] == (volume_id,)
 
 
 @pytest.mark.spec("N-8")

@@ -1,7 +1,5 @@
-"""Creating, validating, expanding and deleting volumes on an engine in memory."""
+"""Creating, expanding and deleting volumes on an engine in memory."""
 
-import asyncio
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +7,8 @@ from typing import Literal, cast
 
 import pytest
 
-from crust.blockdriver.controller import class_parameters, create_volume
-from crust.blockdriver.controller.create_volume import Create, Provisioner
+from crust.blockdriver.controller import class_parameters, create_volume, topology
+from crust.blockdriver.controller.create_volume import CapacityQuery, Create, Provisioner
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.records import capability_check, capacity, models
@@ -21,7 +19,7 @@ from crust.core import deferral_keys, errors, volumes
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, block, mount
 from tests.support.drivers.driver_state import create
-from tests.support.drivers.memory_backend import MemoryBackend, MemoryMaking
+from tests.support.drivers.memory_backend import POOL_BYTES, MemoryBackend, MemoryMaking
 from tests.support.faults.crashes import Killed
 from tests.support.raised import raised
 from tests.support.records import pool_layout
@@ -267,19 +265,6 @@ async def test_volume_with_unreadable_record_is_neither_created_nor_deleted(
     assert state.stores.provisioning.image_ids() == {volume_id}
 
 
-async def test_validate_compares_capabilities_and_ignores_the_provisioners_identity(
-    state: Driver, provisioner: Provisioner
-) -> None:
-    made = await provisioner.create(create())
-    context = {"storage.kubernetes.io/csiProvisionerIdentity": "1-2-block.csi.crust.dev"}
-    many = mount(mode=Mode.MULTI_NODE_MULTI_WRITER)
-    for capability, why in ((mount(), "^$"), (mount("xfs"), "is ext4"), (many, "MULTI_NODE")):
-        why_not = await asyncio.to_thread(
-            state.controller.lister.why_not, made.volume_id, (capability,), context, {}, {}
-        )
-        assert re.search(why, why_not)
-
-
 async def test_clone_whose_source_content_changed_during_copy_is_not_used(
     state: Driver, provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,3 +345,21 @@ async def test_create_writes_the_content_record_and_delete_removes_it(state: Dri
     assert (again, known.load(made.volume_id).revision) == (made, 1)
     provisioner.delete(made.volume_id)
     assert known.find(made.volume_id) is None
+
+
+HERE = topology.segments({topology.KEY: driver_state.NODE})
+ELSEWHERE = topology.segments({topology.KEY: "node-2"})
+
+
+def test_get_capacity_depends_on_filesystem_and_topology(provisioner: Provisioner) -> None:
+    def ask(
+        capability: volumes.VolumeCapability | None = None, place: topology.Segments = ()
+    ) -> tuple[int, int, int]:
+        return provisioner.available(CapacityQuery((capability,) if capability else (), (), place))
+
+    assert ask() == (POOL_BYTES, POOL_BYTES, MIB)
+    assert ask(mount("xfs"), HERE) == (POOL_BYTES, POOL_BYTES, 300 * MIB)
+    assert ask(mount(), ELSEWHERE) == (0, 0, 0)
+    assert ask(mount(mode=Mode.MULTI_NODE_MULTI_WRITER)) == (0, 0, 0)
+    with pytest.raises(errors.InvalidRequest):
+        provisioner.available(CapacityQuery((), (("odd", ""),), ()))

@@ -1,38 +1,27 @@
-"""Capacity is provisioned once and reported with its topology; lists survive changes, and report health."""
+"""Capacity is provisioned once, and no byte of it is promised twice."""
 
 import asyncio
 import dataclasses
 import shutil
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
-from crust.blockdriver.controller import (
-    class_parameters,
-    create_volume,
-    modify_volume,
-    topology,
-)
-from crust.blockdriver.controller.create_volume import CapacityQuery, Provisioner
-from crust.blockdriver.controller.modify_volume import VolumeModifier
+from crust.blockdriver.controller import create_volume
+from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.protocol import PoolSpace
-from crust.blockdriver.records import capacity, models
-from crust.blockdriver.records.health import Kind
+from crust.blockdriver.records import capacity
 from crust.blockdriver.records.models import VolumeRecord
-from crust.core import errors, operations, volumes
+from crust.core import errors, volumes
 from crust.host.answers import NotSeen
 from tests.support.drivers import driver_state
-from tests.support.drivers.block_driver import MIB, Mode, mount
+from tests.support.drivers.block_driver import MIB
 from tests.support.drivers.memory_backend import POOL_BYTES, MemoryBackend
 from tests.support.raised import raised
 from tests.support.records import pool_layout
 
 GIB = 1024 * MIB
-HERE = topology.segments({topology.KEY: driver_state.NODE})
-ELSEWHERE = topology.segments({topology.KEY: "node-2"})
 
 
 def sized(name: str, size_bytes: int) -> create_volume.Create:
@@ -195,151 +184,3 @@ async def test_capacity_counts_provisioned_volumes_after_a_restart(
     assert isinstance(backend, MemoryBackend)
     again = driver_state.opened(tmp_path, backend=backend).controller.provisioner
     assert again.stores.capacity.available_bytes() == POOL_BYTES - 9 * GIB
-
-
-def test_get_capacity_depends_on_filesystem_and_topology(provisioner: Provisioner) -> None:
-    def ask(
-        capability: volumes.VolumeCapability | None = None, place: topology.Segments = ()
-    ) -> tuple[int, int, int]:
-        return provisioner.available(CapacityQuery((capability,) if capability else (), (), place))
-
-    assert ask() == (POOL_BYTES, POOL_BYTES, MIB)
-    assert ask(mount("xfs"), HERE) == (POOL_BYTES, POOL_BYTES, 300 * MIB)
-    assert ask(mount(), ELSEWHERE) == (0, 0, 0)
-    assert ask(mount(mode=Mode.MULTI_NODE_MULTI_WRITER)) == (0, 0, 0)
-    with pytest.raises(errors.InvalidRequest):
-        provisioner.available(CapacityQuery((), (("odd", ""),), ()))
-
-
-def test_create_with_invalid_topology_is_refused() -> None:
-    for bad in (
-        {},
-        {"a/b/c": "x"},
-        {"Crust.dev/node": "a", "crust.dev/node": "b"},
-        {topology.KEY: ""},
-        {topology.KEY: "x" * 64},
-        {topology.KEY: "-x"},
-        {"n" * 64: "x"},
-    ):
-        with pytest.raises(topology.InvalidTopology):
-            topology.segments(bad)
-    with pytest.raises(topology.InvalidTopology):
-        topology.requirement((HERE,), (ELSEWHERE,))
-    assert topology.segments({"CRUST.dev/Node": driver_state.NODE}) == HERE
-
-
-@pytest.mark.parametrize("node_id", ["node-1", "x" * 256, "ü", "a/b", "-"])
-def test_topology_value_of_any_node_id_is_valid(node_id: str) -> None:
-    value = topology.value_of(node_id)
-    assert topology.segments({topology.KEY: value}) == ((topology.KEY, value),)
-
-
-async def test_list_reports_lost_and_damaged_volumes(
-    state: Driver, provisioner: Provisioner, tmp_path: Path
-) -> None:
-    made = [
-        (await provisioner.create(sized(f"pvc-{number}", 16 * MIB))).volume_id
-        for number in range(4)
-    ]
-    well, lost, short, unreadable = made
-    backend = state.stores.provisioning
-    assert isinstance(backend, MemoryBackend)
-    del backend.images[lost]
-    backend.images[short] = MIB
-    pool_layout.volume_record(tmp_path / "state", unreadable).write_text("{")
-    orphan = state.stores.pool.ids.volume_id("unrecorded")
-    backend.images[orphan] = MIB
-    health = {entry.volume_id: entry for entry in state.controller.lister.health_page(0, "")[0]}
-    assert {
-        key: [finding.reason for finding in entry.findings] for key, entry in health.items()
-    } == {
-        well: [],
-        lost: ["ImageMissing"],
-        short: ["ImageDamaged"],
-        unreadable: ["RecordUnreadable"],
-        orphan: ["RecordMissing"],
-    }
-    assert health[lost].findings[0].kind is Kind.DATA_LOSS
-    for volume_id, size_bytes in ((unreadable, 16 * MIB), (orphan, MIB)):
-        assert (
-            f"the {size_bytes} bytes of its size stay reserved"
-            in health[volume_id].findings[0].message
-        )
-    listed = {listed.volume_id: listed for listed in state.controller.lister.page(0, "")[0]}
-    assert set(listed) == {well, lost, short, unreadable}
-    assert not listed[well].health.condition.abnormal
-    assert listed[lost].health.condition.abnormal
-    assert listed[unreadable].record is None
-    with pytest.raises(models.VolumeNotFound):
-        state.controller.health_check.examine(state.stores.pool.ids.volume_id("none"))
-
-
-async def test_pool_health_without_access_or_capacity_is_abnormal(
-    state: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    health_check = state.controller.health_check
-    assert health_check.pool() == ()
-    monkeypatch.setattr(state.stores.provisioning, "space", lambda: protocol.PoolSpace(0, 0, 0))
-    assert [condition.reason for condition in health_check.pool()] == ["PoolFull"]
-
-    def unavailable() -> None:
-        raise errors.NotReady("the pool is not mounted")
-
-    monkeypatch.setattr(state.stores.provisioning, "check_usable", unavailable)
-    assert [condition.reachable for condition in health_check.pool()] == [False]
-
-
-# Changes of limits that a killed driver had recorded are finished when their guests can be reached.
-
-
-VOLUME = volumes.VolumeId("vol-1")
-OTHER = volumes.VolumeId("vol-2")
-
-
-class Applications(VolumeModifier):
-    """What was applied, and the answers to it: None, or an error."""
-
-    answers: ClassVar[list[errors.CrustError | None]]
-    made: ClassVar[list[str]]
-
-    def interrupted(self) -> tuple[volumes.VolumeId, ...]:
-        return VOLUME, OTHER
-
-    async def modify(self, volume_id: volumes.VolumeId, changes: class_parameters.Changes) -> None:
-        assert changes == ()
-        self.made.append(volume_id)
-        if answer := self.answers.pop(0):
-            raise answer
-
-
-async def finish(state: Driver, answers: list[errors.CrustError | None]) -> list[str]:
-    """The volumes whose changes were tried, in order."""
-    Applications.answers, Applications.made = answers, []
-    modifier = state.controller.modifier
-    await Applications(modifier.stores, modifier.enforcement).finish_interrupted()
-    return Applications.made
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modify_volume, "_PAUSES_S", (0.0, 0.0))
-
-
-@pytest.mark.parametrize(
-    ("error", "tries"),
-    [
-        (errors.PeerUnavailable("the handler is absent"), 3),
-        (operations.OperationInProgress("vol-1", "NodeStageVolume", 1), 3),
-        (errors.NotReady("the handler cannot limit"), 1),
-    ],
-)
-async def test_interrupted_change_is_finished_later(
-    state: Driver, error: errors.CrustError, tries: int
-) -> None:
-    made = await finish(state, [error for _ in range(2 * tries)])
-    assert made == [VOLUME, OTHER] * tries
-
-
-async def test_interrupted_change_is_finished_once_the_guest_is_reachable(state: Driver) -> None:
-    absent = errors.PeerUnavailable("the handler is absent")
-    assert await finish(state, [absent, None, None]) == [VOLUME, OTHER, VOLUME]

@@ -1,0 +1,186 @@
+"""Files as an engine: their space, their copies, and what cannot be seen of them."""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crust.blockdriver.engines import files
+from crust.blockdriver.engines.files.directories import Directories, Reserve
+from crust.blockdriver.engines.files.provisioning import FileProvisioning, PoolNotUsable, copy_in
+from crust.blockdriver.engines.pool_access import RecordKind
+from crust.blockdriver.engines.protocol import Image
+from crust.core import volumes
+from crust.host.answers import NotSeen
+from tests.support.drivers.block_driver import MIB
+from tests.support.faults import lies
+from tests.support.faults.syncs import recorded
+from tests.support.records import pool_layout
+from tests.support.records.volume_directories import IDS, RECORDS, VOLUME, directories
+
+
+def test_files_spare_hundredth_of_pool_and_at_least_64_mib(tmp_path: Path) -> None:
+    engine = files.engine(str(tmp_path / "pool"), create=True)
+    engine.home.open()
+    engine.provisioning.open()
+    space = engine.provisioning.space()
+    assert space.spare_bytes == max(space.size_bytes // 100, 64 * MIB)
+
+
+def test_start_syncs_names_and_records_of_a_killed_process(tmp_path: Path) -> None:
+    engine = files.engine(str(tmp_path / "pool"), create=True)
+    engine.home.open()
+    volume_id = engine.home.ids.volume_id("pvc-1")
+    pool_layout.directory(tmp_path / "pool", volume_id).mkdir()
+    record = pool_layout.content_record(tmp_path / "pool", volume_id)
+    record.touch()
+    engine = files.engine(str(tmp_path / "pool"), create=True)
+    with recorded() as steps:
+        engine.home.open()
+        engine.provisioning.open()
+    synced = {path for kind, path in steps if kind == "sync"}
+    pool = tmp_path / "pool"
+    written = (record, pool, *(path for path in pool.rglob("*") if path.is_dir()))
+    assert {str(path) for path in written} <= synced
+
+
+SIZE = 8192
+IMAGE = Image(IDS.snapshot_id("snap"), VOLUME, SIZE)
+
+
+class _Attached:
+    """Knows the device of every volume."""
+
+    def __init__(self, device: Path) -> None:
+        self._device = str(device)
+
+    def device_path(self, _: volumes.VolumeId) -> str:
+        return self._device
+
+
+def provisioning(tmp_path: Path, device: Path) -> FileProvisioning:
+    """With one volume."""
+    kept = directories(tmp_path)
+    (tmp_path / "snapshots").mkdir()
+    sets = Directories(
+        tmp_path / "snapshots", RecordKind.SNAPSHOTS, IDS.is_set_id, Reserve(tmp_path / "reserve")
+    )
+    attached: Any = _Attached(device)
+    pool = FileProvisioning(kept, sets, attached, others_at_first=int)
+    with pool.making(VOLUME) as making:
+        making.create(SIZE)
+        making.commit(RECORDS)
+    return pool
+
+
+def take(pool: FileProvisioning) -> None:
+    with pool.taking(IMAGE.snapshot_id, [IMAGE]) as taking:
+        taking.take(IMAGE)
+
+
+def moved_on(pool: FileProvisioning) -> None:
+    with pool.taking(IMAGE.snapshot_id, [IMAGE]) as taking:
+        copy = copy_in(taking.staged.path, IMAGE.snapshot_id)
+        Path(copy).write_bytes(b"x" * SIZE)
+        taking.moved_on(IMAGE)
+
+
+def clone(pool: FileProvisioning) -> None:
+    with pool.making(IDS.volume_id("copy")) as making:
+        making.clone(VOLUME, source_bytes=SIZE, size_bytes=SIZE)
+
+
+@pytest.mark.parametrize("call", [take, moved_on, clone])
+def test_device_is_written_back_before_file_is_copied_or_compared(
+    tmp_path: Path, call: Callable[[FileProvisioning], None]
+) -> None:
+    device = tmp_path / "device"
+    device.touch()
+    pool = provisioning(tmp_path, device)
+    assert pool.copies_at_once() in (True, False)  # tried before the calls are recorded
+    with recorded() as steps:
+        call(pool)
+    synced = [path for kind, path in steps if kind == "sync"]
+    assert synced[0] == str(device)
+
+
+@pytest.mark.parametrize("code", lies.ERRNOS)
+def test_capacity_is_refused_until_blocks_of_snapshots_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Its volume may rewrite all of them: as no bytes they would be promised to another."""
+    pool = provisioning(tmp_path, tmp_path / "device")
+    (tmp_path / "device").touch()
+    pool_layout.image(tmp_path, VOLUME).write_bytes(b"x" * SIZE)
+    with pool.taking(IMAGE.snapshot_id, [IMAGE]) as taking:
+        taking.take(IMAGE)
+        taking.commit({RecordKind.SNAPSHOTS: b"a set"})
+    scandir = os.scandir
+
+    def failing(path: Any) -> Any:
+        if os.fspath(path).endswith(IMAGE.snapshot_id):
+            raise OSError(code, os.strerror(code), path)
+        return scandir(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", failing)
+        for _ in range(2):
+            with pytest.raises(NotSeen, match=IMAGE.snapshot_id):
+                pool.space()
+    assert pool.space().snapshot_bytes >= SIZE
+    pool.remove_set(IMAGE.snapshot_id, [IMAGE])
+    assert pool.space().snapshot_bytes == 0
+
+
+def test_snapshot_removed_before_its_blocks_were_seen_has_none(tmp_path: Path) -> None:
+    pool = provisioning(tmp_path, tmp_path / "device")
+    with pool.taking(IMAGE.snapshot_id, []) as taking:
+        taking.commit({RecordKind.SNAPSHOTS: b"a set"})
+    shutil.rmtree(tmp_path / "snapshots" / IMAGE.snapshot_id)
+    assert pool.space().snapshot_bytes == 0
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.EACCES, errno.EPERM, errno.EMFILE])
+def test_loop_control_that_cannot_be_opened_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """By an open, which a unit's DevicePolicy refuses too; access(2) does not see that."""
+    pool = provisioning(tmp_path, tmp_path / "device")
+    real = os.open
+
+    def failing(path: Any, *args: Any, **options: Any) -> int:
+        if path == "/dev/loop-control":
+            raise OSError(code, os.strerror(code), path)
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", failing)
+    with pytest.raises(PoolNotUsable, match=os.strerror(code)):
+        pool.check_usable()
+
+
+@pytest.mark.parametrize("code", lies.ERRNOS)
+def test_size_of_image_that_cannot_be_seen_is_not_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """A volume without a readable record has its image's size reserved."""
+    pool, image = provisioning(tmp_path, tmp_path / "device"), pool_layout.image(tmp_path, VOLUME)
+    assert pool.image_bytes(VOLUME) == SIZE
+    lstat = os.lstat
+
+    def failing(path: Any) -> Any:
+        if os.fspath(path).endswith(image.name):
+            raise OSError(code, os.strerror(code), path)
+        return lstat(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "lstat", failing)
+        with pytest.raises(NotSeen, match=image.name):
+            pool.image_bytes(VOLUME)
+    image.unlink()
+    assert pool.image_bytes(VOLUME) == 0
+    image.mkdir()
+    assert pool.image_bytes(VOLUME) == 0
