@@ -1,7 +1,6 @@
-"""`python -m examples.kata logs`: the guest's console, from the pipe to the client."""
+"""The logs of a sandbox, as its client gets them."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from crust.core import volumes
 from examples.kata.runtime import control
 from examples.kata.runtime.client import Client, RuntimeRefused
 from examples.kata.runtime.sandboxes import Sandboxes
-from examples.kata.vm import console
 from tests.support.fake_vms.guest import FakeConsole
 from tests.support.fake_vms.handoff import FakeHandoff
 from tests.support.fake_vms.vms import FakeVms
@@ -53,44 +51,3 @@ async def test_followed_logs_go_on_until_the_console_ends(
 async def test_logs_of_an_unknown_sandbox_are_refused(sandboxes: Sandboxes, tmp_path: Path) -> None:
     with pytest.raises(RuntimeRefused, match="there is no sandbox two"):
         await Client(str(tmp_path / "control.sock")).logs("two", print, follow=False)
-
-
-async def test_console_gives_kept_then_new_output_until_closed(
-    tmp_path: Path,
-) -> None:
-    console.prepare(tmp_path)
-    vm_console = console.Console(tmp_path)
-    guest = os.open(tmp_path / "console.out", os.O_WRONLY)
-    try:
-        os.write(guest, b"one ")
-        pieces = vm_console.pieces(follow=True)
-        async with asyncio.timeout(60):
-            assert await anext(pieces) == b"one "
-            os.write(guest, b"two")
-            assert await anext(pieces) == b"two"
-            assert [piece async for piece in vm_console.pieces(follow=False)] == [b"one two"]
-            vm_console.close()
-            assert [piece async for piece in pieces] == []
-    finally:
-        vm_console.close()
-        os.close(guest)
-
-
-async def test_slow_reader_of_a_console_loses_the_oldest_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(console, "TAIL", 4)
-    console.prepare(tmp_path)
-    vm_console = console.Console(tmp_path)
-    guest = os.open(tmp_path / "console.out", os.O_WRONLY)
-    try:
-        os.write(guest, b"a")
-        pieces = vm_console.pieces(follow=True)
-        async with asyncio.timeout(60):
-            assert await anext(pieces) == b"a"
-            os.write(guest, b"0123456789")
-            assert vm_console.text() == "6789"
-            assert await anext(pieces) == b"6789"
-    finally:
-        vm_console.close()
-        os.close(guest)

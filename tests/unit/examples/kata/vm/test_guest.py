@@ -28,7 +28,6 @@ _USAGE = {
     "available_inodes": 9,
     "used_inodes": 1,
 }
-
 Reply = Callable[[dict[str, object]], "list[object]"]
 
 
@@ -334,19 +333,3 @@ async def test_guest_over_its_pace_is_read_later(
         await inside.ping()
         with pytest.raises(faults.AgentTimedOut):
             await inside.ping(timeout_s=0.1)
-
-
-def test_budget_paces_messages_and_bytes_and_refills() -> None:
-    now_s = [100.0]
-    spent = budget.MessageBudget(lambda: now_s[0])
-    assert spent.spend(100, 1000) == 0
-    assert spent.spend(budget.MESSAGES_PER_S, 0) == pytest.approx(0.8)
-    assert spent.spend(0, budget.BYTES_PER_S) == pytest.approx(0.8, abs=0.01)
-    now_s[0] += 1
-    assert spent.spend(1, 1) == 0
-
-
-def test_guest_usage_is_clamped_to_the_disk_size() -> None:
-    usage = values.Usage.model_validate({**_USAGE, "total_bytes": 2**60})
-    assert usage.clamped(100).total_bytes == 100
-    assert usage.clamped(100).available_bytes == 60
