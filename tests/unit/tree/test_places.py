@@ -7,26 +7,23 @@ import pytest
 ROOT = Path(__file__).parents[3]
 UNIT = ROOT / "tests" / "unit"
 PACKAGES = {
-    **{
-        name: ROOT / "crust" / name
-        for name in (
-            "blockdriver/commands", "blockdriver/host", "cli", "core", "handoff", "host",
-            "inspection", "kata", "kubernetes_api", "rpc",
-        )
-    },
+    **{path.parent.name: path.parent for path in sorted((ROOT / "crust").glob("*/__init__.py"))},
+    "benchmarks": ROOT / "benchmarks",
     "conformance": ROOT / "conformance" / "crust_conformance",
-}  # fmt: skip
-STORIES = {
-    "cli/gc/test_gc.py",
-    "cli/manifest/test_manifest.py",
-    "cli/manifest/test_manifest_of_roles.py",
-    "conformance/test_mutants.py",
-    "handoff/test_crashes.py",
-    "host/filesystems/test_every_filesystem.py",
-    "kubernetes_api/test_recorded_answers.py",
-    "rpc/test_passthrough.py",
+    "examples": ROOT / "examples",
 }
-"""Tests through several modules, which have a name of their own."""
+STORIES = {
+    "cli/gc/test_gc.py": "what one module forgets, another proves and a third collects",
+    "cli/manifest/test_manifest.py": "the whole command, as kubectl renders what it prints",
+    "cli/manifest/test_manifest_of_roles.py": "the same for two roles and for two drivers",
+    "conformance/test_mutants.py": "all cases of the suite against drivers with one fault each",
+    "handoff/test_crashes.py": "writers and readers killed at each system call",
+    "host/filesystems/test_every_filesystem.py": "compares the lists of many modules",
+    "kubernetes_api/test_recorded_answers.py": "each reader with the same recorded cluster",
+    "proxy/test_simulation.py": "the life of a node under a kubelet, while its processes die",
+    "rpc/test_passthrough.py": "the bytes of a call through server, service and port",
+}
+"""Tests through several modules, which have a name of their own, and why no module owns them."""
 
 
 @pytest.mark.parametrize("package", PACKAGES)
