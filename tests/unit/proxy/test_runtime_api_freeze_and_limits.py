@@ -190,16 +190,16 @@ async def test_limits_are_restored_if_the_record_cannot_be_written(
 async def test_record_is_restored_if_what_follows_its_write_fails(
     node: FakeNode, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row_of, failures = Entries.row_of, [errors.Exhausted("no descriptor is left")]
+    row_of = Entries.row_of
 
-    def fail_once(self: Entries, entry: Entry) -> Target:
-        if entry.require().mount.io_limits == OTHER and failures:
-            raise failures.pop()
+    def fail(self: Entries, entry: Entry) -> Target:  # a look that meets the record fails too
+        if entry.require().mount.io_limits == OTHER:
+            raise errors.Exhausted("no descriptor is left")
         return row_of(self, entry)
 
     async with node.in_sandbox(target) as fake:
         await node.limit(target, LIMITS)
-        monkeypatch.setattr(Entries, "row_of", fail_once)
+        monkeypatch.setattr(Entries, "row_of", fail)
         await refused(node.limit(target, OTHER), Code.RESOURCE_EXHAUSTED, "no descriptor is left")
         assert fake.limits == {target: LIMITS}
         assert recorded(node, target) == LIMITS
