@@ -93,9 +93,20 @@ $(CACHE)/kustomize/kustomize: tests/support/third_party/kustomize.txt
 	@tests/build_go_program.sh $$(cat $<) $(@D) && touch $@
 
 .PHONY: wheel
-wheel: $(VENV)/.done ## build the wheels of crust and of its conformance suites into build/
-	@rm -f build/*.whl
-	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(PIP) wheel --no-deps --wheel-dir build . ./conformance
+wheel: $(VENV)/.done ## build the wheels of crust and of its conformance suites into build/, with the packages that they need
+	@rm -rf build/*.whl build/*-any.cdx.json build/lib conformance/build # setuptools would pack modules that are gone
+	@mkdir -p build && cp deploy/requirements.txt build
+	export SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) && \
+	$(PIP) wheel --no-deps --wheel-dir build . ./conformance && \
+	$(PY) deploy/image/sbom.py build/crust_csi-*.whl
+
+# pip-tools and pip have to fit, so it has an environment of its own.
+.PHONY: requirements
+requirements: ## choose the versions of all Python packages of a node anew, with their hashes: deploy/requirements.txt
+	@python3 -m venv $(CACHE)/pip-tools && $(CACHE)/pip-tools/bin/pip install --quiet pip-tools==7.6.2
+	$(CACHE)/pip-tools/bin/pip-compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-header --upgrade \
+		--no-emit-index-url --no-emit-trusted-host --no-emit-find-links --extra kubernetes --extra otel \
+		--output-file deploy/requirements.txt pyproject.toml
 
 .PHONY: image
 image: root setup ## build the OCI image of crust, build/crust-csi-<version>.tar (root)
@@ -175,7 +186,7 @@ lint: $(VENV)/.done ## ruff, mypy --strict, import-linter, codespell
 	$(VENV)/bin/ruff check $(SOURCES) specs deploy
 	$(VENV)/bin/mypy
 	$(VENV)/bin/mypy specs/generate.py specs/make_vectors.py specs/make_schema.py
-	$(VENV)/bin/mypy deploy/image/build.py
+	MYPYPATH=deploy/image $(VENV)/bin/mypy deploy/image/build.py
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/codespell $(SOURCES) docs specs deploy README.md CHANGELOG.md Makefile pyproject.toml
 

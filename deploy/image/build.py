@@ -1,8 +1,9 @@
 """Builds the OCI image of crust: Debian's packages, and an environment in /opt/crust. No registry, no daemon.
 
 mmdebstrap makes the root file system from the package lists that this machine uses, and umoci the image from it. The
-wheels are fetched before, so nothing is downloaded inside. Ceph's modules are Debian's, as no index has them, and the
-environment gets links to the two. QEMU, with its driver for RBD, is the runtime's, and not here.
+wheels, of exactly the versions and hashes of requirements.txt, are fetched before, so nothing is downloaded inside.
+Ceph's modules are Debian's, as no index has them, and the environment gets links to the two. QEMU with its driver for
+RBD is the runtime's, and not here.
 
 What a container of crust never runs is not in the image: the tools of packages, pip, Perl, programs that change the
 user or enter a namespace. No file is set-user-ID or set-group-ID. The list of Debian's packages stays, for scanners.
@@ -21,12 +22,14 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
+
+import sbom
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SUITE, PYTHON = "bookworm", "3.11"
-EXTRAS = "kubernetes"
 PACKAGES = (
     "bubblewrap", "btrfs-progs", "e2fsprogs", "kmod", "libseccomp2", "python3", "python3-rados", "python3-rbd",
     "python3-venv", "tini", "util-linux", "xfsprogs",
@@ -42,10 +45,12 @@ _UNUSED = (
     "var/log",
 )  # fmt: skip
 """Also what the build leaves: etc/apt names the mirrors of this machine, which may have a login in their names."""
-_LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*")
+_KEPT = "/usr/share/doc/*/copyright"
+"""Licences demand it."""
+_LEFT_OUT = ("/usr/share/doc/*/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*")
 _CEPH = "usr/lib/python3/dist-packages"
 _SITE = f"opt/crust/lib/python{PYTHON}/site-packages"
-_IMPORTED = "import lightkube, rados, rbd, yaml"
+_IMPORTED = "import lightkube, opentelemetry.sdk, rados, rbd, yaml"
 """What engines and extras need: a build without it fails, and not a pod."""
 _PATH = "PATH=/opt/crust/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -64,6 +69,7 @@ def main() -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".image-") as directory:
         built = build(Path(directory))
+        os.replace(built.with_suffix(".cdx.json"), output.with_suffix(".cdx.json"))
         os.replace(built, output)
     sys.stdout.write(f"{output}\n")
 
@@ -79,8 +85,26 @@ def tag_of(built: str) -> str:
     return built.replace("+", "-")
 
 
+def epoch_s() -> int:
+    """The time of this checkout's commit, in Unix time; 0 without git."""
+    command = ("git", "-C", str(CHECKOUT), "log", "-1", "--format=%ct")
+    return int(subprocess.run(command, check=False, capture_output=True).stdout or 0)
+
+
+def _labels() -> Iterator[tuple[str, str]]:
+    """The annotations that the OCI image-spec defines."""
+    yield "title", "crust-csi"
+    yield "version", version()
+    yield "licenses", "Apache-2.0"
+    yield "base.name", f"debian:{SUITE}"
+    yield "created", datetime.fromtimestamp(epoch_s(), UTC).isoformat()
+
+
 def build(directory: Path) -> Path:
-    """Build in a directory that is removed afterwards; returns the image. Raises `CalledProcessError`."""
+    """Build in a directory that is removed afterwards; returns the image, beside which is its bill of materials.
+
+    Raises `CalledProcessError`.
+    """
     _fetch_wheels(directory / "wheels")
     _make_root(directory)
     layout = directory / "layout"
@@ -97,7 +121,11 @@ def build(directory: Path) -> Path:
         f"--config.env={_PATH}",
         *entrypoint,
         "--config.cmd=--help",
+        *(f"--config.label=org.opencontainers.image.{key}={value}" for key, value in _labels()),
     )
+    status = (directory / "root/var/lib/dpkg/status").read_text(encoding="utf-8")
+    packages = sbom.debian_packages(status)
+    sbom.write(directory / "image.cdx.json", version(), epoch_s=epoch_s(), debian=packages)
     with tarfile.open(directory / "image.tar", "w") as tar:
         for path in sorted(layout.iterdir()):
             tar.add(path, path.name)
@@ -111,11 +139,11 @@ def _fetch_wheels(wheels: Path) -> None:
         source = shutil.copytree(CHECKOUT, f"{built}/source", ignore=left_out)
         environment = {**os.environ, "SETUPTOOLS_SCM_PRETEND_VERSION": version()}
         _run(*pip, "wheel", "--no-deps", "--wheel-dir", wheels, source, env=environment)
-    (own,) = wheels.glob("crust_csi-*.whl")
     target = ("--only-binary=:all:", "--python-version", PYTHON)
     machine = platform.machine()
     platforms = [f"--platform=manylinux{each}_{machine}" for each in ("2014", "_2_17", "_2_28")]
-    _run(*pip, "download", *target, *platforms, "--dest", wheels, f"{own}[{EXTRAS}]")
+    listed = ("--require-hashes", "--requirement", sbom.REQUIREMENTS)
+    _run(*pip, "download", *target, *platforms, "--dest", wheels, *listed)
 
 
 def _make_root(directory: Path) -> None:
@@ -123,6 +151,7 @@ def _make_root(directory: Path) -> None:
     _run(
         "mmdebstrap", "--quiet", "--mode=root", "--format=directory", "--variant=essential",
         f"--include={','.join(PACKAGES)}", *(f"--dpkgopt=path-exclude={each}" for each in _LEFT_OUT),
+        f"--dpkgopt=path-include={_KEPT}",
         SUITE, root, *_sources(),
     )  # fmt: skip
     shutil.copytree(directory / "wheels", root / "opt/wheels")
@@ -138,8 +167,8 @@ def _install(root: Path) -> None:
     _run("chroot", root, "python3", "-m", "venv", "--without-pip", "/opt/crust")
     _run("chroot", root, "python3", "-m", "venv", "/opt/pip")
     pip = ("/opt/pip/bin/pip", "--quiet", "--disable-pip-version-check")
-    wheels = ("--python=/opt/crust/bin/python", "install", "--no-index", "--find-links=/opt/wheels")
-    _run("chroot", root, *pip, *wheels, f"crust-csi[{EXTRAS}]")
+    wheels = [f"/opt/wheels/{wheel.name}" for wheel in sorted((root / "opt/wheels").glob("*.whl"))]
+    _run("chroot", root, *pip, "--python=/opt/crust/bin/python", "install", "--no-deps", *wheels)
     for module in ("rados", "rbd"):
         (library,) = (root / _CEPH).glob(f"{module}.*.so")
         (root / _SITE / library.name).symlink_to(f"/{_CEPH}/{library.name}")

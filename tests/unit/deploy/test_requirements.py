@@ -1,0 +1,53 @@
+"""The exact versions of a node's Python packages: they fit the project's bounds, and each has its hashes."""
+
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from tests.support.environments import CHECKOUT
+
+LISTED = (CHECKOUT / "deploy/requirements.txt").read_text(encoding="utf-8")
+PINS = {name.lower(): version for name, version in re.findall(r"^(\S+)==(\S+) \\$", LISTED, re.M)}
+PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = ("kubernetes", "otel")
+
+
+def test_list_has_what_the_project_and_its_packages_need() -> None:
+    extras = PROJECT["optional-dependencies"]
+    needed = [*PROJECT["dependencies"], *(each for name in EXTRAS for each in extras[name])]
+    for name in PINS:
+        needed += importlib.metadata.requires(name) or []
+    requirements = [Requirement(each) for each in needed]
+    missing = {
+        str(each)
+        for each in requirements
+        if each.marker is None or each.marker.evaluate({"extra": ""})
+        if PINS.get(_canonical(each.name), "") not in each.specifier
+    }
+    assert missing == set()
+
+
+def test_each_package_has_hashes_and_nothing_names_an_index() -> None:
+    blocks = re.split(r"^(?=\S)", LISTED, flags=re.M)
+    assert len([block for block in blocks if "--hash=sha256:" in block]) == len(PINS)
+    assert not re.search(r"^--|https?:", LISTED, re.M)
+
+
+def test_bill_of_materials_has_each_package_with_its_hashes(tmp_path: Path) -> None:
+    wheel = tmp_path / "crust_csi-1.2.dev3-py3-none-any.whl"
+    subprocess.run([sys.executable, CHECKOUT / "deploy/image/sbom.py", wheel], check=True)
+    bill = json.loads(wheel.with_suffix(".cdx.json").read_text(encoding="utf-8"))
+    assert bill["metadata"]["component"]["purl"] == "pkg:pypi/crust-csi@1.2.dev3"
+    components = {each["name"]: each for each in bill["components"]}
+    assert {name: each["version"] for name, each in components.items()} == PINS
+    assert all(f"sha256:{h['content']}" in LISTED for e in components.values() for h in e["hashes"])
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
