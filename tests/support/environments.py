@@ -20,9 +20,9 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 _PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 
 
-def build_wheel(into: Path, project: str = ".") -> Path:
-    """Build the wheel of a project of this checkout into a directory that has none."""
-    own_version = {**os.environ, "SETUPTOOLS_SCM_PRETEND_VERSION": version()}
+def build_wheel(into: Path, project: str = ".", *, named: str = "") -> Path:
+    """Build the wheel of a project of this checkout, or of another version of it, into a directory that has none."""
+    own_version = {**os.environ, "SETUPTOOLS_SCM_PRETEND_VERSION": named or version()}
     with tempfile.TemporaryDirectory() as built:  # setuptools writes beside the sources
         source = shutil.copytree(
             CHECKOUT, f"{built}/source", ignore=shutil.ignore_patterns(".*", "build", "tests")

@@ -1,0 +1,107 @@
+"""An upgrade and the way back, by the page, under a sandbox that has a volume and a pod that writes to another one.
+
+The earlier build is this tree with an earlier version: what pip, systemd and the daemons do at an upgrade. Layouts of
+earlier commits are tested by frozen data (tests/integration/blockdriver/pools/test_frozen_pools.py).
+"""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.integration.systemd.test_installed import (
+    KUBELET,
+    STAGING,
+    TARGET,
+    follow,
+    main_pid,
+    sandbox,
+    staged,
+)
+from tests.support import booted_systemd, capabilities, environments
+from tests.support.booted_systemd import ENVIRONMENT, Machine
+from tests.support.co import NAMED
+from tests.support.faults.refusals import refused
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(400)]  # the first one waits for the boot
+
+EARLIER = "0.1.dev1"
+HOST_STAGING, HOST_TARGET = (
+    f"{KUBELET}/plugins/kubernetes.io/csi/w/globalmount",
+    f"{KUBELET}/pods/q/mount",
+)
+WRITES = "while :; do date +%s%N >>{target}/lines; sync {target}/lines; done"
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    """One on which the earlier build is installed and serves."""
+    capabilities.need("mount", "loop", "systemd")
+    with booted_systemd.machine() as booted:
+        for version in ("earlier", "later"):
+            (booted.root / "opt" / version).mkdir()
+        environments.build_wheel(booted.root / "opt/earlier", named=EARLIER)
+        (own,) = (booted.root / "opt").glob("crust_csi-*.whl")
+        own.rename(booted.root / "opt/later" / own.name)
+        install(booted, "earlier")
+        follow(booted, "As units of systemd")
+        yield booted
+
+
+def install(machine: Machine, version: str) -> None:
+    """The page's line with pip, for a machine without network."""
+    (wheel,) = (machine.root / "opt" / version).glob("*.whl")
+    pip = f"{sys.executable} -m pip --quiet --disable-pip-version-check"
+    line = f"{pip} --python {ENVIRONMENT}/bin/python install --no-deps /opt/{version}/{wheel.name}"
+    machine.output("sh", "-ec", f"cd /; {line}")
+
+
+def version_of(machine: Machine) -> str:
+    return machine.output("crust", "--version").split()[-1]
+
+
+def lines(machine: Machine) -> int:
+    """How many lines the pod on the host has written, as the machine sees its volume."""
+    return int(machine.output("sh", "-c", f"wc --lines <{HOST_TARGET}/lines"))
+
+
+def wait_for_more_than(written: int, machine: Machine) -> bool:
+    """Until the pod has written more. Blocks."""
+    follow_lines = f"tail --lines=+{written + 1} --follow {HOST_TARGET}/lines"
+    with machine.running("sh", "-c", follow_lines) as tail:
+        assert tail.stdout is not None
+        return bool(tail.stdout.readline())
+
+
+async def test_upgrade_and_way_back_leave_sandbox_and_pod_their_volumes(machine: Machine) -> None:
+    for path in (HOST_STAGING, str(Path(HOST_TARGET).parent)):
+        machine.output("mkdir", "-p", path)
+    async with staged(machine) as (co, volume_id):
+        await co.publish(volume_id, TARGET, staging=STAGING, volume_context=NAMED)
+        other = (await co.create("other")).volume_id
+        await co.stage(other, HOST_STAGING)
+        await co.publish(other, HOST_TARGET, defer=False, staging=HOST_STAGING)
+        with (
+            sandbox(machine) as device,
+            machine.running("sh", "-c", WRITES.format(target=HOST_TARGET)),
+        ):
+            for version, number in (("later", environments.version()), ("earlier", EARLIER)):
+                before, pid = version_of(machine), main_pid(machine, "crust-node")
+                install(machine, version)
+                shown = machine.run("crust", "doctor", "--check", "versions").stdout
+                assert f"runs {before}, installed is {number}" in shown, shown
+                follow(machine, "Upgrade")
+                assert main_pid(machine, "crust-node") != pid
+                assert f"runs {number}" in machine.output("crust", "doctor", "--check", "versions")
+                assert device in machine.output("crust", "volumes", "-o", "wide")
+                unpublish = co.unpublish(volume_id, TARGET)
+                await refused(unpublish, grpc.StatusCode.FAILED_PRECONDITION, "HeldBySandbox")
+                written = lines(machine)
+                assert await asyncio.to_thread(wait_for_more_than, written, machine)
+        await co.unpublish(other, HOST_TARGET)
+        await co.unstage(other, HOST_STAGING)
+        await co.delete(other)
+        await co.unpublish(volume_id, TARGET)
