@@ -49,7 +49,7 @@ class Space:
 
 
 def exists(path: AnyPath) -> bool:
-    """Whether `path` exists; raises if the kernel does not say it."""
+    """Whether `path` exists, with a slash at its end: as a directory, or a link to one. Raises if it is not seen."""
     with syscalls.translating(f"cannot stat {path}"):
         try:
             os.lstat(path)
