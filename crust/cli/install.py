@@ -7,8 +7,10 @@ nothing: its last lines say how.
 """
 
 import contextlib
+import errno
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +22,7 @@ import click
 
 from crust.cli.shells import Shell, completion_script
 from crust.core import errors
-from crust.host.files import durable
+from crust.host.files import durable, listing, sparse
 from crust.host.process import syscalls
 from crust.inspection import refusals
 
@@ -71,8 +73,8 @@ class File:
 def shipped() -> Path:
     """The directory of units, settings and manifests: the environment's, or the checkout's."""
     installed = Path(sys.prefix, "share", "crust")
-    directory = installed if installed.is_dir() else Path(__file__).parents[2] / "deploy"
-    if not (directory / "systemd").is_dir():
+    directory = installed if sparse.exists(installed) else Path(__file__).parents[2] / "deploy"
+    if not sparse.exists(directory / "systemd"):
         raise NotInstallable(
             "crust cannot be installed",
             why=f"neither {installed} nor {directory} has the units",
@@ -83,14 +85,14 @@ def shipped() -> Path:
 
 def files(source: Path, command: str) -> Iterator[File]:
     """The files to be installed, from the shipped files, for a command at that path."""
-    for unit in sorted((source / "systemd").glob("*.service")):
+    for unit in listing.matching(source, "systemd/*.service"):
         text = unit.read_text(encoding="utf-8").replace(f"={_PROGRAM} ", f"={command} ")
         yield File(UNITS / unit.name, text.encode())
-    for rules in sorted((source / "host").glob("*.rules")):
+    for rules in listing.matching(source, "host/*.rules"):
         yield File(RULES / rules.name, rules.read_bytes())
-    for settings in sorted((source / "crust").glob("*.toml")):
+    for settings in listing.matching(source, "crust/*.toml"):
         yield File(SETTINGS / settings.name, settings.read_bytes(), is_kept=True)
-    for page in sorted(_man_pages(source).glob("crust*.1")):
+    for page in listing.matching(_man_pages(source), "crust*.1"):
         yield File(MAN_PAGES / page.name, page.read_bytes())
     for shell, path in COMPLETIONS.items():
         yield File(path, f"{completion_script(shell)}\n".encode())
@@ -99,13 +101,13 @@ def files(source: Path, command: str) -> Iterator[File]:
 def _man_pages(source: Path) -> Path:
     """The directory of the shipped man pages: the environment's, or the checkout's."""
     installed = source.parent / "man" / "man1"
-    return installed if installed.is_dir() else source.parent / "docs" / "man"
+    return installed if sparse.exists(installed) else source.parent / "docs" / "man"
 
 
 def command_path() -> str:
     """The `crust` of this Python environment. Raises `NotInstallable` if it has none."""
     path = Path(sys.prefix, "bin", "crust")
-    if not os.access(path, os.X_OK):
+    if not sparse.exists(path):
         raise NotInstallable(
             "crust cannot be installed",
             why=f"{path} does not exist: crust is not installed in this environment",
@@ -130,7 +132,7 @@ def install(root: Path, source: Path, command: str, systemctl: Systemctl, say: R
         say(line)
     say(f"/{COMMAND}: a link to {command}")
     for file in new_files:
-        if (root / _OVERRIDES / file.path.name).exists():
+        if sparse.exists(root / _OVERRIDES / file.path.name):
             say(
                 f"warning: /{_OVERRIDES}/{file.path.name} hides the unit that was installed: remove it"
             )
@@ -156,12 +158,15 @@ def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> No
         *sorted(paths),
         MANIFEST,
     ):
-        if (root / path).exists():
+        if sparse.exists(root / path):
             durable.remove(root / path)
             say(f"/{path}: removed")
-    with contextlib.suppress(OSError):  # the directory has other files
+    try:
         (root / MANIFEST).parent.rmdir()
-    if link.is_symlink():
+    except OSError as err:  # it has other files
+        if err.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+            raise
+    if sparse.exists(link):
         durable.remove(link)
         say(f"/{COMMAND}: removed")
     _reload(systemctl, say)
@@ -201,7 +206,7 @@ def _reported(command: str) -> Iterator[None]:
 def _manifest(root: Path, new_files: Sequence[File]) -> File:
     """The list of the files of this installation, and of the remaining ones of earlier versions."""
     own_paths = {file.path for file in new_files if not file.is_kept}
-    old_paths = {path for path in _listed(root) if (root / path).exists()}
+    old_paths = {path for path in _listed(root) if sparse.exists(root / path)}
     return File(MANIFEST, "".join(f"{path}\n" for path in sorted(own_paths | old_paths)).encode())
 
 
@@ -216,9 +221,12 @@ def _listed(root: Path) -> Iterator[Path]:
 
 def _differs(root: Path, file: File) -> bool:
     path = root / file.path
-    if not path.exists():
+    if file.is_kept:
+        return not sparse.exists(path)
+    try:
+        return path.read_bytes() != file.content
+    except FileNotFoundError:
         return True
-    return not file.is_kept and path.read_bytes() != file.content
 
 
 def _write(root: Path, changed: Sequence[File]) -> None:
@@ -257,11 +265,10 @@ def _report(new_files: Sequence[File], changed: Sequence[File]) -> Iterator[str]
 
 
 def _check_ours(link: Path) -> None:
-    if link.is_symlink() or not link.exists():
-        return
-    raise NotInstallable(
-        f"{link} is in the way", why="it is a file and no link of crust", hint="remove it first"
-    )
+    if sparse.exists(link) and not stat.S_ISLNK(link.lstat().st_mode):
+        raise NotInstallable(
+            f"{link} is in the way", why="it is a file and no link of crust", hint="remove it first"
+        )
 
 
 def _link(link: Path, command: str) -> None:
@@ -275,7 +282,7 @@ def _link(link: Path, command: str) -> None:
 def run_systemctl(arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
     """Call systemctl; returns its exit code and output, 127 without systemd."""
     program = shutil.which("systemctl")
-    if program is None or not Path("/run/systemd/system").is_dir():
+    if program is None or not sparse.exists("/run/systemd/system"):
         return subprocess.CompletedProcess(arguments, 127, "", "systemd does not run here")
     return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
 

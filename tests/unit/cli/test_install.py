@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from crust.cli import install, main
 from crust.host.files import durable
+from tests.support.faults import lies
 
 SOURCE = Path(__file__).parents[3] / "deploy"
 COMMAND = "/opt/crust/bin/crust"
@@ -140,6 +141,21 @@ def test_full_disk_changes_nothing(
     with pytest.raises(OSError, match="No space left"):
         run(root)
     assert tree(root) == before
+
+
+def test_install_without_an_answer_is_refused_or_complete(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    run(root)
+    whole = tree(root)
+
+    def ask() -> None:
+        shutil.rmtree(root, ignore_errors=True)
+        run(root)
+
+    paths = (*(SOURCE / name for name in ("systemd", "host", "crust")), root / install.MANIFEST)
+    concerns = lies.Concerns(frozenset(map(str, paths)), (str(SOURCE.parent / "docs/man"),))
+    for asked in lies.failures(ask, concerns, errnos_of=lies.in_turn(0)):
+        assert asked.error is not None or tree(root) == whole, str(asked.failure)
 
 
 def test_file_at_the_commands_path_is_not_replaced(tmp_path: Path) -> None:
