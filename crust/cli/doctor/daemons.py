@@ -86,11 +86,10 @@ def sockets(node: Node) -> Iterator[Finding]:
         paths += [driver.socket for driver in node.answer.drivers]
     elif settings := node.proxy_settings():
         paths += [driver.socket for driver in settings.drivers]
-    run_dir = node.at(node.run_dir)
-    if run_dir.is_dir() and run_dir.stat().st_mode & 0o022:
+    if node.has(node.run_dir) and node.at(node.run_dir).stat().st_mode & 0o022:
         why = "daemons do not start: a socket there could be another user's"
         yield error(f"{node.run_dir} can be written by others", why, f"chmod 0700 {node.run_dir}")
-    missing = [path for path in paths if not node.at(path).exists()]
+    missing = [path for path in paths if not node.has(path)]
     for path in (path for path in paths if path not in missing):
         look = partial(daemon_calls.check_socket, "the proxy", str(node.at(path)), start="start it")
         yield tried(look, f"{path} is served")

@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rich.text import Text
@@ -63,12 +63,11 @@ def print_findings(run_dir: str, form: output.Format, only: tuple[str, ...]) -> 
     return screen.print_once(asyncio.run(examine(run_dir, only)), form)
 
 
-def _guarded(name: str, node: Node) -> tuple[Finding, ...]:
+def _guarded(name: str, node: Node) -> Iterator[Finding]:
     try:
-        return tuple(CHECKS[name](node))
+        yield from CHECKS[name](node)
     except (errors.CrustError, OSError) as err:
-        failure = f"the check {name} could not look"
-        return (error(failure, str(err), "run the command as root"),)
+        yield error(f"the check {name} could not look", str(err), "run the command as root")
 
 
 def _sentence(finding: Finding) -> Text:

@@ -50,7 +50,7 @@ def loop(node: Node) -> Iterator[Finding]:
     """Loop devices, of which crust's own driver makes one per volume."""
     if not node.has_own_driver():
         yield ok("no loop devices are needed: crust's driver does not run here")
-    elif node.at("/dev/loop-control").exists():
+    elif node.has("/dev/loop-control"):
         yield ok("the kernel has loop devices")
     else:
         yield error(
@@ -66,7 +66,7 @@ def rbd(node: Node) -> Iterator[Finding]:
     drivers = node.driver_settings()
     if not any(driver.engine == "rbd" and driver.mode != "controller" for driver in drivers):
         yield ok("no driver with the engine rbd has its node part here")
-    elif node.at("/sys/bus/rbd").is_dir() or _has_module(node, "rbd"):
+    elif node.has("/sys/bus/rbd") or _has_module(node, "rbd"):
         yield ok("the kernel has rbd: raw block volumes and mounts on the host work")
     else:
         yield warning(
@@ -139,7 +139,7 @@ def cgroups(node: Node) -> Iterator[Finding]:
     elif "io" not in node.text("/sys/fs/cgroup/cgroup.subtree_control").split():
         todo = "echo +io > /sys/fs/cgroup/cgroup.subtree_control"
         yield warning("the io controller is not given to the groups below the root", without, todo)
-    elif not any(node.at(f"/sys/fs/cgroup/{name}").is_dir() for name in _POD_GROUPS):
+    elif not any(node.has(f"/sys/fs/cgroup/{name}") for name in _POD_GROUPS):
         todo = "start the kubelet, or set io_cgroup of the driver to the group that holds the pods"
         yield warning("there is no group kubepods.slice or kubepods", without, todo)
     else:
@@ -171,9 +171,9 @@ def programs(node: Node) -> Iterator[Finding]:
 @doctor_check("udev")
 def udev(node: Node) -> Iterator[Finding]:
     """The rule that keeps udev, and the programs that it starts, away from volumes."""
-    if not node.at("/run/udev/control").exists():
+    if not node.has("/run/udev/control"):
         yield ok("udev does not run here")
-    elif any(node.at(f"{rule}/59-crust.rules").exists() for rule in _UDEV_RULES):
+    elif any(node.has(f"{rule}/59-crust.rules") for rule in _UDEV_RULES):
         yield ok("udev has the rule 59-crust.rules")
     else:
         yield warning(
@@ -190,7 +190,7 @@ def lvm(node: Node) -> Iterator[Finding]:
         yield ok("LVM is not installed")
     elif "global_filter" in _without_comments(node.text("/etc/lvm/lvm.conf")):
         yield ok("LVM has a filter")
-    elif _uses_devices_file(node) and node.at("/etc/lvm/devices/system.devices").exists():
+    elif _uses_devices_file(node) and node.has("/etc/lvm/devices/system.devices"):
         yield ok("LVM looks at its own devices only")
     else:
         yield warning(
@@ -215,7 +215,7 @@ def multipath(node: Node) -> Iterator[Finding]:
     """multipath makes no map of a volume."""
     if not node.has_program("multipathd"):
         yield ok("multipath is not installed")
-    elif node.at("/etc/multipath/conf.d/crust.conf").exists():
+    elif node.has("/etc/multipath/conf.d/crust.conf"):
         yield ok("multipath leaves volumes alone")
     else:
         yield warning(

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ from typing import Any
 from crust.cli.doctor.checks import doctor_check
 from crust.cli.doctor.finding import Finding, error, of_error, ok, warning
 from crust.cli.doctor.node import Node
+from crust.host.files import listing
 from crust.kata import preflight
 
 _CONFIG = "/etc/containerd/config.toml"
@@ -120,7 +122,7 @@ def _nri(node: Node) -> Mapping[str, Any]:
     names = [
         f"/{path.relative_to(node.root)}"
         for pattern in imports
-        for path in sorted(node.root.glob(_pattern(pattern)))
+        for path in listing.matching(node.root, _pattern(pattern))
     ]
     for table in (main, *(_toml(node, name) for name in names)):
         plugins = table.get("plugins", {})
@@ -130,7 +132,7 @@ def _nri(node: Node) -> Mapping[str, Any]:
 
 def _pattern(text: str) -> str:
     """The pattern of an import, below the root. In containerd it is relative to the importing file."""
-    return str(Path(_CONFIG).parent / text).lstrip("/")
+    return os.path.normpath(Path(_CONFIG).parent / text).lstrip("/")
 
 
 def _toml(node: Node, path: str) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from crust.proxy.settings import ProxySettings
 def root(node: Node) -> Iterator[Finding]:
     """The directories in which a kubelet has pods, plugins and registrations."""
     for path in node.kubelet_roots():
-        missing = [name for name in ("pods", "plugins") if not node.at(f"{path}/{name}").is_dir()]
-        if not node.at(path).is_dir():
+        missing = [name for name in ("pods", "plugins") if not node.has(f"{path}/{name}/")]
+        if not node.has(f"{path}/"):
             yield error(
                 f"the kubelet's root {path} does not exist",
                 "targets of volumes are below it",
@@ -41,7 +41,7 @@ def registry(node: Node) -> Iterator[Finding]:
             "plugins_registry is not set, or there are no settings of the proxy",
             "set plugins_registry, unless node-driver-registrar runs beside each driver",
         )
-    elif not node.at(settings.plugins_registry).is_dir():
+    elif not node.has(f"{settings.plugins_registry}/"):
         yield error(
             f"{settings.plugins_registry} does not exist",
             "the kubelet looks for drivers there, so it will not find them",

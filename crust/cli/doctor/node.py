@@ -1,7 +1,6 @@
 """The subject of the checks: a node's files below a root directory, its settings, and the proxy's answer."""
 
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,8 @@ from crust.cli.doctor.finding import Finding
 from crust.cli.programs import PROGRAMS, daemons
 from crust.core import errors
 from crust.core.settings.program import ProgramSettings
+from crust.host import answers
+from crust.host.files import listing, sparse
 from crust.host.process import commands
 from crust.inspection import views
 from crust.kata.settings import KataSettings
@@ -28,11 +29,13 @@ Mismatches = Mapping[str, Sequence[Finding]]
 
 
 def _version_of(command: str) -> str:
-    """The output of a command that prints a version; "" if its program is not installed."""
+    """The output of a command that prints a version; "" if its program is not installed. Raises `NotSeen`."""
     try:
         result = subprocess.run(command.split(), capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
+    except FileNotFoundError:
         return ""
+    except subprocess.TimeoutExpired as err:
+        raise answers.NotSeen(f"cannot see the version by {command}", why=str(err)) from err
     return result.stdout
 
 
@@ -61,33 +64,34 @@ class Node:
         """An absolute path of the node."""
         return self.root / path.lstrip("/")
 
+    def has(self, path: str) -> bool:
+        """Whether an absolute path of the node exists. Raises an error of crust if that is not seen."""
+        return sparse.exists(os.path.join(self.root, path.lstrip("/")))
+
     def text(self, path: str) -> str:
-        """The text of a file; empty if it cannot be read."""
+        """The text of a file; empty if it does not exist. Raises `OSError`."""
         try:
             return self.at(path).read_text(encoding="utf-8", errors="replace")
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return ""
 
     def has_program(self, name: str) -> bool:
         """Whether a program is installed where crust runs programs."""
-        paths = commands.PATH.split(":")
-        directories = os.pathsep.join(str(self.at(directory)) for directory in paths)
-        return shutil.which(name, path=directories) is not None
+        return any(self.has(f"{directory}/{name}") for directory in commands.PATH.split(":"))
 
     def has_library(self, name: str) -> bool:
         """Whether a shared library is installed where Debian and Fedora have theirs."""
-        places = ("usr/lib", "lib", "usr/lib64", "lib64")
+        patterns = (f"{place}/{name}" for place in ("lib", "lib64", "lib/*-linux-gnu*"))
         return any(
-            path
-            for place in places
-            for pattern in (name, f"*/{name}")
-            for path in (self.root / place).glob(pattern)
+            listing.matching(self.at(root), pattern)
+            for pattern in patterns
+            for root in ("/usr", "/")
         )
 
     def installed(self) -> dict[str, str]:
         """The existing settings files: program to path."""
         paths = {program: f"{CONFIG_DIR}/{program}.toml" for program in PROGRAMS}
-        return {program: path for program, path in paths.items() if self.at(path).exists()}
+        return {program: path for program, path in paths.items() if self.has(path)}
 
     def settings_of(self, program: str) -> ProgramSettings | None:
         """The settings of a program; None if there is no file, or it is refused."""
@@ -106,7 +110,7 @@ class Node:
     def is_one_process(self) -> bool:
         """Whether `crust node` runs here. `crust install` writes the settings of all programs: a unit decides."""
         files = self.installed()
-        return "node" in files and not ("proxy" in files and os.path.lexists(self.at(_PROXY_UNIT)))
+        return "node" in files and not ("proxy" in files and self.has(_PROXY_UNIT))
 
     def proxy_settings(self) -> ProxySettings | None:
         """The proxy's settings, from the file that is used."""
@@ -131,8 +135,7 @@ class Node:
         settings = self.settings_of("kata")
         if not isinstance(settings, KataSettings):
             return None
-        is_used = os.path.lexists(self.at(_KATA_UNIT)) or self.at(settings.run_dir).exists()
-        return settings if is_used else None
+        return settings if self.has(_KATA_UNIT) or self.has(settings.run_dir) else None
 
     def kubelet_roots(self) -> tuple[str, ...]:
         """The directories that have targets."""

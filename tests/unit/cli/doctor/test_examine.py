@@ -1,6 +1,7 @@
 """`crust doctor`: all checks of a node, one that fails itself, and the command."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 from crust.cli.doctor.checks import CHECKS
 from crust.cli.doctor.finding import Finding, Level
 from crust.cli.doctor.node import Node
+from tests.support.faults import lies
 from tests.support.nodes.commands import invoked
-from tests.support.nodes.examined_node import bad, found
+from tests.support.nodes.examined_node import bad, found, write
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,19 @@ def test_check_that_fails_itself_is_an_error(good: Node, monkeypatch: pytest.Mon
 
     monkeypatch.setitem(CHECKS, "kernel", fail)
     assert "not allowed" in bad(good, "kernel", Level.ERROR)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("beside", ["", "run/udev/control usr/sbin/lvm usr/sbin/multipathd"])
+def test_check_without_an_answer_says_why_or_the_truth(good: Node, name: str, beside: str) -> None:
+    for path in beside.split():
+        write(good.root, path)
+    truth, concerns = found(good, name), lies.Concerns(frozenset(), (str(good.root),))
+    for asked in lies.failures(lambda: found(good, name), concerns, errnos_of=lies.in_turn(0)):
+        reason = os.strerror(asked.failure.errno)
+        findings = asked.value or ()
+        seen = any(reason in finding.why for finding in findings if finding.level is Level.ERROR)
+        assert seen or findings == truth, str(asked.failure)
 
 
 async def test_command_prints_json_and_exits_1_for_an_error(root: Path) -> None:

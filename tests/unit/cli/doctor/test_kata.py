@@ -66,6 +66,15 @@ def test_node_without_crust_kata_is_not_looked_at(node: Node) -> None:
         assert (finding.level, "does not run here" in finding.what) == (Level.OK, True)
 
 
+def test_containerd_that_cannot_be_run_is_not_absent(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(node.root, "bin/containerd")
+    monkeypatch.setenv("PATH", f"{node.root}/bin")
+    (finding,) = _found(replace(node, version_of=Node().version_of), "kata-engine")
+    assert (finding.level, "Permission denied" in finding.why) == (Level.ERROR, True)
+
+
 def test_runtime_failing_preflight_is_named_with_file_key_and_value(node: Node) -> None:
     _write(node.root, "opt/kata/configuration.toml", "[hypervisor.clh]\n")
     (finding,) = _found(node, "kata")
