@@ -17,7 +17,6 @@ import tarfile
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ import click
 import crust
 from crust.cli.doctor import examine
 from crust.core import credentials, errors, operations
+from crust.host.files import listing
 from crust.host.process import syscalls, workers
 from crust.inspection import daemon_calls, output, show
 
@@ -80,8 +80,7 @@ async def write(path: Path, members: AsyncIterator[tuple[str, bytes]]) -> int:
         try:
             return await _write(file, prefix, members)
         except BaseException:
-            with suppress(OSError):
-                os.unlink(path)
+            os.unlink(path)
             raise
 
 
@@ -120,7 +119,9 @@ async def _files(places: NodeFiles, missing: list[str]) -> AsyncIterator[tuple[s
     for root, pattern, into in _file_sets(places):
         glob = f"{root}/{pattern}"
         try:
-            paths = await calls.look(glob, partial(_matching, root, pattern), timeout_s=READ_S)
+            paths = await calls.look(
+                glob, partial(listing.matching, root, pattern), timeout_s=READ_S
+            )
         except (errors.CrustError, OSError) as err:
             missing.append(f"{glob}: {daemon_calls.reason(err)}")
             continue
@@ -148,7 +149,7 @@ def _questions(places: NodeFiles) -> dict[str, Callable[[], Awaitable[bytes]]]:
 
 
 def _file_sets(places: NodeFiles) -> tuple[tuple[str, str, str], ...]:
-    """Directory, pattern below it, and the directory in the archive."""
+    """Directory, pattern below it, and the directory in the archive. A pipe that matches is listed as missing."""
     return (
         (places.config_dir, "*.toml", "settings"),
         (f"{places.run_dir}/volumes", "*/*.json", "handoff"),
@@ -160,11 +161,6 @@ def _file_sets(places: NodeFiles) -> tuple[tuple[str, str, str], ...]:
         ("/", "proc/locks", "kernel"),
         ("/", "proc/filesystems", "kernel"),
     )
-
-
-def _matching(root: str, pattern: str) -> list[Path]:
-    """Files of every kind, so that a skipped pipe is listed as missing; empty if the root does not exist."""
-    return sorted(Path(root).glob(pattern))
 
 
 def _end_of(path: Path) -> bytes:
@@ -217,10 +213,8 @@ def _versions() -> bytes:
 
 
 def _loops() -> bytes:
-    lines = []
-    for file in sorted(Path("/sys/block").glob("loop*/loop/backing_file")):
-        try:
-            lines.append(f"{file.parents[1].name} {file.read_text().strip()}")
-        except OSError:  # detached meanwhile
-            continue
-    return "\n".join([*lines, ""]).encode()
+    names = sorted(syscalls.names_in("/sys/block"))
+    files = {
+        name: syscalls.known_attribute(f"/sys/block/{name}/loop/backing_file") for name in names
+    }
+    return "".join(f"{name} {file}\n" for name, file in files.items() if file).encode()

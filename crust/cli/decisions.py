@@ -1,6 +1,5 @@
 """The output of `crust explain --volume`, `--target` and `crust policy explain`: plain lines, one fact each."""
 
-import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,10 +34,11 @@ def _how_to_ask(target: str) -> str:
     """The entry of a deferred volume names the rule that decided. For another volume the proxy's log names it, and
     the kubelet's own file names the PersistentVolume whose attributes decide.
     """
-    driver, pv = "DRIVER", "PV"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    try:
         data = json.loads((Path(target).parent / "vol_data.json").read_text())
         driver, pv = str(data["driverName"]), str(data["specVolID"])
+    except (OSError, ValueError, KeyError, TypeError):
+        driver, pv = "DRIVER", "PV"
     return (
         "`decided_by` in the proxy's log line of a publish on the host names the rule; for the present rule: "
         f"crust policy explain --driver {driver} --context KEY=VALUE, with the volumeAttributes "

@@ -54,7 +54,7 @@ def print_page(name: str) -> None:
     Raises click.UsageError for a name that no error has, and where the table was not installed.
     """
     try:
-        table = _table().read_text(encoding="utf-8")
+        table = _table()
     except OSError as error:
         raise click.UsageError(f"the table of the errors is missing: {error}") from None
     pages_by_name = {page.name.lower(): page for page in (*pages(table), *foreign_pages(table))}
@@ -66,10 +66,12 @@ def print_page(name: str) -> None:
     click.echo(pages_by_name[key].text())
 
 
-def _table() -> Path:
+def _table() -> str:
     """The table of the checkout, else of the environment that the wheel was installed in."""
-    checkout = Path(__file__).parents[2] / "docs" / "errors.md"
-    return checkout if checkout.exists() else Path(sys.prefix, "share", "crust", "errors.md")
+    try:
+        return (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return Path(sys.prefix, "share", "crust", "errors.md").read_text(encoding="utf-8")
 
 
 def pages(table: str) -> Iterator[Page]:

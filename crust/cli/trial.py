@@ -14,6 +14,7 @@ call succeeds if there is nothing to undo (CSI).
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import os
 import secrets
@@ -28,7 +29,7 @@ import pydantic
 from google.protobuf.message import Message
 
 from crust.core import deferral_keys, errors
-from crust.host.files import durable, locks
+from crust.host.files import durable, listing, locks
 from crust.host.process import syscalls, workers
 from crust.inspection import daemon_calls, refusals
 from crust.rpc import status
@@ -66,10 +67,10 @@ class TrialRequest(pydantic.BaseModel, frozen=True, extra="forbid"):
 
 
 def killed_trials(kubelet_root: str) -> tuple[Path, ...]:
-    """The notes of trials that were killed: no process holds their locks. Blocks."""
+    """The notes of trials that were killed: no process holds their locks. Blocks. Raises as `locked`."""
     notes = []
-    for note in sorted(Path(kubelet_root).glob(f"{_STAGED}/*/*/{_NOTE}")):
-        with contextlib.suppress(errors.CrustError), locked(note):
+    for note in listing.matching(kubelet_root, f"{_STAGED}/*/*/{_NOTE}"):
+        with contextlib.suppress(errors.NotReady, errors.NotFound), locked(note):
             notes.append(note)
     return tuple(notes)
 
@@ -216,10 +217,11 @@ class Trial:
                 hint="start a sandbox with that mount source meanwhile",
             ) from error
         self.show("waiting for the end of the sandbox")
-        # then the unpublish is refused, and names the sandbox
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(self.request.wait_s):
                 await self._until("released", events, is_claimed=False)
+        except TimeoutError:
+            return  # the unpublish is refused, and names the sandbox
 
     async def _until(
         self, kind: str, events: AsyncIterator[inspect_pb2.Event], *, is_claimed: bool
@@ -275,17 +277,22 @@ class Trial:
         if not remaining:
             await workers.run(Path(self.note).unlink, missing_ok=True)
         for path in (os.path.dirname(self.target), self.staging):
-            await workers.run(_remove_empty, path, self.request.target_root)
+            try:
+                await workers.run(_remove_empty, path, self.request.target_root)
+            except errors.CrustError as error:
+                remaining.append(error.shown())
         return remaining
 
     async def _patiently(self, request: Message) -> None:
         """Repeat the request while the driver answers ABORTED or UNAVAILABLE, as some do for a while."""
-        for _ in range(_UNDO_ATTEMPTS - 1):
-            with contextlib.suppress(errors.OperationPending, errors.PeerUnavailable):
+        for left in reversed(range(_UNDO_ATTEMPTS)):
+            try:
                 await self._step(request)
                 return
+            except (errors.OperationPending, errors.PeerUnavailable):
+                if not left:
+                    raise
             await asyncio.sleep(1)
-        await self._step(request)
 
 
 def _name(request: Message) -> str:
@@ -299,12 +306,14 @@ def _make_directory(path: str) -> None:
 def _remove_empty(path: str, root: str) -> None:
     """Remove the directory and its parents, as long as they are empty."""
     while path.startswith(f"{root}/"):
-        try:
-            os.rmdir(path)
-        except FileNotFoundError:
-            pass
-        except OSError:
-            return
+        with syscalls.translating(f"cannot remove {path}"):
+            try:
+                os.rmdir(path)
+            except OSError as err:
+                if err.errno == errno.ENOTEMPTY:
+                    return
+                if err.errno != errno.ENOENT:
+                    raise
         path = os.path.dirname(path)
 
 
@@ -329,18 +338,18 @@ async def try_publish(run_dir: str, request: TrialRequest) -> int:
 
 
 async def _run_and_undo(trial: Trial) -> int:
-    failed = False
+    failure: errors.CrustError | None = None
     try:
         with _ended_by(signal.SIGTERM, signal.SIGHUP):
             await trial.run_steps()
     except errors.CrustError as error:
         refusals.tell(error)
-        failed = True
+        failure = error
     finally:
         remaining = await trial.undo_steps()
         for sentence in remaining:
             refusals.tell(f"not removed: {sentence}")
-    return 1 if failed or remaining else 0
+    return 1 if failure or remaining else 0
 
 
 @contextlib.contextmanager

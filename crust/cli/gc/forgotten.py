@@ -7,6 +7,7 @@ A kubelet's paths of a raw block volume, below plugins/kubernetes.io/csi/volumeD
     <pv>/data/vol_data.json                the driver and the volume's id; written at each attempt
 """
 
+import errno
 import json
 import os
 import re
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crust.core import volumes
+from crust.host import answers
+from crust.host.files import sparse
 from crust.host.process import syscalls
 from crust.inspection import views
 
@@ -44,27 +47,22 @@ class ForgottenPublish:
         """The directory of the pod, as long as the kubelet knows the pod."""
         return f"{self.pods}/{self.pod_uid}"
 
+    def pod(self) -> answers.Answer[os.stat_result]:
+        """That directory. Blocks."""
+        path = self.pod_directory
+        return answers.ask(path, lambda: os.lstat(path), absent=(errno.ENOENT,))
+
 
 def find(kubelet_root: str, entries: Iterable[views.VolumeRow]) -> tuple[ForgottenPublish, ...]:
-    """All such publishes; empty without the directory of all pods: the kubelet's root is not mounted then. Blocks.
+    """All such publishes, with those whose pod is not seen, which the proof keeps; empty without the directory of all
+    pods: the kubelet's root is not mounted then. Blocks.
 
-    Raises `CrustError` for a directory that cannot be read: a pod may have the volume there.
+    Raises `CrustError` for another path that cannot be read: a pod may have the volume there.
     """
-    if not os.path.isdir(f"{kubelet_root}/pods"):
+    if not sparse.exists(f"{kubelet_root}/pods/"):
         return ()
     publishes = (*_raw(kubelet_root), *_deferred(kubelet_root, entries))
-    return tuple(publish for publish in publishes if is_absent(publish.pod_directory))
-
-
-def is_absent(path: str) -> bool:
-    """Whether the path does not exist. `os.path.lexists` is also false without permission, or if the disk fails."""
-    try:
-        os.lstat(path)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return False
+    return tuple(each for each in publishes if not isinstance(each.pod(), answers.Present))
 
 
 def _raw(root: str) -> Iterator[ForgottenPublish]:
@@ -117,8 +115,9 @@ def _names(directory: str) -> list[str]:
 
 
 def _volume(data: str) -> tuple[str, str]:
-    try:
-        content = json.loads(Path(data).read_text(encoding="utf-8"))
-        return str(content["driverName"]), str(content["volumeHandle"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "", ""
+    with syscalls.translating(f"cannot read {data}"):
+        try:
+            content = json.loads(Path(data).read_text(encoding="utf-8"))
+            return str(content["driverName"]), str(content["volumeHandle"])
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+            return "", ""

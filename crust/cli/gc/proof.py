@@ -9,6 +9,7 @@ from crust.cli.gc import forgotten
 from crust.cli.gc.forgotten import ForgottenPublish
 from crust.cli.gc.kernel import Kernel
 from crust.core import volumes
+from crust.host import answers
 from crust.inspection import views
 
 
@@ -74,7 +75,7 @@ def _visibility(kernel: Kernel) -> ProofCheck:
 
 
 def _pod_directory(publish: ForgottenPublish) -> ProofCheck:
-    is_gone = forgotten.is_absent(publish.pod_directory)
+    is_gone = answers.seen(publish.pod()) is None
     state = "does not exist" if is_gone else "exists: the kubelet knows the pod"
     return ProofCheck("pod-directory", is_gone, f"{publish.pod_directory} {state}")
 
@@ -156,10 +157,8 @@ def _age(publish: ForgottenPublish, evidence: Evidence) -> ProofCheck:
 
 
 def _age_s(path: str) -> float:
-    """Seconds since the last change; infinite for a path that does not exist."""
+    """Seconds since the last change; infinite for a path that does not exist. Raises `OSError`."""
     try:
         return time.time() - os.stat(path).st_mtime
     except FileNotFoundError:
         return float("inf")
-    except OSError:
-        return 0.0

@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from crust.host.files import sparse
+
 Object = dict[str, Any]
 WORKLOADS = ("DaemonSet", "Deployment")
 
@@ -100,7 +102,7 @@ class Composition:
         (kustomization,) = _objects(directory / "kustomization.yaml")
         for name in kustomization.get("resources", ()):
             path = (directory / name).resolve()
-            if path.is_dir():
+            if sparse.exists(f"{path}/"):
                 self._add(path)
             else:
                 self.resources[f"{directory.name}-{path.name}"] = _objects(path)

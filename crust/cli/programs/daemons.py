@@ -112,8 +112,10 @@ def load(
 
 def installed(program: str) -> Path | None:
     """The settings file that is read without --config."""
+    from crust.host.files import sparse
+
     path = CONFIG_DIR / f"{program}.toml"
-    return path if path.exists() else None
+    return path if sparse.exists(path) else None
 
 
 def text(program: str, path: Path) -> str:

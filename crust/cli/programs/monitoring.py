@@ -11,6 +11,7 @@ is answered while other connections stay open. The metrics are rendered once a s
 
 import asyncio
 import concurrent.futures
+import errno
 import http.server
 import logging
 import math
@@ -20,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import prometheus_client
@@ -121,8 +122,11 @@ class _Server(http.server.ThreadingHTTPServer):
         """Close the oldest connection if there are too many, which ends its thread. Only `serve_forever` calls it."""
         self._connected = deque(peer for peer in self._connected if peer.fileno() >= 0)
         if len(self._connected) >= CONNECTIONS:
-            with suppress(OSError):  # it is closed meanwhile
+            try:
                 self._connected.popleft().shutdown(socket.SHUT_RDWR)
+            except OSError as err:  # it is closed meanwhile
+                if err.errno not in (errno.ENOTCONN, errno.EBADF):
+                    raise
         self._connected.append(request)
         super().process_request(request, client_address)
 

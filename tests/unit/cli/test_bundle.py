@@ -1,5 +1,6 @@
 """`crust bundle`: an archive of a node, without its secrets."""
 
+import errno
 import os
 import tarfile
 import threading
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from crust.cli import bundle
+from tests.support.faults import lies
 from tests.support.nodes.commands import invoked
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.places import Places
@@ -78,6 +80,15 @@ async def test_archive_of_a_node_has_its_entries_and_status(root: Path, places: 
     archived = contents(root / "a.tar.gz")
     assert b'"volume_id": "vol-1"' in archived["status.json"]
     assert any(name.startswith("handoff/") for name in archived)
+
+
+async def test_directory_that_cannot_be_listed_is_named_as_missing(
+    root: Path, leaking: bundle.NodeFiles
+) -> None:
+    volume = lies.Concerns(frozenset({f"{leaking.state_dir}/volumes/p-1"}), ())
+    with lies.failing(volume, lies.Failure(0, errno.EACCES)):
+        await bundle.write(root / "a.tar.gz", bundle.parts(leaking))
+    assert b"volumes/p-1: Permission denied" in contents(root / "a.tar.gz")["missing.txt"]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,13 @@ BOUNDARIES = {
         1,
     ): "the caller gets the error",
     ("cli/doctor/examine.py", "_guarded", 1): "doctor shows the error as a finding",
+    ("cli/gc/collect.py", "_result", 1): "the publish is kept, or refused, with the error",
+    (
+        "cli/trial.py",
+        "Trial._claimed_and_ended",
+        1,
+    ): "the unpublish is refused then, with its error",
+    ("cli/decisions.py", "_how_to_ask", 1): "a hint: DRIVER and PV stand for what cannot be read",
     ("cli/bundle.py", "parts", 1): "the bundle says what is missing in it, and why",
     ("cli/bundle.py", "_files", 2): "the bundle says what is missing in it, and why",
 }

@@ -17,6 +17,7 @@ from crust.cli.gc.kernel import Kernel, Users
 from crust.core import errors
 from crust.host.block.holders import DeviceInUse, Holder
 from tests.support.drivers.fake_driver import FakeDriver
+from tests.support.faults import lies
 from tests.support.nodes.fake_node import DRIVER, FakeNode
 from tests.support.nodes.places import Places
 
@@ -188,7 +189,22 @@ async def test_gc_unreadable_pod_directory_is_no_proof(
         return real(path)
 
     monkeypatch.setattr("crust.cli.gc.forgotten.os.lstat", lstat)
-    assert await forgotten.gc() == ()
+    (result,) = await forgotten.gc()
+    assert (result.outcome, forgotten.called()) == ("kept", [])
+    assert "Input/output error" in result.message
+
+
+@pytest.mark.parametrize("hidden", ["pods/", f"{BASE}/{PV}/data/vol_data.json"])
+async def test_path_of_the_kubelet_that_is_not_seen_is_an_error(
+    forgotten: Forgotten, hidden: str
+) -> None:
+    concerns = lies.Concerns(frozenset({f"{forgotten.root}/{hidden}"}), ())
+    with (
+        lies.failing(concerns, lies.Failure(0, errno.EIO)),
+        pytest.raises(errors.CrustError, match="Input/output error"),
+    ):
+        await forgotten.gc()
+    assert forgotten.called() == []
 
 
 @pytest.mark.parametrize("hidden", ["publish/pv-1", "pv-1/dev"])
