@@ -5,12 +5,12 @@ is not, the shim's socket shows which part is away.
 """
 
 import contextlib
-import os
 from pathlib import Path
 
 import grpc
 
 from crust.core import errors
+from crust.host.files import sparse
 from crust.host.process import workers
 from crust.inspection import daemon_calls, views
 from crust.rpc import status as codes
@@ -67,7 +67,7 @@ def _has_kubelet(socket: str) -> bool:
     Without a kubelet no process registers the driver, and a missing registration is no problem.
     """
     root = Path(socket).parent.parent.parent
-    return (root / "device-plugins" / "kubelet.sock").exists()
+    return sparse.exists(root / "device-plugins" / "kubelet.sock")
 
 
 async def _probe(name: str, socket: str) -> tuple[str, str, views.Pool | None]:
@@ -117,18 +117,16 @@ def _diagnosed(
     away = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
     if codes.name_in(err.trailing) or err.code not in away:
         return codes.to_error(err)
-    if os.path.lexists(answer.backend):  # in `crust node` the shim has no socket
-        try:
-            daemon_calls.check_socket(
-                f"the shim of driver {answer.name}", answer.backend, start="start crust-shim"
-            )
-        except errors.CrustError as error:
-            return error
-    elif err.code is grpc.StatusCode.UNAVAILABLE:
-        return daemon_calls.DaemonNotResponding(
-            f"the shim of driver {answer.name}", answer.backend,
-            "the socket does not exist", "start crust-shim, or correct `backend`",
-        )  # fmt: skip
+    shim = f"the shim of driver {answer.name}"
+    try:
+        if sparse.exists(answer.backend):  # in `crust node` the shim has no socket
+            daemon_calls.check_socket(shim, answer.backend, start="start crust-shim")
+        elif err.code is grpc.StatusCode.UNAVAILABLE:
+            todo = "start crust-shim, or correct `backend`"
+            why = "the socket does not exist"
+            return daemon_calls.DaemonNotResponding(shim, answer.backend, why, todo)
+    except errors.CrustError as error:
+        return error
     why = (
         f"it did not answer a Probe in {TIMEOUT_S:.0f} s"
         if err.code is grpc.StatusCode.DEADLINE_EXCEEDED

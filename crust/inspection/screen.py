@@ -8,6 +8,7 @@ prints each answer that differs from the last one; JSON on one line each.
 """
 
 import asyncio
+import errno
 import json
 import signal
 import sys
@@ -37,7 +38,9 @@ def print_answers(
         return asyncio.run(_once(run_dir, question, form))
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
+    except OSError as err:
+        if err.errno != errno.EPIPE:
+            raise
         # `| head` has ended: a flush of the buffer at exit must not fail again
         sys.stdout = None
         return 0
