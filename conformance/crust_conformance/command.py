@@ -140,12 +140,14 @@ def of_driver(
         parameters=options.parameters_of(parameters),
         **flags,
     )
-    if not chosen.target_root.is_dir():
+    try:
+        os.scandir(chosen.target_root).close()
+    except OSError as err:
         raise errors.InvalidRequest(
             f"volumes cannot be staged and published below {chosen.target_root}",
-            why="it is no directory",
+            why=os.strerror(err.errno or 0),
             hint="give the kubelet's root with --target-root, or any directory that the driver sees",
-        )
+        ) from err
     with _checked_run("C", chosen):
         from crust_conformance import suite  # `--list` needs no pytest
 
@@ -214,8 +216,6 @@ def _check_writable(report: Path) -> None:
 def _tell_if_away(path: str, timeout_s: float) -> None:
     """Print the socket that the suite waits for: the driver may be starting."""
     with socket.socket(socket.AF_UNIX) as connection:
-        try:
-            connection.connect(path)
-        except OSError as err:
-            why = err.strerror or str(err)
+        if number := connection.connect_ex(path):
+            why = os.strerror(number)
             click.echo(f"no driver at {path} ({why}), waiting {timeout_s:g} s", err=True)

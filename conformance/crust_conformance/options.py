@@ -106,9 +106,13 @@ def parameters_of(path: Path | None) -> Parameters:
         why = "; ".join(
             f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in err.errors()
         )
+        raise _unusable(path, why) from err
     except (OSError, tomllib.TOMLDecodeError) as err:
-        why = str(err)
-    raise errors.InvalidRequest.named(
+        raise _unusable(path, str(err)) from err
+
+
+def _unusable(path: Path, why: str) -> errors.InvalidRequest:
+    return errors.InvalidRequest.named(
         "InvalidParametersFile",
         f"the parameters file {path} cannot be used",
         why=why,

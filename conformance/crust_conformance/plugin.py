@@ -24,7 +24,7 @@ from crust_conformance.options import RunOptions
 from crust_conformance.report import Report, write_json, write_junit
 from crust_conformance.results import Exchange, Finding, Outcome, Result, Results, explained
 
-_FILES = "*_cases.py"
+_FILES = "_cases.py"
 _INTERRUPTED = 2
 GONE = 3
 _FAILING: frozenset[Outcome] = frozenset({"failed"})
@@ -185,7 +185,7 @@ def run_cases(
     except Gone as gone:
         click.echo(str(gone), err=True)
         return Results(exit_code=GONE)
-    files = [str(file) for file in directory.rglob(_FILES) if plugin.has_cases_in(file.read_text())]
+    files = [str(file) for file in _files(directory) if plugin.has_cases_in(file.read_text())]
     with _no_settings_of_others():  # without any file, pytest would look in this directory
         ended = pytest.main([*(files or [str(directory)]), *_ARGUMENTS], plugins=[plugin])
     results = plugin.results
@@ -197,6 +197,16 @@ def run_cases(
     if options.json is not None:
         write_json(options.json, results)
     return results
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    """The files with cases. Raises `OSError`: cases that are not found would not be run."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                yield from _files(Path(entry.path))
+            elif entry.name.endswith(_FILES):
+                yield Path(entry.path)
 
 
 def _exit_code(ended: int, results: Results, failing: frozenset[Outcome]) -> int:
@@ -218,7 +228,7 @@ def _no_settings_of_others() -> Iterator[None]:
 _ARGUMENTS = [
     f"--rootdir={Path(__file__).parent}",
     f"--config-file={os.devnull}",
-    f"--override-ini=python_files={_FILES}",
+    f"--override-ini=python_files=*{_FILES}",
     "--noconftest",
     "--import-mode=importlib",
     "--disable-plugin-autoload",

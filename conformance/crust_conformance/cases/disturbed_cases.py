@@ -196,7 +196,7 @@ def _deleted(co: Co, disturb: Callable[[Co, Any], None]) -> csi_pb2.Volume:
             disturb(co, request)
             co.until_final(request)
     assert not co.host.mounts_at(target)
-    assert not target.exists()
+    assert not co.host.has(target)
     return volume
 
 

@@ -3,6 +3,7 @@
 `undo` sees every call, so that all steps of a case are undone, even if the case fails half-way.
 """
 
+import errno
 import itertools
 import secrets as tokens
 from pathlib import Path
@@ -27,6 +28,8 @@ from crust_conformance.results import Finding, explained
 R = TypeVar("R", bound=Message)
 _numbers = itertools.count(1)
 _FILE_MAX_BYTES = 1 << 20
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+"""Of a filesystem, of the open of a device, of a write to it."""
 SIDECAR_KEYS = {
     "csi.storage.k8s.io/pvc/name": "data",
     "csi.storage.k8s.io/pvc/namespace": "default",
@@ -327,10 +330,12 @@ class Co(Calls):
         self.detach(volume.volume_id)
 
     def can_write(self, path: Path) -> bool:
-        """Whether a byte can be written."""
+        """Whether a byte can be written, to what is not read-only. Raises `OSError`."""
         try:
             self.host.write(path, b"!")
-        except OSError:
+        except OSError as err:
+            if err.errno not in _READ_ONLY:
+                raise
             return False
         return True
 

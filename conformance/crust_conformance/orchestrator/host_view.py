@@ -26,13 +26,21 @@ class HostView:
         """Remove a remaining mount of the driver, by umount(8): the suite must not depend on the tested code."""
         subprocess.run(["umount", str(path)], check=False, capture_output=True)
 
+    def has(self, path: Path) -> bool:
+        """Whether there is anything at `path`."""
+        try:
+            path.lstat()
+        except FileNotFoundError:
+            return False
+        return True
+
     def is_block(self, path: Path) -> bool:
         """Whether `path` is a block device."""
         return stat.S_ISBLK(path.stat().st_mode)
 
     def size_bytes(self, path: Path) -> int:
         """The size of the device at `path`, or of the filesystem that is mounted there."""
-        if path.is_dir():
+        if stat.S_ISDIR(path.stat().st_mode):
             usage = os.statvfs(path)
             return usage.f_blocks * usage.f_frsize
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -47,8 +55,7 @@ class HostView:
 
     def write(self, path: Path, data: bytes, *, offset: int = 0) -> None:
         """Write to the device or the file, and sync."""
-        flags = os.O_WRONLY | os.O_CLOEXEC | (0 if path.is_block_device() else os.O_CREAT)
-        fd = os.open(path, flags, 0o600)
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_CREAT, 0o600)
         try:
             done = 0
             while done < len(data):

@@ -12,6 +12,7 @@ be removed is a finding that names it, and the next steps are undone nevertheles
 
 import contextlib
 import copy
+import errno
 import os
 import threading
 from pathlib import Path
@@ -82,7 +83,7 @@ class Undo(grpc.UnaryUnaryClientInterceptor):
     def clean(self, calls: Calls) -> list[Finding]:
         """Undo all steps, newest first; returns a finding for each object that could not be removed.
 
-        NOT_FOUND means that the object is gone: CSI allows it for a volume that does not exist.
+        NOT_FOUND means that the object is gone: CSI allows it for a volume that does not exist. Raises `OSError`.
         """
         findings: list[Finding] = []
         clause = _UNDO
@@ -96,7 +97,7 @@ class Undo(grpc.UnaryUnaryClientInterceptor):
                     calls.until_final(request)
                 else:
                     calls.reply(request)
-            except (AssertionError, OSError, grpc.RpcError) as error:
+            except (AssertionError, grpc.RpcError) as error:
                 if isinstance(error, Refusal) and error.code is Code.NOT_FOUND:
                     clause = _FORGOTTEN
                     continue
@@ -105,8 +106,9 @@ class Undo(grpc.UnaryUnaryClientInterceptor):
         for path in self._host.mounts_below(self._root):
             findings.append(Finding(clause, f"not removed: {path} was still mounted"))
             self._host.unmount(path)
-        _remove_directories(self._root)
-        if self._root.exists():
+        with contextlib.suppress(FileNotFoundError):
+            _remove_directories(str(self._root))
+        if self._host.has(self._root):
             findings.append(Finding(_DIRECTORY, f"not removed: {self._root} is not empty"))
         return findings
 
@@ -179,8 +181,14 @@ def _named(request: Message) -> str:
     return ", ".join(f"{name} {getattr(request, name)}" for name in names if name in has)
 
 
-def _remove_directories(root: Path) -> None:
-    """Remove only directories: a file below the targets belongs to the driver, or to a volume."""
-    for directory, _, _ in os.walk(root, topdown=False):
-        with contextlib.suppress(OSError):
-            Path(directory).rmdir()
+def _remove_directories(root: str) -> None:
+    """Remove only directories: a file below the targets belongs to the driver, or to a volume. Raises `OSError`."""
+    with os.scandir(root) as entries:
+        directories = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for directory in directories:
+        _remove_directories(directory)
+    try:
+        os.rmdir(root)
+    except OSError as err:
+        if err.errno not in (errno.ENOTEMPTY, errno.EBUSY):
+            raise

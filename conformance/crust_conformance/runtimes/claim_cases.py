@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
-import errno
 import json
 import os
 import signal
 from pathlib import Path
 
+from crust.host.block import devices, users
 from crust_conformance.runtimes.subject import RuntimeUnderTest
 
 
@@ -45,22 +45,17 @@ async def test_r102_second(s: RuntimeUnderTest) -> None:
 async def test_r103_exclusive(s: RuntimeUnderTest) -> None:
     device = await s.formatted()
     await s.started("box-1", s.publish(device))
-    try:
-        os.close(os.open(device, os.O_RDONLY | os.O_EXCL))
-    except OSError as error:
-        assert error.errno == errno.EBUSY, f"open(O_EXCL) failed with {error.strerror}"
-    else:
-        raise AssertionError(
-            f"another program could open {device} with O_EXCL: the hypervisor, or its keeper, must have "
-            "the claimant's own descriptor, which was opened with O_EXCL"
-        )
+    assert users.is_held(devices.source(device)), (
+        f"another program could open {device} with O_EXCL: the hypervisor, or its keeper, must have "
+        "the claimant's own descriptor, which was opened with O_EXCL"
+    )
 
 
 async def test_r104_released(s: RuntimeUnderTest) -> None:
     target = await s.running()
     await s.stop("box-1")
     assert not s.is_held(target), f"claim.lock is still locked; {s.holders_text(target)}"
-    assert not os.path.exists(s.proxy.paths(target).claim), "claim.json is left"
+    assert not _content(s, target), "claim.json is left"
     await s.started("box-2", target)
 
 

@@ -15,6 +15,8 @@ import os
 import shlex
 import signal
 import socket
+import stat
+import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
 from pathlib import Path
@@ -135,12 +137,9 @@ class RuntimeUnderTest:
 
     async def _has_ended(self, process: Process) -> bool:
         """Whether it ends in time, with all processes that have its output."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await process.wait()
-        except TimeoutError:
-            return False
-        return True
+        ended = asyncio.ensure_future(process.wait())
+        await asyncio.wait((ended,), timeout=self._timeout_s)
+        return not ended.cancel()
 
     async def _lost(self) -> None:
         try:
@@ -352,11 +351,10 @@ class RuntimeUnderTest:
         return [pid for pid in self.holders(target) if pid != own_pid]
 
     async def _until(self, is_so: Callable[[], bool], timeout_s: float = GONE_S) -> bool:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while not is_so():
-                    await asyncio.sleep(0.05)
-        return is_so()
+        until = time.monotonic() + timeout_s
+        while not (it_is := is_so()) and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+        return it_is
 
     async def reset(self) -> None:
         """Remove the sandboxes and volumes of the case."""
@@ -367,7 +365,7 @@ class RuntimeUnderTest:
         for target, guard in self._targets.items():
             await self.kill_machine(target)
             await self.kill_processes(self._other_holders(target))
-            with contextlib.suppress(errors.CrustError):
+            with contextlib.suppress(claims.HeldBySandbox):
                 self.proxy.unpublish(target, guard=guard)
         self._targets.clear()
         self._devices.close()
@@ -376,12 +374,22 @@ class RuntimeUnderTest:
 
 
 def _dead_sockets(directory: str) -> list[str]:
+    """The sockets below the directory that no process serves. Raises `OSError`."""
     paths = []
-    for path in Path(directory).rglob("*"):
-        with socket.socket(socket.AF_UNIX) as client, contextlib.suppress(OSError):
-            if path.is_socket() and client.connect_ex(str(path)) == errno.ECONNREFUSED:
-                paths.append(str(path))
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
+                if entry.is_dir(follow_symlinks=False):
+                    paths += _dead_sockets(entry.path)
+                elif _is_dead_socket(entry.path):
+                    paths.append(entry.path)
     return paths
+
+
+def _is_dead_socket(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        is_socket = stat.S_ISSOCK(os.lstat(path).st_mode)
+        return is_socket and client.connect_ex(path) == errno.ECONNREFUSED
 
 
 def _is_running(pid: int) -> bool:
@@ -389,8 +397,6 @@ def _is_running(pid: int) -> bool:
 
 
 def _began(pid: int) -> int | None:
-    """A process's start, in clock ticks after the boot; None if it has ended or is a zombie (proc_pid_stat(5))."""
-    with contextlib.suppress(OSError):
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-        return None if state in "ZX" else int(fields[18])
-    return None
+    """A process's start, in clock ticks after the boot; None if it has ended. Raises `NotSeen`."""
+    process = answers.seen(processes.of(pid)) if pid > 0 else None
+    return None if process is None else process.started

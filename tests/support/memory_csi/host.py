@@ -1,6 +1,7 @@
 """The fake driver for a caller that blocks, the conformance suite, and what a host would show: its own table."""
 
 import asyncio
+import errno
 import threading
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -76,7 +77,7 @@ class MemoryHost(HostView):
             if self._driver.frozen:
                 raise OSError("the filesystem is frozen")
             if at.readonly:
-                raise PermissionError("read-only")
+                raise OSError(errno.EROFS, "read-only")
             if name:
                 at.volume.content.files[name] = data
                 return

@@ -1,5 +1,6 @@
 """`crust-conformance` for drivers and runtimes: flags, parameters, restart command, a driver without an answer."""
 
+import errno
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from crust_conformance.orchestrator.capabilities import CREATE
 from crust_conformance.results import Results
 from crust_conformance.runtimes import suite as suite_of_runtimes
 from tests.support.drivers.fake_driver import Code, Failure, FakeDriver
+from tests.support.faults import lies
 from tests.support.memory_csi.host import MemoryHost, serving
 
 
@@ -49,6 +51,15 @@ def test_missing_driver_is_reported(tmp_path: Path) -> None:
     assert result.exit_code == 3
     assert f"no driver at {tmp_path}/csi.sock (No such file or directory)" in result.output
     assert f"the driver at {tmp_path}/csi.sock does not answer" in result.output
+
+
+def test_cases_that_cannot_be_listed_are_not_left_out(tmp_path: Path) -> None:
+    hidden = lies.Concerns(frozenset({str(suite.CASES / "node")}), ())
+    with (
+        lies.failing(hidden, lies.Failure(0, errno.EACCES)),
+        pytest.raises(PermissionError),
+    ):
+        run(FakeDriver("1.13"), tmp_path, "C-101", "C-221")
 
 
 @pytest.mark.parametrize("place", ["{tmp}/file", "{tmp}/not-there", "/proc/sys"])

@@ -25,12 +25,12 @@ _MULTI_NODE = (
 def test_c223_read_only_is_enforced(co: Co) -> None:
     for capability in co.kinds:
         volume, target = co.used(capability)
-        co.host.write(_file_or_device(target), _DATA)
+        co.host.write(_file_or_device(co, target), _DATA)
         co.unpublish(volume.volume_id, target)
         target = co.publish(volume, capability, readonly=True)
         _check_reader(co, target)
         co.unpublish(volume.volume_id, target)
-        assert co.can_write(_file_or_device(co.publish(volume, capability)))
+        assert co.can_write(_file_or_device(co, co.publish(volume, capability)))
 
 
 def test_c237_a_reader_mode_is_enforced(co: Co) -> None:
@@ -61,19 +61,19 @@ def _written(co: Co, *capabilities: VolumeCapability) -> Volume:
     """A volume for all of `capabilities`, written under the first, and not in use."""
     volume = co.volume_for(*capabilities)
     target = co.use(volume, capabilities[0])
-    co.host.write(_file_or_device(target), _DATA)
+    co.host.write(_file_or_device(co, target), _DATA)
     co.release(volume, target)
     return volume
 
 
 def _check_reader(co: Co, target: Path) -> None:
-    assert not co.can_write(_file_or_device(target)), "a read-only volume was written"
-    assert co.host.read(_file_or_device(target), len(_DATA)) == _DATA
+    assert not co.can_write(_file_or_device(co, target)), "a read-only volume was written"
+    assert co.host.read(_file_or_device(co, target), len(_DATA)) == _DATA
 
 
-def _file_or_device(target: Path) -> Path:
+def _file_or_device(co: Co, target: Path) -> Path:
     """The path to write to: the device, or a file of the filesystem."""
-    return target / "file" if target.is_dir() else target
+    return target if co.host.is_block(target) else target / "file"
 
 
 def test_c206_stage_with_unknown_filesystem_is_refused(co: Co) -> None:
