@@ -132,12 +132,12 @@ async def test_r112_session(s: RuntimeUnderTest) -> None:
 
 async def test_r113_all_killed(s: RuntimeUnderTest) -> None:
     target = await s.running()
-    keepers = await s.keepers(target)
+    keepers, machine = await s.keepers(target), s.claimed_pid(target)
     for pid in keepers:
         os.kill(pid, signal.SIGSTOP)  # so that no process replaces a killed one
     s.transcript.append(f"(SIGKILL to all processes of the keeper: {keepers})")
     await s.kill_processes(keepers)
-    if not await s.claimed_again_or_ended(target):
+    if not await s.claimed_again_or_ended(target, machine):
         raise AssertionError("no live claim names a sandbox, and the hypervisor lives")
     claim = s.proxy.claim(target)
     if claim is not None and claim.live:

@@ -288,7 +288,7 @@ class RuntimeUnderTest:
         The hypervisor is the process that claim.json names, unless that is the runtime's command: then the processes
         that have claim.lock open.
         """
-        pid = self._claimed_pid(target)
+        pid = self.claimed_pid(target)
         machine = [pid] if pid else self._other_holders(target)
         self.transcript.append(f"(SIGKILL to the virtual machine: {machine})")
         await self.kill_processes(machine)
@@ -310,16 +310,15 @@ class RuntimeUnderTest:
 
         This waits for two processes: a single one is no keeper (H-45).
         """
-        machine = self._claimed_pid(target)
+        machine = self.claimed_pid(target)
         if not machine or machine in self.holders(target):
             pytest.skip(KEEPER)
         if not await self._until(lambda: len(self._other_holders(target)) > 1):
             raise AssertionError("one process alone holds the claim, and its end would free it")
         return self._other_holders(target)
 
-    async def claimed_again_or_ended(self, target: str) -> bool:
-        """Whether the claim is taken again, and named, or its hypervisor ends, in time."""
-        machine = self._claimed_pid(target)
+    async def claimed_again_or_ended(self, target: str, machine: int) -> bool:
+        """Whether the claim is taken again, and named, or the hypervisor ends, in time."""
         return await self._until(lambda: self._is_named(target) or not _is_running(machine))
 
     def _is_named(self, target: str) -> bool:
@@ -338,7 +337,7 @@ class RuntimeUnderTest:
         began = _began(pid)
         return began is not None and began >= (_began(os.getpid()) or 0)
 
-    def _claimed_pid(self, target: str) -> int:
+    def claimed_pid(self, target: str) -> int:
         """The process that claim.json names; 0 if it is the runtime's command, or has ended."""
         claim = self.proxy.claim(target)
         own_pid = self._process.pid if self._process is not None else 0
