@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -50,13 +51,25 @@ class Intents:
         self._run_dir = run_dir
         self._directory = os.path.join(run_dir, "freezes")
 
-    def open(self) -> tuple[Intent, ...]:
-        """The intents of drivers that died in this boot: their subjects may be frozen. Creates the directories."""
+    def open(self) -> Iterator[Intent]:
+        """The intents of drivers that died in this boot: their subjects may be frozen. Creates the directories.
+
+        At the end it raises the error of an intent that is not seen: the writers of other volumes do not wait for it.
+        """
         durable.make_directory(self._run_dir, 0o700)
         durable.make_directory(self._directory, 0o700)
         durable.remove_temporary_files(self._directory)
-        intents = (self._read(volumes.VolumeId(name)) for name in os.listdir(self._directory))
-        return tuple(intent for intent in intents if intent is not None)
+        unseen: errors.CrustError | None = None
+        for name in os.listdir(self._directory):
+            try:
+                intent = self._read(volumes.VolumeId(name))
+            except errors.CrustError as err:
+                unseen = err
+                continue
+            if intent is not None:
+                yield intent
+        if unseen is not None:
+            raise unseen
 
     def note(self, intent: Intent) -> None:
         """Record an intent, before the freeze."""
@@ -75,7 +88,7 @@ class Intents:
             if boot_id != syscalls.boot_id():
                 self.forget(volume_id)
                 return None
-        except errors.CrustError as err:  # the writers of other volumes must not wait
+        except (durable.UnreadableFile, durable.UntrustedFile) as err:  # no driver wrote it
             _log.error(
                 "a freeze intent cannot be read", extra={"volume_id": volume_id, "error": err}
             )
@@ -192,13 +205,9 @@ def thaw(intent: Intent, access: NodeAccess | None = None) -> bool:
     """Thaw the filesystem of an intent that a killed driver left; returns whether nothing is left to thaw.
 
     Without the engine's `access` only a mounted filesystem; with it also an unmounted or covered one: a frozen
-    filesystem stays alive without a path. An error is in the log, and the intent stays for the next start.
+    filesystem stays alive without a path.
     """
-    try:
-        return _thaw_mounted(intent) if access is None else _thaw_unmounted(intent, access)
-    except errors.CrustError as err:
-        _log.error("a filesystem stays frozen", extra={"volume_id": intent.volume_id, "error": err})
-        return False
+    return _thaw_mounted(intent) if access is None else _thaw_unmounted(intent, access)
 
 
 def _thaw_mounted(intent: Intent) -> bool:
@@ -233,8 +242,8 @@ def _mount_of(identity: str) -> mountinfo.Mount | None:
     numbers = re.fullmatch(r"(\d+):(\d+)@\d+", identity)
     if numbers is None:
         return None
-    for mount in mountinfo.of_device(int(numbers[1]), int(numbers[2])):
-        with suppress(errors.CrustError):
-            if device_mounts.is_visible(mount) and str(devices.identify(mount.source)) == identity:
-                return mount
-    return None
+    major, minor = int(numbers[1]), int(numbers[2])
+    device = devices.of_number(os.makedev(major, minor))
+    if device is None or str(device.identity) != identity:
+        return None
+    return next(filter(device_mounts.is_visible, mountinfo.of_device(major, minor)), None)

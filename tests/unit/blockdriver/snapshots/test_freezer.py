@@ -128,7 +128,7 @@ async def test_freeze_without_a_runtime_socket_is_refused(
 ) -> None:
     """Nobody was asked, so there is no guest to thaw, and no alarm."""
     intents = Intents(str(tmp_path))
-    intents.open()
+    assert [*intents.open()] == []
     made = Freezer(intents, MemoryBackend(), guests.Guests(), limit_s=10)
     with pytest.raises(errors.NotReady, match="runtime_socket"):
         async with made.frozen([ONE]):
@@ -212,7 +212,7 @@ def test_intents_of_another_boot_and_invalid_ones_are_ignored(node: Node) -> Non
     for name, text in (("vol-1", "another-boot guest:/pods/one/mount\n"), ("vol-2", "\n")):
         (folder / name).write_text(text)
         (folder / name).chmod(0o600)
-    assert node.intents.open() == ()
+    assert [*node.intents.open()] == []
     assert node.noted() == []
     node.intents.note(Intent(ONE.volume_id, target="relative"))
     node.restart()

@@ -10,9 +10,10 @@ import pytest
 from crust.blockdriver.guests import Guests
 from crust.blockdriver.host import fsfreeze
 from crust.blockdriver.snapshots.freezer import Freezer
-from crust.blockdriver.snapshots.host_freeze import HostFreezes, Intents, OnHost
+from crust.blockdriver.snapshots.host_freeze import HostFreezes, Intent, Intents, OnHost
 from crust.core import errors, volumes
 from tests.support.drivers.memory_backend import MemoryBackend
+from tests.support.faults import lies
 from tests.support.raised import raised
 
 MOUNTED = OnHost(volumes.VolumeId("vol-1"), volumes.DeviceIdentity(7, 1, 1), "/mnt")
@@ -55,6 +56,21 @@ def test_freeze_that_ends_after_its_limit_is_undone_at_once(
             raise freezes.problem(MOUNTED) or AssertionError("the copy counts")
 
 
+def test_intent_that_is_not_seen_is_an_error_after_the_others(tmp_path: Path) -> None:
+    intents, found = Intents(str(tmp_path)), list[Intent]()
+    assert [*intents.open()] == []
+    seen, hidden = (Intent(volumes.VolumeId(name), identity="7:1@1") for name in ("a", "b"))
+    for intent in (seen, hidden):
+        intents.note(intent)
+    path = lies.Concerns(frozenset({f"{tmp_path}/freezes/{hidden.volume_id}"}), ())
+    for asked in lies.failures(
+        lambda: found.extend(intents.open()), path, errnos_of=lies.all_errnos
+    ):
+        assert isinstance(asked.error, errors.CrustError), str(asked.failure)
+    assert {*found} == {seen, hidden}
+    assert found.count(seen) > found.count(hidden)
+
+
 async def test_intent_stays_when_the_timers_thaw_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,7 +83,7 @@ async def test_intent_stays_when_the_timers_thaw_fails(
 
     _frozen_by(monkeypatch, freezing=bool, thawing=thaw)
     intents = Intents(str(tmp_path))
-    intents.open()
+    assert [*intents.open()] == []
     freezer = Freezer(intents, MemoryBackend(), Guests(), limit_s=0.01)
     with pytest.raises(errors.RuntimeFailed, match="cannot thaw"):
         async with freezer.frozen([MOUNTED]):
