@@ -56,7 +56,6 @@ class InvalidDeferKey(errors.InvalidRequest):
             why=f"it must be {allowed}",
             hint="correct the StorageClass and create the volume again, or correct volumeAttributes",
         )
-        self.key = key
 
 
 def defer(context: Mapping[str, str]) -> Defer | None:

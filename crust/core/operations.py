@@ -64,7 +64,6 @@ class OperationOverdue(errors.OperationPending):
         )
         self.key = key
         self.name = name
-        self.age_s = age_s
 
 
 class SystemCallTimedOut(errors.PeerUnavailable):
@@ -76,7 +75,6 @@ class SystemCallTimedOut(errors.PeerUnavailable):
             why=f"the system call has not returned within {timeout_s:g} s",
             hint="check the device and the kernel log; other volumes are not affected",
         )
-        self.key = key
         self.timeout_s = timeout_s
 
 

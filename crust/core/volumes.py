@@ -38,8 +38,6 @@ class InvalidPath(errors.InvalidRequest):
             why=why,
             hint="send an absolute, normalised path below the kubelet's root directory",
         )
-        self.role = role
-        self.path = path
 
 
 def is_number(text: str) -> bool:

@@ -77,7 +77,6 @@ class HeldBySandbox(errors.NotReady):
             why=named if sandbox_id else unnamed,
             hint=stop if sandbox_id else "retry",
         )
-        self.target = target
         self.sandbox_id = sandbox_id
         self.handler = handler
 
@@ -94,7 +93,7 @@ class HypervisorLives(HeldBySandbox):
             hint="start the daemon of that runtime, which claims the volume again for the process; if the pod is "
             "deleted and the process stays, end the process",
         )
-        self.target, self.sandbox_id, self.handler = target, claim.sandbox_id, claim.handler
+        self.sandbox_id, self.handler = claim.sandbox_id, claim.handler
 
 
 class UntrustedLock(errors.Refused):
@@ -102,7 +101,6 @@ class UntrustedLock(errors.Refused):
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path} is not used as a lock", why=why, hint="find out who replaced it")
-        self.path = path
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ class UntrustedDirectory(errors.Refused):
             why=why,
             hint="find out who created it; crust neither uses nor deletes anything in it",
         )
-        self.path = path
 
 
 def check_directory(path: str) -> None:

@@ -38,7 +38,6 @@ class UnknownHandoffFile(errors.Corrupt):
             why="the specification does not define this name",
             hint="crust keeps it; move it away",
         )
-        self.path = path
 
 
 FRESH_NS = 100_000_000

@@ -54,7 +54,6 @@ class UnreadableHandoffRecord(errors.Corrupt):
             why=why,
             hint="crust keeps it: find out who wrote it, then move the entry away and publish the volume again",
         )
-        self.path = path
 
 
 class UnrecordableMount(errors.InvalidRequest):

@@ -58,7 +58,6 @@ class KeeperGone(errors.PeerUnavailable):
             why=why,
             hint="if the VM runs, claim its volumes for it again at once; if not, its claims are free",
         )
-        self.path = path
 
 
 class KeeperNotResponding(errors.PeerUnavailable):
@@ -72,7 +71,6 @@ class KeeperNotResponding(errors.PeerUnavailable):
             why=why,
             hint="retry; let it go on if it was stopped. Do not claim its volumes again: it holds them",
         )
-        self.path = path
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,6 @@ class InvalidParameter(errors.InvalidRequest):
             why=f"it must be {allowed}",
             hint="correct the StorageClass",
         )
-        self.key = key
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ class NodeNotFound(errors.NotFound):
         super().__init__(
             f"there is no node {node_id!r}", why="this driver serves only the node that it runs on"
         )
-        self.node_id = node_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,6 @@ class VolumeExistsDifferently(errors.Conflict):
             why=f"its request differs in {differences}",
             hint="choose another name, or delete the volume first",
         )
-        self.name = name
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,6 @@ class ImageMissing(errors.Corrupt):
             hint="restore the image under its name; or delete the volume if its data is given up: "
             "then its name is free",
         )
-        self.volume_id = volume_id
 
 
 class ImageReplaced(errors.Corrupt):
@@ -50,7 +49,6 @@ class ImageReplaced(errors.Corrupt):
             why=f"{device} has the earlier file, with all that was written since, and no file name leads to it",
             hint=f"copy from {device} what is needed; end the pods of the volume; then losetup -d {device}",
         )
-        self.volume_id = volume_id
 
 
 class ForeignImage(errors.Corrupt):
@@ -63,7 +61,6 @@ class ForeignImage(errors.Corrupt):
             hint="find out whose it is, and rename it; nothing was changed. An image that was restored from a backup "
             "becomes the volume's by `rbd image-meta set IMAGE crust.volume VOLUME`",
         )
-        self.volume_id = volume_id
 
 
 def orphan_image(volume_id: str, present: str) -> errors.Corrupt:
@@ -83,7 +80,6 @@ class StillAttached(errors.NotReady):
         super().__init__(
             f"{volume_id} is in use", why=f"it is attached as {place}", hint="unstage it first"
         )
-        self.volume_id = volume_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +133,6 @@ class SnapshotMissing(errors.Corrupt):
             why="the snapshot has a record, and the driver did not remove its image",
             hint="restore the image, or delete the snapshot",
         )
-        self.snapshot_id = snapshot_id
 
 
 class Unseen(Protocol):

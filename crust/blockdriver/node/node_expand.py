@@ -35,7 +35,6 @@ class OnlineGrowthRefused(errors.NotReady):
             why=why,
             hint="it keeps its size until a writable publish can grow it, on the host or in a guest",
         )
-        self.volume_id = volume_id
 
 
 class NotPublishedAtPath(errors.NotFound):
@@ -43,8 +42,6 @@ class NotPublishedAtPath(errors.NotFound):
 
     def __init__(self, volume_id: str, path: str) -> None:
         super().__init__(f"{volume_id} is not published or staged at {path}")
-        self.volume_id = volume_id
-        self.path = path
 
 
 @dataclass(frozen=True, slots=True)

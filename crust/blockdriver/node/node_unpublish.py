@@ -106,8 +106,6 @@ class StillPublished(errors.NotReady):
             why=f"it is still published at {', '.join(targets)}",
             hint="unpublish it there first",
         )
-        self.volume_id = volume_id
-        self.targets = targets
 
 
 @dataclass(frozen=True, slots=True)

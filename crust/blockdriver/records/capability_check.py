@@ -34,7 +34,6 @@ class CapabilityExceeded(errors.NotReady):
             why=why,
             hint="use a capability that ValidateVolumeCapabilities confirms",
         )
-        self.volume_id = volume_id
 
 
 class AboveLimit(errors.OutOfRange):
@@ -46,7 +45,6 @@ class AboveLimit(errors.OutOfRange):
             why=f"limit_bytes is {limit_bytes}, and a volume never shrinks",
             hint="raise the limit",
         )
-        self.volume_id = volume_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +111,6 @@ class PublishedToOtherNode(errors.NotReady):
             why="one node at a time can have it",
             hint="unpublish it there first",
         )
-        self.node_id = node_id
 
 
 def check_not_elsewhere(record: VolumeRecord, node_id: str) -> None:

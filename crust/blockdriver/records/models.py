@@ -45,7 +45,6 @@ class VolumeNotFound(errors.NotFound):
 
     def __init__(self, volume_id: str) -> None:
         super().__init__(f"there is no volume {volume_id!r}")
-        self.volume_id = volume_id
 
 
 class RecordMissing(errors.Corrupt):
@@ -57,7 +56,6 @@ class RecordMissing(errors.Corrupt):
             why=f"its content record {path} does not exist, and the driver did not remove it",
             hint="restore the record from a backup; nothing is formatted, copied or mounted on doubt",
         )
-        self.volume_id = volume_id
 
 
 class RecordUnreadable(errors.Corrupt):
@@ -69,7 +67,6 @@ class RecordUnreadable(errors.Corrupt):
             why=why,
             hint="restore it from a backup, or run the version that wrote it; nothing was changed",
         )
-        self.path = path
 
 
 @dataclass(frozen=True, slots=True)

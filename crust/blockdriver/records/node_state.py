@@ -55,7 +55,6 @@ class NotStaged(errors.NotReady):
         super().__init__(
             f"{volume_id} is not staged on this node", why=why, hint="call NodeStageVolume first"
         )
-        self.volume_id = volume_id
 
 
 class UnreadableEntry(errors.Corrupt):

@@ -121,7 +121,6 @@ class ThawedEarly(errors.PeerUnavailable):
             hint="retry; if it persists: a guest thaws early when the node is loaded, see the runtime's log; on this "
             "host nothing else may thaw the filesystem, as a hook of a backup may",
         )
-        self.volume_id = volume_id
 
 
 class HostFreezes:

@@ -44,7 +44,6 @@ class ContentChanged(errors.OperationPending):
             why="the volume was given to a node, or formatted, while it was copied",
             hint="retry: the call then copies its present state",
         )
-        self.volume_id = volume_id
 
 
 @dataclass(frozen=True, slots=True)

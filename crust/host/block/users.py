@@ -75,7 +75,6 @@ class WritesInFlight(errors.PeerUnavailable):
             why=f"{count} writes of a process that has ended are in flight, and did not end within {_FLIGHT_S:g} s",
             hint="retry; if it stays so the disk hangs: see the kernel log",
         )
-        self.path = path
 
 
 @dataclass(frozen=True, slots=True)

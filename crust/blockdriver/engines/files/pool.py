@@ -57,7 +57,6 @@ class PoolIdentityUnreadable(errors.Corrupt):
             why=why,
             hint="restore the file from a backup",
         )
-        self.path = path
 
 
 class _Identity(pydantic.BaseModel):

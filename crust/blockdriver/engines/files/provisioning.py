@@ -67,7 +67,6 @@ class PoolNotUsable(errors.NotReady):
             why=f"{pool}: {why}",
             hint="repair it; the driver needs no restart",
         )
-        self.pool = pool
 
 
 @dataclass(frozen=True, slots=True)

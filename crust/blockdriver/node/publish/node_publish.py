@@ -38,7 +38,6 @@ class TargetOccupied(errors.Conflict):
         super().__init__(
             f"{target} is occupied", why=f"{occupant} is mounted there", hint="unmount it first"
         )
-        self.target = target
 
 
 _DONE = {"done": True}

@@ -39,8 +39,6 @@ class TargetPublishedDifferently(errors.Conflict):
             why="with other arguments than these",
             hint="unpublish it first",
         )
-        self.target = target
-        self.volume_id = volume_id
 
 
 @dataclass(frozen=True, slots=True)
