@@ -23,8 +23,8 @@ from crust.handoff.store import Store
 from crust.host.block import loop
 from crust.kata.entry import KataEntries
 from crust.kata.placeholders import Placeholders
-from crust.runtime_handler import testing
 from crust.wire.nri.v1alpha1 import nri_pb2
+from crust_conformance.runtimes import testing
 from examples.kata.demo.node import HANDLER, Process
 from tests.support.kata import engine as engines
 from tests.support.kata import sandbox

@@ -30,7 +30,7 @@ from crust.host import answers
 from crust.host.block import loop
 from crust.host.mounts import mount_api
 from crust.host.process import arguments, commands, open_files, processes, workers
-from crust.runtime_handler.testing import FakeProxy, Runtime
+from crust_conformance.runtimes.testing import FakeProxy, Runtime
 
 MIB = 1 << 20
 SIZE = 64 * MIB

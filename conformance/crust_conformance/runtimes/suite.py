@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from crust.core import volumes
-from crust.runtime_handler import testing
 from crust_conformance import plugin, report
 from crust_conformance.catalogue import Case
 from crust_conformance.options import RunOptions
 from crust_conformance.results import Exchange, Finding, Results
+from crust_conformance.runtimes import testing
 from crust_conformance.runtimes.subject import KEEPER, RuntimeNotUsable, RuntimeUnderTest
 
 CASES = Path(__file__).parent

@@ -12,7 +12,7 @@ from crust.host.block import loop
 from crust.kata import entry, nri, preflight, process
 from crust.kata.entry import Kind
 from crust.kata.settings import KataRuntime, KataSettings
-from crust.runtime_handler import testing
+from crust_conformance.runtimes import testing
 from tests.integration.kata.conftest import FIT, ONE, KataNode, end
 from tests.support.kata import engine as engines
 from tests.support.kata.engine import Engine, PluginRefused

@@ -221,7 +221,9 @@ def test_each_story_has_a_test() -> None:
 API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 MODULES = {
     module: re.findall(r"`(\w+)`", names)
-    for module, names in re.findall(r"^\| `(crust\.[\w.]+)` \| ([^|]+) \|", API, re.MULTILINE)
+    for module, names in re.findall(
+        r"^\| `(crust(?:_conformance)?\.[\w.]+)` \| ([^|]+) \|", API, re.MULTILINE
+    )
 }
 
 

@@ -14,8 +14,8 @@ from crust.proxy.handlers import HandlerRegistry, Handlers
 from crust.rpc import channel
 from crust.rpc.serving import server
 from crust.rpc.serving.service import Service, methods_of
-from crust.runtime_handler import testing
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
+from crust_conformance.runtimes import testing
 from tests.support.faults.refusals import refused
 from tests.support.nodes.places import Places
 from tests.support.nodes.tables import Bench
