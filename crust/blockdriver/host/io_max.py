@@ -8,6 +8,7 @@ import errno
 import os
 
 from crust.core import volumes
+from crust.host.process import syscalls
 
 _FILE = "io.max"
 _KEYS = {
@@ -44,7 +45,8 @@ class IoMax:
         """The device's limits; none without a group or a line."""
         group = self._group()
         try:
-            text = "" if group is None else _read(os.path.join(group, _FILE))
+            path = None if group is None else os.path.join(group, _FILE)
+            text = "" if path is None else syscalls.read_whole(path).decode("ascii")
         except FileNotFoundError:
             return volumes.IoLimits()
         return parse(text, device)
@@ -55,7 +57,8 @@ class IoMax:
         if group is None or self.get(device) == limits:
             return
         try:
-            _write(os.path.join(group, _FILE), line(device, limits))
+            path = os.path.join(group, _FILE)
+            syscalls.write_attribute(path, line(device, limits).encode())
         except OSError as err:
             if err.errno != errno.ENODEV or limits != volumes.IoLimits():
                 raise
@@ -86,16 +89,3 @@ def _number(key: str, value: int) -> str:
     if value == 0:
         return _NO_LIMIT
     return str(min(value, _IOPS_MAX) if key.endswith("iops") else value)
-
-
-def _read(path: str) -> str:
-    with open(path, encoding="ascii") as file:
-        return file.read()
-
-
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)

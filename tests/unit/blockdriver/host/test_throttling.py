@@ -9,6 +9,7 @@ from crust.blockdriver.host import io_max
 from crust.blockdriver.host.throttling import NONE, CannotThrottle, Throttle
 from crust.core import volumes
 from crust.host.mounts import mountinfo
+from crust.host.process import syscalls
 
 DEVICE = volumes.DeviceIdentity(7, 3, 1)
 LIMITS = volumes.IoLimits(10, 20, 30, 40)
@@ -95,7 +96,7 @@ def test_group_that_vanishes_or_has_no_controller_is_refused(
     def gone(*_: object) -> None:
         raise OSError(errno.ENODEV, "No such device")
 
-    monkeypatch.setattr(io_max, "_write", gone)
+    monkeypatch.setattr(syscalls, "write_attribute", gone)
     with pytest.raises(CannotThrottle, match="ENODEV"):
         Throttle().set(DEVICE, LIMITS)
     (root / "kubepods" / "io.max").unlink()
