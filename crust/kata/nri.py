@@ -33,15 +33,9 @@ NAME, INDEX = "crust", "99"
 
 _PLUGIN = "nri.pkg.api.v1alpha1.Plugin"
 _RUNTIME = "nri.pkg.api.v1alpha1.Runtime"
-_EVENTS = (4, 6, 10, 11)
 _VALIDATE = 14
-_METHODS = {
-    "CreateContainer": 4,
-    "StartContainer": 6,
-    "StopContainer": 10,
-    "RemoveContainer": 11,
-    "ValidateContainerAdjustment": _VALIDATE,
-}
+_METHODS = {"CreateContainer": 4, "StartContainer": 6, "StopContainer": 10, "RemoveContainer": 11}
+_OF_CONTAINERS = {**_METHODS, "ValidateContainerAdjustment": _VALIDATE}
 _PART_OF_TIME = 0.8
 _TIME_S = 2.0
 """An engine's default for one call."""
@@ -207,9 +201,10 @@ class _Session:
         if method == "StateChange":
             change = nri_pb2.StateChangeEvent.FromString(data)
             return await self._event(change.event, change.pod, change.container, began_s)
-        if method in _METHODS:
+        if method in _OF_CONTAINERS:
             request = nri_pb2.ContainerRequest.FromString(data)
-            return await self._event(_METHODS[method], request.pod, request.container, began_s)
+            event = _OF_CONTAINERS[method]
+            return await self._event(event, request.pod, request.container, began_s)
         if method == "Shutdown":
             return nri_pb2.ConfigureResponse()
         return ttrpc.Failure(ttrpc.UNIMPLEMENTED, f"crust does not serve {method[:64]!r}")
@@ -221,7 +216,7 @@ class _Session:
         engine = f"{request.runtime_name[:64]} {request.runtime_version[:64]}"
         extra = {"engine": engine, "validates": validates}
         _log.info("the container engine asks before each container", extra=extra)
-        events = (*_EVENTS, _VALIDATE) if validates else _EVENTS
+        events = (_OF_CONTAINERS if validates else _METHODS).values()
         return nri_pb2.ConfigureResponse(events=sum(1 << (number - 1) for number in events))
 
     def _synchronize(self, request: nri_pb2.SynchronizeRequest) -> Message:
