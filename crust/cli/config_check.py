@@ -53,7 +53,12 @@ def print_settings(programs: Sequence[str], config: Path | None, form: Format) -
     rows: list[Setting] = []
     refused: list[str] = []
     for program in chosen:
-        rows.extend(_checked(program, config or daemons.installed(program), refused))
+        path = config or daemons.installed(program)
+        try:
+            text = daemons.text(program, path) if path else ""
+            rows.extend(rows_in(program, text, str(path or ""), os.environ))
+        except errors.InvalidRequest as error:
+            refused.append(f"{path or program}: {error.shown()}")
     names = tuple(f"{row.program}.{row.setting}={row.value}" for row in rows)
     code = screen.print_once(
         show.Shown({"settings": rows}, names, lambda _: _table(rows), healthy=not refused), form
@@ -65,15 +70,6 @@ def print_settings(programs: Sequence[str], config: Path | None, form: Format) -
 
 def _table(rows: list[Setting]) -> Text:
     return output.table(_COLUMNS, rows, wide=True) if rows else Text()
-
-
-def _checked(program: str, path: Path | None, refused: list[str]) -> Sequence[Setting]:
-    try:
-        text = daemons.text(program, path) if path else ""
-        return tuple(rows_in(program, text, str(path or ""), os.environ))
-    except errors.InvalidRequest as error:
-        refused.append(f"{path or program}: {error.shown()}")
-        return ()
 
 
 def rows_in(program: str, text: str, path: str, environ: Mapping[str, str]) -> Iterator[Setting]:

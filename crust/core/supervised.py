@@ -106,7 +106,9 @@ async def _repeated(
             health.report(label, None)
             return
         except (Exception, asyncio.CancelledError) as error:
-            if _is_stopped():
+            task = asyncio.current_task()
+            # a cancelled call inside the work is a failure like any other
+            if task is not None and task.cancelling() > 0:
                 raise
             failures = 1 if time.monotonic() - began_s >= STEADY_S else failures + 1
             metrics.background_failures.labels(name).inc()
@@ -126,9 +128,3 @@ async def _repeated(
         finally:
             well.cancel()
         await asyncio.sleep(min(_FIRST_PAUSE_S * 2 ** (failures - 1), _MAX_PAUSE_S))
-
-
-def _is_stopped() -> bool:
-    """Whether the block around the work ends. A cancelled call inside the work is a failure like any other."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from crust.core import errors
 
 if TYPE_CHECKING:
-    from opentelemetry import context, trace
+    from opentelemetry import trace
 
 tracer: "trace.Tracer | None" = None
 """Set by `crust.rpc.tracing`; None: tracing is off."""
@@ -51,11 +51,15 @@ def span(
     if tracer is None:
         yield None
         return
-    from opentelemetry import trace
+    from opentelemetry import context, trace
+    from opentelemetry.trace.propagation import tracecontext
 
     kind = trace.SpanKind.SERVER if is_served else trace.SpanKind.INTERNAL
     is_first = not trace.get_current_span().get_span_context().is_valid
-    around = _context_of(parent) if parent and is_first else None
+    around = None
+    if parent and is_first:
+        propagator = tracecontext.TraceContextTextMapPropagator()
+        around = propagator.extract({KEY: parent}, context.Context())
     with tracer.start_as_current_span(
         name, around, kind, attributes, record_exception=False, set_status_on_exception=False
     ) as begun:
@@ -63,12 +67,9 @@ def span(
             yield begun
         except Exception as error:
             if not is_served:  # the server sets the status of a call
-                fail(begun, _name(error))
+                name = error.error_name if isinstance(error, errors.CrustError) else ""
+                fail(begun, name or type(error).__name__)
             raise
-
-
-def _name(error: Exception) -> str:
-    return error.error_name if isinstance(error, errors.CrustError) else type(error).__name__
 
 
 def fail(begun: "trace.Span", reason: str) -> None:
@@ -77,10 +78,3 @@ def fail(begun: "trace.Span", reason: str) -> None:
 
     begun.set_attribute("error.type", reason)
     begun.set_status(trace.StatusCode.ERROR)
-
-
-def _context_of(parent: str) -> "context.Context":
-    from opentelemetry.context import Context
-    from opentelemetry.trace.propagation import tracecontext
-
-    return tracecontext.TraceContextTextMapPropagator().extract({KEY: parent}, Context())

@@ -190,7 +190,8 @@ class ClaimLock:
             if not locks.try_lock(fd):
                 raise _held(paths, target)
             if _is_at(paths.claim_lock, fd):
-                _put_aside(paths)
+                # an earlier one stays if there is no claim.json: its claimant was killed before it was settled
+                _rename(paths.claim, paths.dead_claim)
                 keep = True
         finally:
             if not keep:
@@ -283,11 +284,6 @@ class ClaimLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-
-def _put_aside(paths: layout.EntryPaths) -> None:
-    """An earlier one stays if there is no claim.json: its claimant was killed before it was settled."""
-    _rename(paths.claim, paths.dead_claim)
 
 
 def _rename(old: str, new: str) -> None:

@@ -102,7 +102,8 @@ def read(paths: EntryPaths) -> Entry | None:
         pass  # reported below
     try:
         check_directory(paths.directory)
-        record = _read_record(paths)
+        data = durable.read(paths.record, limit_bytes=records.LIMIT_BYTES)
+        record = Record.parse(data, path=paths.record, digest=paths.digest)
     except errors.NotFound:
         return None  # no directory, or no record: absent by H-11
     except errors.CrustError as error:
@@ -139,11 +140,6 @@ def names(directory: str) -> list[str]:
             return sorted(os.listdir(directory))
         except FileNotFoundError:
             return []
-
-
-def _read_record(paths: EntryPaths) -> Record:
-    data = durable.read(paths.record, limit_bytes=records.LIMIT_BYTES)
-    return Record.parse(data, path=paths.record, digest=paths.digest)
 
 
 def reserved_by(paths: EntryPaths) -> Reserved | None:
@@ -195,12 +191,17 @@ class Looks:
         present = self._names()
         stamps = self._stamps
         names = {name for name, stamp in present.items() if stamps.get(name) != stamp}
-        names.update(self._ended(), self._turn.next(present))
+        # some entries whose claim has died may be unchanged
+        live = self._live_turn.next(self._live)
+        names.update(name for name in live if not claims.is_held(self._layout.entry(name)))
+        names.update(self._turn.next(present))
         entries = {
             name: entry for name in names if (entry := read_name(self._layout, name)) is not None
         }
         for name in names | (self._known - present.keys()):
-            self._forget(name)
+            self._known.discard(name)
+            self._stamps.pop(name, None)
+            self._live.discard(name)
         for name, entry in entries.items():
             self._known.add(name)
             if entry.live:
@@ -210,16 +211,6 @@ class Looks:
             if is_read and name in present and present[name][1] < fresh_ns:
                 self._stamps[name] = present[name]
         return Look(frozenset(self._known), entries)
-
-    def _forget(self, name: str) -> None:
-        self._known.discard(name)
-        self._stamps.pop(name, None)
-        self._live.discard(name)
-
-    def _ended(self) -> list[str]:
-        """The entries whose claim has died. Some may be unchanged."""
-        names = self._live_turn.next(self._live)
-        return [name for name in names if not claims.is_held(self._layout.entry(name))]
 
     def _names(self) -> dict[str, _Stamp]:
         """The directories' stamps, by name. By a descriptor, because the path to the root takes longer than the rest

@@ -167,7 +167,9 @@ class Store:
         data = record.to_bytes()
         paths = self.layout.entry(record.target)
         if _is_there(paths.directory):
-            self._remove_incomplete(record.target)
+            # an entry without a record counts as absent (H-11), and the new entry needs its name
+            with contextlib.suppress(NotPublished), self.begin_removal(record.target) as incomplete:
+                incomplete.complete()
         staging = self.layout.new_staging(paths.digest)
         durable.make_staging(staging, layout.DIRECTORY_MODE)
         try:
@@ -250,11 +252,6 @@ class Store:
         durable.write_file(paths.record, new.to_bytes(), mode=layout.FILE_MODE)
         claims.touch(paths)
         return replace(entry, record=new)
-
-    def _remove_incomplete(self, target: volumes.TargetPath) -> None:
-        """Remove an entry without a record: it counts as absent (H-11), and the new entry needs its name."""
-        with contextlib.suppress(NotPublished), self.begin_removal(target) as incomplete:
-            incomplete.complete()
 
     def _lock(self, paths: EntryPaths, target: volumes.TargetPath) -> claims.ClaimLock:
         try:

@@ -113,8 +113,9 @@ class Grants:
         """
         name = entry.name_of(key)
         with contextlib.ExitStack() as undo:
-            if self._is_orphaned(sandbox, record):
-                self.recover(sandbox)
+            volume = self.store.read(record.target)
+            if volume is not None and not volume.live and self._used_by(sandbox, volume):
+                self.recover(sandbox)  # the sandbox uses the volume, and nothing holds the claim
             claimed = self._claimed(sandbox, record)
             if claimed is None:
                 claimed = self._claim(sandbox, record, features, undo)
@@ -201,13 +202,6 @@ class Grants:
         is_named = claim is not None and claim.sandbox_id == sandbox.id
         is_open = not record.readonly and openers.has_open(sandbox.pid, record.identity)
         return record if is_named or is_open else None
-
-    def _is_orphaned(self, sandbox: Sandbox, record: Record) -> bool:
-        """Whether the sandbox uses the volume, and nothing holds the claim."""
-        volume = self.store.read(record.target)
-        if volume is None or volume.live:
-            return False
-        return self._used_by(sandbox, volume) is not None
 
     def _claimed(self, sandbox: Sandbox, record: Record) -> Record | None:
         """The record of the claim that the sandbox's keeper holds; None if it holds none."""

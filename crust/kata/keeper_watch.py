@@ -11,14 +11,13 @@ volume that cannot be claimed now, no free descriptor: socket and claims stay, a
 import asyncio
 import contextlib
 import logging
-import select
 
 from crust.core import errors, volumes
 from crust.host.process import processes, workers
 from crust.kata.evidence import Runtimes
 from crust.kata.grants import Grants, Sandbox
 from crust.kata.shims import Shims
-from crust.runtime_handler import Process, keepers, kept_vm, process_of
+from crust.runtime_handler import keepers, kept_vm, process_of
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ class KeeperWatch:
         """Look once: connect to new keepers, and recover the claims of ended ones."""
         for sandbox_id in await workers.run(self._grants.sandbox_ids):
             watched = self._watched.get(sandbox_id)
-            if watched is not None and not _has_ended(watched):
+            if watched is not None and not processes.is_over(watched.fileno()):
                 continue
             if watched is not None:
                 _forget(self._watched.pop(sandbox_id))
@@ -84,16 +83,14 @@ class KeeperWatch:
         Also of a keeper that runs: a daemon may have been killed half way through a recovery, or an earlier look may
         have got some of the claims.
         """
-        process = self._grants.machine(sandbox_id) or self._named(sandbox_id)
+        process = self._grants.machine(sandbox_id)
+        if process is None:  # nothing of crust names it any more: the machine by Kata's word
+            process = process_of(self._runtimes.of(sandbox_id).vm_of(sandbox_id))
         if not self._is_recovered(Sandbox(volumes.SandboxId(sandbox_id), process)):
             self._grants.hide_unclaimed()
             self._grants.forget(sandbox_id)
             return None
         return keepers.connect(self._grants.socket(sandbox_id))
-
-    def _named(self, sandbox_id: str) -> Process:
-        """The machine by Kata's word, if nothing of crust names it any more."""
-        return process_of(self._runtimes.of(sandbox_id).vm_of(sandbox_id))
 
     def _is_recovered(self, sandbox: Sandbox) -> bool:
         """Whether the claims are taken again; False if the machine was seen to have ended, or was ended."""
@@ -114,7 +111,3 @@ class KeeperWatch:
 def _forget(keeper: keepers.Keeper) -> None:
     asyncio.get_running_loop().remove_reader(keeper.fileno())
     keeper.close()
-
-
-def _has_ended(keeper: keepers.Keeper) -> bool:
-    return bool(select.select([keeper], [], [], 0)[0])

@@ -47,7 +47,11 @@ class Placeholders:
             if volume.record is not None and volume.record.handler in self._handlers:
                 self._place(volume.record)
         if self._known is None or self._known - look.names:
-            self._remove_unpublished()
+            made = list(self._entries.ours())
+            published = self._looks.look().names  # after them: an entry is made after its record
+            for name, digest in made:
+                if digest not in published:
+                    self._entries.remove(name)
         self._known = frozenset(look.names)
 
     def _place(self, record: Record) -> None:
@@ -59,10 +63,3 @@ class Placeholders:
             self._report(part, error)
         else:
             self._report(part, None)
-
-    def _remove_unpublished(self) -> None:
-        made = list(self._entries.ours())
-        published = self._looks.look().names  # after them: an entry is made after its record
-        for name, digest in made:
-            if digest not in published:
-                self._entries.remove(name)

@@ -77,7 +77,12 @@ class KataHandler(Handler):
         except (OSError, ValueError, VmUnknown) as error:  # TimeoutError is an OSError
             sample = self._samples.get(record.digest)
             if sample is not None and sample.sandbox_id == sandbox_id:
-                return _aged(sample)
+                age_s = int(time.monotonic() - sample.at_s)
+                message = (
+                    f"the numbers are {age_s} s old: no container of the sandbox has the volume now"
+                )
+                condition = volumes.VolumeCondition(abnormal=False, message=message)
+                return volumes.VolumeStats(sample.stats.usage, condition)
             raise errors.PeerUnavailable.named(
                 "StatisticsUnavailable",
                 f"the statistics of the volume at {target} are not available",
@@ -119,9 +124,3 @@ class KataHandler(Handler):
             self._samples.pop(next(iter(self._samples)))
         self._samples[record.digest] = _Sample(sandbox_id, stats, time.monotonic())
         return stats
-
-
-def _aged(sample: _Sample) -> volumes.VolumeStats:
-    age_s = int(time.monotonic() - sample.at_s)
-    message = f"the numbers are {age_s} s old: no container of the sandbox has the volume now"
-    return volumes.VolumeStats(sample.stats.usage, volumes.VolumeCondition(False, message))  # noqa: FBT003

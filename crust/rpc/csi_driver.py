@@ -34,10 +34,6 @@ class _Question(NamedTuple):
     metadata: Metadata = ()
 
 
-def _name_in(answer: bytes) -> volumes.DriverName:
-    return volumes.DriverName(csi_pb2.GetPluginInfoResponse.FromString(answer).name)
-
-
 def _expands_volumes(answer: bytes) -> bool:
     capabilities = csi_pb2.GetPluginCapabilitiesResponse.FromString(answer).capabilities
     kinds = {capability.volume_expansion.type for capability in capabilities}
@@ -49,13 +45,16 @@ def numbers_in(answer: csi_pb2.NodeGetCapabilitiesResponse) -> frozenset[int]:
     return frozenset(capability.rpc.type for capability in answer.capabilities)
 
 
-def _node_capabilities(answer: bytes) -> frozenset[int]:
-    return numbers_in(csi_pb2.NodeGetCapabilitiesResponse.FromString(answer))
-
-
-_NAME = _Question("/csi.v1.Identity/GetPluginInfo", _name_in)
+_NAME = _Question(
+    "/csi.v1.Identity/GetPluginInfo",
+    lambda answer: volumes.DriverName(csi_pb2.GetPluginInfoResponse.FromString(answer).name),
+)
 _EXPANDS = _Question("/csi.v1.Identity/GetPluginCapabilities", _expands_volumes)
-_OF_NODE = _Question("/csi.v1.Node/NodeGetCapabilities", _node_capabilities, extensions.METADATA)
+_OF_NODE = _Question(
+    "/csi.v1.Node/NodeGetCapabilities",
+    lambda answer: numbers_in(csi_pb2.NodeGetCapabilitiesResponse.FromString(answer)),
+    extensions.METADATA,
+)
 
 
 class CsiDriver:

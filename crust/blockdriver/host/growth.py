@@ -72,7 +72,8 @@ def grow_mounted(mountpoint: str, fs_type: str) -> None:
         )
     action = f"cannot grow the {fs_type} at {mountpoint}"
     with syscalls.translating(action):
-        device_bytes = _device_bytes(mount)
+        number = f"{mount.major}:{mount.minor}"
+        device_bytes = int(syscalls.read_attribute(f"/sys/dev/block/{number}/size")) * _SECTOR
         with syscalls.closing(os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)) as fd:
             if fs_type == "ext4":
                 _grow_ext4(fd, mount.source, device_bytes, action)
@@ -116,9 +117,3 @@ def _grow_xfs(fd: int, device_bytes: int) -> None:
     new_blocks = device_bytes // block_bytes
     if new_blocks > blocks:
         fcntl.ioctl(fd, _XFS_GROWFSDATA, _GROW.pack(new_blocks, inode_percent))
-
-
-def _device_bytes(mount: mountinfo.Mount) -> int:
-    return (
-        int(syscalls.read_attribute(f"/sys/dev/block/{mount.major}:{mount.minor}/size")) * _SECTOR
-    )

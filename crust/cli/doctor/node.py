@@ -115,7 +115,9 @@ class Node:
     def proxy_settings(self) -> ProxySettings | None:
         """The proxy's settings, from the file that is used."""
         settings = self.settings_of("node" if self.is_one_process else "proxy")
-        return settings.proxy if isinstance(settings, NodeSettings) else _proxy(settings)
+        if isinstance(settings, NodeSettings):
+            return settings.proxy
+        return settings if isinstance(settings, ProxySettings) else None
 
     def driver_settings(self) -> tuple[DriverSettings, ...]:
         """The settings of crust's drivers, from the file that is used."""
@@ -141,7 +143,3 @@ class Node:
         """The directories that have targets."""
         settings = self.proxy_settings()
         return settings.target_roots if settings else ("/var/lib/kubelet",)
-
-
-def _proxy(settings: ProgramSettings | None) -> ProxySettings | None:
-    return settings if isinstance(settings, ProxySettings) else None

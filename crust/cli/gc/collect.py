@@ -139,7 +139,9 @@ async def _settle(
 ) -> None:
     """Make the steps. Raises the refusal of the kernel, the proxy or the driver; the next run continues."""
     if publish.mapped:
-        await workers.run(_release, publish.mapped, kernel)
+        for device in await workers.run(kernel.loops_of, publish.mapped):
+            await workers.run(kernel.detach, device, publish.mapped)
+        await workers.run(kernel.unmount, publish.mapped)
     daemon, socket = f"driver {publish.driver}", evidence.sockets[publish.driver]
     async with daemon_calls.connected(daemon, socket) as port:
         node = stub(csi_pb2_grpc.NodeStub, port)
@@ -167,12 +169,6 @@ def _check_unused(publish: ForgottenPublish, grace_s: float) -> None:
             why=f"{reason}, since the proof",
             hint="run crust gc again",
         )
-
-
-def _release(mapped: str, kernel: Kernel) -> None:
-    for device in kernel.loops_of(mapped):
-        kernel.detach(device, mapped)
-    kernel.unmount(mapped)
 
 
 def shown(results: tuple[Result, ...], kubelet_root: str) -> show.Shown:

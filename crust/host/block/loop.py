@@ -167,7 +167,11 @@ def detach(device: LoopDevice) -> None:
             if err.errno in (errno.ENOENT, errno.ENXIO):
                 return
             raise
-        _clear(device, fd)
+        # While this descriptor is open the kernel gives the number to no other file, so the comparison holds.
+        with syscalls.closing(fd):
+            if _is_same(device, fd):
+                loopctl.make_writable(fd)  # the next user of the number may not check
+                fcntl.ioctl(fd, loopctl.CLEAR)
         if is_attached(device):
             _wait_until_gone(device)
 
@@ -240,14 +244,6 @@ def _configure(backing_fd: int, flags: int, name: str) -> tuple[int, int]:
         why=f"other processes took the free device {_ATTEMPTS} times",
         hint="retry; look for a process that attaches loop devices in a loop",
     )
-
-
-def _clear(device: LoopDevice, fd: int) -> None:
-    # While this descriptor is open the kernel gives the number to no other file, so the comparison holds.
-    with syscalls.closing(fd):
-        if _is_same(device, fd):
-            loopctl.make_writable(fd)  # the next user of the number may not check
-            fcntl.ioctl(fd, loopctl.CLEAR)
 
 
 def _wait_until_gone(device: LoopDevice) -> None:

@@ -377,7 +377,10 @@ def _loops_on(numbers: Collection[Number], in_memory: Sequence[mountinfo.Mount])
     it opens such a loop device if that is no larger than the device.
     """
     loops = []
-    below = {os.makedev(*number): _size(number) for number in numbers}
+    below = {
+        os.makedev(*number): int(syscalls.read_attribute(f"{_directory(number)}/size")) * 512
+        for number in numbers
+    }
     for number in loopctl.attached_numbers():
         try:
             backing = loopctl.backing_file(number)
@@ -410,10 +413,6 @@ def _is_askable(
 
 def _covers(mount: mountinfo.Mount, path: str) -> bool:
     return path == mount.target or path.startswith(mount.target.rstrip("/") + "/")
-
-
-def _size(number: Number) -> int:
-    return int(syscalls.read_attribute(f"{_directory(number)}/size")) * 512
 
 
 def stacked_on(number: tuple[int, int], *, by_number: str = _BY_NUMBER) -> tuple[str, ...]:

@@ -166,18 +166,13 @@ def for_kernel(
             attributes = attributes & ~clear | add
             continue
         key, equals, value = option.replace('"', "").partition("=")  # quotes around commas
-        _check_key(fs_type, key)
-        _check_value(fs_type, key, value)
+        if key not in _LABELS and key not in _ALLOWED.get(fs_type, ()):
+            why = f"{key[:64]!r} is not an option that a volume may have"
+            raise InvalidMountOption(fs_type, why)
+        if (key, value) in _STOPS_THE_HOST:
+            raise InvalidMountOption(
+                fs_type, f"{key}={value} would stop the node at the first error"
+            )
         parameters.append((key, value if equals else None))
     attributes |= _NOSUID_NODEV if untrusted else 0
     return attributes, tuple(parameters)
-
-
-def _check_key(fs_type: str, key: str) -> None:
-    if key not in _LABELS and key not in _ALLOWED.get(fs_type, ()):
-        raise InvalidMountOption(fs_type, f"{key[:64]!r} is not an option that a volume may have")
-
-
-def _check_value(fs_type: str, key: str, value: str) -> None:
-    if (key, value) in _STOPS_THE_HOST:
-        raise InvalidMountOption(fs_type, f"{key}={value} would stop the node at the first error")

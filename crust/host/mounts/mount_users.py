@@ -38,7 +38,8 @@ def of(target: str) -> tuple[Holder, ...]:
     holders: set[Holder] = set()
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
-            holders.update(_holder(pid, by) for by in _uses(pid, mount))
+            for by in _uses(pid, mount):
+                holders.add(Holder(int(pid), arguments.command_of(int(pid)), by))
         except OSError as err:
             if err.errno not in _NOT_SHOWN:
                 raise
@@ -72,10 +73,6 @@ def _mount_of(pid: str, fd: str) -> int | None:
         return mountinfo.mount_id_of(pid, fd)
     except FileNotFoundError:  # closed meanwhile
         return None
-
-
-def _holder(pid: str, by: str) -> Holder:
-    return Holder(int(pid), arguments.command_of(int(pid)), by)
 
 
 def loops_of(target: str) -> tuple[str, ...]:

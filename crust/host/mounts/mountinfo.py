@@ -268,15 +268,12 @@ def _device_of_btrfs(source: str, major: int, minor: int) -> tuple[int, int]:
         status = os.stat(source)
     except FileNotFoundError:
         number = syscalls.known_attribute(f"/sys/class/block/{os.path.basename(source)}/dev")
-        return _pair(number) if number else (major, minor)
+        if number:
+            major, minor = map(int, number.split(":"))
+        return major, minor
     if not stat.S_ISBLK(status.st_mode):
         return major, minor
     return os.major(status.st_rdev), os.minor(status.st_rdev)
-
-
-def _pair(number: str) -> tuple[int, int]:
-    major, _, minor = number.partition(":")
-    return int(major), int(minor)
 
 
 def _decode(field: bytes) -> str:

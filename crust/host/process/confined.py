@@ -124,7 +124,8 @@ async def run_confined(
             rules.write(_filter(program[0], writable=writable))
             rules.seek(0)
             argv = (
-                *_limited(limits),
+                *("prlimit", f"--as={limits.memory_bytes}", f"--cpu={limits.cpu_s}", "--core=0"),
+                *(f"--nofile={_OPEN_FILES}", "choom", "-n", str(_SCORE), "--"),
                 *("unshare", "--net", "--", "bwrap", *_tree(device, directories)),
                 *("--seccomp", str(rules.fileno()), "--json-status-fd", str(report.fileno())),
                 *("--", *program),
@@ -138,13 +139,6 @@ async def run_confined(
                 if "exit-code" in status:
                     return replace(ended, code=int(status["exit-code"]))
     raise _never_ran(program[0], ended)
-
-
-def _limited(limits: Limits) -> Sequence[str]:
-    return (
-        *("prlimit", f"--as={limits.memory_bytes}", f"--cpu={limits.cpu_s}", "--core=0"),
-        *(f"--nofile={_OPEN_FILES}", "choom", "-n", str(_SCORE), "--"),
-    )
 
 
 def _tree(device: str, directories: Sequence[str]) -> Sequence[str]:
