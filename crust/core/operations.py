@@ -94,15 +94,12 @@ class ThreadPool(Protocol):
 
     async def check_free(self) -> None:
         """Raise an error if no thread is free."""
-        ...
 
     async def run(self, function: Callable[[], T], /) -> T:
         """Call `function` on a thread."""
-        ...
 
     def used(self) -> AbstractContextManager[None]:
         """Let the tasks that are created inside the block use these threads."""
-        ...
 
 
 _ANSWER_AT = 0.95

@@ -36,11 +36,9 @@ class LimitEnforcement(Protocol):
 
     def check_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
         """Raise the reason if `limits` cannot be enforced, as far as it is known before the change."""
-        ...
 
     def set_on_host(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
         """Enforce `limits` on this host's mounts of the volume, if it has any."""
-        ...
 
     async def set_in_guests(
         self, volume_id: volumes.VolumeId, limits: volumes.IoLimits, before: volumes.IoLimits
@@ -50,7 +48,6 @@ class LimitEnforcement(Protocol):
         Raises `PeerUnavailable` when the outcome in a guest is unknown. After any other error the guests that had
         changed have `before` again.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,40 +150,32 @@ class PoolHome(Protocol):
     @property
     def ids(self) -> PoolIds:
         """The pool's ids, after `open`."""
-        ...
 
     @property
     def shown(self) -> str:
         """Its place, for people."""
-        ...
 
     def find(self) -> None:
         """Check that the right pool is at its place, or may be made there; no change. Raises `PoolAbsent`,
         `UnknownPoolLayout`.
         """
-        ...
 
     def lock(self) -> None:
         """Take the pool's lock, for one process, until `let_go`. Raises `locks.LockHeld`, `ControllerStandsBy`."""
-        ...
 
     def renew(self) -> None:
         """Show other processes that this one lives; called every few seconds while the pool is locked. Raises
         `ControllerReplaced` if another process has the lock.
         """
-        ...
 
     def open(self) -> None:
         """Read the identity, or make the pool if the settings allow it. Durable. Raises as `find` does."""
-        ...
 
     def check_in_place(self) -> None:
         """Raise `PeerUnavailable` unless the opened pool is still at its place. Cheap: called every second."""
-        ...
 
     def let_go(self) -> None:
         """Release the lock, and every file of the pool."""
-        ...
 
 
 class RecordKind(enum.Enum):
@@ -202,11 +194,9 @@ class RecordStore(Protocol):
 
     def ids(self) -> tuple[str, ...]:
         """The ids of all records."""
-        ...
 
     def load(self, key: str) -> bytes | None:
         """A record, or None. Raises `Corrupt`, `Refused` or `RuntimeFailed` for an unreadable record."""
-        ...
 
     def save(self, key: str, data: bytes, *, previous: bytes) -> None:
         """Write a record in place of `previous`, the bytes that the caller has read.
@@ -214,11 +204,9 @@ class RecordStore(Protocol):
         Raises `RecordChanged`, without a write, if the store has other bytes by now, or no record. After any other
         error the store may have either record.
         """
-        ...
 
     def shown(self, key: str) -> str:
         """The place of a record, for people."""
-        ...
 
 
 class NoHostDevice(errors.NotReady):
@@ -286,7 +274,6 @@ class NodeAccess(Protocol):
         the first step of the call. An engine without credentials ignores them. Raises `Refused` for credentials that
         the storage does not accept, `NotReady` if neither this call nor an earlier one has any.
         """
-        ...
 
     def attach(self, volume_id: volumes.VolumeId, access: Access = READ_WRITE) -> Attachment:
         """Attach the volume on this node; idempotent. Raises `ImageMissing`, `Exhausted`; `NoHostDevice` if the
@@ -295,35 +282,28 @@ class NodeAccess(Protocol):
         With an access that writes, the node is the volume's only writer until `detach`, durably, if another node
         could reach the image; raises `NotReady` naming the holder while another node has it.
         """
-        ...
 
     def attached_here(self) -> tuple[volumes.VolumeId, ...]:
         """The volumes that may be attached on this node, by any process."""
-        ...
 
     def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """The present attachment of the volume on this node; None without one. Raises `ImageReplaced` if it has
         another image than the volume has now; so do `attach`, `refresh` and `detach`.
         """
-        ...
 
     def host_device(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """The attachment, if this host itself has a device of the volume, whatever its image is now. Asks this host
         alone, and no storage.
         """
-        ...
 
     def orphans(self) -> tuple[Attachment, ...]:
         """Attachments that this engine made for volumes or images that were removed since; no others."""
-        ...
 
     def drop(self, orphan: Attachment) -> None:
         """Detach an orphan; a detached one is a success. Raises `NotReady` while in use."""
-        ...
 
     def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """Give an attached volume's device its image's size; None when it is not attached."""
-        ...
 
     def is_empty(self, volume_id: volumes.VolumeId) -> bool:
         """Whether the engine stores no data for the volume, so that every byte of it reads as zero.
@@ -331,8 +311,6 @@ class NodeAccess(Protocol):
         Writes to this node's device count once they are written back (`devices.write_back`). True is exact; False may
         be wrong. Raises `ImageMissing`.
         """
-        ...
 
     def detach(self, volume_id: volumes.VolumeId) -> None:
         """Detach and verify; not attached is a success. Raises `NotReady` while in use."""
-        ...

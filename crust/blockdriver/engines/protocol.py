@@ -140,7 +140,6 @@ class Unseen(Protocol):
 
     def commit(self, records: Mapping[RecordKind, bytes]) -> None:
         """Make it exist, with its records, in one durable step; the last call. After an error it may exist."""
-        ...
 
 
 class Making(Unseen, Protocol):
@@ -150,20 +149,17 @@ class Making(Unseen, Protocol):
 
     def create(self, size_bytes: int) -> None:
         """An image that reads as zeros. Raises `Exhausted`, `ForeignImage`."""
-        ...
 
     def restore(self, image: Image, size_bytes: int) -> None:
         """The image of a snapshot, with zeros after it up to `size_bytes`. Raises `SnapshotMissing`, `Exhausted`,
         `ForeignImage`.
         """
-        ...
 
     def clone(self, source: volumes.VolumeId, *, source_bytes: int, size_bytes: int) -> None:
         """Like `restore`, from the present content of a volume, which must have `source_bytes`.
 
         Raises `ImageMissing`, and `Corrupt` for a truncated source.
         """
-        ...
 
 
 class Taking(Unseen, Protocol):
@@ -173,14 +169,12 @@ class Taking(Unseen, Protocol):
         """Copy a volume's present content, including writes to this node's device; a second call replaces the copy.
         Raises `ImageMissing`, `Exhausted`.
         """
-        ...
 
     def moved_on(self, image: Image) -> bool:
         """Whether the volume may differ from its copy by now; only where `copies_at_once`.
 
         Writes to this node's device count. False is exact; True may be wrong.
         """
-        ...
 
 
 class Provisioning(Protocol):
@@ -194,22 +188,18 @@ class Provisioning(Protocol):
     @property
     def modes(self) -> frozenset[volumes.AccessMode]:
         """The supported access modes of volumes with a filesystem."""
-        ...
 
     @property
     def raw_modes(self) -> frozenset[volumes.AccessMode]:
         """The supported access modes of raw block volumes, at least `modes`: their writers can know of each other."""
-        ...
 
     def open(self) -> None:
         """Open the engine, and settle all volumes and sets; called once, before the records are read. The log has the
         failures.
         """
-        ...
 
     def check_usable(self) -> None:
         """Raise `NotReady` if volumes cannot be made or attached now. Cheap: called every few seconds."""
-        ...
 
     def making(self, volume_id: volumes.VolumeId) -> AbstractContextManager[Making]:
         """Make a volume that does not exist, inside the block. Without a commit all of it is removed again.
@@ -217,7 +207,6 @@ class Provisioning(Protocol):
         Settles the volume first. Raises OrphanImage for an image with its name and no record, and the errors of
         `settle`.
         """
-        ...
 
     def remove(self, volume_id: volumes.VolumeId) -> None:
         """Remove a volume in one durable step, then free its space; absent is a success, and an image with its name
@@ -225,7 +214,6 @@ class Provisioning(Protocol):
 
         Raises `StillAttached` and `ForeignImage`: then it exists as before.
         """
-        ...
 
     def taking(self, set_id: str, images: Sequence[Image]) -> AbstractContextManager[Taking]:
         """Take a set that does not exist, of `images`, inside the block. Without a commit all of it is removed again.
@@ -233,91 +221,73 @@ class Provisioning(Protocol):
         Settles the set first. Raises the errors of `settle`, and OrphanImage if the engine can see images with its
         name and no record.
         """
-        ...
 
     def remove_set(self, set_id: str, images: Sequence[Image]) -> None:
         """Remove a set, of `images`, in one durable step, then free its space; absent is a success. Finishes a
         removal that was begun. Volumes made from it do not change.
         """
-        ...
 
     def unsettled(self) -> tuple[volumes.VolumeId, ...]:
         """The volumes and sets that are half made or half removed, also by calls that run now."""
-        ...
 
     def settle(self, thing_id: volumes.VolumeId) -> None:
         """End an unfinished volume or set as removed; none is a success.
 
         Raises `StillAttached` for a volume in use: it then takes a removal back, and the volume exists.
         """
-        ...
 
     def check_image(self, volume_id: volumes.VolumeId) -> None:
         """Raise `ImageMissing` if a volume has no image, `ForeignImage` if the driver did not make it,
         `ImageReplaced` if its device on this node has another one.
         """
-        ...
 
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
         """Grow the image to at least this size. Raises `ImageMissing`, `Exhausted`."""
-        ...
 
     def maximum_bytes(self) -> int:
         """The largest possible volume, at any free capacity (`Exhausted` is about that)."""
-        ...
 
     def space(self) -> PoolSpace:
         """The pool's space now, in constant time. Raises `NotReady` if the pool is absent."""
-        ...
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
         """The ids of images, or of a volume's other files, recorded or not; without unsettled ones. Cheap."""
-        ...
 
     def snapshot_ids(self) -> frozenset[str]:
         """The ids of all snapshot images, recorded or not; without unsettled ones. Only the pool's health uses it."""
-        ...
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The image's size; 0 if there is no image. Raises an error if that is not seen."""
-        ...
 
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
         """The problem of an image that should have `size_bytes`; empty if there is none. Raises `ImageMissing`,
         `ImageReplaced`.
         """
-        ...
 
     def copies_at_once(self) -> bool:
         """Whether snapshots and clones are atomic and immediate, also while the volume is written to."""
-        ...
 
     def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The capacity that a snapshot of the volume would take now; 0 if it shares blocks with the volume."""
-        ...
 
     def check_snapshot(self, image: Image) -> None:
         """Raise `SnapshotMissing` if a complete snapshot does not exist."""
-        ...
 
     @property
     def is_used_elsewhere(self) -> bool:
         """Whether other nodes use volumes too, whose writers this node cannot freeze."""
-        ...
 
     def allocated(self, image: Image, start: int = 0) -> Iterable[Region]:
         """The parts of a snapshot that may hold data, ascending, without those that end before the byte `start`.
 
         The iterator may raise too: `SnapshotMissing`.
         """
-        ...
 
     def changed(self, base: Image, target: Image, start: int = 0) -> Iterable[Region]:
         """The parts in which two snapshots may differ, ascending; all other parts from the byte `start` on are equal.
 
         Raises `NoChangeTracking`, `SnapshotMissing`.
         """
-        ...
 
 
 class StorageLimits(Protocol):
@@ -325,7 +295,6 @@ class StorageLimits(Protocol):
 
     def set_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
         """Set all limits of a volume, also while it is used. Raises `ImageMissing`."""
-        ...
 
 
 class NodeFencing(Protocol):
@@ -338,7 +307,6 @@ class NodeFencing(Protocol):
 
         It leaves a connected node alone, because that lives. Raises `PeerUnavailable`.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
