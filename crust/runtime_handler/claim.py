@@ -231,16 +231,12 @@ def hold_device(record: Record, *, its_vm: int = 0) -> int:
     """The descriptor that holds the device; -1 for an image, which has no device on this host.
 
     `its_vm` is the sandbox's virtual machine, if it may have the device already. The claim in the cluster excludes
-    other hosts that would write to the image (specs/handoff.md).
+    other hosts that would write to the image (specs/handoff.md). The device's identity, which does not change while
+    it is open, is checked after the open, and its users: another virtual machine that has it open plainly leaves it
+    free by O_EXCL.
     """
-    return -1 if record.image is not None else _opened(record, its_vm)
-
-
-def _opened(record: Record, its_vm: int) -> int:
-    """Open the record's device, then check its identity, which does not change while it is open, and its users.
-
-    Another virtual machine that has the device open plainly leaves it free by O_EXCL.
-    """
+    if record.image is not None:
+        return -1
     is_reader = record.readonly
     fd = (devices.open_shared if is_reader else devices.open_exclusive)(record.device)
     try:

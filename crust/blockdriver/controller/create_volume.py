@@ -76,7 +76,11 @@ class Provisioner:
         lost data.
         """
         record = await workers.run(self._create, request)
-        return await self._copy(record) if record.stored is None else record
+        if record.stored is not None:
+            return record
+        async with workers.entered(self._making(record)) as making:
+            content = await self.sources.fill(making, record)
+            return await workers.run(self._commit, making, record, content)
 
     def _create(self, request: Create) -> VolumeRecord:
         """The create without the copy from a content source, for which a guest may have to be frozen."""
@@ -155,11 +159,6 @@ class Provisioner:
             self.stores.provisioning.making(volume_id) as making,
         ):
             yield making
-
-    async def _copy(self, record: VolumeRecord) -> VolumeRecord:
-        async with workers.entered(self._making(record)) as making:
-            content = await self.sources.fill(making, record)
-            return await workers.run(self._commit, making, record, content)
 
     def _commit(self, making: Making, record: VolumeRecord, content: ContentRecord) -> VolumeRecord:
         """Make the volume exist: from then on the node part writes the content record."""

@@ -169,7 +169,10 @@ class KernelRbd:
         if readonly:
             options.append("ro")
         words = (",".join(login.monitors), ",".join(options), image.pool, image.image, "-")
-        _check_plain((*login.monitors, login.user, image.pool, image.namespace, image.image))
+        named = (*login.monitors, login.user, image.pool, image.namespace, image.image)
+        for word in filter(None, named):  # the kernel splits the line by spaces and commas
+            if not _PLAIN.fullmatch(word):
+                raise errors.InvalidRequest(f"the kernel does not take {word!r}")
         with thread_key("ceph", key, _secret(login.key)), host_network():
             self._add(image, " ".join(words).encode())
         mapping = self.find(image)
@@ -313,13 +316,6 @@ def _enter(descriptor: int) -> None:
         if _setns(descriptor, _CLONE_NEWNET):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
-
-
-def _check_plain(words: Sequence[str]) -> None:
-    """Refuse spaces and commas in a word: the kernel splits the line by them."""
-    for word in filter(None, words):
-        if not _PLAIN.fullmatch(word):
-            raise errors.InvalidRequest(f"the kernel does not take {word!r}")
 
 
 def _secret(key: str) -> bytes:

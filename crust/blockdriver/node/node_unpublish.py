@@ -23,7 +23,6 @@ from crust.blockdriver.engines.pool_access import Attachment
 from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing
 from crust.blockdriver.host import device_mounts
 from crust.blockdriver.node.io_limits import IoLimits
-from crust.blockdriver.records.node_state import Staged
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
 from crust.host import answers
@@ -124,7 +123,9 @@ class NodeUnstage:
             return
         unreadable = self.stores.node_state.unreadable(volume_id)
         staged = None if unreadable else self.stores.node_state.of(volume_id).stage
-        other_paths = () if staged is None else _other_paths(staged, path.text)
+        # that the CO has not removed
+        paths = () if staged is None else staged.paths
+        other_paths = tuple(other for other in paths if other != path.text and _is_directory(other))
         if staged is not None and other_paths:
             self.stores.node_state.note_staged(staged.model_copy(update={"paths": other_paths}))
             return
@@ -213,12 +214,8 @@ def _check_unused(volume_id: volumes.VolumeId, device: volumes.BlockSource, *, r
         raise StillPublished(volume_id, tuple(mount.target for mount in mounts))
 
 
-def _other_paths(staged: Staged, path: str) -> tuple[str, ...]:
-    """The other staging paths that the CO has not removed. Raises `NotSeen`."""
-    return tuple(other for other in staged.paths if other != path and _is_directory(other))
-
-
 def _is_directory(path: str) -> bool:
+    """Raises `NotSeen`."""
     absent = (errno.ENOENT, errno.ENOTDIR)
     status = answers.seen(answers.ask(path, lambda: os.stat(path), absent=absent))
     return status is not None and stat.S_ISDIR(status.st_mode)

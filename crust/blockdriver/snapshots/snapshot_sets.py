@@ -136,13 +136,10 @@ class SnapshotSets:
                 taking.take(image)
         moment_ns = _copy_unheld(taking, unheld)
         for snapshot in plan.snapshots:  # after the copy: a record names a node before it gets one
-            self._check_as_planned(snapshot)
+            content = self.stores.content_records.load(snapshot.source_volume_id)
+            if any(getattr(content, name) != getattr(snapshot, name) for name in _OF_CONTENT):
+                raise ContentChanged(snapshot.source_volume_id)
         return moment_ns
-
-    def _check_as_planned(self, plan: Snapshot) -> None:
-        content = self.stores.content_records.load(plan.source_volume_id)
-        if any(getattr(content, name) != getattr(plan, name) for name in _OF_CONTENT):
-            raise ContentChanged(plan.source_volume_id)
 
     def find(self, snapshot_id: str) -> tuple[SnapshotSet, Snapshot]:
         """A snapshot and its set; raises SnapshotNotFound."""

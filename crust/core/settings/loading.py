@@ -63,7 +63,11 @@ def load(
             merged = model.at_endpoint(merged, _path(environ["CSI_ENDPOINT"]))
         return model.model_validate(merged)
     except pydantic.ValidationError as err:
-        raise InvalidSettings(program, _reasons(err, model, merged)) from err
+        # the problem of each setting, without its value
+        lines = err.errors(include_url=False, include_input=False)
+        problems = ((_place(line["loc"], merged), _sentence(line, model)) for line in lines)
+        why = "; ".join(f"{place} {why}" if place else why for place, why in problems)
+        raise InvalidSettings(program, why) from err
     except ValueError as err:
         raise InvalidSettings(program, str(err)) from err
 
@@ -97,13 +101,6 @@ def _from_environment(
         is_list = "tuple" in str(field.annotation)
         values[name] = tuple(part for part in text.split(",") if part) if is_list else text
     return values
-
-
-def _reasons(err: pydantic.ValidationError, model: type[BaseModel], values: Any) -> str:
-    """The problem of each setting, without its value."""
-    lines = err.errors(include_url=False, include_input=False)
-    problems = ((_place(line["loc"], values), _sentence(line, model)) for line in lines)
-    return "; ".join(f"{place} {why}" if place else why for place, why in problems)
 
 
 def _place(loc: tuple[int | str, ...], table: Any) -> str:

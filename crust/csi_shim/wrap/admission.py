@@ -73,6 +73,9 @@ def admit(driver: str, request: csi_pb2.NodePublishVolumeRequest) -> Admitted:
     why = vendors.why_not_with_secrets(driver, request.secrets)
     if why:
         raise CannotBeDeferred(request.volume_id, why)
+    deferral_keys.formats_in_guest(
+        request.volume_context
+    )  # checks the key alone: a guest always formats
     options = mount_options.parse(access.mount_flags, for_guest=True)
     if fs_type in mkfs.SUPPORTED:
         mount_options.for_kernel(fs_type, options)
@@ -84,7 +87,7 @@ def admit(driver: str, request: csi_pb2.NodePublishVolumeRequest) -> Admitted:
         group=access.group,
         partition=_partition(request.volume_context),
         format=_format(request, access),
-        encryption=_encryption(request.volume_context),
+        encryption=deferral_keys.encryption(request.volume_context),
     )
 
 
@@ -123,13 +126,6 @@ def _partition(context: Mapping[str, str]) -> int | None:
     if not volumes.is_number(text):
         raise deferral_keys.InvalidDeferKey(vendors.PARTITION, text, "a decimal number")
     return int(text)
-
-
-def _encryption(context: Mapping[str, str]) -> volumes.Encryption | None:
-    deferral_keys.formats_in_guest(
-        context
-    )  # checks the key: a wrapped driver always formats in the guest
-    return deferral_keys.encryption(context)
 
 
 def _format(

@@ -117,7 +117,8 @@ class NodePublish:
         is_larger = ready.attachment.size_bytes > ready.content.filled_bytes
         may_grow = entry.kind == "mount" and not entry.readonly and not ready.others
         grows = unanswered and is_larger and may_grow
-        group = _group(request, readonly=entry.readonly)
+        access = request.capability.access
+        group = None if entry.readonly or isinstance(access, volumes.BlockAccess) else access.group
         # If no step follows the mount, the mount itself shows that the publish is done.
         last, done_entry = group is None and not grows, entry.model_copy(update=_DONE)
         self.stores.node_state.note_published(done_entry if last else entry)
@@ -201,8 +202,3 @@ async def _step(walk: Iterator[bool]) -> bool:
     """Do one step of a walk; returns whether another follows."""
     async with workers.long_work(workers.LongWork.GROUP):
         return await workers.run(next, walk, False)  # noqa: FBT003 - of `next`
-
-
-def _group(request: Publish, *, readonly: bool = False) -> volumes.GroupChange | None:
-    access = request.capability.access
-    return None if readonly or isinstance(access, volumes.BlockAccess) else access.group
