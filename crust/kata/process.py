@@ -35,7 +35,8 @@ from crust.kata.statistics import KataHandler
 from crust.rpc.serving.daemon import Daemon, starting
 from crust.runtime_handler import registration, service
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_PAUSE_S = 0.2
+"""Before the next connection to a container engine that is away: until then it may start containers unasked."""
 
 
 async def run(settings: KataSettings) -> None:
@@ -132,15 +133,12 @@ class _Plugin:
 
     async def keep(self) -> None:
         """Serve until cancelled. While the engine is away, this process reports a problem and goes on."""
-        pause_s = _FIRST_PAUSE_S
         while True:
             try:
                 await nri.serve(self._socket, self._gate, self._on_registered)
-                pause_s = _FIRST_PAUSE_S
             except errors.CrustError as error:
                 _report(self._daemon, "container engine", error)
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+            await asyncio.sleep(_PAUSE_S)
 
     def _on_registered(self) -> None:
         self.is_registered.set()
