@@ -16,10 +16,13 @@ from crust.host.process import arguments, syscalls
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """The users of a block device. `loops` are the loop devices upon it, `others` sentences about the other users."""
+    """The users of a block device. `loops` are the loop devices upon it, `others` sentences about the other users,
+    `binds` the paths at which its node is bound.
+    """
 
     loops: tuple[str, ...]
     others: tuple[str, ...]
+    binds: tuple[str, ...] = ()
 
 
 class Kernel:
@@ -64,21 +67,12 @@ class Kernel:
                     sentences.append(f"{found.writes_in_flight} writes are in flight")
                 if found.is_held and not sentences:
                     sentences.append("opened exclusively, by a user that cannot be seen from here")
-                return Users(found.loops, tuple(sentences))
+                binds = tuple(bind.target for bind in found.binds)
+                return Users(found.loops, tuple(sentences), binds)
             case answers.Unseen(error):
                 return Users((), (str(error),))
             case _:
                 return Users((), ())
-
-    def bound_at(self, device: str) -> tuple[str, ...]:
-        """The paths at which the device's node is bound: mounts of the filesystem of /dev whose root is the node."""
-        root = f"/{device.removeprefix('/dev/')}"
-        mounts = (mount for mount in mountinfo.read_all() if mount.fs_type in ("devtmpfs", "tmpfs"))
-        return tuple(
-            mount.target
-            for mount in mounts
-            if mount.root == root or self.device_at(mount.target) == device
-        )
 
     def loops_of(self, path: str) -> tuple[str, ...]:
         """The loop devices with the path as their backing file."""

@@ -123,7 +123,7 @@ def _device(publish: ForgottenPublish, evidence: Evidence, kernel: Kernel) -> It
     unused = f"{', '.join((device, *loops))}: not open, not mounted, and no device is built upon it"
     text = f"{device} is in use: {'; '.join(texts)}" if texts else unused
     yield ProofCheck("device", not texts, text)
-    elsewhere = [path for path in kernel.bound_at(device) if not _is_own(publish, path)]
+    elsewhere = [path for path in users.binds if not _is_own(publish, path)]
     text = f"{device} is also bound at {', '.join(elsewhere)}" if elsewhere else "bound there only"
     yield ProofCheck("binds", not elsewhere, text)
 

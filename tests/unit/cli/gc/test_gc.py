@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +49,8 @@ class FakeKernel(Kernel):
         return self.other_devices.get(path, DEVICE) if path in self.mounted else ""
 
     def users_of(self, device: str) -> Users:
-        return self.users.get(device, Users((), ()))
-
-    def bound_at(self, device: str) -> tuple[str, ...]:
-        return (*self.mounted, *self.bound)
+        users = self.users.get(device, Users((), ()))
+        return replace(users, binds=(*self.mounted, *self.bound))
 
     def loops_of(self, path: str) -> tuple[str, ...]:
         return (self.loops[path],) if path in self.loops else ()
