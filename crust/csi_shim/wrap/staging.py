@@ -28,18 +28,6 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 _log = logging.getLogger(__name__)
 
 
-class StageForgotten(errors.NotReady):
-    """The volume must be staged in another way, and the shim does not know the CO's stage request any more."""
-
-    def __init__(self, key: volumes.VolumeKey, stage: str) -> None:
-        super().__init__(
-            f"volume {key} cannot be staged again, {stage}",
-            why="the shim was started after the volume was staged, and the stage may have had secrets, which are "
-            "kept in memory only",
-            hint="delete the pod and create it again: the CO then unstages and stages the volume",
-        )
-
-
 class StagedForMount(errors.Conflict):
     """The volume is staged as block for a deferred mount, and the CO wants it as a raw block volume."""
 
@@ -145,7 +133,13 @@ class Staging:
             return staged
         is_recorded = await workers.run(private_directories.is_staged, paths)
         if not is_recorded or await workers.run(private_directories.had_secrets, paths):
-            raise StageForgotten(paths.key, way)
+            raise errors.NotReady.named(
+                "StageForgotten",
+                f"volume {paths.key} cannot be staged again, {way}",
+                why="the shim was started after the volume was staged, and the stage may have had secrets, which are "
+                "kept in memory only",
+                hint="delete the pod and create it again: the CO then unstages and stages the volume",
+            )
         return as_block.stage_of(request)
 
     def _check_not_on_host(self, key: volumes.VolumeKey) -> None:

@@ -66,17 +66,6 @@ class Purpose(enum.Enum):
     """No process may write to it."""
 
 
-class WritesInFlight(errors.PeerUnavailable):
-    """A process has ended, and the kernel has not finished its writes to the device."""
-
-    def __init__(self, path: str, count: int) -> None:
-        super().__init__(
-            f"{path} is in use",
-            why=f"{count} writes of a process that has ended are in flight, and did not end within {_FLIGHT_S:g} s",
-            hint="retry; if it stays so the disk hangs: see the kernel log",
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Users:
     """The users of a device at one moment. `is_held`: the kernel refuses an exclusive open."""
@@ -172,7 +161,12 @@ def check_writes_ended(device: volumes.BlockSource) -> None:
     deadline = time.monotonic() + _FLIGHT_S
     while count := answers.seen(_ask(device, partial(_writes_in_flight, device.identity))):
         if time.monotonic() > deadline:
-            raise WritesInFlight(device.path, count)
+            raise errors.PeerUnavailable.named(
+                "WritesInFlight",
+                f"{device.path} is in use",
+                why=f"{count} writes of a process that has ended did not end within {_FLIGHT_S:g} s",
+                hint="retry; if it stays so the disk hangs: see the kernel log",
+            )
         time.sleep(_FLIGHT_PAUSE_S)
 
 

@@ -22,17 +22,6 @@ from crust.host.process import syscalls
 _DEPTH_MAX = 64
 
 
-class PathOutsideRoots(errors.Refused):
-    """A target path is below none of the allowed roots."""
-
-    def __init__(self, target: TargetPath, roots: Sequence[str]) -> None:
-        super().__init__(
-            f"{target} is not an allowed target",
-            why=f"it is below none of {', '.join(roots) or '(no roots)'}",
-            hint="add the kubelet's root directory to the allowed roots, if this one is right",
-        )
-
-
 class SymlinkInPath(errors.Refused):
     """A component of a target path below its root is a symbolic link."""
 
@@ -59,7 +48,12 @@ def root_of(target: TargetPath, roots: Sequence[str]) -> str:
     """The root that `target` is below, by its text alone. Raises `PathOutsideRoots`."""
     root = next((root for root in roots if target.is_below(root)), None)
     if root is None:
-        raise PathOutsideRoots(target, roots)
+        raise errors.Refused.named(
+            "PathOutsideRoots",
+            f"{target} is not an allowed target",
+            why=f"it is below none of {', '.join(roots) or '(no roots)'}",
+            hint="add the kubelet's root directory to the allowed roots, if this one is right",
+        )
     return root
 
 

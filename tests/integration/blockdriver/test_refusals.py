@@ -143,7 +143,7 @@ async def test_publish_outside_the_roots_or_through_links_is_refused(bench: Benc
     (bench.root / "pods" / "link").symlink_to(bench.root / "elsewhere")
     with pytest.raises(target_paths.SymlinkInPath):
         await bench.publish(volume_id, f"{bench.root}/pods/link/mount")
-    with pytest.raises(target_paths.PathOutsideRoots):
+    with raised("PathOutsideRoots"):
         await bench.publish(volume_id, "/etc/crust-test-target")
     assert mountinfo.below(str(bench.root)) == ()
     with raised("StagingPathMissing"):
@@ -171,7 +171,7 @@ async def test_unpublish_outside_the_roots_or_through_a_link_unmounts_nothing(
     (outside / "mount").mkdir()
     mount_api.bind(str(bench.root / "staging"), str(outside / "mount"))
     try:
-        with pytest.raises(target_paths.PathOutsideRoots):
+        with raised("PathOutsideRoots"):
             await bench.unpublish("some-unknown-volume", f"{outside}/mount")
         with pytest.raises(target_paths.SymlinkInPath):
             await bench.unpublish("some-unknown-volume", f"{bench.root}/pods/link/mount")

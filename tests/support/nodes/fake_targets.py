@@ -109,7 +109,7 @@ class FakeTargets(guard.Targets):
 
     def check_writes_ended(self, source: volumes.BlockSource) -> None:
         if source.path in self.in_flight:
-            raise users.WritesInFlight(source.path, 1)
+            raise errors.PeerUnavailable.named("WritesInFlight", source.path)
 
     def openers(self) -> Openers:
         return {}

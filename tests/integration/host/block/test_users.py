@@ -258,7 +258,7 @@ def test_writes_in_flight_that_do_not_end_are_named(
     monkeypatch.setattr(users, "_writes_in_flight", lambda _: 5)
     monkeypatch.setattr(users, "_FLIGHT_S", 0.02)
     for purpose in (Purpose.GIVE_BACK, Purpose.GUEST_WRITES, Purpose.HOST, Purpose.FORMAT):
-        with pytest.raises(users.WritesInFlight, match="5 writes"):
+        with raised("WritesInFlight", match="5 writes"):
             users.check(devices.source(disk), purpose)
     check_guest(disk, readonly=True)  # a reader never waits
 

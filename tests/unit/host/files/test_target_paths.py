@@ -9,6 +9,7 @@ import pytest
 from crust.core import errors
 from crust.core.volumes import TargetPath
 from crust.host.files import target_paths
+from tests.support.raised import raised
 
 
 def target(path: Path) -> TargetPath:
@@ -38,9 +39,9 @@ def test_make_directory_below_a_root_and_in_it_succeeds_twice(root: Path, tmp_pa
 def test_make_directory_outside_the_roots_is_refused(root: Path, tmp_path: Path, name: str) -> None:
     """A prefix test would let kubelet-other pass."""
     (tmp_path / "kubelet-other").mkdir()
-    with pytest.raises(target_paths.PathOutsideRoots):
+    with raised("PathOutsideRoots"):
         target_paths.make_directory(target(tmp_path / name), [str(root)])
-    with pytest.raises(target_paths.PathOutsideRoots):
+    with raised("PathOutsideRoots"):
         target_paths.make_directory(target(root / "v"), [])
     assert os.listdir(tmp_path / "kubelet-other") == []
 
