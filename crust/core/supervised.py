@@ -127,4 +127,5 @@ async def _repeated(
                 return
         finally:
             well.cancel()
-        await asyncio.sleep(min(_FIRST_PAUSE_S * 2 ** (failures - 1), _MAX_PAUSE_S))
+        doublings = min(failures, ATTEMPTS) - 1  # of work that fails for hours
+        await asyncio.sleep(min(_FIRST_PAUSE_S * 2**doublings, _MAX_PAUSE_S))

@@ -110,3 +110,9 @@ async def test_end_of_block_cancels_work_and_waits_for_it() -> None:
     async with supervised.supervised("the test", work, Health()):
         await asyncio.sleep(0)
     assert ended
+
+
+async def test_work_that_fails_for_hours_begins_again() -> None:
+    work = SupervisedWork(1_100, errors.NotReady("the peer is away"))
+    async with supervised.supervised("the test", work.run, Health()), asyncio.timeout(60):
+        await work.goes_on.wait()
