@@ -60,16 +60,12 @@ def print_settings(programs: Sequence[str], config: Path | None, form: Format) -
         except errors.InvalidRequest as error:
             refused.append(f"{path or program}: {error.shown()}")
     names = tuple(f"{row.program}.{row.setting}={row.value}" for row in rows)
-    code = screen.print_once(
-        show.Shown({"settings": rows}, names, lambda _: _table(rows), healthy=not refused), form
-    )
+    table = output.table(_COLUMNS, rows, wide=True) if rows else Text()
+    shown = show.Shown({"settings": rows}, names, lambda _: table, healthy=not refused)
+    code = screen.print_once(shown, form)
     for sentence in refused:
         refusals.tell(sentence)
     return code
-
-
-def _table(rows: list[Setting]) -> Text:
-    return output.table(_COLUMNS, rows, wide=True) if rows else Text()
 
 
 def rows_in(program: str, text: str, path: str, environ: Mapping[str, str]) -> Iterator[Setting]:

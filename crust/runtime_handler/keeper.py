@@ -68,7 +68,8 @@ class Keeper:
     def _begin(self) -> None:
         """Become the keeper: with a new token, which no earlier standby can take."""
         for end in (*self._token, self._standby):
-            _close(end)
+            if end >= 0:
+                os.close(end)
         self._standby, self._standby_pid = -1, 0
         self._token = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.write(self._token[1], b"k")
@@ -299,11 +300,6 @@ def _wait(*fds: int, timeout_ms: int | None = None) -> set[int]:
     for fd in fds:
         poll.register(fd, select.POLLIN)
     return {fd for fd, _ in poll.poll(timeout_ms)}
-
-
-def _close(fd: int) -> None:
-    if fd >= 0:
-        os.close(fd)
 
 
 def main() -> None:

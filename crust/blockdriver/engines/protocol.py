@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from crust.blockdriver.engines.pool_access import NodeAccess, PoolHome, RecordKind, RecordStore
+from crust.blockdriver.host.extents import Extent
 from crust.core import errors, volumes
 from crust.host.files.durable import Place
 
@@ -89,14 +90,6 @@ class Image:
     snapshot_id: str
     volume_id: volumes.VolumeId
     size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A part of a volume or snapshot, in bytes."""
-
-    offset: int
-    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,13 +270,13 @@ class Provisioning(Protocol):
     def is_used_elsewhere(self) -> bool:
         """Whether other nodes use volumes too, whose writers this node cannot freeze."""
 
-    def allocated(self, image: Image, start: int = 0) -> Iterable[Region]:
+    def allocated(self, image: Image, start: int = 0) -> Iterable[Extent]:
         """The parts of a snapshot that may hold data, ascending, without those that end before the byte `start`.
 
         The iterator may raise too: `SnapshotMissing`.
         """
 
-    def changed(self, base: Image, target: Image, start: int = 0) -> Iterable[Region]:
+    def changed(self, base: Image, target: Image, start: int = 0) -> Iterable[Extent]:
         """The parts in which two snapshots may differ, ascending; all other parts from the byte `start` on are equal.
 
         Raises `NoChangeTracking`, `SnapshotMissing`.

@@ -40,7 +40,7 @@ _MOST_PARTS = 1 << 19
 
 @dataclass(frozen=True, slots=True, order=True)
 class Extent:
-    """A part of a file, in bytes."""
+    """A part of a file, or of a volume or snapshot, in bytes."""
 
     offset: int
     length: int

@@ -92,7 +92,10 @@ def copy(
                             hint="while the volume is unused, copy it to a new file (cp --reflink=never) and rename "
                             "that over it",
                         )
-                    _copy_segments(source_fd, copy_fd, size_bytes)
+                    os.ftruncate(copy_fd, size_bytes)
+                    for part in extents.data_of(source_fd):
+                        end = min(part.end, size_bytes)
+                        _copy_range(source_fd, copy_fd, part.offset, end)
                 if grow_to_bytes > size_bytes:
                     os.ftruncate(copy_fd, grow_to_bytes)
                 os.fchmod(copy_fd, mode)
@@ -126,12 +129,6 @@ def _clone(source: int, target: int) -> bool:
             return False
         raise
     return True
-
-
-def _copy_segments(source: int, target: int, size_bytes: int) -> None:
-    os.ftruncate(target, size_bytes)
-    for part in extents.data_of(source):
-        _copy_range(source, target, part.offset, min(part.end, size_bytes))
 
 
 def _copy_range(source: int, target: int, start: int, end: int) -> None:

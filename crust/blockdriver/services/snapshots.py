@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from functools import partial
 
 from crust.blockdriver.controller import list_volumes, topology
-from crust.blockdriver.engines.protocol import Region
+from crust.blockdriver.host.extents import Extent
 from crust.blockdriver.records.models import Snapshot, SnapshotSet
 from crust.blockdriver.records.stores import Stores
 from crust.blockdriver.services.calls import Calls, places
@@ -42,7 +42,7 @@ class _Blocks:
     """A block list: its snapshots, how to `read` it from a byte on, its end in bytes, the client's max_results."""
 
     snapshot_ids: tuple[str, ...]
-    read: Callable[[int], Iterable[Region]]
+    read: Callable[[int], Iterable[Extent]]
     end: int
     max_results: int
 
@@ -292,7 +292,7 @@ class SnapshotCalls:
             if part:
                 start = part[-1].offset + part[-1].length
 
-    async def _part(self, blocks: _Blocks, start: int, call: Call) -> Sequence[Region]:
+    async def _part(self, blocks: _Blocks, start: int, call: Call) -> Sequence[Extent]:
         """Read a part of a block list; during the read no call deletes the snapshots. Raises SnapshotNotFound."""
         with contextlib.ExitStack() as operations:
             for snapshot_id in blocks.snapshot_ids:
@@ -302,7 +302,7 @@ class SnapshotCalls:
             question = (blocks.snapshot_ids, start, blocks.in_part)
             return await self.calls.read(question, lambda: self._read(blocks, start), call)
 
-    def _read(self, blocks: _Blocks, start: int) -> Sequence[Region]:
+    def _read(self, blocks: _Blocks, start: int) -> Sequence[Extent]:
         for snapshot_id in blocks.snapshot_ids:
             self.snapshots.find(snapshot_id)  # deleted since the part before?
         regions = within(blocks.read(start), start, blocks.end)
@@ -386,10 +386,10 @@ def check_offset(offset: int, record: Snapshot) -> None:
         )
 
 
-def within(regions: Iterable[Region], start: int, end: int) -> Iterator[Region]:
+def within(regions: Iterable[Extent], start: int, end: int) -> Iterator[Extent]:
     """The parts of `regions` from `start` to `end`, in bytes."""
     for region in regions:
         first = max(region.offset, start)
         last = min(region.offset + region.length, end)
         if first < last:
-            yield Region(first, last - first)
+            yield Extent(first, last - first)

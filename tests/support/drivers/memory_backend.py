@@ -20,11 +20,11 @@ from crust.blockdriver.engines.protocol import (
     ImageMissing,
     NoChangeTracking,
     PoolSpace,
-    Region,
     SnapshotMissing,
     StillAttached,
     orphan_image,
 )
+from crust.blockdriver.host.extents import Extent
 from crust.core import errors, volumes
 
 POOL_BYTES = 10 * 1024**3
@@ -253,12 +253,12 @@ class MemoryBackend:
         if image.snapshot_id not in self.snapshots:
             raise SnapshotMissing(image.snapshot_id)
 
-    def allocated(self, image: Image, start: int = 0) -> tuple[Region, ...]:
+    def allocated(self, image: Image, start: int = 0) -> tuple[Extent, ...]:
         if image.snapshot_id not in self.snapshots:
             raise SnapshotMissing(image.snapshot_id)
-        return (Region(0, self.snapshots[image.snapshot_id]),)
+        return (Extent(0, self.snapshots[image.snapshot_id]),)
 
-    def changed(self, base: Image, target: Image, start: int = 0) -> tuple[Region, ...]:
+    def changed(self, base: Image, target: Image, start: int = 0) -> tuple[Extent, ...]:
         """Numbers have no blocks."""
         raise NoChangeTracking("the images are numbers")
 

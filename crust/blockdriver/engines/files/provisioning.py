@@ -18,7 +18,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -36,7 +36,6 @@ from crust.blockdriver.engines.protocol import (
     ImageMissing,
     NoChangeTracking,
     PoolSpace,
-    Region,
     SnapshotMissing,
     StillAttached,
 )
@@ -178,7 +177,8 @@ class FileProvisioning:
         directories = [self.directories.directory / name for name in self.directories.ids()]
         directories += [self.sets.directory / name for name in self.sets.ids()]
         what = f"the blocks of {self._pool}"
-        match answers.ask(what, lambda: extents.occupied_bytes(_files(directories))):
+        files = (home / name for home in directories for name in sparse.allocations(home))
+        match answers.ask(what, lambda: extents.occupied_bytes(files)):
             case answers.Present(ours_bytes):
                 return max(sparse.space(self._pool).used_bytes - ours_bytes, 0)
             case answers.Unseen(error):
@@ -325,20 +325,20 @@ class FileProvisioning:
         if not sparse.exists(self.snapshot(image)):
             raise SnapshotMissing(image.snapshot_id)
 
-    def allocated(self, image: Image, start: int = 0) -> Iterator[Region]:
+    def allocated(self, image: Image, start: int = 0) -> Iterator[extents.Extent]:
         """The parts of the snapshot's file that are not holes."""
         try:
-            yield from _regions(extents.allocated(self.snapshot(image), start))
+            yield from extents.allocated(self.snapshot(image), start)
         except errors.NotFound as err:
             raise SnapshotMissing(image.snapshot_id) from err
 
-    def changed(self, base: Image, target: Image, start: int = 0) -> Iterator[Region]:
+    def changed(self, base: Image, target: Image, start: int = 0) -> Iterator[extents.Extent]:
         """The parts that the two files do not share."""
         if not self.copies_at_once():
             raise NoChangeTracking(f"the filesystem of {self._pool} does not share blocks of files")
         for image in (base, target):
             self.check_snapshot(image)
-        return _regions(extents.differing(self.snapshot(base), self.snapshot(target), start))
+        return extents.differing(self.snapshot(base), self.snapshot(target), start)
 
     def snapshot(self, image: Image) -> Place:
         """The file of a snapshot, whether it exists or not."""
@@ -370,16 +370,6 @@ def copy_in(directory: Place, snapshot_id: str) -> Place:
     """The file of a snapshot in the directory of its set, also during its creation."""
     check_file_name(snapshot_id)
     return directory / (snapshot_id + _SNAPSHOT)
-
-
-def _regions(parts: Iterator[extents.Extent]) -> Iterator[Region]:
-    return (Region(part.offset, part.length) for part in parts)
-
-
-def _files(directories: Iterable[Place]) -> Iterator[Place]:
-    """The regular files of volumes and sets. The iterator raises `OSError`."""
-    for directory in directories:
-        yield from (directory / name for name in sparse.allocations(directory))
 
 
 def _blocks_bytes(directory: Place) -> int:

@@ -359,7 +359,7 @@ async def test_block_list_holds_one_part_and_ends_with_its_snapshot(
     snapshot = await copying.co.snapshot(source)
     read = 0
 
-    def counted(regions: Iterable[protocol.Region]) -> Iterator[protocol.Region]:
+    def counted(regions: Iterable[extents.Extent]) -> Iterator[extents.Extent]:
         nonlocal read
         for region in regions:
             read += 1

@@ -16,7 +16,6 @@ from crust.blockdriver.engines.protocol import (
     Image,
     ImageMissing,
     NoChangeTracking,
-    Region,
     SnapshotMissing,
 )
 from crust.blockdriver.engines.rbd.place import Place
@@ -25,6 +24,7 @@ from crust.blockdriver.engines.rbd.provisioning.copies import RbdMaking
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.provisioning.images import features
 from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
+from crust.blockdriver.host.extents import Extent
 from crust.core import errors, volumes
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.integration.ceph.conftest import QUICK
@@ -182,10 +182,10 @@ def test_changed_and_allocated_blocks_are_whole_objects(
     third = snapshot_of(A, "third")
     take(engine, third)
     write(guest, A, b"z", 0)
-    assert engine.changed(second, third) == (Region(OBJECT, OBJECT),)
-    assert engine.allocated(first) == (Region(OBJECT, OBJECT),)
+    assert engine.changed(second, third) == (Extent(OBJECT, OBJECT),)
+    assert engine.allocated(first) == (Extent(OBJECT, OBJECT),)
     assert [region.offset for region in engine.allocated(second)] == [OBJECT, 3 * OBJECT]
-    assert engine.changed(first, second) == (Region(3 * OBJECT, OBJECT),)
+    assert engine.changed(first, second) == (Extent(3 * OBJECT, OBJECT),)
     with pytest.raises(NoChangeTracking):
         engine.changed(second, first)
 

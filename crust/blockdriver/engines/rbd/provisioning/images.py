@@ -21,10 +21,11 @@ from crust.blockdriver.ceph import binding
 from crust.blockdriver.ceph.binding import Image, Ioctx
 from crust.blockdriver.ceph.failures import ignoring
 from crust.blockdriver.engines.pool_access import RecordKind
-from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing, Region
+from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import image_use, librbd_objects
 from crust.blockdriver.engines.rbd.records import RbdRecords
+from crust.blockdriver.host.extents import Extent
 from crust.core import volumes
 
 MARK = "crust.volume"
@@ -238,13 +239,13 @@ def is_blank(image: Image) -> bool:
     return not differing(image, None)
 
 
-def differing(image: Image, since: str | None, start: int = 0) -> tuple[Region, ...]:
+def differing(image: Image, since: str | None, start: int = 0) -> tuple[Extent, ...]:
     """The parts that differ from a snapshot, or from zeros, from the byte `start` on; discarded parts differ too."""
-    regions: list[Region] = []
+    regions: list[Extent] = []
 
     def note(offset: int, length: int, exists: bool) -> None:  # noqa: FBT001 - librbd calls it
         if exists or since is not None:
-            regions.append(Region(offset, length))
+            regions.append(Extent(offset, length))
 
     length = image.size() - start
     if length > 0:

@@ -21,7 +21,7 @@ from crust.blockdriver.ceph.binding import Image, Ioctx
 from crust.blockdriver.ceph.failures import CephImageBusy, ignoring
 from crust.blockdriver.engines.pool_access import RecordKind, set_of
 from crust.blockdriver.engines.protocol import Image as Snapshot
-from crust.blockdriver.engines.protocol import NoChangeTracking, Region, SnapshotMissing
+from crust.blockdriver.engines.protocol import NoChangeTracking, SnapshotMissing
 from crust.blockdriver.engines.rbd.provisioning import image_use
 from crust.blockdriver.engines.rbd.provisioning.images import (
     VolumeImages,
@@ -30,6 +30,7 @@ from crust.blockdriver.engines.rbd.provisioning.images import (
     user_snapshots,
 )
 from crust.blockdriver.engines.rbd.records import RbdRecords
+from crust.blockdriver.host.extents import Extent
 
 
 @dataclass(slots=True)
@@ -79,7 +80,7 @@ class RbdSnapshots(VolumeImages):
         with self.place.ioctx(f"cannot look for the snapshot {image.snapshot_id}") as ioctx:
             self.image_of(ioctx, image)
 
-    def allocated(self, image: Snapshot, start: int = 0) -> tuple[Region, ...]:
+    def allocated(self, image: Snapshot, start: int = 0) -> tuple[Extent, ...]:
         """The objects, of 4 MiB, that exist in the snapshot or in the images that it was cloned from."""
         with (
             self.place.ioctx(f"cannot read the snapshot {image.snapshot_id}") as ioctx,
@@ -88,7 +89,7 @@ class RbdSnapshots(VolumeImages):
             opened.set_snap(image.snapshot_id)
             return differing(opened, None, start)
 
-    def changed(self, base: Snapshot, target: Snapshot, start: int = 0) -> tuple[Region, ...]:
+    def changed(self, base: Snapshot, target: Snapshot, start: int = 0) -> tuple[Extent, ...]:
         """The objects, of 4 MiB, that differ, by the object map; raises `NoChangeTracking` if that is unknown."""
         with self.place.ioctx(f"cannot compare {base.snapshot_id}") as ioctx:
             name, base_name = self.image_of(ioctx, target), self.image_of(ioctx, base)
