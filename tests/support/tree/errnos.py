@@ -1,7 +1,8 @@
 """Whether a handler of OSError answers by a named errno alone: rule A1 of `missing_answers`.
 
 A handler may end without raising only on a path that has compared `errno` with named numbers: `errno.EBUSY`, a tuple
-of such numbers, a constant (`_GONE`), or a variable to which the module assigns nothing else. All other paths raise.
+of such numbers, a constant (`_GONE`), or a variable to which the module assigns nothing else; or on a path that has
+asked the `asyncio.timeout` whose `TimeoutError` it is: `limit.expired()`. All other paths raise.
 The search follows `if`, `match`, `try`, `with` and loops.
 """
 
@@ -16,6 +17,7 @@ _EXACT = frozenset(
         "IsADirectoryError",
         "FileExistsError",
         "ChildProcessError",
+        "ConnectionRefusedError",
     }
 )
 """The classes of Python that stand for one errno: to catch one is to name its errno."""
@@ -106,6 +108,8 @@ class _Paths:
                 return isinstance(operator, wanted) and are_named(numbers, self._variables)
             case ast.Call(func=ast.Name(id="isinstance"), args=[_, classes]):
                 return outcome and set(_last_names(classes)) <= _EXACT
+            case ast.Call(func=ast.Attribute(attr="expired"), args=[], keywords=[]):
+                return outcome
         return False
 
 

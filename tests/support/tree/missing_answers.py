@@ -36,7 +36,6 @@ _SEVERAL_ERRNOS = frozenset(
         "ConnectionError",
         "BrokenPipeError",
         "ConnectionAbortedError",
-        "ConnectionRefusedError",
         "ConnectionResetError",
         "BlockingIOError",
         "PermissionError",
