@@ -9,7 +9,6 @@ matter. The device is known by its number, and not by its mount, which is devtmp
 All functions block, except the decisions.
 """
 
-import contextlib
 import enum
 import os
 import stat
@@ -157,8 +156,9 @@ def release(path: str) -> int:
             if seen.kind is Kind.FILE and os.lstat(path).st_size:
                 raise DriverDidNotCleanUp("NodeUnpublishVolume", path, "a file with content")
             os.unlink(path)
-    with contextlib.suppress(OSError):  # another target's leaf is there, or it is gone
-        os.rmdir(os.path.dirname(path))
+        directory = os.path.dirname(path)
+        if _is_empty(directory):
+            os.rmdir(directory)
     return 0
 
 

@@ -192,10 +192,10 @@ def remove_staging(paths: PrivatePaths) -> None:
 
 def _remove_tree(path: str, device: int, depth: int) -> None:
     """Remove files and directories, but never those of another filesystem, as the kubelet does."""
-    with os.scandir(path) as listing:
-        entries = list(listing)
-    for entry in entries:
-        if not entry.is_dir(follow_symlinks=False):
+    with os.scandir(path) as entries:
+        kinds = [(entry, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for entry, is_directory in kinds:
+        if not is_directory:
             os.unlink(entry.path)
         elif depth and entry.stat(follow_symlinks=False).st_dev == device:
             _remove_tree(entry.path, device, depth - 1)
