@@ -25,8 +25,7 @@ import pydantic
 
 from crust.core import errors, volumes
 from crust.core.printable import printable
-from crust.handoff import layout
-from crust.handoff.directories import check_directory
+from crust.handoff import directories, layout
 from crust.handoff.record import UnreadableHandoffRecord, reasons
 from crust.host.files import durable, locks
 from crust.host.process import open_files, processes, syscalls
@@ -64,10 +63,15 @@ class HeldBySandbox(errors.NotReady):
     """A live sandbox has the volume. `sandbox_id` is empty until the sandbox has written claim.json."""
 
     def __init__(
-        self, target: volumes.TargetPath, sandbox_id: str, handler: str, pid: int = 0
+        self,
+        target: volumes.TargetPath,
+        sandbox_id: str,
+        handler: str,
+        pid: int = 0,
+        unread: errors.CrustError | None = None,
     ) -> None:
         named = f"sandbox {printable(sandbox_id)} of {printable(handler)} has it, for which process {pid} answers"
-        unnamed = "a sandbox is claiming it, or it is being unpublished"
+        unnamed = str(unread or "a sandbox is claiming it, or it is being unpublished")
         stop = (
             "stop that sandbox first; if its runtime does not know it any more, the virtual machine runs alone: "
             "`crust end-orphan` checks that, and ends it"
@@ -178,11 +182,9 @@ class ClaimLock:
 
     @classmethod
     def _try(cls, paths: layout.EntryPaths, target: volumes.TargetPath) -> Self | None:
-        try:  # before the lock: behind a symbolic link it is another entry's
-            check_directory(paths.directory)
-        except errors.NotFound:
-            raise NotPublished(target) from None
-        fd = _open_lock(paths.claim_lock, os.O_RDWR)
+        # before the lock: behind a symbolic link it is another entry's
+        is_there = directories.exists(paths.directory)
+        fd = _open_lock(paths.claim_lock, os.O_RDWR) if is_there else None
         if fd is None:
             raise NotPublished(target)
         keep = False
@@ -379,8 +381,10 @@ def touch(paths: layout.EntryPaths) -> None:
 def _held(paths: layout.EntryPaths, target: volumes.TargetPath) -> HeldBySandbox:
     try:
         claim = read(paths)
-    except errors.CrustError:  # only the holder's name is missing then; the held lock is certain
-        claim = None
+    except (
+        errors.CrustError
+    ) as error:  # only the holder's name is missing; the held lock is certain
+        return HeldBySandbox(target, "", "", unread=error)
     return (
         HeldBySandbox(target, claim.sandbox_id, claim.handler, claim.pid)
         if claim

@@ -22,10 +22,13 @@ class UntrustedDirectory(errors.Refused):
         )
 
 
-def check_directory(path: str) -> None:
-    """Raise `NotFound`, or `UntrustedDirectory` unless it is a directory that only root or this user writes."""
+def exists(path: str) -> bool:
+    """Whether it exists. Raises `UntrustedDirectory` unless it is a directory that only root or this user writes."""
     with syscalls.translating(f"cannot look at {path}"):
-        status = os.lstat(path)
+        try:
+            status = os.lstat(path)
+        except FileNotFoundError:
+            return False
     if not stat.S_ISDIR(status.st_mode):
         raise UntrustedDirectory(path, "it is not a directory")
     if status.st_uid not in (0, os.geteuid()):
@@ -34,3 +37,4 @@ def check_directory(path: str) -> None:
         raise UntrustedDirectory(
             path, f"others may write it, mode {stat.S_IMODE(status.st_mode):04o}"
         )
+    return True

@@ -18,10 +18,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from crust.core import errors
-from crust.handoff import claims, layout
+from crust.handoff import claims, directories, layout
 from crust.handoff import record as records
 from crust.handoff.claims import Claim
-from crust.handoff.directories import UntrustedDirectory, check_directory
 from crust.handoff.layout import EntryPaths, Layout
 from crust.handoff.mount_info import Reserved, reserved
 from crust.handoff.record import Record
@@ -94,21 +93,16 @@ class Entry:
 
 def read(paths: EntryPaths) -> Entry | None:
     """The entry, readable or not; None if it is absent."""
+    data: bytes | None = None
     try:
-        os.lstat(paths.directory)  # usually absent; a CrustError costs more than this call
-    except FileNotFoundError:
-        return None
-    except OSError:
-        pass  # reported below
-    try:
-        check_directory(paths.directory)
-        data = durable.read(paths.record, limit_bytes=records.LIMIT_BYTES)
+        if directories.exists(paths.directory):
+            data = durable.find(paths.record, limit_bytes=records.LIMIT_BYTES)
+        if data is None:
+            return None  # no directory, or no record: absent by H-11
         record = Record.parse(data, path=paths.record, digest=paths.digest)
-    except errors.NotFound:
-        return None  # no directory, or no record: absent by H-11
     except errors.CrustError as error:
         claim, claim_error = _claim_of(paths)
-        reservation = None if isinstance(error, UntrustedDirectory) else reserved_by(paths)
+        reservation = reserved(data, paths.digest) if data is not None else None
         return Entry(
             paths.digest, paths.directory, None, error, claim, claim_error, reserved=reservation
         )
@@ -143,12 +137,12 @@ def names(directory: str) -> list[str]:
 
 
 def reserved_by(paths: EntryPaths) -> Reserved | None:
-    """The reservation of an entry, by a record of any version; None if the record does not say it."""
-    try:
-        data = durable.read(paths.record, limit_bytes=records.LIMIT_BYTES)
-    except errors.CrustError:
-        return None
-    return reserved(data, paths.digest)
+    """The reservation of an entry, by a record of any version; None if there is no record, or it does not say it.
+
+    Raises the errors of `durable.find`.
+    """
+    data = durable.find(paths.record, limit_bytes=records.LIMIT_BYTES)
+    return reserved(data, paths.digest) if data is not None else None
 
 
 def _claim_of(paths: EntryPaths) -> tuple[Claim | None, errors.CrustError | None]:

@@ -23,10 +23,10 @@ from dataclasses import replace
 from typing import Self
 
 from crust.core import errors, volumes
-from crust.handoff import claims, layout
+from crust.handoff import claims, directories, layout
 from crust.handoff import entry as entries
 from crust.handoff.claims import NotPublished
-from crust.handoff.directories import UntrustedDirectory, check_directory
+from crust.handoff.directories import UntrustedDirectory
 from crust.handoff.entry import Entry, UnknownHandoffFile, names
 from crust.handoff.layout import EntryPaths, Layout
 from crust.handoff.record import Record
@@ -120,11 +120,10 @@ class Store:
         return self.layout.root
 
     def open(self) -> None:
-        """Create the root, 0700, with its parents; `UntrustedFile` or `UntrustedDirectory` if others may write it."""
+        """Create the root, 0700, with its parents; `UntrustedFile` if others may write it."""
         with syscalls.translating(f"cannot create {self.root}"):
             os.makedirs(os.path.dirname(self.root), mode=0o755, exist_ok=True)
         durable.make_directory(self.root, layout.DIRECTORY_MODE)
-        check_directory(self.root)
 
     def lock(self) -> locks.ProcessLock:
         """Become the directory's writer until the lock is closed; raises `locks.LockHeld`. The root must be open."""
@@ -221,30 +220,25 @@ class Store:
         A target that an interrupted unpublish has not cleared is cleared first; if that fails, its entry is there
         again. Directories with unknown names are kept. Only the directory's writer may call this, before it writes.
         """
-        orphans = filter(layout.is_temporary, names(self.root))
-        return tuple(
-            f"{self.root}/{name}"
-            for name in orphans
-            if not (self._is_put_back(name, clear) or _delete_files(f"{self.root}/{name}"))
-        )
+        for name in names(self.root):
+            if (digest := layout.digest_to_clear(name)) is not None:
+                self._clear(EntryPaths(digest, f"{self.root}/{name}"), clear)
+        orphans = [f"{self.root}/{name}" for name in names(self.root) if layout.is_temporary(name)]
+        return tuple(path for path in orphans if not _delete_files(path))
 
-    def _is_put_back(self, name: str, clear: Clear) -> bool:
-        """Clear the target of an entry that was being removed; True if that failed, and the entry is there again."""
-        digest = layout.digest_to_clear(name)
-        if digest is None:
-            return False
-        directory, gone_path = self.layout.entry(digest).directory, f"{self.root}/{name}"
-        reservation = entries.reserved_by(EntryPaths(digest, gone_path))
-        if reservation is None or _is_there(directory):  # published again since
-            return False
+    def _clear(self, gone: EntryPaths, clear: Clear) -> None:
+        """Clear the target of an entry that was being removed; if that fails, the entry is there again."""
+        directory = self.layout.entry(gone.digest).directory
+        if _is_there(directory):  # published again since
+            return
         try:
-            clear(reservation.target)
+            reservation = entries.reserved_by(gone)
+            if reservation is not None:
+                clear(reservation.target)
         except errors.CrustError as error:
-            extra = {"target": reservation.target.text, "error": str(error)}
+            extra = {"entry": gone.digest, "error": str(error)}
             _log.error("an interrupted unpublish cannot be finished", extra=extra)
-            _put_back(gone_path, directory)
-            return True
-        return False
+            _put_back(gone.directory, directory)
 
     def _replace(self, entry: Entry, record: Record) -> Entry:
         new = record.but(generation=entry.require().crust.generation + 1)
@@ -257,11 +251,10 @@ class Store:
         try:
             return claims.ClaimLock.acquire(paths, target)
         except NotPublished:
-            if not _is_there(paths.directory):
+            if not directories.exists(paths.directory):
                 raise
         # Somebody removed the lock file, so a holder is not visible any more. Safe only if the entry was never
         # claimed.
-        check_directory(paths.directory)
         if any(map(_is_there, (paths.claim, paths.dead_claim))):
             raise errors.Corrupt.named(
                 "ClaimLockMissing",

@@ -23,7 +23,7 @@ from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver, ObservedWatch
 
 from crust.handoff import layout
-from crust.host.process import workers
+from crust.host.process import syscalls, workers
 
 __all__ = ["Watch"]
 
@@ -98,11 +98,11 @@ class Watch:
 
     async def __anext__(self) -> None:
         """Return when it is time to scan: at once if there was a hint since the last call."""
+        timer = asyncio.get_running_loop().call_later(self._rescan_s, self._hint.set)
         try:
-            async with asyncio.timeout(self._rescan_s):
-                await self._hint.wait()
-        except TimeoutError:
-            pass
+            await self._hint.wait()
+        finally:
+            timer.cancel()
         # Cleared before the caller scans: a change during the scan sets it again.
         self._hint.clear()
         await workers.run(self._follow_root)
@@ -162,10 +162,12 @@ class Watch:
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
+    """Device and inode of the directory; None if it is absent."""
+    with syscalls.translating(f"cannot look at {path}"):
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            return None
     return status.st_dev, status.st_ino
 
 

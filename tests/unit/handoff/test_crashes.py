@@ -1,5 +1,6 @@
 """Killed, or out of space, at any system call: readers see a complete entry or none, and a retry succeeds."""
 
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -7,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors, volumes
-from crust.handoff import claims
+from crust.handoff import claims, layout
 from crust.handoff.store import Store
 from crust.host import answers
 from crust.host.process import processes
-from tests.support.faults import crashes, syncs
+from tests.support.faults import crashes, lies, syncs
 from tests.support.records.records import TARGET, a_record
 
 RECORD = a_record()
@@ -161,6 +162,20 @@ def test_unpublish_whose_target_cannot_be_cleared_restores_the_entry(stores: Sto
     assert store.remove_orphans(fail) == ()
     assert store.scan() == (entry,)
     claims.ClaimLock.acquire(store.layout.entry(TARGET), TARGET).close()
+
+
+def test_interrupted_unpublish_whose_record_is_not_seen_restores_the_entry(stores: Stores) -> None:
+    """Without the record nobody knows the target, whose guard mount would stay."""
+    stores.published(0)
+    store = stores(0)
+    _leave_uncleared(store)
+    (gone,) = (name for name in os.listdir(store.root) if name.startswith(".gone-"))
+    record = lies.Concerns(frozenset({f"{store.root}/{gone}/{layout.RECORD}"}), ())
+    cleared: list[volumes.TargetPath] = []
+    with lies.failing(record, lies.Failure(0, errno.EIO)):
+        assert store.remove_orphans(cleared.append) == ()
+    (entry,) = store.scan()
+    assert (entry.record, cleared) == (RECORD, [])
 
 
 def test_target_that_was_published_again_is_not_cleared(stores: Stores) -> None:

@@ -26,6 +26,7 @@ BOUNDARIES = {
     ("core/supervised.py", "_repeated", 1): "reports the error as unhealthy, and repeats the work",
     ("rpc/serving/service.py", "Service.answer", 1): "the caller of the RPC gets a status",
     ("rpc/serving/service.py", "Service.stream", 1): "the caller of the RPC gets a status",
+    ("handoff/watch.py", "Watch._schedule", 1): "logged: scans go on, and each watches again",
     ("kata/nri.py", "_Session._call", 1): "the container engine gets a failure",
     ("kata/nri.py", "_logged", 1): "logs the error of a look in the background",
     ("proxy/publish.py", "Publish._failed", 2): "an undo: the publish's own error is the answer",
