@@ -149,12 +149,16 @@ class Targets:
         """
         if self._guard_on(target):
             return
-        target_paths.remove_empty_below(target, self._roots)  # a kubelet made them for a subPath
         try:
+            target_paths.remove_empty_below(
+                target, self._roots
+            )  # a kubelet made them for a subPath
             target_paths.make_directory(target, self._roots)
-        except target_paths.TargetConflict as error:
+        except target_paths.SymlinkInPath:
+            raise
+        except errors.CrustError as error:  # the mount, which follows, decides
             _log.error(
-                "files were written to a target whose guard mount was lost",
+                "files were written to a target whose guard mount was lost, or it cannot be cleared",
                 extra={"target": target.text, "error": str(error)},
             )
         with target_paths.parent_of(target, self._roots) as parent:

@@ -3,6 +3,7 @@
 It raises `OSError`: its callers, `loop` and `holders`, know the meaning of each errno.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -75,12 +76,13 @@ def configuration(backing_fd: int, flags: int, name: str) -> bytes:
 def node(number: int) -> str:
     """The path of a device's node, created if absent: a container's /dev does not follow the kernel."""
     path = f"/dev/loop{number}"
-    if not os.path.exists(path) and os.path.exists(f"/sys/block/loop{number}"):
-        try:
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        # the device has gone too, or the kernel has made the node meanwhile
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
             device = identity(number)
             os.mknod(path, 0o660 | stat.S_IFBLK, os.makedev(device.major, device.minor))
-        except FileExistsError:
-            return path
     return path
 
 
@@ -171,8 +173,10 @@ class Changes:
         try:
             while self._socket.recv(8192):
                 continue
-        except OSError:
-            return  # no more events, or an overflow: in both cases `wait_until` checks again
+        except OSError as err:
+            # no more events, or an overflow: in both cases `wait_until` checks again
+            if err.errno not in (errno.EAGAIN, errno.ENOBUFS):
+                raise
 
     def __enter__(self) -> Self:
         return self

@@ -191,10 +191,11 @@ def make_directory(path: AnyPath, mode: int) -> None:
 
 def make_directories(path: AnyPath, mode: int) -> None:
     """`make_directory`, and before it the parents that do not exist."""
-    parent = os.path.dirname(path)
-    if not os.path.isdir(parent):
-        make_directories(parent, mode)
-    make_directory(path, mode)
+    try:
+        make_directory(path, mode)
+    except errors.NotFound:
+        make_directories(os.path.dirname(path), mode)
+        make_directory(path, mode)
 
 
 def make_staging(path: AnyPath, mode: int) -> None:
@@ -248,7 +249,7 @@ def publish_directory(staging: AnyPath, final: AnyPath) -> None:
         try:
             os.rename(staging, final)
         except OSError as err:
-            if isinstance(err, (FileExistsError, NotADirectoryError)) or os.path.lexists(final):
+            if err.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise PathAlreadyExists(final) from err
             raise
         _sync(os.path.dirname(final) or ".")

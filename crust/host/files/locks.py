@@ -15,6 +15,7 @@ volume only after the last copy of the open device is closed.
 A lock file is never unlinked: two processes could then each hold a lock on a file of that name.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -38,9 +39,9 @@ def try_lock(fd: int) -> bool:
     """Take the exclusive lock on the file of `fd`, opened for writing; False if it is held. Never waits."""
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, None))
-    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, as POSIX lets a system choose
-        return False
     except OSError as err:
+        if err.errno == errno.EAGAIN:
+            return False
         raise syscalls.translate(err, "cannot lock a file") from err
     return True
 

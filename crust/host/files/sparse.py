@@ -167,7 +167,9 @@ def has_writers(path: AnyPath) -> bool:
             fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
             try:
                 fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-            except OSError:
+            except OSError as err:
+                if err.errno not in (errno.EAGAIN, errno.EINVAL):
+                    raise
                 return True
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     return False
@@ -180,7 +182,9 @@ def open_file(path: AnyPath, flags: int, mode: int = 0o600) -> int:
     """
     try:
         return os.open(path, flags | os.O_NONBLOCK, mode)
-    except BlockingIOError:
+    except OSError as err:
+        if err.errno != errno.EAGAIN:
+            raise
         return _open_regular(path, flags)
 
 

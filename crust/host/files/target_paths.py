@@ -8,7 +8,6 @@ Removal takes only empty directories and empty files: a recursive delete of a ta
 delete the volume's data.
 """
 
-import contextlib
 import errno
 import os
 import stat
@@ -83,9 +82,13 @@ def _check_components(target: TargetPath, root: str, above: str) -> None:
     path = root
     for name in above.split("/"):
         path = f"{path}/{name}"
-        if os.path.islink(path):
+        try:
+            mode = os.lstat(path).st_mode
+        except FileNotFoundError:
+            return
+        if stat.S_ISLNK(mode):
             raise SymlinkInPath(target, name)
-        if os.path.lexists(path) and not os.path.isdir(path):
+        if not stat.S_ISDIR(mode):
             raise TargetConflict(target, f"its component {name!r} is not a directory")
 
 
@@ -137,11 +140,14 @@ def remove(target: TargetPath, roots: Sequence[str]) -> None:
     """
     try:
         with parent_of(target, roots) as parent, syscalls.translating(f"cannot remove {target}"):
-            # First try: the kernel refuses everything that must not be removed; the reason is looked up afterwards.
+            name = os.path.basename(target.text)
+            status = _look(target, parent, name)
+            is_empty_file = stat.S_ISREG(status.st_mode) and not status.st_size
+            # The kernel refuses everything else that must not be removed; the reason is looked up afterwards.
             try:
-                os.rmdir(os.path.basename(target.text), dir_fd=parent)
+                (os.unlink if is_empty_file else os.rmdir)(name, dir_fd=parent)
             except OSError as err:
-                _remove_other(target, parent, err)
+                raise _refusal(target, parent, name, err) from err
     except errors.NotFound:
         return
 
@@ -153,11 +159,11 @@ def remove_empty_below(target: TargetPath, roots: Sequence[str]) -> None:
     used, so data cannot be lost; everything else stays, and `remove` then names it. It enters no mount.
     """
     try:
-        with parent_of(target, roots) as parent:
+        with parent_of(target, roots) as parent, syscalls.translating(f"cannot clear {target}"):
             name = os.path.basename(target.text)
             if not _is_mountpoint(parent, name):
                 _remove_children(parent, name, _DEPTH_MAX)
-    except (errors.NotFound, FileNotFoundError):
+    except errors.NotFound:
         return
 
 
@@ -165,35 +171,33 @@ def _remove_children(parent: int, name: str, depth: int) -> None:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         directory = os.open(name, flags, dir_fd=parent)
-    except OSError:  # a file or a link, which `remove` names
-        return
+    except OSError as err:
+        if err.errno not in (errno.ENOTDIR, errno.ELOOP):
+            raise
+        return  # a file or a link, which `remove` names
     with syscalls.closing(directory):
         for child in os.listdir(directory) if depth else ():
-            with contextlib.suppress(OSError):  # it is absent, not empty, or not a directory
+            try:
                 if not _is_mountpoint(directory, child):
                     _remove_children(directory, child, depth - 1)
                     os.rmdir(child, dir_fd=directory)
+            except OSError as err:
+                if err.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.ENOTDIR):
+                    raise
 
 
-def _remove_other(target: TargetPath, parent: int, refused: OSError) -> None:
-    name = os.path.basename(target.text)
-    status = _look(target, parent, name)
+def _refusal(target: TargetPath, parent: int, name: str, refused: OSError) -> errors.CrustError:
     if _is_mountpoint(parent, name):
-        raise errors.NotReady.named(
+        return errors.NotReady.named(
             "TargetStillMounted",
             f"{target} is still mounted",
             hint="unmount it first",
-        ) from refused
-    if stat.S_ISREG(status.st_mode) and not status.st_size:
-        os.unlink(name, dir_fd=parent)
-        return
+        )
     if refused.errno == errno.ENOTEMPTY:
-        raise TargetConflict(target, "the directory is not empty") from refused
-    if not stat.S_ISDIR(status.st_mode):
-        raise TargetConflict(
-            target, "it is neither an empty directory nor an empty file"
-        ) from refused
-    raise refused
+        return TargetConflict(target, "the directory is not empty")
+    if refused.errno == errno.ENOTDIR:
+        return TargetConflict(target, "it is neither an empty directory nor an empty file")
+    return syscalls.translate(refused, f"cannot remove {target}")
 
 
 def _look(target: TargetPath, parent: int, name: str) -> os.stat_result:

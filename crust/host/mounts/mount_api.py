@@ -22,7 +22,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from crust.core import errors
+from crust.host import answers
 from crust.host.block import users
+from crust.host.files import sparse
 from crust.host.filesystems import superblocks
 from crust.host.mounts import mount_options, mount_users, mountinfo
 from crust.host.mounts.mount_options import InvalidMountOption, Parameters
@@ -191,7 +193,10 @@ def unmount_one(target: str, *, parent: int | None = None) -> bool:
         try:
             syscalls.umount(path)
         except OSError as err:
-            if _is_gone(err, target):
+            if err.errno in (errno.ENOENT, errno.ENOTDIR):
+                return False
+            # EINVAL: not a mountpoint, or a mount that is locked because it came from a more privileged namespace
+            if err.errno == errno.EINVAL and mountinfo.at(target) is None:
                 return False
             if err.errno != errno.EBUSY:
                 raise syscalls.translate(err, f"cannot unmount {target}") from err
@@ -203,13 +208,6 @@ def unmount_one(target: str, *, parent: int | None = None) -> bool:
         else:
             return True
     return False
-
-
-def _is_gone(err: OSError, target: str) -> bool:
-    if err.errno in (errno.ENOENT, errno.ENOTDIR):
-        return True
-    # EINVAL: not a mountpoint, or a mount that is locked because it came from a more privileged namespace.
-    return err.errno == errno.EINVAL and mountinfo.at(target) is None
 
 
 @contextmanager
@@ -255,7 +253,7 @@ def _mounted(
     """A detached mount of the filesystem on a device. Raises `DuplicateFilesystemUuid` where the kernel would take it
     for a part of a mounted one.
     """
-    if fs_type == "btrfs" and not os.path.exists(_TEMPORARY_FSIDS):
+    if fs_type == "btrfs" and not sparse.exists(_TEMPORARY_FSIDS):
         _check_alone(device)
     with _context(fs_type) as context:
         try:
@@ -328,8 +326,9 @@ def _kernel_log(context: int) -> str:
     """The messages of the context, "e ext4: Unknown parameter 'x'", one per read(2) until ENODATA."""
     lines: list[str] = []
     while True:
-        try:
-            line = os.read(context, 8192)
-        except OSError:
-            return "; ".join(lines)
-        lines.append(line.decode("utf-8", "replace").strip().removeprefix("e ").removeprefix("w "))
+        match answers.ask("the log", lambda: os.read(context, 8192), absent=(errno.ENODATA,)):
+            case answers.Present(line):
+                text = line.decode("utf-8", "replace").strip()
+                lines.append(text.removeprefix("e ").removeprefix("w "))
+            case _:
+                return "; ".join(lines)

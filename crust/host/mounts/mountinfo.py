@@ -82,9 +82,7 @@ def at(target: str) -> Mount | None:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as err:
-            mount = _failed_mount_at(target)
-            if mount is None:
-                raise
+            mount = _failed_mount_at(target, err)
             _log.warning(
                 "a mounted filesystem answers with errors", extra={"target": target, "error": err}
             )
@@ -95,12 +93,15 @@ def at(target: str) -> Mount | None:
 def holding(path: str) -> Mount | None:
     """The mount that `path`, which has no links, lies on, or will lie on once it exists.
 
-    It asks the kernel for the mount's id, and compares paths if the filesystem answers with errors.
+    It asks the kernel for the mount's id, and compares paths if there is no such file. Raises `NotSeen`.
     """
-    try:
-        return _of_id(syscalls.mount_at(path).mount_id)
-    except OSError:
-        return _listed_above(path)
+    answer = answers.ask(
+        f"the mount of {path}",
+        lambda: syscalls.mount_at(path).mount_id,
+        absent=(errno.ENOENT, errno.ENOTDIR),
+    )
+    mount_id = answers.seen(answer)
+    return _listed_above(path) if mount_id is None else _of_id(mount_id)
 
 
 def _listed_above(path: str) -> Mount | None:
@@ -113,20 +114,22 @@ def _listed_above(path: str) -> Mount | None:
     return deepest
 
 
-def _failed_mount_at(target: str) -> Mount | None:
+def _failed_mount_at(target: str, failure: OSError) -> Mount:
     """The mount at a target whose filesystem returns only errors, as xfs does after an I/O error on its device.
 
     Without it such a volume could never be unmounted. The kernel opens a descriptor of a mount's root without the
-    filesystem.
+    filesystem. Raises the `failure` if it shows none.
     """
     try:
         descriptor = os.open(target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return None
+        raise failure from None
     with syscalls.closing(descriptor):
         mount = _of_id(mount_id_of("self", str(descriptor)))
         leads_to = os.readlink(f"/proc/self/fd/{descriptor}")
-    return mount if mount is not None and mount.target == leads_to else None
+    if mount is None or mount.target != leads_to:
+        raise failure
+    return mount
 
 
 def _of_id(mount_id: int) -> Mount | None:

@@ -12,17 +12,23 @@ In the host's own mount namespace propagation does not matter: it is the initial
 initial PID namespace.
 """
 
+import errno
 import os
 from collections.abc import Iterable
 
 from crust.core import errors
+from crust.host import answers
 from crust.host.mounts import mountinfo
+from crust.host.process import hidden, syscalls
 
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO of linux/proc_ns.h."""
 
 _INITIAL_MOUNT_NAMESPACE = "mnt:[4026531832]"
 """MNT_NS_INIT_INO: from Linux 6.18 on. Older kernels chose any number, which process 1 shows."""
+
+_HIDDEN = (*hidden.HIDDEN, errno.ENOENT)
+"""The kernel hides process 1, which runs: then the mounts themselves decide."""
 
 _BELOW = ("", "pods", "plugins")
 """Directories of a kubelet's root where volumes are published and staged; each may be a mount of its own."""
@@ -50,9 +56,7 @@ def check_propagation(roots: Iterable[str]) -> None:
         return
     for root in roots:
         for name in _BELOW:
-            path = os.path.join(root, name).rstrip("/") or "/"
-            if not name or os.path.isdir(path):
-                _check_path(path)
+            _check_path(os.path.join(root, name).rstrip("/") or "/")
 
 
 def _check_path(path: str) -> None:
@@ -88,21 +92,20 @@ def host_is_visible() -> bool:
 
 def in_namespace_of_host() -> bool:
     namespace = os.readlink("/proc/self/ns/mnt")
-    if namespace == _INITIAL_MOUNT_NAMESPACE:
-        return True
-    try:
-        return host_is_visible() and os.readlink("/proc/1/ns/mnt") == namespace
-    except OSError:  # the kernel may forbid a look at process 1: then the mounts themselves decide
-        return False
+    if namespace == _INITIAL_MOUNT_NAMESPACE or not host_is_visible():
+        return namespace == _INITIAL_MOUNT_NAMESPACE
+    init = answers.ask(
+        "the mount namespace of process 1", lambda: os.readlink("/proc/1/ns/mnt"), absent=_HIDDEN
+    )
+    return answers.seen(init) == namespace
 
 
 def _groups_of_host() -> frozenset[int]:
-    """The peer groups of process 1 of the host; empty if it cannot be seen from here."""
-    try:
-        if not host_is_visible():
-            return frozenset()
-        with open("/proc/1/mountinfo", "rb") as file:
-            mounts = mountinfo.parse(file.read())
-    except OSError:
+    """The peer groups of process 1 of the host; empty if the kernel hides it."""
+    if not host_is_visible():
         return frozenset()
+    text = answers.ask(
+        "the mounts of process 1", lambda: syscalls.read_whole("/proc/1/mountinfo"), absent=_HIDDEN
+    )
+    mounts = mountinfo.parse(answers.seen(text) or b"")
     return frozenset(mount.peer_group for mount in mounts if mount.peer_group)

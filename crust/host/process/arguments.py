@@ -42,9 +42,10 @@ def of(pid: int) -> bytes:
 
 
 def command_of(pid: int) -> str:
-    """The short name of a process, escaped because the process chooses it; "?" when it has ended."""
-    try:
-        comm = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace")
-        return printable(comm.removesuffix("\n"))
-    except OSError:
-        return "?"
+    """The short name of a process, escaped because the process chooses it; "?" when it has ended, or is not seen."""
+    comm = Path(f"/proc/{pid}/comm")
+    match answers.ask(f"{comm}", lambda: comm.read_text(encoding="utf-8", errors="replace")):
+        case answers.Present(name):
+            return printable(name.removesuffix("\n"))
+        case _:
+            return "?"

@@ -197,15 +197,13 @@ async def _read_head(program: _Program) -> bytes:
 async def _end(program: _Program) -> None:
     """Terminate and wait for the process group; a second cancellation only skips the grace period."""
     _signal(program.process, signal.SIGTERM)
+    ended = asyncio.ensure_future(_readable(program.pidfd))
     try:
-        async with asyncio.timeout(_GRACE_S):
-            await _readable(program.pidfd)
-    except TimeoutError:
-        pass  # SIGKILL follows
+        await asyncio.wait((ended,), timeout=_GRACE_S)
     finally:
         # Also when the leader has ended: its children are in the group.
         _signal(program.process, signal.SIGKILL)
-        await _readable(program.pidfd)
+        await ended
         program.process.poll()
 
 

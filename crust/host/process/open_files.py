@@ -1,7 +1,7 @@
 """The holders of a lock on a file, and copies of another process's descriptors: pidfd_getfd(2).
 
-`has_lock` decides: a process that cannot be looked at is not seen. `holders` and `watched` name the processes that
-they can see, for messages and for proofs that need a holder; they never prove that there is none.
+`has_lock` decides: a process that cannot be looked at is not seen. `holders` names the processes that it can see, for
+messages and for proofs that need a holder; it never proves that there is none.
 
 A copy shares the open file description, and with it an OFD lock or an exclusive open, which opening the file again
 would not. It needs the right to trace the process: root, with CAP_SYS_PTRACE where the process is in another user
@@ -15,6 +15,9 @@ from collections.abc import Generator, Iterator
 
 from crust.host import answers
 from crust.host.process import processes, syscalls
+
+_ENDED = (errno.ENOENT, errno.ESRCH)
+_NEEDS = "CAP_SYS_PTRACE, and a /proc of its own PID namespace"
 
 
 def copies(pid: int, path: str) -> Generator[int, None, None]:
@@ -42,13 +45,7 @@ def has_lock(pid: int, path: str) -> bool:
 
     Raises `answers.NotSeen`.
     """
-    look = answers.ask(
-        f"the locks of process {pid}",
-        lambda: _locks(str(pid), path, os.stat(path)),
-        absent=(errno.ENOENT, errno.ESRCH),
-        needs="CAP_SYS_PTRACE, and a /proc of its own PID namespace",
-    )
-    return answers.seen(look) is True
+    return answers.seen(_lock(pid, path)) is True
 
 
 def holders(path: str | os.PathLike[str]) -> list[int]:
@@ -56,24 +53,37 @@ def holders(path: str | os.PathLike[str]) -> list[int]:
 
     A process that inherited the lock has it like the process that took it.
     """
-    locking = []
-    with contextlib.suppress(OSError):
-        file = os.stat(path)
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError):
-                if _locks(pid, path, file):
-                    locking.append(int(pid))
-    return locking
+    match answers.ask("the processes", lambda: os.listdir("/proc")):
+        case answers.Present(names):
+            pids = map(int, filter(str.isdigit, names))
+            return [pid for pid in pids if _lock(pid, path) == answers.Present(value=True)]
+        case _:
+            return []
 
 
 def watched(pid: int) -> set[int]:
-    """The processes that a process watches by pidfds (proc_pid_fdinfo(5))."""
-    directory, targets = f"/proc/{pid}/fdinfo", set()
-    with contextlib.suppress(OSError):
+    """The processes that a process watches by pidfds (proc_pid_fdinfo(5)). Raises `answers.NotSeen`."""
+    directory = f"/proc/{pid}/fdinfo"
+
+    def look() -> set[int]:
+        targets = set()
         for fd in os.listdir(directory):
-            with contextlib.suppress(OSError), open(f"{directory}/{fd}", encoding="ascii") as file:
-                targets |= {int(line.split()[1]) for line in file if line.startswith("Pid:")}
-    return targets
+            with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+                lines = syscalls.read_whole(f"{directory}/{fd}").splitlines()
+                targets |= {int(line.split()[1]) for line in lines if line.startswith(b"Pid:")}
+        return targets
+
+    answer = answers.ask(f"what process {pid} watches", look, absent=_ENDED, needs=_NEEDS)
+    return answers.seen(answer) or set()
+
+
+def _lock(pid: int, path: str | os.PathLike[str]) -> answers.Answer[bool]:
+    return answers.ask(
+        f"the locks of process {pid}",
+        lambda: _locks(str(pid), path, os.stat(path)),
+        absent=_ENDED,
+        needs=_NEEDS,
+    )
 
 
 def _locks(pid: str, path: str | os.PathLike[str], file: os.stat_result) -> bool:

@@ -1,5 +1,9 @@
-"""The look at a target and at a device before a publish changes anything there."""
+"""The look at a target and at a device before a publish changes anything there; and where the kernel does not answer.
 
+Real guard mounts: tests/integration/proxy/test_kernel.py.
+"""
+
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +12,12 @@ from typing import Any
 import grpc
 import pytest
 
+from crust.core import errors, volumes
+from crust.host.files import target_paths
+from crust.host.mounts import mount_api
+from crust.proxy.guard import Targets
+from crust.proxy.target import Seen, Stack
+from tests.support.faults import lies
 from tests.support.faults.refusals import refused
 from tests.support.nodes.fake_node import FakeNode
 
@@ -95,3 +105,33 @@ async def test_device_that_the_driver_misreports_is_refused(
     kata.driver.alter = alter
     await refused(kata.co.publish("vol-1", target), Code.INTERNAL, *words)
     kata.check_untouched(target)
+
+
+def test_guard_is_restored_over_target_that_cannot_be_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then every write there reaches the node's disk."""
+
+    def fail(*_: object) -> None:
+        raise errors.RuntimeFailed("the disk answers with errors")
+
+    mounted: list[str] = []
+    monkeypatch.setattr(target_paths, "remove_empty_below", fail)
+    monkeypatch.setattr(mount_api, "mount_guard", mounted.append)
+    target = volumes.TargetPath.parse(f"{tmp_path}/mount")
+    Targets([str(tmp_path)]).restore_guard(target, None)
+    assert len(mounted) == 1
+
+
+def test_guard_that_is_not_seen_is_not_unmounted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its group and its names would be forgotten, and it could not be restored as it was."""
+    monkeypatch.setattr(Targets, "look", lambda *_: Seen(stack=Stack.GUARD))
+    targets, target = Targets([str(tmp_path)]), volumes.TargetPath.parse(str(tmp_path))
+    assert targets.guard_at(target) is not None
+    guard = lies.Concerns(frozenset({str(tmp_path)}), ())
+    for number in range(2):
+        failure, refused = lies.Failure(number, errno.EIO), pytest.raises(errors.RuntimeFailed)
+        with lies.failing(guard, failure), refused:
+            targets.guard_at(target)

@@ -1,5 +1,6 @@
 """Durable files: written atomically, and read only if no other user could have written them."""
 
+import errno
 import os
 import socket
 import stat
@@ -205,6 +206,21 @@ def test_publish_directory_replaces_only_an_empty_directory(tmp_path: Path) -> N
         durable.make_staging(tmp_path / "two", 0o700)
     with pytest.raises(errors.NotFound):
         durable.publish_directory(tmp_path / "none", tmp_path / "other")
+
+
+def test_publish_directory_that_fails_beside_its_final_name_is_no_conflict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fails does not say that another program made the directory."""
+
+    def fail(*paths: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), *paths)
+
+    durable.make_staging(tmp_path / "new", 0o700)
+    (tmp_path / "final").mkdir()
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(errors.RuntimeFailed, match="EIO"):
+        durable.publish_directory(tmp_path / "new", tmp_path / "final")
 
 
 def test_remove_temporary_files_removes_nothing_else(tmp_path: Path) -> None:

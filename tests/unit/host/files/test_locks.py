@@ -1,5 +1,7 @@
 """Locks have one owner, whose death is known."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -45,6 +47,20 @@ def test_lock_is_released_when_its_process_dies(tmp_path: Path) -> None:
         owner.kill()
         owner.wait()
     locks.ProcessLock.acquire(tmp_path / "lock").close()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
+def test_lock_that_may_not_be_asked_for_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A security module refuses it: a lock that somebody holds gives EAGAIN (fcntl(2), F_OFD_SETLK)."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    with (tmp_path / "lock").open("w") as file, pytest.raises(errors.Refused):
+        locks.try_lock(file.fileno())
 
 
 def test_lock_on_inherited_descriptor_lives_as_long_as_child(tmp_path: Path) -> None:

@@ -7,7 +7,20 @@ import pytest
 
 from crust.core import errors
 from crust.host.files import sparse
+from tests.support.faults import lies
 from tests.support.faults.syncs import recorded
+
+
+def test_image_that_is_not_seen_has_perhaps_a_writer(tmp_path: Path) -> None:
+    """Every errno but a lease's two refuses: neither "no writer" nor "a writer" was seen."""
+    path = str(tmp_path / "a.img")
+    Path(path).touch()
+    concerns = lies.Concerns(frozenset({path}), ())
+    asked = list(
+        lies.failures(lambda: sparse.has_writers(path), concerns, errnos_of=lies.all_errnos)
+    )
+    assert "fcntl" in asked[-1].failure.call
+    assert all(isinstance(each.error, errors.CrustError) for each in asked)
 
 
 def test_create_image_is_sparse_and_never_shrinks(tmp_path: Path) -> None:

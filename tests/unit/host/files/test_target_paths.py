@@ -1,5 +1,6 @@
 """Paths of a CO lead below a root, through no link."""
 
+import errno
 import gc
 import os
 from pathlib import Path
@@ -105,6 +106,32 @@ def test_remove_refuses_content(root: Path) -> None:
             target_paths.remove(target(root / name), [str(root)])
     assert (root / "d" / "data").is_dir()
     assert (root / "f").read_bytes() == b"x"
+
+
+def test_remove_empty_below_keeps_content_and_what_it_removes_not(root: Path) -> None:
+    for name in ("d/empty/er", "d/full"):
+        (root / name).mkdir(parents=True)
+    (root / "d/full/data").touch()
+    (root / "d/link").symlink_to("full")
+    target_paths.remove_empty_below(target(root / "d"), [str(root)])
+    assert sorted(os.listdir(root / "d")) == ["full", "link"]
+    for absent in ("d/full/data", "d/link", "absent"):
+        target_paths.remove_empty_below(target(root / absent), [str(root)])
+    assert (root / "d/full/data").exists()
+
+
+def test_remove_empty_below_passes_no_failure_over(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the caller would call a directory full that the disk does not let it remove."""
+
+    def fail(path: str, **_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    (root / "d/empty").mkdir(parents=True)
+    monkeypatch.setattr(os, "rmdir", fail)
+    with pytest.raises(errors.RuntimeFailed, match="EIO"):
+        target_paths.remove_empty_below(target(root / "d"), [str(root)])
 
 
 def test_no_descriptor_is_left_open(root: Path) -> None:

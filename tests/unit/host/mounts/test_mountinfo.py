@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
+from crust.host import answers
 from crust.host.mounts import mountinfo
+from tests.support.faults import lies
 
 LINES = (
     b"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 shared:7 - ext3 /dev/root rw,errors=continue\n"
@@ -48,3 +52,18 @@ def test_at_finds_mount_through_link_above_and_not_at_end(tmp_path: Path) -> Non
         mount = mountinfo.at(str(path))
         assert mount is not None
         assert mount.target == target
+
+
+def test_path_that_is_not_seen_lies_perhaps_on_any_mount(tmp_path: Path) -> None:
+    """The paths of the list say nothing then: here they would say that it is not on /proc."""
+    (tmp_path / "link").symlink_to("/proc")
+    path = f"{tmp_path}/link/self"
+    held = mountinfo.holding(path)
+    assert held is not None
+    assert held.target == "/proc"
+    path_alone = lies.Concerns(frozenset({path}), ())
+    for number in lies.ERRNOS:
+        failure = lies.Failure(0, number)
+        with lies.failing(path_alone, failure), pytest.raises(answers.NotSeen):
+            mountinfo.holding(path)
+        assert failure.call

@@ -49,5 +49,9 @@ def test_process_that_is_watched_by_a_pidfd_is_named() -> None:
         pidfd = os.pidfd_open(watched)
         with waiting("pass", fds=(pidfd,)) as watcher:
             assert open_files.watched(watcher) == {watched}
+            with no_free_descriptor(), pytest.raises(answers.NotSeen, match="EMFILE"):
+                open_files.watched(watcher)
+            with no_free_descriptor():
+                assert open_files.holders("/proc/self/status") == []
         os.close(pidfd)
     assert open_files.watched(watched) == set()
