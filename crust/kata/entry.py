@@ -180,20 +180,26 @@ class KataEntries:
         return f"{stem}.real", f"{stem}.placeholder"
 
     def _read(self, path: str) -> dict[str, Any] | None:
-        """The content; None if there is no file that can be read as an object of JSON."""
+        """The content; None if there is no file, or one that is no object of JSON or not root's alone.
+
+        Raises the other errors of `durable.find`: such a file may be crust's.
+        """
         try:
-            content = json.loads(durable.read(path, limit_bytes=_LIMIT_BYTES))
-        except (errors.CrustError, ValueError, RecursionError):
+            content = json.loads(durable.find(path, limit_bytes=_LIMIT_BYTES) or b"null")
+        except (durable.UnreadableFile, durable.UntrustedFile, ValueError, RecursionError):
             return None
+        except syscalls.FileInTheWay:
+            return None  # a file is in the place of the directory
         return content if isinstance(content, dict) else None
 
     def _holds_files(self, name: str) -> bool:
-        try:
-            return bool(os.listdir(f"{self.root}/{name}"))
-        except FileNotFoundError:
-            return False
-        except OSError:  # a file in the place of the directory
-            return True
+        with syscalls.translating(f"cannot list {self.root}/{name}"):
+            try:
+                return bool(os.listdir(f"{self.root}/{name}"))
+            except FileNotFoundError:
+                return False
+            except NotADirectoryError:
+                return True
 
 
 def _bytes(device: str, fs_type: str, metadata: dict[str, str], options: list[str]) -> bytes:

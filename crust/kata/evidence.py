@@ -18,8 +18,7 @@ from typing import ClassVar
 from crust.core import errors, volumes
 from crust.handoff.record import Record
 from crust.host import answers
-
-_LIMIT_BYTES = 4 * 1024 * 1024
+from crust.host.process import syscalls
 
 
 class VmUnknown(errors.NotReady):
@@ -119,7 +118,10 @@ def not_attached(record: Record, sandbox_id: str, why: str) -> errors.CrustError
 
 
 def check_machine(sandbox_id: str, pid: int, engine_pid: int) -> None:
-    """Raise VmUnknown unless engine, runtime and kernel agree that the process is the sandbox's machine."""
+    """Raise VmUnknown unless engine, runtime and kernel agree that the process is the sandbox's machine.
+
+    Raises `NotSeen`.
+    """
     if engine_pid and engine_pid != pid:
         raise VmUnknown(
             sandbox_id, f"the engine names process {engine_pid}, and Kata process {pid}"
@@ -139,11 +141,11 @@ def _belongs(pid: int, sandbox_id: str) -> bool:
 
 
 def _content(pid: int, name: str) -> bytes:
-    try:
-        with open(f"/proc/{pid}/{name}", "rb") as file:
-            return file.read(_LIMIT_BYTES)
-    except OSError:
-        return b""
+    """A file of a process; empty if the process has ended. Raises `NotSeen`."""
+    path = f"/proc/{pid}/{name}"
+    absent = (errno.ENOENT, errno.ESRCH)
+    answer = answers.ask(path, lambda: syscalls.read_whole(path), absent=absent)
+    return answers.seen(answer) or b""
 
 
 def check_id(text: str) -> None:

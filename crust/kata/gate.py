@@ -162,8 +162,11 @@ class Bridge:
             self._report(f"container {container.id}", problem)
         listed = {_user(container) for container in containers if container.is_created}
         for sandbox_id in self._grants.sandbox_ids():
-            with contextlib.suppress(errors.CrustError):  # its machine has ended
+            try:
                 self._grants.withdraw(sandbox_id, lambda user: user not in listed | created)
+            except errors.CrustError as error:
+                extra = {"sandbox": sandbox_id, "error": error}
+                _log.error("entries that no container needs are not withdrawn", extra=extra)
 
     @contextlib.contextmanager
     def _working_on(self, mounts: list[ServedMount]) -> Iterator[None]:
@@ -183,15 +186,10 @@ class Bridge:
                 for mount in mounts:
                     self._grants.check_claimed(_sandbox(pod, runtime), mount.record)
                 self._note(runtime, container, mounts)
+        except errors.PeerUnavailable as error:  # not seen
+            return error
         except errors.CrustError as error:
-            problem = errors.NotReady.named(
-                "RunsWithoutVolume",
-                f"container {container.name} of pod {pod.name} runs without its volume",
-                why=f"it was started while crust kata was away, or lost the claim: {error}",
-                hint="delete the pod: its writes to the mount were refused or are lost",
-            )
-            _log.error("a container runs without its volume", extra={"error": problem})
-            return problem
+            return _without_volume(pod, container, error)
         return None
 
     def _served_mounts(self, pod: Pod, container: Container) -> list[ServedMount]:
@@ -219,20 +217,17 @@ async def _within(
     """Run the work in a thread until the deadline, and refuse then; the thread undoes its steps."""
     attempt = _Attempt()
     running = asyncio.ensure_future(workers.run(work, attempt))
-    try:
-        async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
-            await asyncio.shield(running)
-    except TimeoutError:
-        if not attempt.decide():
-            await running
-            return
-        running.add_done_callback(_log_outcome)
-        raise errors.PeerUnavailable.named(
-            "EngineTimeOver",
-            f"container {container.name} was not prepared in time",
-            why="a volume's device, its lock or a path did not answer within the time of the container engine",
-            hint="the engine tries again; `crust doctor` names devices and mounts that hang",
-        ) from None
+    await asyncio.wait((running,), timeout=max(0.0, deadline_s - time.monotonic()))
+    if running.done() or not attempt.decide():
+        await running
+        return
+    running.add_done_callback(_log_outcome)
+    raise errors.PeerUnavailable.named(
+        "EngineTimeOver",
+        f"container {container.name} was not prepared in time",
+        why="a volume's device, its lock or a path did not answer within the time of the container engine",
+        hint="the engine tries again; `crust doctor` names devices and mounts that hang",
+    )
 
 
 def _log_outcome(running: "asyncio.Future[None]") -> None:
@@ -253,6 +248,17 @@ def _name(user: User) -> str:
 
 def _sandbox(pod: Pod, runtime: Runtime) -> Sandbox:
     return Sandbox(volumes.SandboxId(pod.id), process_of(runtime.vm_of(pod.id, pod.pid)))
+
+
+def _without_volume(pod: Pod, container: Container, error: errors.CrustError) -> errors.CrustError:
+    problem = errors.NotReady.named(
+        "RunsWithoutVolume",
+        f"container {container.name} of pod {pod.name} runs without its volume",
+        why=f"it was started while crust kata was away, or lost the claim: {error}",
+        hint="delete the pod: its writes to the mount were refused or are lost",
+    )
+    _log.error("a container runs without its volume", extra={"error": problem})
+    return problem
 
 
 def _other_runtime(pod: Pod, runtime: Runtime) -> errors.CrustError:

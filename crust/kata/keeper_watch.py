@@ -9,7 +9,6 @@ volume that cannot be claimed now, no free descriptor: socket and claims stay, a
 """
 
 import asyncio
-import contextlib
 import logging
 
 from crust.core import errors, volumes
@@ -40,9 +39,9 @@ class KeeperWatch:
             while True:
                 self._hint.clear()
                 await self.look_at_keepers()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_S):
-                        await self._hint.wait()
+                timer = asyncio.get_running_loop().call_later(_LOOK_S, self._hint.set)
+                await self._hint.wait()
+                timer.cancel()
         finally:
             self.close()
 

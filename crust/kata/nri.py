@@ -12,7 +12,6 @@ that the engine gives it.
 
 import asyncio
 import logging
-import os
 import re
 import socket
 import struct
@@ -23,6 +22,7 @@ from typing import Protocol
 from google.protobuf.message import DecodeError, Message
 
 from crust.core import errors
+from crust.host.mounts import propagation
 from crust.kata import mux, ttrpc
 from crust.wire.nri.v1alpha1 import nri_pb2
 
@@ -95,7 +95,7 @@ async def serve(path: str, gate: Gate, on_registered: Callable[[], None]) -> Non
     """Connect to the engine's socket, register, and answer until the connection ends.
 
     `on_registered` is called when the engine has accepted the plugin. Raises `PluginNotRegistered`,
-    `ProtocolViolated`, `EngineInOtherNamespace`, `EngineUnavailable`.
+    `ProtocolViolated`, `EngineInOtherNamespace`, `EngineUnavailable`, `NotSeen`.
     """
     try:
         reader, writer = await asyncio.open_unix_connection(path)
@@ -308,14 +308,10 @@ def _check_namespace(line: socket.socket) -> None:
     """A mount source has one meaning only within a mount namespace: another one may not have the guard mount."""
     credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
     pid, _, _ = struct.unpack("iII", credentials)
-    try:
-        theirs = os.readlink(f"/proc/{pid}/ns/mnt")
-    except OSError as err:
-        theirs = err.strerror or str(err)
-    if theirs != os.readlink("/proc/self/ns/mnt"):
+    if not propagation.has_mounts_of(pid):
         raise errors.NotReady.named(
             "EngineInOtherNamespace",
             "crust kata does not serve the container engine",
-            why=f"the engine, process {pid}, has another mount namespace ({theirs})",
+            why=f"the engine, process {pid}, has another mount namespace",
             hint="run crust kata on the host, in the mount namespace of containerd, and not in a container",
         )

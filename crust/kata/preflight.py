@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from crust.core import errors, volumes
+from crust.host.process import syscalls
 from crust.kata.evidence import Kind
 from crust.kata.settings import KataRuntime
 
@@ -226,8 +227,10 @@ def _files(path: Path) -> list[Path]:
     directory = path.parent / _DROP_INS
     try:
         names = sorted(name for name in os.listdir(directory) if name.endswith(".toml"))
-    except OSError:
+    except FileNotFoundError:
         names = []
+    except OSError as err:
+        raise KataUnfit(directory, f"it cannot be listed: {err}", "make it readable") from err
     return [path, *(directory / name for name in names)]
 
 
@@ -243,7 +246,8 @@ def _stamp(runtime: KataRuntime) -> Stamp:
     stamp = []
     shims = [Path(runtime.shim)] if runtime.shim else []
     for file in _files(Path(runtime.configuration)) + shims:
-        with contextlib.suppress(OSError):
+        looks = syscalls.translating(f"cannot look at {file}")
+        with looks, contextlib.suppress(FileNotFoundError):
             status = os.stat(file)
             stamp.append((str(file), status.st_ino, status.st_mtime_ns, status.st_size))
     return tuple(stamp)

@@ -11,6 +11,7 @@ machine has the device.
 """
 
 import asyncio
+import errno
 import os
 import re
 from collections import Counter
@@ -21,6 +22,7 @@ from google.protobuf.message import DecodeError
 
 from crust.core import errors, volumes
 from crust.handoff.record import Record
+from crust.host import answers
 from crust.host.block import devices, openers
 from crust.kata import evidence, mux, shim_socket, ttrpc
 from crust.kata.evidence import Kind, Use, VmUnknown
@@ -113,17 +115,21 @@ class RustRuntime(evidence.Runtime):
                 raise ValueError("an answer that is not ttrpc") from err
 
     def _mount_directories(self, sandbox_id: str, destination: str) -> list[str]:
-        """Names of the directories that the runtime made for a destination's last part, the newest first."""
+        """Names of the directories that the runtime made for a destination's last part, the newest first.
+
+        Raises `NotSeen`.
+        """
         directory = f"{self.shares}/{sandbox_id}/rw/passthrough"
-        try:
+
+        def look() -> list[tuple[int, str]]:
             with os.scandir(directory) as children:
-                directories = [
+                return [
                     (child.stat(follow_symlinks=False).st_ctime_ns, child.name)
                     for child in children
                     if (name := _NAME.fullmatch(child.name)) and name["last"] == _last(destination)
                 ]
-        except OSError:
-            return []
+
+        directories = answers.seen(answers.ask(directory, look, absent=(errno.ENOENT,))) or []
         return [name for _, name in sorted(directories, reverse=True)]
 
 

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 
 from crust.core import errors, volumes
+from crust.core.printable import printable
 from crust.handoff import claims
 from crust.handoff.record import Record
 from crust.handoff.store import Store
@@ -75,18 +76,17 @@ class KataHandler(Handler):
             async with asyncio.timeout(_ANSWER_S):
                 return await self._asked(sandbox_id, record)
         except (OSError, ValueError, VmUnknown) as error:  # TimeoutError is an OSError
+            reason = printable(str(error)[:300]) or "no answer in time"
             sample = self._samples.get(record.digest)
             if sample is not None and sample.sandbox_id == sandbox_id:
                 age_s = int(time.monotonic() - sample.at_s)
-                message = (
-                    f"the numbers are {age_s} s old: no container of the sandbox has the volume now"
-                )
+                message = f"the numbers are {age_s} s old, there are none now: {reason}"
                 condition = volumes.VolumeCondition(abnormal=False, message=message)
                 return volumes.VolumeStats(sample.stats.usage, condition)
             raise errors.PeerUnavailable.named(
                 "StatisticsUnavailable",
                 f"the statistics of the volume at {target} are not available",
-                why=f"the shim of sandbox {sandbox_id}: {str(error)[:300] or 'no answer in time'}",
+                why=f"the shim of sandbox {sandbox_id}: {reason}",
                 hint="retry while a container of the pod runs; if it stays so, the guest's agent hangs",
             ) from error
 

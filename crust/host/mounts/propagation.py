@@ -100,6 +100,17 @@ def in_namespace_of_host() -> bool:
     return answers.seen(init) == namespace
 
 
+def has_mounts_of(pid: int) -> bool:
+    """Whether a process has the mount namespace of this one; False if it has ended. Raises `NotSeen`."""
+    theirs = answers.ask(
+        f"the mount namespace of process {pid}",
+        lambda: os.readlink(f"/proc/{pid}/ns/mnt"),
+        absent=hidden.ENDED,
+        needs="CAP_SYS_PTRACE",
+    )
+    return answers.seen(theirs) == os.readlink("/proc/self/ns/mnt")
+
+
 def _groups_of_host() -> frozenset[int]:
     """The peer groups of process 1 of the host; empty if the kernel hides it."""
     if not host_is_visible():

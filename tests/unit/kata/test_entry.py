@@ -2,13 +2,15 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from crust.core import volumes
+from crust.core import errors, volumes
 from crust.kata import entry
 from crust.kata.entry import Kind
+from tests.support.faults import lies
 from tests.support.raised import raised
 from tests.support.records.records import TARGET, a_record
 
@@ -127,3 +129,36 @@ def test_entry_goes_with_ids_that_kata_left_in_it(entries: entry.KataEntries) ->
     Path(f"{entries.root}/{NAME}/{'a' * 64}").touch()
     entries.remove(NAME)
     assert os.listdir(entries.root) == os.listdir(f"{entries.root}.crust") == []
+
+
+def test_real_entry_that_is_not_seen_is_never_foreign(entries: entry.KataEntries) -> None:
+    """Else it would name the device after its claim has ended."""
+    record = a_record()
+    entries.place(NAME, record)
+    os.rename(entries.staged(NAME, record)[0], entries.file(NAME))
+    looks: tuple[Callable[[], object], ...] = (
+        lambda: entries.kind(NAME, record),
+        lambda: list(entries.real_ones([record])),
+        lambda: list(entries.ours()),
+    )
+    concerns = lies.Concerns(frozenset(), (entries.root, f"{entries.root}.crust"))
+    for look in looks:
+        truth = look()
+        asked = list(lies.failures(look, concerns, errnos_of=lies.all_errnos))
+        assert asked
+        for each in asked:
+            assert isinstance(each.error, errors.CrustError) or each.value == truth, each.failure
+
+
+def test_entries_of_others_end_no_look(entries: entry.KataEntries) -> None:
+    record = a_record()
+    entries.place(NAME, record)
+    os.rename(entries.staged(NAME, record)[0], entries.file(NAME))
+    for name in ("link", "directory"):
+        (Path(entries.root) / name).mkdir()
+    (Path(entries.root) / "link/mountInfo.json").symlink_to(entries.file(NAME))
+    (Path(entries.root) / "directory/mountInfo.json").mkdir()
+    (Path(entries.root) / "file").touch()
+    assert list(entries.real_ones([record])) == [(NAME, record)]
+    for name in ("link", "directory", "file"):
+        assert entries.kind(name, record) is Kind.FOREIGN

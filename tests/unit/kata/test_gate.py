@@ -1,6 +1,7 @@
 """The gate's decisions, with Kata and the keepers as fakes that keep state: claims, and who needs an entry."""
 
 import asyncio
+import errno
 import os
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 from crust.core import errors, volumes
 from crust.handoff.record import Record
 from crust.handoff.store import Store
+from crust.host import answers
 from crust.kata import gate, nri
 from crust.kata.entry import KataEntries
 from crust.kata.evidence import Kind, Runtime, Runtimes, Use
@@ -309,3 +311,24 @@ async def test_container_that_is_created_during_synchronize_keeps_its_entry(node
     goes_on.set()
     await running
     assert node.keepers.needing(POD.id, record) == {"container-0001/app"}
+
+
+async def test_container_whose_claim_is_not_seen_is_not_called_without_its_volume(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unseen(*_: object) -> Record:
+        raise answers.NotSeen("cannot see whether a keeper serves")
+
+    monkeypatch.setattr(node.keepers, "check_claimed", unseen)
+    await node.gate().synchronize({POD.id: POD}, [container(node.publish("a"), is_running=True)])
+    problem = node.problems["container container-0001"]
+    assert isinstance(problem, answers.NotSeen)
+
+
+async def test_timeout_of_the_kernel_is_not_the_engines(node: Node) -> None:
+    def fail(_: Record) -> None:
+        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+    node.keepers.on_grant = fail
+    with pytest.raises(TimeoutError, match="timed out"):
+        await node.gate().create(POD, container(node.publish("a")), soon())

@@ -1,13 +1,15 @@
 """Which configurations of Kata may get a deferred volume; a change is noticed before the next container."""
 
+import errno
 from pathlib import Path
 
 import pytest
 
-from crust.core import volumes
+from crust.core import errors, volumes
 from crust.kata.evidence import Kind
 from crust.kata.preflight import Configurations, Installation, KataUnfit, check_configuration, read
 from crust.kata.settings import KataRuntime
+from tests.support.faults import lies
 from tests.support.raised import raised
 
 HANDLER = volumes.HandlerName("kata")
@@ -161,3 +163,24 @@ def test_upgrade_while_daemon_runs_is_refused_until_it_registers_again(
         configurations.check_kata(HANDLER)
     _shim(shim, "(Rust): id: io.containerd.kata.v2, version: 4.1.0")
     configurations.check_kata(HANDLER)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.ENOTDIR])
+def test_drop_ins_that_are_not_seen_are_not_absent(tmp_path: Path, number: int) -> None:
+    """One of them may forbid block devices."""
+    path = _written(tmp_path / "configuration.toml", FIT)
+    drop_ins = lies.Concerns(frozenset({f"{tmp_path}/config.d"}), ())
+    for look in (lambda: read(path), lambda: Configurations([_runtime(path)]).check_kata(HANDLER)):
+        with lies.failing(drop_ins, lies.Failure(0, number)), raised("KataUnfit", match="config.d"):
+            look()
+
+
+def test_file_that_is_not_seen_is_not_unchanged(tmp_path: Path) -> None:
+    path = _written(tmp_path / "configuration.toml", FIT)
+    configurations = Configurations([_runtime(path)])
+    configurations.check_kata(HANDLER)
+    with (
+        lies.failing(lies.Concerns(frozenset({str(path)}), ()), lies.Failure(0, errno.EIO)),
+        pytest.raises(errors.RuntimeFailed, match="EIO"),
+    ):
+        configurations.check_kata(HANDLER)

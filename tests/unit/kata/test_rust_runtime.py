@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crust.core import volumes
+from crust.host.answers import NotSeen
 from crust.host.block import devices, openers
 from crust.kata import rust_runtime
 from crust.kata.evidence import Use
@@ -20,6 +21,7 @@ from tests.support.kata import sandbox
 from tests.support.kata.sandbox import StandInRustSandbox
 from tests.support.raised import raised
 from tests.support.records.records import a_record
+from tests.support.waiting_processes import no_free_descriptor
 
 ID = "d1dc64d5c914e4e3"
 GUEST = "/run/kata-containers/shared/containers/passthrough/333e5eb9a7-b8eb4561-data"
@@ -115,6 +117,8 @@ def test_a_mount_needs_the_open_device_and_a_directory(
     runtime.check_mounted(ID, running.pid, "container-1", "/data", record)
     with raised("VolumeNotAttached", match="no mount for /other"):
         runtime.check_mounted(ID, running.pid, "container-1", "/other", record)
+    with no_free_descriptor(), pytest.raises(NotSeen):
+        runtime.guest_paths(ID, ["/data"], just_made=True)
 
 
 def test_path_in_guest_is_the_newest_and_never_guessed(

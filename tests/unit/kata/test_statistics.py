@@ -110,6 +110,7 @@ async def test_between_two_containers_the_last_numbers_say_their_age(
     assert first.usage == second.usage
     assert second.condition is not None
     assert "s old" in second.condition.message
+    assert "not found in sandbox" in second.condition.message
 
 
 @pytest.mark.parametrize(

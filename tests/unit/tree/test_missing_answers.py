@@ -30,6 +30,7 @@ BOUNDARIES = {
     ("rpc/serving/service.py", "Service.stream", 1): "the caller of the RPC gets a status",
     ("handoff/watch.py", "Watch._schedule", 1): "logged: scans go on, and each watches again",
     ("kata/nri.py", "_Session._call", 1): "the container engine gets a failure",
+    ("kata/statistics.py", "KataHandler.get_stats", 1): "the condition of old numbers names it",
     ("kata/nri.py", "_logged", 1): "logs the error of a look in the background",
     ("proxy/publish.py", "Publish._failed", 2): "an undo: the publish's own error is the answer",
     ("proxy/host_publish.py", "HostPublish._undo", 1): "an undo: not done is a row that stays",

@@ -1,6 +1,7 @@
 """The look at the host's process 1: hidden by the kernel, or not seen for another reason, which is no answer."""
 
 import errno
+import os
 from collections.abc import Callable
 
 import pytest
@@ -40,3 +41,13 @@ def test_hidden_process_1_leaves_the_decision_to_the_mounts(
 ) -> None:
     with lies.failing(lies.Concerns(frozenset({path}), ()), lies.Failure(0, number)):
         assert not look()
+
+
+@pytest.mark.parametrize("number", lies.ERRNOS)
+def test_mount_namespace_that_is_not_seen_is_not_another_one(number: int) -> None:
+    own = os.getpid()
+    assert propagation.has_mounts_of(own)
+    assert not propagation.has_mounts_of(0), "of another PID namespace"
+    link = lies.Concerns(frozenset({f"/proc/{own}/ns/mnt"}), ())
+    with lies.failing(link, lies.Failure(0, number)), pytest.raises(answers.NotSeen):
+        propagation.has_mounts_of(own)
