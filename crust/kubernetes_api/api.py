@@ -199,23 +199,28 @@ class Followed(Generic[Kind, Kept]):
         self.failure = ""
         """Why the objects are not known; empty: they are, or no answer has come yet."""
 
-    async def is_known(self) -> bool:
-        """Whether list and watch work. After a failure this waits a few seconds for the next list."""
+    async def check_known(self, subject: str) -> None:
+        """Raise `KubernetesApiUnavailable` unless list and watch work.
+
+        After a failure this waits a few seconds for the next list.
+        """
         try:
             async with asyncio.timeout(_WAIT_S):
                 await self._current.wait()
-        except TimeoutError:
-            return False
-        return True
+        except TimeoutError as error:
+            raise KubernetesApiUnavailable(subject, self.failure or "no answer yet") from error
 
     async def follow(self) -> None:
         """Keep the objects known, until cancelled. If the API server is away, this logs it and tries again."""
         while True:
             try:
-                async with asyncio.timeout(_RELIST_S):
+                async with asyncio.timeout(_RELIST_S) as relist:
                     version = await self._list()
                     await self._watch(version)
-            except TimeoutError:
+            except TimeoutError as error:
+                if not relist.expired():
+                    self._lost(error)
+                    raise
                 self._failures = 0
                 continue
             except VersionExpiredError:

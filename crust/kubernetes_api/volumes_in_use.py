@@ -27,12 +27,7 @@ from dataclasses import dataclass, field
 
 from crust.core import deferral_keys, errors
 from crust.core.supervised import Health
-from crust.kubernetes_api.api import (
-    Followed,
-    KubernetesApi,
-    KubernetesApiUnavailable,
-    following,
-)
+from crust.kubernetes_api.api import Followed, KubernetesApi, following
 from crust.kubernetes_api.objects import (
     CSINode,
     CSISource,
@@ -98,10 +93,7 @@ class VolumesInUse:
     async def _known(self, volume_id: str) -> None:
         """Wait for the first lists after a start, or after an outage."""
         for followed in (self._attachments, self._volumes, self._registered):
-            if not await followed.is_known():
-                raise KubernetesApiUnavailable(
-                    f"the use of volume {volume_id[:128]}", followed.failure or "no answer yet"
-                )
+            await followed.check_known(f"the use of volume {volume_id[:128]}")
 
     def _handles(self, driver: str, volume_id: str) -> list[CSISource]:
         """The volume in each of its objects: several objects made by hand may name one volume."""

@@ -1,5 +1,7 @@
 """The client of the Kubernetes API: pages, watches, refusals, and answers that are none."""
 
+import errno
+import os
 from pathlib import Path
 
 import httpx2
@@ -67,6 +69,25 @@ async def test_answer_of_another_form_is_no_answer(server: Server, body: str) ->
     server.body = body.encode()
     with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match="another form"):
         await server.api.get(objects.Node, "a")
+
+
+async def test_timeout_of_a_connection_is_not_the_time_of_the_next_list() -> None:
+    """The list would be asked for again at once, and without end."""
+    watches: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if "watch=true" not in str(request.url):
+            return httpx2.Response(200, json=recorded("csinode-list"))
+        assert not watches, "listed again, without a pause"
+        watches.append(str(request.url))
+        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+    transport = httpx2.MockTransport(answer)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://it") as http:
+        followed = kubernetes_api.Followed(KubernetesApi(http), objects.CSINode, lambda node: node)
+        with pytest.raises(TimeoutError, match="timed out"):
+            await followed.follow()
+    assert "timed out" in followed.failure
 
 
 async def test_answer_that_is_too_large_is_not_kept(
