@@ -20,6 +20,7 @@ from crust.host.block.openers import Openers
 from crust.host.block.users import Purpose
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
+from crust.host.process import syscalls
 from crust.proxy.target import Guard, Seen, Stack
 
 _log = logging.getLogger(__name__)
@@ -105,11 +106,12 @@ class Targets:
         """The guard on top of the target, if there is one."""
         if self.look(target).stack is not Stack.GUARD:
             return None
-        try:
-            group = os.stat(target.text, follow_symlinks=False).st_gid
-            return Guard(group, mount_api.takes_names(target.text))
-        except OSError:  # it was unmounted just now
-            return None
+        with syscalls.translating(f"cannot look at the guard mount of {target}"):
+            try:
+                group = os.stat(target.text, follow_symlinks=False).st_gid
+                return Guard(group, mount_api.takes_names(target.text))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
 
     def stacks(self) -> Mapping[str, Stack]:
         """The mounts below the roots, by path."""

@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 
 import crust
@@ -124,9 +124,12 @@ class Handlers:
 
         left_s = self._grace_until_s - time.monotonic()
         if left_s > 0 and not is_certain():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left_s), self._changed:
+            try:
+                async with asyncio.timeout(left_s) as grace, self._changed:
                     await self._changed.wait_for(is_certain)
+            except TimeoutError:
+                if not grace.expired():
+                    raise
         if name is not None:
             return self._live.get(name)
         return next(iter(self._live.values())) if len(self._live) == 1 else None

@@ -1,7 +1,6 @@
 """The API for operators: the current state of the proxy. Read-only."""
 
 import contextlib
-import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from crust.proxy.sockets import DriverSockets
 from crust.proxy.table import Entries
 from crust.rpc.call import Call
 from crust.rpc.messages import crust_v1
+from crust.rpc.serving import sockets
 from crust.wire import pool
 from crust.wire.v1 import inspect_pb2
 
@@ -145,12 +145,15 @@ def _why_unreachable(handler: Handler) -> str:
 
     The session may be open even then: a proxy in a pod sees fewer files than a runtime of the host.
     """
-    if os.path.exists(handler.endpoint):
-        return ""
     why = (
         f"it registered {handler.endpoint}, which does not exist where the proxy runs; in a pod the proxy sees "
         "sockets below /run/crust alone"
     )
+    try:
+        if sockets.identity_at(handler.endpoint) is not None:
+            return ""
+    except errors.CrustError as error:
+        why = str(error)
     return HandlerNotResponding(handler.name, why).shown()
 
 

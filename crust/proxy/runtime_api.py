@@ -16,7 +16,6 @@ from a guest, so they are checked. A call stores its result in the record alone.
   it does not answer "healthy".
 """
 
-import contextlib
 import logging
 import os
 from collections.abc import Mapping
@@ -115,11 +114,13 @@ class RuntimeApi:
         try:
             await handler_calls.freeze(handler, record.target, thaw_after_s, left_s)
         except errors.CrustError:
-            if await self.entries.holder(record) is None:  # ended since; a release takes a moment
-                return runtime_pb2.RuntimeFreezeVolumeResponse(frozen=False)
-            raise
-        self._emit("frozen", record, f"for {thaw_after_s} s at most")
-        return runtime_pb2.RuntimeFreezeVolumeResponse(frozen=True)
+            if await self.entries.holder(record) is not None:
+                raise
+        else:
+            self._emit("frozen", record, f"for {thaw_after_s} s at most")
+            return runtime_pb2.RuntimeFreezeVolumeResponse(frozen=True)
+        # ended since; a release takes a moment
+        return runtime_pb2.RuntimeFreezeVolumeResponse(frozen=False)
 
     async def RuntimeCheckDeviceUnused(
         self, request: runtime_pb2.RuntimeCheckDeviceUnusedRequest, call: Call
@@ -143,10 +144,10 @@ class RuntimeApi:
                 left_s = call.time_remaining()
                 was_frozen = await handler_calls.thaw(handler, record.target, left_s)
         except errors.CrustError:
-            if await self.entries.holder(record) is None:  # ended since; a release takes a moment
-                return runtime_pb2.RuntimeThawVolumeResponse(was_frozen=False)
-            raise
-        self._emit("thawed", record, "" if was_frozen else "it was no longer frozen")
+            if await self.entries.holder(record) is not None:
+                raise  # else ended since; a release takes a moment
+        else:
+            self._emit("thawed", record, "" if was_frozen else "it was no longer frozen")
         return runtime_pb2.RuntimeThawVolumeResponse(was_frozen=was_frozen)
 
     async def RuntimeSetVolumeLimits(
@@ -177,9 +178,8 @@ class RuntimeApi:
             if handler is not None and Feature.HEALTH in handler.features:
                 condition = await handler_calls.health(handler, record.target, timeout_s)
         except errors.CrustError:
-            if by_driver.volume_health.health_statuses:
-                return by_driver
-            raise
+            if not by_driver.volume_health.health_statuses:
+                raise
         if condition is not None and condition.abnormal:
             health = by_driver.volume_health
             health.volume_id = health.volume_id or record.key.volume_id
@@ -295,10 +295,13 @@ class RuntimeApi:
             if current is not None and (holder is None or current.claimed_at != holder.claimed_at):
                 await limit_sandbox(limits)
         except errors.CrustError:
-            with contextlib.suppress(errors.CrustError):  # the caller gets the first error
+            try:
                 await self._change(target, io_limits=record.mount.io_limits)
                 if current is not None:
                     await limit_sandbox(record.mount.io_limits)
+            except errors.CrustError as failure:  # the caller gets the first error
+                extra = {"volume": str(record.key), "error": failure}
+                _log.warning("limits not set back", extra=extra)
             raise
         is_applied = current is not None
         extra = {"volume": str(record.key), "limits": str(limits), "applied": is_applied}

@@ -63,6 +63,8 @@ BOUNDARIES = {
 
 BOUNDARIES_OF_VALUES = {
     ("host/process/systemd.py", "_send", 1): "systemd acts on each message that it misses",
+    ("proxy/host_publish.py", "HostPublish._is_free", 1): "an undo: not seen is not new, and stays",
+    ("proxy/look.py", "Looks._restore", 1): "reported as unhealthy, and the next look mounts it",
 }
 """The same of A2."""
 
