@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors, volumes
-from crust.runtime_handler import registration, testing
+from crust.runtime_handler import registration
+from crust_conformance.runtimes import testing
 
 
 @pytest.fixture
