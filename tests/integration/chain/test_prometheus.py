@@ -37,7 +37,7 @@ CONFIG = """\
 global: {{scrape_interval: 1s, evaluation_interval: 1s}}
 rule_files: [{rules}]
 scrape_configs:
-  - job_name: crust-node
+  - job_name: pods
     static_configs: [{{targets: ["{address}"]}}]
 """
 
@@ -113,7 +113,10 @@ def of_dashboard() -> list[str]:
     dashboard = json.loads((DEPLOY / "grafana" / "crust.json").read_text())
     exprs = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     assert len(exprs) > 10
-    return [expr.replace("$driver", ".*").replace("$__rate_interval", "1m") for expr in exprs]
+    variables = {"$driver": ".*", "$job": ".+", "$__rate_interval": "1m"}
+    for name, value in variables.items():
+        exprs = [expr.replace(name, value) for expr in exprs]
+    return exprs
 
 
 async def test_expressions_of_rules_and_dashboard_find_series(
