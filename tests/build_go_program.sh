@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds the Go program $1 (path@version) into the directory $2, with Go 1.25 or newer.
+# Builds the Go program $1 (path@version) into the directory $2, with Go 1.26 or newer.
 set -eu
 program=$1 directory=$(realpath -m "$2")
 go=$(tests/find_go.sh "$directory")

@@ -78,16 +78,18 @@ class Containerd:
         binds: Sequence[Bind],
         image: Path | None = None,
         user: int = 0,
+        *,
+        privileged: bool = False,
     ) -> "Container":
         """Start a container of `crust arguments…`; it may not serve yet when this returns.
 
         With `image` it is that of the image that is mounted there, else that of this checkout. A `user` other than
-        root has no capability, and gets none.
+        root has no capability, and gets none; `privileged`: it has all that this machine has.
         """
         spec = self.base / f"{name}.json"
         # it may lie below /tmp, where a container has its own
         checkout = [] if image else [Bind(CHECKOUT)]
-        described = self._spec(name, arguments, [*checkout, *binds])
+        described = self._spec(name, arguments, [*checkout, *binds], privileged=privileged)
         if user:
             described["process"] |= {
                 "user": {"uid": user, "gid": user},
@@ -143,8 +145,10 @@ class Containerd:
         assert may_fail or done.returncode == 0, done.stderr
         return done.stdout
 
-    def _spec(self, name: str, arguments: Sequence[str], binds: Sequence[Bind]) -> dict[str, Any]:
-        capabilities = _bounding_set()
+    def _spec(
+        self, name: str, arguments: Sequence[str], binds: Sequence[Bind], *, privileged: bool
+    ) -> dict[str, Any]:
+        capabilities = _bounding_set(_ALL if privileged else _CAPABILITIES)
         return {
             "ociVersion": "1.0.2",
             "hostname": name,
@@ -244,18 +248,27 @@ def _bind(bind: Bind) -> dict[str, Any]:
     }
 
 
-_CAPABILITIES = {
-    "CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "FSETID": 4, "KILL": 5, "SYS_PTRACE": 19, "SYS_ADMIN": 21,
-    "SYS_RESOURCE": 24, "MKNOD": 27,
-}  # fmt: skip
-"""Those that the units leave the daemons (docs/security.md), with their numbers in linux/capability.h."""
+_ALL = (
+    "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
+    "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER",
+    "SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT", "SYS_ADMIN", "SYS_BOOT", "SYS_NICE",
+    "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD", "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL", "SETFCAP",
+    "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF",
+    "CHECKPOINT_RESTORE",
+)  # fmt: skip
+"""In the order of their numbers in linux/capability.h."""
+
+_CAPABILITIES = (
+    "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SYS_PTRACE", "SYS_ADMIN", "SYS_RESOURCE", "MKNOD",
+)  # fmt: skip
+"""Those that the units leave the daemons (docs/security.md)."""
 
 
-def _bounding_set() -> list[str]:
+def _bounding_set(names: Sequence[str]) -> list[str]:
     """What of them this machine has: a container cannot be given more."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     (mask,) = (int(line.split()[1], 16) for line in status.splitlines() if "CapBnd" in line)
-    return [f"CAP_{name}" for name, number in _CAPABILITIES.items() if mask >> number & 1]
+    return [f"CAP_{name}" for name in names if mask >> _ALL.index(name) & 1]
 
 
 @contextmanager

@@ -1,6 +1,5 @@
-"""`crust driver`, and its commands `init-pool` and `manifest`."""
+"""`crust driver`, and its command `init-pool`."""
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -19,7 +18,7 @@ from crust.cli.programs.flags import CONFIG, Daemon, DaemonGroup, serve
 @click.pass_context
 @CONFIG
 def command(context: click.Context, /, **flags: Any) -> None:
-    """`crust driver`, and the commands for its pool and its Kubernetes objects."""
+    """`crust driver`, and the command for its pool."""
     if context.invoked_subcommand is None:
         serve("driver", flags)
 
@@ -39,25 +38,3 @@ def init_pool(**flags: Any) -> None:
     from crust.cli.programs import daemons
 
     daemons.make_pool(flags)
-
-
-@command.command()
-@CONFIG
-@click.option("--snapshots", is_flag=True, help="With csi-snapshotter and its classes.")
-@click.option(
-    "--resizer",
-    is_flag=True,
-    help="With csi-resizer; without node_deployment, on a cluster of one node.",
-)
-@click.option("--image", default="", help="The image of crust. Default: crust-csi:<version>.")
-@click.option("--namespace", default="", help="Default: crust-system.")
-@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
-def manifest(config: Path | None, directory: Path, **choices: Any) -> None:
-    """Write a DIRECTORY with the Kubernetes objects for settings, for `kubectl apply -k DIRECTORY`.
-
-    Settings of `crust node` give the nodes' objects, settings of `crust driver` in mode controller the controller's.
-    Default of --config: the settings of this node, or of deploy/kubernetes. The command calls no cluster.
-    """
-    from crust.cli.manifest import objects
-
-    objects.write_manifest(config, directory, **choices)

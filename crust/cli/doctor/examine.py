@@ -2,12 +2,13 @@
 
 import asyncio
 import dataclasses
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rich.text import Text
 
-from crust.cli.doctor import csi_driver_objects, daemons, host, kata, kubelet
+from crust.cli.doctor import csi_driver_objects, daemons, host, kata, kubelet, pod
 from crust.cli.doctor.checks import CHECKS
 from crust.cli.doctor.finding import Finding, Level, error
 from crust.cli.doctor.node import Node
@@ -18,7 +19,7 @@ from crust.host.process import workers
 from crust.inspection import daemon_calls, output, screen, show
 from crust.inspection.views import ProxyAnswer
 
-MODULES = (host, kubelet, daemons, kata, csi_driver_objects)
+MODULES = (host, kubelet, daemons, kata, csi_driver_objects, pod)
 """Importing one registers its checks."""
 
 _STYLES = {"ok": output.GOOD, "warning": output.BUSY, "error": output.BAD}
@@ -93,4 +94,5 @@ async def _node(run_dir: str) -> Node:
         proxy=answered,
         check_propagation=lambda path: propagation.check_propagation((path,)),
         csi_driver_mismatches=csi_driver_objects.mismatches,
+        is_pod="KUBERNETES_SERVICE_HOST" in os.environ,  # of every container, by its kubelet
     )

@@ -54,6 +54,8 @@ class Node:
     """Raises the problem of the mounts below a directory; None: they are not checked."""
     csi_driver_mismatches: Callable[[ProxySettings], Mismatches] | None = None
     """The mismatches of the cluster's CSIDriver objects and the settings; None: they are not checked. Blocks."""
+    is_pod: bool = False
+    """Whether this command runs in a container of Kubernetes."""
 
     @property
     def answer(self) -> views.ProxyAnswer | None:

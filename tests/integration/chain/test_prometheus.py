@@ -22,7 +22,7 @@ from tests.support.nodes.served_node import BlockNode
 pytestmark = [pytest.mark.root, pytest.mark.parametrize("chain", ["node"], indirect=True)]
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
-RULES = DEPLOY / "prometheus" / "crust-rules.yaml"
+RULES = DEPLOY / "helm" / "crust" / "files" / "crust-rules.yaml"
 
 
 OF_CONTROLLERS = ("crust_nodes_waiting_for_fencing", "crust_fencing_failures_total")

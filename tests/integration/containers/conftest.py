@@ -22,6 +22,7 @@ from tests.support.drivers import remnants
 from tests.support.faults.refusals import until_probe
 from tests.support.nodes.places import Places
 from tests.support.nodes.served_node import BlockNode
+from tests.support.rendered_pods import RenderedPod
 
 ANSWER_S = 120.0
 """The deadline of a call, on a machine that does other work too."""
@@ -81,6 +82,12 @@ class Pods(BlockNode):
         line = (*self.places.arguments(self.driver_name)[program], *own.get(program, ()), *flags)
         return self.containerd.run(name or program, line, binds, self.image)
 
+    def rendered(self, values: str) -> RenderedPod:
+        """The pod of the chart's DaemonSet on this node."""
+        paths = {"/var/lib/kubelet": self.kubelet, "/run/crust": self.run}
+        paths |= {"/var/lib/crust": self.root / "pool"}
+        return RenderedPod(values, "crust-node", paths, self.root)
+
     def part(self, name: str) -> AbstractAsyncContextManager[Any]:
         return self._pod(name) if name in PODS else super().part(name)
 
@@ -125,3 +132,11 @@ async def pods(containerd: Containerd) -> AsyncIterator[Pods]:
         containerd.remove_all()
         remnants.remove(places.root)
         shutil.rmtree(places.root)
+
+
+@pytest.fixture
+def kubelet(pods: Pods) -> Path:
+    """The kubelet's root, with what every kubelet makes there."""
+    (pods.kubelet / "plugins_registry").mkdir()
+    (pods.kubelet / "staging").mkdir()
+    return pods.kubelet

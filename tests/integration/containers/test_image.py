@@ -1,4 +1,4 @@
-"""The image of `make image`: containers of it are a node, from create to delete, and what the overlays start.
+"""The image of `make image`: containers of it are a node, from create to delete, and the pods of the chart.
 
 No cluster of Ceph is there, and the network of the containers leads nowhere: what needs it starts, says what
 it misses, and is alive meanwhile.
@@ -24,22 +24,22 @@ from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
 from tests.integration.containers.conftest import ANSWER_S, CAPABILITY, Pods
-from tests.support import environments
+from tests.support import chart, environments
 from tests.support.co import Co, stage_request
 from tests.support.containers import (
-    BIDIRECTIONAL,
     CHECKOUT,
     HOST_TO_CONTAINER,
-    Bind,
     Container,
     Containerd,
 )
 from tests.support.faults.refusals import refused
+from tests.support.rendered_pods import RenderedPod
 
 # The first test waits for the build, which installs a small Debian: five minutes beside other work.
 pytestmark = [pytest.mark.root, pytest.mark.timeout(3600)]
 
-OVERLAYS = CHECKOUT / "deploy/kubernetes/overlays"
+CEPH = chart.choice("ceph").replace("fenceLostNodes: true", "fenceLostNodes: false")
+"""Without the Kubernetes API, which is not there."""
 NOBODY = 65534
 KEY = base64.b64encode(bytes([1, 0, *[0] * 8, 16, 0, *range(16)])).decode()
 """A key in Ceph's form."""
@@ -165,39 +165,30 @@ def test_image_names_its_packages_and_no_removed_one(image: Path) -> None:
     assert not {"apt", "dpkg", "perl-base", "python3-pip-whl"} & set(packages)
 
 
-def given(pods: Pods, directory: str, files: dict[str, str], owner: int) -> Path:
-    """A directory, as a pod gets one from a Secret or a ConfigMap."""
+def given(pods: Pods, directory: str, files: dict[str, str]) -> Path:
+    """A directory of the controller's user, as a pod gets one from a Secret or as an emptyDir."""
     path = pods.root / directory
     path.mkdir(mode=0o700)
     for name, text in files.items():
         (path / name).write_text(text)
         (path / name).chmod(0o600)
-        os.chown(path / name, owner, owner)
-    os.chown(path, owner, owner)
+        os.chown(path / name, NOBODY, NOBODY)
+    os.chown(path, NOBODY, NOBODY)
     return path
 
 
 def controller(pods: Pods, image: Path) -> Container:
-    """The container of the Deployment of overlays/ceph-controller: its settings as they are, but for the Kubernetes
-    API, which is not there; its user, and no capability.
-    """
-    settings = (OVERLAYS / "ceph-controller/controller.toml").read_text(encoding="utf-8")
-    settings = settings.partition("# Nodes with the taint")[0]
-    assert "[kubernetes]" not in settings
-    binds = [
-        Bind(given(pods, "etc", {"controller.toml": settings}, NOBODY), at="/etc/crust"),
-        Bind(given(pods, "secret", {"key": KEY}, NOBODY), at="/etc/crust-ceph"),
-        Bind(given(pods, "csi", {}, NOBODY), at="/csi"),
-        Bind(given(pods, "crust", {}, NOBODY), at="/run/crust"),
-    ]
-    arguments = ("driver", "--config", "/etc/crust/controller.toml")
-    return pods.containerd.run("ceph-controller", arguments, binds, image, user=NOBODY)
+    """The container of the Deployment: its user, and no capability."""
+    volumes = {"ceph": {"key": KEY}, "csi": {}, "run": {}}
+    given_volumes = {name: given(pods, f"volume-{name}", files) for name, files in volumes.items()}
+    pod = RenderedPod(CEPH, "crust-rbd-controller", given_volumes, pods.root)
+    return pod.start(pods.containerd, image)
 
 
 async def test_controller_without_monitors_says_so(pods: Pods, image: Path) -> None:
     started = await asyncio.to_thread(controller, pods, image)
     await asyncio.to_thread(started.wait_for, "driver serves")
-    async with channel.connect(f"{pods.root}/csi/crust/csi.sock") as connected:
+    async with channel.connect(f"{pods.root}/volume-csi/crust/csi.sock") as connected:
         await refused(
             Co(connected, ANSWER_S).create("v-1", CAPABILITY),
             grpc.StatusCode.UNAVAILABLE,
@@ -209,40 +200,10 @@ async def test_controller_without_monitors_says_so(pods: Pods, image: Path) -> N
     assert "PoolNotOpened" in text
 
 
-def node_settings(overlay: str) -> str:
-    """Those of an overlay as they are, but for the Kubernetes API, which is not there."""
-    text = (OVERLAYS / overlay / "node.toml").read_text(encoding="utf-8")
-    head, _, rest = text.partition("# The pod's RuntimeClass decides")
-    return head + rest[rest.index("[driver]") :]
-
-
-def node(pods: Pods, overlay: str, *binds: Bind) -> list[Bind]:
-    """What the container of an overlay's DaemonSet has of the host; the kubelet is the same for all."""
-    settings = {"node.toml": node_settings(overlay)}
-    return [
-        Bind(given(pods, f"etc-{overlay}", settings, 0), at="/etc/crust"),
-        Bind(pods.kubelet, BIDIRECTIONAL, at="/var/lib/kubelet"),
-        Bind(Path("/sys/fs/cgroup")),
-        *binds,
-    ]
-
-
-@pytest.fixture
-def kubelet(pods: Pods) -> Path:
-    """The kubelet's root, with what every kubelet makes there."""
-    (pods.kubelet / "plugins_registry").mkdir()
-    (pods.kubelet / "staging").mkdir()
-    return pods.kubelet
-
-
-START = ("node", "--config", "/etc/crust/node.toml")
-
-
 async def test_node_of_ceph_volumes_uses_the_key_of_each_call(
     pods: Pods, image: Path, kubelet: Path
 ) -> None:
-    binds = node(pods, "ceph-node", Bind(pods.run, at="/run/crust-rbd"))
-    started = await asyncio.to_thread(pods.containerd.run, "ceph-node", START, binds, image)
+    started = await asyncio.to_thread(pods.rendered(CEPH).start, pods.containerd, image)
     await asyncio.to_thread(started.wait_for, "proxy serves")
     assert (await asyncio.to_thread(started.answer, "/readyz"))[0] == 200
     stage = stage_request(VOLUME, "/var/lib/kubelet/staging", CAPABILITY)
@@ -257,40 +218,22 @@ async def test_node_of_ceph_volumes_uses_the_key_of_each_call(
     assert KEY not in started.text()
 
 
-async def test_nodes_of_local_and_ceph_volumes_run_side_by_side(
+async def test_one_pod_serves_local_and_ceph_volumes(
     pods: Pods, image: Path, kubelet: Path
 ) -> None:
-    (pods.root / "ceph").mkdir()
-    hosts = {
-        "block-driver": [
-            Bind(pods.run, at="/run/crust"),
-            Bind(pods.root / "pool", at="/var/lib/crust"),
-        ],
-        "ceph-node": [Bind(pods.root / "ceph", at="/run/crust-rbd")],
-    }
-    binds = {overlay: node(pods, overlay, *own) for overlay, own in hosts.items()}
-    init = ("driver", "init-pool", "--config", "/etc/crust/node.toml")
-    run = pods.containerd.run
-    made = await asyncio.to_thread(run, "init-pool", init, binds["block-driver"], image)
-    await asyncio.to_thread(made.wait_ended)
-    assert (pods.root / "pool/block/pool.json").exists(), made.text()
-    started = []
-    for overlay in hosts:
-        started.append(await asyncio.to_thread(run, overlay, START, binds[overlay], image))
-        await asyncio.to_thread(started[-1].wait_for, "proxy serves")
-    for container in started:
-        assert (await asyncio.to_thread(container.answer, "/readyz"))[0] == 200
+    values = CEPH.replace("local: {enabled: false}\n", "")
+    started = await asyncio.to_thread(pods.rendered(values).start, pods.containerd, image)
+    await asyncio.to_thread(started.wait_for, "proxy serves")
+    assert (pods.root / "pool/block/pool.json").exists(), started.text()
+    assert (await asyncio.to_thread(started.answer, "/readyz"))[0] == 200
     for name in ("block.csi.crust.dev", "rbd.csi.crust.dev"):
         async with channel.connect(f"{kubelet}/plugins/{name}/csi.sock") as connected:
             identity = csi_pb2_grpc.IdentityStub(connected)
             info = await identity.GetPluginInfo(csi_pb2.GetPluginInfoRequest(), timeout=ANSWER_S)
             assert info.name == name
-            assert info.manifest["crust.dev/attaches"] == (
-                "true" if name.startswith("block") else "false"
-            )
+            assert info.manifest["crust.dev/attaches"] == "false"
         assert (kubelet / f"plugins_registry/{name}-reg.sock").is_socket()
-    for container in started:
-        await asyncio.to_thread(container.kill, "TERM")
+    await asyncio.to_thread(started.kill, "TERM")
 
 
 async def test_volume_is_deferred_guarded_on_the_host_and_deleted(pods: Pods) -> None:

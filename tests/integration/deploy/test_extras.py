@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from crust.blockdriver.ceph.user import key_of
-from tests.support import environments
+from tests.support import chart, environments
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -48,7 +47,6 @@ WORDS = {
     "proxy": ("--config", "proxy.toml"),
     "shim": ("--config", "shim.toml"),
     "driver init-pool": ("--state-dir", "/proc/none"),
-    "driver manifest": ("--config", "driver.toml", "objects"),
     "describe": ("v",),
     "bundle": ("bundle.tar.gz",),
     "completion": ("bash",),
@@ -159,7 +157,7 @@ def test_conformance_suites_run_from_an_environment_of_their_own(
     assert [line.split()[0] for line in listed.stdout.splitlines()] == ["C-001", "C-101"]
 
 
-MANIFESTS = Path(__file__).parents[3] / "deploy" / "kubernetes"
+CEPH = chart.objects(chart.choice("ceph"))
 KEY = "AQDNsHFnAAAAABAAo0Ue0rJZqEqXn3pL7bYwUQ=="
 
 
@@ -211,10 +209,9 @@ class Pod:
 @pytest.fixture(params=[0o440, 0o644], ids=["0440", "0644"])
 def pod(request: pytest.FixtureRequest) -> Iterator[Pod]:
     """The directories as a kubelet makes them: files of root and the fsGroup; all may write to the emptyDir."""
-    patch = yaml.safe_load((MANIFESTS / "overlays/ceph-controller/controller.yaml").read_text())
-    deployment = yaml.safe_load((MANIFESTS / "controller/deployment.yaml").read_text())
-    context = deployment["spec"]["template"]["spec"]["securityContext"]
-    [init] = patch["spec"]["template"]["spec"]["initContainers"]
+    spec = chart.one(CEPH, "Deployment")["spec"]["template"]["spec"]
+    context = spec["securityContext"]
+    [init] = spec["initContainers"]
     assert context["fsGroup"] == context["runAsGroup"] == context["runAsUser"]
     assert init["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     # its parents let the user through
@@ -250,7 +247,7 @@ def _fill(path: Path, group: int, mode: int) -> None:
 
 @pytest.mark.root
 def test_copy_is_the_users_alone_and_survives_a_restart(pod: Pod) -> None:
-    settings = (MANIFESTS / "overlays/ceph-controller/controller.toml").read_text()
+    settings = chart.settings(CEPH, "controller.toml")
     assert 'key_file = "/etc/crust-ceph/key"' in settings
     copy = Path(pod.at("/etc/crust-ceph/key"))
     for _ in range(2):
@@ -269,15 +266,19 @@ def test_file_of_the_secret_itself_is_refused(pod: Pod) -> None:
     assert asked == "CephKeyFileUnusable"
 
 
-RULES = Path(__file__).parents[3] / "deploy" / "prometheus"
+RULES = chart.CHART / "files"
+TESTS = chart.CHECKOUT / "deploy" / "prometheus"
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [("check", "rules", "crust-rules.yaml"), ("test", "rules", "crust-rules.test.yaml")],
+    [
+        ("check", "rules", str(RULES / "crust-rules.yaml")),
+        ("test", "rules", "crust-rules.test.yaml"),
+    ],
 )
 def test_rules_are_what_promtool_accepts(arguments: tuple[str, ...]) -> None:
-    done = subprocess.run(["promtool", *arguments], cwd=RULES, capture_output=True, text=True)
+    done = subprocess.run(["promtool", *arguments], cwd=TESTS, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SUCCESS" in done.stdout + done.stderr
 
@@ -288,6 +289,6 @@ def test_each_alert_is_tested() -> None:
         for line in (RULES / "crust-rules.yaml").read_text().splitlines()
         if "- alert:" in line
     ]
-    tested = (RULES / "crust-rules.test.yaml").read_text()
+    tested = (TESTS / "crust-rules.test.yaml").read_text()
     assert len(named) > 5
     assert [alert for alert in named if f"alertname: {alert}\n" not in tested] == []

@@ -1,23 +1,18 @@
-"""deploy/kubernetes: what the policies let a pod of one node do with volumes and snapshots of the cluster."""
+"""deploy/helm: what the policies let a pod of one node do with volumes and snapshots of the cluster."""
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from click.testing import CliRunner
 
 from crust.blockdriver.controller import topology
-from crust.cli.main import main
 from tests.support.admission import Object, Pod, refusals
-from tests.support.third_party import kustomize
-from tests.unit.deploy.test_kubernetes import KUBERNETES, OVERLAYS, pod_of, rendered
+from tests.support.chart import objects, of_kind, one
+from tests.support.chart_forms import FORMS
 
 OF_VOLUMES, OF_SNAPSHOTS = "crust-persistentvolumes", "crust-snapshotcontents"
 HERE = Pod()
-PROVISIONED = {"block-driver", "distributed", "snapshots", "single-node"}
 OTHER_SOURCES: dict[str, Object] = {
     "hostPath": {"path": "/"},
     "local": {"path": "/"},
@@ -26,18 +21,8 @@ OTHER_SOURCES: dict[str, Object] = {
 }
 
 
-def policy_of(manifests: Any, name: str = OF_VOLUMES) -> Object:
-    (policy,) = (
-        item
-        for item in manifests
-        if (item["kind"], item["metadata"]["name"]) == ("ValidatingAdmissionPolicy", name)
-    )
-    return dict(policy)
-
-
-def of(name: str) -> Object:
-    overlay = "block-driver" if name == OF_VOLUMES else "snapshots"
-    return policy_of(rendered(f"overlays/{overlay}"), name)
+def of(name: str, form: str = "snapshots") -> Object:
+    return one(objects(FORMS[form]), "ValidatingAdmissionPolicy", name)
 
 
 def volume(node: str = "node-1", **spec: Any) -> Object:
@@ -185,41 +170,41 @@ def test_volume_names_secrets_of_claim_and_crust_alone() -> None:
 def test_other_accounts_are_not_confined() -> None:
     administrator = Pod(account="storage-admin", node=None)
     assert refusals(of(OF_VOLUMES), administrator, of_source("hostPath"), None) == []
-    elsewhere = Pod(namespace="storage")  # of an overlay with another namespace
-    assert refusals(of(OF_VOLUMES), elsewhere, of_source("hostPath"), None)
+    elsewhere = Pod(namespace="storage")  # an account of the same name, which is not crust's
+    assert refusals(of(OF_VOLUMES), elsewhere, of_source("hostPath"), None) == []
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_account_that_may_make_volumes_is_confined(overlay: str) -> None:
-    """Wherever the role is, the policy is, its binding denies, and the rules have what the role has."""
-    manifests = rendered(f"overlays/{overlay}")
-    names = {item["metadata"]["name"] for item in manifests if item["kind"] == "ClusterRole"}
-    assert ("crust-provisioner" in names) is (overlay in PROVISIONED)
-    if overlay in PROVISIONED:
-        account = pod_of(overlay)["serviceAccountName"]
-        assert refusals(policy_of(manifests), Pod(account=account), of_source("hostPath"), None)
+@pytest.mark.parametrize("form", FORMS)
+def test_account_that_may_make_volumes_is_confined(form: str) -> None:
+    """Wherever the role is, the policy is, its binding denies, and the policy is about the account of the pods."""
+    items = objects(FORMS[form])
+    roles = {item["metadata"]["name"] for item in of_kind(items, "ClusterRole")}
+    daemon_set = one(items, "DaemonSet")
+    account = daemon_set["spec"]["template"]["spec"]["serviceAccountName"]
+    stem = account.removesuffix("-node")
+    expected = set()
+    if f"{stem}-provisioner" in roles:
+        expected.add(f"{stem}-persistentvolumes")
+        policy = of(f"{stem}-persistentvolumes", form)
+        assert refusals(policy, Pod(account=account), of_source("hostPath"), None)
+    if f"{stem}-snapshotter" in roles:
+        expected.add(f"{stem}-snapshotcontents")
     bindings = {
         item["spec"]["policyName"]: item["spec"]["validationActions"]
-        for item in manifests
-        if item["kind"] == "ValidatingAdmissionPolicyBinding"
+        for item in of_kind(items, "ValidatingAdmissionPolicyBinding")
     }
-    expected = {OF_VOLUMES} if overlay in PROVISIONED else set()
-    expected |= {OF_SNAPSHOTS} if "crust-snapshotter" in names else set()
     assert bindings == {name: ["Deny"] for name in expected}
 
 
+@pytest.mark.parametrize("form", ["snapshots", "single-node-groups"])
 @pytest.mark.parametrize(("name", "role"), [
     (OF_VOLUMES, "crust-provisioner"), (OF_SNAPSHOTS, "crust-snapshotter"),
 ])  # fmt: skip
-def test_policy_is_asked_about_all_that_role_changes(name: str, role: str) -> None:
-    (rules,) = (
-        item["rules"]
-        for item in rendered("overlays/snapshots")
-        if (item["kind"], item["metadata"]["name"]) == ("ClusterRole", role)
-    )
+def test_policy_is_asked_about_all_that_role_changes(name: str, role: str, form: str) -> None:
+    rules = one(objects(FORMS[form]), "ClusterRole", role)["rules"]
     asked = {
         (group, resource)
-        for rule in of(name)["spec"]["matchConstraints"]["resourceRules"]
+        for rule in of(name, form)["spec"]["matchConstraints"]["resourceRules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         if set(rule["operations"]) == {"CREATE", "UPDATE", "DELETE"}
@@ -258,28 +243,22 @@ def test_pod_changes_snapshots_of_its_node_and_driver_alone() -> None:
     assert refusals(of(OF_SNAPSHOTS), Pod(node=None), mine, mine)
 
 
-def test_manifest_of_another_driver_confines_its_account(tmp_path: Path) -> None:
-    settings = (KUBERNETES / "overlays/block-driver/node.toml").read_text(encoding="utf-8")
-    config = tmp_path / "node.toml"
-    config.write_text(settings + 'driver_name = "disks.example.com"\n', encoding="utf-8")
-    words = ["driver", "manifest", "--snapshots", "--config", str(config), str(tmp_path / "made")]
-    done = CliRunner().invoke(main, words, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    manifests = kustomize.render(tmp_path / "made")
-    (account,) = (item for item in manifests if item["kind"] == "ServiceAccount")
-    pod = Pod(account=account["metadata"]["name"])
-    stem = pod.account.removesuffix("-node")
-    policy = policy_of(manifests, f"{stem}-persistentvolumes")
+def test_contents_of_a_single_node_have_no_label() -> None:
+    """Its snapshot controller writes none; the driver is checked all the same."""
+    unlabelled = changed(content(), lambda item: item["metadata"].pop("labels"))
+    policy = of(OF_SNAPSHOTS, "single-node-groups")
+    assert refusals(policy, HERE, unlabelled, unlabelled) == []
+    other = content(driver="ebs.csi.example.com")
+    assert len(refusals(policy, HERE, other, other)) == 1
+
+
+def test_policies_of_another_name_and_driver_confine_its_account() -> None:
+    pod = Pod(account="store-node")
+    policy = of("store-persistentvolumes", "all")
     own = volume(csi={"driver": "disks.example.com", "volumeHandle": "v"})
     assert refusals(policy, pod, own, None) == []
     assert refusals(policy, pod, volume(), None)
-    of_contents = policy_of(manifests, f"{stem}-snapshotcontents")
+    assert refusals(policy, HERE, volume(), None) == []
+    of_contents = of("store-snapshotcontents", "all")
     assert refusals(of_contents, pod, *[content(driver="disks.example.com")] * 2) == []
     assert refusals(of_contents, pod, content(), content())
-    bound = {
-        item["spec"]["policyName"]
-        for item in manifests
-        if item["kind"] == "ValidatingAdmissionPolicyBinding"
-    }
-    assert bound == {f"{stem}-persistentvolumes", f"{stem}-snapshotcontents"}
-    assert yaml.safe_dump_all(manifests).count("block.csi.crust.dev") == 0

@@ -31,7 +31,7 @@ CODE = "\n".join(
     for path in (ROOT / top).rglob("*.py")
 )
 MESSAGE = re.compile(r"`([a-z]+(?: [\w'-]+){3,})`")
-PROGRAMS = ("crust", "ceph", "kubectl", "mdadm", "python", "systemctl")
+PROGRAMS = ("crust", "ceph", "helm", "kubectl", "mdadm", "python", "systemctl")
 """What a text of several words in the type of code begins with, if it is no log message."""
 
 

@@ -5,7 +5,6 @@ import inspect
 import re
 import subprocess
 import tomllib
-from collections import Counter
 from pathlib import Path
 
 import click
@@ -29,7 +28,8 @@ from crust.kata.settings import KataSettings
 from crust.node.settings import NodeSettings
 from crust.proxy import runtime_api
 from crust.proxy.settings import ProxySettings
-from tests.support.manifests import config, made
+from tests.support import chart
+from tests.support.chart_forms import FORMS
 from tests.support.pages import cli_output, error_table
 
 ROOT = Path(__file__).parents[3]
@@ -196,32 +196,25 @@ def test_every_parameter_of_a_storage_class_is_explained() -> None:
 
 
 def test_snapshot_classes_have_no_parameters() -> None:
-    text = (DEPLOY / "kubernetes/overlays/snapshots/volumesnapshotclass.yaml").read_text(
-        encoding="utf-8"
-    )
-    assert text.count("driver: block.csi.crust.dev") == 2
-    assert "parameters:" not in text
+    kinds = ("VolumeSnapshotClass", "VolumeGroupSnapshotClass")
+    classes = chart.of_kind(chart.objects(FORMS["single-node-groups"]), *kinds)
+    assert {item["kind"] for item in classes} == set(kinds)
+    assert not any("parameters" in item for item in classes)
 
 
 def test_storage_classes_ask_for_what_the_driver_knows() -> None:
-    text = (DEPLOY / "kubernetes/overlays/block-driver/storageclass.yaml").read_text(
-        encoding="utf-8"
-    )
-    classes = re.findall(r"^parameters:\n((?:  .*\n)+)", text, re.MULTILINE)
+    classes = chart.of_kind(chart.objects(), "StorageClass")
     assert len(classes) == 2
-    for text in classes:
-        sent = dict(line.strip().split(": ") for line in text.splitlines())
+    for sent in (item["parameters"] for item in classes):
         assert class_parameters.parse(sent, mkfs.SUPPORTED).kept == sent
     for key in (deferral_keys.DEFER, deferral_keys.RUNTIME_HANDLER, class_parameters.FS_TYPE):
         assert f"| `{key}` |" in PAGE
 
 
 def test_volume_attributes_classes_ask_for_all_known_limits() -> None:
-    path = DEPLOY / "kubernetes/overlays/single-node/volumeattributesclass.yaml"
-    classes = re.findall(r"^parameters:\n((?:  .*\n)+)", path.read_text("utf-8"), re.MULTILINE)
+    classes = chart.of_kind(chart.objects(FORMS["single-node"]), "VolumeAttributesClass")
     assert len(classes) == 2
-    for text in classes:
-        sent = {key: value.strip('"') for key, value in re.findall(r"^  (\w+): (\S+)$", text, re.M)}
+    for sent in (item["parameters"] for item in classes):
         assert set(sent) == set(class_parameters.LIMIT_KEYS)
         assert len(class_parameters.parse_mutable(sent)) == len(class_parameters.LIMIT_KEYS)
     for key in class_parameters.LIMIT_KEYS:
@@ -296,12 +289,6 @@ def test_settings_of_page_are_accepted(page: str, text: str) -> None:
         served = {"name": "csi.example.com", "socket": "/run/a.sock", "backend": "/run/b.sock"}
         flags = {"drivers": [served]}
         assert loading.load(ProxySettings, "proxy", toml=text, environ={}, flags=flags).kubernetes
-
-
-def test_manifest_takes_the_settings_of_two_drivers_on_a_node(tmp_path: Path) -> None:
-    (text,) = (text for _, text in TOML if "metrics_address" in text)
-    kinds = Counter(kind for kind, _ in made(config(tmp_path, text)))
-    assert (kinds["DaemonSet"], kinds["CSIDriver"]) == (1, 2)
 
 
 def test_table_of_doctor_has_every_check() -> None:

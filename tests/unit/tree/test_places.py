@@ -14,8 +14,6 @@ PACKAGES = {
 }
 STORIES = {
     "cli/gc/test_gc.py": "what one module forgets, another proves and a third collects",
-    "cli/manifest/test_manifest.py": "the whole command, as kubectl renders what it prints",
-    "cli/manifest/test_manifest_of_roles.py": "the same for two roles and for two drivers",
     "conformance/test_mutants.py": "all cases of the suite against drivers with one fault each",
     "handoff/test_crashes.py": "writers and readers killed at each system call",
     "host/filesystems/test_every_filesystem.py": "compares the lists of many modules",

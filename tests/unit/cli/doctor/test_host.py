@@ -7,6 +7,7 @@ import pytest
 from crust.cli import install
 from crust.cli.doctor.finding import Level
 from crust.cli.doctor.node import Node
+from tests.support import chart
 from tests.support.nodes.examined_node import DEPLOY, RELEASE, bad, found, write
 
 
@@ -123,8 +124,7 @@ def test_lvm_needs_filter_or_list_that_exists_and_is_used(
 
 
 def test_doctor_node_that_wraps_another_driver_needs_nothing_of_ours(good: Node) -> None:
-    overlay = DEPLOY / "kubernetes/overlays/wrapped-driver/node.toml"
-    write(good.root, "etc/crust/node.toml", overlay.read_text())
+    write(good.root, "etc/crust/node.toml", chart.settings(chart.objects(chart.choice("wrapped"))))
     (good.root / "usr/sbin/bwrap").unlink()
     (good.root / "dev/loop-control").unlink()
     for name in ("programs", "loop"):

@@ -1,0 +1,83 @@
+"""Containers of a pod that helm has rendered, as a kubelet has containerd start them, with a node's paths elsewhere.
+
+A hostPath is the directory that stands for the node's, else this machine's own (`/dev`). A ConfigMap is a directory
+of its files, an emptyDir or a Secret one that is given. No API server is there.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support import chart
+from tests.support.containers import (
+    BIDIRECTIONAL,
+    HOST_TO_CONTAINER,
+    Bind,
+    Container,
+    Containerd,
+)
+
+_PROPAGATION = {
+    "Bidirectional": BIDIRECTIONAL,
+    "HostToContainer": HOST_TO_CONTAINER,
+    "None": "rprivate",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPod:
+    """A pod of a DaemonSet or Deployment. `node`: directories that stand for paths of the node, or for volumes."""
+
+    values: str
+    workload: str
+    node: Mapping[str, Path]
+    directory: Path
+    """Where the ConfigMaps' files are written."""
+
+    @property
+    def spec(self) -> Any:
+        items = chart.of_kind(chart.objects(self.values), "DaemonSet", "Deployment")
+        (found,) = (item for item in items if item["metadata"]["name"] == self.workload)
+        return found["spec"]["template"]["spec"]
+
+    def start(
+        self, containerd: Containerd, image: Path | None = None, name: str = "crust"
+    ) -> Container:
+        """Start a container; it may not serve yet when this returns."""
+        (container,) = (item for item in self.spec["containers"] if item["name"] == name)
+        volumes = {volume["name"]: volume for volume in self.spec["volumes"]}
+        binds = [
+            bind
+            for mount in container["volumeMounts"]
+            if (bind := self._bind(mount, volumes[mount["name"]])) is not None
+        ]
+        return containerd.run(
+            self.workload,
+            container["args"],
+            binds,
+            image,
+            user=self.spec.get("securityContext", {}).get("runAsUser", 0),
+            privileged=container["securityContext"].get("privileged", False),
+        )
+
+    def _bind(self, mount: Any, volume: Any) -> Bind | None:
+        at = mount["mountPath"]
+        propagation = _PROPAGATION[mount.get("mountPropagation", "None")]
+        if at == "/tmp":  # every container has one
+            return None
+        if "configMap" in volume:
+            return Bind(self._config_map(volume["configMap"]["name"]), at=at)
+        path = volume["hostPath"]["path"] if "hostPath" in volume else volume["name"]
+        return Bind(self.node.get(path, Path(path)), propagation, at)
+
+    def _config_map(self, name: str) -> Path:
+        config_map = chart.one(chart.objects(self.values), "ConfigMap", name)
+        path = self.directory / name
+        path.mkdir(exist_ok=True)
+        user = self.spec.get("securityContext", {}).get("runAsUser", 0)
+        for file, text in config_map["data"].items():
+            (path / file).write_text(text, encoding="utf-8")
+            os.chown(path / file, user, user)
+        return path

@@ -1,0 +1,79 @@
+"""docs/kubernetes.md and the chart: the five steps, the sidecars and the values are those that the chart has."""
+
+import re
+import textwrap
+from typing import Any
+
+import kubernetes_validate
+import yaml
+
+from tests.support import chart
+from tests.support.chart import objects, of_kind, one
+from tests.support.chart_forms import FORMS
+
+PAGE = (chart.CHECKOUT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+STEPS = PAGE.partition("\n## Five steps")[2].partition("\n## ")[0]
+VALUES = yaml.safe_load((chart.CHART / "values.yaml").read_text(encoding="utf-8"))
+
+
+def test_claim_and_pod_of_the_steps_fit_the_chart() -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", STEPS, re.DOTALL)
+    claim, pod = yaml.safe_load_all(textwrap.dedent(f"   {block.lstrip()}"))
+    for item in (claim, pod):
+        kubernetes_validate.validate(item, "1.37", strict=True)
+    used = one(objects(), "StorageClass", claim["spec"]["storageClassName"])
+    assert used["parameters"]["crust.dev/defer"] == "always"
+    assert used["parameters"]["crust.dev/runtime-handler"] == pod["spec"]["runtimeClassName"]
+    one(objects(), "StorageClass", "crust-host")
+
+
+def test_label_and_names_of_steps_are_those_of_chart() -> None:
+    daemon_set = one(objects(), "DaemonSet")
+    (label,) = re.findall(r"kubectl label node NODE (\S+)", STEPS)
+    key, _, value = label.partition("=")
+    assert daemon_set["spec"]["template"]["spec"]["nodeSelector"][key] == value
+    assert f"daemonset/{daemon_set['metadata']['name']}" in STEPS
+    assert f"--namespace {chart.NAMESPACE}" in STEPS
+    namespace = one(objects(chart.choice("local")), "Namespace")
+    for name, wanted in namespace["metadata"]["labels"].items():
+        assert f"{name}={wanted}" in STEPS
+
+
+def test_images_of_sidecars_are_those_of_the_page() -> None:
+    named = set(re.findall(r"^\| `(csi-[a-z]+:v[0-9.]+)` \|", PAGE, re.MULTILINE))
+    used = {
+        container["image"].removeprefix("registry.k8s.io/sig-storage/")
+        for form in FORMS
+        for workload in of_kind(objects(FORMS[form]), "DaemonSet", "Deployment")
+        for container in workload["spec"]["template"]["spec"]["containers"]
+        if container["name"] != "crust"
+    }
+    assert used == named
+
+
+def value_at(path: str) -> Any:
+    """The default of a value, by its path. Raises KeyError."""
+    found: Any = VALUES
+    for key in path.split("."):
+        found = found[key]
+    return found
+
+
+def test_values_of_the_pages_exist() -> None:
+    first = {f"`{key}`" for key in VALUES}
+    named = set(re.findall(r"`((?:[a-zA-Z]+\.)*[a-zA-Z]+)=(?:true|false)`", PAGE))
+    named |= set(re.findall(r"--set ([a-zA-Z.]+)=", PAGE))
+    assert len(named) > 4
+    for path in named:
+        value_at(path)
+    table = PAGE.partition("\n| values | what | needs |")[2].partition("\n\n")[0]
+    assert {"`ceph`", "`wrapped`", "`monitoring`", "`networkPolicy`"} <= first
+    assert [key for key in ("`ceph`", "`wrapped`", "`monitoring`") if key not in table] == []
+
+
+def test_flag_of_snapshot_controller_is_named_where_it_is_needed() -> None:
+    """Without it a snapshot of a local volume is never ready, and nothing says why."""
+    flag = "--enable-distributed-snapshotting=true"
+    notes = (chart.CHART / "templates" / "NOTES.txt").read_text(encoding="utf-8")
+    values = (chart.CHART / "values.yaml").read_text(encoding="utf-8")
+    assert [flag in text for text in (PAGE, notes, values)] == [True, True, True]
