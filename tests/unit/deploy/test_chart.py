@@ -309,7 +309,7 @@ def test_image_of_crust_has_this_version(form: str) -> None:
     repository = "registry.example/crust" if form == "all" else "crust-csi"
     assert ours == {f"{repository}:{crust.__version__}{digest}"}
     metadata = yaml.safe_load((chart.CHART / "Chart.yaml").read_text(encoding="utf-8"))
-    assert metadata["appVersion"] == metadata["version"] == crust.__version__
+    assert metadata["appVersion"] == metadata["version"]
 
 
 @pytest.mark.parametrize("form", FORMS)
