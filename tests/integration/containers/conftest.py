@@ -14,6 +14,7 @@ import grpc.aio
 import pytest
 
 from crust.core.settings import OWN_DRIVER
+from crust.host.block import loop
 from crust.host.mounts import mountinfo
 from tests.support import capabilities, containers
 from tests.support.co import Co, capability
@@ -82,6 +83,11 @@ class Pods(BlockNode):
         line = (*self.places.arguments(self.driver_name)[program], *own.get(program, ()), *flags)
         return self.containerd.run(name or program, line, binds, self.image)
 
+    def devices(self) -> tuple[loop.LoopDevice, ...]:
+        """The loop devices of the pool's images: the kernel knows their paths in a container that is gone."""
+        images = {path.name for path in (self.root / "pool").rglob("*.img")}
+        return loop.list_named(images.__contains__)
+
     def rendered(self, values: str) -> RenderedPod:
         """The pod of the chart's DaemonSet on this node."""
         paths = {"/var/lib/kubelet": self.kubelet, "/run/crust": self.run}
@@ -126,11 +132,13 @@ async def pods(containerd: Containerd) -> AsyncIterator[Pods]:
         if node.is_up("calls"):
             await node.take_down()
         left = [mount.target for mount in mountinfo.below(places.kubelet)]
-        assert (left, remnants.devices(places.root)) == ([], [])
+        assert (left, remnants.devices(places.root), node.devices()) == ([], [], ())
     finally:
         await node.stop()
         containerd.remove_all()
         remnants.remove(places.root)
+        for device in node.devices():
+            loop.detach(device)
         shutil.rmtree(places.root)
 
 
