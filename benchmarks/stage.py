@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self, cast
 
 from benchmarks import figures, node
 from crust.blockdriver.driver import Driver, build
+from crust.blockdriver.engines import files
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.kubelet import MOUNT, Kubelet
 from tests.support.records import pool_layout
@@ -127,8 +128,7 @@ class InProcess:
         for name in ("pool", "staging", "pod"):
             (root / name).mkdir(mode=0o700)
         driver = build(
-            create_pool=True,
-            state_dir=str(root / "pool"),
+            engine=files.engine(str(root / "pool"), create=True),
             run_dir=str(run / "inside"),
             node_id="bench",
             target_roots=(str(root),),

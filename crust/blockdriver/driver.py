@@ -11,7 +11,6 @@ from crust.blockdriver.controller.controller_publish import ControllerPublish
 from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.controller.list_volumes import VolumeLister
 from crust.blockdriver.controller.modify_volume import EnforcedByStorage, VolumeModifier
-from crust.blockdriver.engines import files
 from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import Engine
 from crust.blockdriver.host import throttling
@@ -61,14 +60,11 @@ _log = logging.getLogger(__name__)
 
 def build(  # noqa: PLR0913 - one per setting
     *,
+    engine: Engine,
     run_dir: str,
     node_id: str,
     name: str = OWN_DRIVER,
-    state_dir: str = "",
-    pool_id_file: str = "",
-    create_pool: bool = False,
     target_roots: tuple[str, ...] = ("/var/lib/kubelet",),
-    engine: Engine | None = None,
     overcommit: float = 1.0,
     pool_low_percent: int = DEFAULT_POOL_LOW_PERCENT,
     max_volumes: int = DEFAULT_MAX_VOLUMES,
@@ -78,14 +74,12 @@ def build(  # noqa: PLR0913 - one per setting
     threads: Workers | None = None,
     role: Role = _ALL,
 ) -> "Driver":
-    """Compose a driver, without I/O. Volumes are sparse files below `state_dir` unless there is an `engine`.
+    """Compose a driver, without I/O.
 
-    `pool_id_file` keeps the pool's id, beside `state_dir` if it is empty; with `create_pool` a first start makes the
-    pool. `runtime_guests` reaches guests that have deferred volumes; without it no call reaches them. `role` decides
-    which RPCs the driver serves.
+    `runtime_guests` reaches guests that have deferred volumes; without it no call reaches them. `role` decides which
+    RPCs the driver serves.
     """
     csi.required(node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
-    engine = engine or files.engine(state_dir, pool_id_file, create=create_pool)
     threads = threads or Workers(f"the driver {name}")
     pool, provisioning, records = engine.home, engine.provisioning, engine.records
     volume_records = IndexedRecords(

@@ -13,6 +13,7 @@ from crust.blockdriver import serve
 from crust.blockdriver.controller import topology
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.driver import build as composed
+from crust.blockdriver.engines import files
 from crust.blockdriver.settings import DEFAULT_MAX_VOLUMES
 from crust.host.files import locks
 from crust.rpc import channel
@@ -36,8 +37,7 @@ async def co(tmp_path: Path) -> AsyncIterator[Co]:
 
 def build(root: Path) -> Driver:
     return composed(
-        create_pool=True,
-        state_dir=f"{root}/state",
+        engine=files.engine(f"{root}/state", create=True),
         run_dir=f"{root}/run",
         node_id="n",
         target_roots=(str(root),),

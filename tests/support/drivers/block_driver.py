@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from crust.blockdriver import guests
 from crust.blockdriver.driver import Driver, build
+from crust.blockdriver.engines import files
 from crust.blockdriver.engines.pool_access import PoolIds
 from crust.blockdriver.host import throttling
 from crust.blockdriver.services.roles import Role
@@ -98,9 +99,9 @@ class Bench:
         self.let_go()
         state, backend = str(self.root / "state"), self.backend
         self.driver = build(
-            create_pool=backend is None,
-            engine=None if backend is None else memory_backend.engine(state, backend),
-            state_dir=state,
+            engine=files.engine(state, create=True)
+            if backend is None
+            else memory_backend.engine(state, backend),
             run_dir=str(self.root / "run"),
             node_id="node-1",
             target_roots=(str(self.root),),

@@ -22,7 +22,6 @@ def built(root: Path, *, backend: MemoryBackend | None = None, **options: Any) -
     (root / "state").mkdir(exist_ok=True)
     options.setdefault("throttle", FakeThrottle(obstacle="nothing here limits devices"))
     return build(
-        state_dir=f"{root}/state",
         run_dir=f"{root}/run",
         node_id=NODE,
         target_roots=("/",),

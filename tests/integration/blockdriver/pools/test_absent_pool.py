@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from crust.blockdriver import serve
 from crust.blockdriver.driver import build
+from crust.blockdriver.engines import files
 from crust.blockdriver.engines.files.pool import DirectoryPool
 from crust.cli import main
 from crust.core import metrics
@@ -99,10 +100,9 @@ async def running(node: Node, *, create_pool: bool = False) -> AsyncIterator[Nod
     """The node's driver serves while the block runs."""
     run_dir, socket = f"{node.root}/run", f"{node.root}/csi.sock"
     driver = build(
-        state_dir=str(node.state),
+        engine=files.engine(str(node.state), create=create_pool),
         run_dir=run_dir,
         node_id="n",
-        create_pool=create_pool,
         target_roots=(str(node.root),),
     )
     async with (

@@ -13,6 +13,7 @@ import pytest
 
 from crust.blockdriver import serve
 from crust.blockdriver.driver import build
+from crust.blockdriver.engines import files
 from crust.blockdriver.engines.files import pool
 from crust.blockdriver.records.models import ContentRecord, SnapshotSet, VolumeRecord
 from crust.rpc import channel
@@ -47,10 +48,9 @@ async def served(root: Path, *, create_pool: bool = False) -> AsyncIterator[Co]:
     """The calls of a driver that serves the pool in `state`."""
     run_dir, socket = f"{root}/run", f"{root}/csi.sock"
     driver = build(
-        state_dir=f"{root}/state",
+        engine=files.engine(f"{root}/state", create=create_pool),
         run_dir=run_dir,
         node_id="n",
-        create_pool=create_pool,
         target_roots=(str(root),),
     )
     async with (
