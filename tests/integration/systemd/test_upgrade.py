@@ -76,7 +76,7 @@ def wait_for_more_than(written: int, machine: Machine) -> bool:
         return bool(tail.stdout.readline())
 
 
-async def test_upgrade_and_way_back_leave_sandbox_and_pod_their_volumes(machine: Machine) -> None:
+async def test_upgrade_and_way_back_leave_volumes_in_use(machine: Machine) -> None:
     for path in (HOST_STAGING, str(Path(HOST_TARGET).parent)):
         machine.output("mkdir", "-p", path)
     async with staged(machine) as (co, volume_id):

@@ -8,7 +8,6 @@ import kubernetes_validate
 import pytest
 import yaml
 
-import crust
 from crust.cli.programs import daemons
 from crust.node.settings import NodeSettings
 from tests.support import chart
@@ -302,14 +301,14 @@ def test_replicas_of_controller_are_kept_apart_and_not_drained_together(form: st
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_image_of_crust_has_this_version(form: str) -> None:
+def test_image_of_crust_has_the_charts_version(form: str) -> None:
     images = [container["image"] for container in containers(form)]
     ours = {image for image in images if "sig-storage" not in image}
     digest = f"@sha256:{'0' * 64}" if form == "all" else ""
     repository = "registry.example/crust" if form == "all" else "crust-csi"
-    assert ours == {f"{repository}:{crust.__version__}{digest}"}
     metadata = yaml.safe_load((chart.CHART / "Chart.yaml").read_text(encoding="utf-8"))
     assert metadata["appVersion"] == metadata["version"]
+    assert ours == {f"{repository}:{metadata['version']}{digest}"}
 
 
 @pytest.mark.parametrize("form", FORMS)

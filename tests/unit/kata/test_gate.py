@@ -313,7 +313,7 @@ async def test_container_that_is_created_during_synchronize_keeps_its_entry(node
     assert node.keepers.needing(POD.id, record) == {"container-0001/app"}
 
 
-async def test_container_whose_claim_is_not_seen_is_not_called_without_its_volume(
+async def test_container_whose_claim_is_not_seen_is_not_reported(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unseen(*_: object) -> Record:

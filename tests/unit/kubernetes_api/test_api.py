@@ -71,7 +71,7 @@ async def test_answer_of_another_form_is_no_answer(server: Server, body: str) ->
         await server.api.get(objects.Node, "a")
 
 
-async def test_timeout_of_a_connection_is_not_the_time_of_the_next_list() -> None:
+async def test_connections_timeout_is_no_end_of_a_lists_time() -> None:
     """The list would be asked for again at once, and without end."""
     watches: list[str] = []
 

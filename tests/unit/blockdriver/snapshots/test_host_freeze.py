@@ -56,7 +56,7 @@ def test_freeze_that_ends_after_its_limit_is_undone_at_once(
             raise freezes.problem(MOUNTED) or AssertionError("the copy counts")
 
 
-def test_intent_that_is_not_seen_is_an_error_after_the_others(tmp_path: Path) -> None:
+def test_intent_not_seen_is_an_error_after_the_others(tmp_path: Path) -> None:
     intents, found = Intents(str(tmp_path)), list[Intent]()
     assert [*intents.open()] == []
     seen, hidden = (Intent(volumes.VolumeId(name), identity="7:1@1") for name in ("a", "b"))

@@ -193,7 +193,7 @@ async def test_gc_unreadable_pod_directory_is_no_proof(
 
 
 @pytest.mark.parametrize("hidden", ["pods/", f"{BASE}/{PV}/data/vol_data.json"])
-async def test_path_of_the_kubelet_that_is_not_seen_is_an_error(
+async def test_kubelets_path_that_is_not_seen_is_an_error(
     forgotten: Forgotten, hidden: str
 ) -> None:
     concerns = lies.Concerns(frozenset({f"{forgotten.root}/{hidden}"}), ())

@@ -208,7 +208,7 @@ def test_publish_directory_replaces_only_an_empty_directory(tmp_path: Path) -> N
         durable.publish_directory(tmp_path / "none", tmp_path / "other")
 
 
-def test_publish_directory_that_fails_beside_its_final_name_is_no_conflict(
+def test_publish_directory_with_another_error_is_no_conflict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that fails does not say that another program made the directory."""
