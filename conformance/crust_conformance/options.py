@@ -102,19 +102,12 @@ def parameters_of(path: Path | None) -> Parameters:
         return Parameters()
     try:
         return Parameters.model_validate(tomllib.loads(path.read_text()))
-    except pydantic.ValidationError as err:
-        why = "; ".join(
-            f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in err.errors()
-        )
-        raise _unusable(path, why) from err
-    except (OSError, tomllib.TOMLDecodeError) as err:
-        raise _unusable(path, str(err)) from err
-
-
-def _unusable(path: Path, why: str) -> errors.InvalidRequest:
-    return errors.InvalidRequest.named(
-        "InvalidParametersFile",
-        f"the parameters file {path} cannot be used",
-        why=why,
-        hint=f"correct it; its keys are {', '.join(Parameters.model_fields)}",
-    )
+    except (OSError, tomllib.TOMLDecodeError, pydantic.ValidationError) as err:
+        mistakes = err.errors() if isinstance(err, pydantic.ValidationError) else ()
+        texts = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in mistakes)
+        raise errors.InvalidRequest.named(
+            "InvalidParametersFile",
+            f"the parameters file {path} cannot be used",
+            why="; ".join(texts) or str(err),
+            hint=f"correct it; its keys are {', '.join(Parameters.model_fields)}",
+        ) from err

@@ -201,12 +201,11 @@ def run_cases(
 
 def _files(directory: Path) -> Iterator[Path]:
     """The files with cases. Raises `OSError`: cases that are not found would not be run."""
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.is_dir():
-                yield from _files(Path(entry.path))
-            elif entry.name.endswith(_FILES):
-                yield Path(entry.path)
+    for path in directory.iterdir():
+        if path.name.endswith(_FILES):
+            yield path
+        elif not path.suffix:  # a package
+            yield from _files(path)
 
 
 def _exit_code(ended: int, results: Results, failing: frozenset[Outcome]) -> int:

@@ -72,6 +72,7 @@ class PoolWatch:
 
     async def look(self) -> errors.CrustError | None:
         """Open the pool if it is present, close it if it is absent; returns the problem."""
+        problem: errors.CrustError | None = None
         try:
             if self._is_open:
                 await workers.run(self._pool.check_in_place)
@@ -79,18 +80,16 @@ class PoolWatch:
                 await self._open()
         except errors.CrustError as error:
             problem = self._named(error)
-            self._tell(problem)
-            if isinstance(error, ControllerReplaced):
-                self._end(error)
-            if self._is_open:
-                _log.error("the pool is closed", extra={"error": problem})
-                await self.stop()
-                await self._driver.stores.running.idle()
-                await self.let_go()
-                self._is_open = False
-            return problem
-        self._tell(None)
-        return None
+        self._tell(problem)
+        if isinstance(problem, ControllerReplaced):
+            self._end(problem)
+        if problem is not None and self._is_open:
+            _log.error("the pool is closed", extra={"error": problem})
+            await self.stop()
+            await self._driver.stores.running.idle()
+            await self.let_go()
+            self._is_open = False
+        return problem
 
     async def stop(self) -> None:
         """End the background tasks."""

@@ -7,7 +7,6 @@ nothing: its last lines say how.
 """
 
 import contextlib
-import errno
 import os
 import shutil
 import stat
@@ -161,11 +160,9 @@ def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> No
         if sparse.exists(root / path):
             durable.remove(root / path)
             say(f"/{path}: removed")
-    try:
-        (root / MANIFEST).parent.rmdir()
-    except OSError as err:  # it has other files
-        if err.errno not in (errno.ENOENT, errno.ENOTEMPTY):
-            raise
+    shared = (root / MANIFEST).parent
+    if sparse.exists(shared) and not os.listdir(shared):
+        shared.rmdir()
     if sparse.exists(link):
         durable.remove(link)
         say(f"/{COMMAND}: removed")
@@ -221,12 +218,7 @@ def _listed(root: Path) -> Iterator[Path]:
 
 def _differs(root: Path, file: File) -> bool:
     path = root / file.path
-    if file.is_kept:
-        return not sparse.exists(path)
-    try:
-        return path.read_bytes() != file.content
-    except FileNotFoundError:
-        return True
+    return not sparse.exists(path) or (not file.is_kept and path.read_bytes() != file.content)
 
 
 def _write(root: Path, changed: Sequence[File]) -> None:

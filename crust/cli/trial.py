@@ -14,7 +14,6 @@ call succeeds if there is nothing to undo (CSI).
 
 import asyncio
 import contextlib
-import errno
 import hashlib
 import os
 import secrets
@@ -305,16 +304,11 @@ def _make_directory(path: str) -> None:
 
 def _remove_empty(path: str, root: str) -> None:
     """Remove the directory and its parents, as long as they are empty."""
-    while path.startswith(f"{root}/"):
-        with syscalls.translating(f"cannot remove {path}"):
-            try:
+    with syscalls.translating(f"cannot remove {path}"):
+        while path.startswith(f"{root}/") and not syscalls.names_in(path):
+            with contextlib.suppress(FileNotFoundError):
                 os.rmdir(path)
-            except OSError as err:
-                if err.errno == errno.ENOTEMPTY:
-                    return
-                if err.errno != errno.ENOENT:
-                    raise
-        path = os.path.dirname(path)
+            path = os.path.dirname(path)
 
 
 async def try_publish(run_dir: str, request: TrialRequest) -> int:

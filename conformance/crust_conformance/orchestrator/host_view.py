@@ -27,12 +27,8 @@ class HostView:
         subprocess.run(["umount", str(path)], check=False, capture_output=True)
 
     def has(self, path: Path) -> bool:
-        """Whether there is anything at `path`."""
-        try:
-            path.lstat()
-        except FileNotFoundError:
-            return False
-        return True
+        """Whether there is anything at `path`, whose parent exists."""
+        return path.name in os.listdir(path.parent)
 
     def is_block(self, path: Path) -> bool:
         """Whether `path` is a block device."""

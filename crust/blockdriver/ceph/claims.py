@@ -77,10 +77,11 @@ class Host:
     @classmethod
     def this(cls, node: str = "") -> "Host":
         """This host, by `node` or its host name."""
-        try:
-            machine = Path(MACHINE_ID).read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError):
-            machine = ""
+        with syscalls.translating(f"cannot read {MACHINE_ID}"):
+            try:
+                machine = Path(MACHINE_ID).read_text(encoding="ascii").strip()
+            except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError):
+                machine = ""
         # systemd writes "uninitialized" before a first boot
         if not re.fullmatch("[0-9a-f]{32}", machine):
             machine = ""

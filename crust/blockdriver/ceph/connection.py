@@ -14,6 +14,7 @@ client serves only after the pool's lock has its address (`crust.blockdriver.cep
 
 import errno
 import json
+import logging
 import os
 import queue
 import threading
@@ -26,6 +27,8 @@ from crust.blockdriver.ceph.controller_lock import ControllerLock
 from crust.blockdriver.ceph.failures import CephConnectionClosed, Step
 from crust.blockdriver.ceph.user import USUAL, CephUser, Timeouts
 from crust.core import errors
+
+_log = logging.getLogger(__name__)
 
 EXPIRY_S = 315_360_000
 """The expiry of an entry in the blocklist, ten years: it must not end while the client's process may live."""
@@ -207,10 +210,12 @@ class Connection:
         """Give the lock back; if that fails, the next controller cuts this client off."""
         if self.controller_lock is None or client.is_blocklisted or client.is_in_doubt:
             return
-        with suppress(*self._binding.failures, errors.CrustError):
+        try:
             self.controller_lock.give_back(
                 self._ioctx(client, self.controller_lock.pool, self.controller_lock.namespace)
             )
+        except (*self._binding.failures, errors.CrustError) as err:
+            _log.warning("the pool's lock is not given back", extra={"error": err})
 
     def rest(self) -> None:
         """Disconnect, unless a call runs; the next call connects again."""

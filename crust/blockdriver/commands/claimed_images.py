@@ -46,7 +46,7 @@ def listed(access: PoolAccess) -> None:
 
 def fenced(access: PoolAccess, node: str, image: str, *, even_if_connected: bool) -> int:
     """Cut the node off from the image, or from all its images; returns the exit code."""
-    failed = False
+    failure: errors.CrustError | None = None
     claimants: set[str] = set()
     with access.opened("cannot fence") as (connection, ioctx):
         for name in [image] if image else sorted(claim_object.images(ioctx)):
@@ -59,7 +59,7 @@ def fenced(access: PoolAccess, node: str, image: str, *, even_if_connected: bool
                 cut = fencing.fence(claimed, node, even_if_connected=even_if_connected)
             except errors.CrustError as error:
                 refusals.tell(error)
-                failed = True
+                failure = error
                 continue
             click.echo(f"{name}: free; blocklisted {', '.join(cut) or 'no client'}")
     if node not in claimants:
@@ -69,7 +69,7 @@ def fenced(access: PoolAccess, node: str, image: str, *, even_if_connected: bool
             why=f"claims are of {', '.join(sorted(claimants)) or 'no node'}",
             hint="compare the name with `crust ceph claims`; a node that was fenced before has no claim",
         )
-    return int(failed)
+    return int(failure is not None)
 
 
 def capabilities(access: PoolAccess, image: str) -> None:

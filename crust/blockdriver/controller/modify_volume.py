@@ -28,6 +28,9 @@ from crust.host.process import workers
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """The pauses between a starting driver's tries to reach guests. Each try locks the volume."""
 
+_AGAIN = (errors.PeerUnavailable, errors.OperationPending)
+"""Not final: a guest is unreachable, or another operation has the volume."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -91,12 +94,13 @@ class VolumeModifier:
         unfinished = list(await workers.run(self.interrupted))
         for pause_s in (0.0, *_PAUSES_S):
             await asyncio.sleep(pause_s)
-            unfinished = [name for name in unfinished if not await self._finish_interrupted(name)]
+            tried = {name: await self._finish_interrupted(name) for name in unfinished}
+            unfinished = [name for name, error in tried.items() if isinstance(error, _AGAIN)]
             if not unfinished:
                 return
 
-    async def _finish_interrupted(self, volume_id: volumes.VolumeId) -> bool:
-        """Whether the outcome is final; not while a guest is unreachable, or another operation has the volume."""
+    async def _finish_interrupted(self, volume_id: volumes.VolumeId) -> errors.CrustError | None:
+        """The error if the change is not finished."""
         call, no_changes = "ControllerModifyVolume", ()
         try:
             await self.stores.running.run(
@@ -105,9 +109,9 @@ class VolumeModifier:
         except errors.CrustError as err:
             extra = {"volume_id": volume_id, "error": err}
             _log.warning("a change of limits is unfinished", extra=extra)
-            return not isinstance(err, errors.PeerUnavailable | errors.OperationPending)
+            return err
         _log.info("finished a change of limits", extra={"volume_id": volume_id})
-        return True
+        return None
 
     def interrupted(self) -> tuple[volumes.VolumeId, ...]:
         """Volumes with an interrupted change of limits that a guest may not have. Blocks."""

@@ -193,7 +193,7 @@ class RecordStore(Protocol):
     """
 
     def ids(self) -> tuple[str, ...]:
-        """The ids of all records."""
+        """The ids of all records; one may be of something whose record is absent."""
 
     def load(self, key: str) -> bytes | None:
         """A record, or None. Raises `Corrupt`, `Refused` or `RuntimeFailed` for an unreadable record."""

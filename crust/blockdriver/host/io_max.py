@@ -8,6 +8,7 @@ import errno
 import os
 
 from crust.core import volumes
+from crust.host.files import sparse
 from crust.host.process import syscalls
 
 _FILE = "io.max"
@@ -29,17 +30,21 @@ class IoMax:
         self._groups = groups
 
     def obstacle(self) -> str:
-        """The reason why limits cannot be set, for messages; empty if they can."""
+        """The reason why limits cannot be set, for messages; empty if they can. Raises `OSError`."""
         group = self._group()
         if group is None:
             return f"there is no {' or '.join(self._groups)} in {self._root}"
         if os.path.samefile(group, self._root):
             return f"{group} is the root group, which cannot be limited"
         path = os.path.join(group, _FILE)
-        if not os.path.exists(path):
-            parent = os.path.dirname(group)
-            return f"{group} has no {_FILE}: write +io to {parent}/cgroup.subtree_control"
-        return "" if os.access(path, os.W_OK) else f"{path} cannot be written"
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+        except OSError as err:
+            if err.errno not in (errno.ENOENT, errno.EROFS, errno.EACCES, errno.EPERM):
+                raise
+            todo = f"write +io to {os.path.dirname(group)}/cgroup.subtree_control"
+            return f"{path} cannot be written ({os.strerror(err.errno)}); if it is missing, {todo}"
+        return ""
 
     def get(self, device: volumes.DeviceIdentity) -> volumes.IoLimits:
         """The device's limits; none without a group or a line."""
@@ -65,7 +70,7 @@ class IoMax:
 
     def _group(self) -> str | None:
         paths = (os.path.join(self._root, group).rstrip("/") for group in self._groups)
-        return next((path for path in paths if os.path.isdir(path)), None)
+        return next(filter(sparse.exists, paths), None)
 
 
 def parse(text: str, device: volumes.DeviceIdentity) -> volumes.IoLimits:

@@ -30,11 +30,11 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from crust.core import errors, volumes
 from crust.core.volumes import NetworkImage
 from crust.host.block import devices, users
+from crust.host.files import sparse
 from crust.host.process import syscalls
 
 BUS = "/sys/bus/rbd"
@@ -108,9 +108,10 @@ class Mapping:
 
 def _modprobe() -> None:
     """Load the module, if possible; sysfs then shows the bus."""
-    if not Path("/proc/modules").exists():
-        return
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
+    with (
+        syscalls.translating("cannot load the module rbd"),
+        contextlib.suppress(FileNotFoundError, subprocess.SubprocessError),
+    ):
         subprocess.run(
             ("modprobe", "rbd"), timeout=_MODPROBE_S, check=False,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -128,9 +129,9 @@ class KernelRbd:
 
     def obstacle(self) -> str:
         """The reason why this kernel maps no images; empty if it does. Loads the module if possible."""
-        if not os.path.isdir(self.bus):
+        if not sparse.exists(self.bus):
             self.load_module()
-        if os.path.isdir(self.bus):
+        if sparse.exists(self.bus):
             return "" if sees_host_network() else _NO_NETWORK
         return "this host's kernel has no driver for RBD, or its module rbd is not loaded"
 
@@ -223,7 +224,7 @@ class KernelRbd:
 
     def _entry(self, name: str) -> str:
         single = f"{self.bus}/{name}_single_major"
-        return single if os.path.exists(single) else f"{self.bus}/{name}"
+        return single if sparse.exists(single) else f"{self.bus}/{name}"
 
     def _read(self, number: int, image: NetworkImage) -> Mapping | None:
         """The mapping of that number; None if it belongs to another image or owner, or is unmapped meanwhile."""
@@ -285,13 +286,13 @@ def _key_calls() -> tuple[int, int]:
 
 def sees_host_network() -> bool:
     """Whether this thread is in the host's network namespace, or can enter it."""
-    return os.path.exists(_INITIAL_ONLY) or not _is_first()
+    return sparse.exists(_INITIAL_ONLY) or not _is_first()
 
 
 @contextmanager
 def host_network() -> Iterator[None]:
     """Run the block in the host's network namespace; the caller has asked `sees_host_network`."""
-    if os.path.exists(_INITIAL_ONLY) or _is_first():
+    if sparse.exists(_INITIAL_ONLY) or _is_first():
         yield
         return
     with (

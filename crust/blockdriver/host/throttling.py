@@ -12,7 +12,6 @@ Control groups v2 only (`io_max`): under v1 a line binds its own group and none 
 """
 
 import errno
-import os
 
 from crust.blockdriver.host.io_max import IoMax
 from crust.core import errors, volumes
@@ -58,7 +57,9 @@ class Throttle:
             self.look()
         if self._hierarchy is None:
             raise CannotThrottle(_why_none())
-        if why := self._hierarchy.obstacle():
+        with syscalls.translating("cannot look for control groups"):
+            why = self._hierarchy.obstacle()
+        if why:
             raise CannotThrottle(why)
 
     def limits_of(self, device: volumes.DeviceIdentity) -> volumes.IoLimits:
@@ -88,8 +89,11 @@ class Throttle:
 def _hierarchy(groups: tuple[str, ...]) -> IoMax | None:
     """The hierarchy that has the io controller; a host may have several, and the controller is in one of them."""
     for mount in mountinfo.read_all():
-        if mount.fs_type == "cgroup2" and "io" in _controllers(mount.target):
-            return IoMax(mount.target, groups)
+        if mount.fs_type == "cgroup2":
+            # none: covered by another mount, or gone
+            controllers = syscalls.known_attribute(f"{mount.target}/cgroup.controllers")
+            if "io" in controllers.split():
+                return IoMax(mount.target, groups)
     return None
 
 
@@ -98,11 +102,3 @@ def _why_none() -> str:
         if mount.fs_type == "cgroup" and "blkio" in mount.super_options:
             return f"this host limits I/O by control groups v1 ({mount.target}); only v2 can limit all pods"
     return "no control group hierarchy with the io controller is mounted"
-
-
-def _controllers(root: str) -> list[str]:
-    try:
-        with open(os.path.join(root, "cgroup.controllers"), encoding="ascii") as file:
-            return file.read().split()
-    except OSError:
-        return []  # covered by another mount, or gone: not usable from here

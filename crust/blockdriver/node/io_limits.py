@@ -130,9 +130,15 @@ class IoLimits:
     async def _give_back(
         self, targets: Sequence[volumes.TargetPath], limits_before: volumes.IoLimits
     ) -> None:
+        """Raises `PeerUnavailable` for a guest that keeps the new limits: the change stays unfinished."""
         for target in targets:
-            with contextlib.suppress(errors.CrustError):
+            try:
                 await self.guests.set_limits(target, limits_before)
+            except errors.NotFound:
+                continue  # it is not published any more
+            except errors.CrustError as err:
+                what = f"the guest at {target.text} keeps limits that another guest has refused"
+                raise errors.PeerUnavailable.named("LimitsNotRestored", what, why=str(err)) from err
 
     def recover(self) -> None:
         """Settle every attached volume; a failure is logged and does not stop the start.

@@ -8,7 +8,6 @@ it has mounted. A filesystem that cannot grow keeps its size, and the driver sti
 reason, for the volume's condition, until a later call grows it.
 """
 
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -89,8 +88,10 @@ class NodeExpand:
         self, content: ContentRecord, attachment: Attachment, fs_type: str, mountpoint: str
     ) -> None:
         """Grow a filesystem after its mount. A failure keeps its size, and is logged and recorded."""
-        with contextlib.suppress(errors.CrustError):
+        try:
             await workers.run(self._grow, content, attachment, fs_type, mountpoint)
+        except errors.CrustError:
+            return
 
     def _begin(self, request: Expand) -> tuple[ContentRecord, Attachment, tuple[str, str] | None]:
         """Give the device its size; returns also the filesystem that must grow, and its mount point."""

@@ -67,9 +67,9 @@ class Identity:
 
         It reads no volume: a volume that hangs does not fail it, until such volumes hold all threads.
         """
-        response = csi_pb2.ProbeResponse()
         if not self.is_ready:
             return await self._not_ready(call)
+        response = csi_pb2.ProbeResponse()
         try:
             await self._check_pool()
         except operations.SystemCallTimedOut as err:
@@ -82,10 +82,10 @@ class Identity:
         except errors.CrustError:
             if self.is_ready:
                 raise
-            # the pool went away between the two questions
-            return await self._not_ready(call)
-        response.ready.value = True
-        return response
+        else:
+            response.ready.value = True
+            return response
+        return await self._not_ready(call)  # the pool went away between the two questions
 
     async def _check_pool(self) -> None:
         check = self._provisioning.check_usable

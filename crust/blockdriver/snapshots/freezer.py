@@ -253,30 +253,20 @@ class Freezer:
     def thaw_mounted(self) -> None:
         """Thaw mounted filesystems that a killed driver left frozen, before a later step of the start can fail."""
         for intent in self._intents.open():
-            if not intent.target:
-                self._thaw_left(intent)
+            if not intent.target and host_freeze.thaw(intent):
+                self._intents.forget(intent.volume_id)
 
     def open(self) -> None:
         """Thaw filesystems that only the open engine finds; note frozen guests for `recover`."""
         for intent in self._intents.open():
             if not intent.target:
-                self._thaw_left(intent, self._access)
+                if host_freeze.thaw(intent, self._access):
+                    self._intents.forget(intent.volume_id)
                 continue
             try:
                 self._left[intent.volume_id] = volumes.TargetPath.parse(intent.target)
             except errors.InvalidRequest:
                 self._intents.forget(intent.volume_id)
-
-    def _thaw_left(self, intent: Intent, access: NodeAccess | None = None) -> None:
-        """An error is in the log, and the intent stays for the next start."""
-        try:
-            is_thawed = host_freeze.thaw(intent, access)
-        except errors.CrustError as err:
-            extra = {"volume_id": intent.volume_id, "error": err}
-            _log.error("a filesystem stays frozen", extra=extra)
-            return
-        if is_thawed:
-            self._intents.forget(intent.volume_id)
 
     async def recover(self) -> None:
         """Thaw the guests of left intents, or wait until they have thawed by themselves."""

@@ -204,9 +204,14 @@ def thaw(intent: Intent, access: NodeAccess | None = None) -> bool:
     """Thaw the filesystem of an intent that a killed driver left; returns whether nothing is left to thaw.
 
     Without the engine's `access` only a mounted filesystem; with it also an unmounted or covered one: a frozen
-    filesystem stays alive without a path.
+    filesystem stays alive without a path. An error is in the log, and the intent stays for the next start.
     """
-    return _thaw_mounted(intent) if access is None else _thaw_unmounted(intent, access)
+    is_thawed = False
+    try:
+        is_thawed = _thaw_mounted(intent) if access is None else _thaw_unmounted(intent, access)
+    except errors.CrustError as err:
+        _log.error("a filesystem stays frozen", extra={"volume_id": intent.volume_id, "error": err})
+    return is_thawed
 
 
 def _thaw_mounted(intent: Intent) -> bool:

@@ -28,6 +28,8 @@ class Guest:
     limits: volumes.IoLimits = field(default_factory=volumes.IoLimits)
     applied: volumes.IoLimits | None = None
     error: errors.CrustError | None = None
+    error_when_limited: errors.CrustError | None = None
+    """Becomes `error` when it got limits."""
     limited: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it got limits."""
 
@@ -70,6 +72,7 @@ class FakeGuests(Guests):
         guest.limits = limits
         guest.applied = limits if guest.running else None
         guest.limited.set()
+        guest.error = guest.error_when_limited or guest.error
         return guest.running
 
     async def close(self) -> None:

@@ -22,9 +22,7 @@ async def test_driver_that_is_away_is_named_without_grpcs_words(places: Places) 
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
-async def test_shims_socket_that_is_not_seen_is_not_missing(
-    places: Places, number: int
-) -> None:
+async def test_shims_socket_that_is_not_seen_is_not_missing(places: Places, number: int) -> None:
     backend = f"{places.root}/nobody.sock"
     async with FakeNode(places, backend=backend) as node:
         hidden = lies.Concerns(frozenset({backend}), ())

@@ -48,6 +48,12 @@ BOUNDARIES = {
         "Connection._wait_for_map.wait",
         1,
     ): "the caller gets the error",
+    (
+        "blockdriver/engines/files/directories.py",
+        "_free",
+        1,
+    ): "a removed volume's rest is in the log, and stays unsettled",
+    ("blockdriver/host/usage.py", "problem", 1): "the volume's health condition names the error",
     ("cli/doctor/examine.py", "_guarded", 1): "doctor shows the error as a finding",
     ("cli/gc/collect.py", "_result", 1): "the publish is kept, or refused, with the error",
     (

@@ -71,23 +71,26 @@ class Reserve:
             self.keep()
 
     def keep(self) -> None:
-        """Fill the reserve again; if the disk is full now, the next call does."""
+        """Fill the reserve again; if the disk is full now, the next call does. Another failure is in the log."""
         try:
-            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
+            with (
+                syscalls.translating(f"cannot fill {self._path}"),
+                syscalls.closing(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)) as fd,
+            ):
                 os.posix_fallocate(fd, 0, _RESERVE_BYTES)
-            finally:
-                os.close(fd)
-        except OSError:
+        except errors.Exhausted:
             return
+        except errors.CrustError as err:
+            _log.warning("the reserve for a full disk is not filled", extra={"error": err})
 
     def _spend(self) -> bool:
         """Free the reserve's blocks for the next change; whether there were any."""
-        try:
-            was_allocated = os.stat(self._path).st_blocks > 0
-            os.unlink(self._path)
-        except OSError:
-            return False
+        with syscalls.translating(f"cannot free {self._path}"):
+            try:
+                was_allocated = os.stat(self._path).st_blocks > 0
+                os.unlink(self._path)
+            except FileNotFoundError:
+                return False
         return was_allocated
 
 
@@ -158,8 +161,11 @@ class Directories:
         try:
             yield staged
         except Exception:
-            with contextlib.suppress(errors.CrustError):
+            try:
                 self._take_back(staged, thing_id)
+            except errors.CrustError as err:
+                extra = {"directory": str(path), "error": err}
+                _log.warning("a part of a failed creation stays", extra=extra)
             raise
         if not staged.is_committed:
             _free(path)
@@ -240,16 +246,10 @@ class FileRecords:
         self._locks = tuple(threading.RLock() for _ in range(_LOCKS))
 
     def ids(self) -> tuple[str, ...]:
-        """By a listing."""
+        """By a listing of the directories."""
         with syscalls.translating(f"cannot list {self._directory}"):
             names = os.listdir(self._directory)
-        return tuple(name for name in names if not name.startswith(".") and self._has(name))
-
-    def _has(self, key: str) -> bool:
-        try:
-            return sparse.exists(self._path(key))
-        except errors.CrustError:  # `load` raises it, too
-            return True
+        return tuple(name for name in names if not name.startswith("."))
 
     def load(self, key: str) -> bytes | None:
         """The record, without the spaces that fill its sector. Raises `durable.UntrustedFile`,

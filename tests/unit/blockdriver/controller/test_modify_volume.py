@@ -99,6 +99,23 @@ async def test_modify_refused_by_the_guest_changes_nothing(bench: Bench) -> None
     assert bench.record.limits_before is None
 
 
+@pytest.mark.parametrize("error", [errors.NotReady("busy"), errors.PeerUnavailable("away")])
+async def test_modify_refused_and_not_restored_keeps_the_intent(
+    bench: Bench, error: errors.CrustError
+) -> None:
+    first, second = bench.deferred(TARGETS[0]), bench.deferred(TARGETS[1])
+    second.error = errors.NotReady("the handler cannot limit")
+    first.error_when_limited = error
+    with raised("LimitsNotRestored"):
+        await bench.change()
+    assert (bench.limits, first.applied) == (AFTER, AFTER)
+    assert bench.record.limits_before == Limits.of(OLD)
+    first.error = second.error = first.error_when_limited = None
+    await bench.change()
+    assert (bench.limits, second.applied) == (AFTER, AFTER)
+    assert bench.record.limits_before is None
+
+
 @pytest.mark.parametrize("retry", [NEW, ()], ids=["of the CO", "of the driver"])
 async def test_modify_with_unreachable_guest_keeps_the_intent_for_a_retry(
     bench: Bench, retry: Changes

@@ -13,6 +13,7 @@ from crust.blockdriver.host.krbd import KernelRbd, Login
 from crust.core import errors, volumes
 from crust.host.block import devices, holders, users
 from tests.support.ceph.fake_sysfs_rbd import FSID, FakeSysfs
+from tests.support.faults import lies
 
 IMAGE = volumes.NetworkImage(FSID, "rbd", "space", "volume-1", (), "")
 
@@ -80,6 +81,18 @@ def test_image_is_mapped_with_own_client_and_no_visible_key(
     assert name.startswith("crust.rbd.")
     assert name.endswith(".volume-1")
     assert kernel.find(IMAGE) == mapping
+
+
+def test_bus_that_is_not_seen_is_not_absent(kernel: KernelRbd, sysfs: FakeSysfs) -> None:
+    bus = lies.Concerns(frozenset({str(sysfs.bus), f"{sysfs.bus}/add_single_major"}), ())
+    for asked in lies.failures(kernel.obstacle, bus, errnos_of=lies.all_errnos):
+        assert isinstance(asked.error, errors.CrustError), str(asked.failure)
+    with (
+        lies.failing(bus, lies.Failure(0, errno.EIO)),
+        pytest.raises(errors.CrustError, match="EIO"),
+    ):
+        kernel.map(IMAGE, LOGIN, readonly=False)
+    assert sysfs.lines == []
 
 
 def test_mapping_of_reader_is_read_only_and_follows_new_size(kernel: KernelRbd) -> None:

@@ -7,9 +7,10 @@ import pytest
 
 from crust.blockdriver.host import io_max
 from crust.blockdriver.host.throttling import NONE, CannotThrottle, Throttle
-from crust.core import volumes
+from crust.core import errors, volumes
 from crust.host.mounts import mountinfo
 from crust.host.process import syscalls
+from tests.support.faults import lies
 
 DEVICE = volumes.DeviceIdentity(7, 3, 1)
 LIMITS = volumes.IoLimits(10, 20, 30, 40)
@@ -62,6 +63,26 @@ def test_hierarchy_with_the_io_controller(tmp_path: Path, monkeypatch: pytest.Mo
     cgroups.set(DEVICE, LIMITS)
     assert (whole / "kubepods" / "io.max").read_text() == io_max.line(DEVICE, LIMITS)
     assert cgroups.limits_of(DEVICE) == LIMITS
+
+
+def test_group_that_is_not_seen_is_not_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = hierarchy(tmp_path / "unified", "io\n", "kubepods")
+    mounted(monkeypatch, ("cgroup2", root, ""))
+    Throttle().set(DEVICE, LIMITS)
+
+    def removed() -> None:
+        cgroups = Throttle()
+        cgroups.look()
+        assert cgroups.limits_of(DEVICE) == LIMITS
+        cgroups.set(DEVICE, NONE)
+
+    for asked in lies.failures(
+        removed, lies.Concerns(frozenset(), (str(root),)), errnos_of=lies.all_errnos
+    ):
+        assert isinstance(asked.error, errors.CrustError), str(asked.failure)
+        Throttle().set(DEVICE, LIMITS)
 
 
 def test_only_the_group_of_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,11 +124,12 @@ class RbdAccess:
     def _free_if_known(self, volume_id: volumes.VolumeId) -> None:
         """Free one image, if the cluster answers now. Otherwise the next key frees it."""
         place = self._known_place(volume_id)
-        with (
-            contextlib.suppress(errors.CrustError),
-            place.ioctx(f"cannot free the image of {volume_id}") as ioctx,
-        ):
-            self._free(place, ioctx, volume_id)
+        try:
+            with place.ioctx(f"cannot free the image of {volume_id}") as ioctx:
+                self._free(place, ioctx, volume_id)
+        except errors.CrustError as err:
+            extra = {"volume_id": volume_id, "error": err}
+            _log.info("an image may still be claimed by this node", extra=extra)
 
     def _free(self, place: Place, ioctx: Ioctx, image: str) -> None:
         """End this host's claim on an image that its kernel does not map, and is not about to map."""

@@ -10,7 +10,7 @@ mappings. A mapping whose client the claim does not name was cut off, or its cla
 """
 
 import json
-from contextlib import suppress
+import logging
 from dataclasses import dataclass
 
 from crust.blockdriver.ceph import claims
@@ -24,6 +24,8 @@ from crust.blockdriver.host.krbd import KernelRbd, Login, Mapping
 from crust.core import errors, volumes
 from crust.core.volumes import NetworkImage
 from crust.host.block.holders import DeviceInUse
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +109,10 @@ class HostDevices:
             return self.kernel.map(image, _login(place), readonly=readonly)
         except BaseException:
             if self.kernel.find(image) is None:
-                # if the claim stays, it is this host's, for the next attempt
-                with suppress(errors.CrustError):
+                try:
                     claim.give_back()
+                except errors.CrustError as err:  # it is this host's, for the next attempt
+                    _log.warning("a claim stays", extra={"image": str(image), "error": err})
             raise
 
     def _attachment(self, mapping: Mapping) -> Attachment:
