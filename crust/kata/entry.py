@@ -180,16 +180,13 @@ class KataEntries:
         return f"{stem}.real", f"{stem}.placeholder"
 
     def _read(self, path: str) -> dict[str, Any] | None:
-        """The content; None if there is no file, or one that is no object of JSON or not root's alone.
-
-        Raises the other errors of `durable.find`: such a file may be crust's.
-        """
+        """The content; None if there is no file, or one that cannot be crust's. Raises the errors of the kernel."""
         try:
             content = json.loads(durable.find(path, limit_bytes=_LIMIT_BYTES) or b"null")
         except (durable.UnreadableFile, durable.UntrustedFile, ValueError, RecursionError):
             return None
-        except syscalls.FileInTheWay:
-            return None  # a file is in the place of the directory
+        except syscalls.FileInTheWay:  # in the place of the directory
+            return None
         return content if isinstance(content, dict) else None
 
     def _holds_files(self, name: str) -> bool:

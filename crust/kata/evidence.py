@@ -18,7 +18,7 @@ from typing import ClassVar
 from crust.core import errors, volumes
 from crust.handoff.record import Record
 from crust.host import answers
-from crust.host.process import syscalls
+from crust.host.process import hidden, syscalls
 
 
 class VmUnknown(errors.NotReady):
@@ -118,10 +118,7 @@ def not_attached(record: Record, sandbox_id: str, why: str) -> errors.CrustError
 
 
 def check_machine(sandbox_id: str, pid: int, engine_pid: int) -> None:
-    """Raise VmUnknown unless engine, runtime and kernel agree that the process is the sandbox's machine.
-
-    Raises `NotSeen`.
-    """
+    """Raise VmUnknown, or `NotSeen`, unless engine, runtime and kernel agree that it is the sandbox's machine."""
     if engine_pid and engine_pid != pid:
         raise VmUnknown(
             sandbox_id, f"the engine names process {engine_pid}, and Kata process {pid}"
@@ -143,8 +140,7 @@ def _belongs(pid: int, sandbox_id: str) -> bool:
 def _content(pid: int, name: str) -> bytes:
     """A file of a process; empty if the process has ended. Raises `NotSeen`."""
     path = f"/proc/{pid}/{name}"
-    absent = (errno.ENOENT, errno.ESRCH)
-    answer = answers.ask(path, lambda: syscalls.read_whole(path), absent=absent)
+    answer = answers.ask(path, lambda: syscalls.read_whole(path), absent=hidden.ENDED)
     return answers.seen(answer) or b""
 
 

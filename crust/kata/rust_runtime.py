@@ -115,10 +115,7 @@ class RustRuntime(evidence.Runtime):
                 raise ValueError("an answer that is not ttrpc") from err
 
     def _mount_directories(self, sandbox_id: str, destination: str) -> list[str]:
-        """Names of the directories that the runtime made for a destination's last part, the newest first.
-
-        Raises `NotSeen`.
-        """
+        """The directories that the runtime made for a destination's last part, the newest first. Raises `NotSeen`."""
         directory = f"{self.shares}/{sandbox_id}/rw/passthrough"
 
         def look() -> list[tuple[int, str]]:

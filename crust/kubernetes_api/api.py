@@ -200,10 +200,7 @@ class Followed(Generic[Kind, Kept]):
         """Why the objects are not known; empty: they are, or no answer has come yet."""
 
     async def check_known(self, subject: str) -> None:
-        """Raise `KubernetesApiUnavailable` unless list and watch work.
-
-        After a failure this waits a few seconds for the next list.
-        """
+        """Raise `KubernetesApiUnavailable` unless list and watch work. Waits a few seconds for the next list."""
         try:
             async with asyncio.timeout(_WAIT_S):
                 await self._current.wait()

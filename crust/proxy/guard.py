@@ -152,9 +152,8 @@ class Targets:
         if self._guard_on(target):
             return
         try:
-            target_paths.remove_empty_below(
-                target, self._roots
-            )  # a kubelet made them for a subPath
+            # a kubelet made them for a subPath
+            target_paths.remove_empty_below(target, self._roots)
             target_paths.make_directory(target, self._roots)
         except target_paths.SymlinkInPath:
             raise

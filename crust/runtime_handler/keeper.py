@@ -22,6 +22,7 @@ fails, it answers no client. Both end with the VM; both ignore SIGTERM, SIGINT a
 
 import array
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -139,7 +140,9 @@ class Keeper:
         os.close(keeper)
         try:
             os.read(self._token[0], 1)
-        except BlockingIOError:
+        except OSError as err:
+            if err.errno != errno.EAGAIN:
+                raise
             os._exit(0)
         raise _Promoted
 

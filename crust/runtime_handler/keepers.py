@@ -224,8 +224,6 @@ def _remove_left(path: Path) -> None:
             except ConnectionRefusedError:
                 os.unlink(path)
                 return
-            except (TimeoutError, BlockingIOError):
-                pass  # its queue is full
         raise errors.Conflict.named(
             "KeeperPathTaken",
             f"no keeper is started at {path}",

@@ -10,6 +10,7 @@ entry, are errors: a runtime that shared the host's directory instead would lose
 """
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from crust.core import errors, volumes
 from crust.handoff import store
 from crust.handoff.record import Record
+from crust.host import answers
 from crust.host.mounts import mount_api, mountinfo
 from crust.host.process import syscalls
 
@@ -53,7 +55,7 @@ class NotDeferred:
 def resolve_source(root: str, source: str) -> Resolved | NotDeferred:
     """Resolve the OCI mount source `source`, with the handoff directory at `root`.
 
-    Raises `GuardWithoutEntry`, the error of an unreadable entry, and `InvalidRequest` for an invalid source.
+    Raises `GuardWithoutEntry`, `NotSeen`, the error of an unreadable entry; `InvalidRequest` for an invalid source.
     """
     if "\0" in source:
         raise errors.InvalidRequest("the mount source cannot be used", why="it holds a NUL byte")
@@ -103,7 +105,7 @@ def _by_guard(entries: store.Store, source: str, real: str) -> Resolved | None:
 
 
 def _is_on(target: str, guard: mountinfo.Mount) -> bool:
-    try:
-        return os.stat(target).st_dev == os.makedev(guard.major, guard.minor)
-    except OSError:  # the entry's target is absent, so it does not hold this source
-        return False
+    """Whether the target, which may be absent, has the guard. Raises `NotSeen`."""
+    absent = (errno.ENOENT, errno.ENOTDIR)
+    number = answers.ask(f"the target {target}", lambda: os.stat(target).st_dev, absent=absent)
+    return answers.seen(number) == os.makedev(guard.major, guard.minor)

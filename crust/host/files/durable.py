@@ -120,10 +120,7 @@ def find(path: AnyPath, *, limit_bytes: int) -> bytes | None:
 
 @contextlib.contextmanager
 def opened(path: AnyPath, access: int) -> Iterator[int | None]:
-    """The descriptor of a file whose `content` can be read; None if it is absent.
-
-    Raises `UntrustedFile`, `UnreadableFile`.
-    """
+    """The descriptor of a file for `content`; None if it is absent. Raises `UntrustedFile`, `UnreadableFile`."""
     with syscalls.translating(f"cannot open {path}"):
         try:
             # O_NONBLOCK: opening a pipe that another user put there must not hang.
@@ -133,7 +130,7 @@ def opened(path: AnyPath, access: int) -> Iterator[int | None]:
         except OSError as err:
             if err.errno in (errno.ENODEV, errno.ENXIO):
                 raise UnreadableFile(str(path), syscalls.reason(err)) from err
-            if err.errno == errno.ELOOP:  # it is a symbolic link
+            if err.errno == errno.ELOOP:
                 raise UntrustedFile(str(path), syscalls.reason(err)) from err
             raise
     if fd < 0:

@@ -93,12 +93,12 @@ def at(target: str) -> Mount | None:
 def holding(path: str) -> Mount | None:
     """The mount that `path`, which has no links, lies on, or will lie on once it exists.
 
-    It asks the kernel for the mount's id, and compares paths if there is no such file. Raises `NotSeen`.
+    It asks the kernel for the mount's id, and compares paths if no file has the path. Raises `NotSeen`.
     """
     answer = answers.ask(
         f"the mount of {path}",
         lambda: syscalls.mount_at(path).mount_id,
-        absent=(errno.ENOENT, errno.ENOTDIR),
+        absent=(errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG),
     )
     mount_id = answers.seen(answer)
     return _listed_above(path) if mount_id is None else _of_id(mount_id)

@@ -14,7 +14,7 @@ initial PID namespace.
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from crust.core import errors
 from crust.host import answers
@@ -94,20 +94,13 @@ def in_namespace_of_host() -> bool:
     namespace = os.readlink("/proc/self/ns/mnt")
     if namespace == _INITIAL_MOUNT_NAMESPACE or not host_is_visible():
         return namespace == _INITIAL_MOUNT_NAMESPACE
-    init = answers.ask(
-        "the mount namespace of process 1", lambda: os.readlink("/proc/1/ns/mnt"), absent=_HIDDEN
-    )
-    return answers.seen(init) == namespace
+    return has_mounts_of(1, _HIDDEN)
 
 
-def has_mounts_of(pid: int) -> bool:
-    """Whether a process has the mount namespace of this one; False if it has ended. Raises `NotSeen`."""
-    theirs = answers.ask(
-        f"the mount namespace of process {pid}",
-        lambda: os.readlink(f"/proc/{pid}/ns/mnt"),
-        absent=hidden.ENDED,
-        needs="CAP_SYS_PTRACE",
-    )
+def has_mounts_of(pid: int, absent: Collection[int] = hidden.ENDED) -> bool:
+    """Whether a process has the mount namespace of this one; False for the errnos `absent`. Raises `NotSeen`."""
+    link = f"/proc/{pid}/ns/mnt"
+    theirs = answers.ask(link, lambda: os.readlink(link), absent=absent, needs="CAP_SYS_PTRACE")
     return answers.seen(theirs) == os.readlink("/proc/self/ns/mnt")
 
 
@@ -115,8 +108,7 @@ def _groups_of_host() -> frozenset[int]:
     """The peer groups of process 1 of the host; empty if the kernel hides it."""
     if not host_is_visible():
         return frozenset()
-    text = answers.ask(
-        "the mounts of process 1", lambda: syscalls.read_whole("/proc/1/mountinfo"), absent=_HIDDEN
-    )
-    mounts = mountinfo.parse(answers.seen(text) or b"")
+    path = "/proc/1/mountinfo"
+    text = answers.seen(answers.ask(path, lambda: syscalls.read_whole(path), absent=_HIDDEN))
+    mounts = mountinfo.parse(text or b"")
     return frozenset(mount.peer_group for mount in mounts if mount.peer_group)

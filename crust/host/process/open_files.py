@@ -9,14 +9,12 @@ namespace, and not where kernel.yama.ptrace_scope is 3.
 """
 
 import contextlib
-import errno
 import os
 from collections.abc import Generator, Iterator
 
 from crust.host import answers
-from crust.host.process import processes, syscalls
+from crust.host.process import hidden, processes, syscalls
 
-_ENDED = (errno.ENOENT, errno.ESRCH)
 _NEEDS = "CAP_SYS_PTRACE, and a /proc of its own PID namespace"
 
 
@@ -73,17 +71,15 @@ def watched(pid: int) -> set[int]:
                 targets |= {int(line.split()[1]) for line in lines if line.startswith(b"Pid:")}
         return targets
 
-    answer = answers.ask(f"what process {pid} watches", look, absent=_ENDED, needs=_NEEDS)
+    answer = answers.ask(f"what process {pid} watches", look, absent=hidden.ENDED, needs=_NEEDS)
     return answers.seen(answer) or set()
 
 
 def _lock(pid: int, path: str | os.PathLike[str]) -> answers.Answer[bool]:
-    return answers.ask(
-        f"the locks of process {pid}",
-        lambda: _locks(str(pid), path, os.stat(path)),
-        absent=_ENDED,
-        needs=_NEEDS,
-    )
+    def look() -> bool:
+        return _locks(str(pid), path, os.stat(path))
+
+    return answers.ask(f"the locks of process {pid}", look, absent=hidden.ENDED, needs=_NEEDS)
 
 
 def _locks(pid: str, path: str | os.PathLike[str], file: os.stat_result) -> bool:
