@@ -120,12 +120,12 @@ demo: root guest ## publish volumes to a microVM on this machine, step by step (
 cluster-demo: root guest ## three nodes with local pools of their own, and Ceph, on this machine (root)
 	$(PRIVATE) $(PY) -m examples.cluster
 
-test integration conformance e2e lies false-refusals: WITHIN = tests/in_memory.sh
+test integration conformance e2e lies kills false-refusals: WITHIN = tests/in_memory.sh
 test: REQUIRED = mount,loop,cgroups,vm,containerd,systemd,ember,csi-sanity,go-driver
 e2e: REQUIRED = mount,loop,vm,ember
 integration: REQUIRED = mount,loop,cgroups,containerd,systemd,ember,csi-sanity,go-driver
 conformance: REQUIRED = mount,loop,ember,csi-sanity
-lies false-refusals: REQUIRED = mount,loop
+lies kills false-refusals: REQUIRED = mount,loop
 
 .PHONY: test
 test: root guest third-party ## all tests, including their set-up (root)
@@ -154,6 +154,11 @@ conformance: root setup third-party ## crust's driver against its suite, alone a
 lies: export TESTS_LIES = all
 lies: root $(VENV)/.done ## each call by which a device is asked about, and at each step of a volume's life, fails once with each errno (root)
 	@$(PYTEST) $(SIDE_BY_SIDE) tests/integration/host/block/test_lies.py tests/integration/chain/test_lies.py
+
+.PHONY: kills
+kills: export TESTS_KILLS = all
+kills: root $(VENV)/.done ## two parts of a node die, in every order, after each step of a volume's life (root)
+	@$(PYTEST) $(SIDE_BY_SIDE) tests/integration/kata/test_deaths.py
 
 .PHONY: false-refusals
 false-refusals: export TESTS_LIVES = 10000

@@ -30,7 +30,8 @@ from tests.support import processes
 from tests.support.kata import sandbox
 from tests.support.records.records import HANDLER, MOUNT, a_record
 
-ONE, TWO = "sandbox-0001", "sandbox-0002"
+ONE, TWO = (f"sandbox-{os.getpid()}-{number}" for number in (1, 2))
+"""Shims are found by them, also those of the tests in another worker."""
 FIT = "[hypervisor.clh]\ndisable_block_device_use = false\n"
 
 
@@ -112,10 +113,12 @@ def made_node() -> Iterator[KataNode]:
     configuration.write_text(FIT)
     entries = entry.KataEntries(f"{directory}/direct-volumes")
     entries.open()
-    yield KataNode(directory, store, entries, configuration)
-    for target in (directory / "kubelet").glob("*/mount"):
-        mount_api.unmount(str(target))
-    shutil.rmtree(directory)
+    try:
+        yield KataNode(directory, store, entries, configuration)
+    finally:
+        for target in (directory / "kubelet").glob("*/mount"):
+            mount_api.unmount(str(target))
+        shutil.rmtree(directory)
 
 
 @pytest.fixture
@@ -143,8 +146,10 @@ def two(node: KataNode) -> Iterator[sandbox.StandInSandbox]:
 def running(node: KataNode, id_: str) -> Iterator[sandbox.StandInSandbox]:
     """A sandbox; after it, its keeper has ended too."""
     with sandbox.running(node.sandboxes, id_) as made:
-        yield made
-        end(node, made)
+        try:
+            yield made
+        finally:
+            end(node, made)
 
 
 @contextmanager
@@ -152,8 +157,10 @@ def running_rust(node: KataNode, id_: str) -> Iterator[sandbox.StandInRustSandbo
     """The same of runtime-rs."""
     directory = node.directory
     with sandbox.running_rust(directory / "rs", directory / "shares", id_) as made:
-        yield made
-        end(node, made)
+        try:
+            yield made
+        finally:
+            end(node, made)
 
 
 def keeper_pids(node: KataNode, sandbox_id: str) -> tuple[int, ...]:

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PROGRAM = """
-import os, socket, sys
+import os, sys
 devices = {}
 if sys.argv[1] == "--api-socket":
+    import socket
     api = socket.socket(socket.AF_UNIX)
     api.bind(sys.argv[2])
     api.listen()
@@ -154,7 +155,7 @@ def running_rust(root: Path, shares: Path, id_: str) -> Iterator[StandInRustSand
 
 @contextmanager
 def _machine(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    program = [sys.executable, "-c", _PROGRAM, *arguments]
+    program = [sys.executable, "-IS", "-c", _PROGRAM, *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(program, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None
