@@ -8,6 +8,7 @@ calls; its open is.
 import errno
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -117,8 +118,18 @@ class _Kernel:
             about = about.fileno()
         if isinstance(about, int):
             return self.paths.get(about)
-        path = os.fsdecode(about)
+        path = _of_held(os.fsdecode(about))
         return path if self.concerns.has(path) else None
+
+
+_HELD = re.compile(r"(/proc/self/fd/\d+)(/.*)")
+_readlink = os.readlink
+
+
+def _of_held(path: str) -> str:
+    """The path as people know it: one below a held directory names the directory's descriptor."""
+    held = _HELD.fullmatch(path)
+    return path if held is None else os.path.normpath(_readlink(held[1]) + held[2])
 
 
 @contextmanager
