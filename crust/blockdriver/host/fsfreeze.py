@@ -16,8 +16,8 @@ from crust.core import errors
 from crust.host.mounts import mount_api
 from crust.host.process import syscalls
 
-_FIFREEZE = 0xC0045877
-_FITHAW = 0xC0045878
+FIFREEZE = 0xC0045877
+FITHAW = 0xC0045878
 
 
 class Freeze:
@@ -32,7 +32,7 @@ class Freeze:
         with syscalls.translating(f"cannot freeze {mountpoint}"):
             self._fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)
             try:
-                fcntl.ioctl(self._fd, _FIFREEZE, 0)
+                fcntl.ioctl(self._fd, FIFREEZE, 0)
             except OSError as err:
                 os.close(self._fd)
                 if err.errno == errno.EBUSY:
@@ -75,7 +75,7 @@ def thaw_unmounted(device: str, fs_type: str) -> None:
 def _thaw(root: int) -> bool:
     """Whether it was frozen."""
     try:
-        fcntl.ioctl(root, _FITHAW, 0)
+        fcntl.ioctl(root, FITHAW, 0)
     except OSError as err:
         if err.errno != errno.EINVAL:
             raise

@@ -16,6 +16,8 @@ once more, because a runtime may open devices without a hold.
 program has thawed before (`host_freeze`).
 
 A freeze outlives the process that made it, so a restarted driver thaws at once, on this host before everything else.
+A thaw on this host that fails is repeated while the driver runs, and before the next freeze: the kernel does not say
+who has frozen a filesystem, and the intent does.
 
 A point-in-time copy of a volume needs this (`plan`):
 
@@ -33,6 +35,7 @@ a group it checks the device for writes (`snapshot_sets`).
 
 import asyncio
 import functools
+import itertools
 import logging
 import math
 import os
@@ -163,7 +166,8 @@ class Freezer:
         self._access = access
         self._guests = guests
         self._limit_s = limit_s
-        self._left: dict[volumes.VolumeId, volumes.TargetPath] = {}
+        self._left: dict[volumes.VolumeId, Intent] = {}
+        """The intents whose thaw has to be repeated."""
         self._trying: set[volumes.VolumeId] = set()
         self._more = asyncio.Event()
 
@@ -172,7 +176,8 @@ class Freezer:
         """Keep all of `members` frozen while the block runs.
 
         Raises `ThawedEarly` or FrozenTooLong afterwards if they were not: then the copy is invalid. Before the block
-        begins it raises NoRuntimeSocket, `SandboxStarting`, AlreadyFrozen and the errors of `Guests.freeze`.
+        begins it raises NoRuntimeSocket, `SandboxStarting`, AlreadyFrozen and the errors of `Guests.freeze`; before
+        and after it StillFrozen.
         """
         if any(isinstance(member, InGuest) for member in members):
             self._guests.check_reachable()  # before a guest counts as frozen, and has to be thawed
@@ -182,6 +187,9 @@ class Freezer:
             freezes = holds.enter_context(HostFreezes(self._limit_s))
             try:
                 for member in members:
+                    await workers.run(
+                        host_freeze.settle, self._intents, member.volume_id, self._access
+                    )
                     frozen.append(member)  # also if the outcome is unknown
                     if not await self._freeze(member, freezes):
                         frozen.pop()
@@ -219,16 +227,26 @@ class Freezer:
         extra: dict[str, object] = {"volume_id": member.volume_id}
         try:
             if isinstance(member, OnHost):
-                await workers.run(freezes.thaw, member)
-                problem = freezes.problem(member)
+                problem = await self._thaw_on_host(member, freezes)
             else:
                 problem = await self._thaw_guest(member)
             if member.volume_id not in self._left:
                 await workers.run(self._intents.forget, member.volume_id)
         except errors.CrustError as err:
-            _log.error("a filesystem cannot be thawed", extra={**extra, "error": err})
+            _log.error("a freeze intent cannot be removed", extra={**extra, "error": err})
             return err
         return problem
+
+    async def _thaw_on_host(self, member: OnHost, freezes: HostFreezes) -> errors.CrustError | None:
+        """Thaw on this host. If that fails, `keep_recovering` repeats it."""
+        try:
+            await workers.run(freezes.thaw, member)
+        except errors.CrustError as err:
+            extra = {"volume_id": member.volume_id, "error": err}
+            _log.error("a filesystem stays frozen", extra=extra)
+            self._leave(member)
+            return err
+        return freezes.problem(member)
 
     async def _thaw_guest(self, member: InGuest) -> errors.CrustError | None:
         """Thaw in a guest. If it cannot be reached, `keep_recovering` thaws it."""
@@ -239,9 +257,12 @@ class Freezer:
             extra = {"volume_id": member.volume_id, "error": err}
             _log.error("a guest cannot be thawed", extra=extra)
             if isinstance(err, errors.PeerUnavailable):
-                self._left[member.volume_id] = member.target
-                self._more.set()
+                self._leave(member)
         return ThawedEarly(member.volume_id, "its guest thawed before the copy ended")
+
+    def _leave(self, member: Member) -> None:
+        self._left[member.volume_id] = _intent(member)
+        self._more.set()
 
     async def _woken(self, member: InGuest, freezes: HostFreezes) -> ThawedEarly | None:
         """The error if a guest has the volume now and had not before: its copy is invalid."""
@@ -253,28 +274,32 @@ class Freezer:
     def thaw_mounted(self) -> None:
         """Thaw mounted filesystems that a killed driver left frozen, before a later step of the start can fail."""
         for intent in self._intents.open():
-            if not intent.target and host_freeze.thaw(intent):
-                self._intents.forget(intent.volume_id)
+            if not intent.target:
+                self._thaw_at_start(intent)
 
     def open(self) -> None:
-        """Thaw filesystems that only the open engine finds; note frozen guests for `recover`."""
+        """Thaw filesystems that only the open engine finds; note the rest for `recover`: guests, and what failed."""
         for intent in self._intents.open():
+            self._left[intent.volume_id] = intent
             if not intent.target:
-                if host_freeze.thaw(intent, self._access):
-                    self._intents.forget(intent.volume_id)
-                continue
-            try:
-                self._left[intent.volume_id] = volumes.TargetPath.parse(intent.target)
-            except errors.InvalidRequest:
+                self._thaw_at_start(intent, self._access)
+
+    def _thaw_at_start(self, intent: Intent, access: NodeAccess | None = None) -> None:
+        extra: dict[str, object] = {"volume_id": intent.volume_id}
+        try:
+            if host_freeze.thaw(intent, access):
                 self._intents.forget(intent.volume_id)
+                self._left.pop(intent.volume_id, None)
+        except errors.CrustError as err:
+            _log.error("a filesystem stays frozen", extra={**extra, "error": err})
 
     async def recover(self) -> None:
-        """Thaw the guests of left intents, or wait until they have thawed by themselves."""
+        """Thaw what is left, or wait until a guest has thawed by itself."""
         async with asyncio.TaskGroup() as group:
             self._begin_to_recover(group)
 
     async def keep_recovering(self) -> None:
-        """`recover`, now and whenever a thaw did not reach its guest, until cancelled."""
+        """`recover`, now and whenever a thaw failed or did not reach its guest, until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 self._more.clear()
@@ -294,24 +319,33 @@ class Freezer:
 
     async def _recover(self, volume_id: volumes.VolumeId) -> None:
         extra: dict[str, object] = {"volume_id": volume_id}
-        for _ in range(math.ceil(self._limit_s / _PAUSE_S)):
-            target = self._left.get(volume_id)
-            if target is None:  # frozen again, by a copy that thaws it
+        for number in itertools.count(1):
+            intent = self._left.get(volume_id)
+            if intent is None:  # frozen again, by a copy that thaws it
                 return
             try:
-                if await self._guests.thaw(target):
-                    _log.warning("thawed a guest that was left frozen", extra=extra)
+                await self._thaw_left(intent)
+                break
             except errors.PeerUnavailable:
+                # a guest has thawed by itself then, a filesystem of this host never does
+                if intent.target and number * _PAUSE_S >= self._limit_s:
+                    break
                 await asyncio.sleep(_PAUSE_S)
-                continue
             except errors.CrustError as err:
                 _log.warning("a guest is not thawed yet", extra={**extra, "error": err})
-            break
+                break
         if self._left.pop(volume_id, None) is not None:
             try:
                 await workers.run(self._intents.forget, volume_id)
             except errors.CrustError as err:  # the next start thaws once more, without harm
                 _log.warning("a freeze intent cannot be removed", extra={**extra, "error": err})
+
+    async def _thaw_left(self, intent: Intent) -> None:
+        if not intent.target:
+            await workers.run(host_freeze.thaw, intent, self._access)
+        elif await self._guests.thaw(volumes.TargetPath.parse(intent.target)):
+            extra = {"volume_id": intent.volume_id}
+            _log.warning("thawed a guest that was left frozen", extra=extra)
 
 
 def _intent(member: Member) -> Intent:

@@ -81,22 +81,28 @@ class Intents:
         """Remove an intent, after the thaw; absent is a success."""
         durable.remove(self._path(volume_id), survives_power_cut=False)
 
-    def _read(self, volume_id: volumes.VolumeId) -> Intent | None:
-        try:
-            data = durable.read(self._path(volume_id), limit_bytes=_LIMIT_BYTES)
-            boot_id, _, subject = data.decode("utf-8", "replace").removesuffix("\n").partition(" ")
-            if boot_id != syscalls.boot_id():
-                self.forget(volume_id)
-                return None
-        except (durable.UnreadableFile, durable.UntrustedFile) as err:  # no driver wrote it
-            _log.error(
-                "a freeze intent cannot be read", extra={"volume_id": volume_id, "error": err}
-            )
+    def find(self, volume_id: volumes.VolumeId) -> Intent | None:
+        """The intent of a volume whose thaw is not confirmed; None if there is none of this boot."""
+        data = durable.find(self._path(volume_id), limit_bytes=_LIMIT_BYTES)
+        if data is None:
+            return None
+        boot_id, _, subject = data.decode("utf-8", "replace").removesuffix("\n").partition(" ")
+        if boot_id != syscalls.boot_id():
+            self.forget(volume_id)
             return None
         subject = subject.partition("\0")[0]
         if subject.startswith(_GUEST):
             return Intent(volume_id, target=subject.removeprefix(_GUEST))
         return Intent(volume_id, identity=subject)
+
+    def _read(self, volume_id: volumes.VolumeId) -> Intent | None:
+        try:
+            return self.find(volume_id)
+        except (durable.UnreadableFile, durable.UntrustedFile) as err:  # no driver wrote it
+            _log.error(
+                "a freeze intent cannot be read", extra={"volume_id": volume_id, "error": err}
+            )
+            return None
 
     def _path(self, volume_id: volumes.VolumeId) -> str:
         return os.path.join(self._directory, volume_id)
@@ -121,6 +127,17 @@ class ThawedEarly(errors.PeerUnavailable):
             hint="retry; if it persists: a guest thaws early when the node is loaded, see the runtime's log; on this "
             "host nothing else may thaw the filesystem, as a hook of a backup may",
         )
+
+
+def _still_frozen(volume_id: volumes.VolumeId, cause: errors.CrustError) -> errors.CrustError:
+    error = errors.PeerUnavailable.named(
+        "StillFrozen",
+        f"{volume_id} is not copied",
+        why=f"its filesystem is frozen by this or an earlier copy, and the thaw failed: {cause}",
+        hint="the driver repeats the thaw, and so does the next copy; if it stays so, see the kernel log",
+    )
+    error.__cause__ = cause
+    return error
 
 
 class HostFreezes:
@@ -156,7 +173,7 @@ class HostFreezes:
                 self._thaw(member.volume_id)
 
     def thaw(self, member: OnHost) -> None:
-        """Thaw it, if it is frozen; raises the error of the thaw, of the timer's too."""
+        """Thaw it, if it is frozen; raises StillFrozen, also after a thaw of the timer that failed."""
         with self._guard:
             self._thaw(member.volume_id)
         if member.volume_id in self._failed:
@@ -197,21 +214,29 @@ class HostFreezes:
             if freeze is not None and not freeze.thaw():
                 self._thawed_early.add(volume_id)
         except errors.CrustError as err:
-            self._failed[volume_id] = err
+            self._failed[volume_id] = _still_frozen(volume_id, err)
 
 
 def thaw(intent: Intent, access: NodeAccess | None = None) -> bool:
-    """Thaw the filesystem of an intent that a killed driver left; returns whether nothing is left to thaw.
+    """Thaw the filesystem of an intent that stands; returns whether nothing is left to thaw.
 
     Without the engine's `access` only a mounted filesystem; with it also an unmounted or covered one: a frozen
-    filesystem stays alive without a path. An error is in the log, and the intent stays for the next start.
+    filesystem stays alive without a path. Raises StillFrozen.
     """
-    is_thawed = False
     try:
-        is_thawed = _thaw_mounted(intent) if access is None else _thaw_unmounted(intent, access)
+        return _thaw_mounted(intent) or (access is not None and _thaw_unmounted(intent, access))
     except errors.CrustError as err:
-        _log.error("a filesystem stays frozen", extra={"volume_id": intent.volume_id, "error": err})
-    return is_thawed
+        raise _still_frozen(intent.volume_id, err) from err
+
+
+def settle(intents: Intents, volume_id: volumes.VolumeId, access: NodeAccess) -> None:
+    """Before a freeze: thaw what an earlier one has left frozen, so that no other program did. Raises StillFrozen."""
+    try:
+        intent = intents.find(volume_id)
+    except errors.CrustError as err:
+        raise _still_frozen(volume_id, err) from err
+    if intent is not None and not intent.target:
+        thaw(intent, access)
 
 
 def _thaw_mounted(intent: Intent) -> bool:

@@ -1,25 +1,31 @@
 """What a snapshot froze is thawed, whoever died, and by when; what it left is discarded."""
 
 import asyncio
+import errno
 import fcntl
 import os
 import struct
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.files.provisioning import FileTaking
 from crust.blockdriver.host import fsfreeze
+from crust.core import errors
 from crust.host.block import devices, holders
 from crust.host.mounts import mountinfo
 from crust.host.process import syscalls
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, Mode, caller, is_there, mount
-from tests.support.frozen import is_frozen
+from tests.support.faults import syncs
+from tests.support.frozen import freeze, is_frozen
 from tests.support.raised import raised
 from tests.support.records import pool_layout
-from tests.support.records.copies import in_use, left_frozen, unmount_lazily, up, write
+from tests.support.records.copies import in_use, left_frozen, made_of, unmount_lazily, up, write
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
@@ -94,6 +100,82 @@ async def test_copy_of_a_filesystem_that_another_program_thaws_is_discarded(
     assert copying.driver.stores.snapshot_sets.ids() == ()
     assert not pool_layout.snapshot_images(copying.root / "state")
     assert not [*(copying.root / "run" / "freezes").iterdir()]
+    await copying.co.snapshot(source)
+
+
+@contextmanager
+def failing_thaws(number: int) -> Iterator[None]:
+    """So many thaws fail, as the kernel's writing of a superblock does, and all others are real."""
+    left = iter(range(number))
+
+    def before(_: str, arguments: tuple[Any, ...]) -> None:
+        if arguments[1] == fsfreeze.FITHAW and next(left, None) is not None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with syncs.watched(("fcntl.ioctl",), before=before):
+        yield
+
+
+def intents(bench: Bench) -> list[str]:
+    return os.listdir(bench.root / "run" / "freezes")
+
+
+async def test_copy_after_a_failed_thaw_thaws_first(copying: Bench) -> None:
+    """No other program has frozen the filesystem: the driver says so, and its next copy finds its own freeze."""
+    source, target = await in_use(copying, "source")
+    for number in (1, 2):
+        with failing_thaws(number), raised("StillFrozen", errors.PeerUnavailable, match="EIO"):
+            await copying.co.snapshot(source)
+        assert (is_frozen(target), intents(copying)) == (True, [source])
+        assert copying.driver.stores.snapshot_sets.ids() == ()
+    await copying.co.snapshot(source)
+    assert (is_frozen(target), intents(copying)) == (False, [])
+    await made_of(copying, "clone", volume_id=source)
+    assert (is_frozen(target), intents(copying)) == (False, [])
+
+
+@pytest.mark.parametrize("is_mounted", [True, False], ids=["mounted", "unmounted"])
+async def test_failed_thaw_is_repeated_while_driver_runs(
+    copying: Bench, *, is_mounted: bool
+) -> None:
+    source, target = await in_use(copying, "source")
+    freezer = copying.driver.controller.snapshots.freezer
+    with failing_thaws(3):
+        with raised("StillFrozen"):
+            await copying.co.snapshot(source)
+        if not is_mounted:
+            await copying.unpublish(source, target)
+        repeating = asyncio.create_task(freezer.keep_recovering())
+        while intents(copying):  # noqa: ASYNC110 - of a thread
+            await asyncio.sleep(0)
+        repeating.cancel()
+    if is_mounted:
+        assert not is_frozen(target)
+        await copying.unpublish(source, target)
+    await copying.unstage(source)
+
+
+async def test_failed_thaw_at_start_is_repeated_while_driver_runs(copying: Bench) -> None:
+    source, target = await in_use(copying, "source")
+    left_frozen(copying, source, target)
+    with failing_thaws(3):
+        await asyncio.to_thread(copying.restart)
+        assert is_frozen(target)
+        await copying.driver.controller.snapshots.freezer.recover()
+    assert (is_frozen(target), intents(copying)) == (False, [])
+
+
+async def test_freeze_of_another_program_is_never_thawed(copying: Bench) -> None:
+    source, target = await in_use(copying, "source")
+    freeze(target)
+    for _ in range(2):
+        with raised("AlreadyFrozen"):
+            await copying.co.snapshot(source)
+        with raised("AlreadyFrozen"):
+            await made_of(copying, "clone", volume_id=source)
+    await asyncio.to_thread(copying.restart)
+    assert is_frozen(target)
+    fsfreeze.thaw(target)
     await copying.co.snapshot(source)
 
 

@@ -207,7 +207,7 @@ async def test_recovery_does_not_thaw_a_new_freeze(node: Node) -> None:
     assert node.noted() == []
 
 
-def test_intents_of_another_boot_and_invalid_ones_are_ignored(node: Node) -> None:
+async def test_intents_of_another_boot_and_invalid_ones_are_ignored(node: Node) -> None:
     folder = node.root / "freezes"
     for name, text in (("vol-1", "another-boot guest:/pods/one/mount\n"), ("vol-2", "\n")):
         (folder / name).write_text(text)
@@ -216,4 +216,5 @@ def test_intents_of_another_boot_and_invalid_ones_are_ignored(node: Node) -> Non
     assert node.noted() == []
     node.intents.note(Intent(ONE.volume_id, target="relative"))
     node.restart()
+    await node.freezer.recover()
     assert node.noted() == []

@@ -74,7 +74,7 @@ def test_intent_not_seen_is_an_error_after_the_others(tmp_path: Path) -> None:
 async def test_intent_stays_when_the_timers_thaw_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The filesystem stays frozen: only the intent says so to the next start."""
+    """The filesystem stays frozen: only the intent says so to the next freeze, and to the next start."""
     failed = threading.Event()
 
     def thaw() -> bool:
@@ -85,7 +85,7 @@ async def test_intent_stays_when_the_timers_thaw_fails(
     intents = Intents(str(tmp_path))
     assert [*intents.open()] == []
     freezer = Freezer(intents, MemoryBackend(), Guests(), limit_s=0.01)
-    with pytest.raises(errors.RuntimeFailed, match="cannot thaw"):
+    with raised("StillFrozen", errors.PeerUnavailable, match="cannot thaw"):
         async with freezer.frozen([MOUNTED]):
             assert await asyncio.to_thread(failed.wait, 20)
     assert [path.name for path in (tmp_path / "freezes").iterdir()] == ["vol-1"]
