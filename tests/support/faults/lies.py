@@ -52,6 +52,25 @@ CALLS = (
 )
 """The calls that ask, as crust's packages and the standard library call them."""
 
+CHANGES = (
+    "write",
+    "pwrite",
+    "fsync",
+    "fdatasync",
+    "lseek",
+    "ftruncate",
+    "posix_fallocate",
+    "copy_file_range",
+    "rename",
+    "link",
+    "unlink",
+    "mkdir",
+    "rmdir",
+    "chmod",
+    "fchmod",
+)
+"""The calls that change files and make them durable, and the one that finds their data."""
+
 
 @dataclass(frozen=True, slots=True)
 class Concerns:
@@ -133,10 +152,12 @@ def _of_held(path: str) -> str:
 
 
 @contextmanager
-def failing(concerns: Concerns, failure: Failure) -> Iterator[Callable[[], int]]:
-    """This call fails while the block runs, once; yields a counter of the calls so far."""
+def failing(
+    concerns: Concerns, failure: Failure, *, calls: Sequence[str] = CALLS
+) -> Iterator[Callable[[], int]]:
+    """This call of `calls` fails while the block runs, once; yields a counter of the calls so far."""
     kernel = _Kernel(concerns, failure)
-    with syncs.watched(CALLS, before=kernel.before, after=kernel.after):
+    with syncs.watched(calls, before=kernel.before, after=kernel.after):
         yield lambda: kernel.count
 
 

@@ -1,0 +1,53 @@
+"""A step of a volume's life, while each call fails once by which a node's parts, in this process, ask the kernel."""
+
+import itertools
+import os
+import threading
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from tests.support.faults import lies
+from tests.support.faults.lies import Concerns, Failure
+from tests.support.nodes.volume_life import Life, Refused, Step, refused
+
+
+@dataclass(frozen=True, slots=True)
+class OfNode(Concerns):
+    """The files of a node, loop devices, mounts and processes."""
+
+    def has(self, path: str) -> bool:
+        """See `Concerns`. A call of the test itself, in its main thread, never fails."""
+        if threading.current_thread() is threading.main_thread():
+            return False
+        return path.startswith(_DEVICES) or Concerns.has(self, path)
+
+
+_DEVICES = (
+    "/dev/loop",
+    "/sys/block/loop",
+    "/sys/class/block/loop",
+    "/sys/devices/virtual/block/loop",
+    "/sys/dev/block/",
+)
+_LISTS = frozenset(
+    {"/proc", "/proc/partitions", "/proc/self/mountinfo", "/proc/self/ns/mnt", "/sys/block"}
+)
+
+
+async def lied(
+    life: Life, step: Step, pid: int, *, first: int, calls: Sequence[str] = lies.CALLS
+) -> AsyncIterator[tuple[Failure, Refused | None]]:
+    """Take the step with each failure of `calls`; after each the caller has it repeated.
+
+    `pid` is a process that it concerns. The errnos begin with the `first`, so that the steps get all of them.
+    """
+    errnos = lies.all_errnos if os.environ.get("TESTS_LIES") == "all" else lies.in_turn(first)
+    concerns = OfNode(_LISTS, (life.node.places.root, f"/proc/{pid}"))
+    for number in itertools.count():
+        for each in errnos(number):
+            failure = Failure(number, each)
+            with lies.failing(concerns, failure, calls=calls):
+                refusal = await refused(step, life)
+            if not failure.call:
+                return
+            yield failure, refusal
