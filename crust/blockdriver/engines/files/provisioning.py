@@ -356,6 +356,8 @@ class FileProvisioning:
         """Raise PoolFull if the block finds no space."""
         try:
             yield
+        except syscalls.ProcessOutOfResources:  # it says nothing about the pool
+            raise
         except errors.Exhausted as err:
             available_bytes = sparse.space(self._pool).available_bytes
             raise errors.Exhausted.named(

@@ -16,9 +16,11 @@ from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import Image
 from crust.core import volumes
 from crust.host.answers import NotSeen
+from crust.host.process import syscalls
 from tests.support.drivers.block_driver import MIB
 from tests.support.faults import lies
 from tests.support.faults.syncs import recorded
+from tests.support.raised import raised
 from tests.support.records import pool_layout
 from tests.support.records.volume_directories import IDS, RECORDS, VOLUME, directories
 
@@ -184,3 +186,12 @@ def test_size_of_image_that_cannot_be_seen_is_not_zero(
     assert pool.image_bytes(VOLUME) == 0
     image.mkdir()
     assert pool.image_bytes(VOLUME) == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "name"), [(errno.ENOSPC, "PoolFull"), (errno.EMFILE, "ProcessOutOfResources")]
+)
+def test_pool_is_full_only_without_space(tmp_path: Path, code: int, name: str) -> None:
+    pool = provisioning(tmp_path, tmp_path / "device")
+    with raised(name), pool.naming_full_pool(VOLUME), syscalls.translating("cannot write"):
+        raise OSError(code, os.strerror(code))
