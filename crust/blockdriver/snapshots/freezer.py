@@ -219,23 +219,27 @@ class Freezer:
         except errors.NotFound:
             is_frozen = False  # never published, or unpublished since
         if not is_frozen:
-            await workers.run(self._intents.forget, member.volume_id)
+            await self._forget(member)
         return is_frozen
 
     async def _thaw(self, member: Member, freezes: HostFreezes) -> errors.CrustError | None:
         """Thaw the filesystem; returns the error if its copy is invalid. Raises nothing: others follow."""
-        extra: dict[str, object] = {"volume_id": member.volume_id}
-        try:
-            if isinstance(member, OnHost):
-                problem = await self._thaw_on_host(member, freezes)
-            else:
-                problem = await self._thaw_guest(member)
-            if member.volume_id not in self._left:
-                await workers.run(self._intents.forget, member.volume_id)
-        except errors.CrustError as err:
-            _log.error("a freeze intent cannot be removed", extra={**extra, "error": err})
-            return err
+        if isinstance(member, OnHost):
+            problem = await self._thaw_on_host(member, freezes)
+        else:
+            problem = await self._thaw_guest(member)
+        if member.volume_id not in self._left:
+            await self._forget(member)
         return problem
+
+    async def _forget(self, member: Member) -> None:
+        """Remove the intent. If that fails, `keep_recovering` thaws once more, without harm, and removes it."""
+        try:
+            await workers.run(self._intents.forget, member.volume_id)
+        except errors.CrustError as err:
+            extra = {"volume_id": member.volume_id, "error": err}
+            _log.warning("a freeze intent cannot be removed", extra=extra)
+            self._leave(member)
 
     async def _thaw_on_host(self, member: OnHost, freezes: HostFreezes) -> errors.CrustError | None:
         """Thaw on this host. If that fails, `keep_recovering` repeats it."""
@@ -264,12 +268,17 @@ class Freezer:
         self._left[member.volume_id] = _intent(member)
         self._more.set()
 
-    async def _woken(self, member: InGuest, freezes: HostFreezes) -> ThawedEarly | None:
+    async def _woken(self, member: InGuest, freezes: HostFreezes) -> errors.CrustError | None:
         """The error if a guest has the volume now and had not before: its copy is invalid."""
-        if not await self._freeze(member, freezes):
-            return None
+        problem: errors.CrustError
+        problem = ThawedEarly(member.volume_id, "a sandbox began to use it during the copy")
+        try:
+            if not await self._freeze(member, freezes):
+                return None
+        except errors.CrustError as err:  # the outcome is unknown
+            problem = err
         await self._thaw(member, freezes)
-        return ThawedEarly(member.volume_id, "a sandbox began to use it during the copy")
+        return problem
 
     def thaw_mounted(self) -> None:
         """Thaw mounted filesystems that a killed driver left frozen, before a later step of the start can fail."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -123,6 +124,22 @@ async def test_freeze_without_a_sandbox_fails_only_if_one_starts(node: Node) -> 
     assert node.noted() == []
 
 
+async def test_sandbox_that_began_is_thawed_whatever_its_freeze_answers(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guest, freeze = node.guests.add(ONE.target.text, running=False), node.guests.freeze
+
+    async def unanswered(target: volumes.TargetPath, thaw_after_s: int) -> bool:
+        await freeze(target, thaw_after_s)
+        raise errors.RuntimeFailed("the answer is lost")
+
+    with pytest.raises(errors.RuntimeFailed, match="lost"):
+        async with node.freezer.frozen([ONE]):
+            guest.running = True
+            monkeypatch.setattr(node.guests, "freeze", unanswered)
+    assert (guest.frozen, node.noted()) == (False, [])
+
+
 async def test_freeze_without_a_runtime_socket_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -188,6 +205,21 @@ async def test_thaw_that_does_not_reach_the_guest_is_retried(
         assert not guest.frozen
     recovering.cancel()
     await asyncio.wait([recovering])
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+async def test_copy_whose_intent_cannot_be_removed_counts(
+    node: Node, monkeypatch: pytest.MonkeyPatch, *, is_running: bool
+) -> None:
+    """The filesystem is thawed: the driver removes the intent later."""
+    guest = node.guests.add(ONE.target.text, running=is_running)
+    with monkeypatch.context() as patched:
+        patched.setattr(Intents, "forget", Mock(side_effect=errors.RuntimeFailed("EIO")))
+        async with node.freezer.frozen([ONE]):
+            pass
+    assert (guest.frozen, node.noted()) == (False, ["vol-1"])
+    await node.freezer.recover()
+    assert node.noted() == []
 
 
 @pytest.mark.parametrize("error", [errors.NotFound("not deferred"), errors.NotReady("no")])
