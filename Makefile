@@ -153,7 +153,7 @@ conformance: root setup third-party ## crust's driver against its suite, alone a
 .PHONY: lies
 lies: export TESTS_LIES = all
 lies: root $(VENV)/.done ## each call by which a device is asked about, and at each step of a volume's life, fails once with each errno (root)
-	@$(PYTEST) $(SIDE_BY_SIDE) tests/integration/host/block/test_lies.py tests/integration/chain/test_lies.py
+	@$(PYTEST) $(SIDE_BY_SIDE) tests/integration/host/block/test_lies.py tests/integration/chain/test_*lies.py
 
 .PHONY: kills
 kills: export TESTS_KILLS = all

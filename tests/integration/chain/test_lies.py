@@ -42,12 +42,12 @@ async def life(places: Places) -> AsyncIterator[Life]:
         yield Life(node, volume_id, places.target("one"))
 
 
-def first(step: Step) -> int:
+def first(step: Step[Life]) -> int:
     return [*STEPS.values()].index(step)
 
 
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
-async def test_failed_call_at_a_step_is_no_answer(step: Step, life: Life) -> None:
+async def test_failed_call_at_a_step_is_no_answer(step: Step[Life], life: Life) -> None:
     wrong = await wrong_answers(step, life, lied(life, step, os.getpid(), first=first(step)))
     await life.node.restart("node")  # it removes what a failed removal has left
     assert wrong == []
@@ -57,7 +57,7 @@ async def test_failed_call_at_a_step_is_no_answer(step: Step, life: Life) -> Non
     "step", [pytest.param(step, id=id_) for id_, step in STEPS.items() if step.gives_away]
 )
 async def test_failed_call_at_a_step_hides_no_writer(
-    step: Step, life: Life, monkeypatch: pytest.MonkeyPatch
+    step: Step[Life], life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(users, "_PAUSES_S", (0.0,))  # this writer does not leave
     for act in step.before:

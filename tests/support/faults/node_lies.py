@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tests.support.faults import lies
 from tests.support.faults.lies import Concerns, Failure
-from tests.support.nodes.volume_life import Life, Refused, Step, refused
+from tests.support.nodes.volume_life import LifeT, Refused, Step, refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ _LISTS = frozenset(
 
 
 async def lied(
-    life: Life, step: Step, pid: int, *, first: int, calls: Sequence[str] = lies.CALLS
+    life: LifeT, step: Step[LifeT], pid: int, *, first: int, calls: Sequence[str] = lies.CALLS
 ) -> AsyncIterator[tuple[Failure, Refused | None]]:
     """Take the step with each failure of `calls`; after each the caller has it repeated.
 

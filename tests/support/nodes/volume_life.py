@@ -4,10 +4,11 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import grpc.aio
 
@@ -125,25 +126,26 @@ class Life:
         ]
 
 
-Act = Callable[[Life], Awaitable[None]]
+LifeT = TypeVar("LifeT", bound=Life)
+Act = Callable[[LifeT], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(Generic[LifeT]):
     """An RPC; `before` leads to it from a volume that is not staged, `after` back to where it began."""
 
-    act: Act
-    before: tuple[Act, ...] = ()
-    after: tuple[Act, ...] = ()
-    is_done: Callable[[Life], bool] = lambda _: True
+    act: Act[LifeT]
+    before: tuple[Act[LifeT], ...] = ()
+    after: tuple[Act[LifeT], ...] = ()
+    is_done: Callable[[LifeT], bool] = lambda _: True
     """What its OK promises."""
-    left: Callable[[Life], Sequence[object]] = lambda _: ()
+    left: Callable[[LifeT], Sequence[object]] = lambda _: ()
     """What is left of it. A CO forgets the volume after a final code, where this may hold something."""
     gives_away: bool = False
     """It gives the device to another kernel, or away: never beside a writer."""
 
 
-STEPS = {
+STEPS: Mapping[str, Step[Life]] = {
     "stage": Step(
         Life.stage,
         after=(Life.unstage,),
@@ -217,10 +219,11 @@ Refused = grpc.aio.AioRpcError | errors.CrustError
 NOT_FINAL = (grpc.StatusCode.ABORTED, grpc.StatusCode.UNAVAILABLE)
 
 
-async def refused(step: Step, life: Life) -> Refused | None:
+async def refused(step: Step[LifeT], life: LifeT) -> Refused | None:
     """The refusal of the step, once no earlier call of it runs any more."""
     try:
-        await repeated(lambda: step.act(life), grpc.StatusCode.ABORTED)
+        # the watch of the pool may have met the failure, and looks again within a second
+        await repeated(lambda: step.act(life), grpc.StatusCode.ABORTED, while_named="PoolNotOpened")
     except (grpc.aio.AioRpcError, errors.CrustError) as refused:
         return refused
     return None
@@ -249,7 +252,7 @@ def text_of(refused: Refused) -> str:
 
 
 async def wrong_answers(
-    step: Step, life: Life, lied: AsyncIterator[tuple[object, Refused | None]]
+    step: Step[LifeT], life: LifeT, lied: AsyncIterator[tuple[object, Refused | None]]
 ) -> list[str]:
     """What is wrong with the answers of a step that is taken with each lie of `lied`, and again without it."""
     for act in step.before:

@@ -130,13 +130,14 @@ async def test_sandbox_that_began_is_thawed_whatever_its_freeze_answers(
     guest, freeze = node.guests.add(ONE.target.text, running=False), node.guests.freeze
 
     async def unanswered(target: volumes.TargetPath, thaw_after_s: int) -> bool:
-        await freeze(target, thaw_after_s)
+        if not await freeze(target, thaw_after_s):
+            return False
         raise errors.RuntimeFailed("the answer is lost")
 
+    monkeypatch.setattr(node.guests, "freeze", unanswered)
     with pytest.raises(errors.RuntimeFailed, match="lost"):
         async with node.freezer.frozen([ONE]):
             guest.running = True
-            monkeypatch.setattr(node.guests, "freeze", unanswered)
     assert (guest.frozen, node.noted()) == (False, [])
 
 
