@@ -16,7 +16,7 @@ from crust.inspection import daemon_calls, views
 from crust.rpc import status as codes
 from crust.rpc.call import Call
 from crust.rpc.messages import extensions
-from crust.rpc.port import SocketPort, stub
+from crust.rpc.port import SocketPort, decoded, stub
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2, pool_pb2, pool_pb2_grpc
@@ -79,7 +79,8 @@ async def _probe(name: str, socket: str) -> tuple[str, str, views.Pool | None]:
         identity = stub(csi_pb2_grpc.IdentityStub, port)
         call = Call(_PROBE, _METADATA, TIMEOUT_S)
         answer = await port.answer(call, csi_pb2.ProbeRequest().SerializeToString())
-        answered, trailing = csi_pb2.ProbeResponse.FromString(answer), dict(call.trailing)
+        answered = decoded(csi_pb2.ProbeResponse.FromString, answer, call.method)
+        trailing = dict(call.trailing)
         if answered.HasField("ready") and not answered.ready.value:
             raise _not_ready(name, trailing.get(extensions.NOT_READY, b""))
         info = await identity.GetPluginInfo(csi_pb2.GetPluginInfoRequest(), timeout=TIMEOUT_S)

@@ -15,6 +15,7 @@ from crust.proxy.target import Stack, other_volume
 from crust.rpc.call import Call, Metadata, add_fields, identity_of
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver, opted_in
 from crust.rpc.messages import csi, extensions
+from crust.rpc.port import decoded
 from crust.rpc.serving.service import Methods, looking_at
 from crust.wire.csi.v1 import csi_pb2
 
@@ -218,7 +219,8 @@ class CsiService:
         if record is None:
             return by_driver
         _check_key(record, key)
-        response = csi_pb2.NodeGetVolumeHealthResponse.FromString(by_driver)
+        read = csi_pb2.NodeGetVolumeHealthResponse.FromString
+        response = decoded(read, by_driver, call.method)
         completed = await self._runtime.complete_health(record, response, call.time_remaining())
         return completed.SerializeToString()
 

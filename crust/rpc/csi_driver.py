@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from crust.core import errors, volumes
 from crust.rpc.call import Call, Metadata
 from crust.rpc.messages import extensions
-from crust.rpc.port import Port, stub
+from crust.rpc.port import Port, decoded, stub
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -163,7 +163,8 @@ class CsiDriver:
             return fact
         try:
             call = Call(question.method, question.metadata, timeout_s)
-            fact = question.read(await self.port.answer(call, b""))
+            answer = await self.port.answer(call, b"")
+            fact = decoded(question.read, answer, question.method)
         except PeerStatus as status:
             if status.text.startswith("["):  # an error of crust names itself first
                 raise

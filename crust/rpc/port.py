@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from crust.core import errors
 from crust.rpc import channel
@@ -26,6 +27,7 @@ from crust.rpc.call import Call, identified, pairs
 from crust.rpc.status import PeerStatus
 
 Stub = TypeVar("Stub")
+T = TypeVar("T")
 
 _READY = grpc.ChannelConnectivity.READY
 _TOO_LARGE = "larger than max"
@@ -218,6 +220,20 @@ def _answer_too_large(path: str) -> errors.Exhausted:
     )
 
 
+def decoded(read: Callable[[bytes], T], answer: bytes, method: str) -> T:
+    """The answer to a call, as `read` decodes it. Raises `PeerStatus`: what the peer has done is not known then."""
+    try:
+        return read(answer)
+    except DecodeError as error:
+        unreadable = errors.PeerUnavailable.named(
+            "AnswerUnreadable",
+            f"the answer to {method.rpartition('/')[2]} cannot be read",
+            why=f"it is no message of that call: {error}",
+            hint="find out which program listens at that socket, and read its log; the caller may retry",
+        )
+        raise PeerStatus.of(unreadable) from error
+
+
 def stub(kind: Callable[[grpc.aio.Channel], Stub], port: Port) -> Stub:
     """A generated stub over the port. Its methods take the arguments of a `Call` and return an awaitable answer, or a
     generator of answers.
@@ -240,7 +256,7 @@ class _Codec:
     ) -> Any:
         async def ask(request: Any, **arguments: Any) -> Any:
             answer = await self._port.answer(Call(method, **arguments), request_serializer(request))
-            return response_deserializer(answer)
+            return decoded(response_deserializer, answer, method)
 
         return ask
 
@@ -255,6 +271,6 @@ class _Codec:
             stream = self._port.stream(Call(method, **arguments), request_serializer(request))
             async with contextlib.aclosing(stream) as answers:
                 async for answer in answers:
-                    yield response_deserializer(answer)
+                    yield decoded(response_deserializer, answer, method)
 
         return ask

@@ -35,6 +35,7 @@ from crust.host.process import workers
 from crust.rpc.call import Call, identity_of
 from crust.rpc.csi_driver import CsiDriver, numbers_in
 from crust.rpc.messages import csi, extensions
+from crust.rpc.port import decoded
 from crust.rpc.serving.service import Methods, looking_at
 from crust.wire.csi.v1 import csi_pb2
 
@@ -110,7 +111,8 @@ class NodeShim:
         answer_bytes = await self._driver.port.forward(call, data)
         if _RPC.DEFER_FS_OPS in await self._capabilities(call):
             return answer_bytes
-        answer = csi_pb2.NodeGetCapabilitiesResponse.FromString(answer_bytes)
+        read = csi_pb2.NodeGetCapabilitiesResponse.FromString
+        answer = decoded(read, answer_bytes, call.method)
         advertised, added = numbers_in(answer), list[_Number]()
         if _RPC.GET_VOLUME_STATS not in advertised and await self._has_volumes():
             added.append(_RPC.GET_VOLUME_STATS)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pytest_asyncio
 from crust.core import errors, logs
 from crust.rpc import channel
 from crust.rpc.call import Call
+from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.port import Port, SocketPort, stub
 from crust.rpc.serving import server
 from crust.rpc.serving.local_port import LocalPort
@@ -159,6 +160,37 @@ async def test_status_of_a_peer_has_code_text_and_metadata(port: Port) -> None:
         await stats(port, "abort")
     assert (caught.value.code, caught.value.text) == (Code.ABORTED, "later")
     assert dict(caught.value.trailing)["peer"] == "said"
+
+
+class Garbled(Port):
+    """A peer whose answers are no messages."""
+
+    connection = 1
+
+    def is_connected(self) -> bool:
+        return True
+
+    async def answer(self, call: Call, data: bytes) -> bytes:
+        return b"\xff"
+
+    async def stream(self, call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
+        yield b"\xff"
+
+    async def forward(self, call: Call, data: bytes) -> bytes:
+        return await self.answer(call, data)
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+
+async def test_answer_that_is_no_message_leaves_the_outcome_open() -> None:
+    """The peer may have done what it was asked."""
+    words = ("[AnswerUnreadable]", "NodeGetVolumeStats")
+    await refused(stats(Garbled()), Code.UNAVAILABLE, *words)
+    with pytest.raises(PeerStatus, match="GetMetadataAllocated"):
+        await anext(allocated(Garbled()))
+    driver = CsiDriver(Garbled())
+    await refused(driver.name(), Code.UNAVAILABLE, "[AnswerUnreadable]", "GetPluginInfo")
 
 
 async def test_unknown_method_is_unimplemented(port: Port) -> None:
