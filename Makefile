@@ -200,10 +200,6 @@ fmt: $(VENV)/.done ## format, and fix what can be fixed
 	$(VENV)/bin/ruff format $(SOURCES)
 	$(VENV)/bin/ruff check --fix $(SOURCES)
 
-.PHONY: open-places
-open-places: $(VENV)/.done ## remove mended places from the list of missing answers (tests/unit/tree)
-	@$(PY) -m tests.support.tree.open_places
-
 .PHONY: proto
 proto: $(VENV)/.done ## generate crust/wire, the JSON schema, the test vectors and the man pages from their sources
 	$(PY) specs/generate.py --into .

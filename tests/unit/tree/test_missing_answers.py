@@ -1,16 +1,14 @@
 """A missing answer is never "no": the whole of crust/ keeps the rules of tests/support/tree/missing_answers.py.
 
-The places that break a rule today stand in open_places.tsv. The list may only shrink, in the commit that mends a
-place (`make open-places`). A boundary passes errors of all kinds on: it stays, and its line here says where to.
+No place breaks a rule. A boundary passes errors of all kinds on: its line here says where to.
 """
 
 from collections import Counter
-from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from tests.support.tree import ROOT, missing_answers, open_places
+from tests.support.tree import ROOT, missing_answers
 from tests.support.tree.missing_answers import Place, Places
 
 BOUNDARIES = {
@@ -93,14 +91,9 @@ def found() -> Places:
     return missing_answers.places()
 
 
-def test_tree_has_no_place_beyond_the_list(found: Places) -> None:
-    unlisted = Counter(found) - Counter(open_places.read()) - Counter(_boundaries())
+def test_tree_has_no_place_but_boundaries(found: Places) -> None:
+    unlisted = Counter(found) - Counter(_boundaries())
     assert not unlisted, "name the errnos that are an answer; every other one is `NotSeen`"
-
-
-def test_list_has_no_place_that_is_mended(found: Places) -> None:
-    mended = Counter(open_places.read()) - (Counter(found) - Counter(_boundaries()))
-    assert not mended, "run `make open-places`: the list only shrinks"
 
 
 def test_boundaries_exist(found: Places) -> None:
@@ -325,11 +318,3 @@ def test_place_is_a_function_with_a_count() -> None:
         Place("crust/a.py", "Store.read", "A3"): 2,
         Place("crust/a.py", "<module>", "A3"): 1,
     }
-
-
-def test_list_only_shrinks(tmp_path: Path) -> None:
-    kept, mended, fewer, new = (Place(f"crust/{name}.py", "f", "A1") for name in "abcd")
-    listed = {kept: 2, mended: 1, fewer: 3}
-    path = tmp_path / "list.tsv"
-    open_places.write(open_places.shrunk(listed, {kept: 2, fewer: 1, new: 1}), path)
-    assert open_places.read(path) == {kept: 2, fewer: 1}
