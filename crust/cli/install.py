@@ -19,6 +19,7 @@ from pathlib import Path
 
 import click
 
+from crust.cli.programs import PROGRAMS, daemons
 from crust.cli.shells import Shell, completion_script
 from crust.core import errors
 from crust.host.files import durable, listing, sparse
@@ -51,6 +52,8 @@ next, once: edit /etc/crust/node.toml; mount the pool's disk at /var/lib/crust/b
 then: crust status
 with a process for each part: systemctl enable --now crust-driver crust-shim crust-proxy
 beside Kata Containers: edit /etc/crust/kata.toml; systemctl enable --now crust-kata"""
+RESTART = """
+next: restart the units that run, crust-kata first"""
 
 Report = Callable[[str], None]
 Systemctl = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
@@ -115,10 +118,11 @@ def command_path() -> str:
     return str(path)
 
 
-def install(root: Path, source: Path, command: str, systemctl: Systemctl, say: Report) -> None:
+def install(root: Path, source: Path, command: str, systemctl: Systemctl, say: Report) -> bool:
     """Write the files below `root` (/ on a node), report each, and have systemd read its units.
 
-    Raises `NotInstallable`, and `syscalls`' errors, before anything visible has changed.
+    Returns whether there were no settings before. Raises `NotInstallable`, and `syscalls`' errors, before anything
+    visible has changed.
     """
     link = root / COMMAND
     _check_ours(link)
@@ -136,6 +140,27 @@ def install(root: Path, source: Path, command: str, systemctl: Systemctl, say: R
                 f"warning: /{_OVERRIDES}/{file.path.name} hides the unit that was installed: remove it"
             )
     _reload(systemctl, say)
+    return all(file in changed for file in new_files if file.is_kept)
+
+
+def check_settings(directory: Path) -> None:
+    """Raise `SettingsRefused` if a daemon would not start with its file there. What has gone is in the log."""
+    refused = []
+    for path in listing.matching(directory, "*.toml"):
+        program = path.stem.partition("-")[0]  # shim-<name>.toml
+        if program not in PROGRAMS:
+            continue
+        try:
+            daemons.load(program, daemons.text(program, path))
+        except errors.InvalidRequest as error:
+            refused.append(f"{path}: {error.why}")
+    if refused:
+        raise errors.InvalidRequest.named(
+            "SettingsRefused",
+            "crust is installed, and a unit that reads these settings would not start",
+            why="; ".join(refused),
+            hint="correct them before a restart; crust config check says whether a file is accepted",
+        )
 
 
 def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> None:
@@ -175,8 +200,9 @@ def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> No
 def run_install() -> None:
     """The command; exits 1 with a sentence."""
     with _reported("crust install"):
-        install(Path("/"), shipped(), command_path(), run_systemctl, click.echo)
-        click.echo(NEXT_STEPS)
+        is_first = install(Path("/"), shipped(), command_path(), run_systemctl, click.echo)
+        check_settings(Path("/", SETTINGS))
+        click.echo(NEXT_STEPS if is_first else RESTART)
 
 
 def run_uninstall() -> None:

@@ -1,6 +1,7 @@
 """The settings of `crust shim`."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self
 
 import pydantic
 from pydantic import Field
@@ -24,6 +25,10 @@ class DetachAccess(KubernetesAccess):
 
 class ShimSettings(ProgramSettings):
     """`crust shim`."""
+
+    gone: ClassVar[Mapping[str, str]] = {
+        "defer": "the proxy decides: set `defer` in its table of the driver"
+    }
 
     socket: SocketPath
     """The socket that the proxy calls."""

@@ -5,6 +5,7 @@ never its value, which may be a secret that was written into the wrong place.
 """
 
 import difflib
+import logging
 import re
 import tomllib
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ import pydantic
 from pydantic import BaseModel
 
 from crust.core import errors
-from crust.core.settings.program import MEANT, ProgramSettings
+from crust.core.settings.program import MEANT, ProgramSettings, Table
 
 ENVIRONMENT_PREFIX = "CRUST_"
 _SERVICE_LINK = re.compile(
@@ -23,6 +24,8 @@ _SERVICE_LINK = re.compile(
 """Variables that a kubelet sets in each pod for a Service whose name begins with "crust"."""
 
 Settings = TypeVar("Settings", bound=ProgramSettings)
+
+_log = logging.getLogger(__name__)
 
 
 class InvalidSettings(errors.InvalidRequest):
@@ -55,6 +58,8 @@ def load(
         merged = {**(defaults or {}), **tomllib.loads(toml)}
     except tomllib.TOMLDecodeError as err:
         raise InvalidSettings(program, f"the settings file is not TOML: {err}") from err
+    for sentence in remove_gone(merged, model):
+        _log.warning("crust %s: %s", program, sentence)
     overrides = _from_environment(model, program, environ)
     overrides |= {name: value for name, value in flags.items() if value is not None}
     merged |= overrides
@@ -70,6 +75,22 @@ def load(
         raise InvalidSettings(program, why) from err
     except ValueError as err:
         raise InvalidSettings(program, str(err)) from err
+
+
+def remove_gone(values: dict[str, Any], model: type[Table], above: str = "") -> list[str]:
+    """Remove the settings that have gone (`Table.gone`) from the tables of a file; returns a sentence for each."""
+    found = []
+    for name in list(values):
+        if name in model.gone:
+            del values[name]
+            found.append(f"{above}{name} has no effect any more: {model.gone[name]}")
+            continue
+        below = name in model.model_fields and _model_in(model.model_fields[name].annotation)
+        tables = values[name] if isinstance(values[name], list) else [values[name]]
+        for table in tables:
+            if below and issubclass(below, Table) and isinstance(table, dict):
+                found += remove_gone(table, below, f"{above}{name}.")
+    return found
 
 
 def _path(endpoint: str) -> str:

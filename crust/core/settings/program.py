@@ -4,7 +4,7 @@ Each pattern has its meaning in words here, for the message of a refusal.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,6 +34,9 @@ class Table(BaseModel):
     """A table of a settings file, which has no other keys and never changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    gone: ClassVar[Mapping[str, str]] = {}
+    """Settings of the version before, and what to do instead. For one more version a file may have them."""
 
 
 class ProgramSettings(Table):

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from crust.cli import install, main
 from crust.host.files import durable
 from tests.support.faults import lies
+from tests.support.raised import raised
 
 SOURCE = Path(__file__).parents[3] / "deploy"
 COMMAND = "/opt/crust/bin/crust"
@@ -233,3 +234,23 @@ def test_systemd_that_does_not_run_is_a_warning(tmp_path: Path) -> None:
     assert run(tmp_path, Systemd(code=127))[-1].startswith(
         "warning: systemd has not read its units again"
     )
+
+
+def test_kept_settings_that_a_daemon_refuses_are_named(root: Path) -> None:
+    """Before the restart that would leave its unit down for good; a setting that has gone does not."""
+    settings = root / "etc/crust"
+    install.check_settings(settings)
+    wanted = 'socket = "/run/s"\ndriver_socket = "/run/d"\n'
+    (settings / "shim-vendor.toml").write_text(f'{wanted}defer = "always"\n')
+    (settings / "notes.toml").write_text("colour = 1\n")
+    install.check_settings(settings)
+    (settings / "shim-vendor.toml").write_text(f"{wanted}colour = 1\n")
+    with raised("SettingsRefused", match="shim-vendor.toml: colour is no setting"):
+        install.check_settings(settings)
+
+
+def test_first_installation_alone_says_the_first_steps(tmp_path: Path) -> None:
+    said: list[str] = []
+    arguments = (tmp_path, SOURCE, COMMAND, Systemd(), said.append)
+    assert install.install(*arguments)
+    assert not install.install(*arguments)

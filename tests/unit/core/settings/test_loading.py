@@ -1,11 +1,13 @@
 """Settings: defaults < file < environment < flags, and nothing unknown."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import pytest
 
 from crust.blockdriver.settings import DriverSettings
 from crust.core.settings import loading
+from crust.core.settings.program import Table
 from crust.csi_shim.settings import ShimSettings
 from crust.proxy.settings import ProxySettings
 
@@ -148,3 +150,26 @@ def test_shim_and_driver_report_missing_settings() -> None:
     for model, missing in ((ShimSettings, "driver_socket"), (DriverSettings, "node_id")):
         with pytest.raises(loading.InvalidSettings, match=missing):
             loading.load(model, "it", environ={}, flags={"socket": "/run/s.sock"})
+
+
+def test_setting_that_has_gone_is_dropped_and_named() -> None:
+    class Part(Table):
+        gone: ClassVar[Mapping[str, str]] = {"old": "set `new`"}
+        new: str = ""
+
+    class Whole(Table):
+        parts: tuple[Part, ...] = ()
+        one: Part | None = None
+
+    values: dict[str, Any] = {
+        "parts": [{"old": 1}, {"new": "x", "old": 2}],
+        "one": {"old": 3},
+        "old": 4,
+    }
+    told = loading.remove_gone(values, Whole)
+    assert values == {"parts": [{}, {"new": "x"}], "one": {}, "old": 4}
+    assert [sentence.partition(" ")[0] for sentence in told] == [
+        "parts.old",
+        "parts.old",
+        "one.old",
+    ]
