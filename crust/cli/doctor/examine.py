@@ -68,7 +68,8 @@ def _guarded(name: str, node: Node) -> Iterator[Finding]:
     try:
         yield from CHECKS[name](node)
     except (errors.CrustError, OSError) as err:
-        yield error(f"the check {name} could not look", str(err), "run the command as root")
+        hint = err.hint if isinstance(err, errors.CrustError) else ""
+        yield error(f"the check {name} could not look", str(err), hint or "run the command as root")
 
 
 def _sentence(finding: Finding) -> Text:
@@ -95,4 +96,5 @@ async def _node(run_dir: str) -> Node:
         check_propagation=lambda path: propagation.check_propagation((path,)),
         csi_driver_mismatches=csi_driver_objects.mismatches,
         is_pod="KUBERNETES_SERVICE_HOST" in os.environ,  # of every container, by its kubelet
+        host_root=Path("/proc/1/root") if propagation.host_is_visible() else None,
     )

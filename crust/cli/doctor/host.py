@@ -66,7 +66,7 @@ def rbd(node: Node) -> Iterator[Finding]:
     drivers = node.driver_settings()
     if not any(driver.engine == "rbd" and driver.mode != "controller" for driver in drivers):
         yield ok("no driver with the engine rbd has its node part here")
-    elif node.has("/sys/bus/rbd") or _has_module(node, "rbd"):
+    elif node.has("/sys/bus/rbd") or _has_module(node.on_host(), "rbd"):
         yield ok("the kernel has rbd: raw block volumes and mounts on the host work")
     else:
         yield warning(
@@ -79,6 +79,7 @@ def rbd(node: Node) -> Iterator[Finding]:
 @doctor_check("filesystems")
 def filesystems(node: Node) -> Iterator[Finding]:
     """The filesystems that the host can mount; a guest mounts with its own kernel."""
+    node = node.on_host()
     for name in SUPPORTED:
         if _has_module(node, name):
             yield ok(f"the kernel has {name}")
@@ -171,6 +172,7 @@ def programs(node: Node) -> Iterator[Finding]:
 @doctor_check("udev")
 def udev(node: Node) -> Iterator[Finding]:
     """The rule that keeps udev, and the programs that it starts, away from volumes."""
+    node = node.on_host()
     if not node.has("/run/udev/control"):
         yield ok("udev does not run here")
     elif any(node.has(f"{rule}/59-crust.rules") for rule in _UDEV_RULES):
@@ -186,6 +188,7 @@ def udev(node: Node) -> Iterator[Finding]:
 @doctor_check("lvm")
 def lvm(node: Node) -> Iterator[Finding]:
     """LVM's own list of devices, or a filter."""
+    node = node.on_host()
     if not node.has_program("lvm"):
         yield ok("LVM is not installed")
     elif "global_filter" in _without_comments(node.text("/etc/lvm/lvm.conf")):
@@ -213,6 +216,7 @@ def _uses_devices_file(node: Node) -> bool:
 @doctor_check("multipath")
 def multipath(node: Node) -> Iterator[Finding]:
     """multipath makes no map of a volume."""
+    node = node.on_host()
     if not node.has_program("multipathd"):
         yield ok("multipath is not installed")
     elif node.has("/etc/multipath/conf.d/crust.conf"):

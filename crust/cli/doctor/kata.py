@@ -27,6 +27,7 @@ _HAS_NRI, _STARTS_NRI, _VALIDATES = (1, 7), (2, 0), (2, 2)
 @doctor_check("kata")
 def runtimes(node: Node) -> Iterator[Finding]:
     """Each runtime of kata.toml may get volumes, and is registered."""
+    node = node.on_host()
     settings = node.kata_settings()
     if settings is None:
         yield ok("crust kata does not run here")
@@ -59,6 +60,7 @@ def runtimes(node: Node) -> Iterator[Finding]:
 @doctor_check("kata-engine")
 def engine(node: Node) -> Iterator[Finding]:
     """The containers that containerd refuses while `crust kata` runs, hangs or is away."""
+    node = node.on_host()
     if node.kata_settings() is None:
         yield ok("no engine with NRI is needed: crust kata does not run here")
         return

@@ -3,7 +3,7 @@
 import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from crust.blockdriver.settings import DriverSettings
@@ -39,6 +39,15 @@ def _version_of(command: str) -> str:
     return result.stdout
 
 
+def _version_on_host(command: str) -> str:
+    raise _not_seen_in_pod(f"the version by {command}", "a shell of the host")
+
+
+def _not_seen_in_pod(what: str, needed: str) -> answers.NotSeen:
+    why, hint = "this command runs in a pod", f"it needs {needed}"
+    return answers.NotSeen(f"{what} cannot be seen from a pod", why=why, hint=hint)
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A node. Tests replace everything that is not a file."""
@@ -56,6 +65,16 @@ class Node:
     """The mismatches of the cluster's CSIDriver objects and the settings; None: they are not checked. Blocks."""
     is_pod: bool = False
     """Whether this command runs in a container of Kubernetes."""
+    host_root: Path | None = None
+    """In a pod: where the host's own files are, /proc/1/root; None if the pod does not see the host's process 1."""
+
+    def on_host(self) -> "Node":
+        """The node with the host's own files. Raises `NotSeen` in a pod that does not see them."""
+        if not self.is_pod:
+            return self
+        if self.host_root is None:
+            raise _not_seen_in_pod("the files of the host", "hostPID: true")
+        return replace(self, root=self.host_root, is_pod=False, version_of=_version_on_host)
 
     @property
     def answer(self) -> views.ProxyAnswer | None:

@@ -1,6 +1,7 @@
 """`crust doctor` in a pod: whether the settings fit the pod that they are in."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -61,3 +62,23 @@ def test_path_on_empty_dir_is_error(pod: Node) -> None:
     mounts = MOUNTS.replace("8:1 /var/lib/crust /var", f"8:1 {empty} /var")
     write(pod.root, "proc/self/mountinfo", mounts)
     assert "/var/lib/crust/block is the pod's own" in bad(pod, "pod", Level.ERROR)
+
+
+OF_HOST = ("filesystems", "kata", "kata-engine", "lvm", "multipath", "udev")
+
+
+@pytest.mark.parametrize("check", OF_HOST)
+def test_check_of_the_host_is_never_ok_without_a_look_at_it(pod: Node, check: str) -> None:
+    """The image has no LVM, no udev and no modules, whatever the host has."""
+    (only,) = found(pod, check)
+    assert only.level is Level.ERROR
+    assert "cannot be seen from a pod" in only.why
+    assert "hostPID" in only.todo
+
+
+def test_check_in_pod_looks_at_the_files_of_the_host(pod: Node, tmp_path: Path) -> None:
+    seen = replace(pod, host_root=tmp_path / "host")
+    write(tmp_path / "host", "usr/sbin/lvm")
+    assert "every device" in bad(seen, "lvm", Level.WARNING)
+    write(tmp_path / "host", "etc/lvm/lvm.conf", "global_filter = []\n")
+    assert [finding.what for finding in found(seen, "lvm")] == ["LVM has a filter"]
