@@ -47,6 +47,13 @@ _UNKNOWN = "other"
 QUIET = frozenset({"Probe", "GetPluginInfo", "GetPluginCapabilities", "NodeGetCapabilities"})
 """Called several times per operation by a kubelet: logged at DEBUG."""
 
+POLLED = frozenset(
+    f"{prefix}GetVolume{answer}"
+    for prefix in ("Node", "Runtime", "")
+    for answer in ("Stats", "Health")
+)
+"""Calls of each volume in each minute, by a kubelet and on to the runtime: logged at INFO only if they fail."""
+
 _OF_OPERATORS = ("/crust.v1.Inspect/", "/crust.v1.Pool/")
 """A call of an operator leaves no line in the log, and a Watch that its reader ends is no failure."""
 
@@ -199,7 +206,8 @@ class _Served:
         is_fine = code is grpc.StatusCode.OK or (
             self._is_look and code is grpc.StatusCode.CANCELLED
         )
-        level = logging.DEBUG if self._is_inner or self.is_quiet else logging.INFO
+        is_polled = self.is_quiet or self.rpc in POLLED
+        level = logging.DEBUG if self._is_inner or is_polled else logging.INFO
         # a refusal is a warning; the outer call reports an inner call's failure
         if not (self._is_inner or is_fine):
             level = logging.ERROR if code in _OURS else logging.WARNING

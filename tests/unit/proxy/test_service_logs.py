@@ -68,6 +68,9 @@ async def test_statistics_have_one_request_id_as_far_as_the_handler(
 ) -> None:
     with kata.sandbox(published):
         await kata.co.stats("vol-1", published)
+        assert await served(stream, "NodeGetVolumeStats") == []  # a kubelet polls it
+        logging.getLogger().setLevel(logging.DEBUG)
+        await kata.co.stats("vol-1", published)
     (asked,) = {line["request_id"] for line in await served(stream, "NodeGetVolumeStats")}
     (runtime,) = await served(stream, "RuntimeGetVolumeStats")
     (handler,) = await served(stream, "GetVolumeStats")

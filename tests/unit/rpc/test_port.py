@@ -350,9 +350,9 @@ async def test_call_through_three_parts_has_one_line_and_one_id(
     stack.callback(logger.removeFilter, note)
 
     class Recording(Node):
-        async def NodeGetVolumeStats(self, request: Any, call: Any) -> Any:
+        async def NodeExpandVolume(self, request: Any, call: Any) -> Any:
             ids.append(request_id())
-            return csi_pb2.NodeGetVolumeStatsResponse()
+            return csi_pb2.NodeExpandVolumeResponse()
 
     shim, driver, front = (f"{short}/{name}.sock" for name in ("shim", "driver", "csi"))
     ports = Ports(inner=[shim, driver])
@@ -362,7 +362,7 @@ async def test_call_through_three_parts_has_one_line_and_one_id(
         others = await enter(ports.connect(behind))
         await enter(ports.serving(path, Service(path, others=others)))
     to = await enter(channel.connect(front))
-    await csi_pb2_grpc.NodeStub(to).NodeGetVolumeStats(csi_pb2.NodeGetVolumeStatsRequest())
+    await csi_pb2_grpc.NodeStub(to).NodeExpandVolume(csi_pb2.NodeExpandVolumeRequest())
     served = [record for record in caplog.records if record.message == "served"]
     assert [record.levelno for record in served].count(logging.INFO) == 1
     assert len(served) == (1 if level == logging.INFO else 3)
