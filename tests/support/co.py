@@ -7,10 +7,12 @@ changes such a one.
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+import grpc
 import grpc.aio
 
 from crust.core import volumes
 from crust.rpc.messages import extensions
+from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 MIB = 1 << 20
@@ -284,9 +286,12 @@ class Co:
     async def _call(
         self, method: Callable[..., Awaitable[Answer]], request: Any, timeout_s: float | None = None
     ) -> Answer:
-        return await method(
+        answer = await method(
             request,
             timeout=timeout_s or self._answer_s,
             wait_for_ready=self._waits,
             metadata=self._metadata,
         )
+        if answer is None:  # what gRPC makes of bytes that are no message
+            raise PeerStatus(grpc.StatusCode.UNAVAILABLE, "the answer cannot be read")
+        return answer

@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+from crust.core import logs
 from tests.support.faults import lies
 from tests.support.faults.lies import Concerns, Failure
 from tests.support.nodes.volume_life import LifeT, Refused, Step, refused
@@ -13,11 +14,16 @@ from tests.support.nodes.volume_life import LifeT, Refused, Step, refused
 
 @dataclass(frozen=True, slots=True)
 class OfNode(Concerns):
-    """The files of a node, loop devices, mounts and processes."""
+    """The files of a node, loop devices, mounts and processes, in calls that a step causes.
+
+    Work in the background has no caller who repeats it: its own tests have its failures. Nor does a call of the test
+    itself fail, in its main thread.
+    """
 
     def has(self, path: str) -> bool:
-        """See `Concerns`. A call of the test itself, in its main thread, never fails."""
-        if threading.current_thread() is threading.main_thread():
+        """See `Concerns`."""
+        is_of_test = threading.current_thread() is threading.main_thread()
+        if is_of_test or logs.context.get() is None:
             return False
         return path.startswith(_DEVICES) or Concerns.has(self, path)
 
@@ -42,6 +48,7 @@ async def lied(
     `pid` is a process that it concerns. The errnos begin with the `first`, so that the steps get all of them.
     """
     errnos = lies.all_errnos if os.environ.get("TESTS_LIES") == "all" else lies.in_turn(first)
+    logs.context.set({})  # for a step that is no RPC
     concerns = OfNode(_LISTS, (life.node.places.root, f"/proc/{pid}"))
     for number in itertools.count():
         for each in errnos(number):

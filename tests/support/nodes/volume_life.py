@@ -4,11 +4,20 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc.aio
 
@@ -20,20 +29,21 @@ from crust.runtime_handler import claim, process_of, take_claim
 from tests.support.co import MIB, capability
 from tests.support.drivers import remnants
 from tests.support.faults.refusals import repeated
-from tests.support.nodes.served_node import BlockNode
+from tests.support.nodes.served_node import BlockNode, ServedNode
+
+NodeT = TypeVar("NodeT", bound=ServedNode)
 
 
 @dataclass
-class Life:
-    """A volume on a node, where it is published, and what a sandbox and the CO have of it."""
+class Scene(Generic[NodeT]):
+    """A volume's target on a node, and what is seen there."""
 
-    node: BlockNode
+    node: NodeT
     volume_id: str
     target: str
     claimed: claim.Claim | None = None
     others: int = 0
     """A number for the next other volume, snapshot or size."""
-    other_id: str = ""
 
     @property
     def device(self) -> str:
@@ -59,21 +69,6 @@ class Life:
     def published(self) -> list[str]:
         return [*self.entries, *self.mounts]
 
-    async def stage(self) -> None:
-        await self.node.stage(self.volume_id)
-
-    async def unstage(self) -> None:
-        await self.node.unstage(self.volume_id)
-
-    async def defer(self) -> None:
-        await self.node.publish(self.volume_id, self.target)
-
-    async def mount(self) -> None:
-        await self.node.publish(self.volume_id, self.target, defer=False)
-
-    async def unpublish(self) -> None:
-        await self.node.unpublish(self.volume_id, self.target)
-
     async def claim(self) -> None:
         """A sandbox of this process claims the volume, once more."""
         await self.release()
@@ -92,15 +87,37 @@ class Life:
             self.claimed.release()
         self.claimed = None
 
+    async def next(self) -> None:
+        self.others += 1
+
+
+@dataclass
+class Life(Scene[BlockNode]):
+    """A volume of our driver, from its creation to its deletion, and another one."""
+
+    other_id: str = ""
+
+    async def stage(self) -> None:
+        await self.node.stage(self.volume_id)
+
+    async def unstage(self) -> None:
+        await self.node.unstage(self.volume_id)
+
+    async def defer(self) -> None:
+        await self.node.publish(self.volume_id, self.target)
+
+    async def mount(self) -> None:
+        await self.node.publish(self.volume_id, self.target, defer=False)
+
+    async def unpublish(self) -> None:
+        await self.node.unpublish(self.volume_id, self.target)
+
     async def create(self) -> None:
         """Another volume."""
         self.other_id = (await self.node.co.create(f"other-{self.others}", capability())).volume_id
 
     async def delete(self) -> None:
         await self.node.co.delete(self.other_id)
-
-    async def next(self) -> None:
-        self.others += 1
 
     async def copy(self) -> None:
         """A clone of the volume, as another one."""
@@ -125,8 +142,14 @@ class Life:
             if not name.startswith(".")
         ]
 
+    def others_images(self) -> list[str]:
+        return [name for name in self.images() if name != self.volume_id]
 
-LifeT = TypeVar("LifeT", bound=Life)
+    def has_other(self) -> bool:
+        return len(self.others_images()) == 1
+
+
+LifeT = TypeVar("LifeT", bound=Scene[Any], contravariant=True)
 Act = Callable[[LifeT], Awaitable[None]]
 
 
@@ -198,16 +221,16 @@ STEPS: Mapping[str, Step[Life]] = {
         gives_away=True,
     ),
     "create": Step(
-        Life.create, after=(Life.delete, Life.next), is_done=lambda life: len(life.images()) == 2
+        Life.create, after=(Life.delete, Life.next), is_done=Life.has_other, left=Life.others_images
     ),
     "delete": Step(
         Life.delete,
         (Life.create,),
         (Life.next, Life.create),
-        is_done=lambda life: len(life.images()) == 1,
+        is_done=lambda life: not life.has_other(),
     ),
     "clone": Step(
-        Life.copy, after=(Life.delete, Life.next), is_done=lambda life: len(life.images()) == 2
+        Life.copy, after=(Life.delete, Life.next), is_done=Life.has_other, left=Life.others_images
     ),
     "grow": Step(
         Life.grow, after=(Life.next,), is_done=lambda life: life.size_mib() == 65 + life.others
@@ -219,11 +242,10 @@ Refused = grpc.aio.AioRpcError | errors.CrustError
 NOT_FINAL = (grpc.StatusCode.ABORTED, grpc.StatusCode.UNAVAILABLE)
 
 
-async def refused(step: Step[LifeT], life: LifeT) -> Refused | None:
-    """The refusal of the step, once no earlier call of it runs any more."""
+async def refused(step: Step[LifeT], life: LifeT, *while_so: grpc.StatusCode) -> Refused | None:
+    """The refusal of the step, once no earlier call of it runs any more, and with none of these codes."""
     try:
-        # the watch of the pool may have met the failure, and looks again within a second
-        await repeated(lambda: step.act(life), grpc.StatusCode.ABORTED, while_named="PoolNotOpened")
+        await repeated(lambda: step.act(life), grpc.StatusCode.ABORTED, *while_so)
     except (grpc.aio.AioRpcError, errors.CrustError) as refused:
         return refused
     return None
@@ -251,25 +273,35 @@ def text_of(refused: Refused) -> str:
     return (refused.details() or "") if isinstance(refused, grpc.aio.AioRpcError) else str(refused)
 
 
+async def take(acts: Iterable[Act[LifeT]], life: LifeT, *while_so: grpc.StatusCode) -> None:
+    """Take these steps, each of them again while it is refused with one of these codes."""
+    for act in acts:
+        await repeated(partial(act, life), *while_so)
+
+
 async def wrong_answers(
-    step: Step[LifeT], life: LifeT, lied: AsyncIterator[tuple[object, Refused | None]]
+    step: Step[LifeT],
+    life: LifeT,
+    lied: AsyncIterator[tuple[object, Refused | None]],
+    *while_so: grpc.StatusCode,
 ) -> list[str]:
-    """What is wrong with the answers of a step that is taken with each lie of `lied`, and again without it."""
-    for act in step.before:
-        await act(life)
+    """What is wrong with the answers of a step that is taken with each lie of `lied`, and again without it.
+
+    A CO repeats what is refused with one of these codes, until a peer is there again.
+    """
+
+    await take(step.before, life, *while_so)
     wrong = []
     async for lie, refusal in lied:
         if refusal is None:
             wrong += [] if step.is_done(life) else [f"{lie}: OK, and it is not so"]
         elif is_final(refusal) and (left := step.left(life)):
             wrong.append(f"{lie}: {text_of(refusal)}, and {left} is left")
-        again = await refused(step, life)
+        again = await refused(step, life, *while_so)
         if again is not None:
             wrong.append(f"{lie}: {refusal and text_of(refusal)}; again: {text_of(again)}")
             await repeated(lambda: step.act(life), *NOT_FINAL)
         assert step.is_done(life), lie
-        for act in step.after:
-            await act(life)
-    for act in step.after:
-        await act(life)
+        await take(step.after, life, *while_so)
+    await take(step.after, life, *while_so)
     return wrong
