@@ -45,6 +45,8 @@ __all__ = [
 
 _ANSWER_S = 10.0
 _READ_BYTES = 64 * 1024
+_ANSWER_MAX_BYTES = 1 << 20
+"""A line has a name and a path for each volume of a machine; what never ends is no keeper's."""
 _SUCCESSIONS = 16
 """After so many connections that break, the caller must try again later."""
 
@@ -148,7 +150,7 @@ class Keeper:
         try:
             self._line.sendmsg([json.dumps(request).encode() + b"\n"], rights)
             data = b""
-            while not data.endswith(b"\n"):
+            while not data.endswith(b"\n") and len(data) <= _ANSWER_MAX_BYTES:
                 if not (more := self._line.recv(_READ_BYTES)):
                     raise KeeperGone(self.path, "it closed the connection")
                 data += more

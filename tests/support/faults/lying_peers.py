@@ -9,9 +9,11 @@ then: a part asks again what it asks once per connection.
 import asyncio
 import contextlib
 import enum
+import errno
 import os
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -51,6 +53,7 @@ class Lie:
     way: Way
 
 
+_GARBAGE = b"\x00\xffno protocol\r\n" * 64
 _NO_MESSAGE = b"\xff"
 """A field that does not end."""
 
@@ -194,7 +197,7 @@ class Relay(grpc.GenericRpcHandler):
 
 
 async def _babble(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"\x00\xffnot a protocol\r\n" * 64)
+    writer.write(_GARBAGE)
     writer.close()
 
 
@@ -208,6 +211,40 @@ def fill(path: str, listener: socket.socket, waiting: contextlib.ExitStack) -> N
             line.connect(path)
         except BlockingIOError:
             return
+
+
+@contextlib.contextmanager
+def standing_in(path: str, way: Way, *, nonsense: bytes = _NO_MESSAGE) -> Iterator[None]:
+    """Another peer has the path while the block runs, the same in all its answers; then the real one has it again."""
+    os.rename(path, f"{path}.real")
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        if way is Way.FULL:
+            fill(path, listener, stack)
+        elif way is not Way.REFUSED:
+            listener.listen()
+            if way is not Way.HANGS:
+                answer = {Way.LOST: b"", Way.NONSENSE: nonsense, Way.GARBAGE: _GARBAGE}[way]
+                thread = threading.Thread(target=_answer_all, args=(listener, answer))
+                thread.start()
+                stack.callback(thread.join)
+                stack.callback(listener.shutdown, socket.SHUT_RDWR)
+        yield
+    os.rename(f"{path}.real", path)
+
+
+def _answer_all(listener: socket.socket, answer: bytes) -> None:
+    """Answer each connection, and end it, until the listener is shut down."""
+    while True:
+        try:
+            line, _ = listener.accept()
+        except OSError as err:
+            if err.errno != errno.EINVAL:
+                raise
+            return
+        with line, contextlib.suppress(BrokenPipeError):
+            line.sendall(answer)
 
 
 @asynccontextmanager
