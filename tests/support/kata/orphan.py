@@ -1,16 +1,18 @@
 """The claim of a sandbox that is lost to its container engine."""
 
 import datetime
+import os
 
 from crust.handoff import claims
 
-SANDBOX = "sandbox-0001"
+SANDBOX = f"orphan-{os.getpid()}"
+"""Its own: a search goes through the processes of the whole machine."""
 
 ORPHANED = claims.Claim(
     sandbox_id=SANDBOX,
     handler="kata",
     state=claims.State.ERROR,
-    error="[SandboxOrphaned] sandbox sandbox-0001 is lost to its container engine",
+    error=f"[SandboxOrphaned] sandbox {SANDBOX} is lost to its container engine",
     pid=0,
     claimed_at=datetime.datetime.now(datetime.UTC),
     live=True,
