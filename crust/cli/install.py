@@ -22,7 +22,7 @@ import click
 from crust.cli.programs import PROGRAMS, daemons
 from crust.cli.shells import Shell, completion_script
 from crust.core import errors
-from crust.host.files import durable, listing, sparse
+from crust.host.files import durable, listing
 from crust.host.process import syscalls
 from crust.inspection import refusals
 
@@ -75,8 +75,8 @@ class File:
 def shipped() -> Path:
     """The directory of units, settings and manifests: the environment's, or the checkout's."""
     installed = Path(sys.prefix, "share", "crust")
-    directory = installed if sparse.exists(installed) else Path(__file__).parents[2] / "deploy"
-    if not sparse.exists(directory / "systemd"):
+    directory = installed if listing.exists(installed) else Path(__file__).parents[2] / "deploy"
+    if not listing.exists(directory / "systemd"):
         raise NotInstallable(
             "crust cannot be installed",
             why=f"neither {installed} nor {directory} has the units",
@@ -103,13 +103,13 @@ def files(source: Path, command: str) -> Iterator[File]:
 def _man_pages(source: Path) -> Path:
     """The directory of the shipped man pages: the environment's, or the checkout's."""
     installed = source.parent / "man" / "man1"
-    return installed if sparse.exists(installed) else source.parent / "docs" / "man"
+    return installed if listing.exists(installed) else source.parent / "docs" / "man"
 
 
 def command_path() -> str:
     """The `crust` of this Python environment. Raises `NotInstallable` if it has none."""
     path = Path(sys.prefix, "bin", "crust")
-    if not sparse.exists(path):
+    if not listing.exists(path):
         raise NotInstallable(
             "crust cannot be installed",
             why=f"{path} does not exist: crust is not installed in this environment",
@@ -135,7 +135,7 @@ def install(root: Path, source: Path, command: str, systemctl: Systemctl, say: R
         say(line)
     say(f"/{COMMAND}: a link to {command}")
     for file in new_files:
-        if sparse.exists(root / _OVERRIDES / file.path.name):
+        if listing.exists(root / _OVERRIDES / file.path.name):
             say(
                 f"warning: /{_OVERRIDES}/{file.path.name} hides the unit that was installed: remove it"
             )
@@ -182,13 +182,13 @@ def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> No
         *sorted(paths),
         MANIFEST,
     ):
-        if sparse.exists(root / path):
+        if listing.exists(root / path):
             durable.remove(root / path)
             say(f"/{path}: removed")
     shared = (root / MANIFEST).parent
-    if sparse.exists(shared) and not os.listdir(shared):
+    if listing.exists(shared) and not os.listdir(shared):
         shared.rmdir()
-    if sparse.exists(link):
+    if listing.exists(link):
         durable.remove(link)
         say(f"/{COMMAND}: removed")
     _reload(systemctl, say)
@@ -229,7 +229,7 @@ def _reported(command: str) -> Iterator[None]:
 def _manifest(root: Path, new_files: Sequence[File]) -> File:
     """The list of the files of this installation, and of the remaining ones of earlier versions."""
     own_paths = {file.path for file in new_files if not file.is_kept}
-    old_paths = {path for path in _listed(root) if sparse.exists(root / path)}
+    old_paths = {path for path in _listed(root) if listing.exists(root / path)}
     return File(MANIFEST, "".join(f"{path}\n" for path in sorted(own_paths | old_paths)).encode())
 
 
@@ -244,7 +244,7 @@ def _listed(root: Path) -> Iterator[Path]:
 
 def _differs(root: Path, file: File) -> bool:
     path = root / file.path
-    return not sparse.exists(path) or (not file.is_kept and path.read_bytes() != file.content)
+    return not listing.exists(path) or (not file.is_kept and path.read_bytes() != file.content)
 
 
 def _write(root: Path, changed: Sequence[File]) -> None:
@@ -283,7 +283,7 @@ def _report(new_files: Sequence[File], changed: Sequence[File]) -> Iterator[str]
 
 
 def _check_ours(link: Path) -> None:
-    if sparse.exists(link) and not stat.S_ISLNK(link.lstat().st_mode):
+    if listing.exists(link) and not stat.S_ISLNK(link.lstat().st_mode):
         raise NotInstallable(
             f"{link} is in the way", why="it is a file and no link of crust", hint="remove it first"
         )
@@ -300,7 +300,7 @@ def _link(link: Path, command: str) -> None:
 def run_systemctl(arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
     """Call systemctl; returns its exit code and output, 127 without systemd."""
     program = shutil.which("systemctl")
-    if program is None or not sparse.exists("/run/systemd/system"):
+    if program is None or not listing.exists("/run/systemd/system"):
         return subprocess.CompletedProcess(arguments, 127, "", "systemd does not run here")
     return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
 

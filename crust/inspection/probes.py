@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 
 from crust.core import errors
-from crust.host.files import sparse
+from crust.host.files import listing
 from crust.host.process import workers
 from crust.inspection import daemon_calls, views
 from crust.rpc import status as codes
@@ -67,7 +67,7 @@ def _has_kubelet(socket: str) -> bool:
     Without a kubelet no process registers the driver, and a missing registration is no problem.
     """
     root = Path(socket).parent.parent.parent
-    return sparse.exists(root / "device-plugins" / "kubelet.sock")
+    return listing.exists(root / "device-plugins" / "kubelet.sock")
 
 
 async def _probe(name: str, socket: str) -> tuple[str, str, views.Pool | None]:
@@ -120,7 +120,7 @@ def _diagnosed(
         return codes.to_error(err)
     shim = f"the shim of driver {answer.name}"
     try:
-        if sparse.exists(answer.backend):  # in `crust node` the shim has no socket
+        if listing.exists(answer.backend):  # in `crust node` the shim has no socket
             daemon_calls.check_socket(shim, answer.backend, start="start crust-shim")
         elif err.code is grpc.StatusCode.UNAVAILABLE:
             todo = "start crust-shim, or correct `backend`"

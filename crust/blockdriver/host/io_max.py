@@ -8,7 +8,7 @@ import errno
 import os
 
 from crust.core import volumes
-from crust.host.files import sparse
+from crust.host.files import listing
 from crust.host.process import syscalls
 
 _FILE = "io.max"
@@ -70,7 +70,7 @@ class IoMax:
 
     def _group(self) -> str | None:
         paths = (os.path.join(self._root, group).rstrip("/") for group in self._groups)
-        return next(filter(sparse.exists, paths), None)
+        return next(filter(listing.exists, paths), None)
 
 
 def parse(text: str, device: volumes.DeviceIdentity) -> volumes.IoLimits:

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from crust.core import errors, volumes
 from crust.core.volumes import NetworkImage
 from crust.host.block import devices, users
-from crust.host.files import sparse
+from crust.host.files import listing
 from crust.host.process import syscalls
 
 BUS = "/sys/bus/rbd"
@@ -129,9 +129,9 @@ class KernelRbd:
 
     def obstacle(self) -> str:
         """The reason why this kernel maps no images; empty if it does. Loads the module if possible."""
-        if not sparse.exists(self.bus):
+        if not listing.exists(self.bus):
             self.load_module()
-        if sparse.exists(self.bus):
+        if listing.exists(self.bus):
             return "" if sees_host_network() else _NO_NETWORK
         return "this host's kernel has no driver for RBD, or its module rbd is not loaded"
 
@@ -224,7 +224,7 @@ class KernelRbd:
 
     def _entry(self, name: str) -> str:
         single = f"{self.bus}/{name}_single_major"
-        return single if sparse.exists(single) else f"{self.bus}/{name}"
+        return single if listing.exists(single) else f"{self.bus}/{name}"
 
     def _read(self, number: int, image: NetworkImage) -> Mapping | None:
         """The mapping of that number; None if it belongs to another image or owner, or is unmapped meanwhile."""
@@ -286,13 +286,13 @@ def _key_calls() -> tuple[int, int]:
 
 def sees_host_network() -> bool:
     """Whether this thread is in the host's network namespace, or can enter it."""
-    return sparse.exists(_INITIAL_ONLY) or not _is_first()
+    return listing.exists(_INITIAL_ONLY) or not _is_first()
 
 
 @contextmanager
 def host_network() -> Iterator[None]:
     """Run the block in the host's network namespace; the caller has asked `sees_host_network`."""
-    if sparse.exists(_INITIAL_ONLY) or _is_first():
+    if listing.exists(_INITIAL_ONLY) or _is_first():
         yield
         return
     with (

@@ -12,7 +12,7 @@ from crust.cli.programs import PROGRAMS, daemons
 from crust.core import errors
 from crust.core.settings.program import ProgramSettings
 from crust.host import answers
-from crust.host.files import listing, sparse
+from crust.host.files import listing
 from crust.host.process import commands
 from crust.inspection import views
 from crust.kata.settings import KataSettings
@@ -87,7 +87,7 @@ class Node:
 
     def has(self, path: str) -> bool:
         """Whether an absolute path of the node exists. Raises an error of crust if that is not seen."""
-        return sparse.exists(os.path.join(self.root, path.lstrip("/")))
+        return listing.exists(os.path.join(self.root, path.lstrip("/")))
 
     def text(self, path: str) -> str:
         """The text of a file; empty if it does not exist. Raises `OSError`."""

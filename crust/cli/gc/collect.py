@@ -19,7 +19,7 @@ from crust.cli.gc.forgotten import ForgottenPublish
 from crust.cli.gc.kernel import Kernel
 from crust.core import errors
 from crust.core.printable import printable
-from crust.host.files import sparse
+from crust.host.files import listing
 from crust.host.process import workers
 from crust.inspection import daemon_calls, output, screen, show
 from crust.rpc.port import stub
@@ -124,7 +124,7 @@ def _steps(publish: ForgottenPublish, why_staged: str, kernel: Kernel) -> list[s
     """The steps for a proven publish, in words. Blocks."""
     loops = kernel.loops_of(publish.mapped) if publish.mapped else ()
     steps = [f"detach the kubelet's loop device {loop}" for loop in loops]
-    if publish.mapped and sparse.exists(publish.mapped):
+    if publish.mapped and listing.exists(publish.mapped):
         steps.append(f"unmount the kubelet's bind {publish.mapped}")
     steps.append(f"NodeUnpublishVolume {publish.volume_id} {publish.target}")
     if why_staged:

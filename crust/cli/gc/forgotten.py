@@ -17,7 +17,7 @@ from pathlib import Path
 
 from crust.core import volumes
 from crust.host import answers
-from crust.host.files import sparse
+from crust.host.files import listing
 from crust.host.process import syscalls
 from crust.inspection import views
 
@@ -59,7 +59,7 @@ def find(kubelet_root: str, entries: Iterable[views.VolumeRow]) -> tuple[Forgott
 
     Raises `CrustError` for another path that cannot be read: a pod may have the volume there.
     """
-    if not sparse.exists(f"{kubelet_root}/pods/"):
+    if not listing.exists(f"{kubelet_root}/pods/"):
         return ()
     publishes = (*_raw(kubelet_root), *_deferred(kubelet_root, entries))
     return tuple(each for each in publishes if not isinstance(each.pod(), answers.Present))

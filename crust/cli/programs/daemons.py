@@ -112,10 +112,10 @@ def load(
 
 def installed(program: str) -> Path | None:
     """The settings file that is read without --config."""
-    from crust.host.files import sparse
+    from crust.host.files import listing
 
     path = CONFIG_DIR / f"{program}.toml"
-    return path if sparse.exists(path) else None
+    return path if listing.exists(path) else None
 
 
 def text(program: str, path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The files below a directory that match a pattern. The library's glob leaves out what it cannot list."""
+"""Whether a file exists, and the files that match a pattern: what cannot be seen is an error, and never absent."""
 
 import fnmatch
 import os
@@ -6,6 +6,16 @@ from pathlib import Path
 
 from crust.host.files.durable import AnyPath
 from crust.host.process import syscalls
+
+
+def exists(path: AnyPath) -> bool:
+    """Whether `path` exists, with a slash at its end: as a directory, or a link to one. Raises if it is not seen."""
+    with syscalls.translating(f"cannot stat {path}"):
+        try:
+            os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    return True
 
 
 def matching(root: AnyPath, pattern: str) -> list[Path]:

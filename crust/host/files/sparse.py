@@ -48,16 +48,6 @@ class Space:
         return self.total_bytes - self.available_bytes
 
 
-def exists(path: AnyPath) -> bool:
-    """Whether `path` exists, with a slash at its end: as a directory, or a link to one. Raises if it is not seen."""
-    with syscalls.translating(f"cannot stat {path}"):
-        try:
-            os.lstat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-    return True
-
-
 def create(path: AnyPath, size_bytes: int) -> None:
     """Create the image, its content synced. Its name becomes durable with its directory (`publish_directory`)."""
     with syscalls.translating(f"cannot create the image {path}"):

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from crust.core import errors
 from crust.host import answers
 from crust.host.block import users
-from crust.host.files import sparse
+from crust.host.files import listing
 from crust.host.filesystems import superblocks
 from crust.host.mounts import mount_options, mount_users, mountinfo
 from crust.host.mounts.mount_options import InvalidMountOption, Parameters
@@ -253,7 +253,7 @@ def _mounted(
     """A detached mount of the filesystem on a device. Raises `DuplicateFilesystemUuid` where the kernel would take it
     for a part of a mounted one.
     """
-    if fs_type == "btrfs" and not sparse.exists(_TEMPORARY_FSIDS):
+    if fs_type == "btrfs" and not listing.exists(_TEMPORARY_FSIDS):
         _check_alone(device)
     with _context(fs_type) as context:
         try:

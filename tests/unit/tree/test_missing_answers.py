@@ -261,7 +261,7 @@ def test_path_test_is_found(text: str) -> None:
     [
         "os.stat(path)",
         "os.path.join(path, name)",
-        "from crust.host.files import sparse\nsparse.exists(path)",
+        "from crust.host.files import listing\nlisting.exists(path)",
         "with os.scandir(path) as entries:\n    names = [e.name for e in entries if e.is_dir()]",
     ],
 )

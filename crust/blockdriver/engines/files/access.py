@@ -28,7 +28,7 @@ from crust.blockdriver.host import file_copy
 from crust.core import errors, volumes
 from crust.host import answers
 from crust.host.block import devices, loop
-from crust.host.files import sparse
+from crust.host.files import listing, sparse
 
 _MARK = "crust:"
 _TAG_ID_BYTES = 44
@@ -71,7 +71,7 @@ class FileAccess:
         try:
             device = loop.attach(path, direct_io=self._direct_io, tag=tag, once=not is_new)
         except errors.NotFound as err:
-            if sparse.exists(path):
+            if listing.exists(path):
                 raise
             raise ImageMissing(volume_id) from err
         self._known[volume_id] = device

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from crust.blockdriver.engines.pool_access import RecordChanged, RecordKind, check_file_name
 from crust.blockdriver.engines.protocol import ImageMissing, orphan_image
 from crust.core import errors, volumes
-from crust.host.files import durable, sparse
+from crust.host.files import durable, listing, sparse
 from crust.host.files.durable import Place
 from crust.host.process import syscalls
 
@@ -154,7 +154,7 @@ class Directories:
         """A directory to fill and commit; without a commit it is removed. Raises OrphanImage."""
         final, path = self.directory / thing_id, self.directory / (_NEW + thing_id)
         _free(path)
-        if sparse.exists(final):
+        if listing.exists(final):
             raise orphan_image(thing_id, f"the directory {final}")
         durable.make_staging(path, 0o700)
         staged = Staged(path, final)
@@ -172,7 +172,7 @@ class Directories:
 
     def _take_back(self, staged: Staged, thing_id: str) -> None:
         """Remove a volume or set whose creation failed. Another one of its name, which a person put back, stays."""
-        if sparse.exists(staged.path):
+        if listing.exists(staged.path):
             _free(staged.path)
         elif not staged.is_committed:
             # It was renamed, and the name may not be durable: a repeated call would find it, and answer.
@@ -181,7 +181,7 @@ class Directories:
     def remove(self, thing_id: str) -> None:
         """Remove the name, durably, then free the space; without a record it removes no file."""
         present = self.directory / thing_id
-        if not sparse.exists(present / self._record):
+        if not listing.exists(present / self._record):
             durable.sync_directory(self.directory)  # an earlier removal may have failed at that
             return
         removed = self.directory / f"{_GONE}{thing_id}.{secrets.token_hex(4)}"

@@ -43,7 +43,7 @@ from crust.blockdriver.host import extents, file_copy
 from crust.core import errors, volumes
 from crust.host import answers
 from crust.host.block import devices
-from crust.host.files import sparse
+from crust.host.files import listing, sparse
 from crust.host.files.durable import Place
 from crust.host.process import syscalls
 
@@ -201,7 +201,7 @@ class FileProvisioning:
 
     def check_usable(self) -> None:
         """Whether the pool takes writes and the kernel has loop devices."""
-        if not sparse.exists(self._pool):
+        if not listing.exists(self._pool):
             raise PoolNotUsable(str(self._pool), "the directory does not exist")
         if sparse.space(self._pool).readonly:
             raise PoolNotUsable(str(self._pool), "its filesystem is read-only")
@@ -246,7 +246,7 @@ class FileProvisioning:
     def check_image(self, volume_id: volumes.VolumeId) -> None:
         """By the file's name alone: a file has no mark of its maker. Raises `ImageReplaced`."""
         self._access.check_image(volume_id)
-        if not sparse.exists(self.directories.image(volume_id)):
+        if not listing.exists(self.directories.image(volume_id)):
             raise ImageMissing(volume_id)
 
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
@@ -322,7 +322,7 @@ class FileProvisioning:
 
     def check_snapshot(self, image: Image) -> None:
         """By the file's name."""
-        if not sparse.exists(self.snapshot(image)):
+        if not listing.exists(self.snapshot(image)):
             raise SnapshotMissing(image.snapshot_id)
 
     def allocated(self, image: Image, start: int = 0) -> Iterator[extents.Extent]:
