@@ -12,6 +12,7 @@ is late.
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import quote
@@ -211,7 +212,7 @@ class Followed(Generic[Kind, Kept]):
         """Keep the objects known, until cancelled. If the API server is away, this logs it and tries again."""
         while True:
             try:
-                async with asyncio.timeout(_RELIST_S) as relist:
+                async with asyncio.timeout(_scattered(_RELIST_S)) as relist:
                     version = await self._list()
                     await self._watch(version)
             except TimeoutError as error:
@@ -231,7 +232,7 @@ class Followed(Generic[Kind, Kept]):
                 raise
             pause_s = self._pause_s()
             self._failures += 1
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(_scattered(pause_s))
 
     def _lost(self, error: Exception) -> None:
         self._current.clear()
@@ -256,6 +257,11 @@ class Followed(Generic[Kind, Kept]):
                     self.known.pop(self._key(item), None)
                 else:
                     self.known[self._key(item)] = self._keep(item)
+
+
+def _scattered(time_s: float) -> float:
+    """The time, or up to half of it less: the nodes of a cluster must not list at one moment."""
+    return random.uniform(time_s / 2, time_s)
 
 
 @contextlib.asynccontextmanager
