@@ -26,6 +26,7 @@ from crust.rpc.status import PeerStatus
 from tests.integration.wrap.conftest import DEFERRED, Volume, Wrapped
 from tests.support.co import MIB, NAMED, Co, capability
 from tests.support.drivers import vendor_driver
+from tests.support.faults import lies
 from tests.support.faults.lying_peers import Lie, Relay, Way
 from tests.support.nodes import snapshot_life
 from tests.support.nodes.node import PARTS
@@ -317,7 +318,7 @@ async def _truth(
 
 def _ways(number: int) -> tuple[Way, ...]:
     ways = tuple(Way)
-    return ways if os.environ.get("TESTS_LIES") == "all" else (ways[number % len(ways)],)
+    return ways if lies.ALL else (ways[number % len(ways)],)
 
 
 async def _lied(

@@ -57,6 +57,10 @@ STEPS = {
 }
 
 
+ASK_AS_OTHERS = ("group", "clone-in-guest")
+"""These steps ask what other steps ask, so only what they change fails, unless all does."""
+
+
 @pytest.fixture
 async def life(places: Places, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SnapshotLife]:
     async with started(BlockNode(places, parts=("node", "calls"))) as node:
@@ -66,15 +70,14 @@ async def life(places: Places, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         await node.enter("handler", node.handler(made.guest))
         snapshot_life.watch(made, monkeypatch)
         yield made
+        await made.release()
+        await node.restart("node")  # it removes what a failed removal has left
 
 
-@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
-async def test_failed_call_at_a_copy_is_no_wrong_copy(
-    step: Step[SnapshotLife], life: SnapshotLife
-) -> None:
-    first = [*STEPS.values()].index(step)
-    calls = (*lies.CALLS, *lies.CHANGES)
-    wrong = await wrong_answers(step, life, lied(life, step, os.getpid(), first=first, calls=calls))
-    await life.release()
-    await life.node.restart("node")  # it removes what a failed removal has left
-    assert wrong == []
+@pytest.mark.parametrize("name", STEPS)
+async def test_failed_call_at_a_copy_is_no_wrong_copy(name: str, life: SnapshotLife) -> None:
+    step, first = STEPS[name], [*STEPS].index(name)
+    asks = ("fcntl.ioctl",) if name in ASK_AS_OTHERS and not lies.ALL else lies.CALLS
+    calls = (*asks, *lies.CHANGES)
+    lied_to = lied(life, step, os.getpid(), first=first, calls=calls)
+    assert await wrong_answers(step, life, lied_to) == []

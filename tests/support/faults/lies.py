@@ -18,6 +18,9 @@ from tests.support.faults import syncs
 
 T = TypeVar("T")
 
+ALL = os.environ.get("TESTS_LIES") == "all"
+"""Whether each call fails with each errno, and each peer lies in each way."""
+
 ERRNOS = (
     errno.EACCES,
     errno.EPERM,
@@ -105,12 +108,13 @@ class _Kernel:
 
     concerns: Concerns
     failure: Failure
+    calls: Sequence[str]
     count: int = 0
     paths: dict[int, str] = field(default_factory=dict)
 
     def before(self, name: str, arguments: tuple[Any, ...]) -> None:
         path = self._path(name, arguments)
-        if path is None:
+        if path is None or name not in self.calls:
             return
         self.count += 1
         if self.count - 1 == self.failure.number:
@@ -156,8 +160,8 @@ def failing(
     concerns: Concerns, failure: Failure, *, calls: Sequence[str] = CALLS
 ) -> Iterator[Callable[[], int]]:
     """This call of `calls` fails while the block runs, once; yields a counter of the calls so far."""
-    kernel = _Kernel(concerns, failure)
-    with syncs.watched(calls, before=kernel.before, after=kernel.after):
+    kernel = _Kernel(concerns, failure, calls)
+    with syncs.watched({*calls, "open"}, before=kernel.before, after=kernel.after):
         yield lambda: kernel.count
 
 

@@ -1,7 +1,6 @@
 """A step of a volume's life, while each call fails once by which a node's parts, in this process, ask the kernel."""
 
 import itertools
-import os
 import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -47,7 +46,7 @@ async def lied(
 
     `pid` is a process that it concerns. The errnos begin with the `first`, so that the steps get all of them.
     """
-    errnos = lies.all_errnos if os.environ.get("TESTS_LIES") == "all" else lies.in_turn(first)
+    errnos = lies.all_errnos if lies.ALL else lies.in_turn(first)
     logs.context.set({})  # for a step that is no RPC
     concerns = OfNode(_LISTS, (life.node.places.root, f"/proc/{pid}"))
     for number in itertools.count():

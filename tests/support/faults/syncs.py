@@ -2,7 +2,7 @@
 
 import importlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -20,7 +20,7 @@ def _unseen(_name: str, _arguments: tuple[Any, ...], _result: Any = None) -> Non
 
 @contextmanager
 def watched(
-    calls: Sequence[str], *, before: Seen = _unseen, after: Done = _unseen
+    calls: Collection[str], *, before: Seen = _unseen, after: Done = _unseen
 ) -> Iterator[None]:
     """Call `before` before each of these calls, and `after` when it has succeeded, while the block runs.
 

@@ -170,7 +170,7 @@ def _asked(question: Question, device: Device) -> Iterator[Asked[bool]]:
     """Ask with each failure, and after each without one."""
     truth = _answer(question, device)
     first = [*QUESTIONS.values()].index(question)
-    errnos = lies.all_errnos if os.environ.get("TESTS_LIES") == "all" else lies.in_turn(first)
+    errnos = lies.all_errnos if lies.ALL else lies.in_turn(first)
     ask = partial(question.is_free, device)
     for asked in lies.failures(ask, _concerns(device), errnos_of=errnos):
         yield asked
