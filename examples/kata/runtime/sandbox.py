@@ -13,11 +13,13 @@ import asyncio
 import itertools
 import logging
 import secrets
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from crust.core import errors, volumes
+from crust.handoff import claims
 from crust.handoff.record import Record
 from crust.runtime_handler import NotDeferred, kept_vm
 from examples.kata.runtime import messages, ports, volume
@@ -27,6 +29,10 @@ _log = logging.getLogger(__name__)
 
 _MOUNT_TIMEOUT_S = 30.0
 """How long a stop waits for a mount that is under way before it kills a guest that does not answer."""
+
+
+_HELD_S, _HELD_PAUSE_S = 2.0, 0.02
+"""How long a stop waits for the keeper, which sees the end of its VM a moment later, and between two looks."""
 
 
 AGAIN_S = 15.0
@@ -229,11 +235,23 @@ class Sandbox:
         """Release the claims of a VM that has ended."""
         for held in self._volumes.values():
             try:
-                await asyncio.to_thread(held.claim.release)
+                await self._release(held.claim)
             except errors.CrustError as error:
                 _log.warning("claim kept", extra={"target": held.target.text, "error": error})
         self._volumes.clear()
         self._mount_failures.clear()
+
+    async def _release(self, claim: ports.Claim) -> None:
+        """Release a claim; what holds it ends with the VM."""
+        ends_s = time.monotonic() + _HELD_S
+        while True:
+            try:
+                await asyncio.to_thread(claim.release)
+                return
+            except claims.HeldBySandbox:
+                if self.vm.runs() or time.monotonic() > ends_s:
+                    raise
+            await asyncio.sleep(_HELD_PAUSE_S)
 
     async def use(self, record: Record) -> volume.SandboxVolume:
         """Claim and mount the volume, if the sandbox does not have it. Raises the error of the step that failed."""

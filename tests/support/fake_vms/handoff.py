@@ -30,6 +30,8 @@ class FakeClaim:
     vm: Process | None = None
     is_given_back: bool = False
     """Claim.json names no process any more."""
+    is_kept: Callable[[], None] | None = None
+    """A keeper holds the lock, whatever the VM does; called when it is in the way."""
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -77,7 +79,9 @@ class FakeClaim:
                 stays = True
         finally:
             self.ours = False
-            if self.is_locked():
+            if self.is_kept is not None:
+                self.is_kept()
+            if self.is_locked() or self.is_kept is not None:
                 raise claims.HeldBySandbox(self.record.target, self.sandbox, self.world.handler)
             self.is_given_back = True
             if not stays:

@@ -110,6 +110,32 @@ async def test_stopping_sandbox_refuses_containers(tmp_path: Path, world: World)
         await one.start(run(TARGET.text))
 
 
+async def test_stop_waits_until_the_keeper_has_ended_too(tmp_path: Path, world: World) -> None:
+    """It sees the end of its VM a moment later; until then the claim cannot be released."""
+    sandboxes = daemon(tmp_path, world)
+    await (await sandboxes.get(ONE)).start(run(TARGET.text))
+    claim, refused = world.claims[TARGET], asyncio.Event()
+    claim.is_kept = refused.set
+    stopping = asyncio.create_task(sandboxes.stop(ONE))
+    await until(refused)
+    claim.is_kept = None
+    await stopping
+    assert claim.is_given_back
+    assert TARGET not in world.claims
+
+
+async def test_stop_leaves_a_dead_claim_if_the_keeper_stays(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "_HELD_S", 0.0)
+    sandboxes = daemon(tmp_path, world)
+    await (await sandboxes.get(ONE)).start(run(TARGET.text))
+    world.claims[TARGET].is_kept = lambda: None
+    await sandboxes.stop(ONE)
+    assert sandboxes.all() == []
+    assert TARGET in world.claims
+
+
 async def test_stop_kills_a_guest_that_hangs_during_mount(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
