@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from crust import runtime_handler
 from crust.core import deferral_keys, volumes
-from crust.handoff import claims, store
+from crust.handoff import claims, layout, store
 from crust.handoff.record import Record
 from crust.runtime_handler import kept_vm
 from crust.runtime_handler.registration import Registration
@@ -125,3 +125,19 @@ class Directory:
         """Every readable record, of any handler."""
         entries = store.Store(self.root).scan()
         return tuple(entry.record for entry in entries if entry.record is not None)
+
+    def claimed_for(self, vm: runtime_handler.Process) -> Sequence[Record]:
+        """See `ports.Handoff`."""
+        entries = store.Store(self.root).scan()
+        return tuple(
+            entry.record
+            for entry in entries
+            if entry.record is not None and self._process_of(entry) == vm
+        )
+
+    def _process_of(self, entry: store.Entry) -> runtime_handler.Process | None:
+        """The process that the claim names; a claimant that looks at a dead one has put it aside."""
+        claim = entry.claim
+        if claim is not None and not claim.sandbox_id:
+            claim = claims.read_aside(layout.Layout(self.root).entry(entry.digest))
+        return claim.process if claim is not None else None

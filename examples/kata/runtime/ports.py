@@ -282,3 +282,6 @@ class Handoff(Protocol):
 
     def records(self) -> Sequence[Record]:
         """All readable records."""
+
+    def claimed_for(self, vm: Process) -> Sequence[Record]:
+        """Those whose claim, live or dead, names the VM."""

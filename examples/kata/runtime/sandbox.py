@@ -164,19 +164,20 @@ class Sandbox:
         return True
 
     async def recover_claims(self) -> None:
-        """Have a keeper hold the claims of all plugged disks (specs/handoff.md, H-46).
+        """Have a keeper hold the claims of all plugged disks, and those that name the VM (specs/handoff.md, H-46).
 
-        It does not wait for a mount that is under way, which may take hours: `ClaimsInHand`. Raises as
-        `kept_vm.KeptVm.recover`.
+        The latter are of volumes that a daemon was just attaching. It does not wait for a mount that is under way,
+        which may take hours: `ClaimsInHand`. Raises as `kept_vm.KeptVm.recover`.
         """
         socket = self.vm.descriptors.keeper_socket
         if socket is None:
             return
         async with self._in_hand.lock:
-            used = await self._targets_of(await self.vm.plugged())
-            lost = ports.LostClaims(
-                self.sandbox_id, self.vm.named_process, socket, used, self._in_hand.now()
-            )
+            used, process = await self._targets_of(await self.vm.plugged()), self.vm.named_process
+            claimed = await asyncio.to_thread(self._handoff.claimed_for, process)
+            used |= {volume.serial_of(record): record.target for record in claimed}
+            in_hand = self._in_hand.now()
+            lost = ports.LostClaims(self.sandbox_id, process, socket, used, in_hand)
             await asyncio.to_thread(self._handoff.recover, lost)
 
     async def _targets_of(self, serials: Sequence[str]) -> dict[str, volumes.TargetPath | None]:

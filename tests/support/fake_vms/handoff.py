@@ -195,5 +195,8 @@ class FakeHandoff:
     def recover(self, lost: ports.LostClaims) -> None:
         raise AssertionError("QEMU holds the claims of these VMs")
 
+    def claimed_for(self, vm: Process) -> Sequence[Record]:
+        return tuple(claim.record for claim in self.world.claims.values() if claim.vm == vm)
+
     def records(self) -> Sequence[Record]:
         return tuple(self.world.records.values())

@@ -7,12 +7,12 @@ import pytest
 
 from crust.core import errors, operations, volumes
 from crust.handoff.claims import State
-from examples.kata.runtime import handler, messages, sandbox
+from examples.kata.runtime import handler, messages, ports, sandbox
 from examples.kata.runtime.sandboxes import Sandboxes, SandboxNotAdopted
 from examples.kata.vm import faults
 from tests.support.drivers.fake_driver import Gate
 from tests.support.fake_vms.handoff import FakeHandoff
-from tests.support.fake_vms.vms import FakeVms
+from tests.support.fake_vms.vms import FakeVm, FakeVms
 from tests.support.fake_vms.world import World
 from tests.support.faults.refusals import until
 from tests.support.records.records import IMAGE, TARGET, a_record
@@ -134,6 +134,25 @@ async def test_stop_leaves_a_dead_claim_if_the_keeper_stays(
     await sandboxes.stop(ONE)
     assert sandboxes.all() == []
     assert TARGET in world.claims
+
+
+async def test_claim_is_taken_again_while_its_disk_is_just_plugged(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keeper and standby are killed meanwhile: only this process's descriptors hold the claim."""
+    found: list[ports.LostClaims] = []
+    monkeypatch.setattr(FakeVm, "keeper_socket", tmp_path / "keeper.sock")
+    monkeypatch.setattr(FakeHandoff, "recover", lambda _, lost: found.append(lost))
+    made = await daemon(tmp_path, world).get(ONE)
+    gate = world.gates["attach"] = Gate()
+    starting = asyncio.create_task(made.start(run(TARGET.text)))
+    await until(gate.entered)
+    await made.recover_claims()
+    gate.opened.set()
+    await starting
+    ((used, in_hand),) = [(lost.used, lost.in_hand) for lost in found]
+    assert list(used.values()) == [TARGET]
+    assert used.keys() == in_hand.keys()
 
 
 async def test_stop_kills_a_guest_that_hangs_during_mount(
