@@ -68,7 +68,7 @@ OF_HOST = ("filesystems", "kata", "kata-engine", "lvm", "multipath", "udev")
 
 
 @pytest.mark.parametrize("check", OF_HOST)
-def test_check_of_the_host_is_never_ok_without_a_look_at_it(pod: Node, check: str) -> None:
+def test_check_of_the_host_is_never_ok_unseen(pod: Node, check: str) -> None:
     """The image has no LVM, no udev and no modules, whatever the host has."""
     (only,) = found(pod, check)
     assert only.level is Level.ERROR

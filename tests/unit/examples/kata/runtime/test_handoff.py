@@ -12,7 +12,7 @@ from examples.kata.runtime.handoff import Directory
 from tests.support.records.records import HANDLER, TARGET, a_record
 
 
-def test_claims_of_a_machine_are_found_live_dead_and_put_aside(tmp_path: Path) -> None:
+def test_claims_of_machine_are_found_live_dead_and_aside(tmp_path: Path) -> None:
     store, machine = Store(f"{tmp_path}/volumes"), process_of(os.getpid())
     store.open()
     record, paths = a_record(), store.layout.entry(TARGET)
