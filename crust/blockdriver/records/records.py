@@ -222,5 +222,5 @@ class IndexedRecords(Records[M]):
     def look_again(self, key: str) -> None:
         """Note the present record; it is in doubt if it cannot be read now."""
         self.index.note(key, None, in_doubt=True)
-        with contextlib.suppress(*UNREADABLE):
+        with contextlib.suppress(errors.CrustError):
             self.find(key)

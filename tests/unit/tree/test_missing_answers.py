@@ -73,6 +73,7 @@ BOUNDARIES_OF_VALUES = {
     ("proxy/host_publish.py", "HostPublish._is_free", 1): "an undo: not seen is not new, and stays",
     ("runtime_handler/keeper.py", "Keeper._accept", 1): "it lives for its claims: the client waits",
     ("runtime_handler/keeper.py", "main", 1): "a wish: without it the keeper runs all the same",
+    ("blockdriver/records/records.py", "IndexedRecords.look_again", 1): "the record is in doubt",
     ("proxy/look.py", "Looks._restore", 1): "reported as unhealthy, and the next look mounts it",
 }
 """The same of A2."""
