@@ -147,9 +147,14 @@ class Keeper:
         raise _Promoted
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # the client has given up
+        try:
             client, _ = self._listener.accept()
-            self._clients[client.fileno()] = _Client(client)
+        except OSError as err:
+            # Without a descriptor or memory the connection stays in the queue, and poll would answer at once again.
+            if err.errno not in (errno.EAGAIN, errno.ECONNABORTED):
+                _wait(self._vm, self._standby, *self._clients, timeout_ms=_AGAIN_MS)
+            return
+        self._clients[client.fileno()] = _Client(client)
 
     def _serve(self, client: "_Client") -> None:
         try:

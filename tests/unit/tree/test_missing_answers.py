@@ -33,6 +33,7 @@ BOUNDARIES = {
     ("proxy/publish.py", "Publish._failed", 2): "an undo: the publish's own error is the answer",
     ("proxy/host_publish.py", "HostPublish._undo", 1): "an undo: not done is a row that stays",
     ("proxy/table.py", "Entries.observe", 1): "the observation is UNSEEN, with its problem",
+    ("runtime_handler/keeper.py", "Keeper._accept", 1): "it lives for its claims: the client waits",
     ("runtime_handler/keeper.py", "Keeper._is_forked", 2): "forks again; no client is answered",
     ("runtime_handler/keeper.py", "Keeper._put_file", 1): "the client gets the error",
     ("runtime_handler/keeper.py", "Keeper._serve", 1): "the client's connection ends",
@@ -71,7 +72,6 @@ BOUNDARIES = {
 BOUNDARIES_OF_VALUES = {
     ("host/process/systemd.py", "_send", 1): "systemd acts on each message that it misses",
     ("proxy/host_publish.py", "HostPublish._is_free", 1): "an undo: not seen is not new, and stays",
-    ("runtime_handler/keeper.py", "Keeper._accept", 1): "it lives for its claims: the client waits",
     ("runtime_handler/keeper.py", "main", 1): "a wish: without it the keeper runs all the same",
     ("blockdriver/records/records.py", "IndexedRecords.look_again", 1): "the record is in doubt",
     ("proxy/look.py", "Looks._restore", 1): "reported as unhealthy, and the next look mounts it",
