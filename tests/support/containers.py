@@ -45,9 +45,27 @@ class Bind:
     path: Path
     propagation: str = "rprivate"
     at: str = ""
+    readonly: bool = False
 
 
 BIDIRECTIONAL, HOST_TO_CONTAINER = "rshared", "rslave"
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What a manifest lets a container do, beside its mounts. `variables` of its environment are `NAME=value`."""
+
+    capabilities: Sequence[str]
+    user: int = 0
+    host_pid: bool = False
+    may_escalate: bool = True
+    readonly_root: bool = True
+    variables: tuple[str, ...] = ()
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """The kinds of namespaces of its own."""
+        return ("mount", "network", "ipc", "uts", *(() if self.host_pid else ("pid",)))
 
 
 @dataclass(slots=True)
@@ -77,31 +95,26 @@ class Containerd:
         arguments: Sequence[str],
         binds: Sequence[Bind],
         image: Path | None = None,
-        user: int = 0,
-        *,
-        privileged: bool = False,
+        rights: Rights | None = None,
     ) -> "Container":
         """Start a container of `crust arguments…`; it may not serve yet when this returns.
 
-        With `image` it is that of the image that is mounted there, else that of this checkout. A `user` other than
-        root has no capability, and gets none; `privileged`: it has all that this machine has.
+        With `image` it is that of the image that is mounted there, else that of this checkout. Without `rights` it
+        has those that the units leave the daemons, and sees the host's processes where the manifests do so (hostPID).
         """
         spec = self.base / f"{name}.json"
         # it may lie below /tmp, where a container has its own
         checkout = [] if image else [Bind(CHECKOUT)]
-        described = self._spec(name, arguments, [*checkout, *binds], privileged=privileged)
-        if user:
-            described["process"] |= {
-                "user": {"uid": user, "gid": user},
-                "capabilities": {},
-                "noNewPrivileges": True,
-            }
+        if rights is None:
+            host_pid = arguments[0] in ("proxy", "driver", "node")
+            rights = Rights(_bounding_set(_CAPABILITIES), host_pid=host_pid)
+        described = self._spec(name, arguments, [*checkout, *binds], rights)
         if image is not None:
             described["root"]["path"] = str(image)
             described["process"] |= {
                 "args": ["tini", "--", "crust", *arguments],
                 "cwd": "/",
-                "env": ["PATH=/opt/crust/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+                "env": ["PATH=/opt/crust/bin:/usr/sbin:/usr/bin:/sbin:/bin", *rights.variables],
             }
         spec.write_text(json.dumps(described))
         log = self.base / f"{name}.log"
@@ -146,18 +159,19 @@ class Containerd:
         return done.stdout
 
     def _spec(
-        self, name: str, arguments: Sequence[str], binds: Sequence[Bind], *, privileged: bool
+        self, name: str, arguments: Sequence[str], binds: Sequence[Bind], rights: Rights
     ) -> dict[str, Any]:
-        capabilities = _bounding_set(_ALL if privileged else _CAPABILITIES)
+        capabilities = list(rights.capabilities)
         return {
             "ociVersion": "1.0.2",
             "hostname": name,
-            "root": {"path": str(self.rootfs), "readonly": True},
+            "root": {"path": str(self.rootfs), "readonly": rights.readonly_root},
             "process": {
                 "args": [sys.executable, "-m", "crust", *arguments],
                 "cwd": str(CHECKOUT),
-                "env": [f"PATH={os.environ['PATH']}"],
-                "user": {"uid": 0, "gid": 0},
+                "env": [f"PATH={os.environ['PATH']}", *rights.variables],
+                "user": {"uid": rights.user, "gid": rights.user},
+                "noNewPrivileges": not rights.may_escalate,
                 "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
             },
             "mounts": [
@@ -168,20 +182,12 @@ class Containerd:
                 *map(_bind, binds),
             ],
             "linux": {
-                "namespaces": [
-                    {"type": kind}
-                    for kind in ("mount", "network", "ipc", "uts", *_own_pid(arguments))
-                ],
+                "namespaces": [{"type": kind} for kind in rights.namespaces],
                 "rootfsPropagation": "rshared",
                 "resources": {"devices": [{"allow": True, "access": "rwm"}]},
                 "cgroupsPath": f"/{self.namespace}/{name}",
             },
         }
-
-
-def _own_pid(arguments: Sequence[str]) -> Sequence[str]:
-    """A PID namespace of its own; not for proxy and driver, which have the host's in the manifests (hostPID)."""
-    return () if arguments[0] in ("proxy", "driver", "node") else ("pid",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +250,7 @@ def _bind(bind: Bind) -> dict[str, Any]:
         "destination": bind.at or str(bind.path),
         "type": "none",
         "source": str(bind.path),
-        "options": ["rbind", "rw", bind.propagation],
+        "options": ["rbind", "ro" if bind.readonly else "rw", bind.propagation],
     }
 
 
@@ -262,6 +268,11 @@ _CAPABILITIES = (
     "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SYS_PTRACE", "SYS_ADMIN", "SYS_RESOURCE", "MKNOD",
 )  # fmt: skip
 """Those that the units leave the daemons (docs/security.md)."""
+
+
+def all_capabilities() -> list[str]:
+    """Those of a privileged container on this machine."""
+    return _bounding_set(_ALL)
 
 
 def _bounding_set(names: Sequence[str]) -> list[str]:

@@ -1,7 +1,8 @@
 """Containers of a pod that helm has rendered, as a kubelet has containerd start them, with a node's paths elsewhere.
 
 A hostPath is the directory that stands for the node's, else this machine's own (`/dev`). A ConfigMap is a directory
-of its files, an emptyDir or a Secret one that is given. No API server is there.
+of its files, an emptyDir or a Secret one that is given. No API server is there. User, rights, namespaces and
+environment are those of the manifest: nothing that it leaves out is added.
 """
 
 import os
@@ -17,6 +18,8 @@ from tests.support.containers import (
     Bind,
     Container,
     Containerd,
+    Rights,
+    all_capabilities,
 )
 
 _PROPAGATION = {
@@ -24,6 +27,8 @@ _PROPAGATION = {
     "HostToContainer": HOST_TO_CONTAINER,
     "None": "rprivate",
 }
+_FIELDS = {"spec.nodeName": "node-1", "metadata.namespace": "crust", "metadata.name": "crust-pod"}
+"""What an API server would say of the pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +59,52 @@ class RenderedPod:
             if (bind := self._bind(mount, volumes[mount["name"]])) is not None
         ]
         return containerd.run(
-            self.workload,
-            container["args"],
-            binds,
-            image,
-            user=self.spec.get("securityContext", {}).get("runAsUser", 0),
-            privileged=container["securityContext"].get("privileged", False),
+            self.workload, container["args"], binds, image, self._rights(container)
         )
+
+    def _rights(self, container: Any) -> Rights:
+        context = container["securityContext"]
+        privileged = context.get("privileged", False)
+        # the only two forms of the chart: another one would get the default list of the container engine
+        assert privileged or context["capabilities"] == {"drop": ["ALL"]}
+        return Rights(
+            all_capabilities() if privileged else (),
+            user=self._user,
+            host_pid=self.spec.get("hostPID", False),
+            may_escalate=context.get("allowPrivilegeEscalation", True),
+            readonly_root=context["readOnlyRootFilesystem"],
+            variables=tuple(map(_variable, container.get("env", ()))),
+        )
+
+    @property
+    def _user(self) -> int:
+        user = self.spec.get("securityContext", {}).get("runAsUser", 0)
+        assert isinstance(user, int)
+        return user
 
     def _bind(self, mount: Any, volume: Any) -> Bind | None:
         at = mount["mountPath"]
         propagation = _PROPAGATION[mount.get("mountPropagation", "None")]
         if at == "/tmp":  # every container has one
             return None
+        readonly = mount.get("readOnly", False)
         if "configMap" in volume:
-            return Bind(self._config_map(volume["configMap"]["name"]), at=at)
+            return Bind(self._config_map(volume["configMap"]["name"]), at=at, readonly=readonly)
         path = volume["hostPath"]["path"] if "hostPath" in volume else volume["name"]
-        return Bind(self.node.get(path, Path(path)), propagation, at)
+        return Bind(self.node.get(path, Path(path)), propagation, at, readonly)
 
     def _config_map(self, name: str) -> Path:
         config_map = chart.one(chart.objects(self.values), "ConfigMap", name)
         path = self.directory / name
         path.mkdir(exist_ok=True)
-        user = self.spec.get("securityContext", {}).get("runAsUser", 0)
         for file, text in config_map["data"].items():
             (path / file).write_text(text, encoding="utf-8")
-            os.chown(path / file, user, user)
+            os.chown(path / file, self._user, self._user)
         return path
+
+
+def _variable(described: Any) -> str:
+    """NAME=value, the value of the manifest or of a field of the pod."""
+    if "value" in described:
+        return f"{described['name']}={described['value']}"
+    return f"{described['name']}={_FIELDS[described['valueFrom']['fieldRef']['fieldPath']]}"
