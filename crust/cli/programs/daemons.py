@@ -65,6 +65,10 @@ def serve(program: str, flags: dict[str, Any]) -> None:
     _log.info("settings", extra={"program": program, **loaded.model_dump(mode="json")})
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it would have the secrets of volumes
+    # The soft limit of 1,024 is for users of select(2). Connections, streams and devices of a node need more, and a
+    # pod has no line for it.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
     async def measured() -> None:
         with monitoring.serving(loaded.metrics_address):
