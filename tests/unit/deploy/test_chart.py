@@ -398,6 +398,15 @@ def test_runtime_class_has_the_handler_of_the_settings() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_node_pod_alone_sees_the_processes_of_its_host(form: str) -> None:
+    """Without them the users of a device would not be seen (docs/security.md)."""
+    assert node_pod(form)["hostPID"]
+    assert not any(
+        "hostPID" in pod_of(item) for item in of_kind(objects(FORMS[form]), "Deployment")
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_node_pod_mounts_no_secret(form: str) -> None:
     kinds = {key for volume in node_pod(form)["volumes"] for key in volume} - {"name"}
     assert kinds == {"configMap", "hostPath", "emptyDir"}
