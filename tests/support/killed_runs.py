@@ -57,7 +57,7 @@ def _is_dead(name: str) -> bool:
 
 
 def _remove(name: str) -> bool:
-    groups: set[str] = set()
+    groups = set(_groups_named(name))
     ended = 0
     for _ in range(_ROUNDS):
         pids = _processes().get(name, set())
@@ -134,6 +134,13 @@ def _groups_of(pid: int) -> Iterator[str]:
             if "/crust-tests-" in group:
                 mounted = hierarchy.removeprefix("name=")
                 yield f"/sys/fs/cgroup/{mounted}{group}".replace("//", "/")
+
+
+def _groups_named(name: str) -> Iterator[str]:
+    """A cluster's: its kubelet makes groups below one with the run's name, and they outlive their processes."""
+    for pattern in (f"crust-tests-{name}", f"*/crust-tests-{name}"):  # cgroup v2, and v1
+        for top in Path("/sys/fs/cgroup").glob(pattern):
+            yield from (directory for directory, _, _ in os.walk(top))
 
 
 def devices() -> Mapping[str, list[loop.LoopDevice]]:

@@ -94,6 +94,19 @@ def test_what_a_killed_run_left_is_removed() -> None:
         assert not run.directory.exists()
 
 
+def test_control_groups_of_a_killed_cluster_are_removed() -> None:
+    """No process has to be in them any more: those of a cluster end with its process 1."""
+    with running() as run:
+        top = Path("/sys/fs/cgroup/memory")
+        group = (top if top.is_dir() else top.parent) / f"crust-tests-{run.directory.name}"
+        (group / "kubepods" / "besteffort").mkdir(parents=True)
+        run.shell.kill()
+        os.kill(run.pids[0], signal.SIGKILL)
+        run.shell.wait()
+        assert killed_runs.remove_all()
+        assert not group.exists()
+
+
 def test_what_a_running_one_has_stays() -> None:
     with running() as run:
         killed_runs.remove_all()
