@@ -177,6 +177,17 @@ kata: export KATA_RUNTIMES = $(RUNTIMES)
 kata: root $(VENV)/.done ## the chain with a real Kata on a node; NODE=dir RUNTIMES=name=configuration.toml,... (docs/kata.md; root)
 	@$(PY) -m pytest -q --timeout 500 tests/real_kata
 
+# etcd, Kubernetes and containerd, in the versions of tests/support/third_party/kubernetes.
+KUBERNETES := tests/support/third_party/kubernetes
+$(CACHE)/kubernetes/bin/kubelet: $(shell find $(KUBERNETES) -type f) tests/build_kubernetes.sh
+	@tests/build_kubernetes.sh $(@D) && touch $@
+
+.PHONY: kubernetes
+kubernetes: WITHIN = tests/in_node_namespaces.sh
+kubernetes: REQUIRED = mount,loop,kubernetes
+kubernetes: root image $(HELM) $(CACHE)/kubernetes/bin/kubelet ## the chart in a real Kubernetes, which it builds first (docs/conformance.md; root)
+	@$(PYTEST) tests/kubernetes
+
 .PHONY: size
 size: $(VENV)/.done ## count lines by package, and error classes
 	@$(PY) -m tests.support.measures.size

@@ -18,6 +18,7 @@ import pytest
 from crust.core import errors
 from crust.host.block import loop
 from crust.host.mounts import mount_api, mountinfo
+from tests.support.kubernetes import daemons
 from tests.support.third_party import csi_sanity, ember
 
 GO_DRIVER = Path(__file__).parents[2] / ".cache" / "go" / "driver"
@@ -117,8 +118,8 @@ def _systemd() -> str:
     return "" if shutil.which("systemd-nspawn") else "systemd-nspawn is not installed"
 
 
-def _made(program: Path) -> str:
-    return "" if program.exists() else f"{program} is missing: run make third-party"
+def _made(program: Path, target: str = "third-party") -> str:
+    return "" if program.exists() else f"{program} is missing: run make {target}"
 
 
 _PROBES: dict[str, Callable[[], str]] = {
@@ -131,4 +132,5 @@ _PROBES: dict[str, Callable[[], str]] = {
     "ember": lambda: _made(ember.PROGRAM),
     "csi-sanity": lambda: _made(csi_sanity.PROGRAM),
     "go-driver": lambda: _made(GO_DRIVER),
+    "kubernetes": lambda: _made(daemons.PROGRAMS / "kubelet", "kubernetes"),
 }

@@ -1,0 +1,30 @@
+#!/bin/sh
+# Builds Kubernetes, etcd, containerd and the plugins of a pod's network into the directory $1, with Go 1.26 or newer.
+# Modules and what Go compiles stay beside it: 5 GB. The versions: tests/support/third_party/kubernetes.
+set -eu
+directory=$(realpath -m "$1") source=$(realpath tests/support/third_party/kubernetes)
+go=$(tests/find_go.sh "$directory/..")
+mkdir -p "$directory"
+export GOTOOLCHAIN=local CGO_ENABLED=0 GOFLAGS=-trimpath
+export GOMODCACHE="$directory/../modules" GOCACHE="$directory/../compiled"
+GOMODCACHE=$(realpath -m "$GOMODCACHE") GOCACHE=$(realpath -m "$GOCACHE")
+
+# the API server compares versions, and refuses to start without one
+version=$(sed -n 's/.*k8s.io\/kubernetes \(v[0-9.]*\)$/\1/p' "$source/go.mod")
+flags="-s -w"
+for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+	flags="$flags -X $package.gitVersion=$version -X $package.gitTreeState=clean"
+done
+programs="kube-apiserver kube-controller-manager kube-scheduler kubectl kubelet"
+{
+	cd "$source"
+	for program in $programs; do
+		set -- "$@" "k8s.io/kubernetes/cmd/$program"
+	done
+	shift
+	"$go" build -ldflags "$flags" -o "$directory/" ./etcd "$@" &&
+		xargs -n 1 env GOBIN="$directory" "$go" install -ldflags "-s -w" <containerd.txt
+} || {
+	echo "error: Kubernetes cannot be built, see above: check the network, and GOPROXY" >&2
+	exit 1
+}

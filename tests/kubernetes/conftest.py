@@ -1,0 +1,22 @@
+"""One cluster for the run: it takes half a minute to start."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import capabilities
+from tests.support.kubernetes.cluster import Cluster
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """The control groups of its pods have the name of the run, by which those of a killed one are found."""
+    capabilities.need("mount", "loop", "kubernetes")
+    group = f"crust-tests-{Path(tempfile.gettempdir()).name}"
+    with (
+        tempfile.TemporaryDirectory(prefix="k-", ignore_cleanup_errors=True) as directory,
+        Cluster.started(Path(directory), group) as started,
+    ):
+        yield started

@@ -1,0 +1,39 @@
+"""A pod whose volume the host mounts, under a real kubelet: from the claim to the deletion of the data."""
+
+import pytest
+
+from crust.host.mounts import mountinfo
+from tests.support.kubernetes.cluster import Cluster, claim, pod
+
+pytestmark = pytest.mark.timeout(900)
+CSI = "kubernetes.io~csi"
+
+
+def mounted() -> list[str]:
+    return [
+        mount.fs_type for mount in mountinfo.below("/var/lib/kubelet/pods") if CSI in mount.target
+    ]
+
+
+def test_host_pod_keeps_data_until_its_claim_is_deleted(cluster: Cluster) -> None:
+    kubectl = cluster.kubectl
+    kubectl.apply(claim("data", "crust-host"), pod("first", "data"))
+    kubectl.wait("condition=Ready", "pod/first")
+    assert mounted() == ["ext4"]
+    kubectl.shell("first", "echo written >/data/file")
+    kubectl.run("delete", "pod", "first")
+    assert mounted() == []
+    kubectl.apply(pod("second", "data"))
+    kubectl.wait("condition=Ready", "pod/second")
+    assert kubectl.shell("second", "cat /data/file") == "written"
+    kubectl.run("delete", "pod", "second")
+    (volume,) = kubectl.names("persistentvolume")
+    kubectl.run("delete", "persistentvolumeclaim", "data")
+    kubectl.gone(volume)
+    assert list(cluster.node.images_of_volumes()) == []
+
+
+def test_csinode_names_the_driver_and_its_topology(cluster: Cluster) -> None:
+    (driver,) = cluster.kubectl.get("csinode", "node-1")["spec"]["drivers"]
+    assert driver["name"] == "block.csi.crust.dev"
+    assert driver["topologyKeys"] == ["crust.dev/node"]

@@ -1,0 +1,66 @@
+"""What tests ask the API server, by kubectl, as an operator does. Each wait is kubectl's own watch."""
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.kubernetes.daemons import PROGRAMS
+
+WITHIN_S = 180
+"""It is only waited for in a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kubectl:
+    """One user of the cluster."""
+
+    kubeconfig: Path
+
+    def run(self, *arguments: str, given: str = "", may_fail: bool = False) -> str:
+        """The output."""
+        done = subprocess.run(
+            (str(PROGRAMS / "kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments),
+            input=given, capture_output=True, text=True, timeout=2 * WITHIN_S, check=False,
+        )  # fmt: skip
+        assert may_fail or done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def apply(self, *objects: Any) -> None:
+        """Make objects, or change them."""
+        listed = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+        self.run("apply", "--filename=-", given=json.dumps(listed))
+
+    def get(self, kind: str, name: str, *arguments: str) -> Any:
+        """An object."""
+        return json.loads(self.run("get", kind, name, "--output=json", *arguments))
+
+    def names(self, kind: str, *arguments: str) -> list[str]:
+        """The names of the objects of a kind."""
+        return self.run("get", kind, "--output=name", *arguments).split()
+
+    def wait(self, condition: str, *what: str) -> None:
+        """Wait until a condition of kubectl-wait holds; a failure shows the objects and what happened to them."""
+        done = self.run(
+            "wait", f"--for={condition}", f"--timeout={WITHIN_S}s", *what, may_fail=True
+        )
+        met = ("condition met", "deleted", "created")
+        if not done.strip() or not all(line.endswith(met) for line in done.splitlines()):
+            shown = self.run("describe", *what, may_fail=True)
+            events = self.run(
+                "get", "events", "--all-namespaces", "--sort-by=.lastTimestamp", may_fail=True
+            )
+            of_crust = ("--namespace=crust-system", "--selector=app.kubernetes.io/name=crust-node")
+            logs = self.run("logs", *of_crust, "--all-containers", "--tail=20", may_fail=True)
+            texts = (shown, events[-6000:], logs)
+            raise AssertionError("\n".join((f"not {condition}: {what}", *texts)))
+
+    def gone(self, *what: str) -> None:
+        """Wait until objects, which are being deleted, are gone."""
+        if self.run("get", "--ignore-not-found", "--output=name", *what):
+            self.wait("delete", *what)
+
+    def shell(self, pod: str, script: str) -> str:
+        """The output of a script in a pod's first container."""
+        return self.run("exec", pod, "--", "sh", "-ec", script).strip()

@@ -1,0 +1,192 @@
+"""The node: its directories, containerd and the kubelet.
+
+Its paths are those of every node (/var/lib/kubelet), in mounts of the test run's own. The kubelet sets some of the
+machine's sysctls: it finds them as it wants them, in files that are mounted over them, and is told to change none.
+All control groups of pods are below one that has the run's name.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.kubernetes.control_plane import ADDRESS, NODE, SERVICE, ControlPlane
+from tests.support.kubernetes.daemons import PROGRAMS, Daemon
+
+_SYSCTLS = {
+    "vm/overcommit_memory": "1",
+    "vm/panic_on_oom": "0",
+    "kernel/panic": "10",
+    "kernel/panic_on_oops": "1",
+    "kernel/keys/root_maxkeys": "1000000",
+    "kernel/keys/root_maxbytes": "25000000",
+}
+_POOL = "/var/lib/crust/block"
+_DIRECTORIES = ("/var/lib/kubelet", "/var/lib/crust", "/var/lib/containerd", "/var/log")
+_CONTAINERD = """version = 3
+root = "/var/lib/containerd"
+state = "/run/containerd"
+[grpc]
+address = "/run/containerd/containerd.sock"
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = "{sandbox}"
+[plugins."io.containerd.cri.v1.runtime"]
+disable_apparmor = true
+restrict_oom_score_adj = true
+[plugins."io.containerd.cri.v1.runtime".cni]
+bin_dirs = ["{programs}"]
+conf_dir = "{directory}/cni"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+"""
+_NETWORK = {
+    "cniVersion": "1.0.0",
+    "name": "pods",
+    "plugins": [
+        {
+            "type": "ptp",
+            "ipam": {
+                "type": "host-local",
+                "dataDir": "/run/cni",
+                "ranges": [[{"subnet": "10.97.0.0/16"}]],
+                "routes": [{"dst": "0.0.0.0/0"}],
+            },
+        }
+    ],
+}
+
+
+@dataclass(slots=True)
+class Node:
+    """Its files are below `directory`, which must exist; `sandbox` is the image of each pod's first container."""
+
+    directory: Path
+    sandbox: str
+    group: str
+    kubelet: Daemon = field(init=False)
+
+    @contextmanager
+    def running(self, control_plane: ControlPlane, *tars: tuple[Path, str]) -> Iterator[None]:
+        """Containerd and kubelet serve while the block runs; `tars` are images, with the base of their names."""
+        with ExitStack() as stack:
+            self._make_groups()
+            stack.callback(self._remove_groups)
+            stack.enter_context(self._containerd().running())
+            for tar, base_name in tars:
+                self._load_images(tar, base_name)
+            self.kubelet = self._kubelet(control_plane)
+            stack.enter_context(self.kubelet.running())
+            yield
+
+    def _containerd(self) -> Daemon:
+        self._write("cni/pods.conflist", json.dumps(_NETWORK))
+        paths = {"sandbox": self.sandbox, "programs": PROGRAMS, "directory": self.directory}
+        configured = self._write("containerd.toml", _CONTAINERD.format(**paths))
+        return Daemon((str(PROGRAMS / "containerd"), f"--config={configured}"), self.directory)
+
+    def _kubelet(self, control_plane: ControlPlane) -> Daemon:
+        flags = (
+            f"--kubeconfig={control_plane.kubeconfig('kubelet')}",
+            f"--config={self._write('kubelet.json', json.dumps(self._settings()))}",
+            f"--node-ip={ADDRESS}",
+            f"--hostname-override={NODE}",
+            f"--cert-dir={self.directory}/kubelet-certificates",
+        )
+        return Daemon((str(PROGRAMS / "kubelet"), *flags), self.directory)
+
+    def images_of_volumes(self) -> Iterator[Path]:
+        """The files of volumes in the pool."""
+        yield from Path(_POOL).rglob("*.img")
+
+    def _load_images(self, tar: Path, base_name: str) -> None:
+        """Import images for pods."""
+        imported = ("--namespace=k8s.io", "images", "import", f"--base-name={base_name}", str(tar))
+        subprocess.run([PROGRAMS / "ctr", *imported], check=True, capture_output=True)
+
+    def _write(self, name: str, text: str) -> Path:
+        path = self.directory / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    @contextmanager
+    def directories(self) -> Iterator[None]:
+        """The node's mounts, while the block runs."""
+        with ExitStack() as stack:
+            self._make_directories()
+            pool = self.directory / "pool"
+            with pool.open("wb") as file:
+                file.truncate(8 << 30)
+            subprocess.run(["mkfs.xfs", "-q", pool], check=True)
+            Path(_POOL).mkdir()
+            _mount("-o", "loop", pool, _POOL)
+            stack.callback(subprocess.run, ["umount", "--recursive", _POOL], check=True)
+            yield
+
+    def _make_directories(self) -> None:
+        _mount("--make-rshared", "/")
+        _mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
+        for path in _DIRECTORIES:
+            Path(path).mkdir(parents=True, exist_ok=True)
+            own = self.directory / path.replace("/", "_")
+            own.mkdir()
+            _mount("--bind", own, path)
+        for name, value in _SYSCTLS.items():
+            given = Path("/run/sysctl") / name
+            given.parent.mkdir(parents=True, exist_ok=True)
+            given.write_text(value, encoding="ascii")
+            _mount("--bind", given, Path("/proc/sys") / name)
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("1", encoding="ascii")
+
+    def _make_groups(self) -> None:
+        for hierarchy in _hierarchies():
+            group = hierarchy / self.group
+            group.mkdir()
+            for name in ("cpuset.cpus", "cpuset.mems"):
+                if (hierarchy / name).exists():  # those of version 1 begin empty
+                    (group / name).write_text((hierarchy / name).read_text())
+
+    def _remove_groups(self) -> None:
+        """The kubelet leaves its own, with control groups of version 1 also in the hierarchy of version 2."""
+        top = Path("/sys/fs/cgroup")
+        for group in (*top.glob(self.group), *top.glob(f"*/{self.group}")):
+            for directory, _, _ in os.walk(group, topdown=False):
+                os.rmdir(directory)
+
+    def _settings(self) -> dict[str, object]:
+        return {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "failCgroupV1": False,
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": f"/{self.group}",
+            "enforceNodeAllocatable": [],
+            "protectKernelDefaults": True,
+            "makeIPTablesUtilChains": False,
+            "failSwapOn": False,
+            "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+            "imageGCHighThresholdPercent": 100,
+            "evictionHard": {"memory.available": "100Mi"},
+            "clusterDNS": [SERVICE],
+            "volumeStatsAggPeriod": "10s",
+        }
+
+
+def _hierarchies() -> list[Path]:
+    top = Path("/sys/fs/cgroup")
+    if (top / "cgroup.controllers").exists():
+        return [top]
+    return [
+        path
+        for path in top.iterdir()
+        if path.is_dir() and not path.is_symlink() and path.name != "unified"
+    ]
+
+
+def _mount(*arguments: object) -> None:
+    subprocess.run(["mount", *map(str, arguments)], check=True)
