@@ -2,27 +2,19 @@
 
 import pytest
 
-from crust.host.mounts import mountinfo
 from tests.support.kubernetes.cluster import Cluster, claim, pod
 
 pytestmark = pytest.mark.timeout(900)
-CSI = "kubernetes.io~csi"
-
-
-def mounted() -> list[str]:
-    return [
-        mount.fs_type for mount in mountinfo.below("/var/lib/kubelet/pods") if CSI in mount.target
-    ]
 
 
 def test_host_pod_keeps_data_until_its_claim_is_deleted(cluster: Cluster) -> None:
     kubectl = cluster.kubectl
     kubectl.apply(claim("data", "crust-host"), pod("first", "data"))
     kubectl.wait("condition=Ready", "pod/first")
-    assert mounted() == ["ext4"]
+    assert cluster.node.mounts_of_volumes() == ["ext4"]
     kubectl.shell("first", "echo written >/data/file")
     kubectl.run("delete", "pod", "first")
-    assert mounted() == []
+    assert cluster.node.mounts_of_volumes() == []
     kubectl.apply(pod("second", "data"))
     kubectl.wait("condition=Ready", "pod/second")
     assert kubectl.shell("second", "cat /data/file") == "written"

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from crust.host.mounts import mountinfo
 from tests.support.kubernetes.control_plane import ADDRESS, NODE, SERVICE, ControlPlane
 from tests.support.kubernetes.daemons import PROGRAMS, Daemon
 
@@ -100,6 +101,11 @@ class Node:
     def images_of_volumes(self) -> Iterator[Path]:
         """The files of volumes in the pool."""
         yield from Path(_POOL).rglob("*.img")
+
+    def mounts_of_volumes(self) -> list[str]:
+        """The filesystems at the targets of CSI volumes."""
+        pods = mountinfo.below("/var/lib/kubelet/pods")
+        return [mount.fs_type for mount in pods if "kubernetes.io~csi" in mount.target]
 
     def _load_images(self, tar: Path, base_name: str) -> None:
         """Import images for pods."""
