@@ -242,5 +242,5 @@ async def test_hanging_peer_is_reported_before_the_callers_deadline(short: str) 
         text = await refused_in_time(
             lambda: call(b"", timeout=2), grpc.StatusCode.UNAVAILABLE, "[PeerNotResponding]"
         )
-        assert re.search(r"has not answered for \d\.\d s", text), text
+        assert re.search(r"has not answered for 1\.[6-9] s", text), text
         hangs.set()
