@@ -1,7 +1,7 @@
 """Twenty pods begin while crust is killed, and live on while the kubelet is: each has its volume, nothing is left.
 
-The kubelet is killed while no pod ends. One that dies between NodeUnpublishVolume and NodeUnstageVolume of a volume
-finds nothing of it at its start, and never unstages it (seen with 1.36.3; docs/operations.md).
+The kubelet is killed while no pod ends: one of 1.36.3 that was killed while pods ended never unstaged 3 of 20 volumes
+(docs/operations.md, "Loop devices are left").
 """
 
 import subprocess

@@ -2,7 +2,7 @@
 
 A hostPath is the directory that stands for the node's, else this machine's own (`/dev`). A ConfigMap is a directory
 of its files, an emptyDir or a Secret one that is given. No API server is there. User, rights, namespaces and
-environment are those of the manifest: nothing that it leaves out is added.
+environment are those of the manifest. Its resources, seccomp profile and probes are not applied.
 """
 
 import os

@@ -2,7 +2,8 @@
 
 It has csi-provisioner's arguments, token and roles, and provisions for its own node alone (--node-deployment): a
 claim that the scheduler has given to this node gets a volume and a PersistentVolume; one that nobody claims any more
-is deleted. It knows neither content sources nor secrets, and reports a failure to its log alone.
+is deleted. It knows neither content sources nor secrets, says the capacity of a class once, and reports a failure to
+its log alone.
 """
 
 import argparse

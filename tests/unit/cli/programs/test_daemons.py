@@ -109,8 +109,10 @@ async def test_daemon_limits_its_core_file_and_not_its_descriptors(tmp_path: Pat
     """A core file would have the secrets of volumes; the limit of descriptors is the one of its service or pod."""
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, most - 1), most))
-    process = await shim(tmp_path, "--metrics-address=127.0.0.1:0")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))
+    try:
+        process = await shim(tmp_path, "--metrics-address=127.0.0.1:0")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))
     try:
         await until_logged(process, b"metrics  address=")
         assert resource.prlimit(process.pid, resource.RLIMIT_CORE) == (0, 0)
