@@ -35,10 +35,6 @@ class Daemon:
     def log(self) -> Path:
         return self.directory / f"{self.name}.log"
 
-    @property
-    def runs(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
     def start(self) -> None:
         """Return when it serves, if it says so."""
         address = self.directory / f"{self.name}.notify"
