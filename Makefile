@@ -63,7 +63,7 @@ CEPH_BINDING = $(PY) -c "import os, sys, sysconfig as s; \
 # Without network pip prints "no matching distribution" after five retries.
 $(VENV)/.done: pyproject.toml conformance/pyproject.toml
 	@python3 -m venv $(VENV) && \
-	$(PIP) install 'pip>=25.1' && $(PIP) install --group dev --editable '.[kata-example,cluster-example]' --editable ./conformance && $(CEPH_BINDING) && touch $@ || \
+	$(PIP) install 'pip>=25.1' && $(PIP) install --group dev --editable '.[kata-example]' --editable ./conformance && $(CEPH_BINDING) && touch $@ || \
 	{ echo "error: $(VENV) cannot be filled, see above: check the network, and where pip looks for packages" >&2; exit 1; }
 
 .PHONY: guest
@@ -109,8 +109,14 @@ requirements: ## choose the versions of all Python packages of a node anew, with
 		--output-file deploy/requirements.txt pyproject.toml
 
 .PHONY: image
-image: root setup ## build the OCI image of crust, build/crust-csi-<version>.tar (root)
-	$(PY) deploy/image/build.py
+image: root setup ## build the OCI image of crust, build/crust-csi-<version>.tar; ARCHITECTURE=arm64 with qemu-user-static and arch-test (root)
+	$(PY) deploy/image/build.py $(if $(ARCHITECTURE),--architecture $(ARCHITECTURE))
+
+# pip-audit's packages have bounds of their own, so it has an environment too.
+.PHONY: audit
+audit: wheel ## name packages of the bills in build/ that have known and mended faults, or are not the newest; after make image
+	@python3 -m venv $(CACHE)/pip-audit && $(CACHE)/pip-audit/bin/pip install --quiet pip-audit==2.10.1
+	$(CACHE)/pip-audit/bin/python deploy/image/audit.py build/*.cdx.json
 
 .PHONY: demo
 demo: root guest ## publish volumes to a microVM on this machine, step by step (root)
@@ -120,12 +126,13 @@ demo: root guest ## publish volumes to a microVM on this machine, step by step (
 cluster-demo: root guest ## three nodes with local pools of their own, and Ceph, on this machine (root)
 	$(PRIVATE) $(PY) -m examples.cluster
 
-test integration conformance e2e lies kills false-refusals: WITHIN = tests/in_memory.sh
+test integration conformance e2e forms lies kills false-refusals simulate: WITHIN = tests/in_memory.sh
 test: REQUIRED = mount,loop,cgroups,vm,containerd,systemd,ember,csi-sanity,go-driver
 e2e: REQUIRED = mount,loop,vm,ember
 integration: REQUIRED = mount,loop,cgroups,containerd,systemd,ember,csi-sanity,go-driver
 conformance: REQUIRED = mount,loop,ember,csi-sanity
-lies kills false-refusals: REQUIRED = mount,loop
+forms: REQUIRED = mount,loop,containerd,systemd
+lies kills false-refusals simulate: REQUIRED = mount,loop
 
 .PHONY: test
 test: root guest third-party ## all tests, including their set-up (root)
@@ -138,8 +145,9 @@ unit: $(VENV)/.done $(HELM) ## the tests that do not need root
 
 .PHONY: simulate
 simulate: export SEEDS ?= 100
-simulate: $(VENV)/.done ## random lives of a node under a simulated kubelet; SEEDS=n (docs/reliability.md)
+simulate: root $(VENV)/.done ## random lives of a node under a simulated kubelet, and of a pool; SEEDS=n (docs/reliability.md; root)
 	@$(PYTEST) -n $(JOBS) tests/unit/proxy/test_simulation.py
+	@$(PYTEST) $(SIDE_BY_SIDE) tests/integration/blockdriver/pools/test_promises.py
 
 .PHONY: integration
 integration: root setup third-party ## the tests on real loop devices, mounts and sockets (root)
@@ -154,6 +162,11 @@ conformance: root setup third-party ## crust's driver against its suite, alone a
 lies: export TESTS_LIES = all
 lies: root $(VENV)/.done ## each call by which a device is asked about, and at each step of a volume's life, fails once with each errno (root)
 	@$(PYTEST) $(SIDE_BY_SIDE) tests/integration/host/block/test_lies.py tests/integration/chain/test_*lies.py
+
+.PHONY: forms
+forms: export TESTS_FORMS = all
+forms: root setup $(HELM) ## the whole list of what a node must be able to do, under the units and in the pods of the chart (root)
+	@$(PYTEST) $(SIDE_BY_SIDE) tests/integration/systemd/test_units.py tests/integration/systemd/test_capabilities.py tests/integration/containers/test_pods.py
 
 .PHONY: kills
 kills: export TESTS_KILLS = all
@@ -202,7 +215,7 @@ lint: $(VENV)/.done ## ruff, mypy --strict, import-linter, codespell
 	$(VENV)/bin/ruff check $(SOURCES) specs deploy
 	$(VENV)/bin/mypy
 	$(VENV)/bin/mypy specs/generate.py specs/make_vectors.py specs/make_schema.py
-	MYPYPATH=deploy/image $(VENV)/bin/mypy deploy/image/build.py
+	MYPYPATH=deploy/image $(VENV)/bin/mypy deploy/image/build.py deploy/image/audit.py
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/codespell $(SOURCES) docs specs deploy README.md CHANGELOG.md Makefile pyproject.toml
 
@@ -220,8 +233,9 @@ manifests: $(VENV)/.done $(HELM) ## write deploy/kubernetes: the plain manifests
 	@$(PY) -m tests.support.chart
 
 .PHONY: docs-output
-docs-output: $(VENV)/.done ## write docs/commands.md: what the commands for operators print
+docs-output: $(VENV)/.done ## write docs/commands.md, what the commands for operators print, and docs/files.md, a line for each file
 	$(PY) -m tests.support.pages.cli_output > docs/commands.md
+	$(PY) -m tests.support.pages.file_register
 
 .PHONY: check-generated
 check-generated: $(VENV)/.done $(HELM) ## check that the generated files are current

@@ -117,7 +117,7 @@ def _record(**changes: Any) -> Record:
     mount = dataclasses.replace(MOUNT, **changes)
     made = Record.of(mount, key, TARGET, volumes.HandlerName("kata"))
     moment = datetime.datetime(2026, 2, 3, 4, 5, 6, tzinfo=datetime.UTC)
-    return made.but(published_at=moment)
+    return made.replaced(published_at=moment)
 
 
 def _accepted() -> Iterator[dict[str, Any]]:
@@ -147,8 +147,9 @@ def _refused() -> Iterator[dict[str, Any]]:
     yield _vector("no identity", _edited(identity=None), "H-23")
     image = dataclasses.asdict(IMAGE)
     yield _vector("a device and an image", _edited(image=image, required=["image"]), "H-50")
-    credential = json.loads(_record().to_bytes()) | {"options": ["password=x"]}
-    yield _vector("an option like a credential", json.dumps(credential), "H-9")
+    for option in ("password=x", "pass=x", "KeyFile=/x", "cred=x", "src=nfs://user:x@host/"):
+        credential = json.loads(_record().to_bytes()) | {"options": [option]}
+        yield _vector(f"an option like a credential: {option}", json.dumps(credential), "H-9")
     metadata = json.loads(_record().to_bytes()) | {"metadata": {"token": "x"}}
     yield _vector("metadata that is not known", json.dumps(metadata), "H-9")
 
@@ -203,6 +204,8 @@ def _claims() -> Iterator[dict[str, Any]]:
         "claimed_at": "2026-02-03T04:05:06+00:00",
     }
     yield _claim("mounted", good, accepted=True)
+    silent = {key: value for key, value in good.items() if key != "error"}
+    yield _claim("without an error", silent, accepted=True)
     failed = {**good, "state": "error", "error": "no xfs"}
     yield _claim("an error for people", failed, accepted=True)
     yield _claim("with a key of a later version", {**good, "future": 1}, accepted=True)
@@ -218,6 +221,9 @@ def _claims() -> Iterator[dict[str, Any]]:
     capitals = {key.upper(): value for key, value in good.items()}
     yield _claim("keys in capitals", capitals, accepted=False)
     yield _claim("no sandbox", {**good, "sandbox_id": ""}, accepted=False)
+    for key in ("sandbox_id", "handler"):
+        odd = {**good, key: "one\ntwo"}
+        yield _claim(f"a control character in {key}", odd, accepted=False)
     yield _claim("a newer schema", {**good, "schema": 2}, accepted=False)
     yield _claim(
         "a time without a zone", {**good, "claimed_at": "2026-02-03T04:05:06"}, accepted=False

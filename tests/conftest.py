@@ -2,20 +2,28 @@
 
 import gc
 import logging
-import tempfile
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import blockbuster
 import hypothesis
 import pytest
 
-from tests.support import capabilities, leaks
+from tests.support import capabilities, dead_workers, default_executor, leaks, trees
 from tests.support.nodes.places import Places
 
 # Else an example that takes longer than 200 ms fails, as on a busy machine any may.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """A worker's end is explained where it was not ordered."""
+    if error:
+        sys.stderr.write(f"\n{dead_workers.obituary(node)}\n")
 
 
 @pytest.fixture
@@ -40,7 +48,7 @@ def strict_event_loop() -> Iterator[None]:
 @pytest.fixture
 def short_dir() -> Iterator[Path]:
     """A directory for sockets: unix(7) allows paths of 107 bytes, and pytest's own directories are long."""
-    with tempfile.TemporaryDirectory(prefix="crust-") as name:
+    with trees.temporary("crust-") as name:
         yield Path(name)
 
 
@@ -58,6 +66,13 @@ def logging_restored() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_default_executor() -> Iterator[None]:
+    """See tests/support/default_executor.py."""
+    with default_executor.refusing():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,11 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from crust.blockdriver import guests
@@ -22,6 +26,7 @@ from crust.blockdriver.node.node_unpublish import NodeUnpublish, NodeUnstage
 from crust.blockdriver.node.publish.deferred_publish import DeferredNodePublish
 from crust.blockdriver.node.publish.host_image import HostImage
 from crust.blockdriver.node.publish.node_publish import NodePublish
+from crust.blockdriver.records import models
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.capacity import PoolCapacity
 from crust.blockdriver.records.health import HealthCheck
@@ -35,7 +40,9 @@ from crust.blockdriver.services.identity import Identity
 from crust.blockdriver.services.node import Node
 from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES, Role
 from crust.blockdriver.settings import (
+    DEFAULT_MAX_SNAPSHOTS_PER_VOLUME,
     DEFAULT_MAX_VOLUMES,
+    DEFAULT_POOL,
     DEFAULT_POOL_LOW_PERCENT,
 )
 from crust.blockdriver.snapshots.content_source import ContentSources
@@ -52,6 +59,9 @@ from crust.host.process.workers import Workers
 from crust.rpc.messages import csi
 
 COLLECT_PERIOD_S = 3600.0
+EXAMINE_PERIOD_S = 60.0
+_EXAMINE_PAUSE = 20
+"""A pause is as long as so many looks."""
 MEASURE_PERIOD_S = 15.0
 
 _ALL = Role()
@@ -67,25 +77,31 @@ def build(  # noqa: PLR0913 - one per setting
     target_roots: tuple[str, ...] = ("/var/lib/kubelet",),
     overcommit: float = 1.0,
     pool_low_percent: int = DEFAULT_POOL_LOW_PERCENT,
-    max_volumes: int = DEFAULT_MAX_VOLUMES,
+    thick: bool = False,
+    reserve_snapshots: bool = True,
+    max_snapshots_per_volume: int = DEFAULT_MAX_SNAPSHOTS_PER_VOLUME,
+    attach_slots: AttachSlots | None = None,
     runtime_guests: guests.Guests | None = None,
     throttle: throttling.Throttle | None = None,
     io_cgroup: str = "",
     threads: Workers | None = None,
     role: Role = _ALL,
+    pool_name: str = DEFAULT_POOL,
 ) -> "Driver":
-    """Compose a driver, without I/O.
+    """Compose the driver of one pool, without I/O.
 
     `runtime_guests` reaches guests that have deferred volumes; without it no call reaches them. `role` decides which
-    RPCs the driver serves.
+    RPCs the driver serves. `attach_slots` are those of the node, for all pools.
     """
     csi.required(node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
-    threads = threads or Workers(f"the driver {name}")
+    threads = threads or Workers(f"the driver {shown(name, pool_name)}")
     pool, provisioning, records = engine.home, engine.provisioning, engine.records
     volume_records = IndexedRecords(
         records(RecordKind.VOLUMES), VolumeRecord, lambda text: pool.ids.is_volume_id(text)
     )
     index = volume_records.index
+    attach_slots = attach_slots or AttachSlots(node_id, DEFAULT_MAX_VOLUMES)
+    attach_slots.add_pool(index, engine.access)
     stores = Stores(
         node_id=node_id,
         segment="" if role.is_shared else topology.value_of(node_id),
@@ -103,13 +119,14 @@ def build(  # noqa: PLR0913 - one per setting
         ),
         node_state=NodeState(run_dir, engine.access),
         supported=SupportedCapabilities(provisioning.modes, provisioning.raw_modes, mkfs.SUPPORTED),
-        capacity=PoolCapacity(index, provisioning, overcommit, pool_low_percent),
-        attach_slots=AttachSlots(node_id, index, engine.access, max_volumes),
+        capacity=PoolCapacity(index, provisioning, overcommit, pool_low_percent, reserve_snapshots),
+        attach_slots=attach_slots,
     )
     reachable = runtime_guests or guests.Guests()
     health_check, calls = HealthCheck(stores), Calls(stores.running)
     io_limits = IoLimits(stores, throttle or throttling.Throttle(io_cgroup), reachable)
-    snapshots = SnapshotSets(stores, Freezer(Intents(run_dir), engine.access, reachable))
+    freezer = Freezer(Intents(run_dir), engine.access, reachable)
+    snapshots = SnapshotSets(stores, freezer, max_snapshots_per_volume)
     modifier = VolumeModifier(
         stores, EnforcedByStorage(engine.limits) if engine.limits else io_limits
     )
@@ -118,7 +135,7 @@ def build(  # noqa: PLR0913 - one per setting
         stores=stores,
         snapshots=snapshots,
         calls=calls,
-        provisioner=Provisioner(stores, ContentSources(stores, snapshots)),
+        provisioner=Provisioner(stores, ContentSources(stores, snapshots), thick),
         publisher=ControllerPublish(stores),
         lister=VolumeLister(stores, health_check),
         health_check=health_check,
@@ -134,6 +151,7 @@ def build(  # noqa: PLR0913 - one per setting
         controller=controller,
         node=_node(controller, io_limits, locks, target_roots, grow_image),
         workers=threads,
+        pool_name=pool_name,
     )
 
 
@@ -165,9 +183,17 @@ def _node(
     )
 
 
+def shown(name: str, pool_name: str) -> str:
+    """A pool of a driver, for health, metrics and logs; the default pool has the driver's name alone."""
+    return name if pool_name == DEFAULT_POOL else f"{name}/{pool_name}"
+
+
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """A driver that is ready to be served, or called in process (the shim wraps `node` and `controller`)."""
+    """A driver of one pool, ready to be served, or called in process (the shim wraps `node` and `controller`).
+
+    `further` are the drivers of the other pools under the same name, by the pools' names.
+    """
 
     name: volumes.DriverName
     role: Role
@@ -177,6 +203,13 @@ class Driver:
     node: Node
     workers: Workers
     """The threads of the engine, and of the host calls for its volumes."""
+    pool_name: str = DEFAULT_POOL
+    further: Mapping[str, "Driver"] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> str:
+        """The driver and its pool, as `shown`."""
+        return shown(self.name, self.pool_name)
 
     async def finish_changes(self) -> None:
         """Finish a killed driver's changes of limits in guests."""
@@ -204,11 +237,33 @@ class Driver:
             try:
                 measured = await workers.run(self.stores.capacity.measured)
             except errors.CrustError:  # the pool's own health reports it
-                metrics.forget_pool_bytes(self.name)
+                metrics.forget_pool(self.shown)
             else:
                 for kind, number in measured.items():
-                    metrics.pool_bytes.labels(self.name, kind).set(number)
+                    metrics.pool_bytes.labels(self.shown, kind).set(number)
             await asyncio.sleep(MEASURE_PERIOD_S)
+
+    async def keep_examining(self) -> None:
+        """Look at the health of every volume for the metrics, until cancelled.
+
+        The pauses grow with the looks: in Ceph each volume is a question to the cluster.
+        """
+        while self.role.has_controller:
+            began_s = time.monotonic()
+            try:
+                metrics.show_abnormal(self.shown, await workers.run(self.count_abnormal))
+            except errors.CrustError:  # the pool's own health reports it
+                metrics.forget_pool(self.shown)
+            took_s = time.monotonic() - began_s
+            await asyncio.sleep(max(EXAMINE_PERIOD_S, _EXAMINE_PAUSE * took_s))
+
+    def count_abnormal(self) -> Counter[str]:
+        """The number of volumes that are not healthy, by the reason. Blocks."""
+        check, reasons = self.node.health_check, Counter[str]()
+        for volume_id in check.ids():
+            with suppress(models.VolumeNotFound):  # it was deleted since
+                reasons.update(finding.reason for finding in check.examine(volume_id).findings)
+        return reasons
 
     async def keep_collecting_garbage(self) -> None:
         """Collect now and every hour, until cancelled; a failure does not end it."""

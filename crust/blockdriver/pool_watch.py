@@ -37,13 +37,23 @@ class PoolWatch:
         period_s: float = PERIOD_S,
     ) -> None:
         """`end` ends the process."""
-        self._driver = driver
+        self.driver = driver
         self._end = end
         self._pool = driver.stores.pool
         self._health = health
         self._period_s = period_s
         self._is_open = False
-        self._problem: errors.CrustError | None = None
+        self.looked = asyncio.get_running_loop().create_future()
+        """The first look has ended."""
+        self.pool_id = ""
+        """Of the pool that was opened last; empty before."""
+        driver.identity.problem = self._named(
+            errors.PeerUnavailable(
+                "it is being opened",
+                why="its disk has not answered yet",
+                hint="if it stays so, check the pool's disk and the kernel log",
+            )
+        )
         self._stands_by = False
         self._held = AsyncExitStack()
         self._tasks = AsyncExitStack()
@@ -51,24 +61,35 @@ class PoolWatch:
     @property
     def part(self) -> str:
         """The name of the pool's health: a process may have several pools."""
-        return f"pool of {self._driver.name}"
+        return f"pool of {self.driver.shown}"
+
+    @property
+    def problem(self) -> errors.CrustError | None:
+        """Why the pool is not open."""
+        return self.driver.identity.problem
 
     def admit(self, method: str) -> None:
-        """Raise an error for a method that the driver's role excludes, or whose pool is not open."""
-        self._driver.role.check_method(method)
-        if method.startswith("/csi.v1.") and _needs_state(method) and self._problem is not None:
-            raise self._problem
+        """Raise the problem of a pool that is not open, for a method that needs one."""
+        # all methods of CSI read or write the state, but for identity and capabilities
+        is_stateless = method.startswith("/csi.v1.Identity/") or method.endswith("Capabilities")
+        if method.startswith("/csi.v1.") and not is_stateless and self.problem is not None:
+            raise self.problem
 
     async def keep_looking(self) -> None:
-        """Look every period, until cancelled; a look that has begun ends first, because its thread goes on anyway."""
+        """Look now and every period, until cancelled; a look that has begun ends first, because its thread goes on
+        anyway.
+        """
         while True:
-            await asyncio.sleep(self._period_s)
             look = asyncio.create_task(self.look())
             try:
                 await asyncio.shield(look)
             except asyncio.CancelledError:
                 await asyncio.wait([look])
                 raise
+            finally:
+                if not self.looked.done():
+                    self.looked.set_result(None)
+            await asyncio.sleep(self._period_s)
 
     async def look(self) -> errors.CrustError | None:
         """Open the pool if it is present, close it if it is absent; returns the problem."""
@@ -86,7 +107,7 @@ class PoolWatch:
         if problem is not None and self._is_open:
             _log.error("the pool is closed", extra={"error": problem})
             await self.stop()
-            await self._driver.stores.running.idle()
+            await self.driver.stores.running.idle()
             await self.let_go()
             self._is_open = False
         return problem
@@ -100,28 +121,30 @@ class PoolWatch:
         await self._held.aclose()
 
     async def _open(self) -> None:
-        pool, driver = self._pool, self._driver
+        pool, driver = self._pool, self.driver
         # First of all: writers wait for the thaw, and the pool may be absent.
         await workers.run(driver.controller.snapshots.freezer.thaw_mounted)
         await workers.run(pool.find)
         try:
             self._held.push_async_callback(workers.run, pool.let_go)
             await workers.run(pool.lock)
-            renewal = supervised("lock of the pool", self._renew, self._health, of=driver.name)
+            renewal = supervised("lock of the pool", self._renew, self._health, of=driver.shown)
             await self._held.enter_async_context(renewal)
             await workers.run(driver.open)
         except BaseException:
             await self._held.aclose()
             raise
-        _log.info("pool opened", extra={"pool_id": pool.ids.pool_id})
+        self.pool_id = pool.ids.pool_id
+        _log.info("pool opened", extra={"pool_id": self.pool_id})
         self._is_open = True
         for name, work in (
             ("garbage collection", driver.keep_collecting_garbage),
             ("thaw of guests", driver.controller.snapshots.freezer.keep_recovering),
             ("limits of guests", driver.finish_changes),
             ("pool capacity", driver.keep_measuring),
+            ("health of volumes", driver.keep_examining),
         ):
-            task = supervised(name, work, self._health, of=driver.name)
+            task = supervised(name, work, self._health, of=driver.shown)
             await self._tasks.enter_async_context(task)
 
     async def _renew(self) -> None:
@@ -150,14 +173,8 @@ class PoolWatch:
         if stands_by and not self._stands_by:
             _log.info("this controller stands by", extra={"error": problem})
         self._stands_by = stands_by
-        metrics.pool_open.labels(self._driver.name).set(1 if problem is None or stands_by else 0)
+        metrics.pool_open.labels(self.driver.shown).set(1 if problem is None or stands_by else 0)
         if problem is not None:
-            metrics.forget_pool_bytes(self._driver.name)
+            metrics.forget_pool(self.driver.shown)
         self._health.report(self.part, None if stands_by else problem, is_fatal=False)
-        self._problem = problem
-        self._driver.identity.is_ready = problem is None
-
-
-def _needs_state(method: str) -> bool:
-    """Whether a method of CSI reads or writes the state: all but identity and capabilities do."""
-    return not (method.startswith("/csi.v1.Identity/") or method.endswith("Capabilities"))
+        self.driver.identity.problem = problem

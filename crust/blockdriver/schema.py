@@ -1,8 +1,8 @@
-"""The schema number of stored JSON: read before anything else of it, and equal to the known number, or refused.
+"""The schema number of stored JSON: read before anything else of it, and a known number, or refused.
 
 A change of a layout raises its number. Code that reads another layout by its own rules finds no volume in a full
-pool, and would answer that each volume is absent. So it reads neither a later nor an earlier number. Within a number
-fields are only added.
+pool, and would answer that each volume is absent. So it reads the number that it
+writes, and an earlier one only where each record means the same. Within a number fields are only added.
 """
 
 from typing import Annotated
@@ -18,25 +18,19 @@ class _Head(pydantic.BaseModel):
     number: Annotated[int, pydantic.Field(alias="schema")]
 
 
-def number_of(data: bytes) -> int | None:
-    """The number in a JSON object; None for other bytes."""
+def mismatch(data: bytes, *known: int) -> str:
+    """The reason why stored bytes are not read by code that knows the schemas `known` alone; empty if they are.
+
+    `NO_NUMBER` for bytes that are no JSON object with a number.
+    """
     try:
-        return _Head.model_validate_json(data).number
+        number = _Head.model_validate_json(data).number
     except pydantic.ValidationError:
-        return None
-
-
-def mismatch(data: bytes, known: int) -> str:
-    """The reason why stored bytes are not read by code that knows the schema `known` alone; empty if they are."""
-    number = number_of(data)
-    if number is None:
         return NO_NUMBER
-    return "" if number == known else other(number, known)
-
-
-def other(number: int, known: int) -> str:
-    """The reason why bytes of another schema are not read."""
-    return f"it has schema {number}, and this version of crust reads schema {known} alone"
+    if number in known:
+        return ""
+    read = " and ".join(map(str, known))
+    return f"it has schema {number}, and this version of crust reads schema {read} alone"
 
 
 def first_problem(err: pydantic.ValidationError) -> str:

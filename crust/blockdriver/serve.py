@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from crust.blockdriver import guests
 from crust.blockdriver.ceph.connection import Connection
@@ -20,6 +20,8 @@ from crust.blockdriver.driver import Driver, build
 from crust.blockdriver.engines import files, rbd
 from crust.blockdriver.engines.protocol import Engine, NodeFencing
 from crust.blockdriver.pool_watch import PoolWatch
+from crust.blockdriver.pools import Pools
+from crust.blockdriver.records.node_state import AttachSlots
 from crust.blockdriver.services.roles import Role
 from crust.blockdriver.settings import LOCAL_ENGINES, DriverSettings
 from crust.core import errors, metrics, volumes
@@ -34,13 +36,14 @@ from crust.kubernetes_api.volumes_in_use import OutOfServiceNodes
 from crust.rpc.port import Port, SocketPort
 from crust.rpc.serving.daemon import Daemon, starting
 from crust.rpc.serving.server import SOCKETS, Ports
-from crust.rpc.serving.service import Service, methods_of
+from crust.rpc.serving.service import Service
 from crust.rpc.serving.worker_watch import WorkerWatch
-from crust.wire.csi.v1 import csi_pb2
-from crust.wire.v1 import pool_pb2
 
 LOCK = "driver.lock"
 """In the run directory."""
+
+OPENED_WITHIN_S = 10.0
+"""The wait for each of several pools at the start: a disk that hangs keeps no other pool closed."""
 
 FENCE_PERIOD_S = 30.0
 """The cluster lists a client of a node without power as connected for as long."""
@@ -82,56 +85,58 @@ async def part(
 ) -> AsyncIterator[None]:
     """Serve as a part of the process `daemon` while the block runs; raises as `running`."""
     async with AsyncExitStack() as stack:
-        # dozens of unmounts on a slow disk take all threads, and end: no reason for a restart
-        threads = WorkerWatch(driver.workers, driver.stores.running, daemon.health, is_fatal=False)
-        await stack.enter_async_context(threads.running())  # ends when all operations have ended
-        with driver.workers.used():  # the tasks that start here use them too
-            watch = await _opened(driver, daemon, stack)
-        await stack.enter_async_context(
-            ports.serving(
-                socket,
-                _service(driver, daemon, watch),
-                lock_path=os.path.join(run_dir, "socket.lock"),
-            )
+        wait_s = OPENED_WITHIN_S if driver.further else None
+        watches = {
+            pool.pool_name: await stack.enter_async_context(_pool(pool, daemon, wait_s))
+            for pool in (driver, *driver.further.values())
+        }
+        service = Service(
+            "driver",
+            *Pools(watches, daemon.health).methods(),
+            health=daemon.health,
+            driver=lambda: driver.name,
+            admit=driver.role.check_method,
         )
-        metrics.export_snapshots(driver.name, driver.count_snapshots)
-        metrics.export(*metrics.DRIVER)
-        metrics.export_operations(f"driver {driver.name}", driver.stores.running.running)
-        metrics.export_workers(f"driver {driver.name}", lambda: driver.workers.load)
-        daemon.readiness.append(lambda: daemon.health.problems.get(watch.part))
+        lock_path = os.path.join(run_dir, "socket.lock")
+        await stack.enter_async_context(ports.serving(socket, service, lock_path=lock_path))
         _log.info("driver serves", extra={"driver": driver.name, "socket": socket})
         yield
 
 
-def _service(driver: Driver, daemon: Daemon, watch: PoolWatch) -> Service:
-    services = csi_pb2.DESCRIPTOR.services_by_name
-    return Service(
-        "driver",
-        methods_of(driver.identity, services["Identity"]),
-        methods_of(driver.controller, services["Controller"]),
-        methods_of(driver.controller, services["GroupController"]),
-        methods_of(driver.controller, services["SnapshotMetadata"]),
-        methods_of(driver.node, services["Node"]),
-        methods_of(driver.controller, pool_pb2.DESCRIPTOR.services_by_name["Pool"]),
-        health=daemon.health,
-        driver=lambda: driver.name,
-        admit=watch.admit,
-    )
+@asynccontextmanager
+async def _pool(driver: Driver, daemon: Daemon, wait_s: float | None) -> AsyncIterator[PoolWatch]:
+    """The driver of one pool, watched while the block runs; raises as `running`. A disk that hangs delays the start
+    by `wait_s`.
+    """
+    async with AsyncExitStack() as stack:
+        # dozens of unmounts on a slow disk take all threads, and end: no reason for a restart
+        threads = WorkerWatch(driver.workers, driver.stores.running, daemon.health, is_fatal=False)
+        await stack.enter_async_context(threads.running())  # ends when all operations have ended
+        with driver.workers.used():  # the tasks that start here use them too
+            watch = await _opened(driver, daemon, wait_s, stack)
+        metrics.export_snapshots(driver.shown, driver.count_snapshots)
+        metrics.export(*metrics.DRIVER)
+        metrics.export_operations(f"driver {driver.shown}", driver.stores.running.running)
+        metrics.export_workers(f"driver {driver.shown}", lambda: driver.workers.load)
+        daemon.readiness.append(lambda: daemon.health.problems.get(watch.part))
+        yield watch
 
 
-async def _opened(driver: Driver, daemon: Daemon, owned: AsyncExitStack) -> PoolWatch:
+async def _opened(
+    driver: Driver, daemon: Daemon, wait_s: float | None, owned: AsyncExitStack
+) -> PoolWatch:
     """Open the pool if it is present; its users close before another process may write."""
     watch = PoolWatch(driver, daemon.health, daemon.end)
     owned.push_async_callback(driver.node.io_limits.guests.close)
     owned.push_async_callback(watch.let_go)
     owned.push_async_callback(driver.stores.running.drain)
     owned.push_async_callback(watch.stop)
-    problem = await watch.look()
-    if problem is not None and isinstance(problem.__cause__, locks.LockHeld):
-        raise problem.__cause__
     await owned.enter_async_context(
-        supervised("looks for the pool", watch.keep_looking, daemon.health, of=driver.name)
+        supervised("looks for the pool", watch.keep_looking, daemon.health, of=driver.shown)
     )
+    await asyncio.wait([watch.looked], timeout=wait_s)
+    if watch.problem is not None and isinstance(watch.problem.__cause__, locks.LockHeld):
+        raise watch.problem.__cause__
     return watch
 
 
@@ -143,6 +148,16 @@ async def check_host(settings: DriverSettings) -> None:
 
 def driver_of(settings: DriverSettings, connect: Callable[[str], Port] = SocketPort) -> Driver:
     """The driver that the settings describe, composed without I/O; `connect` leads to the proxy's Runtime API."""
+    slots = AttachSlots(settings.node_id, settings.max_volumes)
+    default, *further = (
+        _driver_of_pool(own, name, slots, connect) for name, own in settings.by_pool().items()
+    )
+    return replace(default, further={driver.pool_name: driver for driver in further})
+
+
+def _driver_of_pool(
+    settings: DriverSettings, pool_name: str, slots: AttachSlots, connect: Callable[[str], Port]
+) -> Driver:
     is_shared = settings.engine not in LOCAL_ENGINES
     return build(
         engine=_ENGINES[settings.engine](settings),
@@ -153,9 +168,13 @@ def driver_of(settings: DriverSettings, connect: Callable[[str], Port] = SocketP
         target_roots=settings.target_roots,
         overcommit=settings.overcommit,
         pool_low_percent=settings.pool_low_percent,
-        max_volumes=settings.max_volumes,
+        thick=settings.provisioning == "thick",
+        reserve_snapshots=settings.reserve_snapshots,
+        max_snapshots_per_volume=settings.max_snapshots_per_volume,
+        attach_slots=slots,
         runtime_guests=guests.Guests(settings.runtime_socket, connect),
         io_cgroup=settings.io_cgroup,
+        pool_name=pool_name,
     )
 
 

@@ -3,6 +3,7 @@
 A setting that the chosen mode would ignore is refused too, so that its author does not expect an effect.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 import pydantic
@@ -11,9 +12,11 @@ from pydantic import Field
 from crust.core.settings import OWN_DRIVER
 from crust.core.settings.program import (
     AbsolutePath,
+    CephNamespace,
     CsiName,
     CsiProfile,
     KubernetesAccess,
+    PoolName,
     ProgramSettings,
     SocketPath,
     Table,
@@ -21,6 +24,9 @@ from crust.core.settings.program import (
 
 DEFAULT_MAX_VOLUMES = 128
 DEFAULT_POOL_LOW_PERCENT = 10
+DEFAULT_MAX_SNAPSHOTS_PER_VOLUME = 250
+DEFAULT_POOL = "default"
+"""The pool of a class that names none: the driver's own `state_dir`."""
 LOCAL_ENGINES = frozenset({"files"})
 """The engines whose pool is on one node: only a driver that runs there can make volumes in it."""
 
@@ -46,7 +52,7 @@ class RbdSettings(Table):
     pool: Annotated[str, Field(min_length=1, max_length=128)]
     """The pool, which `rbd pool init` was run for."""
 
-    namespace: Annotated[str, Field(pattern=r"^[^/@]*$", max_length=128)] = ""
+    namespace: CephNamespace = ""
     """The namespace of the pool, for this driver alone; empty: the pool's default one."""
 
     user: Annotated[str, Field(max_length=128)] = ""
@@ -62,6 +68,20 @@ class RbdSettings(Table):
     trash_keep_s: Annotated[int, Field(ge=0, le=365 * 86400)] = 0
     """How many seconds RBD's trash keeps the image of a deleted volume, for `rbd trash restore`; its space is free
     after that."""
+
+
+class PoolSettings(Table):
+    """A further pool. What the table leaves out is as the driver's own setting."""
+
+    state_dir: AbsolutePath
+    """The pool's directory."""
+
+    pool_id_file: AbsolutePath | Literal[""] = ""
+    """Where its id is remembered; empty: `state_dir` with `.pool-id` added."""
+
+    overcommit: Annotated[float, Field(ge=1, le=100)] = 1.0
+    provisioning: Literal["thin", "thick"] = "thin"
+    pool_low_percent: Annotated[int, Field(ge=0, le=100)] = DEFAULT_POOL_LOW_PERCENT
 
 
 class DriverSettings(ProgramSettings):
@@ -95,6 +115,10 @@ class DriverSettings(ProgramSettings):
     state_dir: AbsolutePath = "/var/lib/crust/block"
     """The pool: volumes and their records. Survives reboots."""
 
+    pools: Mapping[PoolName, PoolSettings] = {}
+    """Further pools of this node, of the engine files, a table each: a StorageClass names one by `crust.dev/pool`. A
+    class without it, or with `default`, means the pool in `state_dir`."""
+
     create_pool: bool = False
     """Whether a first start makes the pool in `state_dir`. False: `crust driver init-pool` does."""
 
@@ -118,14 +142,28 @@ class DriverSettings(ProgramSettings):
     """Which health capabilities are advertised."""
 
     overcommit: Annotated[float, Field(ge=1, le=100)] = 1.0
-    """How many times the pool's capacity may be provisioned. 1: every volume can be filled, unless it shares blocks
-    with a snapshot."""
+    """How many times the pool's capacity may be provisioned to thin volumes. 1: every volume can be filled."""
+
+    provisioning: Literal["thin", "thick"] = "thin"
+    """The kind of a new volume whose class has no `crust.dev/provisioning`. thin: blocks are allocated when they are
+    written. thick: all of them at the creation, for good; not on btrfs and not with the engine rbd."""
+
+    reserve_snapshots: bool = True
+    """Whether, with `overcommit` 1 or a thick volume, a snapshot that shares blocks with its volume (xfs, btrfs) is
+    refused unless as much is free as it adds: the volume's blocks that no other snapshot has. False: it is always
+    taken, and when the pool is full, volumes with snapshots get I/O errors at writes to their own data."""
+
+    max_snapshots_per_volume: Annotated[int, Field(ge=1, le=100_000)] = (
+        DEFAULT_MAX_SNAPSHOTS_PER_VOLUME
+    )
+    """How many snapshots a volume may have, those in groups included. The kernel's rbd opens no image with more than
+    510."""
 
     pool_low_percent: Annotated[int, Field(ge=0, le=100)] = DEFAULT_POOL_LOW_PERCENT
     """`crust status`, doctor and the alert warn when less than this part of the pool is free. 0: never."""
 
     max_volumes: Annotated[int, Field(ge=1, le=1_000_000)] = DEFAULT_MAX_VOLUMES
-    """How many volumes the node accepts."""
+    """How many volumes the node accepts, of all pools together."""
 
     runtime_socket: SocketPath | Literal[""] = ""
     """The proxy's Runtime API, for calls to guests with deferred volumes; empty: the driver cannot call them."""
@@ -135,9 +173,31 @@ class DriverSettings(ProgramSettings):
 
     @pydantic.model_validator(mode="after")
     def _remembers_elsewhere(self) -> Self:
-        if f"{self.pool_id_file}/".startswith(f"{self.state_dir.rstrip('/')}/"):
-            raise ValueError("pool_id_file is inside of state_dir: it would be gone with the pool")
+        for pool in self.by_pool().values():
+            if f"{pool.pool_id_file}/".startswith(f"{pool.state_dir.rstrip('/')}/"):
+                raise ValueError(
+                    "pool_id_file is inside of state_dir: it would be gone with the pool"
+                )
         return self
+
+    @pydantic.model_validator(mode="after")
+    def _pools_fit_the_engine(self) -> Self:
+        if self.pools and self.engine not in LOCAL_ENGINES:
+            raise ValueError(
+                f"pools are there, and engine is {self.engine}: each of its pools is a driver of its own name"
+            )
+        if DEFAULT_POOL in self.pools:
+            raise ValueError(f"pools.{DEFAULT_POOL} is the pool in state_dir: give it another name")
+        return self
+
+    def by_pool(self) -> "dict[str, DriverSettings]":
+        """The settings of each pool, as a driver of it alone has them; first those of the default one."""
+        settings = {DEFAULT_POOL: self}
+        for name, pool in self.pools.items():
+            own = {key: getattr(pool, key) for key in pool.model_fields_set}
+            places = {"run_dir": f"{self.run_dir}/pools/{name}", "pool_id_file": pool.pool_id_file}
+            settings[name] = self.model_copy(update={**own, **places})
+        return settings
 
     @pydantic.model_validator(mode="after")
     def _fits_the_engine(self) -> Self:
@@ -166,6 +226,20 @@ class DriverSettings(ProgramSettings):
         if self.engine == "rbd" and self.node_deployment:
             raise ValueError(
                 "node_deployment is set, and every node reaches the pool of the engine rbd: run a controller"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _blocks_fit_the_engine(self) -> Self:
+        if self.engine != "rbd":
+            return self
+        if self.provisioning == "thick":
+            raise ValueError(
+                "provisioning is thick, and Ceph allocates the blocks of an image when they are written"
+            )
+        if "reserve_snapshots" in self.model_fields_set:
+            raise ValueError(
+                "reserve_snapshots is set, and Ceph does not count the blocks of snapshots apart: leave it out"
             )
         return self
 

@@ -5,7 +5,6 @@ text passes the filter for credentials before it is written. Files that hold sec
 are not read. The archive is new, only its owner can read it, and it is removed if it cannot be completed.
 """
 
-import asyncio
 import importlib.metadata
 import io
 import os
@@ -20,9 +19,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
-
-import click
 
 import crust
 from crust.cli.doctor import examine
@@ -57,12 +53,6 @@ class NodeFiles:
     journal: str = "journalctl"
 
 
-def write_bundle(path: Path, places: NodeFiles) -> None:
-    """Write the archive. Raises as `write`."""
-    count = asyncio.run(write(path, parts(places)))
-    click.echo(f"{path}: {count} files; look at it before you send it: names and paths are in it")
-
-
 async def write(path: Path, members: AsyncIterator[tuple[str, bytes]]) -> int:
     """Write a new archive; returns how many files it has. A file that exists is not touched.
 
@@ -76,33 +66,37 @@ async def write(path: Path, members: AsyncIterator[tuple[str, bytes]]) -> int:
             hint="name it FILE.tar.gz",
         )
     prefix = path.name.removesuffix(".tgz").removesuffix(".tar.gz") or "crust"
-    with syscalls.translating(f"cannot write {path}"), open(path, "xb", opener=_private) as file:  # noqa: ASYNC230 - an open of a new file, by a command that serves nobody
+    flags, count = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0
+    with (
+        syscalls.translating(f"cannot write {path}"),
+        os.fdopen(os.open(path, flags, 0o600), "wb") as file,
+    ):
         try:
-            return await _write(file, prefix, members)
+            with tarfile.open(fileobj=file, mode="w:gz", format=tarfile.PAX_FORMAT) as tar:
+                async for name, data in members:
+                    member = tarfile.TarInfo(f"{prefix}/{name}")
+                    member.size, member.mode, member.mtime = len(data), 0o600, int(time.time())
+                    await workers.run(tar.addfile, member, io.BytesIO(data))
+                    count += 1
         except BaseException:
             os.unlink(path)
             raise
-
-
-async def _write(file: BinaryIO, prefix: str, members: AsyncIterator[tuple[str, bytes]]) -> int:
-    count = 0
-    with tarfile.open(fileobj=file, mode="w:gz", format=tarfile.PAX_FORMAT) as tar:
-        async for name, data in members:
-            member = tarfile.TarInfo(f"{prefix}/{name}")
-            member.size, member.mode, member.mtime = len(data), 0o600, int(time.time())
-            await workers.run(tar.addfile, member, io.BytesIO(data))
-            count += 1
     return count
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 async def parts(places: NodeFiles) -> AsyncIterator[tuple[str, bytes]]:
     """Name and content of each file of the archive. `missing.txt` lists the files that cannot be read."""
     missing: list[str] = []
-    for name, question in _questions(places).items():
+    units = [f"--unit={unit}" for unit in _UNITS]
+    journal = (places.journal, *units, "--lines=5000", "--no-pager", "--output=short-iso")
+    questions: dict[str, Callable[[], Awaitable[bytes]]] = {
+        "status.json": lambda: _json(show.answer(places.run_dir, show.status)),
+        "doctor.json": lambda: _json(examine.examine(places.run_dir)),
+        "versions.txt": lambda: workers.run(_versions),
+        "loop-devices.txt": lambda: workers.run(_loops),
+        "journal.txt": lambda: workers.run(_output, *journal),
+    }
+    for name, question in questions.items():
         try:
             yield name, await workers.run(_filtered, await question())
         except (errors.CrustError, OSError) as err:
@@ -116,7 +110,18 @@ async def parts(places: NodeFiles) -> AsyncIterator[tuple[str, bytes]]:
 async def _files(places: NodeFiles, missing: list[str]) -> AsyncIterator[tuple[str, bytes]]:
     """The files, as they are. On a disk that hangs each file takes a thread; after 16 no file is read any more."""
     calls = operations.KeyedOperations(workers.Workers("crust bundle", limit=16))
-    for root, pattern, into in _file_sets(places):
+    # directory, pattern below it, and the directory in the archive; a pipe that matches is listed as missing
+    for root, pattern, into in (
+        (places.config_dir, "*.toml", "settings"),
+        (f"{places.run_dir}/volumes", "*/*.json", "handoff"),
+        (f"{places.run_dir}/driver", "*/*.json*", "node-state"),
+        (places.state_dir, "pool.json", "pool"),
+        (places.state_dir, "volumes/*/*.json", "pool"),
+        (places.state_dir, "snapshots/*.json", "pool"),
+        ("/", "proc/self/mountinfo", "kernel"),
+        ("/", "proc/locks", "kernel"),
+        ("/", "proc/filesystems", "kernel"),
+    ):
         glob = f"{root}/{pattern}"
         try:
             paths = await calls.look(
@@ -136,37 +141,11 @@ async def _files(places: NodeFiles, missing: list[str]) -> AsyncIterator[tuple[s
             yield f"{into}/{path.relative_to(root)}", data
 
 
-def _questions(places: NodeFiles) -> dict[str, Callable[[], Awaitable[bytes]]]:
-    units = [f"--unit={unit}" for unit in _UNITS]
-    journal = (places.journal, *units, "--lines=5000", "--no-pager", "--output=short-iso")
-    return {
-        "status.json": lambda: _json(show.answer(places.run_dir, show.status)),
-        "doctor.json": lambda: _json(examine.examine(places.run_dir)),
-        "versions.txt": lambda: workers.run(_versions),
-        "loop-devices.txt": lambda: workers.run(_loops),
-        "journal.txt": lambda: workers.run(_output, *journal),
-    }
-
-
-def _file_sets(places: NodeFiles) -> tuple[tuple[str, str, str], ...]:
-    """Directory, pattern below it, and the directory in the archive. A pipe that matches is listed as missing."""
-    return (
-        (places.config_dir, "*.toml", "settings"),
-        (f"{places.run_dir}/volumes", "*/*.json", "handoff"),
-        (f"{places.run_dir}/driver", "*/*.json*", "node-state"),
-        (places.state_dir, "pool.json", "pool"),
-        (places.state_dir, "volumes/*/*.json", "pool"),
-        (places.state_dir, "snapshots/*.json", "pool"),
-        ("/", "proc/self/mountinfo", "kernel"),
-        ("/", "proc/locks", "kernel"),
-        ("/", "proc/filesystems", "kernel"),
-    )
-
-
 def _end_of(path: Path) -> bytes:
     """The last lines of a regular file. O_NONBLOCK: opening a pipe must not hang. Blocks."""
     tail, is_cut = b"", False
-    with open(path, "rb", opener=_nonblocking) as file:
+    # links are followed: the settings of a pod are links, and all directories here are root's alone
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"{path} is no regular file")
         while chunk := file.read(1 << 20):
@@ -175,11 +154,6 @@ def _end_of(path: Path) -> bytes:
             tail = whole[-LIMIT_BYTES:]
     # a part of a line may contain a credential without its name
     return tail.partition(b"\n")[2] if is_cut else tail
-
-
-def _nonblocking(path: str, flags: int) -> int:
-    """Links are followed: the settings of a pod are links. All directories here are root's alone."""
-    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _output(*argv: str) -> bytes:

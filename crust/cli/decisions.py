@@ -4,20 +4,23 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import aiofiles.os
 import click
 
 from crust.core.printable import printable
+from crust.host.process import workers
 from crust.inspection import daemon_calls, show
 from crust.wire.v1 import inspect_pb2
 
 TIMEOUT_S = 15.0
 """The proxy may ask the Kubernetes API."""
+_text_of = aiofiles.os.wrap(Path.read_text)
 
 
 async def volume(run_dir: str, *, volume: str, target: str) -> None:
     """Every deferred publish of a volume, or the one at a target. Raises `VolumeNotDeferred`."""
     async with daemon_calls.inspecting(run_dir) as inspect:
-        rows = await show.find(inspect, volume or target, hint=_how_to_ask(target))
+        rows = await show.find(inspect, volume or target, hint=await _how_to_ask(target))
     for row in rows:
         _print(
             ("volume", f"{row.driver}/{row.volume_id}"),
@@ -30,12 +33,13 @@ async def volume(run_dir: str, *, volume: str, target: str) -> None:
         )
 
 
-def _how_to_ask(target: str) -> str:
+async def _how_to_ask(target: str) -> str:
     """The entry of a deferred volume names the rule that decided. For another volume the proxy's log names it, and
     the kubelet's own file names the PersistentVolume whose attributes decide.
     """
     try:
-        data = json.loads((Path(target).parent / "vol_data.json").read_text())
+        path = Path(target).parent / "vol_data.json"
+        data = json.loads(await _text_of(path, executor=workers.EXECUTOR))
         driver, pv = str(data["driverName"]), str(data["specVolID"])
     except (OSError, ValueError, KeyError, TypeError):
         driver, pv = "DRIVER", "PV"
@@ -50,20 +54,6 @@ async def policy(
     run_dir: str, *, driver: str, pairs: Sequence[str], pod: str | None, flag: bool, block: bool
 ) -> None:
     """Print the decision for a publish. Raises the error with which it would be refused."""
-    request = inspect_pb2.ExplainPolicyRequest(
-        driver=driver, defer_fs_ops=flag, block=block, volume_context=_context(pairs, pod)
-    )
-    async with daemon_calls.inspecting(run_dir) as stub:
-        answer = await stub.ExplainPolicy(request, timeout=TIMEOUT_S)
-    handler = answer.handler or "the only registered one"
-    _print(
-        ("decision", "deferred" if answer.deferred else "ordinary mount on the host"),
-        ("handler", handler if answer.deferred else ""),
-        ("decided by", answer.decided_by),
-    )
-
-
-def _context(pairs: Sequence[str], pod: str | None) -> dict[str, str]:
     context = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")
@@ -76,7 +66,17 @@ def _context(pairs: Sequence[str], pod: str | None) -> dict[str, str]:
             raise click.UsageError(f"--pod {pod!r} is not NAMESPACE/NAME/UID")
         names = zip(("namespace", "name", "uid"), parts, strict=True)
         context |= {f"csi.storage.k8s.io/pod.{key}": value for key, value in names}
-    return context
+    request = inspect_pb2.ExplainPolicyRequest(
+        driver=driver, defer_fs_ops=flag, block=block, volume_context=context
+    )
+    async with daemon_calls.inspecting(run_dir) as stub:
+        answer = await stub.ExplainPolicy(request, timeout=TIMEOUT_S)
+    handler = answer.handler or "the only registered one"
+    _print(
+        ("decision", "deferred" if answer.deferred else "ordinary mount on the host"),
+        ("handler", handler if answer.deferred else ""),
+        ("decided by", answer.decided_by),
+    )
 
 
 def _print(*lines: tuple[str, str]) -> None:

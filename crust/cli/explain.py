@@ -35,17 +35,19 @@ class Page:
 
     def text(self) -> str:
         """The page for a terminal."""
-        return "\n".join(
-            (
-                f"[{self.name}]",
-                "",
-                *_paragraph("what happened", self.happened),
-                *_paragraph("gRPC code", self.code),
-                *_paragraph("kind", self.kind),
-                *_paragraph("who retries", self.retried_by),
-                *_paragraph("what to do", self.advice),
-            )
+        paragraphs = (
+            ("what happened", self.happened),
+            ("gRPC code", self.code),
+            ("kind", self.kind),
+            ("who retries", self.retried_by),
+            ("what to do", self.advice),
         )
+        lines = [
+            textwrap.fill(text, 100, initial_indent=f"  {title:<14}", subsequent_indent=" " * 16)
+            for title, text in paragraphs
+            if text
+        ]
+        return "\n".join([f"[{self.name}]", "", *lines])
 
 
 def print_page(name: str) -> None:
@@ -100,12 +102,3 @@ def foreign_pages(table: str) -> Iterator[Page]:
     for row in filter(None, map(_OTHER.fullmatch, table.partition(_OTHERS)[2].splitlines())):
         for name in re.findall(r"[`\"]([^`\"]+)[`\"]", row[1]):
             yield Page(name, row[2], "", "", "", row[3])
-
-
-def _paragraph(title: str, text: str) -> Iterator[str]:
-    if not text:
-        return
-    indent = " " * 16
-    lines = textwrap.wrap(text, width=100 - len(indent))
-    yield f"  {title:<14}{lines[0]}"
-    yield from (f"{indent}{line}" for line in lines[1:])

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -25,6 +26,10 @@ from crust.core import errors
 from crust.host.files import durable, listing
 from crust.host.process import syscalls
 from crust.inspection import refusals
+from crust.runtime_handler import keeper
+
+if TYPE_CHECKING:  # pydantic takes long to import
+    from crust.core.settings.program import ProgramSettings
 
 UNITS = Path("usr/local/lib/systemd/system")
 RULES = Path("usr/local/lib/udev/rules.d")
@@ -94,16 +99,12 @@ def files(source: Path, command: str) -> Iterator[File]:
         yield File(RULES / rules.name, rules.read_bytes())
     for settings in listing.matching(source, "crust/*.toml"):
         yield File(SETTINGS / settings.name, settings.read_bytes(), is_kept=True)
-    for page in listing.matching(_man_pages(source), "crust*.1"):
+    installed = source.parent / "man" / "man1"
+    pages = installed if listing.exists(installed) else source.parent / "docs" / "man"
+    for page in listing.matching(pages, "crust*.1"):
         yield File(MAN_PAGES / page.name, page.read_bytes())
     for shell, path in COMPLETIONS.items():
         yield File(path, f"{completion_script(shell)}\n".encode())
-
-
-def _man_pages(source: Path) -> Path:
-    """The directory of the shipped man pages: the environment's, or the checkout's."""
-    installed = source.parent / "man" / "man1"
-    return installed if listing.exists(installed) else source.parent / "docs" / "man"
 
 
 def command_path() -> str:
@@ -127,10 +128,22 @@ def install(root: Path, source: Path, command: str, systemctl: Systemctl, say: R
     link = root / COMMAND
     _check_ours(link)
     new_files = list(files(source, command))
-    new_files.append(_manifest(root, new_files))
-    changed = [file for file in new_files if _differs(root, file)]
+    own_paths = {file.path for file in new_files if not file.is_kept}
+    old_paths = {path for path in _listed(root) if listing.exists(root / path)}
+    listed = "".join(f"{path}\n" for path in sorted(own_paths | old_paths))
+    new_files.append(File(MANIFEST, listed.encode()))
+    changed = [
+        file
+        for file in new_files
+        if not listing.exists(path := root / file.path)
+        or (not file.is_kept and path.read_bytes() != file.content)
+    ]
     _write(root, changed)
-    _link(link, command)
+    link.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    aside = link.with_name(".crust.crust-new")  # so the command is never absent
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(command)
+    os.replace(aside, link)
     for line in _report(new_files, changed):
         say(line)
     say(f"/{COMMAND}: a link to {command}")
@@ -144,23 +157,47 @@ def install(root: Path, source: Path, command: str, systemctl: Systemctl, say: R
 
 
 def check_settings(directory: Path) -> None:
-    """Raise `SettingsRefused` if a daemon would not start with its file there. What has gone is in the log."""
+    """Raise `SettingsRefused` if a daemon would not start with its file there, or not open its pool.
+
+    What has gone is in the log.
+    """
     refused = []
     for path in listing.matching(directory, "*.toml"):
         program = path.stem.partition("-")[0]  # shim-<name>.toml
         if program not in PROGRAMS:
             continue
         try:
-            daemons.load(program, daemons.text(program, path))
-        except errors.InvalidRequest as error:
+            settings = daemons.load(program, daemons.text(program, path))
+            for driver in getattr(settings, "driver", (settings,)):
+                _check_layout(driver)
+        except (errors.InvalidRequest, errors.Corrupt) as error:
             refused.append(f"{path}: {error.why}")
     if refused:
         raise errors.InvalidRequest.named(
             "SettingsRefused",
-            "crust is installed, and a unit that reads these settings would not start",
+            "crust is installed, and a unit that reads these settings would not serve",
             why="; ".join(refused),
-            hint="correct them before a restart; crust config check says whether a file is accepted",
+            hint="correct them before a restart; crust config check says whether a file is accepted. A pool "
+            "needs the version that wrote it",
         )
+
+
+def _check_layout(settings: "ProgramSettings") -> None:
+    """Raise `UnknownPoolLayout` for a pool of a driver of ours. Of any other problem the driver tells itself."""
+    from crust.blockdriver.engines import files as directory_engine
+    from crust.blockdriver.engines.pool_access import UnknownPoolLayout
+    from crust.blockdriver.settings import LOCAL_ENGINES, DriverSettings
+
+    if not isinstance(settings, DriverSettings) or settings.engine not in LOCAL_ENGINES:
+        return
+    for own in settings.by_pool().values():
+        pool = directory_engine.engine(own.state_dir, own.pool_id_file).home
+        try:
+            pool.find()
+            pool.let_go()
+        except errors.CrustError as error:
+            if isinstance(error, UnknownPoolLayout):
+                raise
 
 
 def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> None:
@@ -168,7 +205,10 @@ def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> No
     paths = {file.path for file in files(source, _PROGRAM) if not file.is_kept}
     paths |= set(_listed(root))
     units = sorted(path.name for path in paths if path.parent == UNITS)
-    active = _running(units, systemctl)
+    patterns = [name.replace("@.", "@*.") for name in units]
+    states = "--state=active,activating,deactivating"
+    listed = systemctl(["list-units", "--plain", "--no-legend", states, *patterns])
+    active = [line.split()[0] for line in listed.stdout.splitlines() if line.split()]
     if active:
         raise NotInstallable(
             "crust is not removed",
@@ -178,10 +218,7 @@ def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> No
     link = root / COMMAND
     _check_ours(link)
     # the list is removed last, so that a next call finds the remaining files
-    for path in (
-        *sorted(paths),
-        MANIFEST,
-    ):
+    for path in (*sorted(paths), MANIFEST):
         if listing.exists(root / path):
             durable.remove(root / path)
             say(f"/{path}: removed")
@@ -192,9 +229,18 @@ def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> No
         durable.remove(link)
         say(f"/{COMMAND}: removed")
     _reload(systemctl, say)
+    _remove_groups(root)
     say(
         "kept: /etc/crust, /var/lib/crust (the volumes!) and /run/crust; remove them by hand if no longer needed"
     )
+
+
+def _remove_groups(root: Path) -> None:
+    """Remove the control groups of keepers, unless virtual machines run."""
+    for hierarchy in keeper.HIERARCHIES:
+        group = root / f"sys/fs/cgroup{hierarchy}/system.slice/{keeper.GROUP}"
+        if listing.exists(group) and not syscalls.read_whole(f"{group}/cgroup.procs"):
+            group.rmdir()
 
 
 def run_install() -> None:
@@ -205,10 +251,11 @@ def run_install() -> None:
         click.echo(NEXT_STEPS if is_first else RESTART)
 
 
-def run_uninstall() -> None:
-    """The command; exits 1 with a sentence."""
+def run_uninstall(unseal_targets: Callable[[], None]) -> None:
+    """The command; exits 1 with a sentence. `unseal_targets`: no proxy will start again to do it."""
     with _reported("crust uninstall"):
         uninstall(Path("/"), shipped(), run_systemctl, click.echo)
+        unseal_targets()
 
 
 @contextmanager
@@ -226,13 +273,6 @@ def _reported(command: str) -> Iterator[None]:
         sys.exit(1)
 
 
-def _manifest(root: Path, new_files: Sequence[File]) -> File:
-    """The list of the files of this installation, and of the remaining ones of earlier versions."""
-    own_paths = {file.path for file in new_files if not file.is_kept}
-    old_paths = {path for path in _listed(root) if listing.exists(root / path)}
-    return File(MANIFEST, "".join(f"{path}\n" for path in sorted(own_paths | old_paths)).encode())
-
-
 def _listed(root: Path) -> Iterator[Path]:
     """The paths of the list. A path outside of the directories that installations write is ignored."""
     with contextlib.suppress(FileNotFoundError):
@@ -240,11 +280,6 @@ def _listed(root: Path) -> Iterator[Path]:
             path = Path(line)
             if path.parent in _PLACES and "crust" in path.name:
                 yield path
-
-
-def _differs(root: Path, file: File) -> bool:
-    path = root / file.path
-    return not listing.exists(path) or (not file.is_kept and path.read_bytes() != file.content)
 
 
 def _write(root: Path, changed: Sequence[File]) -> None:
@@ -289,34 +324,12 @@ def _check_ours(link: Path) -> None:
         )
 
 
-def _link(link: Path, command: str) -> None:
-    link.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    aside = link.with_name(".crust.crust-new")
-    aside.unlink(missing_ok=True)
-    aside.symlink_to(command)
-    os.replace(aside, link)
-
-
 def run_systemctl(arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
     """Call systemctl; returns its exit code and output, 127 without systemd."""
     program = shutil.which("systemctl")
     if program is None or not listing.exists("/run/systemd/system"):
         return subprocess.CompletedProcess(arguments, 127, "", "systemd does not run here")
     return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
-
-
-def _running(units: Sequence[str], systemctl: Systemctl) -> list[str]:
-    patterns = [name.replace("@.", "@*.") for name in units]
-    listed = systemctl(
-        [
-            "list-units",
-            "--plain",
-            "--no-legend",
-            "--state=active,activating,deactivating",
-            *patterns,
-        ]
-    )
-    return [line.split()[0] for line in listed.stdout.splitlines() if line.split()]
 
 
 def _reload(systemctl: Systemctl, say: Report) -> None:

@@ -15,6 +15,7 @@ from crust.cli.commands import (
     completion,
     config,
     describe,
+    device_writers,
     doctor,
     driver,
     drivers,
@@ -69,7 +70,7 @@ def main() -> None:
 
 
 for _module in (
-    bundle, ceph, completion, config, describe, doctor, driver, drivers, end_orphan, explain, gc, handlers, install,
-    kata, keeper, node, policy, pool, proxy, shim, status, try_publish, uninstall, volumes,
+    bundle, ceph, completion, config, describe, device_writers, doctor, driver, drivers, end_orphan, explain, gc,
+    handlers, install, kata, keeper, node, policy, pool, proxy, shim, status, try_publish, uninstall, volumes,
 ):  # fmt: skip
     main.add_command(_module.command)

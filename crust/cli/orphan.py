@@ -8,7 +8,6 @@ killed, by a pidfd that was opened before the proof, so that no other process ca
 import select
 import signal
 import time
-from collections.abc import Sequence
 
 import click
 
@@ -35,20 +34,16 @@ async def end(run_dir: str, name: str, *, is_confirmed: bool) -> None:
         rows = await show.find(proxy, name)
     orphans = [row for row in rows if row.is_orphaned]
     if not orphans:
-        raise _not_orphaned(rows)
+        row = rows[0]
+        state = f"it is {row.state}" + (f" for sandbox {row.sandbox_id}" if row.sandbox_id else "")
+        raise errors.NotReady.named(
+            "NotOrphaned",
+            f"nothing is ended: the volume {row.volume_id} has no virtual machine that is lost to its runtime",
+            why=f"{state}, and the runtime {row.handler} has not said that this sandbox is lost",
+            hint="delete its pod; if the runtime's daemon does not run, start it: it looks then",
+        )
     for row in orphans:
         await workers.run(_end, run_dir, row, is_confirmed)
-
-
-def _not_orphaned(rows: Sequence[views.VolumeRow]) -> errors.CrustError:
-    row = rows[0]
-    state = f"it is {row.state}" + (f" for sandbox {row.sandbox_id}" if row.sandbox_id else "")
-    return errors.NotReady.named(
-        "NotOrphaned",
-        f"nothing is ended: the volume {row.volume_id} has no virtual machine that is lost to its runtime",
-        why=f"{state}, and the runtime {row.handler} has not said that this sandbox is lost",
-        hint="delete its pod; if the runtime's daemon does not run, start it: it looks then",
-    )
 
 
 def question(row: views.VolumeRow, command: str) -> str:

@@ -63,6 +63,8 @@ class TrialRequest(pydantic.BaseModel, frozen=True, extra="forbid"):
     target_root: str
     parameters: Mapping[str, str]
     wait_s: float
+    controller_socket: str = ""
+    """Where CreateVolume and what else the sidecars call is answered; empty: where the kubelet calls."""
 
 
 def killed_trials(kubelet_root: str) -> tuple[Path, ...]:
@@ -107,16 +109,17 @@ def request_of(note: Path) -> TrialRequest:
 
 @dataclass
 class Trial:
-    """The steps of a trial, and their undoing. `csi` is the driver's socket for the CO."""
+    """The steps of a trial, and their undoing. The ports are the driver's for a kubelet, and for sidecars."""
 
     request: TrialRequest
     inspect: daemon_calls.Stub
     csi: Port
+    controller: Port
     show: Show = click.echo
 
     def __post_init__(self) -> None:
         self._node = stub(csi_pb2_grpc.NodeStub, self.csi)
-        self._controller = stub(csi_pb2_grpc.ControllerStub, self.csi)
+        self._controller = stub(csi_pb2_grpc.ControllerStub, self.controller)
         name, root = self.request.name, self.request.target_root
         staged = (
             f"{root}/{_STAGED}/{self.request.driver}/{hashlib.sha256(name.encode()).hexdigest()}"
@@ -324,11 +327,22 @@ async def try_publish(run_dir: str, request: TrialRequest) -> int:
                 hint="choose one with --driver; `crust drivers` shows them",
             )
         request = request.model_copy(update={"driver": matching[0].name})
-        async with SocketPort(matching[0].socket) as csi:
-            trial = Trial(request, inspect, csi)
+        async with _ports(request, matching[0].socket) as (csi, controller):
+            trial = Trial(request, inspect, csi, controller)
             await workers.run(trial.note_down)
             with locked(trial.note):
                 return await _run_and_undo(trial)
+
+
+@contextlib.asynccontextmanager
+async def _ports(request: TrialRequest, socket: str) -> AsyncIterator[tuple[Port, Port]]:
+    """The driver's port for a kubelet, at `socket`, and its port for sidecars."""
+    async with contextlib.AsyncExitStack() as stack:
+        csi = await stack.enter_async_context(SocketPort(socket))
+        if not request.controller_socket:
+            yield csi, csi
+            return
+        yield csi, await stack.enter_async_context(SocketPort(request.controller_socket))
 
 
 async def _run_and_undo(trial: Trial) -> int:
@@ -370,7 +384,7 @@ async def undo(note: Path, inspect: daemon_calls.Stub) -> tuple[str, ...]:
         sockets = {driver.name: driver.socket for driver in await daemon_calls.drivers(inspect)}
         if request.driver not in sockets:
             return (f"the proxy serves no driver {request.driver}",)
-        async with SocketPort(sockets[request.driver]) as csi:
-            trial = Trial(request, inspect, csi, lambda _: None)
+        async with _ports(request, sockets[request.driver]) as (csi, controller):
+            trial = Trial(request, inspect, csi, controller, lambda _: None)
             await trial.adopt()
             return tuple(await trial.undo_steps())

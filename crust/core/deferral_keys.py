@@ -22,6 +22,7 @@ ATTACHES = "crust.dev/attaches"
 """In the manifest of GetPluginInfo: whether the driver's controller publishes to nodes, wherever it runs."""
 FORMAT_IN = "crust.dev/format-in"
 ENCRYPTION = "crust.dev/encryption"
+GROW_IN = "crust.dev/grow-in"
 PASSPHRASE = "passphrase"
 """The key of the secret that opens an encrypted volume: in a stage or a publish, and in a deferred mount."""
 USER_ID = "userID"
@@ -29,6 +30,9 @@ USER_KEY = "userKey"
 """The keys of the secret with a Ceph user: in a stage or a publish; the key alone also in a deferred mount."""
 INLINE = "csi.storage.k8s.io/ephemeral"
 """The kubelet's key of a volume that a pod's manifest declares: the publish creates it, the unpublish deletes it."""
+POD_INFO = "csi.storage.k8s.io/pod."
+"""The prefix of the kubelet's keys that name the pod of a publish."""
+POD_NAMES = (f"{POD_INFO}namespace", f"{POD_INFO}name")
 _INLINE_ID = re.compile(r"csi-[0-9a-f]{64}")
 EXT4_BYTES_PER_INODE = "crust.dev/ext4-bytes-per-inode"
 EXT4_RESERVED_PERCENT = "crust.dev/ext4-reserved-percent"
@@ -124,16 +128,26 @@ def format_in(context: Mapping[str, str]) -> FormatIn:
     return "host" if value is None else "guest"
 
 
-def of_format_in(value: FormatIn) -> dict[str, str]:
-    """The keys of a context that `format_in` reads this value from."""
-    if value == "luks":
-        return {ENCRYPTION: volumes.Encryption.LUKS.value}
-    return {FORMAT_IN: value} if value == "guest" else {}
+def strictest_format_in(context: Mapping[str, str]) -> FormatIn:
+    """As `format_in`, also of a context with invalid values: any value of a key restricts. Raises nothing."""
+    if ENCRYPTION in context:
+        return "luks"
+    return "guest" if FORMAT_IN in context else "host"
 
 
 def formats_in_guest(context: Mapping[str, str]) -> bool:
     """Whether only a guest may make and read the filesystem, as if it is encrypted. Raises `InvalidDeferKey`."""
     return format_in(context) != "host"
+
+
+def grows_on_host(context: Mapping[str, str]) -> bool:
+    """Whether the class lets the host grow the filesystem of a guest. Raises `InvalidDeferKey`."""
+    value, allowed = context.get(GROW_IN), "host"
+    if FORMAT_IN in context or ENCRYPTION in context:
+        value, allowed = value and "", f"left out where {FORMAT_IN} or {ENCRYPTION} is set"
+    if value not in (None, "host"):
+        raise InvalidDeferKey(GROW_IN, context[GROW_IN], allowed)
+    return value is not None
 
 
 def passphrase(volume_id: str, *secrets: Mapping[str, str]) -> str:
@@ -167,12 +181,12 @@ def ceph_user(volume_id: str, *secrets: Mapping[str, str]) -> tuple[str, str]:
     )
 
 
-def check_host_publish(volume_id: str, context: Mapping[str, str], *, is_block: bool) -> None:
+def check_host_publish(volume_id: str, format_in: FormatIn, *, is_block: bool) -> None:
     """Raise `EncryptedOnHost`, `FilesystemOfGuest` for a publish on the host that the volume forbids.
 
     An encrypted volume is refused as a raw device too: a pod would write its data there as it is.
     """
-    if ENCRYPTION in context:
+    if format_in == "luks":
         raise errors.NotReady.named(
             "EncryptedOnHost",
             f"volume {volume_id[:128]!r} cannot be published on this host",
@@ -180,7 +194,7 @@ def check_host_publish(volume_id: str, context: Mapping[str, str], *, is_block: 
             "encrypted bytes, or keep its data unencrypted",
             hint="run the pod with a runtime class whose handler offers LUKS, with crust.dev/defer: always",
         )
-    if FORMAT_IN in context and not is_block:
+    if format_in == "guest" and not is_block:
         raise errors.NotReady.named(
             "FilesystemOfGuest",
             f"volume {volume_id[:128]!r} cannot be mounted on this host",

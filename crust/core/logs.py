@@ -50,8 +50,8 @@ def extra_of(record: logging.LogRecord) -> dict[str, Any]:
     error = vars(record).get("error")
     if isinstance(error, errors.CrustError):
         fields["error_name"] = error.error_name
-    around = {key: _safe(value) for key, value in (context.get() or {}).items()}
-    return {**around, **fields}
+    outer = {key: _safe(value) for key, value in (context.get() or {}).items()}
+    return {**outer, **fields}
 
 
 def _safe(value: object) -> object:
@@ -141,73 +141,62 @@ class QueuedHandler(logging.Handler):
         self._on_drop = on_drop
         self._changed = threading.Condition()
         self._lines: deque[bytes] = deque()
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0
+        """The lines that are not written yet."""
         self._dropped = 0
         self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Format the record here, because the context's fields are the caller's, and queue the line."""
-        line = self._formatted(record).encode("utf-8", "backslashreplace") + b"\n"
+        """Format the record here, because the context's fields are the caller's, and queue the line.
+
+        If a library's arguments do not fit its message, the line names the place without them: they may hold
+        credentials.
+        """
+        try:
+            text = self.format(record)
+        except Exception as err:
+            place = f"{record.pathname}:{record.lineno}"
+            fields = {"name": record.name, "levelno": logging.ERROR, "levelname": "ERROR"}
+            message = {"msg": "a log call failed", "place": place, "error": type(err).__name__}
+            text = self.format(logging.makeLogRecord(fields | message))
+        line = text.encode("utf-8", "backslashreplace") + b"\n"
         with self._changed:
-            fits = self._waiting_bytes + len(line) <= QUEUE_BYTES
+            fits = self.waiting_bytes + len(line) <= QUEUE_BYTES
             if fits:
                 self._lines.append(line)
-                self._waiting_bytes += len(line)
+                self.waiting_bytes += len(line)
                 self._changed.notify_all()
             else:
                 self._dropped += 1
         if not fits:
             self._on_drop()
 
-    @property
-    def waiting_bytes(self) -> int:
-        """The lines that are not written yet."""
-        return self._waiting_bytes
-
     def flush(self) -> None:
         """Wait until all lines are written, for a limited time: `logging` calls it when the process exits."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._waiting_bytes, _FLUSH_S)
-
-    def _formatted(self, record: logging.LogRecord) -> str:
-        """The line. If a library's arguments do not fit its message, the line names the place without them: they may
-        hold credentials.
-        """
-        try:
-            return self.format(record)
-        except Exception as err:
-            place = f"{record.pathname}:{record.lineno}"
-            fields = {"name": record.name, "levelno": logging.ERROR, "levelname": "ERROR"}
-            message = {"msg": "a log call failed", "place": place, "error": type(err).__name__}
-            return self.format(logging.makeLogRecord(fields | message))
+            self._changed.wait_for(lambda: not self.waiting_bytes, _FLUSH_S)
 
     def _write_all(self) -> None:
         while True:
-            batch, dropped = self._next()
+            batch: list[bytes] = []
+            size_bytes = 0
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines)
+                while self._lines and size_bytes < _BATCH_BYTES:
+                    batch.append(self._lines.popleft())
+                    size_bytes += len(batch[-1])
+                # reported after the last lines of the queue, after which they were dropped
+                dropped = 0 if self._lines else self._dropped
+                self._dropped -= dropped
             self._write(b"".join(batch))
             if dropped:
-                self._write(self._report(dropped))
+                fields = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING"}
+                message = {"msg": "log lines dropped: their reader was too slow", "lines": dropped}
+                self._write(self.format(logging.makeLogRecord(fields | message)).encode() + b"\n")
             with self._changed:
-                self._waiting_bytes -= sum(map(len, batch))
+                self.waiting_bytes -= size_bytes
                 self._changed.notify_all()
-
-    def _next(self) -> tuple[list[bytes], int]:
-        """The next lines; with the last lines of the queue, the number of lines that were dropped after them."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._lines)
-            batch, size = [], 0
-            while self._lines and size < _BATCH_BYTES:
-                batch.append(self._lines.popleft())
-                size += len(batch[-1])
-            dropped = 0 if self._lines else self._dropped
-            self._dropped -= dropped
-            return batch, dropped
-
-    def _report(self, dropped: int) -> bytes:
-        fields = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING"}
-        message = {"msg": "log lines dropped: their reader was too slow", "lines": dropped}
-        return self.format(logging.makeLogRecord(fields | message)).encode() + b"\n"
 
     def _write(self, data: bytes) -> None:
         """Write it all. A descriptor that cannot be written has no reader, so no error is raised."""
@@ -240,7 +229,10 @@ def configure(
     A stream in memory, which never blocks, is written at once.
     """
     stream = stream or sys.stderr
-    handler = _handler(stream, on_drop)
+    try:
+        handler: logging.Handler = QueuedHandler(stream.fileno(), on_drop)
+    except io.UnsupportedOperation:
+        handler = logging.StreamHandler(stream)
     formatter: logging.Formatter = JsonFormatter() if fmt == "json" else ConsoleFormatter()
     if fmt == "json":
         formatter.converter = time.gmtime
@@ -250,10 +242,3 @@ def configure(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-
-
-def _handler(stream: TextIO, on_drop: Callable[[], None]) -> logging.Handler:
-    try:
-        return QueuedHandler(stream.fileno(), on_drop)
-    except io.UnsupportedOperation:
-        return logging.StreamHandler(stream)

@@ -9,6 +9,7 @@ them. Dashboards depend on the names: docs/monitoring.md lists them.
 """
 
 import platform
+from collections import Counter as Counted
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
@@ -97,6 +98,11 @@ calls_unseen = Counter(
     "crust_calls_unseen_total",
     "Calls that were refused because the kernel did not answer a question about the host (NotSeen).",
 )
+problems = Sampled(
+    "crust_problems",
+    "Problems of this process, by the error's name; `crust status` shows those of proxy and drivers.",
+    ("error",),
+)
 deferred_publishes = Counter(
     "crust_volumes_published_with_deferred_ops_total",
     "Volumes published to a runtime handler instead of being mounted (KEP-2857).",
@@ -130,7 +136,14 @@ worker_refusals = Sampled(
 log_queue = Sampled(
     "crust_log_queue_bytes", "Log lines that wait for the reader of standard error."
 )
-OF_SEVERAL = (operations, worker_threads, worker_calls_waiting, worker_refusals, log_queue)
+OF_SEVERAL = (
+    operations,
+    worker_threads,
+    worker_calls_waiting,
+    worker_refusals,
+    log_queue,
+    problems,
+)
 PROXY = (deferred_publishes, deferred_volumes, handlers, reservations)
 
 pool_open = Gauge(
@@ -149,7 +162,12 @@ pool_bytes = Gauge(
 snapshots = Sampled(
     "crust_snapshots", "Records of snapshots and group snapshots in the pool.", ("driver", "kind")
 )
-DRIVER = (snapshots, pool_open, pool_bytes)
+volumes_abnormal = Sampled(
+    "crust_volumes_abnormal",
+    "Volumes of the pool that are not healthy, by the reason, as `crust pool` shows them; looked at once a minute.",
+    ("driver", "reason"),
+)
+DRIVER = (snapshots, pool_open, pool_bytes, volumes_abnormal)
 
 claims_fenced = Counter(
     "crust_claims_fenced_total",
@@ -168,6 +186,13 @@ nodes_waiting_for_fencing = Gauge(
 )
 FENCING = (claims_fenced, fencing_failures, nodes_waiting_for_fencing)
 
+_ALERTED = (
+    "BackgroundWorkFails",
+    "HandlerNotResponding",
+    "OperationsHang",
+    "SystemCallTimedOut",
+    "UnpublishRefused",
+)
 _exported: set[int] = set()
 
 
@@ -184,14 +209,27 @@ def export_snapshots(driver: str, count: Callable[[], Iterable[Sample]]) -> None
     snapshots.show(driver, lambda: [((driver, *labels), number) for labels, number in count()])
 
 
-def forget_pool_bytes(driver: str) -> None:
+def show_abnormal(driver: str, number_of: Mapping[str, int]) -> None:
+    """Show how many volumes of a driver are not healthy, by the reason; without any the alert has a series too."""
+    samples = [((driver, reason), number) for reason, number in number_of.items()]
+    volumes_abnormal.show(driver, lambda: samples or [((driver, "none"), 0)])
+
+
+def forget_pool(driver: str) -> None:
     """Remove the numbers of a pool that cannot be measured now: they would look current."""
     pool_bytes.remove_by_labels({"driver": driver})
+    volumes_abnormal.show(driver, tuple)
 
 
 def export_operations(part: str, running: Callable[[], int]) -> None:
     """Show how many operations of a part run."""
     operations.show(part, lambda: [((part,), running())])
+
+
+def export_problems(names: Callable[[], Iterable[str]]) -> None:
+    """Show how many problems the process has, by the error's name; 0 of those with an alert of their own."""
+    zeros = dict.fromkeys(_ALERTED, 0)
+    problems.show("", lambda: [((name,), n) for name, n in (zeros | Counted(names())).items()])
 
 
 def export_workers(part: str, load: Callable[[], Mapping[str, int]]) -> None:
@@ -200,8 +238,3 @@ def export_workers(part: str, load: Callable[[], Mapping[str, int]]) -> None:
     worker_threads.show(part, lambda: [((part, kind), load()[kind]) for kind in kinds])
     worker_calls_waiting.show(part, lambda: [((part,), load()["waiting"])])
     worker_refusals.show(part, lambda: [((part,), load()["refused"])])
-
-
-def export_log_queue(waiting_bytes: Callable[[], int]) -> None:
-    """Show how many bytes of log lines wait to be written."""
-    log_queue.show("", lambda: [((), waiting_bytes())])

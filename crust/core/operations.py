@@ -99,10 +99,10 @@ class ThreadPool(Protocol):
         """Call `function` on a thread."""
 
     def used(self) -> AbstractContextManager[None]:
-        """Let the tasks that are created inside the block use these threads."""
+        """Let the tasks of a context that is copied inside the block use these threads."""
 
 
-_ANSWER_AT = 0.95
+_DEADLINE_SHARE = 0.95
 """The part of a caller's time after which it gets an answer."""
 
 ABANDONED_S = 300.0
@@ -200,37 +200,28 @@ class KeyedOperations:
             if busy := keys & self._running.keys() | keys & self._shared.keys():
                 raise self._busy(busy.pop())
             running = _Running(key, name, identity, limit_s, ended_by)
-            self._start(running, keys, work)
+            with self.threads.used():
+                context = contextvars.copy_context()
+            context.run(_current.set, running)
+            running.task = asyncio.create_task(work(), name=f"{name} {key}", context=context)
+            self._running.update(dict.fromkeys(keys, running))
+            running.task.add_done_callback(partial(self._finished, keys, running))
         elif (running.key, running.name, running.identity) != (key, name, identity):
             running.note_other(name, identity)
             raise self._busy(key)
-        ends_s = running.started_s + running.limit_s
-        if left_s is not None:
-            ends_s = min(ends_s, time.monotonic() + left_s * _ANSWER_AT)
+        wait_s = min(
+            running.started_s + running.limit_s - time.monotonic(),
+            math.inf if left_s is None else left_s * _DEADLINE_SHARE,
+        )
         running.waiters += 1
         try:
-            await asyncio.wait([running.task], timeout=max(ends_s - time.monotonic(), 0))
+            await asyncio.wait([running.task], timeout=max(wait_s, 0))
         finally:
             running.waiters -= 1
             running.left_s = time.monotonic()
         if not running.task.done():
             raise OperationOverdue(key, running.name, running.age_s)
         return cast("T", running.task.result())
-
-    def _start(
-        self,
-        running: _Running,
-        keys: Iterable[Hashable],
-        work: Callable[[], Coroutine[Any, Any, T]],
-    ) -> None:
-        token = _current.set(running)
-        try:
-            with self.threads.used():
-                running.task = asyncio.create_task(work(), name=f"{running.name} {running.key}")
-        finally:
-            _current.reset(token)
-        self._running.update(dict.fromkeys(keys, running))
-        running.task.add_done_callback(partial(self._finished, keys, running))
 
     async def look(
         self,
@@ -251,7 +242,7 @@ class KeyedOperations:
         """
         earlier = self._looks.get(key) if fresh else None
         if left_s is not None:
-            timeout_s = min(timeout_s, left_s * _ANSWER_AT)
+            timeout_s = min(timeout_s, left_s * _DEADLINE_SHARE)
         try:
             async with asyncio.timeout(timeout_s):
                 if earlier is not None:
@@ -280,7 +271,7 @@ class KeyedOperations:
         return [operation for key, operation in self._running.items() if operation.key == key]
 
     def in_progress(self) -> tuple[OperationInProgress, ...]:
-        """The operations that run."""
+        """The operations that run, the oldest first."""
         return tuple(
             OperationInProgress(operation.key, operation.name, operation.age_s)
             for operation in self._operations()

@@ -5,15 +5,6 @@ sets a terminal's title, a line break forges a line of a log, a character of bid
 the line. Text is escaped where crust reads it from such a program, and again by each output for people.
 """
 
-import re
-
-_CONTROL = re.compile("[\0-\x1f\x7f-\x9f]")
-
-
-def has_control(text: str) -> bool:
-    """Whether a name or a path has a control character of C0 or C1, as no CO and no runtime gives one."""
-    return _CONTROL.search(text) is not None
-
 
 def printable(text: str) -> str:
     """The text with each character escaped that is not printable; a second call changes nothing."""

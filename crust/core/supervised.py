@@ -12,13 +12,14 @@ restart, the process ends after `ATTEMPTS` failures in a row. Work that returns 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from crust.core import errors, metrics
+from crust.core.pauses import pauses
 
 ATTEMPTS = 10
-"""Failures in a row after which a process ends, about 50 s after the first."""
+"""Failures in a row after which a process ends, 25 to 50 s after the first."""
 
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 30.0
@@ -33,25 +34,25 @@ class Health:
     """The problems of this process, by part."""
 
     def __init__(self) -> None:
-        self._problems: dict[str, errors.CrustError] = {}
+        self.problems: dict[str, errors.CrustError] = {}
+        """The current problems; empty if the process is healthy. `report` changes them."""
         self._fatal: set[str] = set()
 
-    @property
-    def problems(self) -> Mapping[str, errors.CrustError]:
-        """The current problems; empty if the process is healthy."""
-        return self._problems
+    def names(self) -> list[str]:
+        """The error's name of each problem. For any thread."""
+        return [problem.error_name for problem in tuple(self.problems.values())]
 
     def report(
         self, part: str, problem: errors.CrustError | None, *, is_fatal: bool = True
     ) -> None:
         """Set the problem of `part`; None: it is healthy. A problem that is not fatal fails no probe."""
-        previous = self._problems.pop(part, None)
+        previous = self.problems.pop(part, None)
         self._fatal.discard(part)
         if problem is None:
             if previous is not None:
                 _log.info("healthy again", extra={"part": part})
             return
-        self._problems[part] = problem
+        self.problems[part] = problem
         if is_fatal:
             self._fatal.add(part)
         if previous is None or str(previous) != str(problem):
@@ -60,7 +61,7 @@ class Health:
 
     def check_healthy(self) -> None:
         """Raise the first fatal problem, if there is one."""
-        for part, problem in self._problems.items():
+        for part, problem in self.problems.items():
             if part in self._fatal:
                 raise problem
 
@@ -97,7 +98,7 @@ async def _repeated(
     health: Health,
     end: Callable[[errors.CrustError], None] | None,
 ) -> None:
-    failures = 0
+    failures, again = 0, pauses(_FIRST_PAUSE_S, _MAX_PAUSE_S)
     while True:
         began_s = time.monotonic()
         well = asyncio.get_running_loop().call_later(STEADY_S, health.report, label, None)
@@ -110,7 +111,9 @@ async def _repeated(
             # a cancelled call inside the work is a failure like any other
             if task is not None and task.cancelling() > 0:
                 raise
-            failures = 1 if time.monotonic() - began_s >= STEADY_S else failures + 1
+            if time.monotonic() - began_s >= STEADY_S:
+                failures, again = 0, pauses(_FIRST_PAUSE_S, _MAX_PAUSE_S)
+            failures += 1
             metrics.background_failures.labels(name).inc()
             is_bug = not isinstance(error, errors.CrustError)
             extra = {"work": label, "error": error, "failures": failures}
@@ -127,5 +130,4 @@ async def _repeated(
                 return
         finally:
             well.cancel()
-        doublings = min(failures, ATTEMPTS) - 1  # of work that fails for hours
-        await asyncio.sleep(min(_FIRST_PAUSE_S * 2**doublings, _MAX_PAUSE_S))
+        await asyncio.sleep(next(again))

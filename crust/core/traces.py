@@ -56,12 +56,12 @@ def span(
 
     kind = trace.SpanKind.SERVER if is_served else trace.SpanKind.INTERNAL
     is_first = not trace.get_current_span().get_span_context().is_valid
-    around = None
+    outer = None
     if parent and is_first:
         propagator = tracecontext.TraceContextTextMapPropagator()
-        around = propagator.extract({KEY: parent}, context.Context())
+        outer = propagator.extract({KEY: parent}, context.Context())
     with tracer.start_as_current_span(
-        name, around, kind, attributes, record_exception=False, set_status_on_exception=False
+        name, outer, kind, attributes, record_exception=False, set_status_on_exception=False
     ) as begun:
         try:
             yield begun

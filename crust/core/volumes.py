@@ -15,12 +15,9 @@ from dataclasses import dataclass, field
 from typing import NewType, Self
 
 from crust.core import errors
-from crust.core.printable import has_control
 
 VolumeId = NewType("VolumeId", str)
 DriverName = NewType("DriverName", str)
-HandlerName = NewType("HandlerName", str)
-SandboxId = NewType("SandboxId", str)
 
 PATH_MAX_BYTES = 4096
 NAME_MAX_BYTES = 255
@@ -40,9 +37,54 @@ class InvalidPath(errors.InvalidRequest):
         )
 
 
+HANDLER_NAME = r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?"
+_SANDBOX_ID_MAX_CHARS = 256
+
+
+class HandlerName(str):
+    """The name of a runtime handler: 1 to 63 of a-z, 0-9, "-" and ".", with a letter or a digit at both ends.
+
+    There is no other value: the constructor raises `errors.InvalidRequest`.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> Self:
+        if not re.fullmatch(HANDLER_NAME, text):
+            raise errors.InvalidRequest(
+                f"a runtime handler cannot have the name {text[:64]!r}",
+                why="it is not 1 to 63 of a-z, 0-9, '-' and '.', with a letter or a digit at both ends",
+            )
+        return super().__new__(cls, text)
+
+
+class SandboxId(str):
+    """The id of a sandbox, as its runtime names it: 1 to 256 characters, none of which is a control character (H-24).
+
+    There is no other value: the constructor raises `errors.InvalidRequest`.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> Self:
+        why = "it is not 1 to 256 characters" * (not 0 < len(text) <= _SANDBOX_ID_MAX_CHARS)
+        why = why or "it holds a control character" * has_control(text)
+        if why:
+            raise errors.InvalidRequest(f"a sandbox cannot have the id {text[:64]!r}", why=why)
+        return super().__new__(cls, text)
+
+
 def is_number(text: str) -> bool:
     """Whether a text of a request is a decimal number of 64 bits at most. Python refuses to parse 4,300 digits."""
     return len(text) <= 20 and text.isascii() and text.isdecimal()
+
+
+_CONTROL = re.compile("[\0-\x1f\x7f-\x9f]")
+
+
+def has_control(text: str) -> bool:
+    """Whether a path has a control character of C0 or C1, as no CO and no runtime gives one."""
+    return _CONTROL.search(text) is not None
 
 
 _PRIVATE = re.compile(r"/volumeDevices/(staging|publish)/crust-[0-9a-f]{40}(/|$)")
@@ -87,10 +129,6 @@ class TargetPath:
     def digest(self) -> str:
         """SHA-256 of the path's bytes, 64 lower-case hex digits: the name of its entry in the handoff directory."""
         return hashlib.sha256(os.fsencode(self.text)).hexdigest()
-
-    def is_below(self, root: str) -> bool:
-        """Whether the path lies below `root`, component by component and not by prefix."""
-        return self.text.startswith(f"{root.rstrip('/')}/")
 
     def __str__(self) -> str:
         return self.text
@@ -143,6 +181,9 @@ class GroupChange:
                 hint="correct fsGroup in the pod's security context",
             )
         return cls(int(gid), policy)
+
+    def __str__(self) -> str:
+        return f"{self.gid} ({self.policy.value})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from crust.rpc.call import Call
 from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.messages import crust_v1, csi
 from crust.rpc.port import Port, stub
-from crust.rpc.serving.service import Methods, looking_at
+from crust.rpc.serving.service import Methods, csi_methods
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
@@ -89,7 +89,7 @@ class Deferral:
 
     def methods(self) -> Methods:
         """The calls that may be flagged, for a shim that wraps nothing; all others pass."""
-        return looking_at(
+        return csi_methods(
             "Node",
             {
                 "NodePublishVolume": self._pass_publish,

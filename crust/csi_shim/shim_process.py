@@ -8,7 +8,6 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import crust
 from crust.core import metrics
 from crust.core.operations import KeyedOperations
 from crust.csi_shim.deferral import Deferral, RuntimeClient
@@ -20,13 +19,11 @@ from crust.csi_shim.wrap.wrapped import WrappedVolumes
 from crust.host.mounts import propagation
 from crust.host.process import syscalls, workers
 from crust.host.process.workers import Workers
-from crust.rpc.call import Call
 from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.messages import extensions
-from crust.rpc.port import Port
 from crust.rpc.serving.daemon import Daemon, starting
 from crust.rpc.serving.server import SOCKETS, Ports
-from crust.rpc.serving.service import Methods, Service
+from crust.rpc.serving.service import Service, probe
 from crust.rpc.serving.worker_watch import WorkerWatch
 
 
@@ -98,7 +95,7 @@ async def part(
         service = Service(
             "shim",
             methods,
-            _probe(port),
+            probe(port, extensions.SHIM_VERSION),
             others=port,
             health=daemon.health,
             driver=driver.known_name,
@@ -109,18 +106,3 @@ async def part(
         with pool.used():  # by the calls that are served
             await stack.enter_async_context(ports.serving(settings.socket, service, lock_path=None))
         yield
-
-
-def _probe(driver: Port) -> Methods:
-    """A Probe that passes to the driver, and adds the shim's version to its trailing metadata if the caller opts in.
-
-    The driver's answer stays unchanged: GetPluginInfo is about the driver.
-    """
-
-    async def probe(_: object, data: bytes, call: Call) -> bytes:
-        answer = await driver.forward(call, data)
-        if extensions.requested(call.metadata, extensions.VERSIONS):
-            call.trailing = (*call.trailing, (extensions.SHIM_VERSION, crust.__version__))
-        return answer
-
-    return Methods({"/csi.v1.Identity/Probe": probe})

@@ -27,6 +27,7 @@ from crust.core import errors, volumes
 from crust.core.printable import printable
 from crust.handoff import directories, layout
 from crust.handoff.record import UnreadableHandoffRecord, reasons
+from crust.host import answers
 from crust.host.files import durable, locks
 from crust.host.process import open_files, processes, syscalls
 from crust.host.process.processes import Process
@@ -69,6 +70,8 @@ class HeldBySandbox(errors.NotReady):
         handler: str,
         pid: int = 0,
         unread: errors.CrustError | None = None,
+        *,
+        is_stopped: bool = False,
     ) -> None:
         named = f"sandbox {printable(sandbox_id)} of {printable(handler)} has it, for which process {pid} answers"
         unnamed = str(unread or "a sandbox is claiming it, or it is being unpublished")
@@ -76,6 +79,9 @@ class HeldBySandbox(errors.NotReady):
             "stop that sandbox first; if its runtime does not know it any more, the virtual machine runs alone: "
             "`crust end-orphan` checks that, and ends it"
         )
+        if is_stopped:
+            named += ", and the sandbox's virtual machine is stopped"
+            stop = "let the machine go on (SIGCONT): its runtime cannot end the sandbox before; or end the machine"
         super().__init__(
             f"the volume at {target} is in use",
             why=named if sandbox_id else unnamed,
@@ -140,12 +146,16 @@ class _ProcessModel(pydantic.BaseModel):
     started: Annotated[int, pydantic.Field(ge=0, lt=2**63)]
 
 
+_PRINTED = r"^[^\x00-\x1f\x7f-\x9f]*$"
+"""Without a control character (H-24)."""
+
+
 class _ClaimModel(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(strict=True, extra="ignore", frozen=True)
 
     schema_version: Annotated[Literal[1], pydantic.Field(alias="schema")]
-    sandbox_id: Annotated[str, pydantic.Field(min_length=1, max_length=256)]
-    handler: Annotated[str, pydantic.Field(min_length=1, max_length=63)]
+    sandbox_id: Annotated[str, pydantic.Field(min_length=1, max_length=256, pattern=_PRINTED)]
+    handler: Annotated[str, pydantic.Field(min_length=1, max_length=63, pattern=_PRINTED)]
     state: State
     error: Annotated[str, pydantic.Field(max_length=_ERROR_MAX)] = ""
     pid: Annotated[int, pydantic.Field(ge=0, lt=2**31)]
@@ -182,8 +192,8 @@ class ClaimLock:
 
     @classmethod
     def _try(cls, paths: layout.EntryPaths, target: volumes.TargetPath) -> Self | None:
-        # before the lock: behind a symbolic link it is another entry's
-        is_there = directories.exists(paths.directory)
+        # before the lock: behind a symbolic link, or in a root that others write to, it is another entry's
+        is_there = all(map(directories.exists, (paths.root, paths.directory)))
         fd = _open_lock(paths.claim_lock, os.O_RDWR) if is_there else None
         if fd is None:
             raise NotPublished(target)
@@ -219,7 +229,9 @@ class ClaimLock:
             contextlib.closing(copies),
         ):
             for copy in copies:
-                if _holds(copy) and _is_at(paths.claim_lock, copy):
+                is_writable = fcntl.fcntl(copy, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+                # somebody has the lock, so only that description can set it
+                if is_writable and locks.try_lock(copy) and _is_at(paths.claim_lock, copy):
                     return cls(copy, paths)
                 os.close(copy)
         return None
@@ -385,11 +397,11 @@ def _held(paths: layout.EntryPaths, target: volumes.TargetPath) -> HeldBySandbox
         errors.CrustError
     ) as error:  # only the holder's name is missing; the held lock is certain
         return HeldBySandbox(target, "", "", unread=error)
-    return (
-        HeldBySandbox(target, claim.sandbox_id, claim.handler, claim.pid)
-        if claim
-        else HeldBySandbox(target, "", "")
-    )
+    if claim is None:
+        return HeldBySandbox(target, "", "")
+    process = claim.process
+    is_stopped = process is not None and processes.state(process) == answers.Present("T")
+    return HeldBySandbox(target, claim.sandbox_id, claim.handler, claim.pid, is_stopped=is_stopped)
 
 
 def _open_lock(path: str, access: int) -> int | None:
@@ -401,26 +413,17 @@ def _open_lock(path: str, access: int) -> int | None:
             return None
     try:
         with syscalls.translating(f"cannot look at {path}"):
-            _check_lock(path, os.fstat(fd))
+            status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise UntrustedLock(path, "it is not a regular file")
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+            raise UntrustedLock(path, "other users may write to it")
+        if status.st_nlink > 1:
+            raise UntrustedLock(path, "it has a second hard link")
     except BaseException:
         os.close(fd)
         raise
     return fd
-
-
-def _check_lock(path: str, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise UntrustedLock(path, "it is not a regular file")
-    if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
-        raise UntrustedLock(path, "other users may write to it")
-    if status.st_nlink > 1:
-        raise UntrustedLock(path, "it has a second hard link")
-
-
-def _holds(fd: int) -> bool:
-    """Whether the description behind `fd` has the lock, which the caller knows to be held by somebody."""
-    is_writable = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
-    return is_writable and locks.try_lock(fd)
 
 
 def _is_at(path: str, fd: int) -> bool:

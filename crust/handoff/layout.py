@@ -19,6 +19,7 @@ never deleted. A reader that guesses the meaning of an unknown file makes later 
 import re
 import secrets
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from crust.core import volumes
 
@@ -43,32 +44,21 @@ _GONE_TO_CLEAR = re.compile(r"\.gone-([0-9a-f]{64})\.[0-9a-f]+\.target")
 _ENTRY_NAMES = frozenset({RECORD, CLAIM, CLAIM_LOCK})
 
 
-@dataclass(frozen=True, slots=True)
-class EntryPaths:
+class EntryPaths(NamedTuple):
     """The paths of one entry. None of them needs to exist."""
 
     digest: str
+    root: str
+    """The directory of all entries."""
     directory: str
-
-    @property
-    def record(self) -> str:
-        """The proxy's record."""
-        return f"{self.directory}/{RECORD}"
-
-    @property
-    def claim(self) -> str:
-        """The claim, written by the runtime."""
-        return f"{self.directory}/{CLAIM}"
-
-    @property
-    def dead_claim(self) -> str:
-        """The claim that the lock's holder has put aside (H-22). Readers ignore it while the lock is held."""
-        return f"{self.directory}/{DEAD_CLAIM}"
-
-    @property
-    def claim_lock(self) -> str:
-        """The lock file of the claim."""
-        return f"{self.directory}/{CLAIM_LOCK}"
+    record: str
+    """The proxy's record."""
+    claim: str
+    """The claim, written by the runtime."""
+    dead_claim: str
+    """The claim that the lock's holder has put aside (H-22). Readers ignore it while the lock is held."""
+    claim_lock: str
+    """The lock file of the claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +72,17 @@ class Layout:
         """The lock of the process that writes records. It is in the root, so that one root has one writer (H-13)."""
         return f"{self.root}/{_WRITER_LOCK}"
 
-    def entry(self, key: volumes.TargetPath | str) -> EntryPaths:
-        """The entry of a target path, or of a digest (64 lower-case hex digits)."""
+    def entry(self, key: volumes.TargetPath | str, name: str = "") -> EntryPaths:
+        """The entry of a target path, or of a digest (64 lower-case hex digits).
+
+        `name`: of its directory, while it is being removed.
+        """
         digest = key.digest if isinstance(key, volumes.TargetPath) else key
         if not _DIGEST.fullmatch(digest):
             raise ValueError(f"not an entry's name: {digest!r}")
-        return EntryPaths(digest, f"{self.root}/{digest}")
+        directory = f"{self.root}/{name or digest}"
+        files = (f"{directory}/{file}" for file in (RECORD, CLAIM, DEAD_CLAIM, CLAIM_LOCK))
+        return EntryPaths(digest, self.root, directory, *files)
 
     def new_staging(self, digest: str) -> str:
         """A new path for building an entry: on the same filesystem, and hidden."""

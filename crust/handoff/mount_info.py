@@ -21,9 +21,7 @@ _INT64 = 2**63 - 1
 
 Gid = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,9}$")]
 Id = Annotated[str, Field(min_length=1, max_length=512)]
-Handler = Annotated[
-    str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
-]
+Handler = Annotated[str, Field(min_length=1, max_length=63, pattern=rf"^{volumes.HANDLER_NAME}$")]
 FsType = Annotated[
     str, Field(min_length=1, max_length=32, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
 ]

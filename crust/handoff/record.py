@@ -151,7 +151,7 @@ class Record(Model):
             raise UnreadableHandoffRecord(path, why)
         return record
 
-    def but(self, mount: volumes.DeferredMount | None = None, **part: Any) -> Self:
+    def replaced(self, mount: volumes.DeferredMount | None = None, **part: Any) -> Self:
         """This record with another mount, and other values in `crust`. Keys of a later version stay. As `of`."""
         old = self.model_dump(by_alias=True, exclude_unset=True)
         return self._made(old, part, self.mount if mount is None else mount)

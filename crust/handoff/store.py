@@ -30,7 +30,7 @@ from crust.handoff.directories import UntrustedDirectory
 from crust.handoff.entry import Entry, UnknownHandoffFile, names
 from crust.handoff.layout import EntryPaths, Layout
 from crust.handoff.record import Record
-from crust.host.files import durable, locks
+from crust.host.files import durable, listing, locks
 from crust.host.process import syscalls
 
 __all__ = [
@@ -159,13 +159,13 @@ class Store:
         with self.begin_removal(record.target) as removal:
             if not is_same_source:
                 removal.settle()
-            return self._replace(removal.entry, record.but(mount))
+            return self._replace(removal.entry, record.replaced(mount))
 
     def create(self, record: Record) -> Entry:
         """Write a new entry, which the caller has just read as absent; raises `durable.PathAlreadyExists`."""
         data = record.to_bytes()
         paths = self.layout.entry(record.target)
-        if _is_there(paths.directory):
+        if directories.exists(paths.directory):
             # an entry without a record counts as absent (H-11), and the new entry needs its name
             with contextlib.suppress(NotPublished), self.begin_removal(record.target) as incomplete:
                 incomplete.complete()
@@ -185,7 +185,7 @@ class Store:
 
         Returns the entry with the record's new generation. Keys of a later version stay.
         """
-        return self._replace(entry, entry.require().but(mount))
+        return self._replace(entry, entry.require().replaced(mount))
 
     def read(self, target: volumes.TargetPath) -> Entry | None:
         """The entry of a target path; None if there is none. A record that cannot be read is in `Entry.error`."""
@@ -221,27 +221,24 @@ class Store:
         again. Directories with unknown names are kept. Only the directory's writer may call this, before it writes.
         """
         for name in names(self.root):
-            if (digest := layout.digest_to_clear(name)) is not None:
-                self._clear(EntryPaths(digest, f"{self.root}/{name}"), clear)
+            if (digest := layout.digest_to_clear(name)) is None:
+                continue
+            gone = self.layout.entry(digest, name)
+            directory = self.layout.entry(digest).directory
+            if listing.exists(directory):  # published again since
+                continue
+            try:
+                if (reservation := entries.reserved_by(gone)) is not None:
+                    clear(reservation.target)
+            except errors.CrustError as error:
+                extra = {"entry": digest, "error": str(error)}
+                _log.error("an interrupted unpublish cannot be finished", extra=extra)
+                _put_back(gone.directory, directory)
         orphans = [f"{self.root}/{name}" for name in names(self.root) if layout.is_temporary(name)]
         return tuple(path for path in orphans if not _delete_files(path))
 
-    def _clear(self, gone: EntryPaths, clear: Clear) -> None:
-        """Clear the target of an entry that was being removed; if that fails, the entry is there again."""
-        directory = self.layout.entry(gone.digest).directory
-        if _is_there(directory):  # published again since
-            return
-        try:
-            reservation = entries.reserved_by(gone)
-            if reservation is not None:
-                clear(reservation.target)
-        except errors.CrustError as error:
-            extra = {"entry": gone.digest, "error": str(error)}
-            _log.error("an interrupted unpublish cannot be finished", extra=extra)
-            _put_back(gone.directory, directory)
-
     def _replace(self, entry: Entry, record: Record) -> Entry:
-        new = record.but(generation=entry.require().crust.generation + 1)
+        new = record.replaced(generation=entry.require().crust.generation + 1)
         paths = self.layout.entry(record.target)
         durable.write_file(paths.record, new.to_bytes(), mode=layout.FILE_MODE)
         claims.touch(paths)
@@ -255,7 +252,7 @@ class Store:
                 raise
         # Somebody removed the lock file, so a holder is not visible any more. Safe only if the entry was never
         # claimed.
-        if any(map(_is_there, (paths.claim, paths.dead_claim))):
+        if any(map(listing.exists, (paths.claim, paths.dead_claim))):
             raise errors.Corrupt.named(
                 "ClaimLockMissing",
                 f"the entry {paths.directory} cannot be locked",
@@ -265,15 +262,6 @@ class Store:
             )
         _create_lock(paths.claim_lock)
         return claims.ClaimLock.acquire(paths, target)
-
-
-def _is_there(path: str) -> bool:
-    with syscalls.translating(f"cannot look at {path}"):
-        try:
-            os.lstat(path)
-        except FileNotFoundError:
-            return False
-    return True
 
 
 def _create_lock(path: str) -> None:

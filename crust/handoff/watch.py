@@ -146,12 +146,10 @@ class Watch:
             self._root_deleted = False
             self._observer.unschedule(watch)
             self._watched = None
-        if identity is not None:
-            self._schedule(self._observer, identity)
-
-    def _schedule(self, observer: BaseObserver, identity: tuple[int, int]) -> None:
+        if identity is None:
+            return
         try:
-            watch = observer.schedule(
+            watch = self._observer.schedule(
                 _EventBridge(self), self.root, recursive=False, event_filter=self._events
             )
         except OSError as err:

@@ -8,12 +8,13 @@ refused then, and none is guessed.
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from crust.core import errors
 from crust.core.supervised import Health
 from crust.host import answers
 from crust.host.block import openers, signatures
+from crust.host.files import sealed
 from crust.host.process import hidden, processes, syscalls, workers
 
 Question = tuple[str, Callable[[], object]]
@@ -42,9 +43,11 @@ PROCESSES: Question = ("end of a process (pidfd_open)", _own_end)
 TARGETS: Question = ("way to a target (openat2)", _way_to_a_target)
 MOUNTS: Question = ("mount of a path (statx)", lambda: syscalls.mount_at("/"))
 CONFINED: Question = ("programs that parse a volume (bubblewrap)", _confined_probe)
+SEALS: Question = ("targets that take no names (chattr +i)", sealed.try_to_seal)
 
 ON_NODE = (OPEN_FILES, PROCESSES, TARGETS, MOUNTS, CONFINED)
-"""Of the proxy, and of a driver on a node."""
+"""Of a driver on a node."""
+OF_PROXY = (*ON_NODE, SEALS)
 OF_RUNTIME = (OPEN_FILES, PROCESSES)
 """Of the bridge to Kata."""
 
@@ -55,12 +58,8 @@ async def report(questions: Iterable[Question], health: Health) -> None:
     The operator's exceptions are reported beside them.
     """
     health.report("excepted control groups", hidden.exception(), is_fatal=False)
-    for name, problem in (await workers.run(_problems, questions)).items():
-        health.report(name, problem, is_fatal=False)
-
-
-def _problems(questions: Iterable[Question]) -> Mapping[str, errors.CrustError | None]:
-    return {name: _problem(name, ask) for name, ask in questions}
+    for name, ask in questions:
+        health.report(name, await workers.run(_problem, name, ask), is_fatal=False)
 
 
 def _problem(name: str, ask: Callable[[], object]) -> errors.CrustError | None:

@@ -5,7 +5,6 @@ the first call: does it exist, may this user open it, does a process listen?
 """
 
 import asyncio
-import errno
 import os
 import socket
 import stat
@@ -17,6 +16,7 @@ import grpc
 
 from crust.core import errors
 from crust.host.process import workers
+from crust.inspection import listeners
 from crust.rpc import channel
 from crust.rpc import status as codes
 from crust.rpc.call import Metadata
@@ -53,18 +53,25 @@ def check_socket(daemon: str, path: str, *, start: str) -> None:
             connected.settimeout(_CONNECT_S)
             connected.connect(path)
     except OSError as err:
-        why, hint = _reason(err, start)
+        why, hint = listeners.reason(path, err, start)
         raise DaemonNotResponding(daemon, path, why, hint) from err
 
 
 @asynccontextmanager
 async def connected(daemon: str, path: str) -> AsyncIterator[SocketPort]:
-    """A daemon's socket. An answer with another code than OK is raised as the error of `answer_of`."""
+    """A daemon's socket. Raises the error that it answers with; `DaemonNotResponding` if it does not answer."""
     async with SocketPort(path) as port:
         try:
             yield port
         except PeerStatus as err:
-            raise answer_of(daemon, path, err) from err
+            is_named = bool(codes.name_in(err.trailing))
+            if not is_named and err.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                why, hint = "it took too long", "read its log"
+                raise DaemonNotResponding(daemon, path, why, hint) from err
+            if not is_named and err.code is grpc.StatusCode.UNAVAILABLE:
+                why, hint = "the connection was lost", "ask again"
+                raise DaemonNotResponding(daemon, path, why, hint) from err
+            raise codes.to_error(err) from err
 
 
 @asynccontextmanager
@@ -124,30 +131,6 @@ async def _joined(
         first.cancel()
 
 
-def answer_of(daemon: str, path: str, err: PeerStatus) -> errors.CrustError:
-    """The error that a daemon answered with; `DaemonNotResponding` if it did not answer."""
-    if codes.name_in(err.trailing):
-        return codes.to_error(err)
-    if err.code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return DaemonNotResponding(daemon, path, "it took too long", "read its log")
-    if err.code is grpc.StatusCode.UNAVAILABLE:
-        return DaemonNotResponding(daemon, path, "the connection was lost", "ask again")
-    return codes.to_error(err)
-
-
 def reason(err: errors.CrustError | OSError) -> str:
     """The error as one sentence."""
     return err.shown() if isinstance(err, errors.CrustError) else str(err)
-
-
-def _reason(err: OSError, start: str) -> tuple[str, str]:
-    reasons = {
-        errno.ENOENT: ("the socket does not exist", f"{start}, or give its own --run-dir"),
-        errno.ECONNREFUSED: ("the socket is stale, no process listens on it", start),
-        errno.EACCES: ("this user may not open it", "run the command as root"),
-        errno.ENOTDIR: ("a part of its path is not a directory", "correct the path"),
-        errno.EAGAIN: ("it accepts no more connections", "read its log, restart it"),
-    }
-    if isinstance(err, TimeoutError):
-        return "it does not accept the connection", "read its log, restart it"
-    return reasons.get(err.errno or 0, (err.strerror or str(err), "look at the path"))

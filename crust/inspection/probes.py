@@ -1,10 +1,10 @@
 """Whether a driver answers through the proxy and its shim: CSI's Probe, with a deadline.
 
 The probe uses the socket that the kubelet calls, so it tests the whole chain. If the proxy is healthy and the chain
-is not, the shim's socket shows which part is away.
+is not, the shim's socket shows which part is away. A driver's own refusal is shown in the driver's words: only a
+process of the chain, by an error's name, or a deadline says that a socket was not answered.
 """
 
-import contextlib
 from pathlib import Path
 
 import grpc
@@ -16,7 +16,7 @@ from crust.inspection import daemon_calls, views
 from crust.rpc import status as codes
 from crust.rpc.call import Call
 from crust.rpc.messages import extensions
-from crust.rpc.port import SocketPort, decoded, stub
+from crust.rpc.port import PeerNotReachable, SocketPort, decoded, stub
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2, pool_pb2, pool_pb2_grpc
@@ -41,10 +41,7 @@ async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> views.Driver
                 "NotRegisteredYet",
                 f"the driver {answer.name} is not registered with the kubelet",
                 why="the kubelet has not answered to its socket in plugins_registry",
-                hint=(
-                    "start the kubelet; check that plugins_registry is below the kubelet's root "
-                    "directory"
-                ),
+                hint="start the kubelet; check that plugins_registry is below the kubelet's root directory",
             )
     except PeerStatus as err:
         problem = await workers.run(_diagnosed, answer, err)
@@ -83,19 +80,26 @@ async def _probe(name: str, socket: str) -> tuple[str, str, views.Pool | None]:
         trailing = dict(call.trailing)
         if answered.HasField("ready") and not answered.ready.value:
             raise _not_ready(name, trailing.get(extensions.NOT_READY, b""))
-        info = await identity.GetPluginInfo(csi_pb2.GetPluginInfoRequest(), timeout=TIMEOUT_S)
+        request = csi_pb2.GetPluginInfoRequest()
+        info = await identity.GetPluginInfo(request, metadata=_METADATA, timeout=TIMEOUT_S)
         pool = await _pool(port)
     return info.vendor_version, str(trailing.get(extensions.SHIM_VERSION, "")), pool
 
 
 async def _pool(port: SocketPort) -> views.Pool | None:
-    """The space of the driver's pool; None without a pool of crust, or if the driver cannot report it now."""
+    """The space of the driver's pool; None of a driver of others. Raises the refusal: of a pool that hangs too."""
     pool = stub(pool_pb2_grpc.PoolStub, port)
-    with contextlib.suppress(PeerStatus):  # a driver of others: UNIMPLEMENTED
-        return views.row(
-            views.Pool, await pool.GetPool(pool_pb2.GetPoolRequest(), timeout=TIMEOUT_S)
-        )
-    return None
+    try:
+        answer = await pool.GetPool(pool_pb2.GetPoolRequest(), timeout=TIMEOUT_S)
+    except PeerStatus as refusal:
+        if refusal.code is grpc.StatusCode.UNIMPLEMENTED:
+            return None
+        raise
+    conditions = tuple(views.row(views.Problem, condition) for condition in answer.conditions)
+    further = tuple(
+        views.row(views.Pool, each, conditions=(), further=()) for each in answer.further
+    )
+    return views.row(views.Pool, answer, conditions=conditions, further=further)
 
 
 def _not_ready(name: str, cause: str | bytes) -> errors.CrustError:
@@ -114,26 +118,27 @@ def _not_ready(name: str, cause: str | bytes) -> errors.CrustError:
 def _diagnosed(
     answer: inspect_pb2.ListDriversResponse.Driver, err: PeerStatus
 ) -> errors.CrustError:
-    """The problem of the chain. A status with a name of crust is the answer; others are examined."""
-    away = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-    if codes.name_in(err.trailing) or err.code not in away:
+    """The problem of the chain. What the driver or a process of the chain says is the answer; silence is examined."""
+    name, is_late = codes.name_in(err.trailing), err.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    if not name and err.code is grpc.StatusCode.UNAVAILABLE:
+        return _not_ready(answer.name, f"it answered {err.code.name}: {err.what}")
+    if name != PeerNotReachable.__name__ and (name or not is_late):
         return codes.to_error(err)
     shim = f"the shim of driver {answer.name}"
     try:
         if listing.exists(answer.backend):  # in `crust node` the shim has no socket
             daemon_calls.check_socket(shim, answer.backend, start="start crust-shim")
-        elif err.code is grpc.StatusCode.UNAVAILABLE:
+        elif not answer.connected and not is_late:
             todo = "start crust-shim, or correct `backend`"
             why = "the socket does not exist"
             return daemon_calls.DaemonNotResponding(shim, answer.backend, why, todo)
     except errors.CrustError as error:
         return error
-    why = (
-        f"it did not answer a Probe in {TIMEOUT_S:.0f} s"
-        if err.code is grpc.StatusCode.DEADLINE_EXCEEDED
-        else "no process listens there"
-    )
-    socket = f"its own socket, which the shim at {answer.backend} calls"
+    if not is_late:  # the shim answers, and names the driver's socket
+        return codes.to_error(err)
     return daemon_calls.DaemonNotResponding(
-        f"the driver {answer.name}", socket, why, "start the driver, and read its log"
+        f"the driver {answer.name}",
+        f"its own socket, which the shim at {answer.backend} calls",
+        f"it did not answer a Probe in {TIMEOUT_S:.0f} s",
+        "start the driver, and read its log",
     )

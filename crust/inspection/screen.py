@@ -35,7 +35,7 @@ def print_answers(
     try:
         if watch:
             asyncio.run(_watch(run_dir, question, form))
-        return asyncio.run(_once(run_dir, question, form))
+        return print_once(asyncio.run(show.answer(run_dir, question)), form)
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as err:
@@ -50,10 +50,6 @@ def print_once(answer: show.Shown, form: output.Format) -> int:
     """Print an answer; returns the exit code."""
     _printed(Console(), answer.rendered(form))
     return 0 if answer.healthy else 1
-
-
-async def _once(run_dir: str, question: show.Question, form: output.Format) -> int:
-    return print_once(await show.answer(run_dir, question), form)
 
 
 async def _watch(run_dir: str, question: show.Question, form: output.Format) -> None:

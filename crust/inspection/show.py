@@ -37,6 +37,9 @@ class Shown:
         return self.table(form == "wide")
 
 
+_WARNINGS = (hidden.ControlGroupsExcepted.__name__, "UnpublishRefused")
+"""What the operator has excepted, and a pod that does not end: a new pod could start all the same."""
+
 Question = Callable[[Stub, str], Awaitable[Shown]]
 """Asks the proxy. The second argument is the proxy's run directory."""
 
@@ -44,7 +47,7 @@ Question = Callable[[Stub, str], Awaitable[Shown]]
 async def status(stub: Stub, _: str = "") -> Shown:
     """The whole node; healthy if a pod with a deferred volume could start now. A low pool is a warning."""
     node = await everything(stub)
-    return of_node(node, (*node.exceptions, *views.outdated(node), *views.low_pools(node.drivers)))
+    return of_node(node, (*node.warnings, *views.outdated(node), *views.low_pools(node.drivers)))
 
 
 def of_node(node: views.ProxyAnswer, warnings: tuple[views.Problem, ...] = ()) -> Shown:
@@ -75,20 +78,24 @@ def of_node(node: views.ProxyAnswer, warnings: tuple[views.Problem, ...] = ()) -
 
 def drivers(name: str = "", state: str = "") -> Question:
     """The drivers, each asked by Probe; healthy if the shown ones are ready."""
-
-    def admits(driver: views.DriverRow) -> bool:
-        return name in ("", driver.name) and state in ("", driver.state)
-
-    return _listing("drivers", drivers_of, views.DRIVERS, admits, lambda row: row.state == "ready")
+    return _listing(
+        "drivers",
+        drivers_of,
+        views.DRIVERS,
+        lambda row: name in ("", row.name) and state in ("", row.state),
+        lambda row: row.state == "ready",
+    )
 
 
 def handlers(name: str = "") -> Question:
     """The registered handlers; healthy if the proxy can call them."""
-
-    def admits(handler: views.HandlerRow) -> bool:
-        return name in ("", handler.name)
-
-    return _listing("handlers", _handlers, views.HANDLERS, admits, lambda row: not row.message)
+    return _listing(
+        "handlers",
+        _handlers,
+        views.HANDLERS,
+        lambda row: name in ("", row.name),
+        lambda row: not row.message,
+    )
 
 
 def volumes(
@@ -174,11 +181,10 @@ async def everything(stub: Stub) -> views.ProxyAnswer:
         _handlers(stub),
         volumes_of(stub),
     )
-    excepted = hidden.ControlGroupsExcepted.__name__
     conditions = [views.row(views.Problem, condition) for condition in health.conditions]
-    exceptions = tuple(condition for condition in conditions if condition.error_name == excepted)
-    problems = tuple(condition for condition in conditions if condition.error_name != excepted)
-    return views.ProxyAnswer(health.version, served, registered, problems, entries, exceptions)
+    warnings = tuple(found for found in conditions if found.error_name in _WARNINGS)
+    problems = tuple(found for found in conditions if found.error_name not in _WARNINGS)
+    return views.ProxyAnswer(health.version, served, registered, problems, entries, warnings)
 
 
 async def answer(run_dir: str, question: Question) -> Shown:
@@ -188,6 +194,11 @@ async def answer(run_dir: str, question: Question) -> Shown:
 
 
 def _problems_of(node: views.ProxyAnswer) -> Iterable[views.Problem]:
+    yield from views.full_pools(node.drivers)
+    # of the drivers' processes; in one process with the proxy they are the proxy's too
+    own = {problem.part for problem in node.problems}
+    pools = [driver.pool for driver in node.drivers if driver.pool is not None]
+    yield from (each for pool in pools for each in pool.conditions if each.part not in own)
     for driver in node.drivers:
         if driver.state != "ready":
             yield _problem(f"driver {driver.name}", driver.message)
@@ -197,8 +208,9 @@ def _problems_of(node: views.ProxyAnswer) -> Iterable[views.Problem]:
             "`crust explain HandlerNotRegistered` says more"
         )
         yield views.Problem("handlers", "HandlerNotRegistered", message)
+    own = {problem.part for problem in node.problems}
     for handler in node.handlers:
-        if handler.message:
+        if handler.message and f"runtime handler {handler.name}" not in own:
             yield _problem(f"handler {handler.name}", handler.message)
     for entry in node.volumes:
         if entry.state == "unreadable":
@@ -215,6 +227,8 @@ def _problem(part: str, message: str) -> views.Problem:
 def described(row: views.VolumeRow, run_dir: str) -> Text:
     """One volume, a fact per line."""
     now = views.now()
+    # the processes that this user may see: the runtime's, and the hypervisor
+    holders = open_files.holders(f"{run_dir}/volumes/{row.entry}/claim.lock")
     return output.fields(
         (
             ("volume", row.volume_id),
@@ -224,7 +238,7 @@ def described(row: views.VolumeRow, run_dir: str) -> Text:
             ("handler", row.handler),
             ("sandbox", row.sandbox_id),
             ("claimed by", f"process {row.claimed_by_pid}" if row.claimed_by_pid else ""),
-            ("held by", ", ".join(_holders(f"{run_dir}/volumes/{row.entry}/claim.lock"))),
+            ("held by", ", ".join(f"{arguments.command_of(pid)}[{pid}]" for pid in holders)),
             ("claimed", _since(row.claimed_at, now)),
             ("published", _since(row.published_at, now)),
             ("request id", row.request_id),
@@ -240,11 +254,6 @@ def described(row: views.VolumeRow, run_dir: str) -> Text:
             ("entry", f"{run_dir}/volumes/{row.entry}"),
         )
     )
-
-
-def _holders(lock_path: str) -> list[str]:
-    """The processes that have a claim's lock open and that this user may see: the runtime's, and the hypervisor."""
-    return [f"{arguments.command_of(pid)}[{pid}]" for pid in open_files.holders(lock_path)]
 
 
 def _since(moment: datetime.datetime | None, now: datetime.datetime) -> str:

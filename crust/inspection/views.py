@@ -34,6 +34,8 @@ STATES = {
     "waiting": BUSY,
     "low": BUSY,
     "unused": BUSY,
+    "closed": BAD,
+    "full": BAD,
     "not-ready": BAD,
     "refused": BAD,
     "error": BAD,
@@ -50,11 +52,27 @@ class Pool:
     reserved_bytes: int
     free_bytes: int
     low_bytes: int
+    conditions: tuple["Problem", ...] = ()
+    """The problems of the driver's process that fail no Probe."""
+    thick: bool = False
+    """Whether a volume whose class names no kind is thick."""
+    name: str = ""
+    problem: str = ""
+    """Why it is not served, while another pool of the driver is."""
+    further: tuple["Pool", ...] = ()
+    """The driver's other pools."""
 
     @property
-    def is_low(self) -> bool:
-        """Whether operators are to be warned."""
-        return self.free_bytes < self.low_bytes
+    def state(self) -> str:
+        """`closed`: it is not served.
+        `full`: of the disk itself less is left than half of the least part that the driver never gives to volumes.
+        `low`: operators are to be warned.
+        """
+        if self.problem:
+            return "closed"
+        if self.size_bytes - self.allocated_bytes < self.size_bytes // 200:
+            return "full"
+        return "low" if self.free_bytes < self.low_bytes else "ready"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +95,24 @@ class DriverRow:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolRow:
+    """One pool of a driver. `name`: the driver's, with the name of a further pool, as metrics have it."""
+
+    driver: str
+    name: str
+    pool: Pool
+
+
+def pools_of(drivers: Iterable[DriverRow]) -> Iterator[PoolRow]:
+    """The pools of each driver that has some."""
+    for driver in drivers:
+        if driver.pool is not None:
+            yield PoolRow(driver.name, driver.name, dataclasses.replace(driver.pool, further=()))
+            for pool in driver.pool.further:
+                yield PoolRow(driver.name, f"{driver.name}/{pool.name}", pool)
+
+
+@dataclass(frozen=True, slots=True)
 class HandlerRow:
     """A registered runtime handler."""
 
@@ -96,7 +132,10 @@ class HandlerRow:
         return row(
             cls,
             answer.registration,
-            features=tuple(map(_feature, answer.registration.features)),
+            features=tuple(
+                handlers_pb2.HandlerFeature.Name(number).removeprefix("HANDLER_FEATURE_")
+                for number in answer.registration.features
+            ),
             registered_at=answer.registered_at.ToDatetime(datetime.UTC),
             message=answer.message,
         )
@@ -170,8 +209,8 @@ class ProxyAnswer:
     handlers: tuple[HandlerRow, ...]
     problems: tuple[Problem, ...]
     volumes: tuple[VolumeRow, ...] = ()
-    exceptions: tuple[Problem, ...] = ()
-    """What the operator has excepted from the proxy's questions: it is shown, and the proxy is ready."""
+    warnings: tuple[Problem, ...] = ()
+    """Conditions of the proxy that are shown, while it is ready."""
 
 
 DRIVERS = (
@@ -191,20 +230,21 @@ DRIVERS_OF_STATUS = DRIVERS[:-1]
 
 POOLS = (
     Column("driver", "name"),
-    Column("pool", lambda row: "low" if row.pool.is_low else "ready", styles=STATES),
+    Column("pool", lambda row: row.pool.state, styles=STATES),
     Column("size", lambda row: size(row.pool.size_bytes)),
     Column("allocated", lambda row: size(row.pool.allocated_bytes)),
     Column("reserved", lambda row: size(row.pool.reserved_bytes)),
     Column("free", lambda row: size(row.pool.free_bytes)),
+    Column("default", lambda row: provisioning(row.pool)),
 )
-"""For drivers that have a pool."""
+"""Of `PoolRow`."""
 
 HANDLERS = (
     Column("name"),
     Column("version"),
     Column("filesystems"),
     Column("features"),
-    Column("age", lambda row: _age(row.registered_at)),
+    Column("age", lambda row: age(row.registered_at, now())),
     Column("endpoint", wide=True),
     Column("max", lambda row: str(row.max_volumes_per_sandbox or ""), wide=True),
     Column("message"),
@@ -219,7 +259,7 @@ VOLUMES = (
     Column("sandbox", "sandbox_id"),
     Column("size", lambda row: size(row.capacity_bytes)),
     Column("access", lambda row: access(row)),
-    Column("age", lambda row: _age(row.published_at)),
+    Column("age", lambda row: age(row.published_at, now())),
     Column("volume", "volume_id", wide=True),
     Column("pod-uid", "pod_uid", wide=True),
     Column("device", wide=True),
@@ -262,16 +302,27 @@ def other_version(version: str) -> str:
     return f"runs {version or 'an older version'}, installed is {crust.__version__}"
 
 
+def full_pools(drivers: Iterable[DriverRow]) -> Iterator[Problem]:
+    """A problem for each pool whose medium is full."""
+    for row in pools_of(drivers):
+        if row.pool.state == "full":
+            message = (
+                f"{size(row.pool.allocated_bytes)} of {size(row.pool.size_bytes)} are allocated: writes of its "
+                "volumes fail, or will soon; delete snapshots or other files, or enlarge the pool"
+            )
+            yield Problem(f"pool of driver {row.name}", "", message)
+
+
 def low_pools(drivers: Iterable[DriverRow]) -> Iterator[Problem]:
     """A warning for each pool that is low."""
-    for driver in drivers:
-        if driver.pool is not None and driver.pool.is_low:
-            free, whole = size(driver.pool.free_bytes) or "nothing", size(driver.pool.size_bytes)
+    for row in pools_of(drivers):
+        if row.pool.state == "low":
+            free, whole = size(row.pool.free_bytes) or "nothing", size(row.pool.size_bytes)
             message = (
                 f"{free} of {whole} is free for new volumes; delete volumes or snapshots, or enlarge the pool: "
                 "`crust pool` shows its volumes"
             )
-            yield Problem(f"pool of driver {driver.name}", "", message)
+            yield Problem(f"pool of driver {row.name}", "", message)
 
 
 def pod_of(target: str) -> str:
@@ -291,6 +342,11 @@ def size(count: int) -> str:
     return number + _UNITS[power] if count else ""
 
 
+def provisioning(row: Any) -> str:
+    """The kind of a volume of a pool, or of those whose class names none."""
+    return "thick" if row.thick else "thin"
+
+
 def access(row: VolumeRow) -> str:
     """`ro` or `rw`; empty if it is not known."""
     if not row.volume_id:
@@ -298,29 +354,18 @@ def access(row: VolumeRow) -> str:
     return "ro" if row.readonly else "rw"
 
 
-def _feature(number: "handlers_pb2.HandlerFeature.ValueType") -> str:
-    name = handlers_pb2.HandlerFeature.Name(number)
-    return name.removeprefix("HANDLER_FEATURE_")
-
-
 def row(kind: type[Row], answer: Message, **fields: object) -> Row:
     """A row with the message's fields of the same names: moments as such, lists as tuples."""
     names = {field.name for field in dataclasses.fields(cast("Any", kind))} - fields.keys()
-    return kind(**{name: _value(answer, name) for name in names}, **fields)
-
-
-def _value(answer: Message, name: str) -> object:
-    value = getattr(answer, name)
-    described = answer.DESCRIPTOR.fields_by_name[name]
-    if described.message_type is not None:
-        return value.ToDatetime(datetime.UTC) if answer.HasField(name) else None
-    return tuple(value) if described.is_repeated else value
+    for name in names:
+        value = getattr(answer, name)
+        described = answer.DESCRIPTOR.fields_by_name[name]
+        if described.message_type is not None:
+            value = value.ToDatetime(datetime.UTC) if answer.HasField(name) else None
+        fields[name] = tuple(value) if described.is_repeated else value
+    return kind(**fields)
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:
     match = pattern.search(text)
     return match[1] if match else ""
-
-
-def _age(since: datetime.datetime | None) -> str:
-    return age(since, now())

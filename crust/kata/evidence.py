@@ -8,9 +8,6 @@ device; they never prove that a device has no user.
 
 import abc
 import enum
-import errno
-import os
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,6 +15,7 @@ from typing import ClassVar
 from crust.core import errors, volumes
 from crust.handoff.record import Record
 from crust.host import answers
+from crust.host.files import listing
 from crust.host.process import hidden, syscalls
 
 
@@ -49,7 +47,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Runtime(abc.ABC):
+class KataBuild(abc.ABC):
     """One of Kata's two runtimes. Its shims have a directory for each sandbox in `root`. All but `stats` block."""
 
     kind: ClassVar[Kind]
@@ -57,19 +55,19 @@ class Runtime(abc.ABC):
 
     def has(self, sandbox_id: str) -> bool:
         """Whether the sandbox is this runtime's. Raises `NotSeen`."""
-        path = f"{self.root}/{sandbox_id}"
-        absent = (errno.ENOENT, errno.ENOTDIR)
-        status = answers.seen(answers.ask(path, lambda: os.stat(path), absent=absent))
-        return status is not None and stat.S_ISDIR(status.st_mode)
+        return listing.is_directory(f"{self.root}/{sandbox_id}")
 
     @abc.abstractmethod
     def vm_of(self, sandbox_id: str, engine_pid: int = 0) -> int:
         """The process of the sandbox's virtual machine. The engine named `engine_pid`, or 0. Raises VmUnknown."""
 
     def check_attachable(  # noqa: B027
-        self, sandbox_id: str, pid: int, record: Record, mounts: int
+        self, sandbox_id: str, pid: int, record: Record, mounts: int, until_s: float
     ) -> None:
-        """Raise if the machine must not get the volume for one more mount, beside `mounts` that are created too."""
+        """Raise if the machine must not get the volume for one more mount, beside `mounts` that are created or run.
+
+        It may wait `until_s`, of time.monotonic(), for the machine to let go of the disk of an ended container.
+        """
 
     @abc.abstractmethod
     def check_mounted(
@@ -91,17 +89,17 @@ class Runtime(abc.ABC):
 class Runtimes:
     """The runtimes of the node. The runtime that made a sandbox has a directory of it."""
 
-    def __init__(self, runtimes: Sequence[Runtime]) -> None:
+    def __init__(self, runtimes: Sequence[KataBuild]) -> None:
         self._each = runtimes
 
-    def of(self, sandbox_id: str) -> Runtime:
+    def of(self, sandbox_id: str) -> KataBuild:
         """The runtime of a sandbox. Raises VmUnknown."""
         runtime = self.find(sandbox_id)
         if runtime is None:
             raise VmUnknown(sandbox_id, "none of Kata's runtimes has a directory of it")
         return runtime
 
-    def find(self, sandbox_id: str) -> Runtime | None:
+    def find(self, sandbox_id: str) -> KataBuild | None:
         """The runtime of a sandbox; None if it is not Kata's. Raises `NotSeen`, and VmUnknown for no id."""
         check_id(sandbox_id)
         return next((runtime for runtime in self._each if runtime.has(sandbox_id)), None)

@@ -5,35 +5,38 @@ names the device, and is started only if the virtual machine has the device. In 
 one sentence that names the volume and the remedy. That holds for the volumes of every handler: a pod with another
 runtime would write to the guard mount, and the volume would look empty to it.
 
-The work of a call runs in a thread. When its time is over the gate refuses the container, and the thread, once it
-returns, undoes its steps (`_Attempt`): an earlier claim of the same sandbox stays.
+The work of a call runs in a thread (`volume_work`). When its time is over the gate refuses the container, and the
+thread, once it returns, undoes its steps: an earlier claim of the same sandbox stays. A later call for the same
+sandbox waits for the withdrawal of its ended containers.
 """
 
 import asyncio
 import contextlib
 import logging
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from crust.core import errors, volumes
+from crust.core import errors, operations, volumes
 from crust.handoff.record import Record
 from crust.host.process import workers
-from crust.kata import entry
-from crust.kata.evidence import Runtime, Runtimes, Use
+from crust.kata import entry, wrong_runtime
+from crust.kata.evidence import KataBuild, Runtimes, Use
 from crust.kata.grants import Grants, Sandbox, User
 from crust.kata.nri import Container, Pod
 from crust.kata.preflight import Configurations
 from crust.kata.statistics import Uses
-from crust.runtime_handler import NotDeferred, process_of, resolve_source
+from crust.kata.volume_work import Attempt, VolumeWork
+from crust.kata.wrong_runtime import WrongRuntime
+from crust.runtime_handler.blocking import NotDeferred, process_of, resolve_source
 
 _log = logging.getLogger(__name__)
 
-_LOCKS = 64
-"""Kata's entries share locks by their names. The engine makes one call at a time, but a thread whose caller gave up
-may go on: a device that hangs must delay its own volume only."""
+_GRANT_S = 0.5
+"""What a claim may take of a call's time, after the machine has let go of the volume's disk."""
+_LOOK_S = 1.0
+"""How long a synchronization waits for the mount sources of one container."""
 
 Report = Callable[[str, errors.CrustError | None], None]
 """Reports a problem of the node under a name, for its health; None: the problem has ended."""
@@ -49,18 +52,10 @@ class ServedMount:
     destination: str
 
 
-class _Attempt:
-    """Whether the work of a call counts: its thread commits it, or its caller gave up before."""
-
-    def __init__(self) -> None:
-        self._undecided = threading.Lock()
-
-    def decide(self) -> bool:
-        """Called by both: False if the other one was first. A thread must undo its steps then."""
-        return self._undecided.acquire(blocking=False)
+Step = Callable[[Pod, Container, list[ServedMount], Attempt], None]
 
 
-class Bridge:
+class KataGate:
     """The gate of a node. `default_handler` is the engine's runtime for a pod without a RuntimeClass."""
 
     def __init__(
@@ -76,51 +71,115 @@ class Bridge:
         self._created: list[set[User]] = []
         """For each `synchronize` that runs, the containers that the engine has created since it made its list."""
         self.uses = Uses()
-        self._locks = tuple(threading.RLock() for _ in range(_LOCKS))
+        self._work = VolumeWork()
+        self._mounts = operations.KeyedOperations(
+            workers.Workers("the mounts of containers", limit=64)
+        )
+        self._told: set[str] = set()
+        """The containers whose problem is reported."""
+        self._ended: dict[str, set[User]] = {}
+        """The containers of each sandbox that need no entry any more, and are not withdrawn yet."""
+        self._withdrawing: dict[str, asyncio.Task[None]] = {}
 
     async def create(self, pod: Pod, container: Container, deadline_s: float) -> None:
         """See `nri.Gate`."""
         for created in self._created:
             created.add(_user(container))
-        await _within(deadline_s, container, lambda attempt: self._create(pod, container, attempt))
+        await self._do(self._create, pod, container, deadline_s)
 
     async def start(self, pod: Pod, container: Container, deadline_s: float) -> None:
         """See `nri.Gate`."""
-        await _within(deadline_s, container, lambda attempt: self._start(pod, container, attempt))
+        await self._do(self._start, pod, container, deadline_s)
+
+    async def _do(self, step: Step, pod: Pod, container: Container, deadline_s: float) -> None:
+        mounts = await self._mounts_of(pod, container, deadline_s - time.monotonic())
+        if not mounts:
+            return
+        if (ending := self._withdrawing.get(pod.id)) is not None:
+            await asyncio.wait((ending,), timeout=max(0.0, deadline_s - time.monotonic()))
+        await self._work.run(
+            {mount.name for mount in mounts},
+            container.name,
+            deadline_s,
+            lambda attempt: step(pod, container, mounts, attempt),
+        )
+
+    async def _mounts_of(self, pod: Pod, container: Container, left_s: float) -> list[ServedMount]:
+        """As `_served_mounts`; a source that hangs, as one of a dead file server, has one thread."""
+        return await self._mounts.look(
+            (pod.id, container.mounts),
+            lambda: self._served_mounts(pod, container),
+            timeout_s=max(0.0, left_s),
+            shown=f"a mount source of container {container.name}",
+            fresh=True,
+        )
 
     async def ended(self, container: Container) -> None:
         """See `nri.Gate`."""
         self.uses.ended(container.id)
-        await workers.run(self._grants.withdraw, container.pod_id, _user(container).__eq__)
+        self._tell(container.id, None)
+        sandbox_id = container.pod_id
+        self._ended.setdefault(sandbox_id, set()).add(_user(container))
+        if sandbox_id not in self._withdrawing:
+            self._withdrawing[sandbox_id] = asyncio.create_task(self._withdraw(sandbox_id))
+        await asyncio.wait((self._withdrawing[sandbox_id],))
+
+    async def _withdraw(self, sandbox_id: str) -> None:
+        """A keeper that does not answer has one thread, whatever ends meanwhile."""
+        while users := self._ended.pop(sandbox_id, None):
+            try:
+                await workers.run(self._grants.withdraw, sandbox_id, users.__contains__)
+            except errors.CrustError as error:  # the next synchronization withdraws them
+                extra = {"sandbox": sandbox_id, "error": error}
+                _log.error("entries of ended containers are not withdrawn", extra=extra)
+        del self._withdrawing[sandbox_id]  # with no await since the last look: no end is missed
 
     async def synchronize(self, pods: dict[str, Pod], containers: list[Container]) -> None:
         """See `nri.Gate`."""
         created: set[User] = set()  # from now on: the engine creates no container before this
         self._created.append(created)
         try:
-            await workers.run(self._synchronize, pods, containers, created)
+            for container in containers:
+                self._tell(container.id, await self._look_at(pods.get(container.pod_id), container))
+            for container_id in self._told - {container.id for container in containers}:
+                self._tell(container_id, None)  # its end was missed
+            listed = {_user(container) for container in containers if container.is_created}
+            await workers.run(self._withdraw_needless, listed, created)
+            lasting = {container.id for container in containers if not container.is_stopped}
+            self.uses.keep(lasting | {user.partition("/")[0] for user in created})
         finally:
             self._created = [others for others in self._created if others is not created]
 
-    def _create(self, pod: Pod, container: Container, attempt: _Attempt) -> None:
-        mounts = self._served_mounts(pod, container)
-        if not mounts:
+    def _tell(self, container_id: str, problem: errors.CrustError | None) -> None:
+        """Report the problem of a container, or that it has none any more."""
+        if problem is None and container_id not in self._told:
             return
-        with self._working_on(mounts), contextlib.ExitStack() as undo:
+        (self._told.discard if problem is None else self._told.add)(container_id)
+        self._report(f"container {container_id}", problem)
+
+    def _create(
+        self, pod: Pod, container: Container, mounts: list[ServedMount], attempt: Attempt
+    ) -> None:
+        with contextlib.ExitStack() as undo:
             installation = self._configurations.check_kata(mounts[0].record.handler)  # the pod's
             runtime = self._runtimes.of(pod.id)
             if installation.kind is not runtime.kind:
                 raise _other_runtime(pod, runtime)
             sandbox = _sandbox(pod, runtime)
             user, features = _user(container), installation.features
-            times = Counter(mount.record.digest for mount in mounts)
+            needing = [
+                digest
+                for digest, other in self._grants.needing(pod.id)
+                if _name(other) != container.name
+            ]
+            times = Counter([*needing, *(mount.record.digest for mount in mounts)])
             for mount in mounts:
-                needing = self._grants.needing(pod.id, mount.record)
-                other_mounts = sum(_name(other) != container.name for other in needing)
-                other_mounts += times[mount.record.digest] - 1
-                runtime.check_attachable(pod.id, sandbox.pid, mount.record, other_mounts)
-                granted = self._grants.grant(sandbox, mount.record, mount.source, user, features)
-                undo.callback(granted)
+                user_id = self.uses.of(mount.record.digest, pod.id).container_id
+                other_mounts = times[mount.record.digest] - 1 + (user_id not in ("", container.id))
+                until_s = attempt.deadline_s - _GRANT_S
+                runtime.check_attachable(pod.id, sandbox.pid, mount.record, other_mounts, until_s)
+            sources = {mount.source: mount.record for mount in mounts}
+            undo.callback(self._grants.grant(sandbox, sources, user, features))
             if attempt.decide():
                 # earlier attempts of this container have failed: the engine tells nobody
                 self._grants.withdraw(
@@ -128,39 +187,31 @@ class Bridge:
                 )
                 undo.pop_all()
 
-    def _start(self, pod: Pod, container: Container, attempt: _Attempt) -> None:
-        mounts = self._served_mounts(pod, container)
-        if not mounts:
+    def _start(
+        self, pod: Pod, container: Container, mounts: list[ServedMount], attempt: Attempt
+    ) -> None:
+        runtime = self._runtimes.of(pod.id)
+        sandbox = _sandbox(pod, runtime)
+        records = {mount.record.digest: mount.record for mount in mounts}.values()
+        self._grants.check_claimed(sandbox, records)
+        for mount in mounts:
+            runtime.check_mounted(
+                sandbox.id, sandbox.pid, container.id, mount.destination, mount.record
+            )
+        if not attempt.decide():
             return
-        with self._working_on(mounts):
-            runtime = self._runtimes.of(pod.id)
-            sandbox = _sandbox(pod, runtime)
-            for mount in mounts:
-                self._grants.check_claimed(sandbox, mount.record)
-                runtime.check_mounted(
-                    sandbox.id, sandbox.pid, container.id, mount.destination, mount.record
-                )
-            if not attempt.decide():
-                return
-            self._grants.withdraw(sandbox.id, _user(container).__eq__)
-            for mount in mounts:
-                self._grants.mounted(sandbox, mount.record)
-            self._note(runtime, container, mounts)
+        self._grants.withdraw(sandbox.id, _user(container).__eq__)
+        self._grants.mounted(sandbox, records)
+        self._note(runtime, container, mounts)
 
-    def _note(self, runtime: Runtime, container: Container, mounts: list[ServedMount]) -> None:
+    def _note(self, runtime: KataBuild, container: Container, mounts: list[ServedMount]) -> None:
         destinations, sandbox_id = [mount.destination for mount in mounts], container.pod_id
         paths = runtime.guest_paths(sandbox_id, destinations, just_made=not container.is_running)
         for mount, path in zip(mounts, paths, strict=True):
             self.uses.started(mount.record.digest, Use(sandbox_id, container.id, path))
 
-    def _synchronize(
-        self, pods: dict[str, Pod], containers: Iterable[Container], created: set[User]
-    ) -> None:
-        """Withdraw the entries that no created container needs, and report containers without a volume."""
-        for container in containers:
-            problem = self._look_at(pods.get(container.pod_id), container)
-            self._report(f"container {container.id}", problem)
-        listed = {_user(container) for container in containers if container.is_created}
+    def _withdraw_needless(self, listed: set[User], created: set[User]) -> None:
+        """Withdraw the entries that no created container needs."""
         for sandbox_id in self._grants.sandbox_ids():
             try:
                 self._grants.withdraw(sandbox_id, lambda user: user not in listed | created)
@@ -168,29 +219,34 @@ class Bridge:
                 extra = {"sandbox": sandbox_id, "error": error}
                 _log.error("entries that no container needs are not withdrawn", extra=extra)
 
-    @contextlib.contextmanager
-    def _working_on(self, mounts: list[ServedMount]) -> Iterator[None]:
-        """Hold the locks of all names, in one order."""
-        with contextlib.ExitStack() as locks:
-            for index in sorted({hash(mount.name) % _LOCKS for mount in mounts}):
-                locks.enter_context(self._locks[index])
-            yield
-
-    def _look_at(self, pod: Pod | None, container: Container) -> errors.CrustError | None:
+    async def _look_at(self, pod: Pod | None, container: Container) -> errors.CrustError | None:
+        """The problem of a container that runs without its volume, or that is not seen."""
         if pod is None or not container.is_running:  # the start of a created one will be refused
             return None
         try:
-            mounts = self._served_mounts(pod, container)
-            if mounts:
-                runtime = self._runtimes.of(pod.id)
-                for mount in mounts:
-                    self._grants.check_claimed(_sandbox(pod, runtime), mount.record)
-                self._note(runtime, container, mounts)
+            if mounts := await self._mounts_of(pod, container, _LOOK_S):
+                await workers.run(self._check_running, pod, container, mounts)
+            return None
+        except WrongRuntime as error:
+            problem = _without_volume(pod, container, error)
         except errors.PeerUnavailable as error:  # not seen
             return error
         except errors.CrustError as error:
             return _without_volume(pod, container, error)
-        return None
+        try:
+            is_ended = await workers.run(self._end_of_others, pod, container)
+        except errors.CrustError as error:
+            return error
+        return None if is_ended else problem
+
+    def _end_of_others(self, pod: Pod, container: Container) -> bool:
+        """As `wrong_runtime.end`, for a pod of a runtime that has processes of containers on the host."""
+        return self._runtimes.find(pod.id) is None and wrong_runtime.end(container)
+
+    def _check_running(self, pod: Pod, container: Container, mounts: list[ServedMount]) -> None:
+        runtime = self._runtimes.of(pod.id)
+        self._grants.check_claimed(_sandbox(pod, runtime), [mount.record for mount in mounts])
+        self._note(runtime, container, mounts)
 
     def _served_mounts(self, pod: Pod, container: Container) -> list[ServedMount]:
         """The mounts that one of our handlers must serve. Raises for a mount that the pod may not use."""
@@ -201,7 +257,7 @@ class Bridge:
                 continue
             record, handler = resolved.record, pod.handler or self._default
             if record.handler != handler:
-                raise _wrong_runtime(record, handler, pod)
+                raise WrongRuntime(record, handler, pod)
             if record.handler not in self._configurations.handlers:
                 if self._runtimes.find(pod.id) is not None:
                     raise _not_named(record, pod)
@@ -209,32 +265,6 @@ class Bridge:
             whole, name = resolved.require_whole(), entry.name_of(mount.source)
             mounts.append(ServedMount(whole, name, mount.source, mount.destination))
         return mounts
-
-
-async def _within(
-    deadline_s: float, container: Container, work: Callable[[_Attempt], None]
-) -> None:
-    """Run the work in a thread until the deadline, and refuse then; the thread undoes its steps."""
-    attempt = _Attempt()
-    running = asyncio.ensure_future(workers.run(work, attempt))
-    await asyncio.wait((running,), timeout=max(0.0, deadline_s - time.monotonic()))
-    if running.done() or not attempt.decide():
-        await running
-        return
-    running.add_done_callback(_log_outcome)
-    raise errors.PeerUnavailable.named(
-        "EngineTimeOver",
-        f"container {container.name} was not prepared in time",
-        why="a volume's device, its lock or a path did not answer within the time of the container engine",
-        hint="the engine tries again; `crust doctor` names devices and mounts that hang",
-    )
-
-
-def _log_outcome(running: "asyncio.Future[None]") -> None:
-    """Log the failure of work whose caller gave up: the work has been undone."""
-    error = None if running.cancelled() else running.exception()
-    if error is not None:
-        _log.warning("a call whose time was over has failed", extra={"error": error})
 
 
 def _user(container: Container) -> User:
@@ -246,7 +276,7 @@ def _name(user: User) -> str:
     return user.partition("/")[2]
 
 
-def _sandbox(pod: Pod, runtime: Runtime) -> Sandbox:
+def _sandbox(pod: Pod, runtime: KataBuild) -> Sandbox:
     return Sandbox(volumes.SandboxId(pod.id), process_of(runtime.vm_of(pod.id, pod.pid)))
 
 
@@ -261,7 +291,7 @@ def _without_volume(pod: Pod, container: Container, error: errors.CrustError) ->
     return problem
 
 
-def _other_runtime(pod: Pod, runtime: Runtime) -> errors.CrustError:
+def _other_runtime(pod: Pod, runtime: KataBuild) -> errors.CrustError:
     return errors.NotReady.named(
         "OtherKataRuntime",
         f"pod {pod.name} gets no deferred volume",
@@ -276,14 +306,4 @@ def _not_named(record: Record, pod: Pod) -> errors.CrustError:
         f"the volume at {record.target} cannot be used by pod {pod.name}",
         why=f"Kata has made its sandbox, and kata.toml does not name the runtime {record.handler}",
         hint="name the runtime in kata.toml again, and restart crust kata; or publish the volume to another runtime",
-    )
-
-
-def _wrong_runtime(record: Record, handler: str, pod: Pod) -> errors.CrustError:
-    return errors.NotReady.named(
-        "WrongRuntime",
-        f"the volume at {record.target} cannot be used by pod {pod.name}",
-        why=f"it is published to the runtime handler {record.handler}, and the pod runs with "
-        f"{handler or 'the default one'}",
-        hint=f"set runtimeClassName to a RuntimeClass whose handler is {record.handler}, or do not defer the volume",
     )

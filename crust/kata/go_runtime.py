@@ -28,21 +28,31 @@ _AGAIN_S = 0.01
 _Told = TypeVar("_Told")
 
 
-class GoRuntime(evidence.Runtime):
+class GoRuntime(evidence.KataBuild):
     """The Go runtime counts the containers that use a device, and its shim reports statistics by the device."""
 
     kind = Kind.GO
 
     def vm_of(self, sandbox_id: str, engine_pid: int = 0) -> int:
-        """See `evidence.Runtime`."""
+        """See `evidence.KataBuild`."""
         evidence.check_id(sandbox_id)
         pid = self._read(f"{sandbox_id}/persist.json", sandbox_id, _pid)
         evidence.check_machine(sandbox_id, pid, engine_pid)
         return pid
 
-    def check_attachable(self, sandbox_id: str, pid: int, record: Record, mounts: int) -> None:
-        """See `evidence.Runtime`. An annotation of the pod can override the configuration."""
-        if self._read(f"{sandbox_id}/persist.json", sandbox_id, _shares):
+    def check_attachable(
+        self, sandbox_id: str, pid: int, record: Record, mounts: int, until_s: float
+    ) -> None:
+        """See `evidence.KataBuild`. An annotation of the pod can override the configuration."""
+        shares, driver = self._read(f"{sandbox_id}/persist.json", sandbox_id, _disks)
+        if driver == "nvdimm":
+            raise errors.NotReady.named(
+                "SandboxWithNvdimm",
+                f"the volume at {record.target} cannot be given to sandbox {sandbox_id}",
+                why="Kata has started it with block_device_driver nvdimm, which attaches a read-only volume writable",
+                hint="remove the annotation block_device_driver from the pod, and delete the pod",
+            )
+        if shares:
             raise errors.NotReady.named(
                 "SandboxWithoutBlockDevices",
                 f"the volume at {record.target} cannot be given to sandbox {sandbox_id}",
@@ -54,7 +64,7 @@ class GoRuntime(evidence.Runtime):
     def check_mounted(
         self, sandbox_id: str, pid: int, container_id: str, destination: str, record: Record
     ) -> None:
-        """See `evidence.Runtime`."""
+        """See `evidence.KataBuild`."""
         evidence.check_id(sandbox_id)
         evidence.check_id(container_id)
         path = f"{sandbox_id}/{container_id}/persist.json"
@@ -67,7 +77,7 @@ class GoRuntime(evidence.Runtime):
         raise evidence.not_attached(record, sandbox_id, why)
 
     async def stats(self, record: Record, use: Use) -> volumes.VolumeStats:
-        """See `evidence.Runtime`."""
+        """See `evidence.KataBuild`."""
         device = await workers.run(os.path.realpath, record.device)
         quoted = urllib.parse.quote(urllib.parse.quote(device, safe=""), safe="")  # decoded twice
         socket = f"{self.root}/{use.sandbox_id}/shim-monitor.sock"
@@ -96,8 +106,10 @@ def _pid(sandbox: Any) -> int:
     return pid
 
 
-def _shares(sandbox: Any) -> bool:
-    return sandbox["Config"]["HypervisorConfig"]["DisableBlockDeviceUse"] is not False
+def _disks(sandbox: Any) -> tuple[bool, str]:
+    """Whether Kata shares directories in the place of disks; the driver of its disks."""
+    hypervisor = sandbox["Config"]["HypervisorConfig"]
+    return hypervisor["DisableBlockDeviceUse"] is not False, hypervisor["BlockDeviceDriver"]
 
 
 def _attached(container: Any) -> set[tuple[str, str]]:

@@ -1,7 +1,8 @@
 """A sandbox's claim of a volume, in its keeper, and Kata's real entry for as long as a container needs it.
 
-    grant          claim the volume for the sandbox, have its keeper hold the claim, and put the real entry there
-    check_claimed  the sandbox has the claim, and its keeper watches this virtual machine
+    grant          claim the volumes of a container for its sandbox, have its keeper hold the claims, and put the real
+                   entries there; each step for all volumes at once
+    check_claimed  the sandbox has the claims, and its keeper watches this virtual machine
     withdraw       containers need no entry any more; the entry of the last one becomes the placeholder
     recover        both processes of a keeper were killed: claim again for the same sandbox, or end its machine (H-46)
 
@@ -15,7 +16,7 @@ at a time work on one volume.
 import contextlib
 import json
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,13 +28,13 @@ from crust.handoff.store import Store
 from crust.host.block import openers
 from crust.host.files import durable
 from crust.kata import entry
-from crust.runtime_handler import (
+from crust.runtime_handler.blocking import (
     Claim,
     ClaimLost,
     Process,
     State,
     adopt_volume,
-    claim_volume,
+    claim_volumes,
     keepers,
     kept_vm,
 )
@@ -101,31 +102,37 @@ class Grants:
     def grant(
         self,
         sandbox: Sandbox,
-        record: Record,
-        key: str,
+        mounts: Mapping[str, Record],
         user: User,
         features: Collection[volumes.HandlerFeature],
     ) -> Undo:
-        """Have Kata find the device at the mount source `key` of `user`; returns what undoes this call only.
+        """Have Kata find the device at each mount source of `user`, or at none; returns what undoes this call only.
 
         `features` are those of the sandbox's Kata. Raises `KataPathTooLong`, `KataEntryForeign`, and as
-        `claim_volume`.
+        `claim_volumes`.
         """
-        name = entry.name_of(key)
+        names = {entry.name_of(key): record for key, record in mounts.items()}
+        records = {record.digest: record for record in mounts.values()}
         with contextlib.ExitStack() as undo:
-            volume = self.store.read(record.target)
-            if volume is not None and not volume.live and self._used_by(sandbox, volume):
-                self.recover(sandbox)  # the sandbox uses the volume, and nothing holds the claim
-            claimed = self._claimed(sandbox, record)
-            if claimed is None:
-                claimed = self._claim(sandbox, record, features, undo)
-            self._put(sandbox, claimed, name, user, undo)
+            claimed = self._claimed(sandbox, records)
+            if any(
+                self._is_unheld(sandbox, records[digest]) for digest in records.keys() - claimed
+            ):
+                self.recover(sandbox)
+                claimed = self._claimed(sandbox, records)
+            missing = [records[digest] for digest in records if digest not in claimed]
+            if missing:
+                claimed.update(self._claim(sandbox, missing, features, undo))
+            named = {name: claimed[record.digest] for name, record in names.items()}
+            self._put(sandbox, named, user, undo)
             return undo.pop_all().close
 
-    def check_claimed(self, sandbox: Sandbox, record: Record) -> Record:
-        """The claimed record. Raises `VolumeNotClaimed` unless the sandbox has it by a keeper of its machine."""
-        claimed = self._claimed(sandbox, record)
-        if claimed is None:
+    def check_claimed(self, sandbox: Sandbox, records: Collection[Record]) -> None:
+        """Raise `VolumeNotClaimed` unless the sandbox has each of them by a keeper of its machine."""
+        claimed = self._claimed(sandbox, {record.digest: record for record in records})
+        for record in records:
+            if record.digest in claimed:
+                continue
             raise errors.NotReady.named(
                 "VolumeNotClaimed",
                 f"the volume at {record.target} is not claimed for sandbox {sandbox.id}",
@@ -133,12 +140,12 @@ class Grants:
                 "the claim has ended",
                 hint="delete the pod; its process was not started",
             )
-        return claimed
 
-    def mounted(self, sandbox: Sandbox, record: Record) -> None:
-        """Write into claim.json that the guest has mounted the volume."""
+    def mounted(self, sandbox: Sandbox, records: Collection[Record]) -> None:
+        """Write into claim.json that the guest has mounted the volumes."""
         with self._connected(sandbox.id) as keeper:
-            self._report(sandbox.id, record, keeper, State.MOUNTED)
+            for record in records:
+                self._report(sandbox.id, record, keeper, State.MOUNTED)
 
     def report_orphaned(self, sandbox_id: volumes.SandboxId, problem: errors.CrustError) -> None:
         """Write into each claim.json of the sandbox that its shim has ended. Raises `KeeperGone`."""
@@ -150,16 +157,17 @@ class Grants:
 
     def withdraw(self, sandbox_id: str, needless: Callable[[User], bool]) -> None:
         """Put the placeholder back where these alone needed an entry. Succeeds without a real entry or a keeper."""
-        with contextlib.suppress(keepers.KeeperGone), self._connected(sandbox_id) as keeper:
+        gone = contextlib.suppress(keepers.KeeperGone)
+        with gone, self._connected(sandbox_id) as keeper, keeper.together():
             for file, put in keeper.put_files.items():
                 for user in filter(needless, put.users):
                     keeper.withdraw(file, user)
 
-    def needing(self, sandbox_id: str, record: Record) -> set[User]:
-        """The containers of the sandbox that are created with the volume, and not started."""
+    def needing(self, sandbox_id: str) -> set[tuple[str, User]]:
+        """The volumes of the sandbox, by their digests, with the containers that are created and not started."""
         with contextlib.suppress(keepers.KeeperGone), self._connected(sandbox_id) as keeper:
             puts = keeper.put_files.values()
-            return {user for put in puts if put.name == record.digest for user in put.users}
+            return {(put.name, user) for put in puts for user in put.users}
         return set()
 
     def recover(self, sandbox: Sandbox) -> None:
@@ -203,17 +211,22 @@ class Grants:
         is_open = not record.readonly and openers.has_open(sandbox.pid, record.identity)
         return record if is_named or is_open else None
 
-    def _claimed(self, sandbox: Sandbox, record: Record) -> Record | None:
-        """The record of the claim that the sandbox's keeper holds; None if it holds none."""
-        try:
-            with self._connected(sandbox.id) as keeper:
-                if record.digest not in keeper.held() or keeper.vm_pid != sandbox.pid:
-                    return None
-                claim = self._adopted(sandbox.id, record, keeper)
-        except keepers.KeeperGone:
-            return None
-        claim.close()
-        return claim.record
+    def _is_unheld(self, sandbox: Sandbox, record: Record) -> bool:
+        """Whether the sandbox uses the volume, and nothing holds the claim."""
+        volume = self.store.read(record.target)
+        return volume is not None and not volume.live and self._used_by(sandbox, volume) is not None
+
+    def _claimed(self, sandbox: Sandbox, records: Mapping[str, Record]) -> dict[str, Record]:
+        """The records of those claims that the sandbox's keeper holds, by their digests."""
+        claimed = {}
+        with contextlib.suppress(keepers.KeeperGone), self._connected(sandbox.id) as keeper:
+            held = keeper.held() if keeper.vm_pid == sandbox.pid else {}
+            for digest in records.keys() & held:
+                with contextlib.closing(
+                    self._adopted(sandbox.id, records[digest], keeper)
+                ) as claim:
+                    claimed[digest] = claim.record
+        return claimed
 
     def _report(
         self,
@@ -236,25 +249,29 @@ class Grants:
     def _claim(
         self,
         sandbox: Sandbox,
-        record: Record,
+        records: Collection[Record],
         features: Collection[volumes.HandlerFeature],
         undo: contextlib.ExitStack,
-    ) -> Record:
-        claim = claim_volume(
+    ) -> dict[str, Record]:
+        taken = claim_volumes(
             self.store.root,
-            record.target,
+            [record.target for record in records],
             sandbox.id,
-            record.handler,
+            next(record.handler for record in records),  # the pod's, so it is one
             features=features,
             process=sandbox.process,
         )
-        undo.callback(self._release, sandbox.id, claim)
+        for claim in taken:
+            undo.callback(self._release, sandbox.id, claim)
         machine = json.dumps(asdict(sandbox.process)).encode("ascii")
-        durable.write_file(self._machine_path(sandbox.id), machine)
+        durable.write_file(self._machine_path(sandbox.id), machine, survives_power_cut=False)
         with keepers.start(self.socket(sandbox.id), sandbox.process) as keeper:
-            keeper.hold(record.digest, claim.fds)
-            claim.hand_over(*keeper.pids)
-        return claim.record
+            with keeper.together():
+                for claim in taken:
+                    keeper.hold(claim.record.digest, claim.fds)
+            for claim in taken:
+                claim.hand_over(*keeper.pids)
+        return {claim.record.digest: claim.record for claim in taken}
 
     def _release(self, sandbox_id: volumes.SandboxId, claim: Claim) -> None:
         """Undo a claim that no container of the sandbox uses. The machine lives, so this needs the claim's lock."""
@@ -267,17 +284,17 @@ class Grants:
             claim.release()
 
     def _put(
-        self, sandbox: Sandbox, record: Record, name: str, user: User, undo: contextlib.ExitStack
+        self, sandbox: Sandbox, named: Mapping[str, Record], user: User, undo: contextlib.ExitStack
     ) -> None:
-        kind = self.entries.place(name, record)
-        with self._connected(sandbox.id) as keeper:
-            file = self.entries.file(name)
-            put = keeper.put_files.get(file)
-            if put is not None and user in put.users and kind is entry.Kind.REAL:
-                return  # by an earlier call
-            new, back = self.entries.staged(name, record)
-            undo.callback(self._withdraw_file, sandbox.id, file, user)
-            keeper.put(record.digest, file, new=new, back=back, user=user)
+        with self._connected(sandbox.id) as keeper, keeper.together():
+            for name, record in named.items():
+                kind, file = self.entries.place(name, record), self.entries.file(name)
+                put = keeper.put_files.get(file)
+                if put is not None and user in put.users and kind is entry.Kind.REAL:
+                    continue  # by an earlier call
+                new, back = self.entries.staged(name, record)
+                undo.callback(self._withdraw_file, sandbox.id, file, user)
+                keeper.put(record.digest, file, new=new, back=back, user=user)
 
     def _withdraw_file(self, sandbox_id: str, file: str, user: User) -> None:
         with contextlib.suppress(keepers.KeeperGone), self._connected(sandbox_id) as keeper:

@@ -16,7 +16,7 @@ from crust.host.process import processes, workers
 from crust.kata.evidence import Runtimes
 from crust.kata.grants import Grants, Sandbox
 from crust.kata.shims import Shims
-from crust.runtime_handler import keepers, kept_vm, process_of
+from crust.runtime_handler.blocking import keepers, kept_vm, process_of
 
 _log = logging.getLogger(__name__)
 

@@ -55,7 +55,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container of a pod. `is_created`: it is created, and its process was not started yet."""
+    """A container of a pod, with its bind mounts. `is_created`: it is created, its process was not started yet."""
 
     id: str
     pod_id: str
@@ -63,6 +63,9 @@ class Container:
     mounts: tuple[Mount, ...]
     is_created: bool = False
     is_running: bool = False
+    is_stopped: bool = False
+    pid: int = 0
+    """Its first process; of Kata the virtual machine's; 0 if the engine names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class Gate(Protocol):
         """The runtime has created it, and its process is about to start."""
 
     async def ended(self, container: Container) -> None:
-        """The container was stopped or removed."""
+        """The container was stopped or removed. The engine's answer does not wait for this."""
 
     async def synchronize(self, pods: dict[str, Pod], containers: list[Container]) -> None:
         """All containers of the node, after each connection."""
@@ -242,7 +245,7 @@ class _Session:
         elif event == _METHODS["StartContainer"]:
             await self._gate.start(nri_pod, nri_container, deadline_s)
         elif event in (_METHODS["StopContainer"], _METHODS["RemoveContainer"]):
-            await self._gate.ended(nri_container)
+            self._spawn(_logged(self._gate.ended(nri_container)))  # it can refuse nothing
         # without a field: every method's empty answer
         return nri_pb2.ValidateContainerAdjustmentResponse()
 
@@ -257,7 +260,7 @@ async def _logged(work: Awaitable[None]) -> None:
     try:
         await work
     except Exception:
-        _log.exception("the node's containers could not be looked at")
+        _log.exception("work for containers of the node has failed")
 
 
 def knows_validation(request: nri_pb2.ConfigureRequest) -> bool:
@@ -283,10 +286,19 @@ def container_of(container: nri_pb2.Container) -> Container:
         container.id,
         container.pod_sandbox_id,
         container.name,
-        tuple(Mount(mount.source, mount.destination) for mount in container.mounts),
+        tuple(
+            Mount(mount.source, mount.destination) for mount in container.mounts if _is_bind(mount)
+        ),
         is_created=container.state == nri_pb2.CONTAINER_CREATED,
         is_running=container.state in (nri_pb2.CONTAINER_RUNNING, nri_pb2.CONTAINER_PAUSED),
+        is_stopped=container.state == nri_pb2.CONTAINER_STOPPED,
+        pid=container.pid,
     )
+
+
+def _is_bind(mount: nri_pb2.Mount) -> bool:
+    """As runc decides it; the source of any other mount is the name of a filesystem, and no path."""
+    return mount.type == "bind" or not {"bind", "rbind"}.isdisjoint(mount.options)
 
 
 def _text(error: Exception) -> str:

@@ -15,26 +15,45 @@ import os
 import re
 import subprocess
 import tomllib
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from crust.core import errors, volumes
+from crust.core.volumes import HandlerFeature
 from crust.host.process import syscalls
 from crust.kata.evidence import Kind
 from crust.kata.settings import KataRuntime
 
-Feature = volumes.HandlerFeature
-FEATURES = frozenset({Feature.READ_ONLY, Feature.GROUP, Feature.GROUP_CHANGE_POLICY, Feature.STATS})
+FEATURES = frozenset(
+    {
+        HandlerFeature.READ_ONLY,
+        HandlerFeature.GROUP,
+        HandlerFeature.GROUP_CHANGE_POLICY,
+        HandlerFeature.STATS,
+    }
+)
 """The features of Kata's Go runtime for a direct volume, with every hypervisor."""
-FEATURES_RS = frozenset({Feature.READ_ONLY, Feature.STATS})
+FEATURES_RS = frozenset({HandlerFeature.READ_ONLY, HandlerFeature.STATS})
 """The features of runtime-rs since 4.0: it never applies a group."""
 
 _DROP_INS = "config.d"
 _VERSION_S = 5.0
 _VERSION_TEXT = re.compile(r"shim \((?P<language>Golang|Rust)\).*?version: (?P<version>\d+\.\d+)")
-_PROVEN_DRIVER = {Kind.GO: "virtio-blk", Kind.RUST: "virtio-blk-pci"}
+_ABSENT_DRIVER = {Kind.GO: "virtio-scsi", Kind.RUST: "virtio-blk-pci"}
+"""The block driver of a configuration that names none: the runtime's own default."""
+_PROVEN_DRIVERS = {
+    (Kind.GO, "clh"): ("virtio-blk",),
+    (Kind.GO, "qemu"): ("virtio-scsi", "virtio-blk"),
+    (Kind.RUST, "clh"): ("virtio-blk-pci",),
+}
+_REFUSED_HYPERVISORS = {
+    "remote": "its sandboxes run on other machines (peer pods), which do not have this node's devices",
+    "firecracker": "Firecracker attaches every disk writable, also that of a read-only volume",
+    "stratovirt": "StratoVirt was never run with crust",
+    "dragonball": "a machine of Dragonball is a thread of the shim, and no process of its own",
+}
 Version = tuple[int, int]
 Stamp = tuple[tuple[str, int, int, int], ...]
 
@@ -48,19 +67,33 @@ class KataUnfit(errors.NotReady):
         )
 
 
+class FlushesDropped(errors.NotReady):
+    """Kata's configuration tells the hypervisor to ignore the flushes of a guest."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"Kata's configuration {path} drops the flushes of its guests",
+            why="block_device_cache_set and block_device_cache_noflush are true: after a power cut a volume lacks "
+            "what a guest has synced, and a database in it can be damaged",
+            hint="set block_device_cache_noflush = false",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Installation:
     """An installation that may get volumes. `version` (0, 0): the settings do not name its program."""
 
     kind: Kind
     version: Version = (0, 0)
+    drops_flushes: bool = field(default=False, compare=False)
+    """The hypervisor ignores a guest's flush: after a power cut a volume lacks what its guest has synced."""
 
     @property
-    def features(self) -> frozenset[Feature]:
+    def features(self) -> frozenset[HandlerFeature]:
         """What its handler offers for a volume."""
         if self.kind is Kind.GO:
             return FEATURES
-        return FEATURES_RS if self.version >= (4, 0) else FEATURES_RS - {Feature.READ_ONLY}
+        return FEATURES_RS if self.version >= (4, 0) else FEATURES_RS - {HandlerFeature.READ_ONLY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +137,14 @@ class Configurations:
             )
         return checked.result
 
+    def unfit(self) -> Iterator[KataUnfit]:
+        """Why installations must not get volumes now."""
+        for handler in self.handlers:
+            try:
+                self.check_kata(handler)
+            except KataUnfit as error:
+                yield error
+
 
 def read(path: Path) -> dict[str, Any]:
     """The configuration with its drop-ins, as Kata merges them. Raises KataUnfit."""
@@ -131,7 +172,12 @@ def check_configuration(runtime: KataRuntime, configuration: dict[str, Any]) -> 
         _check_hypervisor(path, kind, name, hypervisor)
         if not runtime.unproven:
             _check_proven(path, kind, name, hypervisor)
-    installation = Installation(kind, _version(runtime, kind))
+    drops_flushes = any(
+        table.get("block_device_cache_set") is True
+        and table.get("block_device_cache_noflush") is True
+        for table in hypervisors.values()
+    )
+    installation = Installation(kind, _version(runtime, kind), drops_flushes)
     if kind is Kind.RUST and installation.version < (4, 0) and not runtime.unproven:
         raise KataUnfit(
             path,
@@ -145,11 +191,13 @@ def _check_hypervisor(path: Path, kind: Kind, name: str, hypervisor: dict[str, A
     """Raise KataUnfit for a hypervisor that cannot work."""
     table = f"[hypervisor.{name}]"
     shares = kind is Kind.GO and hypervisor.get("disable_block_device_use", True) is not False
+    driver = _driver(kind, hypervisor)
     refused = (
         (
-            name == "remote",
-            "its sandboxes run on other machines (peer pods), which do not have this node's devices",
-            "do not defer volumes to this runtime",
+            name in _REFUSED_HYPERVISORS,
+            f"{table}: {_REFUSED_HYPERVISORS.get(name)}",
+            "do not defer volumes to this runtime, or name a configuration with [hypervisor.qemu] or "
+            "[hypervisor.clh]",
         ),
         (
             kind is Kind.RUST and name != "clh",
@@ -160,6 +208,17 @@ def _check_hypervisor(path: Path, kind: Kind, name: str, hypervisor: dict[str, A
             shares,
             f"{table} disable_block_device_use is not false: Kata would share the host's directory",
             f"set disable_block_device_use = false in {table}",
+        ),
+        (
+            driver == "nvdimm",
+            f"{table} block_device_driver is nvdimm, which attaches a read-only volume writable",
+            f'set block_device_driver = "virtio-scsi" in {table}',
+        ),
+        (
+            kind is Kind.GO and name == "clh" and driver != "virtio-blk",
+            f"{table} block_device_driver is {driver}, and Kata attaches virtio-blk alone to Cloud Hypervisor; "
+            "where the key is missing it is virtio-scsi",
+            f'set block_device_driver = "virtio-blk" in {table}',
         ),
         (
             hypervisor.get("rootless", False) is not False,
@@ -177,19 +236,25 @@ def _check_hypervisor(path: Path, kind: Kind, name: str, hypervisor: dict[str, A
             raise KataUnfit(path, why, hint)
 
 
+def _driver(kind: Kind, hypervisor: dict[str, Any]) -> str:
+    """The block driver that Kata takes: an empty text is an absent one, as in Kata."""
+    return str(hypervisor.get("block_device_driver") or _ABSENT_DRIVER[kind])
+
+
 def _check_proven(path: Path, kind: Kind, name: str, hypervisor: dict[str, Any]) -> None:
     """Raise KataUnfit for a hypervisor that may work, and was not tested."""
-    driver = _PROVEN_DRIVER[kind]
+    hypervisors = tuple(proven for of, proven in _PROVEN_DRIVERS if of is kind)
     for key, value, proven in (
-        ("the hypervisor", name, "clh"),
-        ("block_device_driver", hypervisor.get("block_device_driver", driver), driver),
-        ("shared_fs", hypervisor.get("shared_fs", "virtio-fs"), "virtio-fs"),
+        ("the hypervisor", name, hypervisors),
+        ("block_device_driver", _driver(kind, hypervisor), _PROVEN_DRIVERS.get((kind, name), ())),
+        ("shared_fs", hypervisor.get("shared_fs") or "virtio-fs", ("virtio-fs",)),
     ):
-        if value != proven:
+        if value not in proven:
+            alone = " and ".join(proven)
             raise KataUnfit(
                 path,
-                f"[hypervisor.{name}] {key} is {value}, and {proven} alone was run with Kata's {kind.value}",
-                f"use {proven}; or set unproven = true for this runtime in kata.toml, and test it",
+                f"[hypervisor.{name}] {key} is {value}, and {alone} alone was run with Kata's {kind.value}",
+                f"use {' or '.join(proven)}; or set unproven = true for this runtime in kata.toml, and test it",
             )
 
 
@@ -224,9 +289,17 @@ def _version(runtime: KataRuntime, kind: Kind) -> Version:
 
 
 def _files(path: Path) -> list[Path]:
-    directory = path.parent / _DROP_INS
+    """The configuration and its drop-ins, as both of Kata's runtimes find them: beside the file to which links lead,
+    and with any name.
+    """
     try:
-        names = sorted(name for name in os.listdir(directory) if name.endswith(".toml"))
+        with syscalls.translating(f"cannot look at {path}"):
+            directory = Path(os.path.realpath(path, strict=True)).parent / _DROP_INS
+    except errors.NotFound:
+        return [path]  # whoever reads it says so
+    try:
+        with os.scandir(directory) as children:
+            names = sorted(child.name for child in children if not child.is_dir())
     except FileNotFoundError:
         names = []
     except OSError as err:

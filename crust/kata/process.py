@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import crust
-from crust.core import errors
+from crust.core import errors, volumes
 from crust.core.supervised import supervised
 from crust.handoff.store import Store
 from crust.host import start_questions
@@ -23,20 +23,23 @@ from crust.host.process import workers
 from crust.kata import nri
 from crust.kata.entry import KEY_BYTES_MAX, KataEntries
 from crust.kata.evidence import Runtimes
-from crust.kata.gate import Bridge, Report
+from crust.kata.gate import KataGate, Report
 from crust.kata.go_runtime import GoRuntime
 from crust.kata.grants import Grants
 from crust.kata.keeper_watch import KeeperWatch
 from crust.kata.placeholders import Placeholders
-from crust.kata.preflight import Configurations
+from crust.kata.preflight import Configurations, FlushesDropped
 from crust.kata.rust_runtime import RustRuntime
 from crust.kata.settings import KataSettings
 from crust.kata.statistics import KataHandler
 from crust.rpc.serving.daemon import Daemon, starting
 from crust.runtime_handler import registration, service
 
-_PAUSE_S = 0.2
+_PAUSE_S = 0.1
 """Before the next connection to a container engine that is away: until then it may start containers unasked."""
+
+_VOLUMES_MAX = 24
+"""Of a pod. A container with all of them is created within the engine's time, and a PCI bus has places for them."""
 
 
 async def run(settings: KataSettings) -> None:
@@ -73,17 +76,22 @@ async def running(settings: KataSettings) -> AsyncIterator[Daemon]:
         await workers.run(placeholders.look_at_volumes)
         await enter(supervised("watch of keepers", watch.keep, daemon.health))
         await enter(supervised("placeholders", placeholders.keep, daemon.health))
-        gate = Bridge(grants, runtimes, configurations, settings.default_runtime, report)
+        gate = KataGate(grants, runtimes, configurations, settings.default_runtime, report)
         plugin = _Plugin(settings.nri_socket, gate, daemon)
         await enter(supervised("NRI plugin", plugin.keep, daemon.health))
         # an engine that is away must not keep the node's start waiting
         await enter(daemon.serves())
         await plugin.is_registered.wait()
-        kata_handler = KataHandler(store, runtimes, gate.uses)
+        kata_handler = KataHandler(
+            store,
+            runtimes,
+            gate.uses,
+            lambda: (*daemon.health.problems.values(), *configurations.unfit()),
+        )
         stack.push_async_callback(kata_handler.close)
         for request in requests:
             await enter(service.serving(request.endpoint, kata_handler))
-            await enter(registration.registered(settings.handlers_socket, request))
+            await enter(registration.Registration(settings.handlers_socket, request))
         yield daemon
 
 
@@ -106,19 +114,24 @@ def _requests(
 ) -> list[registration.RegisterRequest]:
     """The registrations of the handlers whose installation of Kata fits; reports why others do not. Blocks."""
     requests = []
-    for handler in configurations.handlers:
+    for runtime in settings.runtimes:
+        handler = volumes.HandlerName(runtime.name)
         try:
             installation = configurations.check_kata(handler)
         except errors.CrustError as error:
             report(f"runtime {handler}", error)
             continue
+        if installation.drops_flushes:
+            report(f"runtime {handler}", FlushesDropped(Path(runtime.configuration)))
         request = registration.RegisterRequest(
             name=handler,
             version=crust.__version__,
             endpoint=f"{settings.run_dir}/{handler}.sock",
             filesystems=frozenset(settings.filesystems),
             features=installation.features,
+            max_volumes_per_sandbox=_VOLUMES_MAX,
             max_target_path_bytes=KEY_BYTES_MAX,
+            guest_kernel=runtime.guest_kernel,
         )
         requests.append(request)
     return requests

@@ -14,6 +14,7 @@ import asyncio
 import errno
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,15 +38,19 @@ _LINE_BYTES = 64
 _LIMIT_BYTES = 64 * 1024
 
 
+_AGAIN_S = 0.05
+"""Between two looks at a disk that the machine is to let go of: a guest takes 0.3 to 1.6 s."""
+
+
 @dataclass(frozen=True)
-class RustRuntime(evidence.Runtime):
+class RustRuntime(evidence.KataBuild):
     """runtime-rs: the shares of its sandboxes are below `shares`."""
 
     kind = Kind.RUST
     shares: str
 
     def vm_of(self, sandbox_id: str, engine_pid: int = 0) -> int:
-        """See `evidence.Runtime`."""
+        """See `evidence.KataBuild`."""
         evidence.check_id(sandbox_id)
         path = f"{self.root}/{sandbox_id}/ch-api.sock"
         pid = sockets.listener(path)
@@ -54,8 +59,10 @@ class RustRuntime(evidence.Runtime):
         evidence.check_machine(sandbox_id, pid, engine_pid)
         return pid
 
-    def check_attachable(self, sandbox_id: str, pid: int, record: Record, mounts: int) -> None:
-        """See `evidence.Runtime`."""
+    def check_attachable(
+        self, sandbox_id: str, pid: int, record: Record, mounts: int, until_s: float
+    ) -> None:
+        """See `evidence.KataBuild`."""
         if record.readonly and not devices.is_readonly(record.device):
             raise errors.NotReady.named(
                 "DeviceWritable",
@@ -63,20 +70,28 @@ class RustRuntime(evidence.Runtime):
                 why=f"{record.device} accepts writes, and Kata's runtime-rs attaches it writable",
                 hint="use a driver that makes a read-only device, or Kata's Go runtime",
             )
-        if mounts or openers.has_open(pid, record.identity):
+        if mounts:
             raise errors.NotReady.named(
                 "VolumeInUseInSandbox",
                 f"the volume at {record.target} cannot be given to one more container of its pod",
                 why=f"process {pid} has it for another container or mount, and Kata's runtime-rs cannot attach a "
                 "volume again after one of two has ended",
-                hint="mount it once, in one container of the pod at a time, or use Kata's Go runtime; if no "
-                "container runs, delete the pod",
+                hint="mount it once, in one container of the pod at a time, or use Kata's Go runtime",
             )
+        while openers.has_open(pid, record.identity):
+            if time.monotonic() >= until_s:
+                raise errors.NotReady.named(
+                    "DeviceNotReleased",
+                    f"the volume at {record.target} cannot be given to the next container of its pod yet",
+                    why=f"the guest has not let go of the disk of the container before: process {pid} has it",
+                    hint="wait: the kubelet tries again; if it stays so, delete the pod",
+                )
+            time.sleep(_AGAIN_S)
 
     def check_mounted(
         self, sandbox_id: str, pid: int, container_id: str, destination: str, record: Record
     ) -> None:
-        """See `evidence.Runtime`. The machine did not have the device when the container was created."""
+        """See `evidence.KataBuild`. The machine did not have the device when the container was created."""
         if not openers.has_open(pid, record.identity):
             why = f"process {pid} has not opened {record.device} for the mount {destination}"
             raise evidence.not_attached(record, sandbox_id, why)
@@ -87,7 +102,7 @@ class RustRuntime(evidence.Runtime):
     def guest_paths(
         self, sandbox_id: str, destinations: Sequence[str], *, just_made: bool
     ) -> list[str]:
-        """See `evidence.Runtime`."""
+        """See `evidence.KataBuild`."""
         lasts = Counter(map(_last, destinations))
         paths = []
         for destination in destinations:
@@ -99,7 +114,7 @@ class RustRuntime(evidence.Runtime):
         return paths
 
     async def stats(self, record: Record, use: Use) -> volumes.VolumeStats:
-        """See `evidence.Runtime`."""
+        """See `evidence.KataBuild`."""
         if not use.guest_path:
             raise ValueError("the volume's mount in the guest cannot be distinguished from others")
         async with asyncio.timeout(shim_socket.ANSWER_S):

@@ -5,15 +5,21 @@ from typing import Annotated, Literal, Self
 import pydantic
 from pydantic import Field
 
-from crust.core.settings.program import AbsolutePath, ProgramSettings, SocketPath, Table
-
-_FILESYSTEM = r"^[a-z0-9]{1,32}$"
+from crust.core.settings.program import (
+    AbsolutePath,
+    Filesystem,
+    HandlerName,
+    KernelVersion,
+    ProgramSettings,
+    SocketPath,
+    Table,
+)
 
 
 class KataRuntime(Table):
     """A runtime of containerd that is Kata's Go runtime or its runtime-rs."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")]
+    name: HandlerName
     """The runtime's name in containerd's configuration, which is also the handler of the RuntimeClass."""
 
     configuration: AbsolutePath
@@ -21,6 +27,9 @@ class KataRuntime(Table):
 
     shim: AbsolutePath | Literal[""] = ""
     """Its containerd-shim-kata-v2. Needed for runtime-rs, whose version decides about its features."""
+
+    guest_kernel: KernelVersion = ""
+    """The kernel of its guests, as `uname -r` says it: the host makes no filesystem that it cannot mount."""
 
     unproven: bool = False
     """Give volumes to a version, a hypervisor or a block driver that was not run with crust."""
@@ -47,9 +56,7 @@ class KataSettings(ProgramSettings):
     default_runtime: str = ""
     """containerd's default_runtime_name. Empty: a pod without a RuntimeClass can use no deferred volume."""
 
-    filesystems: Annotated[
-        tuple[Annotated[str, Field(pattern=_FILESYSTEM)], ...], Field(min_length=1)
-    ] = ("ext4", "xfs")
+    filesystems: Annotated[tuple[Filesystem, ...], Field(min_length=1)] = ("ext4", "xfs")
     """The filesystems that the guest's kernel can mount."""
 
     kata_volumes: AbsolutePath = "/run/kata-containers/shared/direct-volumes"

@@ -17,7 +17,7 @@ from crust.core import errors, volumes
 from crust.host import answers
 from crust.host.process import arguments, processes
 from crust.kata.grants import Grants
-from crust.runtime_handler import keepers
+from crust.runtime_handler.blocking import keepers
 
 _log = logging.getLogger(__name__)
 

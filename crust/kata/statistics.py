@@ -7,17 +7,22 @@ numbers come from a guest: this module checks them, and the proxy compares them 
 """
 
 import asyncio
+import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 
 from crust.core import errors, volumes
 from crust.core.printable import printable
 from crust.handoff import claims
 from crust.handoff.record import Record
 from crust.handoff.store import Store
+from crust.host.filesystems import superblocks
 from crust.host.process import workers
 from crust.kata.evidence import Runtimes, Use, VmUnknown
 from crust.runtime_handler.service import Handler
+
+_log = logging.getLogger(__name__)
 
 _ANSWER_S = 4.0
 """How long a caller waits; the proxy gives a handler twice that."""
@@ -47,6 +52,12 @@ class Uses:
             if use.container_id == container_id:
                 self._by_digest.pop(digest, None)
 
+    def keep(self, container_ids: Collection[str]) -> None:
+        """Only these containers have volumes: the end of another one was missed."""
+        for use in list(self._by_digest.values()):
+            if use.container_id not in container_ids:
+                self.ended(use.container_id)
+
     def of(self, digest: str, sandbox_id: str) -> Use:
         """The volume's mount in a sandbox; without a container if no container is known."""
         use = self._by_digest.get(digest)
@@ -54,10 +65,17 @@ class Uses:
 
 
 class KataHandler(Handler):
-    """Serves the proxy's calls: statistics only."""
+    """Serves the proxy's calls: statistics, and the problems that `problems` gives."""
 
-    def __init__(self, store: Store, runtimes: Runtimes, uses: Uses) -> None:
+    def __init__(
+        self,
+        store: Store,
+        runtimes: Runtimes,
+        uses: Uses,
+        problems: Callable[[], Iterable[errors.CrustError]] = tuple,
+    ) -> None:
         self._store, self._runtimes, self._uses = store, runtimes, uses
+        self._problems = problems
         self._samples: dict[str, _Sample] = {}
         self._requests: dict[str, asyncio.Task[volumes.VolumeStats]] = {}
         """The running request of each sandbox."""
@@ -69,7 +87,12 @@ class KataHandler(Handler):
             request.cancel()
         await asyncio.gather(*requests, return_exceptions=True)
 
-    async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
+    async def problems(self) -> Collection[str]:
+        """Of this process, for each of its handlers."""
+        found = await workers.run(lambda: list(self._problems()))
+        return dict.fromkeys(problem.shown() for problem in found)
+
+    async def stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
         """The current statistics, or the sandbox's last ones. Raises `NotInSandbox`, `StatisticsUnavailable`."""
         record, sandbox_id = await workers.run(self._holder, target)
         try:
@@ -83,11 +106,14 @@ class KataHandler(Handler):
                 message = f"the numbers are {age_s} s old, there are none now: {reason}"
                 condition = volumes.VolumeCondition(abnormal=False, message=message)
                 return volumes.VolumeStats(sample.stats.usage, condition)
+            is_used = bool(self._uses.of(record.digest, sandbox_id).container_id)
             raise errors.PeerUnavailable.named(
                 "StatisticsUnavailable",
                 f"the statistics of the volume at {target} are not available",
                 why=f"the shim of sandbox {sandbox_id}: {reason}",
-                hint="retry while a container of the pod runs; if it stays so, the guest's agent hangs",
+                hint="retry; if it stays so, the guest's agent hangs"
+                if is_used
+                else "retry while a container of the pod runs: none has the volume now",
             ) from error
 
     def _holder(self, target: volumes.TargetPath) -> tuple[Record, str]:
@@ -119,8 +145,30 @@ class KataHandler(Handler):
 
     async def _request(self, sandbox_id: str, record: Record) -> volumes.VolumeStats:
         runtime = await workers.run(self._runtimes.of, sandbox_id)
-        stats = await runtime.stats(record, self._uses.of(record.digest, sandbox_id))
+        told = await runtime.stats(record, self._uses.of(record.digest, sandbox_id))
+        stats = volumes.VolumeStats(await workers.run(_usable, record, told), told.condition)
         if len(self._samples) >= _SAMPLES_MAX:
             self._samples.pop(next(iter(self._samples)))
         self._samples[record.digest] = _Sample(sandbox_id, stats, time.monotonic())
         return stats
+
+
+def _usable(record: Record, told: volumes.VolumeStats) -> tuple[volumes.VolumeUsage, ...]:
+    """The numbers with what an ordinary user can still write: Kata's agent tells all free blocks of an ext4.
+
+    Without the superblock they are the agent's.
+    """
+    if record.mount.fs_type != "ext4" or record.mount.needs_secrets:
+        return told.usage
+    try:
+        superblock = superblocks.read_ext4(record.device)
+    except errors.CrustError as error:
+        _log.info("the reserved blocks are not known", extra={"error": error})
+        return told.usage
+    reserved = superblock.reserved_blocks * superblock.block_size_bytes
+    return tuple(
+        replace(line, available=max(0, line.available - reserved))
+        if line.unit is volumes.UsageUnit.BYTES
+        else line
+        for line in told.usage
+    )

@@ -4,7 +4,7 @@ lightkube, an optional package, reads the kubeconfig and authenticates the clien
 program that asks no API server runs without it. This module parses the server's answers, because lightkube's models
 refuse the output of Go's types (`objects`). Each answer is bounded in size and in time before it is parsed.
 
-`Followed` keeps the objects of one kind known by list and watch. If a watch loses events or its connection without an
+`Informer` keeps the objects of one kind known by list and watch. If a watch loses events or its connection without an
 error, the next list repairs it. The caller chooses which part of an object is kept; that part is as old as the watch
 is late.
 """
@@ -12,7 +12,6 @@ is late.
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import quote
@@ -20,6 +19,7 @@ from urllib.parse import quote
 import pydantic
 
 from crust.core import errors
+from crust.core.pauses import scattered
 from crust.core.settings.loading import InvalidSettings
 from crust.core.supervised import Health, supervised
 from crust.kubernetes_api.objects import KubernetesObject, ListBody, Status, WatchEvent
@@ -135,9 +135,13 @@ class KubernetesApi:
                 if response.status_code != _OK:
                     _check(response.status_code, await _body(response))
                 async for line in _lines(response):
-                    change = _change(kind, line)
-                    if change is not None:
-                        yield change
+                    if not line.strip():
+                        continue
+                    event = WatchEvent.model_validate_json(line)
+                    if event.type == "ERROR":
+                        _refuse(Status.model_validate(event.object))
+                    if event.type in ("ADDED", "MODIFIED", "DELETED"):  # a bookmark may be of null
+                        yield kind.model_validate(event.object), event.type == "DELETED"
 
     async def _answer(self, path: str, query: dict[str, str]) -> tuple[int, bytes]:
         async with self._http.stream("GET", path, params=query) as response:
@@ -176,8 +180,8 @@ def client(kubeconfig: str) -> KubernetesApi:
         raise UnusableKubeconfig(kubeconfig, why) from error
 
 
-class Followed(Generic[Kind, Kept]):
-    """The result of `keep` for each object, by `key`. `fields` is a field selector."""
+class Informer(Generic[Kind, Kept]):
+    """A cache of the objects of one kind: the result of `keep` for each, by `key`. `fields` is a field selector."""
 
     def __init__(
         self,
@@ -212,7 +216,7 @@ class Followed(Generic[Kind, Kept]):
         """Keep the objects known, until cancelled. If the API server is away, this logs it and tries again."""
         while True:
             try:
-                async with asyncio.timeout(_scattered(_RELIST_S)) as relist:
+                async with asyncio.timeout(scattered(_RELIST_S)) as relist:
                     version = await self._list()
                     await self._watch(version)
             except TimeoutError as error:
@@ -232,7 +236,7 @@ class Followed(Generic[Kind, Kept]):
                 raise
             pause_s = self._pause_s()
             self._failures += 1
-            await asyncio.sleep(_scattered(pause_s))
+            await asyncio.sleep(scattered(pause_s))
 
     def _lost(self, error: Exception) -> None:
         self._current.clear()
@@ -259,13 +263,8 @@ class Followed(Generic[Kind, Kept]):
                     self.known[self._key(item)] = self._keep(item)
 
 
-def _scattered(time_s: float) -> float:
-    """The time, or up to half of it less: the nodes of a cluster must not list at one moment."""
-    return random.uniform(time_s / 2, time_s)
-
-
 @contextlib.asynccontextmanager
-async def following(health: Health, *followed: Followed[Any, Any]) -> AsyncIterator[None]:
+async def following(health: Health, *followed: Informer[Any, Any]) -> AsyncIterator[None]:
     """Follow the objects while the block runs."""
     async with contextlib.AsyncExitStack() as stack:
         for objects in followed:
@@ -325,18 +324,6 @@ async def _lines(response: "httpx2.Response") -> AsyncIterator[bytes]:
             raise _AnswerRefused(f"it sends an event that is larger than {_EVENT_BYTES} bytes")
         for line in lines:
             yield line
-
-
-def _change(kind: type[Kind], line: bytes) -> tuple[Kind, bool] | None:
-    """The object of a line of a watch, and whether it was deleted; None for a bookmark, whose object may be null."""
-    if not line.strip():
-        return None
-    event = WatchEvent.model_validate_json(line)
-    if event.type == "ERROR":
-        _refuse(Status.model_validate(event.object))
-    if event.type not in ("ADDED", "MODIFIED", "DELETED"):
-        return None
-    return kind.model_validate(event.object), event.type == "DELETED"
 
 
 def _check(code: int, body: bytes) -> None:

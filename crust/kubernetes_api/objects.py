@@ -168,10 +168,49 @@ class VolumeAttachment(KubernetesObject):
     spec: VolumeAttachmentSpec = VolumeAttachmentSpec()
 
 
+class VolumeMount(GoStruct):
+    """A mount of a container."""
+
+    name: str = ""
+    sub_path: str = ""
+    sub_path_expr: str = ""
+
+
+class Container(GoStruct):
+    """A container of a pod."""
+
+    volume_mounts: tuple[VolumeMount, ...] = ()
+
+
+class PodVolume(GoStruct):
+    """A volume of a pod. One of a CSI driver has one of these sources."""
+
+    name: str = ""
+    persistent_volume_claim: dict[str, Any] | None = None
+    ephemeral: dict[str, Any] | None = None
+    csi: dict[str, Any] | None = None
+
+
 class PodSpec(GoStruct):
     """The specification of a pod."""
 
     runtime_class_name: str = ""
+    containers: tuple[Container, ...] = ()
+    init_containers: tuple[Container, ...] = ()
+    volumes: tuple[PodVolume, ...] = ()
+
+    @property
+    def takes_sub_paths(self) -> bool:
+        """Whether containers take a subPath of each CSI volume of the pod: a publish does not say which one it is."""
+        containers = (*self.containers, *self.init_containers)
+        mounts = (mount for container in containers for mount in container.volume_mounts)
+        parts = {mount.name for mount in mounts if mount.sub_path or mount.sub_path_expr}
+        sources = (
+            (each.name, each.persistent_volume_claim, each.ephemeral, each.csi)
+            for each in self.volumes
+        )
+        names = {name for name, *source in sources if source != [None] * 3}
+        return bool(names) and names <= parts
 
 
 class Pod(KubernetesObject):

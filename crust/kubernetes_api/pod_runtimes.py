@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from typing import Self
 
 from crust.core import errors
+from crust.core.deferral_keys import POD_INFO
 from crust.core.supervised import Health
-from crust.kubernetes_api.api import Followed, KubernetesApi, following
+from crust.kubernetes_api.api import Informer, KubernetesApi, following
 from crust.kubernetes_api.objects import Pod, RuntimeClass
-
-POD_INFO = "csi.storage.k8s.io/pod."
-"""The prefix of the keys of a volume context that name the pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +49,14 @@ class PodRuntimes:
 
     def __init__(self, api: KubernetesApi, node_name: str) -> None:
         self._api = api
-        self._classes: Followed[Pod, str] = Followed(
+        self._pods: Informer[Pod, tuple[str, bool]] = Informer(
             api,
             Pod,
-            lambda pod: pod.spec.runtime_class_name,
+            _kept,
             key=lambda pod: pod.metadata.uid,
             fields=f"spec.nodeName={node_name}",
         )
-        self._handlers: Followed[RuntimeClass, str] = Followed(
+        self._handlers: Informer[RuntimeClass, str] = Informer(
             api, RuntimeClass, lambda runtime_class: runtime_class.handler
         )
 
@@ -67,10 +65,10 @@ class PodRuntimes:
 
         Raises `KubernetesApiUnavailable`, `PodUnknown`, `RuntimeClassMissing`.
         """
-        class_name = self._classes.known.get(pod.uid)
-        if class_name is None:
-            class_name = await self._ask_class(pod)
-            self._classes.known[pod.uid] = class_name
+        known = self._pods.known.get(pod.uid)
+        if known is None:
+            known = self._pods.known[pod.uid] = await self._ask_pod(pod)
+        class_name = known[0]
         if not class_name:
             return ""
         handler = self._handlers.known.get(class_name)
@@ -79,11 +77,15 @@ class PodRuntimes:
             self._handlers.known[class_name] = handler
         return handler
 
+    def takes_sub_paths(self, uid: str) -> bool:
+        """Whether a known pod takes a subPath of each of its CSI volumes. Asks nobody."""
+        return self._pods.known.get(uid, ("", False))[1]
+
     def following(self, health: Health) -> AbstractAsyncContextManager[None]:
         """Keep the pods of the node and the classes known while the block runs."""
-        return following(health, self._handlers, self._classes)
+        return following(health, self._handlers, self._pods)
 
-    async def _ask_class(self, pod: PodName) -> str:
+    async def _ask_pod(self, pod: PodName) -> tuple[str, bool]:
         current = await self._api.get(Pod, pod.name, namespace=pod.namespace)
         if current is None or current.metadata.uid != pod.uid:
             raise errors.PeerUnavailable.named(
@@ -92,7 +94,7 @@ class PodRuntimes:
                 why=f"the API server has no pod of that name with the UID {pod.uid}",
                 hint="the caller will retry: an API server that lags behind learns of the pod within seconds",
             )
-        return current.spec.runtime_class_name
+        return _kept(current)
 
     async def _ask_handler(self, pod: PodName, name: str) -> str:
         runtime_class = await self._api.get(RuntimeClass, name)
@@ -104,3 +106,8 @@ class PodRuntimes:
                 hint="create the RuntimeClass, or correct the pod's runtimeClassName",
             )
         return runtime_class.handler
+
+
+def _kept(pod: Pod) -> tuple[str, bool]:
+    """The name of its RuntimeClass, and whether it takes subPaths."""
+    return pod.spec.runtime_class_name, pod.spec.takes_sub_paths

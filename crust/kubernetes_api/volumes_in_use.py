@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 
 from crust.core import deferral_keys, errors
 from crust.core.supervised import Health
-from crust.kubernetes_api.api import Followed, KubernetesApi, following
+from crust.kubernetes_api.api import Informer, KubernetesApi, following
 from crust.kubernetes_api.objects import (
     CSINode,
     CSISource,
@@ -63,14 +63,14 @@ class VolumesInUse:
     absent_s: float = ABSENT_S
     now: Callable[[], float] = time.monotonic
     _absent: dict[str, _Absence] = field(default_factory=dict)
-    _attachments: Followed[VolumeAttachment, VolumeAttachmentSpec] = field(init=False)
-    _volumes: Followed[PersistentVolume, CSISource | None] = field(init=False)
-    _registered: Followed[CSINode, CSINode] = field(init=False)
+    _attachments: Informer[VolumeAttachment, VolumeAttachmentSpec] = field(init=False)
+    _volumes: Informer[PersistentVolume, CSISource | None] = field(init=False)
+    _registered: Informer[CSINode, CSINode] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._attachments = Followed(self.api, VolumeAttachment, lambda attachment: attachment.spec)
-        self._volumes = Followed(self.api, PersistentVolume, lambda volume: volume.spec.csi)
-        self._registered = Followed(self.api, CSINode, lambda node: node)
+        self._attachments = Informer(self.api, VolumeAttachment, lambda attachment: attachment.spec)
+        self._volumes = Informer(self.api, PersistentVolume, lambda volume: volume.spec.csi)
+        self._registered = Informer(self.api, CSINode, lambda node: node)
 
     def following(self, health: Health) -> AbstractAsyncContextManager[None]:
         """Keep attachments, volumes and the nodes' ids known while the block runs."""
@@ -81,28 +81,22 @@ class VolumesInUse:
 
         Raises `UsedOnNode`, `VolumeUseUnknown`, `KubernetesApiUnavailable`.
         """
-        await self._known(volume_id)
-        handles = self._handles(driver, volume_id)
+        for followed in (self._attachments, self._volumes, self._registered):
+            # waits for the first lists after a start, or after an outage
+            await followed.check_known(f"the use of volume {volume_id[:128]}")
+        # several objects made by hand may name one volume
+        inline = map(_inline, self._attachments.known.values())
+        handles = [
+            handle
+            for handle in (*self._volumes.known.values(), *inline)
+            if handle is not None and (handle.driver, handle.volume_handle) == (driver, volume_id)
+        ]
         if handles and not any(
             deferral_keys.may_defer(handle.volume_attributes) for handle in handles
         ):
             return
         for node in self._nodes(driver, volume_id, node_id):
             await self._check_node(node, driver, volume_id)
-
-    async def _known(self, volume_id: str) -> None:
-        """Wait for the first lists after a start, or after an outage."""
-        for followed in (self._attachments, self._volumes, self._registered):
-            await followed.check_known(f"the use of volume {volume_id[:128]}")
-
-    def _handles(self, driver: str, volume_id: str) -> list[CSISource]:
-        """The volume in each of its objects: several objects made by hand may name one volume."""
-        inline = map(_inline, self._attachments.known.values())
-        return [
-            handle
-            for handle in (*self._volumes.known.values(), *inline)
-            if handle is not None and (handle.driver, handle.volume_handle) == (driver, volume_id)
-        ]
 
     def _nodes(self, driver: str, volume_id: str, node_id: str) -> Collection[str]:
         """The names of the nodes that may have the volume. Raises `VolumeUseUnknown`."""

@@ -5,13 +5,11 @@ and the CO's sockets last, so that a CO reaches a complete process. A stop has t
 its operations while the parts that it calls still serve.
 """
 
-import contextlib
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from crust.blockdriver import serve
-from crust.blockdriver.settings import DriverSettings
 from crust.csi_shim import shim_process
 from crust.host import start_questions
 from crust.host.files import durable, locks
@@ -30,7 +28,7 @@ async def run(settings: NodeSettings) -> None:
     for driver in settings.driver:
         await serve.check_host(driver)
     async with running(settings) as daemon:
-        await start_questions.report(start_questions.ON_NODE, daemon.health)
+        await start_questions.report(start_questions.OF_PROXY, daemon.health)
         await daemon.forever()
 
 
@@ -40,26 +38,21 @@ async def running(settings: NodeSettings) -> AsyncIterator[Daemon]:
     ports = Ports(inner=settings.inner_sockets, shared=[settings.runtime_socket])
     async with proxy_process.owning(settings.proxy) as daemon, AsyncExitStack() as stack:
         for driver in settings.driver:
-            await stack.enter_async_context(_driver(driver, daemon, ports))
+            await workers.run(durable.make_directories, driver.run_dir, 0o700)
+            # excludes a `crust driver` of the same directory: the process's own lock is the proxy's
+            path = os.path.join(driver.run_dir, serve.LOCK)
+            lock = await workers.run(locks.ProcessLock.acquire, path)
+            stack.callback(lock.close)
+            part = serve.part(
+                serve.driver_of(driver, ports.connect),
+                daemon,
+                socket=driver.socket,
+                run_dir=driver.run_dir,
+                ports=ports,
+            )
+            await stack.enter_async_context(part)
         for shim in settings.shim:
             await stack.enter_async_context(shim_process.part(shim, daemon, ports=ports))
         await stack.enter_async_context(proxy_process.part(settings.proxy, daemon, ports=ports))
         await stack.enter_async_context(daemon.serves())
         yield daemon
-
-
-@asynccontextmanager
-async def _driver(settings: DriverSettings, daemon: Daemon, ports: Ports) -> AsyncIterator[None]:
-    await workers.run(durable.make_directories, settings.run_dir, 0o700)
-    # excludes a `crust driver` of the same directory: the process's own lock is the proxy's
-    lock = await workers.run(locks.ProcessLock.acquire, os.path.join(settings.run_dir, serve.LOCK))
-    with contextlib.closing(lock):
-        driver = serve.driver_of(settings, ports.connect)
-        async with serve.part(
-            driver,
-            daemon,
-            socket=settings.socket,
-            run_dir=settings.run_dir,
-            ports=ports,
-        ):
-            yield

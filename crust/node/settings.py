@@ -134,7 +134,9 @@ def _completed(tables: dict[str, Any]) -> dict[str, Any]:
     fronts = [_shim(table, ours, run_dir) for table in in_front]
     served = _serving(proxy, ours, fronts)
     names = _names(served.get("drivers"))
-    fronts = [_named(front, names) for front in fronts]
+    for front in fronts:
+        if (socket := str(front["socket"])) in names:
+            front.setdefault("driver_name", names[socket])
     access = served.get("kubernetes")
     if isinstance(access, Mapping) and "node_name" in tables:
         served["kubernetes"] = {"node_name": tables["node_name"], **access}
@@ -231,12 +233,6 @@ def _front(driver: Mapping[str, Any], shims: list[dict[str, Any]]) -> Any:
     """The socket of the shim that calls the driver; else of the first shim."""
     callers = [shim for shim in shims if shim["driver_socket"] == driver["socket"]]
     return (callers or shims)[0]["socket"]
-
-
-def _named(shim: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """The shim with the CO's name of its driver."""
-    name = names.get(str(shim["socket"]))
-    return shim if name is None else {"driver_name": name, **shim}
 
 
 def _names(drivers: Any) -> dict[str, str]:

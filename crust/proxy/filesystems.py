@@ -7,8 +7,9 @@ driver has said that the volume was created empty, and the device must read blan
 nothing: it refuses the rest of an interrupted mkfs. mkfs has the volume's tool lock and the open device, so it ends
 by itself if the proxy is killed; until then nobody publishes, unpublishes or unstages the volume.
 
-The proxy grows no filesystem: xfs and btrfs grow only while they are mounted, and after an interrupted resize2fs the
-kernel cannot mount it (docs/decisions/0038). The proxy refuses a filesystem that is smaller than its device.
+A filesystem that is smaller than its device is grown there too, where the volume's class consents: this host's kernel
+mounts it at no path (docs/decisions/0046). Any other is published as it is, the volume's condition says so, and its
+expansion is refused.
 """
 
 import contextlib
@@ -20,13 +21,11 @@ from crust.core import deferral_keys, errors, volumes
 from crust.handoff.record import Record
 from crust.host.block import devices, signatures, users
 from crust.host.files.locks import ToolLocks
-from crust.host.filesystems import format_decision, mkfs, superblocks
+from crust.host.filesystems import format_decision, log_replay, mkfs, superblocks
 from crust.host.filesystems.format_decision import Action
-from crust.host.process import workers
+from crust.host.mounts import growth
+from crust.host.process import syscalls, workers
 from crust.proxy import guard
-
-_TABLES_BYTES = 8 << 20
-"""A filesystem may leave so much of its device unused: a last group that would hold little but its own tables."""
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +54,7 @@ class Filesystems:
         source: volumes.BlockSource,
         mount: volumes.DeferredMount,
         guest_format: volumes.GuestFormat,
+        guest_kernel: str,
     ) -> None:
         """Make the volume's filesystem if its device is blank; keep a filesystem that exists.
 
@@ -71,6 +71,7 @@ class Filesystems:
             if action is not Action.MAKE:
                 await workers.run(devices.sync, source.path)  # an mkfs that ended alone did not
                 return
+            mkfs.check_kernel(mount.fs_type, guest_kernel)
             await workers.run(users.check, source, users.Purpose.FORMAT)
             await mkfs.make(
                 source.path,
@@ -80,30 +81,62 @@ class Filesystems:
             )
         _log.info("filesystem made", extra={"volume": str(key), "device": source.path})
 
-    def check_filled(self, record: Record, size_bytes: int) -> None:
-        """Raise `FilesystemNotGrown` if the filesystem is smaller than its device. Blocks.
+    async def grow(self, record: Record) -> None:
+        """Grow the volume's filesystem to its device, if it is smaller. A failure keeps its size, and is logged.
+
+        The caller has reserved the device. Raises `VolumeInUseByTool`.
+        """
+        await workers.run(self.locks.check_free, str(record.key))
+        try:
+            if await workers.run(self._grow, record):
+                _log.info("filesystem grown", extra={"volume": str(record.key)})
+        except errors.CrustError as error:
+            extra = {"volume": str(record.key), "error": error}
+            _log.warning("the filesystem keeps its old size", extra=extra)
+
+    def _grow(self, record: Record) -> bool:
+        """Whether it was smaller. The kernel that grows it holds the device, also after the death of this process."""
+        source = record.block
+        with syscalls.closing(devices.open_shared(source.path)):
+            guard.verify(devices, source)
+            if self.not_filled(record, devices.size_bytes(source.path)) is None:
+                return False
+            users.check(source, users.Purpose.HOST)
+            growth.grow_unmounted(source.path, record.mount.fs_type)
+            return True
+
+    def not_filled(self, record: Record, size_bytes: int) -> errors.CrustError | None:
+        """`FilesystemNotGrown` if growth would change the size of the filesystem, else None. Blocks.
 
         Its size is read from the superblock: the kernel that has it mounted changes that only when it grows it.
+        Raises `superblocks.InvalidSuperblock`.
         """
         fs_type = record.mount.fs_type
-        found_bytes = self.filesystem_bytes(record.device, fs_type)
-        if size_bytes - found_bytes < _TABLES_BYTES:
-            return
-        reason = f"{fs_type} grows only while it is mounted"
-        if fs_type == "ext4":
-            reason = "growing an ext4 that is not mounted destroys it if that is interrupted"
-        raise errors.NotReady.named(
+        superblock = self.superblock(record.device, fs_type)
+        if superblock.size_bytes >= superblock.grown_bytes(size_bytes):
+            return None
+        return errors.NotReady.named(
             "FilesystemNotGrown",
             f"the filesystem of the volume at {record.target.text} is smaller than its device",
-            why=f"it has {found_bytes} bytes and its device {size_bytes}; runtime handler "
-            f"{record.handler!r} does not offer GROW, and {reason}",
-            hint="delete the pod, and use the volume once in a pod without that runtime: a driver that grows "
-            "filesystems does it on the host",
+            why=f"it has {superblock.size_bytes} bytes and its device {size_bytes}; runtime handler "
+            f"{record.handler!r} does not offer GROW",
+            hint="nothing, if the old size is enough: pods go on with it. With crust.dev/grow-in: host in its class "
+            "this host grows it when the next pod starts; else use it once in a pod without that runtime "
+            "(docs/kata.md: a volume that was expanded)",
         )
 
-    def filesystem_bytes(self, device: str, fs_type: str) -> int:
-        """The bytes of its device that the filesystem uses. Blocks. Raises `superblocks.InvalidSuperblock`."""
-        return superblocks.read(device, fs_type).size_bytes
+    def check_log(self, record: Record) -> None:
+        """Raise `LogNotReplayed` for a read-only volume whose guests could not mount it. Blocks."""
+        mount = record.mount
+        is_known = mount.fs_type in mkfs.SUPPORTED and not mount.needs_secrets
+        if (
+            record.readonly and is_known and not users.is_held(record.block)
+        ):  # by a mount, which has replayed it
+            log_replay.check(str(record.key), record.device, mount.fs_type)
+
+    def superblock(self, device: str, fs_type: str) -> superblocks.Superblock:
+        """Raises `superblocks.InvalidSuperblock`. Blocks."""
+        return superblocks.read(device, fs_type)
 
 
 def _judge(key: volumes.VolumeKey, source: volumes.BlockSource, fs_type: str) -> Action:

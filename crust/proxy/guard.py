@@ -2,13 +2,15 @@
 
 The guard mount is a tmpfs that takes no data. A kubelet finds a mount point whose root it may chown, and in which it
 may create the directories of a `subPath`, if the handler mounts such paths: else the guard takes no names either. A
-runtime that does not find the handoff entry gets ENOSPC and cannot write to the node's disk. All methods except
-`check_allowed` block: callers use a thread hop. No symbolic link below the kubelet's root is followed.
+runtime that does not find the handoff entry gets ENOSPC and cannot write to the node's disk. The directory below the
+guard is sealed (`crust.host.files.sealed`): a bind mount of a directory above shows it without the guard. All methods
+except `check_allowed` block: callers use a thread hop. No symbolic link below the kubelet's root is followed.
 """
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from crust.core import errors, volumes
@@ -18,10 +20,13 @@ from crust.host.block.device_sets import DeviceSet
 from crust.host.block.devices import NotABlockDevice
 from crust.host.block.openers import Openers
 from crust.host.block.users import Purpose
-from crust.host.files import target_paths
+from crust.host.files import listing, sealed, target_paths
 from crust.host.mounts import mount_api, mountinfo
 from crust.host.process import syscalls
-from crust.proxy.target import Guard, Seen, Stack
+from crust.proxy.target import Guard, MountStack, TargetState
+
+_OF_KUBELET = "pods/*/volumes/kubernetes.io~csi/*/mount"
+"""The targets of volumes with a filesystem, below a kubelet's root."""
 
 _log = logging.getLogger(__name__)
 
@@ -86,25 +91,27 @@ class Targets:
 
     def __init__(self, roots: Sequence[str]) -> None:
         self._roots = tuple(roots)
-        self._changes = mountinfo.Changes()
+        self._changes = mountinfo.MountWatch()
 
     def check_allowed(self, target: volumes.TargetPath) -> None:
         """Raise `target_paths.PathOutsideRoots` unless the target lies below an allowed root. No I/O."""
         target_paths.root_of(target, self._roots)
 
-    def look(self, target: volumes.TargetPath) -> Seen:
-        """The mounts on the target, in a `Seen` without an entry."""
+    def look(self, target: volumes.TargetPath) -> TargetState:
+        """The mounts on the target, in a `TargetState` without an entry."""
         mount = mountinfo.at(target.text)
         if mount is None:
-            return Seen()
+            return TargetState()
         if mount_api.is_guard(mount):
-            return Seen(stack=Stack.GUARD)
+            return TargetState(stack=MountStack.GUARD)
         is_buried = any(map(mount_api.is_guard, mountinfo.stacked_at(target.text)))
-        return Seen(stack=Stack.BURIED if is_buried else Stack.FOREIGN, mount=mount)
+        return TargetState(
+            stack=MountStack.BURIED if is_buried else MountStack.FOREIGN, mount=mount
+        )
 
     def guard_at(self, target: volumes.TargetPath) -> Guard | None:
         """The guard on top of the target, if there is one."""
-        if self.look(target).stack is not Stack.GUARD:
+        if self.look(target).stack is not MountStack.GUARD:
             return None
         with syscalls.translating(f"cannot look at the guard mount of {target}"):
             try:
@@ -113,19 +120,19 @@ class Targets:
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
-    def stacks(self) -> Mapping[str, Stack]:
+    def stacks(self) -> Mapping[str, MountStack]:
         """The mounts below the roots, by path."""
-        stacks: dict[str, Stack] = {}
+        stacks: dict[str, MountStack] = {}
         for root in self._roots:
             real = os.path.realpath(root)
             for mount in mountinfo.below(real):
-                path = f"{root}{mount.target[len(real) :]}"  # as a CO spells it
+                path = f"{root.rstrip('/')}{mount.target[len(real) :]}"  # as a CO spells it
                 if mount_api.is_guard(mount):
-                    stacks[path] = Stack.GUARD
-                elif stacks.get(path) is Stack.GUARD:
-                    stacks[path] = Stack.BURIED
+                    stacks[path] = MountStack.GUARD
+                elif stacks.get(path) is MountStack.GUARD:
+                    stacks[path] = MountStack.BURIED
                 else:
-                    stacks.setdefault(path, Stack.FOREIGN)
+                    stacks.setdefault(path, MountStack.FOREIGN)
         return stacks
 
     def mounts_changed(self) -> bool:
@@ -139,6 +146,7 @@ class Targets:
         """
         with target_paths.made_directory(target, self._roots) as (directory, is_new):
             if is_new or not self._guard_on(target):
+                sealed.seal(directory, target)
                 mount_api.mount_guard(directory, names=names)
                 return
         if mount_api.takes_names(target.text) is not names:
@@ -152,6 +160,7 @@ class Targets:
         if self._guard_on(target):
             return
         try:
+            self.unseal(target)
             # a kubelet made them for a subPath
             target_paths.remove_empty_below(target, self._roots)
             target_paths.make_directory(target, self._roots)
@@ -164,16 +173,20 @@ class Targets:
             )
         with target_paths.parent_of(target, self._roots) as parent:
             directory = f"/proc/self/fd/{parent}/{os.path.basename(target.text)}"
-            if guard is None:
-                mount_api.mount_guard(directory)
-            else:
-                mount_api.mount_guard(directory, names=guard.names, group=guard.group)
+            names, group = (guard.names, guard.group) if guard is not None else (False, None)
+            try:
+                sealed.seal(directory, target)
+            finally:  # a guard alone protects from all but a bind of a directory above
+                mount_api.mount_guard(directory, names=names, group=group)
 
     def unmount_guard(self, target: volumes.TargetPath) -> None:
         """Unmount the guard and remove the directory. Idempotent; raises TargetMounted for another mount."""
-        while self._guard_on(target):  # never another mount that is stacked on it
+        is_guarded = self._guard_on(target)  # never another mount that is stacked on it
+        self.unseal(target)
+        while is_guarded:
             with target_paths.parent_of(target, self._roots) as parent:
                 mount_api.unmount_one(target.text, parent=parent)
+            is_guarded = self._guard_on(target)
         target_paths.remove_empty_below(target, self._roots)
         target_paths.remove(target, self._roots)
 
@@ -182,7 +195,9 @@ class Targets:
     ) -> None:
         """Raise unless a guest may have the device: as `users.check`, with this look at all processes."""
         purpose = Purpose.GUEST_READS if readonly else Purpose.GUEST_WRITES
-        users.check(source, purpose, opened=opened, published_below=self._roots)
+        users.check(
+            source, purpose, look=lambda: users.look_at_host(opened), published_below=self._roots
+        )
 
     def check_mounts(self, source: volumes.BlockSource, *, readonly: bool) -> None:
         """As `users.check_mounts_here`, for a device that the target's own sandbox may have."""
@@ -216,9 +231,69 @@ class Targets:
                 hint="check that this process sees the host's /dev",
             ) from error
 
+    def settle_seals(self) -> None:
+        """Seal the kubelet's targets that have a guard, and unseal those on which nothing is mounted.
+
+        A reboot leaves a seal without a guard, and nobody could remove that target: neither a kubelet that cleans up,
+        nor a driver that mounts there now. A killed unpublish leaves a guard without a seal. A target that cannot be
+        changed is told, and stops no other one.
+        """
+        stacks = self.stacks()
+        for root in self._roots:
+            try:
+                paths = [str(path) for path in listing.matching(root, _OF_KUBELET)]
+            except errors.CrustError as error:
+                _log.warning("targets of an earlier boot may be immutable", extra={"error": error})
+                continue
+            for target in map(volumes.TargetPath, paths):
+                extra: dict[str, object] = {"target": target.text}
+                stack = stacks.get(target.text)
+                try:
+                    if stack in (MountStack.GUARD, MountStack.BURIED):
+                        self.seal(target)
+                    elif stack is None and self.unseal(target):
+                        _log.info("unsealed a target without a guard mount", extra=extra)
+                except errors.CrustError as error:
+                    extra["error"] = error
+                    _log.warning("a target is not as its mounts want it", extra=extra)
+
+    def unseal_all(self) -> None:
+        """Unseal the kubelet's targets, whatever is mounted there: no proxy does it later. Raises the first error."""
+        for root in self._roots:
+            for path in listing.matching(root, _OF_KUBELET):
+                self.unseal(volumes.TargetPath(str(path)))
+
+    def unseal(self, target: volumes.TargetPath) -> bool:
+        """Unseal the target, below its mounts; returns whether it was sealed. An absent one is not."""
+        try:
+            with self._below_mounts(target) as directory:
+                return sealed.unseal(directory, target)
+        except errors.NotFound:
+            return False
+
+    def seal(self, target: volumes.TargetPath) -> None:
+        """Seal the target, below its mounts."""
+        with self._below_mounts(target) as directory:
+            sealed.seal(directory, target)
+
+    @contextmanager
+    def _below_mounts(self, target: volumes.TargetPath) -> Iterator[str]:
+        """A path of the target's directory, whatever is mounted on it: in a copy of the mount above."""
+        with (
+            target_paths.parent_of(target, self._roots) as parent,
+            syscalls.translating(f"cannot look below the mounts of {target}"),
+            syscalls.closing(
+                syscalls.open_tree(
+                    f"/proc/self/fd/{parent}",
+                    syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC,
+                )
+            ) as above,
+        ):
+            yield f"/proc/self/fd/{above}/{os.path.basename(target.text)}"
+
     def _guard_on(self, target: volumes.TargetPath) -> bool:
         """Whether the guard is on top; raises TargetMounted for another mount."""
         seen = self.look(target)
         if seen.is_covered:
             raise seen.mounted(target)
-        return seen.stack is Stack.GUARD
+        return seen.stack is MountStack.GUARD

@@ -10,6 +10,7 @@ from typing import TypeVar
 import grpc
 
 from crust.core import errors, volumes
+from crust.core.printable import printable
 from crust.proxy.handlers import Handler
 from crust.rpc import status
 from crust.rpc.call import volume_metadata
@@ -32,6 +33,11 @@ THAW_TIMEOUT_S = 60.0
 
 LIMITS_TIMEOUT_S = 25.0
 
+PROBLEMS_TIMEOUT_S = 2.0
+"""An operator waits for the answers of all handlers."""
+
+_SHOWN_MAX = 4096
+
 
 class HandlerNotResponding(errors.PeerUnavailable):
     """The runtime handler did not answer a call."""
@@ -42,6 +48,18 @@ class HandlerNotResponding(errors.PeerUnavailable):
             why=why,
             hint="read the handler's log on this node; running sandboxes are not affected",
         )
+
+
+async def problems(handler: Handler) -> str:
+    """What is wrong with the handler, for operators; empty if nothing is, or it does not serve the call."""
+    request, method = handlers_pb2.GetProblemsRequest(), handler.stub.GetProblems
+    try:
+        answer = await _call(handler, method, request, PROBLEMS_TIMEOUT_S, None)
+    except errors.Unsupported:
+        return ""
+    except errors.CrustError as error:
+        return error.shown()
+    return printable("; ".join(answer.problems)[:_SHOWN_MAX])
 
 
 async def stats(
@@ -114,15 +132,19 @@ async def _call(
     """`limit_s` is the limit of this call, and `left_s` the time that the caller has left."""
     timeout_s = limit_s if left_s is None else min(limit_s, left_s)
     try:
-        return await method(request, timeout=timeout_s, metadata=volume_metadata())
+        answer = await method(request, timeout=timeout_s, metadata=volume_metadata())
     except PeerStatus as refusal:
-        raise _error(handler, refusal) from refusal
+        error = _error(handler, refusal)
+        handler.report(error if isinstance(error, HandlerNotResponding) else None)
+        raise error from refusal
     except asyncio.CancelledError as err:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
         # the call was cancelled, and not this task: the handler's session has ended, and its port with it
         raise HandlerNotResponding(handler.name, "it disconnected during the call") from err
+    handler.report(None)
+    return answer
 
 
 def _error(handler: Handler, refusal: PeerStatus) -> errors.CrustError:

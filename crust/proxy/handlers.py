@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field, replace
 
 import crust
 from crust.core import deferral_keys, errors, metrics, volumes
+from crust.core.supervised import Health
+from crust.core.volumes import HandlerFeature
 from crust.handoff.record import needs, unsupported
 from crust.host.answers import NotSeen
 from crust.host.block import openers
@@ -35,8 +37,6 @@ from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
 
 _log = logging.getLogger(__name__)
 
-Feature = volumes.HandlerFeature
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handler(crust_v1.RegisterRequest):
@@ -44,6 +44,11 @@ class Handler(crust_v1.RegisterRequest):
 
     port: Port = field(repr=False, compare=False)
     registered_at_s: float = field(default_factory=time.time, compare=False)
+    health: Health = field(default_factory=Health, repr=False, compare=False)
+
+    def report(self, problem: errors.CrustError | None) -> None:
+        """Set whether it answers calls: a problem until it answers again, or its session ends."""
+        self.health.report(f"runtime handler {self.name}", problem, is_fatal=False)
 
     @property
     def stub(self) -> "handlers_pb2_grpc.RuntimeHandlerAsyncStub":
@@ -55,7 +60,7 @@ class Handlers:
     """The registered handlers; `grace_s`: the time after the start in which a look-up waits for a handler."""
 
     def __init__(self, *, grace_s: float) -> None:
-        self._live: dict[volumes.HandlerName, Handler] = {}
+        self._live: dict[str, Handler] = {}
         self._changed = asyncio.Condition()
         self._grace_until_s = time.monotonic() + grace_s
 
@@ -79,7 +84,7 @@ class Handlers:
         """The registered handlers, by name."""
         return tuple(self._live[name] for name in sorted(self._live))
 
-    async def choose(self, name: volumes.HandlerName | None) -> Handler:
+    async def choose(self, name: str | None) -> Handler:
         """The handler for a new publish; raises `HandlerNotRegistered`, `AmbiguousHandler`.
 
         Without a name the only handler is chosen. Right after a start the first handler may not be the only one, so
@@ -104,7 +109,7 @@ class Handlers:
             hint="start the handler on this node, or correct crust.dev/runtime-handler",
         )
 
-    async def owner(self, name: volumes.HandlerName) -> Handler:
+    async def owner(self, name: str) -> Handler:
         """The handler that a volume is published to; raises `HandlerDisconnected`."""
         handler = await self._find(name)
         if handler is None:
@@ -116,7 +121,7 @@ class Handlers:
             )
         return handler
 
-    async def _find(self, name: volumes.HandlerName | None) -> Handler | None:
+    async def _find(self, name: str | None) -> Handler | None:
         """The handler of the name; without a name the only one. Waits for it until the grace ends."""
 
         def is_certain() -> bool:
@@ -133,6 +138,12 @@ class Handlers:
         if name is not None:
             return self._live.get(name)
         return next(iter(self._live.values())) if len(self._live) == 1 else None
+
+    def guest_kernel(self, name: str | None) -> str:
+        """The kernel of the handler's guests; empty: not known, or the handler is not registered now."""
+        if name is None and len(self._live) == 1:
+            (name,) = self._live
+        return self._live[name].guest_kernel if name in self._live else ""
 
 
 def check_features(
@@ -155,14 +166,16 @@ def check_features(
         )
     is_opened_here = mount is not None and mount.encryption is None and mount.image is None
     for feature, reason in needs(readonly=readonly, group=group, mount=mount):
-        if feature not in handler.features and not (feature is Feature.FORMAT and is_opened_here):
+        if feature not in handler.features and not (
+            feature is HandlerFeature.FORMAT and is_opened_here
+        ):
             raise unsupported(handler.name, reason, feature)
 
 
 def check_limits(handler: Handler, limits: volumes.IoLimits) -> None:
     """Raise `UnsupportedByHandler` if there are limits and the handler cannot enforce them."""
-    if limits != volumes.IoLimits() and Feature.IO_LIMITS not in handler.features:
-        raise unsupported(handler.name, "it has I/O limits", Feature.IO_LIMITS)
+    if limits != volumes.IoLimits() and HandlerFeature.IO_LIMITS not in handler.features:
+        raise unsupported(handler.name, "it has I/O limits", HandlerFeature.IO_LIMITS)
 
 
 def mount_of(
@@ -170,7 +183,10 @@ def mount_of(
     request: csi_pb2.NodePublishVolumeRequest,
     response: csi_pb2.NodePublishVolumeResponse,
 ) -> volumes.DeferredMount:
-    """The driver's mount with the CO's options; raises if the answer drops or changes a part of the request."""
+    """The driver's mount with the CO's options; raises if the answer drops or changes a part of the request.
+
+    `request` is the one that the driver was sent.
+    """
     if not response.HasField("deferred_mount"):
         raise errors.RuntimeFailed.named(
             "DriverIgnoredDeferral",
@@ -179,10 +195,16 @@ def mount_of(
             hint="put a crust shim between the proxy and the driver; if there is one, this is a bug in the driver",
         )
     answer = csi.deferred_mount(response.deferred_mount)
-    access = wanted.access
+    access, group, sent = wanted.access, answer.group, request.volume_capability.mount
+    # the driver could not answer what it was not sent (D-6)
+    if access.group is not None and group is None and not sent.volume_supplemental_group:
+        group = access.group
+    elif access.group is not None and group is not None:
+        is_sent = bool(sent.volume_supplemental_group_change_policy)
+        group = group if is_sent else replace(group, policy=access.group.policy)
     asked_and_answered = {
         "fs_type": (access.fs_type and repr(access.fs_type), repr(answer.fs_type)),
-        "the group": (_text(access.group), _text(answer.group)),
+        "the group": (str(access.group or ""), str(group or "")),
     }
     for part, (wish, fact) in asked_and_answered.items():
         if wish and wish != fact:
@@ -192,25 +214,21 @@ def mount_of(
                 why=f"{part} is {fact or 'none'}, and {wish} was requested",
                 hint="this is a bug in the driver or the shim in front of it",
             )
-    encryption = deferral_keys.encryption(request.volume_context)
-    if encryption is not None and answer.encryption is not encryption:
+    if wanted.encryption is not None and answer.encryption is not wanted.encryption:
         raise errors.RuntimeFailed.named(
             "DriverIgnoredEncryption",
             f"volume {wanted.key} was not deferred",
-            why=f"{deferral_keys.ENCRYPTION} is {encryption.value}, and the driver answered without encryption: "
-            "the guest would write it unencrypted",
+            why=f"{deferral_keys.ENCRYPTION} is {wanted.encryption.value}, and the driver answered without "
+            "encryption: the guest would write it unencrypted",
             hint="update the driver, or the crust shim in front of it",
         )
     return replace(
         answer,
+        group=group,
         readonly=answer.readonly or wanted.readonly,
         # the driver may not repeat the CO's options, and they must reach the runtime (KEP-2857)
         mount_options=(*answer.mount_options, *wanted.options),
     )
-
-
-def _text(group: volumes.GroupChange | None) -> str:
-    return f"{group.gid} ({group.policy.value})" if group is not None else ""
 
 
 _POD = re.compile(r"(.*/pods/[^/]+/)")
@@ -286,7 +304,7 @@ class HandlerRegistry:
         except errors.InvalidRequest as err:
             raise InvalidRegistration(str(err)) from err
         await workers.run(_check_visible, registration.endpoint)
-        handler = Handler(**asdict(registration), port=port)
+        handler = Handler(**asdict(registration), port=port, health=self._entries.health)
         async with port, self._handlers.session(handler):
             self._report("handler-registered", handler)
             try:
@@ -295,6 +313,7 @@ class HandlerRegistry:
                 )
                 await self._stopping.wait()
             finally:
+                handler.report(None)
                 self._report("handler-lost", handler)
 
     async def GetVolumeSecrets(
@@ -307,7 +326,7 @@ class HandlerRegistry:
         """
         target = volumes.TargetPath.parse(request.target_path, role="target_path")
         record, handler = self._entries.table.expect(target.text), request.handler
-        await self._handlers.owner(volumes.HandlerName(handler))
+        await self._handlers.owner(handler)
         claim = await self._entries.holder(record)
         # A held lock alone may be the proxy's own, which is unpublishing: then no sandbox is named.
         is_named = claim is not None and bool(claim.sandbox_id)

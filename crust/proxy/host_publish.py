@@ -14,7 +14,7 @@ from crust.host.process import workers
 from crust.proxy.guard import devices_at
 from crust.proxy.publish import Publish
 from crust.proxy.table import Entries
-from crust.proxy.target import Target, request_digest, residue_beside
+from crust.proxy.target import TargetRow, request_digest, residue_beside
 from crust.rpc.call import Metadata
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver
 from crust.rpc.messages import csi
@@ -33,25 +33,13 @@ class HostPublish:
 
     async def begin(
         self, key: volumes.VolumeKey, request: csi_pb2.NodePublishVolumeRequest
-    ) -> tuple[Target, bool]:
+    ) -> tuple[TargetRow, bool]:
         """Check that no deferred publish forbids a publish on the host, which reaches the driver now.
 
         Returns its row, which is in no table, and whether the target is new.
         """
         is_new = await workers.run(self._is_free, key, request)
-        return self._admit(key, request), is_new
-
-    def _is_free(self, key: volumes.VolumeKey, request: csi_pb2.NodePublishVolumeRequest) -> bool:
-        """Whether no device is published at the path. Raises `VolumeInUseByTool`."""
-        self.entries.filesystems.locks.check_free(str(key))
-        try:
-            return self._devices(request) is None
-        except errors.CrustError:  # the driver answers for such a path, and nothing is undone there
-            return False
-
-    def _admit(self, key: volumes.VolumeKey, request: csi_pb2.NodePublishVolumeRequest) -> Target:
         path = request.target_path  # unchecked: the driver checks it
-        is_block = request.volume_capability.HasField("block")
         present = self.entries.table.at(path)
         if present is not None:
             if present.entry is not None and present.entry.error is not None:
@@ -63,17 +51,25 @@ class HostPublish:
                 hint="unpublish it first; a publish never switches from one to the other",
             )
             residue = residue_beside(present.record, request_digest(request))
-            raise self.publish.answer(path, error, residue, None)
-        row = Target.of(path, key=key, readonly=csi.is_readonly(request))
+            raise self.publish.refusal(path, error, residue)
+        row = TargetRow.of(path, key=key, readonly=csi.is_readonly(request))
         self.entries.table.check_reservation(row, deferred=False)
-        deferral_keys.check_host_publish(
-            request.volume_id, request.volume_context, is_block=is_block
-        )
-        return row
+        is_block = request.volume_capability.HasField("block")
+        format_in = deferral_keys.strictest_format_in(request.volume_context)
+        deferral_keys.check_host_publish(request.volume_id, format_in, is_block=is_block)
+        return row, is_new
+
+    def _is_free(self, key: volumes.VolumeKey, request: csi_pb2.NodePublishVolumeRequest) -> bool:
+        """Whether no device is published at the path. Raises `VolumeInUseByTool`."""
+        self.entries.filesystems.locks.check_free(str(key))
+        try:
+            return self._devices(request) is None
+        except errors.CrustError:  # the driver answers for such a path, and nothing is undone there
+            return False
 
     async def check_device(
         self,
-        row: Target,
+        row: TargetRow,
         request: csi_pb2.NodePublishVolumeRequest,
         backend: CsiDriver,
         metadata: Metadata,
@@ -85,9 +81,8 @@ class HostPublish:
             devices = await workers.run(self._devices, request)
             self.entries.table.check_reservation(replace(row, devices=devices), deferred=False)
         except Exception as error:
-            is_undone = is_new and await self._undo(row, backend, metadata)
-            residue = Residue.NONE if is_undone else Residue.EXISTS
-            raise self.publish.answer(row.path, error, residue, None) from error
+            residue = await self._undo(row, backend, metadata) if is_new else Residue.EXISTS
+            raise self.publish.refusal(row.path, error, residue) from error
 
     def _devices(self, request: csi_pb2.NodePublishVolumeRequest) -> DeviceSet | None:
         """The device at the target, raw or mounted. Blocks."""
@@ -96,7 +91,7 @@ class HostPublish:
             path = self.entries.targets.mounted_device(request.target_path)
         return None if path is None else devices_at(self.entries.devices, path)
 
-    async def _undo(self, row: Target, backend: CsiDriver, metadata: Metadata) -> bool:
+    async def _undo(self, row: TargetRow, backend: CsiDriver, metadata: Metadata) -> Residue:
         assert row.key is not None
         request = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=row.key.volume_id, target_path=row.path
@@ -108,5 +103,5 @@ class HostPublish:
         except Exception as failure:
             extra = {"target": row.path, "error": failure}
             _log.warning("publish on the host not undone", extra=extra)
-            return False
-        return True
+            return Residue.EXISTS
+        return Residue.NONE

@@ -1,5 +1,6 @@
 """The API for operators: the current state of the proxy. Read-only."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -11,14 +12,13 @@ from crust.core import errors
 from crust.handoff.entry import Entry
 from crust.host import answers
 from crust.host.process import processes, workers
-from crust.proxy.handler_calls import HandlerNotResponding
-from crust.proxy.handlers import Handler, Handlers
+from crust.proxy import handler_calls
+from crust.proxy.handlers import Handlers
 from crust.proxy.look import Looks
 from crust.proxy.sockets import DriverSockets
 from crust.proxy.table import Entries
 from crust.rpc.call import Call
 from crust.rpc.messages import crust_v1
-from crust.rpc.serving import sockets
 from crust.wire import pool
 from crust.wire.v1 import inspect_pb2
 
@@ -58,14 +58,9 @@ class Inspect:
     async def ListHandlers(
         self, request: inspect_pb2.ListHandlersRequest, call: Call
     ) -> inspect_pb2.ListHandlersResponse:
-        """The registered handlers. If no thread is free, the proxy answers without a look at their sockets."""
+        """The registered handlers, and what each says is wrong."""
         handlers = self.handlers.all()
-        messages = [""] * len(handlers)
-        with contextlib.suppress(workers.NoWorkerFree):
-            await workers.check_free()
-            messages = await workers.run(
-                lambda: [_why_unreachable(handler) for handler in handlers]
-            )
+        messages = await asyncio.gather(*map(handler_calls.problems, handlers))
         return inspect_pb2.ListHandlersResponse(
             handlers=[
                 inspect_pb2.ListHandlersResponse.Handler(
@@ -138,23 +133,6 @@ class Inspect:
                     handler=event.handler,
                     message=event.message,
                 )
-
-
-def _why_unreachable(handler: Handler) -> str:
-    """The reason why this process cannot call the handler's endpoint; empty if the socket exists. Blocks.
-
-    The session may be open even then: a proxy in a pod sees fewer files than a runtime of the host.
-    """
-    why = (
-        f"it registered {handler.endpoint}, which does not exist where the proxy runs; in a pod the proxy sees "
-        "sockets below /run/crust alone"
-    )
-    try:
-        if sockets.identity_at(handler.endpoint) is not None:
-            return ""
-    except errors.CrustError as error:
-        why = str(error)
-    return HandlerNotResponding(handler.name, why).shown()
 
 
 def _volume(entry: Entry) -> inspect_pb2.DeferredVolume:

@@ -23,7 +23,14 @@ from crust.handoff import watch
 from crust.handoff.claims import Claim, State
 from crust.host.process import workers
 from crust.proxy.table import Entries, Event
-from crust.proxy.target import Guard, Stack, Target, group_unknown, lost_its_group, needs_guard
+from crust.proxy.target import (
+    Guard,
+    MountStack,
+    TargetRow,
+    group_unknown,
+    lost_its_group,
+    needs_guard,
+)
 
 _PAUSE_FACTOR = 10
 """After a look, pause for this many times its duration. Hints coalesce meanwhile."""
@@ -48,8 +55,8 @@ class _LookResult:
     """The result of a look."""
 
     names: Set[str]
-    rows: Mapping[str, Target]
-    stacks: Mapping[str, Stack] | None
+    rows: Mapping[str, TargetRow]
+    stacks: Mapping[str, MountStack] | None
 
 
 class Looks:
@@ -82,12 +89,16 @@ class Looks:
             current = frozenset(result.rows.keys() - set(newer))
             for name in current:
                 self._report_claim(name)
-            for row in self._table.take_ended():
-                self._report_ended(row)
+            for row in self._table.take_ended():  # an unpublish ends the claim and the problems
+                for part in row.problems:
+                    self._entries.health.report(f"{part} of {row.path}", None, is_fatal=False)
+                    self._entries.events.emit(Event("healthy", row.path, message=part))
+                if row.reported is not None:
+                    self._emit(claim_events(row.handler or "", row.path, row.reported, None))
             await asyncio.gather(*(self._look_at_device(result.rows[name]) for name in current))
             for row in self._table.rows():
                 if not row.busy:
-                    self._report(row.name, "entry", _entry_problem(row))
+                    self._entries.report_problem(row.name, "entry", _entry_problem(row))
             return current
 
     def _report_late(self) -> None:
@@ -132,7 +143,7 @@ class Looks:
         lists = must_list or not rows.keys() <= known_names
         return _LookResult(look.names, rows, self._targets.stacks() if lists else None)
 
-    async def _look_at_device(self, row: Target) -> None:
+    async def _look_at_device(self, row: TargetRow) -> None:
         """Report whether the device is the published one. A device that hangs keeps one thread, and no other look."""
         try:
             problem = await self._entries.operations.look(
@@ -145,9 +156,9 @@ class Looks:
             return
         except operations.SystemCallTimedOut as hangs:
             problem = hangs
-        self._report(row.name, "device", problem)
+        self._entries.report_problem(row.name, "device", problem)
 
-    def _device_problem(self, row: Target) -> errors.CrustError | None:
+    def _device_problem(self, row: TargetRow) -> errors.CrustError | None:
         record = row.record
         if record is None or record.image is not None:
             return None  # only the cluster can look for an image, and only with the key of its user
@@ -167,19 +178,19 @@ class Looks:
 
     async def mend(self, names: Set[str]) -> None:
         """Restore lost guards, or report the reason; the last failure is retried last, if `names` has its entry."""
-        rows = self._table.rows()
-        lost = [row for row in rows if not row.busy and self._needs_guard(row, names)]
+        lost = []
+        for row in self._table.rows():
+            if row.busy:
+                continue
+            if not needs_guard(row):
+                self._entries.report_problem(row.name, "guard mount", None)
+            elif "guard mount" not in row.problems or row.name in names:
+                lost.append(row)
         for row in sorted(lost, key=lambda row: ("guard mount" in row.problems, row.path)):
             if not await self._restore(row):
                 return  # the next look restores the others: one look waits for one hanging mount
 
-    def _needs_guard(self, row: Target, names: Set[str]) -> bool:
-        if not needs_guard(row):
-            self._report(row.name, "guard mount", None)
-            return False
-        return "guard mount" not in row.problems or row.name in names
-
-    async def _restore(self, row: Target) -> bool:
+    async def _restore(self, row: TargetRow) -> bool:
         """Mount the guard again; returns False if that hangs."""
         target = volumes.TargetPath(row.path)
         try:
@@ -199,52 +210,31 @@ class Looks:
                 why=f"the system call has not returned within {_HANG_S:g} s",
                 hint="check the filesystem below the target and the kernel log for calls that hang",
             )
-            self._report(row.name, "guard mount", hangs)
+            self._entries.report_problem(row.name, "guard mount", hangs)
             return False
         except errors.CrustError as error:
-            self._report(row.name, "guard mount", error)
+            self._entries.report_problem(row.name, "guard mount", error)
             return True
         current = self._table.at_name(row.name)
         if current is None:
             return True
-        self._table.note(replace(current, stack=Stack.GUARD))
-        self._report(row.name, "guard mount", None)
+        self._table.note(replace(current, stack=MountStack.GUARD))
+        self._entries.report_problem(row.name, "guard mount", None)
         if was_lost:
             _log.warning("guard mount restored", extra={"target": row.path})
             self._entries.events.emit(Event("guard-restored", row.path))
             if lost_its_group(current):
-                self._report(row.name, "group", group_unknown(row.path))
+                self._entries.report_problem(row.name, "group", group_unknown(row.path))
         return True
 
     def _mount(self, target: volumes.TargetPath, guard: Guard | None) -> bool:
         """Mount the guard, if it is lost; returns whether it was. Blocks."""
         entry = self._entries.store.read(target)
         seen = self._targets.look(target)
-        if entry is None or entry.record is None or seen.stack is Stack.GUARD:
+        if entry is None or entry.record is None or seen.stack is MountStack.GUARD:
             return False
         self._targets.restore_guard(target, guard)
         return True
-
-    def _report(self, name: str, part: str, problem: errors.CrustError | None) -> None:
-        row = self._table.at_name(name)
-        if row is None or (problem is None and part not in row.problems):
-            return
-        is_known = part in row.problems
-        problems = row.problems - {part} if problem is None else row.problems | {part}
-        self._table.note(replace(row, problems=problems))
-        self._entries.health.report(f"{part} of {row.path}", problem, is_fatal=False)
-        if problem is None:
-            self._entries.events.emit(Event("healthy", row.path, message=part))
-        elif not is_known:
-            self._entries.events.emit(Event("unhealthy", row.path, message=str(problem)))
-
-    def _report_ended(self, row: Target) -> None:
-        """An unpublish ends the claim and the problems of its target."""
-        for part in row.problems:
-            self._entries.health.report(f"{part} of {row.path}", None, is_fatal=False)
-            self._entries.events.emit(Event("healthy", row.path, message=part))
-        if row.reported is not None:
-            self._emit(claim_events(row.handler or "", row.path, row.reported, None))
 
     def _report_claim(self, name: str) -> None:
         """Report the changes of the claim since the last report."""
@@ -265,8 +255,8 @@ class Looks:
             self._entries.events.emit(event)
 
 
-def _entry_problem(row: Target) -> errors.CrustError | None:
-    if row.entry is not None or row.stack not in (Stack.GUARD, Stack.BURIED):
+def _entry_problem(row: TargetRow) -> errors.CrustError | None:
+    if row.entry is not None or row.stack not in (MountStack.GUARD, MountStack.BURIED):
         return None
     volume = f"volume {row.key}" if row.key is not None else "a volume"
     return errors.NotReady.named(

@@ -20,7 +20,7 @@ proxy says with NodeStageVolume whether that may be, by 2. and 3. (`Policy.may_d
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from crust.core import deferral_keys, errors, volumes
+from crust.core import deferral_keys, errors
 from crust.core.deferral_keys import DEFER, Defer
 from crust.kubernetes_api.pod_runtimes import PodName, PodRuntimes
 
@@ -30,8 +30,10 @@ class Decision:
     """Whether to defer, to which handler (None: the only registered one), and the source of the decision."""
 
     defer: bool
-    handler: volumes.HandlerName | None
+    handler: str | None
     decider: str
+    takes_sub_path: bool = False
+    """Whether the pod is known to take a subPath of the volume."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +53,24 @@ class Policy:
         default = self.default or Defer.NEVER
         return deferral_keys.may_defer({DEFER: default.value, **context})
 
+    def always_defers(self, context: Mapping[str, str]) -> bool:
+        """Whether each publish of the volume is deferred. Asks nobody, and raises nothing."""
+        return context.get(DEFER, self.default and self.default.value) == Defer.ALWAYS.value
+
     async def decide(
         self,
         *,
         flag: bool,
         block: bool,
         context: Mapping[str, str],
-        known: volumes.HandlerName | None = None,
+        known: str | None = None,
     ) -> Decision:
         """Decide for one publish; `known` is the handler that this target of the volume is published to already.
 
         Raises `deferral_keys.InvalidDeferKey`, `CannotDeferRawBlock`, `HandlersContradict`, `RuntimeClassNotAsked`,
         `PodInfoMissing`, and the errors of `PodRuntimes.handler_of`.
         """
-        handler_name = volumes.HandlerName(context.get(deferral_keys.RUNTIME_HANDLER, "")) or None
+        handler_name = context.get(deferral_keys.RUNTIME_HANDLER) or None
         if flag:
             if block:
                 raise deferral_keys.raw_block_volume()
@@ -88,7 +94,7 @@ class Policy:
         return await self._by_runtime_class(context, handler_name, decider)
 
     async def _by_runtime_class(
-        self, context: Mapping[str, str], handler_name: volumes.HandlerName | None, decider: str
+        self, context: Mapping[str, str], handler_name: str | None, decider: str
     ) -> Decision:
         if self.runtimes is None:
             raise errors.NotReady.named(
@@ -111,4 +117,4 @@ class Policy:
                 f"and the pod's RuntimeClass has handler {handler!r}",
                 hint="remove crust.dev/runtime-handler from the StorageClass, or correct the pod's runtimeClassName",
             )
-        return Decision(defer=True, handler=volumes.HandlerName(handler), decider=decider)
+        return Decision(defer=True, handler=handler, decider=decider)

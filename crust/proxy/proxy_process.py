@@ -70,7 +70,7 @@ async def run(settings: ProxySettings) -> None:
     """Serve until cancelled. If the start fails, it raises the reason and leaves no socket served."""
     await check_propagation(settings)
     async with running(settings) as daemon:
-        await start_questions.report(start_questions.ON_NODE, daemon.health)
+        await start_questions.report(start_questions.OF_PROXY, daemon.health)
         await daemon.forever()
 
 
@@ -200,6 +200,7 @@ async def _load(entries: Entries, looks: Looks, stack: AsyncExitStack) -> None:
         stack.callback(store.lock().close)
         for path in store.remove_orphans(entries.targets.unmount_guard):
             _log.warning("an unfinished entry stays", extra={"path": path})
+        entries.targets.settle_seals()
 
     await workers.run(prepare)
     await looks.look()

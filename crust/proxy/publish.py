@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from crust.core import errors, metrics, volumes
+from crust.core.volumes import HandlerFeature
 from crust.handoff.entry import Entry
-from crust.handoff.record import Record
+from crust.handoff.record import Record, unsupported
 from crust.handoff.store import EntryDiffers
 from crust.host.block.device_sets import DeviceSet
 from crust.host.block.openers import Openers
 from crust.host.process import workers
 from crust.proxy.guard import verify
 from crust.proxy.handlers import (
-    Feature,
     Handler,
     Handlers,
     check_features,
@@ -32,31 +32,32 @@ from crust.proxy.handlers import (
 from crust.proxy.policy import Decision
 from crust.proxy.table import Entries, Event, observed
 from crust.proxy.target import (
+    MountStack,
     PublishPlan,
-    Seen,
-    Stack,
-    Target,
-    Undo,
+    TargetRow,
+    TargetState,
     Wanted,
     begin_publish,
     group_unknown,
     lost_its_group,
-    must_be_filled,
+    must_be_grown,
     must_be_made,
-    stands,
-    undo,
-    unfinished,
+    residue_of,
+    row_after_failure,
+    undo_plan,
 )
 from crust.proxy.unpublish import Unpublish
 from crust.rpc import status
 from crust.rpc.call import Metadata
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver
-from crust.rpc.serving.service import known_error
-from crust.rpc.status import Asked, PeerStatus, Residue
+from crust.rpc.messages import extensions
+from crust.rpc.serving.service import as_crust_error
+from crust.rpc.status import DriverOutcome, PeerStatus, Residue, Undo
 from crust.wire.csi.v1 import csi_pb2
 
 _PUBLISH = "NodePublishVolume"
-NOT_LOOKED = Seen(stack=Stack.UNSEEN)
+_RPC = csi_pb2.NodeServiceCapability.RPC
+NOT_LOOKED = TargetState(stack=MountStack.UNSEEN)
 _log = logging.getLogger(__name__)
 
 
@@ -68,9 +69,9 @@ class _Run:
     metadata: Metadata
     wanted: Wanted
     decision: Decision
-    row: Target
-    began: Seen = NOT_LOOKED
-    asked: Asked = Asked.NOT_CALLED
+    row: TargetRow
+    began: TargetState = NOT_LOOKED
+    outcome: DriverOutcome = DriverOutcome.NOT_CALLED
     opened: Openers | None = None
     """The processes that have devices open, by a look beside the driver's call; not made if there was an entry."""
 
@@ -96,8 +97,8 @@ class Publish:
             wanted = Wanted.of(key, request)
             self.entries.targets.check_allowed(wanted.target)
         except Exception as error:
-            raise self.refusal(request.target_path, error, decision) from error
-        row = self.entries.table.at(wanted.target.text) or Target.of(wanted.target.text, key=key)
+            raise self.refusal(request.target_path, error, decision=decision) from error
+        row = self.entries.table.at(wanted.target.text) or TargetRow.of(wanted.target.text, key=key)
         run = _Run(backend, metadata, wanted, decision, row)
         try:
             await self._defer(run, request)
@@ -107,11 +108,24 @@ class Publish:
         return csi_pb2.NodePublishVolumeResponse()
 
     def refusal(
-        self, target: str, error: Exception, decision: Decision | None = None
+        self,
+        target: str,
+        error: Exception,
+        residue: Residue | None = None,
+        decision: Decision | None = None,
     ) -> errors.CrustError:
-        """The error of a publish that has not observed the target: the residue comes from the table."""
-        residue = Residue.NONE if self.entries.table.at(target) is None else Residue.EXISTS
-        return self.answer(target, error, residue, decision)
+        """The error that answers a publish; watchers get it if the publish was to be deferred.
+
+        Without a residue the publish has not observed the target, and the table says whether there is one.
+        """
+        if residue is None:
+            residue = Residue.NONE if self.entries.table.at(target) is None else Residue.EXISTS
+        crust_error = as_crust_error(_PUBLISH, "the proxy", error)
+        if decision is not None:
+            self.entries.events.emit(
+                Event("refused", target, decision.handler or "", crust_error.shown())
+            )
+        return status.allowed_error(_PUBLISH, crust_error, residue)
 
     async def _defer(self, run: _Run, request: csi_pb2.NodePublishVolumeRequest) -> None:
         wanted, is_free = run.wanted, self.entries.table.at(run.wanted.target.text) is None
@@ -131,22 +145,24 @@ class Publish:
             await self._begin(run, handler)
         mount = mount_of(wanted, request, await self._call_driver(run, request))
         record = self._record(run, handler, mount)
-        if handler is not None and mount.format is not None:
-            await self._make_filesystem(run, handler, mount.format, mount, record)
-        entry, devices = await workers.run(self._place, run, handler, record, mount.secrets)
+        if handler is not None and (mount.format is not None or wanted.grows_on_host):
+            await self._prepare_filesystem(run, handler, mount, record)
+        entry, devices = await workers.run(self._place, run, record, mount.secrets)
         self.entries.table.put(
             replace(
                 run.row,
                 entry=entry,
-                stack=Stack.GUARD,
+                stack=MountStack.GUARD,
                 key=wanted.key,
                 devices=devices,
                 readonly=entry.require().readonly,
                 handler=record.handler,
                 secrets=mount.secrets or None,
                 busy=False,
+                unpublish_refused=False,
             )
         )
+        self.entries.report_problem(run.row.name, "unpublish", None)
         if run.began.entry is None:
             metrics.deferred_publishes.labels(wanted.key.driver, record.handler).inc()
             extra = {
@@ -164,7 +180,12 @@ class Publish:
         handler = await self.handlers.choose(run.decision.handler)
         access, readonly = run.wanted.access, run.wanted.readonly
         check_features(handler, access.fs_type, access.group, readonly=readonly)
+        if run.decision.takes_sub_path and HandlerFeature.SUB_PATH not in handler.features:
+            why = "a container of the pod mounts a subPath of it"
+            raise unsupported(handler.name, why, HandlerFeature.SUB_PATH)
         check_place(handler, run.wanted.target, self.entries.table)
+        if not (run.wanted.grows_on_host or HandlerFeature.GROW in handler.features):
+            run.metadata = (*run.metadata, (extensions.KEY, extensions.NOBODY_GROWS))
         row = replace(
             run.row,
             key=run.wanted.key,
@@ -187,38 +208,46 @@ class Publish:
         if plan in (PublishPlan.REFUSE, PublishPlan.CLEAN_FIRST):
             raise _refused(run.began, run.wanted)
 
-    def _look_and_guard(self, run: _Run, handler: Handler | None) -> Seen:
+    def _look_and_guard(self, run: _Run, handler: Handler | None) -> TargetState:
         """Observe and mount the guard. Blocks. In one thread hop, which takes as long as both."""
         seen = self.entries.observe(run.wanted.key, run.wanted.target)
         plan = begin_publish(seen, run.wanted)
         if plan is PublishPlan.DEFER and handler is not None:
             self.entries.targets.mount_guard(
-                run.wanted.target, names=Feature.SUB_PATH in handler.features
+                run.wanted.target, names=HandlerFeature.SUB_PATH in handler.features
             )
         if plan is PublishPlan.RENEW:
-            is_lost = seen.stack is Stack.CLEAR and lost_its_group(
+            is_lost = seen.stack is MountStack.CLEAR and lost_its_group(
                 replace(run.row, entry=seen.entry)
             )
             if is_lost or "group" in run.row.problems:
                 raise group_unknown(run.wanted.target.text)
-            if seen.stack is Stack.CLEAR:
+            if seen.stack is MountStack.CLEAR:
                 self.entries.targets.restore_guard(run.wanted.target, run.row.guard)
         return seen
 
     async def _call_driver(
         self, run: _Run, request: csi_pb2.NodePublishVolumeRequest
     ) -> csi_pb2.NodePublishVolumeResponse:
-        """Call the driver; meanwhile a thread looks for processes that have devices open.
+        """Call the driver, with the group and its policy if it has the capabilities for them (D-6); meanwhile a
+        thread looks for processes that have devices open.
 
         If the entry existed, no thread looks: its sandbox may have the device, and the driver mostly answers the same
         device again.
         """
         request.defer_fs_ops = True
-        mount = request.volume_capability.mount
-        if mount.volume_mount_group and not mount.volume_supplemental_group:
-            mount.volume_supplemental_group = mount.volume_mount_group  # KEP-2857
         await run.backend.check_defers()
-        run.asked = Asked.SILENT
+        advertised, mount = await run.backend.node_capabilities(), request.volume_capability.mount
+        # KEP-2857: it is the group of a delegated publish too
+        mount.volume_supplemental_group = (
+            mount.volume_supplemental_group or mount.volume_mount_group
+        )
+        if _RPC.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP not in advertised:
+            mount.ClearField("volume_supplemental_group")
+            mount.ClearField("volume_supplemental_group_change_policy")
+        elif _RPC.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY not in advertised:
+            mount.ClearField("volume_supplemental_group_change_policy")
+        run.outcome = DriverOutcome.SILENT
         publish = run.backend.node.NodePublishVolume
         calls: list[Awaitable[Any]] = [
             publish(request, metadata=run.metadata, timeout=CHANGE_TIMEOUT_S)
@@ -227,10 +256,10 @@ class Publish:
             calls.append(workers.run(self.entries.targets.openers))
         answer, *results = await asyncio.gather(*calls, return_exceptions=True)
         if isinstance(answer, PeerStatus) and status.is_final(answer):
-            run.asked = Asked.REFUSED
+            run.outcome = DriverOutcome.REFUSED
         if isinstance(answer, BaseException):
             raise answer
-        run.asked = Asked.ANSWERED
+        run.outcome = DriverOutcome.ANSWERED
         for opened in results:
             if isinstance(opened, BaseException):
                 raise opened
@@ -244,10 +273,10 @@ class Publish:
             record = run.began.entry.require()
             if record.mount.format is None:  # the proxy has made the filesystem, if it was missing
                 mount = replace(mount, format=None)
-            return record.but(mount)
+            return record.replaced(mount)
         assert handler is not None
         check_features(handler, mount.fs_type, mount.group, readonly=mount.readonly, mount=mount)
-        if Feature.FORMAT not in handler.features:
+        if HandlerFeature.FORMAT not in handler.features:
             mount = replace(mount, format=None)
         return Record.of(
             mount,
@@ -259,35 +288,33 @@ class Publish:
             pod=run.wanted.pod,
         )
 
-    async def _make_filesystem(
-        self,
-        run: _Run,
-        handler: Handler,
-        guest_format: volumes.GuestFormat,
-        mount: volumes.DeferredMount,
-        record: Record,
+    async def _prepare_filesystem(
+        self, run: _Run, handler: Handler, mount: volumes.DeferredMount, record: Record
     ) -> None:
-        """Make the filesystem that the handler's guests do not make, on the reserved device."""
-        if not must_be_made(run.began, mount, handler.features):
+        """Make or grow the filesystem where the handler's guests do not, on the reserved device."""
+        makes = must_be_made(run.began, mount, handler.features)
+        grows = must_be_grown(run.began, run.wanted, mount, handler.features)
+        if not (makes or grows):
             return
         await workers.run(self._reserve_device, run, record, mount.secrets)
-        await self.entries.filesystems.make_if_blank(
-            record.key, record.block, record.mount, guest_format
-        )
-        run.opened = None  # mkfs may have taken long
+        if makes and mount.format is not None:
+            await self.entries.filesystems.make_if_blank(
+                record.key, record.block, record.mount, mount.format, handler.guest_kernel
+            )
+        if grows:
+            await self.entries.filesystems.grow(record)
+        run.opened = None  # a program may have taken long
 
     def _place(
         self,
         run: _Run,
-        handler: Handler | None,
         record: Record,
         secrets: Mapping[str, str],
     ) -> tuple[Entry, DeviceSet]:
         """Reserve the device, which is known now, and write the entry of the guarded target. Blocks."""
         devices = self._reserve_device(run, record, secrets)
-        if handler is not None and must_be_filled(run.began, record.mount, handler.features):
-            size_bytes = self.entries.devices.size_bytes(record.device)
-            self.entries.filesystems.check_filled(record, size_bytes)
+        if run.began.entry is None and not isinstance(record.mount.source, volumes.NetworkImage):
+            self.entries.filesystems.check_log(record)
         return self.entries.store.write(record), devices
 
     def _reserve_device(self, run: _Run, record: Record, secrets: Mapping[str, str]) -> DeviceSet:
@@ -315,11 +342,11 @@ class Publish:
 
     async def _failed(self, run: _Run, error: Exception) -> errors.CrustError:
         """Undo as decided, observe, and return the publish's own error with the code for the residue."""
-        undo_plan = undo(run.began, run.asked, is_inline=run.wanted.is_inline)
+        todo = undo_plan(run.began, run.outcome, is_inline=run.wanted.is_inline)
         try:
-            if undo_plan is Undo.UNGUARD:
+            if todo is Undo.REMOVE:
                 await workers.run(self.entries.targets.unmount_guard, run.wanted.target)
-            elif undo_plan is Undo.TAKE_BACK:
+            elif todo is Undo.UNPUBLISH:
                 await self._take_back(run)
         except Exception as failure:
             extra = {"target": run.wanted.target.text, "error": failure}
@@ -329,19 +356,19 @@ class Publish:
         try:
             seen, left = await workers.run(self._left, run, row)
         except Exception as failure:  # no thread is free
-            seen = Seen(stack=Stack.UNSEEN, problem=failure)
-            left = unfinished(row, seen)
+            seen = TargetState(stack=MountStack.UNSEEN, problem=failure)
+            left = row_after_failure(row, seen)
         if left is None:
             self.entries.table.drop(run.row.name)
         else:
             self.entries.table.put(left)
-        residue = stands(seen, run.wanted)
-        return self.answer(run.wanted.target.text, error, residue, run.decision)
+        residue = residue_of(seen, run.wanted)
+        return self.refusal(run.wanted.target.text, error, residue, run.decision)
 
-    def _left(self, run: _Run, row: Target) -> tuple[Seen, Target | None]:
+    def _left(self, run: _Run, row: TargetRow) -> tuple[TargetState, TargetRow | None]:
         """The observation after a failed publish, and the target's row, by what its entry says. Blocks."""
         seen = self.entries.observe(run.wanted.key, run.wanted.target)
-        left = unfinished(row, seen)
+        left = row_after_failure(row, seen)
         if left is not None and seen.entry is not None:
             left = observed(left, self.entries.row_of(seen.entry))
         return seen, left
@@ -357,19 +384,8 @@ class Publish:
             run.backend, run.wanted.key, run.wanted.target, request, run.metadata
         )
 
-    def answer(
-        self, target: str, error: Exception, residue: Residue, decision: Decision | None
-    ) -> errors.CrustError:
-        """The error that answers a publish with this residue; watchers get it if the publish was to be deferred."""
-        crust_error = known_error(_PUBLISH, "the proxy", error)
-        if decision is not None:
-            self.entries.events.emit(
-                Event("refused", target, decision.handler or "", crust_error.shown())
-            )
-        return status.answer(_PUBLISH, crust_error, residue)
 
-
-def _refused(seen: Seen, wanted: Wanted) -> Exception:
+def _refused(seen: TargetState, wanted: Wanted) -> Exception:
     if seen.problem is not None:
         return seen.problem
     if seen.entry is None:

@@ -23,13 +23,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from crust.core import errors, volumes
+from crust.core.volumes import HandlerFeature
 from crust.handoff import claims
 from crust.handoff.record import Record
+from crust.host.filesystems import mkfs
 from crust.host.process import workers
 from crust.proxy import handler_calls
-from crust.proxy.handlers import Feature, Handler, Handlers, check_limits
+from crust.proxy.handlers import Handler, Handlers, check_limits
 from crust.proxy.table import Entries, Event
-from crust.proxy.target import Target
+from crust.proxy.target import TargetRow
 from crust.rpc import status
 from crust.rpc.call import Call, add_fields
 from crust.rpc.messages import crust_v1, csi
@@ -38,6 +40,15 @@ from crust.wire.v1 import runtime_pb2, types_pb2
 
 REASON = "ReportedByRuntime"
 """The reason of a health status that a guest reports, for programs."""
+
+_NOT_GROWN = "FilesystemNotGrown"
+NOT_GROWN = (
+    f"[{_NOT_GROWN}] the filesystem is smaller than its device, see: crust explain {_NOT_GROWN}"
+)
+"""In at most 128 bytes, as CSI has it for a string."""
+
+_OLD_SIZE = volumes.VolumeCondition(abnormal=True, message=NOT_GROWN)
+_SUPERBLOCK_S = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +73,7 @@ class RuntimeApi:
                 why="it is published to a runtime, and no sandbox has it now",
                 hint="start the pod's sandbox; usage is known once it has mounted the volume",
             )
-        if Feature.STATS not in handler.features:
+        if HandlerFeature.STATS not in handler.features:
             raise errors.NotReady.named(
                 "HandlerCannotReport",
                 f"there are no statistics of the volume at {record.target}",
@@ -73,7 +84,9 @@ class RuntimeApi:
         await self._check_fits(record, stats)
         return runtime_pb2.RuntimeGetVolumeStatsResponse(
             usage=crust_v1.usages_to_wire(stats, types_pb2.VolumeUsage),
-            volume_condition=crust_v1.condition_to_wire(stats.condition),
+            volume_condition=crust_v1.condition_to_wire(
+                await self._condition(handler, record, stats.condition, call.time_remaining())
+            ),
         )
 
     async def RuntimeExpandVolume(
@@ -91,7 +104,7 @@ class RuntimeApi:
                 left_s=call.time_remaining(),
             )
         except errors.CrustError as error:
-            raise status.answer("RuntimeExpandVolume", error, status.Residue.NONE) from error
+            raise status.allowed_error("RuntimeExpandVolume", error, status.Residue.NONE) from error
         return runtime_pb2.RuntimeExpandVolumeResponse(capacity_bytes=size_bytes)
 
     async def RuntimeFreezeVolume(
@@ -103,7 +116,7 @@ class RuntimeApi:
         handler = await self._in_sandbox(record)
         if handler is None:
             return runtime_pb2.RuntimeFreezeVolumeResponse(frozen=False)
-        if Feature.FREEZE not in handler.features:
+        if HandlerFeature.FREEZE not in handler.features:
             raise errors.NotReady.named(
                 "HandlerCannotFreeze",
                 f"the volume at {record.target} cannot be frozen",
@@ -140,7 +153,7 @@ class RuntimeApi:
             return runtime_pb2.RuntimeThawVolumeResponse(was_frozen=False)
         was_frozen = False
         try:
-            if Feature.FREEZE in handler.features:
+            if HandlerFeature.FREEZE in handler.features:
                 left_s = call.time_remaining()
                 was_frozen = await handler_calls.thaw(handler, record.target, left_s)
         except errors.CrustError:
@@ -167,7 +180,7 @@ class RuntimeApi:
         by_driver: csi_pb2.NodeGetVolumeHealthResponse,
         timeout_s: float | None,
     ) -> csi_pb2.NodeGetVolumeHealthResponse:
-        """NodeGetVolumeHealth (CSI 1.13): the driver's response with the guest's condition in it.
+        """NodeGetVolumeHealth (CSI 1.13): the driver's response with the condition in the guest.
 
         Raises `HandlerDisconnected`, `handler_calls.HandlerNotResponding` and the handler's own error, unless the
         driver has found something.
@@ -175,8 +188,10 @@ class RuntimeApi:
         condition = None
         try:
             handler = await self._in_sandbox(record)
-            if handler is not None and Feature.HEALTH in handler.features:
-                condition = await handler_calls.health(handler, record.target, timeout_s)
+            if handler is not None:
+                if HandlerFeature.HEALTH in handler.features:
+                    condition = await handler_calls.health(handler, record.target, timeout_s)
+                condition = await self._condition(handler, record, condition, timeout_s)
         except errors.CrustError:
             if not by_driver.volume_health.health_statuses:
                 raise
@@ -184,7 +199,8 @@ class RuntimeApi:
             health = by_driver.volume_health
             health.volume_id = health.volume_id or record.key.volume_id
             message = csi.shortened(condition.message)
-            health.health_statuses.add(status=csi_pb2.DEGRADED, reason=REASON, message=message)
+            reason = _NOT_GROWN if condition is _OLD_SIZE else REASON
+            health.health_statuses.add(status=csi_pb2.DEGRADED, reason=reason, message=message)
         return by_driver
 
     def _check_unused(self, number: int) -> None:
@@ -219,6 +235,41 @@ class RuntimeApi:
                 f"a total of {greatest} on {record.shown_source}, which has {size_bytes} bytes"
             )
 
+    async def _condition(
+        self,
+        handler: Handler,
+        record: Record,
+        by_guest: volumes.VolumeCondition | None,
+        left_s: float | None,
+    ) -> volumes.VolumeCondition | None:
+        """The guest's condition; if it is normal, whether the filesystem has its size from before an expansion.
+
+        A device that cannot be read, or hangs, has one thread, and takes neither the guest's numbers nor its
+        condition away: the size is not known then, and nothing is said of it.
+        """
+        is_abnormal = by_guest is not None and by_guest.abnormal
+        is_known = record.mount.fs_type in mkfs.SUPPORTED and not record.mount.needs_secrets
+        if (
+            is_abnormal
+            or HandlerFeature.GROW in handler.features
+            or record.readonly
+            or not is_known
+        ):
+            return by_guest
+        try:
+            error = await self.entries.operations.look(
+                ("filesystem", record.digest),
+                lambda: self.entries.filesystems.not_filled(
+                    record, self.entries.devices.size_bytes(record.device)
+                ),
+                timeout_s=_SUPERBLOCK_S,
+                left_s=left_s,
+            )
+        except errors.CrustError as unread:
+            _log.info("the filesystem's size is not known", extra={"error": unread})
+            return by_guest
+        return by_guest if error is None else _OLD_SIZE
+
     async def _expand(self, target: volumes.TargetPath, capacity: volumes.CapacityRange) -> int:
         record = self.entries.table.expect(target.text)
         size_bytes = await self._device_size(record, capacity)
@@ -234,12 +285,15 @@ class RuntimeApi:
                 "DeviceNotExpanded",
                 f"the filesystem on {record.shown_source} cannot grow to {capacity.required_bytes} bytes",
                 why=f"the device has {size_bytes} bytes",
-                hint="expand the device first (ControllerExpandVolume, NodeExpandVolume of the driver)",
+                hint="ControllerExpandVolume and NodeExpandVolume of the driver expand it; a driver that "
+                "has answered OK to both has not done it: see its log",
             )
         handler = await self.handlers.owner(record.handler)
-        if Feature.GROW not in handler.features:
+        if HandlerFeature.GROW not in handler.features:
             await self._change(target, capacity_bytes=size_bytes)
-            await workers.run(self.entries.filesystems.check_filled, record, size_bytes)
+            error = await workers.run(self.entries.filesystems.not_filled, record, size_bytes)
+            if error is not None:
+                raise error
             return size_bytes
         if await self.entries.holder(record) is not None:
             await self._expand_in_sandbox(handler, record, size_bytes, capacity.limit_bytes)
@@ -261,7 +315,7 @@ class RuntimeApi:
     async def _expand_in_sandbox(
         self, handler: Handler, record: Record, size_bytes: int, limit_bytes: int
     ) -> None:
-        if Feature.ONLINE_EXPAND not in handler.features:
+        if HandlerFeature.ONLINE_EXPAND not in handler.features:
             await self._change(record.target, capacity_bytes=size_bytes)
             raise errors.NotReady.named(
                 "OfflineExpansionOnly",
@@ -282,7 +336,9 @@ class RuntimeApi:
         check_limits(handler, limits)
 
         async def limit_sandbox(to: volumes.IoLimits) -> None:
-            if Feature.IO_LIMITS in handler.features:  # otherwise there are no limits to remove
+            if (
+                HandlerFeature.IO_LIMITS in handler.features
+            ):  # otherwise there are no limits to remove
                 await handler_calls.set_limits(handler, target, to)
 
         holder = current = await self.entries.holder(record)
@@ -319,7 +375,7 @@ class RuntimeApi:
         if row.record.crust.generation <= changed.record.crust.generation:
             self.entries.table.put(replace(row, entry=changed.entry, devices=changed.devices))
 
-    def _rewrite(self, target: volumes.TargetPath, fields: Mapping[str, Any]) -> Target:
+    def _rewrite(self, target: volumes.TargetPath, fields: Mapping[str, Any]) -> TargetRow:
         """Change the present record on disk: an earlier read may be out of date."""
         entry = self.entries.store.read(target)
         if entry is None:

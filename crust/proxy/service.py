@@ -1,22 +1,24 @@
-"""The CSI service that the CO calls: it looks at seven calls; all others pass through as bytes.
+"""The CSI service that the CO calls: it looks at seven calls; all others pass as bytes, a Probe too.
 
 A call for a volume that is not deferred passes through too, byte for byte. Work of the proxy itself runs as an
 operation that has the volume and the target, and outlives the caller's deadline.
 """
 
-from crust.core import errors, volumes
+from dataclasses import replace
+
+from crust.core import deferral_keys, errors, volumes
 from crust.handoff import claims
 from crust.handoff.record import Record
 from crust.host.process import workers
 from crust.proxy.host_publish import HostPublish
 from crust.proxy.policy import Policy
 from crust.proxy.runtime_api import RuntimeApi
-from crust.proxy.target import Stack, other_volume
+from crust.proxy.target import MountStack, other_volume
 from crust.rpc.call import Call, Metadata, add_fields, identity_of
-from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver, opted_in
+from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver, with_opt_in
 from crust.rpc.messages import csi, extensions
 from crust.rpc.port import decoded
-from crust.rpc.serving.service import Methods, looking_at
+from crust.rpc.serving.service import Methods, csi_methods
 from crust.wire.csi.v1 import csi_pb2
 
 _LOOK_S = 100.0
@@ -47,7 +49,7 @@ class CsiService:
 
     def methods(self) -> Methods:
         """The seven methods that are looked at; all others pass."""
-        return looking_at(
+        return csi_methods(
             "Node",
             {
                 "NodeStageVolume": self._node_stage,
@@ -63,10 +65,14 @@ class CsiService:
     async def _node_stage(
         self, request: csi_pb2.NodeStageVolumeRequest, data: bytes, call: Call
     ) -> bytes:
-        """Pass the stage on, with the decision for a shim that wraps the driver."""
+        """Pass the stage on, with the decision for a shim that wraps the driver, and the guests' kernel."""
         is_raw = request.volume_capability.HasField("block")
         is_block = not is_raw and self.policy.may_defer(request.volume_context)
-        call.metadata = extensions.staged_as(call.metadata, block=is_block)
+        kernel = ""
+        if is_block and self.policy.always_defers(request.volume_context):
+            named = request.volume_context.get(deferral_keys.RUNTIME_HANDLER)
+            kernel = self._publish.handlers.guest_kernel(named)
+        call.metadata = extensions.staged_as(call.metadata, block=is_block, guest_kernel=kernel)
         return await self._backend.port.forward(call, data)
 
     async def _node_publish(
@@ -88,8 +94,12 @@ class CsiService:
         add_fields(decided_by=decision.decider)
         if not decision.defer:
             return await self._publish_on_host(request, data, call)
+        if self.policy.runtimes is not None:
+            uid = request.volume_context.get(f"{deferral_keys.POD_INFO}uid", "")
+            takes_sub_path = self.policy.runtimes.takes_sub_paths(uid)
+            decision = replace(decision, takes_sub_path=takes_sub_path)
         key = self._key(request.volume_id)
-        metadata = opted_in(call)
+        metadata = with_opt_in(call)
         response = await self._operations.run(
             key,
             "NodePublishVolume",
@@ -131,7 +141,7 @@ class CsiService:
                 return await self._backend.port.forward(call, data)
         key = self._key(request.volume_id)
         target = volumes.TargetPath.parse(request.target_path)
-        metadata = opted_in(call)
+        metadata = with_opt_in(call)
         unpublished = await self._operations.run(
             key,
             "NodeUnpublishVolume",
@@ -176,7 +186,7 @@ class CsiService:
             timeout_s=_LOOK_S,
             left_s=time_left_s,
         )
-        if seen.stack in (Stack.GUARD, Stack.BURIED):
+        if seen.stack in (MountStack.GUARD, MountStack.BURIED):
             raise volumes.InvalidPath("target_path", path, "a link leads from it to a guard mount")
 
     async def _node_unstage(
@@ -206,7 +216,7 @@ class CsiService:
         left_s = call.time_remaining()  # the caller's own deadline: it changes nothing
         await self._backend.check_defers(left_s)
         response = await self._backend.node.NodeGetVolumeStats(
-            request, metadata=opted_in(call), timeout=left_s
+            request, metadata=with_opt_in(call), timeout=left_s
         )
         return response.SerializeToString()
 
@@ -227,15 +237,19 @@ class CsiService:
     async def _node_expand(
         self, request: csi_pb2.NodeExpandVolumeRequest, data: bytes, call: Call
     ) -> bytes:
-        record = self._to_expand(request)
+        key = self._unchecked_key(request.volume_id)
+        # by path; or by volume, because a CO may send the staging path (CSI NodeExpandVolume)
+        record = self._table.find(request.volume_path) or self._of_volume(key)
         if record is None:
+            self._table.check_readable(key)
+            if request.defer_fs_ops:
+                raise claims.NotPublished(request.volume_path)
             return await self._backend.port.forward(call, data)
-        key = self._key(request.volume_id)
-        _check_key(record, key)
+        _check_key(record, self._key(request.volume_id))
         csi.capacity_range(request.capacity_range)
         request.defer_fs_ops = True
         request.volume_path = record.target.text
-        metadata = opted_in(call)
+        metadata = with_opt_in(call)
         response = await self._operations.run(
             key,
             "NodeExpandVolume",
@@ -253,16 +267,6 @@ class CsiService:
         return await self._backend.node.NodeExpandVolume(
             request, metadata=metadata, timeout=CHANGE_TIMEOUT_S
         )
-
-    def _to_expand(self, request: csi_pb2.NodeExpandVolumeRequest) -> Record | None:
-        """The record by path; or by volume, because a CO may send the staging path (CSI NodeExpandVolume)."""
-        key = self._unchecked_key(request.volume_id)
-        record = self._table.find(request.volume_path) or self._of_volume(key)
-        if record is None:
-            self._table.check_readable(key)
-        if record is None and request.defer_fs_ops:
-            raise claims.NotPublished(request.volume_path)
-        return record
 
     def _of_volume(self, key: volumes.VolumeKey) -> Record | None:
         return next((row.record for row in self._table.of(key) if row.record is not None), None)

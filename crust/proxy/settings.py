@@ -96,7 +96,11 @@ class ProxySettings(ProgramSettings):
         drivers = values.get("drivers", ())
         if not isinstance(drivers, list | tuple):
             return dict(values)  # refused by its type
-        sockets = [_socket_of(driver) for driver in drivers]
+        # "?" for a value that is no table, which is refused later
+        sockets = [
+            str(driver.get("socket") or "") if isinstance(driver, Mapping) else "?"
+            for driver in drivers
+        ]
         if endpoint in sockets:
             return dict(values)
         if sockets.count("") != 1:
@@ -107,8 +111,3 @@ class ProxySettings(ProgramSettings):
         pairs = zip(drivers, sockets, strict=True)
         served = [driver if socket else {**driver, "socket": endpoint} for driver, socket in pairs]
         return {**values, "drivers": tuple(served)}
-
-
-def _socket_of(driver: Any) -> str:
-    """The socket of an unchecked driver, "" without one; "?" for a value that is no table, which is refused later."""
-    return str(driver.get("socket") or "") if isinstance(driver, Mapping) else "?"

@@ -2,8 +2,8 @@
 
 The kubelet finds `<plugins_registry>/<driver>-reg.sock` (pluginregistration v1), calls GetInfo, calls the driver's
 NodeGetInfo through the proxy, and reports whether it registered the driver. It calls again after each of its own
-starts, and by itself after a refusal. It forgets the driver when the socket is removed; so the socket exists exactly
-as long as the proxy serves the driver.
+starts; after a refusal a kubelet before 1.36 does so only for a new socket, so the proxy makes it anew. It forgets
+the driver when the socket is removed; so the socket exists as long as the proxy serves the driver.
 """
 
 import asyncio
@@ -14,20 +14,24 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from crust.core import errors
-from crust.core.supervised import Health
+from crust.core.pauses import scattered
+from crust.core.supervised import Health, supervised
 from crust.proxy.service import CsiService
 from crust.proxy.settings import ServedDriver
 from crust.rpc.call import Call
 from crust.rpc.csi_driver import CsiDriver
+from crust.rpc.messages import extensions
 from crust.rpc.port import Port
 from crust.rpc.serving import server
 from crust.rpc.serving.daemon import Daemon
-from crust.rpc.serving.service import Service, methods_of
+from crust.rpc.serving.service import Service, methods_of, probe
 from crust.wire.pluginregistration.v1 import api_pb2
 
 _log = logging.getLogger(__name__)
 
 VERSION = "1.0.0"
+_AGAIN_S = 10.0
+"""The time from a refusal to the next socket, or up to half of it less."""
 _REGISTRATION = api_pb2.DESCRIPTOR.services_by_name["Registration"]
 
 
@@ -40,6 +44,7 @@ class Registration:
         )
         self._health = health
         self.state = "waiting"
+        self.refused = asyncio.Event()
 
     async def GetInfo(self, request: api_pb2.InfoRequest, call: Call) -> api_pb2.PluginInfo:
         """Which driver, and where its CSI socket is."""
@@ -51,12 +56,14 @@ class Registration:
         """Whether the kubelet registered it."""
         self.state = "registered" if request.plugin_registered else "refused"
         problem = None
+        self.refused.clear()
         if not request.plugin_registered:
+            self.refused.set()
             problem = errors.NotReady.named(
                 "RegistrationRefused",
                 f"the kubelet has not registered driver {self._info.name!r}",
                 why=request.error[:500] or "it gives no reason",
-                hint="check the driver's NodeGetInfo and the kubelet's log; the kubelet tries again by itself",
+                hint=f"check the driver's NodeGetInfo and the kubelet's log; it is asked again within {_AGAIN_S:g} s",
             )
         self._health.report(f"registration of {self._info.name}", problem, is_fatal=False)
         return api_pb2.RegistrationStatusResponse()
@@ -98,6 +105,7 @@ class DriverSockets:
             service = Service(
                 "csi",
                 frontend.methods(),
+                probe(port, extensions.PROXY_VERSION),
                 others=port,
                 health=self.daemon.health,
                 driver=lambda: served.name,
@@ -137,7 +145,27 @@ class DriverSockets:
         path = f"{self.plugins_registry}/{served.name}-reg.sock"
         lock_path = self._lock_path(f"{self.plugins_registry}/{served.name}")
         parts.callback(self.daemon.health.report, f"registration of {served.name}", None)
-        await parts.enter_async_context(server.serving(path, service, lock_path=lock_path))
+        socket = await parts.enter_async_context(AsyncExitStack())
+        await socket.enter_async_context(server.serving(path, service, lock_path=lock_path))
+
+        async def serve_again() -> None:
+            while True:
+                await registration.refused.wait()
+                await asyncio.sleep(scattered(_AGAIN_S))
+                if not registration.refused.is_set():
+                    continue
+                await socket.aclose()
+                registration.refused.clear()
+                try:
+                    await socket.enter_async_context(
+                        server.serving(path, service, lock_path=lock_path)
+                    )
+                except BaseException:
+                    registration.refused.set()
+                    raise
+
+        again = supervised("registration", serve_again, self.daemon.health, of=served.name)
+        await parts.enter_async_context(again)
         return registration
 
     def _lock_path(self, socket: str) -> str:

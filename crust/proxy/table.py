@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from crust.core import credentials, volumes
+from crust.core import credentials, errors, volumes
 from crust.core.operations import KeyedOperations
 from crust.core.printable import printable
 from crust.core.supervised import Health
@@ -27,10 +27,9 @@ from crust.handoff.claims import Claim
 from crust.handoff.entry import Entry
 from crust.handoff.record import Record
 from crust.handoff.store import Store
-from crust.proxy import target as targets
 from crust.proxy.filesystems import Filesystems
 from crust.proxy.guard import Devices, Targets, set_of
-from crust.proxy.target import Seen, Stack, Target
+from crust.proxy.target import MountStack, TargetRow, TargetState, conflict, unreadable_entry
 
 _LOOK_S = 10.0
 """For a look at one entry, which takes microseconds."""
@@ -102,19 +101,19 @@ class Table:
     """The rows, by name."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, Target] = {}
+        self._rows: dict[str, TargetRow] = {}
         self.clock = 0
         """The time by the proxy's own changes; `merge` gets it from the beginning of a look."""
         self._changed: dict[str, int] = {}
         """When the proxy changed a row last, since the last look began."""
-        self._ended: list[Target] = []
+        self._ended: list[TargetRow] = []
         self._lock = threading.RLock()
 
-    def at(self, path: str) -> Target | None:
+    def at(self, path: str) -> TargetRow | None:
         """The row of a target path."""
         return self._rows.get(volumes.TargetPath(path).digest)
 
-    def at_name(self, name: str) -> Target | None:
+    def at_name(self, name: str) -> TargetRow | None:
         """The row of an entry's name."""
         return self._rows.get(name)
 
@@ -136,7 +135,7 @@ class Table:
             raise claims.NotPublished(path)
         return record
 
-    def rows(self) -> tuple[Target, ...]:
+    def rows(self) -> tuple[TargetRow, ...]:
         """Every row. Any thread may ask."""
         return tuple(self._rows.values())
 
@@ -145,7 +144,7 @@ class Table:
         rows = sorted(self.rows(), key=lambda row: row.name)
         return tuple(row.entry for row in rows if row.entry is not None)
 
-    def of(self, key: volumes.VolumeKey) -> tuple[Target, ...]:
+    def of(self, key: volumes.VolumeKey) -> tuple[TargetRow, ...]:
         """The deferred targets of a volume, those at which something may stand included."""
         return tuple(row for row in self.rows() if row.key == key)
 
@@ -167,17 +166,17 @@ class Table:
 
     def check_readable(self, key: volumes.VolumeKey) -> None:
         """Raise ReservedByUnreadableEntry if an entry that cannot be read has the volume, or may have it."""
-        refusal = targets.unreadable_entry(key, self.rows())
+        refusal = unreadable_entry(key, self.rows())
         if refusal is not None:
             raise refusal
 
-    def check_reservation(self, row: Target, *, deferred: bool = True) -> None:
+    def check_reservation(self, row: TargetRow, *, deferred: bool = True) -> None:
         """Raise as `reserve`, and change nothing."""
-        refusal = targets.conflict(row, self.rows(), deferred=deferred)
+        refusal = conflict(row, self.rows(), deferred=deferred)
         if refusal is not None:
             raise refusal
 
-    def reserve(self, row: Target) -> None:
+    def reserve(self, row: TargetRow) -> None:
         """Put the row, unless another target has its volume or device: raises DeviceReserved,
         ReservedByUnreadableEntry. Any thread may do so.
         """
@@ -185,7 +184,7 @@ class Table:
             self.check_reservation(row)
             self.put(row)
 
-    def put(self, row: Target) -> None:
+    def put(self, row: TargetRow) -> None:
         """Replace the row of a target. Any thread may do so."""
         with self._lock:
             self.clock += 1
@@ -199,7 +198,7 @@ class Table:
             self._changed[name] = self.clock
             self._remove(name)
 
-    def note(self, row: Target) -> None:
+    def note(self, row: TargetRow) -> None:
         """Replace the row after a look that has changed only facts that the proxy remembers."""
         with self._lock:
             if row.name in self._rows:
@@ -209,8 +208,8 @@ class Table:
         self,
         began: int,
         names: Set[str],
-        read: Mapping[str, Target],
-        stacks: Mapping[str, Stack] | None,
+        read: Mapping[str, TargetRow],
+        stacks: Mapping[str, MountStack] | None,
     ) -> tuple[str, ...]:
         """Store the result of a look: all `names` of entries, the rows of the `read` entries, the mounts by path.
 
@@ -231,24 +230,24 @@ class Table:
             if stacks is not None:
                 self._set_stacks(stacks, newer)
             for name in self._rows.keys() - newer:
-                if not _stands(self._rows[name]):
+                if not _is_occupied(self._rows[name]):
                     self._remove(name)
             return tuple(newer)
 
-    def take_ended(self) -> Sequence[Target]:
+    def take_ended(self) -> Sequence[TargetRow]:
         """The rows whose entry is gone, and whose reported claim or problems have ended with it."""
         ended, self._ended = self._ended, []
         return ended
 
-    def _set_stacks(self, stacks: Mapping[str, Stack], newer: Set[str]) -> None:
+    def _set_stacks(self, stacks: Mapping[str, MountStack], newer: Set[str]) -> None:
         for name in self._rows.keys() - newer:
             row = self._rows[name]
-            stack = stacks.get(row.path, Stack.CLEAR)
+            stack = stacks.get(row.path, MountStack.CLEAR)
             if stack is not row.stack:
                 self._rows[name] = replace(row, stack=stack)
         for path, stack in stacks.items():
-            row = Target.of(path, stack=stack)
-            if _stands(row) and row.name not in self._rows and row.name not in newer:
+            row = TargetRow.of(path, stack=stack)
+            if _is_occupied(row) and row.name not in self._rows and row.name not in newer:
                 self._rows[row.name] = row
 
     def _remove(self, name: str) -> None:
@@ -256,12 +255,12 @@ class Table:
         if row is not None:
             self._note_ended(row)
 
-    def _note_ended(self, row: Target) -> None:
+    def _note_ended(self, row: TargetRow) -> None:
         if row.reported is not None or row.problems:
             self._ended.append(row)
 
 
-def observed(row: Target | None, read: Target) -> Target:
+def observed(row: TargetRow | None, read: TargetRow) -> TargetRow:
     """The row with the entry that a look has read. An unreadable entry keeps its last reservation."""
     if row is None:
         return read
@@ -279,8 +278,8 @@ def observed(row: Target | None, read: Target) -> Target:
     )
 
 
-def _stands(row: Target) -> bool:
-    return row.entry is not None or row.stack not in (Stack.CLEAR, Stack.FOREIGN)
+def _is_occupied(row: TargetRow) -> bool:
+    return row.entry is not None or row.stack not in (MountStack.CLEAR, MountStack.FOREIGN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +296,21 @@ class Entries:
     events: Events
     health: Health
 
-    def observe(self, key: volumes.VolumeKey, target: volumes.TargetPath) -> Seen:
+    def report_problem(self, name: str, part: str, problem: errors.CrustError | None) -> None:
+        """Set the problem of a part of a target; None: it is well. Health, row and events have it."""
+        row = self.table.at_name(name)
+        if row is None or (problem is None and part not in row.problems):
+            return
+        is_known = part in row.problems
+        problems = row.problems - {part} if problem is None else row.problems | {part}
+        self.table.note(replace(row, problems=problems))
+        self.health.report(f"{part} of {row.path}", problem, is_fatal=False)
+        if problem is None:
+            self.events.emit(Event("healthy", row.path, message=part))
+        elif not is_known:
+            self.events.emit(Event("unhealthy", row.path, message=str(problem)))
+
+    def observe(self, key: volumes.VolumeKey, target: volumes.TargetPath) -> TargetState:
         """Observe a target: its entry with the claim, and its mounts. An error is a part of the observation.
 
         While a program runs on the volume, the state is unknown.
@@ -306,15 +319,15 @@ class Entries:
             self.filesystems.locks.check_free(str(key))
             entry, mounts = self.store.read(target), self.targets.look(target)
         except Exception as error:  # also MemoryError: an unseen mount is not an absent mount
-            return Seen(stack=Stack.UNSEEN, problem=error)
-        return Seen(entry, mounts.stack, mounts.mount)
+            return TargetState(stack=MountStack.UNSEEN, problem=error)
+        return TargetState(entry, mounts.stack, mounts.mount)
 
-    def row_of(self, entry: Entry) -> Target:
+    def row_of(self, entry: Entry) -> TargetRow:
         """The row of an entry as it was read, without the facts that only the proxy remembers."""
         reservation = entry.reservation
         if reservation is None:
-            return Target(entry.digest, entry=entry)
-        return Target(
+            return TargetRow(entry.digest, entry=entry)
+        return TargetRow(
             entry.digest,
             reservation.target.text,
             entry,

@@ -1,8 +1,8 @@
 """One target as the proxy knows it, and every decision about it, as pure functions (docs/decisions/0032).
 
-The proxy observes at a target (`Seen`): the entry with its claim, on the disk, and the mounts, in the kernel. It does
-not remember its calls to the driver: it mounts the guard before it calls the driver, and unmounts the guard after the
-driver's unpublish; so a guard or an entry means that the driver may have something.
+The proxy observes at a target (`TargetState`): the entry with its claim, on the disk, and the mounts, in the kernel.
+It does not remember its calls to the driver: it mounts the guard before it calls the driver, and unmounts the guard
+after the driver's unpublish; so a guard or an entry means that the driver may have something.
 """
 
 import enum
@@ -13,21 +13,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from crust.core import deferral_keys, errors, volumes
+from crust.core.volumes import HandlerFeature
 from crust.handoff.claims import Claim
 from crust.handoff.entry import Entry, UnknownHandoffFile
 from crust.handoff.record import Record
 from crust.host.block.device_sets import DeviceSet
-from crust.host.filesystems import mkfs
 from crust.host.mounts import mount_options, mountinfo
-from crust.kubernetes_api.pod_runtimes import POD_INFO
 from crust.rpc.messages import csi
-from crust.rpc.status import Asked, Residue
+from crust.rpc.status import DriverOutcome, Residue, Undo
 from crust.wire.csi.v1 import csi_pb2
 
-Feature = volumes.HandlerFeature
 
-
-class Stack(enum.Enum):
+class MountStack(enum.Enum):
     """The mounts on a target."""
 
     CLEAR = "nothing is mounted"
@@ -38,11 +35,11 @@ class Stack(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TargetState:
     """One observation of a target."""
 
     entry: Entry | None = None
-    stack: Stack = Stack.CLEAR
+    stack: MountStack = MountStack.CLEAR
     mount: mountinfo.Mount | None = None
     """The topmost mount, if it is not the guard."""
     problem: Exception | None = None
@@ -51,7 +48,7 @@ class Seen:
     @property
     def is_covered(self) -> bool:
         """Whether another mount than the guard is on top."""
-        return self.stack in (Stack.BURIED, Stack.FOREIGN)
+        return self.stack in (MountStack.BURIED, MountStack.FOREIGN)
 
     def mounted(self, target: volumes.TargetPath) -> errors.CrustError:
         """The error about the mount that is on top."""
@@ -77,7 +74,7 @@ class Guard:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetRow:
     """One row of the table: the last observation of a target, and the facts that only the proxy remembers."""
 
     name: str
@@ -85,7 +82,7 @@ class Target:
     path: str = ""
     """Empty if an entry does not name it."""
     entry: Entry | None = None
-    stack: Stack = Stack.CLEAR
+    stack: MountStack = MountStack.CLEAR
 
     key: volumes.VolumeKey | None = None
     """Also known without an entry, from the publish. None: nobody knows the volume any more."""
@@ -100,6 +97,8 @@ class Target:
     secrets: Mapping[str, str] | None = field(default=None, repr=False)
     reported: Claim | None = None
     """The live claim that was reported last."""
+    unpublish_refused: bool = False
+    """The last unpublish was refused."""
     problems: frozenset[str] = frozenset()
     """The parts that are reported as unhealthy."""
 
@@ -128,7 +127,7 @@ class Target:
 
 
 def conflict(
-    new: Target, rows: Collection[Target], *, deferred: bool = True
+    new: TargetRow, rows: Collection[TargetRow], *, deferred: bool = True
 ) -> errors.CrustError | None:
     """The error if `new` cannot have its volume or device, `deferred` or on the host, beside all `rows`.
 
@@ -149,17 +148,18 @@ def conflict(
         if not (new.readonly and holder.readonly):
             way = "published to a runtime" if deferred else "mounted on the host"
             exception = " for writing" if not holder.readonly else ", and only readers may share it"
+            pod = holder.record.crust.pod if holder.record is not None else None
             return errors.NotReady.named(
                 "DeviceReserved",
                 f"volume {new.key} cannot be {way} at {new.path}",
                 why=f"its device is published to a runtime at {holder.path}{exception}",
-                hint="stop the pod that uses it there; two kernels writing to one filesystem destroy it",
+                hint=f"stop the pod {pod or 'that uses it there'}: two kernels writing to one filesystem destroy it",
             )
     return None
 
 
 def unreadable_entry(
-    key: volumes.VolumeKey | None, rows: Iterable[Target]
+    key: volumes.VolumeKey | None, rows: Iterable[TargetRow]
 ) -> errors.CrustError | None:
     """The error if an unreadable entry has the volume, or if nobody knows which device the entry reserves."""
     for row in rows:
@@ -173,7 +173,7 @@ def unreadable_entry(
     return None
 
 
-def _unreadable(key: volumes.VolumeKey | None, holder: Target, why: str) -> errors.CrustError:
+def _unreadable(key: volumes.VolumeKey | None, holder: TargetRow, why: str) -> errors.CrustError:
     """The error about an unreadable entry that reserves, or may reserve, the volume or its device."""
     directory = holder.entry.directory if holder.entry is not None else holder.path
     return errors.NotReady.named(
@@ -207,14 +207,17 @@ class Wanted:
     readonly: bool
     digest: str = ""
     """Of the request (`request_digest`)."""
+    encryption: volumes.Encryption | None = None
     is_inline: bool = False
     """A volume of the pod itself, which its unpublish deletes."""
     pod: str = ""
     """The pod's namespace and name, where the CO says them."""
+    grows_on_host: bool = False
+    """Whether its class consents to a host that grows the filesystem."""
 
     @classmethod
     def of(cls, key: volumes.VolumeKey, request: csi_pb2.NodePublishVolumeRequest) -> Self:
-        """Decode; raises `errors.InvalidRequest`."""
+        """Decode; raises `errors.InvalidRequest`, `deferral_keys.InvalidDeferKey`."""
         target = volumes.TargetPath.parse(request.target_path)
         capability = csi.capability(request.volume_capability)
         assert isinstance(capability.access, volumes.MountAccess)  # the policy defers no other
@@ -222,14 +225,19 @@ class Wanted:
             # root's, which a CO may delegate, is for a host mount alone (D-5)
             volumes.GroupChange.parse(str(capability.access.group.gid))
         options = mount_options.parse(capability.access.mount_flags, for_guest=True)
-        is_inline = deferral_keys.is_inline(request.volume_context, key.volume_id)
-        pod_names = [
-            request.volume_context.get(f"{POD_INFO}{key}", "") for key in ("namespace", "name")
-        ]
-        pod = "/".join(pod_names) if all(pod_names) else ""
-        digest = request_digest(request)
-        access = capability.access
-        return cls(key, target, access, options, csi.is_readonly(request), digest, is_inline, pod)
+        context = request.volume_context
+        return cls(
+            key,
+            target,
+            capability.access,
+            options,
+            csi.is_readonly(request),
+            request_digest(request),
+            encryption=deferral_keys.encryption(context),
+            is_inline=deferral_keys.is_inline(context, key.volume_id),
+            pod="/".join(filter(None, map(context.get, deferral_keys.POD_NAMES))),
+            grows_on_host=deferral_keys.grows_on_host(context),
+        )
 
 
 def request_digest(request: csi_pb2.NodePublishVolumeRequest) -> str:
@@ -265,69 +273,61 @@ class PublishPlan(enum.Enum):
     REFUSE = "refuse"
 
 
-def begin_publish(seen: Seen, wanted: Wanted) -> PublishPlan:
+def begin_publish(seen: TargetState, wanted: Wanted) -> PublishPlan:
     """How to begin, by the observations."""
-    if seen.stack is Stack.UNSEEN:
+    if seen.stack is MountStack.UNSEEN:
         return PublishPlan.REFUSE
     if seen.entry is not None:
         record = seen.entry.record
         if record is None or not record.same_publish(wanted.key, wanted.digest):
             return PublishPlan.REFUSE
         return PublishPlan.REFUSE if seen.is_covered else PublishPlan.RENEW
-    if seen.stack is Stack.BURIED and not wanted.is_inline:
+    if seen.stack is MountStack.BURIED and not wanted.is_inline:
         return PublishPlan.CLEAN_FIRST
     return PublishPlan.REFUSE if seen.is_covered else PublishPlan.DEFER
 
 
-def must_be_made(began: Seen, mount: volumes.DeferredMount, features: Collection[Feature]) -> bool:
+def must_be_made(
+    began: TargetState, mount: volumes.DeferredMount, features: Collection[HandlerFeature]
+) -> bool:
     """Whether the proxy makes the filesystem on a blank device: the volume was created empty, and the handler does
     not format. If there is an entry, the proxy never does: a sandbox may have the device.
     """
-    is_asked = mount.format is not None and Feature.FORMAT not in features
+    is_asked = mount.format is not None and HandlerFeature.FORMAT not in features
     return began.entry is None and is_asked and not mount.needs_secrets
 
 
-def must_be_filled(
-    began: Seen, mount: volumes.DeferredMount, features: Collection[Feature]
+def must_be_grown(
+    began: TargetState,
+    wanted: Wanted,
+    mount: volumes.DeferredMount,
+    features: Collection[HandlerFeature],
 ) -> bool:
-    """Whether the filesystem must fill its device already, because nobody will grow it.
-
-    Nobody grows a filesystem that is only read; a filesystem that a guest makes fills its device.
-    """
-    if began.entry is not None or mount.readonly or mount.format is not None:
-        return False
-    is_known = mount.fs_type in mkfs.SUPPORTED
-    return Feature.GROW not in features and is_known and not mount.needs_secrets
+    """Whether the proxy grows the filesystem: the class consents, the handler does not, and there is no entry."""
+    is_asked = wanted.grows_on_host and HandlerFeature.GROW not in features
+    return began.entry is None and is_asked and not mount.needs_secrets and not mount.readonly
 
 
-class Undo(enum.Enum):
-    """The undo of a failed publish."""
-
-    KEEP = "nothing"
-    UNGUARD = "unmount the guard"
-    TAKE_BACK = "lock, the driver's unpublish, hide the entry, unmount the guard, delete"
-
-
-def undo(began: Seen, asked: Asked, *, is_inline: bool) -> Undo:
+def undo_plan(began: TargetState, outcome: DriverOutcome, *, is_inline: bool) -> Undo:
     """The undo of a failed publish: never of anything that stood before the call.
 
     An inline volume is not unpublished: that deletes it, and it may have been the pod's before a reboot (D-10).
     """
-    if began.entry is not None or asked is Asked.SILENT:
-        return Undo.KEEP
-    if asked is Asked.ANSWERED:
-        return Undo.KEEP if is_inline else Undo.TAKE_BACK
-    if began.stack is Stack.CLEAR:
-        return Undo.UNGUARD
-    return Undo.TAKE_BACK if asked is Asked.REFUSED and not is_inline else Undo.KEEP
+    if began.entry is not None or outcome is DriverOutcome.SILENT:
+        return Undo.NOTHING
+    if outcome is DriverOutcome.ANSWERED:
+        return Undo.NOTHING if is_inline else Undo.UNPUBLISH
+    if began.stack is MountStack.CLEAR:
+        return Undo.REMOVE
+    return Undo.UNPUBLISH if outcome is DriverOutcome.REFUSED and not is_inline else Undo.NOTHING
 
 
-def stands(seen: Seen, wanted: Wanted) -> Residue:
+def residue_of(seen: TargetState, wanted: Wanted) -> Residue:
     """The residue of the volume that the call names, from an observation alone."""
-    if seen.stack is Stack.UNSEEN:
+    if seen.stack is MountStack.UNSEEN:
         return Residue.EXISTS
     if seen.entry is None:
-        return Residue.NONE if seen.stack is Stack.CLEAR else Residue.EXISTS
+        return Residue.NONE if seen.stack is MountStack.CLEAR else Residue.EXISTS
     record = seen.entry.record
     if record is None:
         return Residue.EXISTS
@@ -342,11 +342,11 @@ def residue_beside(record: Record | None, digest: str) -> Residue:
     return Residue.EXISTS if request in (None, digest) else Residue.OTHER
 
 
-def unfinished(row: Target, seen: Seen) -> Target | None:
+def row_after_failure(row: TargetRow, seen: TargetState) -> TargetRow | None:
     """The row after an operation that did not end in a deferred publish, from an observation; None: FREE."""
-    if seen.stack is Stack.UNSEEN:
-        return replace(row, stack=Stack.UNSEEN, busy=False)
-    if seen.entry is None and seen.stack in (Stack.CLEAR, Stack.FOREIGN):
+    if seen.stack is MountStack.UNSEEN:
+        return replace(row, stack=MountStack.UNSEEN, busy=False)
+    if seen.entry is None and seen.stack in (MountStack.CLEAR, MountStack.FOREIGN):
         return None
     return replace(row, entry=seen.entry, stack=seen.stack, busy=False)
 
@@ -360,19 +360,19 @@ class UnpublishPlan(enum.Enum):
     REFUSE = "refuse"
 
 
-def begin_unpublish(seen: Seen, key: volumes.VolumeKey) -> UnpublishPlan:
+def begin_unpublish(seen: TargetState, key: volumes.VolumeKey) -> UnpublishPlan:
     """How to begin, by the observations."""
-    if seen.stack is Stack.UNSEEN:
+    if seen.stack is MountStack.UNSEEN:
         return UnpublishPlan.REFUSE
     if seen.entry is not None:
         # an undo needs no more of a record: its device can be asked about
         reserved = seen.entry.reservation
         is_known = reserved is not None and reserved.key == key and reserved.device is not None
         return UnpublishPlan.REMOVE if is_known and not seen.entry.live else UnpublishPlan.REFUSE
-    return UnpublishPlan.DRIVER if seen.stack is Stack.FOREIGN else UnpublishPlan.CLEAN
+    return UnpublishPlan.DRIVER if seen.stack is MountStack.FOREIGN else UnpublishPlan.CLEAN
 
 
-def lost_its_group(row: Target) -> bool:
+def lost_its_group(row: TargetRow) -> bool:
     """Whether a sandbox would need the group of a lost guard, and nobody knows it any more.
 
     A group of the record reaches the guest without the guard, and a read-only volume has none (H-12, H-38).
@@ -394,6 +394,6 @@ def group_unknown(target: str) -> errors.CrustError:
     )
 
 
-def needs_guard(row: Target) -> bool:
+def needs_guard(row: TargetRow) -> bool:
     """Whether a look mounts the guard again; with another mount on top it fails, and reports that."""
-    return row.record is not None and row.stack is not Stack.GUARD
+    return row.record is not None and row.stack is not MountStack.GUARD

@@ -15,13 +15,12 @@ import os
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from crust.core import volumes
+from crust.core import errors, volumes
 from crust.handoff import claims
-from crust.handoff.entry import Entry
 from crust.handoff.store import Removal
 from crust.host.process import workers
 from crust.proxy.table import Entries, Event
-from crust.proxy.target import Seen, UnpublishPlan, begin_unpublish, other_volume
+from crust.proxy.target import MountStack, TargetState, UnpublishPlan, begin_unpublish, other_volume
 from crust.rpc.call import Metadata
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver
 from crust.wire.csi.v1 import csi_pb2
@@ -50,9 +49,20 @@ class Unpublish:
         self.entries.table.put(replace(row, busy=True))
         try:
             response = await self.remove(backend, key, target, request, metadata)
-        except BaseException:
-            self.entries.table.put(row)
+        except BaseException as error:
+            is_refused = isinstance(error, errors.CrustError)
+            self.entries.table.put(replace(row, unpublish_refused=is_refused))
+            if isinstance(error, errors.CrustError) and row.unpublish_refused:
+                # Kubernetes shows the refusal of an unpublish to no user
+                refused_again = errors.NotReady.named(
+                    "UnpublishRefused",
+                    f"the volume at {target} cannot be unpublished, so its pod does not end",
+                    why=error.shown(),
+                    hint=error.hint or error.advice,
+                )
+                self.entries.report_problem(row.name, "unpublish", refused_again)
             raise
+        self.entries.report_problem(row.name, "unpublish", None)
         self.entries.table.drop(row.name)
         if row.record is not None:
             _log.info("unpublished", extra={"volume": str(row.key), "target": row.path})
@@ -76,14 +86,29 @@ class Unpublish:
             )
             if begin_unpublish(seen, key) is not UnpublishPlan.DRIVER:
                 await workers.run(self._finish, target, seen, removal)
+        except Exception:
+            await self._seal_again(target)
+            raise
         finally:
             if removal is not None:
                 removal.close()
         return response
 
+    async def _seal_again(self, target: volumes.TargetPath) -> None:
+        """The guard stays on a target whose unpublish was refused; what fails here is told, and hides no refusal."""
+        try:
+            await workers.run(self._seal_guarded, target)
+        except errors.CrustError as error:
+            _log.warning("not immutable any more", extra={"target": target.text, "error": error})
+
+    def _seal_guarded(self, target: volumes.TargetPath) -> None:
+        targets = self.entries.targets
+        if targets.look(target).stack in (MountStack.GUARD, MountStack.BURIED):
+            targets.seal(target)
+
     def _begin(
         self, target: volumes.TargetPath, key: volumes.VolumeKey
-    ) -> tuple[Seen, Removal | None]:
+    ) -> tuple[TargetState, Removal | None]:
         """Lock out sandboxes and check everything that could fail, before the driver is called. Blocks.
 
         There may be no entry: it was lost with /run, removed by an interrupted unpublish, or moved by a person. An
@@ -103,34 +128,36 @@ class Unpublish:
                 if reserved.device is None:
                     seen.entry.require()
                 raise other_volume(target.text, key, reserved.key)
-            if removal is not None:
-                self._check_given_back(removal)
+            self._check_given_back(removal)
+            if seen.stack is not MountStack.FOREIGN:
+                # a driver may unmount what is there, and remove it
+                self.entries.targets.unseal(target)
         except BaseException:
             if removal is not None:
                 removal.close()
             raise
         return seen, removal
 
-    def _check_given_back(self, removal: Removal) -> None:
-        device = self._writable_device(removal.entry)
+    def _check_given_back(self, removal: Removal | None) -> None:
+        """Raise while something writes to the device of the entry, if it is on this host and has not gone."""
+        reserved = removal.entry.reservation if removal is not None else None
+        if removal is None or reserved is None or reserved.readonly:
+            return
+        record = removal.entry.record
+        device = None
+        if record is not None:
+            device = record.block if record.image is None else None
+        elif isinstance(reserved.device, volumes.DeviceIdentity):
+            number = os.makedev(reserved.device.major, reserved.device.minor)
+            device = self.entries.devices.of_number(number)
+            if device is not None and device.identity != reserved.device:
+                return  # another device has its number
         if device is not None:
             check_given_back(self.entries.targets, device, has_ended=removal.has_ended)
 
-    def _writable_device(self, entry: Entry) -> volumes.BlockSource | None:
-        """The device to which a guest may write; None if there is none on this host, or it has gone."""
-        reserved = entry.reservation
-        if reserved is None or reserved.readonly:
-            return None
-        if entry.record is not None:
-            return None if entry.record.image is not None else entry.record.block
-        if not isinstance(reserved.device, volumes.DeviceIdentity):
-            return None
-        number = os.makedev(reserved.device.major, reserved.device.minor)
-        device = self.entries.devices.of_number(number)
-        is_same = device is not None and device.identity == reserved.device
-        return device if is_same else None
-
-    def _finish(self, target: volumes.TargetPath, began: Seen, removal: Removal | None) -> None:
+    def _finish(
+        self, target: volumes.TargetPath, began: TargetState, removal: Removal | None
+    ) -> None:
         if began.is_covered:  # the mount may have been the driver's own, which has removed it now
             seen = self.entries.targets.look(target)
             if seen.is_covered:

@@ -6,8 +6,7 @@ A bare channel is for programs that act as a CO, a kubelet or a conformance suit
 import grpc
 import grpc.aio
 
-from crust.core import errors
-from crust.core.printable import has_control
+from crust.core import errors, volumes
 
 SOCKET_PATH_MAX_BYTES = 107
 """sun_path of unix(7), less the final NUL."""
@@ -20,6 +19,15 @@ REQUEST_MAX_BYTES = 4 << 20
 
 STREAMS_MAX = 1000
 """The calls of one connection at a time: the proxy has one connection to a driver for all volumes of a node."""
+
+CONNECTIONS_MAX = 1000
+"""Of one socket, each a descriptor of the process: a kubelet opens one for each call, a sidecar has one."""
+
+PREFACE_MS = 20_000
+"""Until a new connection has said that it speaks HTTP/2; every client says so at once."""
+
+PING_MS = 60_000
+"""A quiet connection is asked this often whether its peer lives, which has as long to answer."""
 
 HANDLER_ANSWER_MAX_BYTES = 256 << 10
 """Of a runtime handler, through which a guest speaks: statistics, a condition."""
@@ -47,7 +55,13 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = tuple(
         # With a limit gRPC also delays a peer that opens and resets streams. Without one it sheds load, and cancels
         # calls of other connections.
         "grpc.max_concurrent_streams": STREAMS_MAX,
-        # No limit of idle connections: a sidecar of Kubernetes (csi-lib-utils) ends when it loses its connection.
+        "grpc.max_allowed_incoming_connections": CONNECTIONS_MAX,
+        "grpc.server_handshake_timeout_ms": PREFACE_MS,
+        # A peer that answers pings keeps a connection without calls (no grpc.max_connection_idle_ms): a sidecar
+        # of Kubernetes (csi-lib-utils) ends when it loses its connection.
+        "grpc.keepalive_time_ms": PING_MS,
+        "grpc.http2.ping_timeout_ms": PING_MS,
+        "grpc.keepalive_permit_without_calls": 1,
         "grpc.so_reuseport": 0,
     }.items()
 )
@@ -55,28 +69,17 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = tuple(
 
 def target_of(socket_path: str) -> str:
     """gRPC's name for a unix socket; raises `SocketPathTooLong`, `InvalidRequest`."""
+    what, size_bytes = f"the socket path {socket_path!r} cannot be used", len(socket_path.encode())
     if not socket_path.startswith("/"):
-        raise errors.InvalidRequest(
-            f"the socket path {socket_path!r} cannot be used",
-            why="it is not absolute",
-            hint="give the full path of the socket, without 'unix://'",
-        )
-    if has_control(socket_path):  # gRPC would end the path at a NUL
-        raise errors.InvalidRequest(
-            f"the socket path {socket_path!r} cannot be used",
-            why="it holds a control character",
-            hint="choose another path",
-        )
-    if len(socket_path.encode()) > SOCKET_PATH_MAX_BYTES:
-        raise errors.InvalidRequest.named(
-            "SocketPathTooLong",
-            f"the socket path {socket_path!r} cannot be used",
-            why=(
-                f"it has {len(socket_path.encode())} bytes, the system allows "
-                f"{SOCKET_PATH_MAX_BYTES}"
-            ),
-            hint="choose a shorter directory",
-        )
+        hint = "give the full path of the socket, without 'unix://'"
+        raise errors.InvalidRequest(what, why="it is not absolute", hint=hint)
+    if volumes.has_control(socket_path):  # gRPC would end the path at a NUL
+        why = "it holds a control character"
+        raise errors.InvalidRequest(what, why=why, hint="choose another path")
+    if size_bytes > SOCKET_PATH_MAX_BYTES:
+        why = f"it has {size_bytes} bytes, the system allows {SOCKET_PATH_MAX_BYTES}"
+        hint = "choose a shorter directory"
+        raise errors.InvalidRequest.named("SocketPathTooLong", what, why=why, hint=hint)
     return f"unix:{socket_path}"
 
 

@@ -50,7 +50,7 @@ _NAME = _Question(
     lambda answer: volumes.DriverName(csi_pb2.GetPluginInfoResponse.FromString(answer).name),
 )
 _EXPANDS = _Question("/csi.v1.Identity/GetPluginCapabilities", _expands_volumes)
-_OF_NODE = _Question(
+_NODE_CAPABILITIES = _Question(
     "/csi.v1.Node/NodeGetCapabilities",
     lambda answer: numbers_in(csi_pb2.NodeGetCapabilitiesResponse.FromString(answer)),
     extensions.METADATA,
@@ -90,7 +90,7 @@ class CsiDriver:
         self, timeout_s: float | None = QUESTION_TIMEOUT_S
     ) -> frozenset[int]:
         """The numbers of the capabilities of the driver that is connected; raises `PeerStatus`."""
-        advertised: frozenset[int] = await self._fact(_OF_NODE, timeout_s)
+        advertised: frozenset[int] = await self._fact(_NODE_CAPABILITIES, timeout_s)
         return advertised
 
     async def expands_volumes(self, timeout_s: float | None = QUESTION_TIMEOUT_S) -> bool:
@@ -103,9 +103,9 @@ class CsiDriver:
 
         It asks again after a "no": behind a shim, the driver may be replaced without a new connection.
         """
-        defers = _RPC.DEFER_FS_OPS in await self._fact(_OF_NODE, timeout_s)
+        defers = _RPC.DEFER_FS_OPS in await self._fact(_NODE_CAPABILITIES, timeout_s)
         if not defers:
-            self._facts.pop(_OF_NODE, None)
+            self._facts.pop(_NODE_CAPABILITIES, None)
         return defers
 
     async def check_defers(self, timeout_s: float | None = QUESTION_TIMEOUT_S) -> None:
@@ -115,10 +115,8 @@ class CsiDriver:
                 "DeferralUnsupported",
                 "the mount cannot be deferred",
                 why="the driver does not advertise DEFER_FS_OPS",
-                hint=(
-                    "use a driver that supports deferral, put a crust shim in front of it, or remove crust.dev/defer "
-                    "from the StorageClass"
-                ),
+                hint="use a driver that supports deferral, put a crust shim in front of it, or remove "
+                "crust.dev/defer from the StorageClass",
             )
 
     async def check_name(self, configured: str) -> None:
@@ -129,10 +127,7 @@ class CsiDriver:
                 "DriverNameMismatch",
                 f"volumes of driver {configured!r} cannot be deferred",
                 why=f"the driver behind that socket calls itself {reported[:63]!r}",
-                hint=(
-                    "correct name or backend in the proxy's settings: one volume must not have "
-                    "two names"
-                ),
+                hint="correct name or backend in the proxy's settings: one volume must not have two names",
             )
 
     def missing(self, name: str, socket_path: str) -> errors.CrustError | None:
@@ -166,7 +161,9 @@ class CsiDriver:
             answer = await self.port.answer(call, b"")
             fact = decoded(question.read, answer, question.method)
         except PeerStatus as status:
-            if status.text.startswith("["):  # an error of crust names itself first
+            if status.text.startswith(
+                "["
+            ):  # an error of crust, whose name must stay in front (docs/api.md)
                 raise
             rpc = question.method.rpartition("/")[2]
             text = f"the driver was asked {rpc} first, and answered: {status.text}"
@@ -176,7 +173,7 @@ class CsiDriver:
         return fact
 
 
-def opted_in(call: Call) -> Metadata:
+def with_opt_in(call: Call) -> Metadata:
     """The caller's metadata with the opt-in to deferral."""
     others = (pair for pair in call.metadata if pair[0] != extensions.KEY)
     return (*others, *extensions.METADATA)

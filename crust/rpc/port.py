@@ -40,6 +40,10 @@ _REASONS = (
 )
 
 
+class PeerNotReachable(errors.PeerUnavailable):
+    """No process serves a socket. A peer of crust passes the name on, so its caller knows whose socket it is."""
+
+
 class Port(ABC):
     """A peer that answers calls. The owner closes it."""
 
@@ -93,7 +97,6 @@ class SocketPort(Port):
 
     @property
     def connection(self) -> int:
-        """See `Port`."""
         if self._channel.get_state() is not _READY:
             return 0
         if self._lasts is None or self._lasts.done():
@@ -103,11 +106,9 @@ class SocketPort(Port):
         return self._number
 
     def is_connected(self) -> bool:
-        """See `Port`."""
         return self._channel.get_state(try_to_connect=True) is _READY
 
     async def answer(self, call: Call, data: bytes) -> bytes:
-        """See `Port`."""
         peer = self._unary.get(call.method)
         if peer is None:
             peer = self._unary[call.method] = self._channel.unary_unary(call.method)
@@ -128,7 +129,6 @@ class SocketPort(Port):
         return answer
 
     async def forward(self, call: Call, data: bytes) -> bytes:
-        """See `Port`."""
         timeout_s = call.time_remaining()
         if timeout_s is not None:
             timeout_s -= min(_RESERVE_S, timeout_s / 10)
@@ -141,13 +141,17 @@ class SocketPort(Port):
             is_late = timeout_s is not None and elapsed_s >= timeout_s - 0.01
             # an earlier DEADLINE_EXCEEDED is the peer's own status
             if is_late and status.code is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise _not_responding(call.method, elapsed_s) from status
+                raise errors.PeerUnavailable.named(
+                    "PeerNotResponding",
+                    f"{call.method.rpartition('/')[2]} was not answered",
+                    why=f"the driver or shim behind this process has not answered for {elapsed_s:.1f} s",
+                    hint="look at that process, its log, and the storage behind it; the caller may retry",
+                ) from status
             raise
         call.trailing = onward.trailing
         return answer
 
     async def stream(self, call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
-        """See `Port`."""
         # not kept: a caller may choose the name
         peer: Any = self._channel.unary_stream(call.method)
         running = peer(
@@ -167,57 +171,41 @@ class SocketPort(Port):
             running.cancel()
 
     async def aclose(self) -> None:
-        """See `Port`."""
         if self._lasts is not None:
             self._lasts.cancel()
             await asyncio.wait([self._lasts])
         await self._channel.close()
 
-    def _refusal(self, error: grpc.aio.AioRpcError) -> PeerStatus:
+    def _refusal(self, refused: grpc.aio.AioRpcError) -> PeerStatus:
         """The peer's status, or gRPC's own report in a sentence of crust: a peer that answers is connected."""
         code, text, trailing = (
-            error.code(),
-            error.details() or "",
-            pairs(error.trailing_metadata()),
+            refused.code(),
+            refused.details() or "",
+            pairs(refused.trailing_metadata()),
         )
-        if not trailing:
-            if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in text:
-                return PeerStatus.of(_answer_too_large(self._path))
-            is_connected = self._channel.get_state() is _READY
-            if code is grpc.StatusCode.UNAVAILABLE and not is_connected:
-                return PeerStatus.of(_not_reachable(self._path, text))
-        return PeerStatus(code, text, trailing)
+        error: errors.CrustError | None = None
+        if not trailing and code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in text:
+            error = errors.Exhausted.named(
+                "AnswerTooLarge",
+                f"an answer of the process that serves {self._path} was not read",
+                why="it is larger than the limit for this kind of process",
+                hint="look at that process and its log",
+            )
+        is_connected = self._channel.get_state() is _READY
+        if not trailing and code is grpc.StatusCode.UNAVAILABLE and not is_connected:
+            why = next(
+                (why for words, why in _REASONS if words in text), "the connection has ended"
+            )
+            error = PeerNotReachable(
+                f"the process that serves {self._path} cannot be reached",
+                why=why,
+                hint="start it, and look at its log; as root, if this user may not connect",
+            )
+        return PeerStatus.of(error) if error is not None else PeerStatus(code, text, trailing)
 
 
 _RESERVE_S = 1.0
 """Kept of the caller's time, a tenth at most: so the caller hears the reason before its own deadline."""
-
-
-def _not_responding(method: str, elapsed_s: float) -> errors.PeerUnavailable:
-    return errors.PeerUnavailable.named(
-        "PeerNotResponding",
-        f"{method.rpartition('/')[2]} was not answered",
-        why=f"the driver or shim behind this process has not answered for {elapsed_s:.1f} s",
-        hint="look at that process, its log, and the storage behind it; the caller may retry",
-    )
-
-
-def _not_reachable(path: str, text: str) -> errors.PeerUnavailable:
-    return errors.PeerUnavailable.named(
-        "PeerNotReachable",
-        f"the process that serves {path} cannot be reached",
-        why=next((why for words, why in _REASONS if words in text), "the connection has ended"),
-        hint="start it, and look at its log; as root, if this user may not connect",
-    )
-
-
-def _answer_too_large(path: str) -> errors.Exhausted:
-    return errors.Exhausted.named(
-        "AnswerTooLarge",
-        f"an answer of the process that serves {path} was not read",
-        why="it is larger than the limit for this kind of process",
-        hint="look at that process and its log",
-    )
 
 
 def decoded(read: Callable[[bytes], T], answer: bytes, method: str) -> T:

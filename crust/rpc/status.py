@@ -10,7 +10,7 @@ gets them only if its caller asks for them.
 To a kubelet a *final* status means that no trace of the volume exists: it forgets the volume and never unpublishes
 it. CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE, RESOURCE_EXHAUSTED and ABORTED are not final: the volume is
 "uncertain", and the kubelet retries while the pod is wanted, and unpublishes afterwards. So an error has a fault and
-a residue, and `branch` gives the branch that both together allow. The message and the error's name do not change.
+a residue, and `allowed_branch` gives the branch that both together allow. Message and name of an error do not change.
 
 One exception: CSI demands ALREADY_EXISTS for a second publish with other arguments. A kubelet never sends one, so if
 a driver answers ALREADY_EXISTS for the same arguments, the status is UNAVAILABLE too.
@@ -80,6 +80,9 @@ class PeerStatus(errors.CrustError):
     error name if that is a name of crust.
     """
 
+    is_own = False
+    """Whether this process wrote it, because the peer gave no answer that could be passed on."""
+
     def __init__(self, code: grpc.StatusCode, text: str, trailing: Metadata = ()) -> None:
         self.code = code
         self.text = text
@@ -106,6 +109,7 @@ class PeerStatus(errors.CrustError):
         status = cls(code_of(error), error.shown())
         status.what, status.why, status.hint = error.what, error.why, error.hint
         status.error_name = error.error_name
+        status.is_own = True
         return status
 
 
@@ -126,26 +130,22 @@ def of(error: errors.CrustError, call: Call) -> PeerStatus:
 
     The status of a peer passes unchanged.
     """
-    if isinstance(error, PeerStatus):
+    is_plain = call.method.startswith("/csi.") and not extensions.requested(
+        call.metadata, extensions.ERROR_INFO
+    )
+    if isinstance(error, PeerStatus) and (is_plain or not error.is_own):
         return error
     message = error.shown()
     if len(message) > _MESSAGE_MAX_CHARS:
         message = f"{message[: _MESSAGE_MAX_CHARS - 1]}…"
-    is_plain = call.method.startswith("/csi.") and not extensions.requested(
-        call.metadata, extensions.ERROR_INFO
-    )
-    trailing = () if is_plain else ((DETAILS_KEY, _details(error, message)),)
-    return PeerStatus(code_of(error), message, trailing)
-
-
-def _details(error: errors.CrustError, message: str) -> bytes:
-    """The details of the status for `error` (google.rpc.Status), with its name as ErrorInfo."""
+    if is_plain:
+        return PeerStatus(code_of(error), message)
     fields = logs.context.get() or {}
     request_id = {"request_id": fields["request_id"]} if "request_id" in fields else {}
     details = status_pb2.Status(code=code_of(error).value[0], message=message)
     info = error_details_pb2.ErrorInfo(reason=error.error_name, domain=DOMAIN, metadata=request_id)
     details.details.add().Pack(info)
-    return details.SerializeToString()
+    return PeerStatus(code_of(error), message, ((DETAILS_KEY, details.SerializeToString()),))
 
 
 def name_in(trailing_metadata: Any) -> str:
@@ -177,13 +177,21 @@ class Residue(enum.Enum):
     OTHER = "something that a request with other arguments made"
 
 
-class Asked(enum.Enum):
+class DriverOutcome(enum.Enum):
     """The driver's answer to the call of a publish."""
 
     NOT_CALLED = "not called"
     REFUSED = "a final code"
     SILENT = "no answer, or a code after which it may be at work"
     ANSWERED = "OK"
+
+
+class Undo(enum.Enum):
+    """The undo of a failed publish."""
+
+    NOTHING = "nothing"
+    REMOVE = "what crust made: the proxy's guard mount, or the shim's leaf and its directory"
+    UNPUBLISH = "the driver's unpublish, then the same"
 
 
 NOT_FINAL: frozenset[Branch] = frozenset(
@@ -199,7 +207,7 @@ _PUBLISHING = ("NodeStageVolume", "NodePublishVolume")
 """CSI answers ALREADY_EXISTS for other arguments in these."""
 
 
-def branch(rpc: str, error: errors.CrustError, residue: Residue) -> Branch:
+def allowed_branch(rpc: str, error: errors.CrustError, residue: Residue) -> Branch:
     """The branch of the answer for `error`."""
     error_branch = branch_of(type(error))
     if rpc == "RuntimeExpandVolume":
@@ -212,10 +220,10 @@ def branch(rpc: str, error: errors.CrustError, residue: Residue) -> Branch:
     return errors.PeerUnavailable
 
 
-def answer(rpc: str, error: errors.CrustError, residue: Residue) -> errors.CrustError:
+def allowed_error(rpc: str, error: errors.CrustError, residue: Residue) -> errors.CrustError:
     """The error to return: `error` itself, or its message and name in the branch that both allow."""
     decoded = to_error(error) if isinstance(error, PeerStatus) else error
-    allowed = branch(rpc, decoded, residue)
+    allowed = allowed_branch(rpc, decoded, residue)
     if allowed is branch_of(type(decoded)):
         return error
     answered = allowed(decoded.what, why=decoded.why, hint=decoded.hint)

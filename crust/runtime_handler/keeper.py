@@ -2,7 +2,7 @@
 
 It serves hypervisors that cannot inherit descriptors (specs/handoff.md, H-43 to H-46). It is a program of its own,
 which imports only the standard library: it survives the runtime's daemon and is small.
-`crust.runtime_handler.keepers` starts it and is its client, for `crust keeper` as well:
+`crust.runtime_handler.blocking.keepers` starts it and is its client, for `crust keeper` as well:
 
     python -IS keeper.py <listening socket> <pidfd of the VM>        both inherited
 
@@ -30,18 +30,22 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
 
-_REQUEST_BYTES = 4096
-_DESCRIPTORS = 16
+VERSION = 2
+"""Of requests and answers. Version 1 has no `all`, and lines of 4 KiB; answers without a version are of version 1."""
+_REQUEST_BYTES = 64 * 1024
+_DESCRIPTORS = 253  # the kernel's limit of a message (unix(7), SCM_MAX_FD)
 _AGAIN_MS = 1000
+HIERARCHIES = ("", "/unified", "/systemd")
+"""In which systemd knows the processes of a unit: of cgroup v2, and of both with v1."""
+GROUP = "crust-keepers"
 
 
 class _Promoted(Exception):  # it is no error
     """This process was the standby, and is the keeper now: return to the loop."""
 
 
-class Keeper:
+class KeeperProcess:
     """The held descriptors, and the two processes that hold them."""
 
     def __init__(self, listener: socket.socket, vm: int) -> None:
@@ -168,59 +172,68 @@ class Keeper:
         client.close()
 
     def _answer(self, data: bytes, fds: list[int]) -> dict[str, object]:
-        request = _parsed(data)
-        operation, name = request.get("op", ""), request.get("name", "")
-        if operation == "hold":
-            self._replace(name, fds)
-            return self._state()
+        """Make the changes of a line until one fails. The standby gets them together.
+
+        Files are renamed after the standby knows them: if this process is killed before the answer, the standby
+        withdraws them.
+        """
+        requests, new_files, error = _parsed(data, len(fds)), dict[str, str](), ""
+        for request, count in requests:
+            given, fds = fds[:count], fds[count:]
+            if error := self._change(request, given, new_files):
+                break
         for fd in fds:
             os.close(fd)
+        if any(request.get("op") != "held" for request, _ in requests):
+            self._renew_standby()
+        for over in new_files.keys() & self._put.keys():
+            try:
+                os.rename(new_files[over], over)
+            except OSError as err:
+                error = f"{over}: {err.strerror}"
+        return {"error": error} if error else self._state()
+
+    def _change(self, request: dict[str, str], fds: list[int], new_files: dict[str, str]) -> str:
+        """Make a change, and note the file that is to be put; returns why it is not made."""
+        operation, name = request.get("op", ""), request.get("name", "")
         over, user = request.get("over", ""), request.get("user", "")
+        if operation == "hold":
+            self._replace(name, fds)
+            return ""
+        for fd in fds:
+            os.close(fd)
         if operation == "put":
-            new, back = request.get("new", ""), request.get("back", "")
-            return self._put_file(name, over, new, back, user)
+            if name not in self._held:
+                return f"{name!r} is not held"
+            self._put.setdefault(over, _Put(name, request.get("back", ""))).users.add(user)
+            new_files[over] = request.get("new", "")
+            return ""
         if operation == "withdraw":
             users = self._put[over].users if over in self._put else set()
             users.discard(user)
-            return self._withdraw_each([] if users else [over], self._renew_standby)
+            return self._withdraw_each([] if users else [over])
         if operation == "release":
-            files = [over for over, put in self._put.items() if put.name == name]
-            return self._withdraw_each(files, lambda: self._replace(name, []))
-        return self._state() if operation == "held" else {"error": f"unknown request {operation!r}"}
-
-    def _withdraw_each(self, files: list[str], then: Callable[[], None]) -> dict[str, object]:
-        """The answer after `then`, or the error: the claim stays as long as a file may name the device."""
-        failed = ""
-        for over in files:
-            try:
-                self._withdraw(over)
-            except OSError as err:
-                failed = f"{over}: {err.strerror}"
-        if failed:
-            return {"error": failed}
-        then()
-        return self._state()
+            error = self._withdraw_each([o for o, put in self._put.items() if put.name == name])
+            if not error:
+                self._replace(name, [])
+            return error
+        return "" if operation == "held" else f"unknown request {operation!r}"
 
     def _replace(self, name: str, fds: list[int]) -> None:
         for fd in self._held.pop(name, []):
             os.close(fd)
         if fds:
             self._held[name] = fds
-        self._renew_standby()
 
-    def _put_file(self, name: str, over: str, new: str, back: str, user: str) -> dict[str, object]:
-        """Rename the file after the standby knows it: if this process is killed before the answer, the standby
-        withdraws the file.
-        """
-        if name not in self._held:
-            return {"error": f"{name!r} is not held"}
-        self._put.setdefault(over, _Put(name, back)).users.add(user)
-        self._renew_standby()
-        try:
-            os.rename(new, over)
-        except OSError as err:
-            return {"error": f"{over}: {err.strerror}"}
-        return self._state()
+    def _withdraw_each(self, files: list[str]) -> str:
+        """Withdraw them; returns an error: a claim stays as long as a file may name the device."""
+        error = ""
+        for over in files:
+            try:
+                self._withdraw(over)
+            except OSError as err:
+                error = f"{over}: {err.strerror}"
+        return error
 
     def _withdraw(self, over: str) -> None:
         """Put `back` over the file; absent is success. OSError: the file may name the device still."""
@@ -233,11 +246,12 @@ class Keeper:
 
     def _withdraw_at_last(self) -> None:
         """Withdraw all files after the VM's end; until that is done the descriptors are held."""
-        while "error" in self._withdraw_each(list(self._put), lambda: None):
+        while self._withdraw_each(list(self._put)):
             _wait(timeout_ms=_AGAIN_MS)
 
     def _state(self) -> dict[str, object]:
         return {
+            "version": VERSION,
             "pids": [os.getpid(), self._standby_pid],
             "vm": pid_of(self._vm),
             "held": {name: len(fds) for name, fds in self._held.items()},
@@ -288,12 +302,17 @@ class _Client:
             os.close(fd)
 
 
-def _parsed(data: bytes) -> dict[str, str]:
-    """The fields of a request; empty if it is invalid."""
+def _parsed(data: bytes, descriptors: int) -> list[tuple[dict[str, str], int]]:
+    """The requests of a line, each with the number of its descriptors; an unknown one if the line is invalid."""
     try:
-        return {key: str(value) for key, value in json.loads(data).items()}
-    except (ValueError, AttributeError):
-        return {}
+        line = json.loads(data)
+        each = line["requests"] if line.get("op") == "all" else [{**line, "fds": descriptors}]
+        return [
+            ({key: str(value) for key, value in request.items()}, int(request.get("fds", 0)))
+            for request in each
+        ]
+    except (ValueError, AttributeError, LookupError, TypeError):
+        return [({}, 0)]
 
 
 def pid_of(pidfd: int) -> int:
@@ -310,8 +329,23 @@ def _wait(*fds: int, timeout_ms: int | None = None) -> set[int]:
     return {fd for fd, _ in poll.poll(timeout_ms)}
 
 
+def _leave_unit() -> None:
+    """Leave the control group of the daemon's unit for one beside it: claims go on if all of the unit is killed."""
+    for mount in HIERARCHIES:
+        # without the right or the hierarchy it stays, and lives as the unit's KillMode says
+        with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
+            for path in {line.rstrip().split(":", 2)[2] for line in file}:
+                if path.endswith(".service"):
+                    group = f"/sys/fs/cgroup{mount}{os.path.dirname(path)}/{GROUP}"
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(group)
+                    with open(f"{group}/cgroup.procs", "w", encoding="ascii") as processes:
+                        processes.write("0")
+
+
 def main() -> None:
     """Run as a program."""
+    _leave_unit()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -322,7 +356,7 @@ def main() -> None:
     if os.fork():
         os._exit(0)  # the daemon waits for this process, and is not the parent of the keeper
     listener, vm = (int(argument) for argument in sys.argv[1:])
-    Keeper(socket.socket(fileno=listener), vm).run()
+    KeeperProcess(socket.socket(fileno=listener), vm).run()
 
 
 if __name__ == "__main__":

@@ -8,12 +8,14 @@ the proxy's own error. None of this affects running sandboxes.
 """
 
 import asyncio
-import contextlib
 import logging
-import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Collection, Mapping
+from types import TracebackType
+from typing import Self
 
 from crust.core import errors, volumes
+from crust.core.pauses import pauses
+from crust.core.volumes import HandlerFeature
 from crust.rpc import status
 from crust.rpc.messages.crust_v1 import RegisterRequest, registration_to_wire
 from crust.rpc.port import Port, SocketPort, stub
@@ -21,11 +23,8 @@ from crust.rpc.status import PeerStatus
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
 
 __all__ = [
-    "Feature",
     "RegisterRequest",
     "Registration",
-    "keeping",
-    "registered",
 ]
 
 _log = logging.getLogger(__name__)
@@ -35,11 +34,8 @@ _LONGEST_PAUSE_S = 5.0
 _SECRETS_S = 30.0
 
 
-Feature = volumes.HandlerFeature
-
-
 class Registration:
-    """The handler sessions with the proxy behind `proxy_socket`, one after the other.
+    """The handler sessions with the proxy behind `proxy_socket`, one after the other: `async with` keeps registered.
 
     `registered` and `lost` are each other's opposite: a caller may wait for either. `response` is the proxy's last
     response, whose `volumes_directory` is the handoff directory, `error` the reason of the last loss or refusal.
@@ -61,21 +57,44 @@ class Registration:
         return self._request.name
 
     @property
-    def features(self) -> frozenset[Feature]:
+    def features(self) -> Collection[HandlerFeature]:
         """The handler's features, for `claim_volume`."""
         return self._request.features
 
+    async def __aenter__(self) -> Self:
+        """Register, and stay registered until the block ends. The block starts at once, even without a proxy.
+
+        If the proxy will never accept the request, the block is cancelled, and its end raises the refusal.
+        """
+        self._group = await asyncio.TaskGroup().__aenter__()
+        self._running = self._group.create_task(self.run(), name=f"registration of {self.name}")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._running.cancel()
+        try:
+            await self._group.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as failed:
+            if len(failed.exceptions) > 1:
+                raise
+            # the only exception: the refusal of the proxy, or the block's own
+            raise failed.exceptions[0] from failed.exceptions[0].__cause__
+
     async def run(self) -> None:
         """Stay registered until cancelled. Raises `errors.InvalidRequest` if the proxy never accepts the request."""
-        pause_s = _FIRST_PAUSE_S
+        again = pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             # a connection for each session: an old connection may lead to a proxy that was replaced
             async with SocketPort(self._socket) as to_proxy:
                 answered = await self._hold_session(to_proxy)
             if answered:
-                pause_s = _FIRST_PAUSE_S
-            await asyncio.sleep(random.uniform(pause_s / 2, pause_s))
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+                again = pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+            await asyncio.sleep(next(again))
 
     async def secrets_of(self, target: volumes.TargetPath) -> Mapping[str, str]:
         """The secrets of a volume that a sandbox of this handler has claimed; empty if it needs none.
@@ -150,33 +169,3 @@ class Registration:
             reason,
             extra={"proxy": self._socket, "handler": self._request.name, "error": reason},
         )
-
-
-@contextlib.asynccontextmanager
-async def registered(proxy_socket: str, request: RegisterRequest) -> AsyncIterator[Registration]:
-    """Keep a registration while the block runs. The block starts at once, even without a proxy.
-
-    If the proxy will never accept the request, the block is cancelled, and its end raises the refusal.
-    """
-    registration = Registration(proxy_socket, request)
-    async with keeping(registration):
-        yield registration
-
-
-@contextlib.asynccontextmanager
-async def keeping(registration: Registration) -> AsyncIterator[None]:
-    """As `registered`, for an existing `Registration`: parts of the program may need it first."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(
-                registration.run(), name=f"registration of {registration.name}"
-            )
-            try:
-                yield
-            finally:
-                task.cancel()
-    except BaseExceptionGroup as failed:
-        if len(failed.exceptions) > 1:
-            raise
-        # the only exception: the refusal of the proxy, or the block's own
-        raise failed.exceptions[0] from failed.exceptions[0].__cause__

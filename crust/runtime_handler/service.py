@@ -14,7 +14,7 @@ makes no such calls. To a call of such a feature `Handler` raises `FeatureNotOff
 import asyncio
 import contextlib
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 
 import grpc.aio
 
@@ -53,7 +53,11 @@ class Handler:
     They raise errors of `crust.core.errors`; for a target path that no sandbox has claimed, `errors.NotReady`.
     """
 
-    async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
+    async def problems(self) -> Collection[str]:
+        """What is wrong with the runtime, for `crust status`: a sentence each, as `errors.CrustError.shown`."""
+        return ()
+
+    async def stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
         """Usage in bytes and inodes, as the guest's kernel counts them, and the condition if it is known."""
         raise FeatureNotOffered(volumes.HandlerFeature.STATS)
 
@@ -107,10 +111,15 @@ class _Servicer:
         self._freeze_locks: weakref.WeakValueDictionary[volumes.TargetPath, asyncio.Lock]
         self._freeze_locks = weakref.WeakValueDictionary()
 
+    async def GetProblems(
+        self, request: handlers_pb2.GetProblemsRequest, call: Call
+    ) -> handlers_pb2.GetProblemsResponse:
+        return handlers_pb2.GetProblemsResponse(problems=await self._handler.problems())
+
     async def GetVolumeStats(
         self, request: handlers_pb2.GetVolumeStatsRequest, call: Call
     ) -> handlers_pb2.GetVolumeStatsResponse:
-        stats = await self._handler.get_stats(volumes.TargetPath.parse(request.target_path))
+        stats = await self._handler.stats(volumes.TargetPath.parse(request.target_path))
         return handlers_pb2.GetVolumeStatsResponse(
             usage=crust_v1.usages_to_wire(stats, types_pb2.VolumeUsage),
             volume_condition=crust_v1.condition_to_wire(stats.condition),

@@ -1,8 +1,10 @@
 """Sparse files on loop devices, and filesystems and binds on them, by the commands that other drivers call too."""
 
+import glob
 import os
 import stat
 import subprocess
+from collections.abc import Iterator
 
 
 class CommandFailed(Exception):
@@ -24,10 +26,20 @@ def make_image(path: str, size: int) -> None:
             file.truncate(size)
 
 
+def attached() -> Iterator[tuple[str, str]]:
+    """The loop devices and their files, from the kernel: losetup(8) may miss one while others come and go."""
+    for path in glob.glob("/sys/block/loop*/loop/backing_file"):
+        try:
+            with open(path, encoding="utf-8") as file:
+                yield f"/dev/{path.split('/')[3]}", file.read().rstrip("\n")
+        except OSError:  # it was detached meanwhile
+            continue
+
+
 def device_of(image: str) -> str:
     """The loop device of an image; empty if it has none."""
-    listing = run("losetup", "--associated", image, "--output", "NAME", "--noheadings")
-    return listing.split("\n")[0].strip()
+    backing = os.path.realpath(image)
+    return next((device for device, file in attached() if file == backing), "")
 
 
 def attach(image: str) -> str:
@@ -44,10 +56,8 @@ def detach(image: str) -> None:
 
 def detach_below(directory: str) -> None:
     """Detach the devices of files below a directory, deleted files included."""
-    listed = run("losetup", "--list", "--noheadings", "--output", "NAME,BACK-FILE")
-    for line in listed.splitlines():
-        device, _, backing = line.strip().partition(" ")
-        if backing.strip().startswith(f"{directory}/"):
+    for device, backing in attached():
+        if backing.startswith(f"{directory}/"):
             run("losetup", "--detach", device)
 
 

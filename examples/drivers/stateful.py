@@ -5,7 +5,7 @@ from that path; an unstage while anything is published is an error; an unpublish
 also while something is mounted there; a used volume is neither detached nor deleted. The account outlives a reboot,
 and mounts do not. Two more are of drivers of storage networks: the stage binds the device on a file in the staging
 directory, and the publish binds that file without a check. An inline volume is made as a directory by its publish.
-The node answers no size when it has grown a device.
+The node answers no size when it has grown a device. A clone has its source's size; a published raw device has none.
 """
 
 import os
@@ -19,7 +19,7 @@ from examples.drivers.serving import Arguments, Code, Plugin, Refused, Switches,
 
 NAME = "stateful.csi.example.org"
 _EPHEMERAL = "csi.storage.k8s.io/ephemeral"
-_CONTROLLER = ("CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "EXPAND_VOLUME")
+_CONTROLLER = ("CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "EXPAND_VOLUME", "CLONE_VOLUME")
 _NODE = ("STAGE_UNSTAGE_VOLUME", "EXPAND_VOLUME", "GET_VOLUME_STATS")
 
 
@@ -38,14 +38,41 @@ class Stateful:
         if not request.name or len(kinds) != 1:
             raise Refused(Code.INVALID_ARGUMENT, "cannot have both block and mount access type")
         volume_id = str(uuid.uuid5(uuid.NAMESPACE_URL, request.name))
+        kind, source = kinds.pop(), request.volume_content_source.volume.volume_id
         with self._state.lock:
+            made = self._state.volumes.get(volume_id)
+            if made is not None and source != made["source"]:
+                raise Refused(Code.ALREADY_EXISTS, f"{request.name} has another source")
+            if made is None and source:
+                self._copy(source, volume_id, kind, request.capacity_range)
             answer = self._volumes.create(volume_id, request, dict(request.parameters))
             known = self._state.get(volume_id)
-            known.setdefault("kind", kinds.pop())
+            known.setdefault("kind", kind)
+            known.setdefault("source", source)
             known.setdefault("staged", [])
             known.setdefault("published", [])
             self._state.save()
+        if source:
+            answer.volume.content_source.CopyFrom(request.volume_content_source)
         return answer
+
+    def _copy(
+        self, source: str, volume_id: str, kind: str | None, wanted: csi_pb2.CapacityRange
+    ) -> None:
+        """Copy the bytes, before there is a volume: a retry copies again."""
+        known = self._state.get(source)
+        size = known["size"]
+        if wanted.required_bytes not in (0, size) or 0 < wanted.limit_bytes < size:
+            raise Refused(Code.OUT_OF_RANGE, f"a clone has the size of its source, {size}")
+        if kind != known["kind"]:
+            raise Refused(Code.INVALID_ARGUMENT, f"the source is a {known['kind']} volume")
+        if kind == "block" and known["published"]:
+            raise Refused(Code.FAILED_PRECONDITION, f"Volume {source} is written by its users")
+        images = self._volumes.image(source), self._volumes.image(volume_id)
+        disks.run("cp", "--sparse=always", *images)
+        if os.path.isdir(self._tree(source)):
+            shutil.copytree(self._tree(source), self._tree(volume_id), dirs_exist_ok=True)
+        wanted.required_bytes = size
 
     def DeleteVolume(self, request: csi_pb2.DeleteVolumeRequest) -> csi_pb2.DeleteVolumeResponse:
         with self._state.lock:

@@ -3,24 +3,30 @@
 Each test has a node of its own, because it restarts processes.
 """
 
+import asyncio
 import json
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import pytest
+import pytest_asyncio
 from click.testing import CliRunner
 
 from crust.core import volumes
 from crust.host.block import loop
 from crust.host.mounts import mountinfo
+from crust.runtime_handler.blocking import keepers
 from crust.wire.csi.v1 import csi_pb2
 from crust_conformance import catalogue
 from crust_conformance.command import main
 from examples.kata.demo.node import HANDLER
+from tests.support import processes
 from tests.support.faults.refusals import refused
-from tests.support.nodes.whole_node import MIB, WholeNode
+from tests.support.nodes.whole_node import MIB, WholeNode, whole_node
 from tests.support.runtimes import runtime_api
+from tests.support.runtimes.keeper_processes import kill_all_keepers
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
 
@@ -89,6 +95,46 @@ async def test_killed_daemon_leaves_the_volume_usable(fresh_node: WholeNode, vic
     assert mountinfo.at(str(target)) is None
 
 
+@pytest_asyncio.fixture
+async def kept_node(guest_image: object, acceleration: object) -> AsyncIterator[WholeNode]:
+    """A whole node whose claims are in keepers."""
+    async with whole_node(runtime_options=("--claims", "keeper")) as node:
+        yield node
+        await node.tidy()
+
+
+async def test_runtime_killed_with_its_keepers_has_its_claims_again(kept_node: WholeNode) -> None:
+    """Until then nobody else gets the volume; then machine and proxy are killed. What was synced is there."""
+    volume = await kept_node.volume()
+    target = await kept_node.publish(volume)
+    boot = await kept_node.output(
+        "one", target, "cat /proc/sys/kernel/random/boot_id; echo kept > /data/f; sync"
+    )
+    machine = await kept_node.qemu_pid("one")
+    await kept_node.daemons.kill("runtime")
+    await asyncio.to_thread(kill_all_keepers, _keeper_of(kept_node, "one"))
+    unpublish, host = kept_node.kubelet.unpublish, kept_node.publish(volume, defer=False)
+    lives = f"process {machine} of sandbox one"
+    await refused(unpublish(volume, target), grpc.StatusCode.FAILED_PRECONDITION, lives)
+    await refused(host, grpc.StatusCode.FAILED_PRECONDITION, str(target))
+    await kept_node.daemons.start("runtime")
+    await kept_node.kubelet.wait_ready(HANDLER)
+    again = "cat /proc/sys/kernel/random/boot_id; cat /data/f"
+    assert (await kept_node.output("one", target, again)).splitlines() == [boot, "kept"]
+    await refused(unpublish(volume, target), grpc.StatusCode.FAILED_PRECONDITION, "for which")
+
+    with keepers.connect(_keeper_of(kept_node, "one")) as line, processes.ending(*line.pids):
+        processes.end(machine)
+    await kept_node.daemons.kill("proxy")
+    await kept_node.daemons.start("proxy")
+    await kept_node.kubelet.wait_ready(HANDLER)
+    assert await kept_node.output("two", target, "cat /data/f") == "kept"
+
+
+def _keeper_of(node: WholeNode, sandbox: str) -> Path:
+    return node.daemons.paths.kata_run / "sandboxes" / sandbox / "keeper.sock"
+
+
 COMMAND = (
     f"{sys.executable} -m examples.kata conformance --handlers-socket {{registry}} "
     "--volumes-root {directory}/volumes --run-dir {directory}/kata --boot-timeout-s 240"
@@ -104,7 +150,10 @@ NOT_OFFERED_BY_ALL = {
     "R-307",  # and FREEZE
 }
 """Cases for runtimes that lack a feature."""
-NEED_A_KEEPER = {"R-110", "R-111", "R-112", "R-113"}
+NEED_A_KEEPER = {
+    *("R-110", "R-111", "R-112", "R-113"),
+    *("R-125", "R-126", "R-127", "R-128"),
+}
 
 
 def outcomes(command: str, cases: str, report: Path) -> dict[str, str]:

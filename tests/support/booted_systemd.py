@@ -14,13 +14,13 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from crust.host.block import loop
-from crust.host.mounts import mount_api, mountinfo
-from tests.support import environments
+from crust.host.mounts import growth, mount_api, mountinfo
+from tests.support import environments, trees
 
 CHECKOUT = environments.CHECKOUT
 ENVIRONMENT = "/opt/crust"
@@ -32,12 +32,26 @@ _HIDDEN = ("etc/crust", "var/lib/crust", "var/lib/kubelet", "run", "opt")
 """Of this machine: what is there may be of an installation by hand."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Machine:
     """One that runs. `leader` is its process 1, seen from outside."""
 
     root: Path
-    leader: int
+    base: Path
+    leader: int = 0
+    _run: ExitStack = field(default_factory=ExitStack)
+
+    def boot(self) -> None:
+        """Boot it, after it was powered off in order if it runs. No loop device outlives that."""
+        self.power_off()
+        self.leader = self._run.enter_context(_booted(self.base, self.root))
+        for number in range(_LOOPS):
+            self.run("mknod", "-m", "600", f"/dev/loop{number}", "b", "7", str(number))
+
+    def power_off(self) -> None:
+        """Power it off."""
+        self._run.close()
+        _detach_loops(self.root)
 
     def seen(self, path: str) -> str:
         """The path, from outside, of a file that it has on a file system of its own, as below /run."""
@@ -53,10 +67,11 @@ class Machine:
 
     @contextmanager
     def running(self, *command: str) -> Iterator["subprocess.Popen[str]"]:
-        """A command that runs in it beside others, with its output as a pipe; it is killed with the block's end."""
+        """A command that runs in it beside others, with pipes as input and output; the block's end kills it."""
         process = subprocess.Popen(
-            self._entering(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+            self._entering(command),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
         try:
             yield process
         finally:
@@ -66,8 +81,9 @@ class Machine:
                         os.kill(child, signal.SIGKILL)
             process.kill()
             process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                pipe.close()
 
     def _entering(self, command: tuple[str, ...]) -> list[str]:
         enter = ("nsenter", f"--target={self.leader}", "--all", "--wd=/", "env", "-i")
@@ -96,16 +112,16 @@ def machine() -> Iterator[Machine]:
     try:
         root = _root(base)
         _install_environment(root)
-        with _booted(base, root) as leader:
-            booted = Machine(root, leader)
-            for number in range(_LOOPS):
-                booted.run("mknod", "-m", "600", f"/dev/loop{number}", "b", "7", str(number))
+        booted = Machine(root, base)
+        try:
+            booted.boot()
             yield booted
+        finally:
+            booted.power_off()
     finally:
-        _detach_loops(base / "t" / "r")
         for mount in reversed(mountinfo.below(str(base))):
             mount_api.unmount(mount.target)
-        shutil.rmtree(base)
+        trees.remove(base)
 
 
 def _detach_loops(root: Path) -> None:
@@ -164,15 +180,19 @@ def _install_environment(root: Path) -> None:
 def _booted(base: Path, root: Path) -> Iterator[int]:
     console = (base / "console").open("wb")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listens:
+        (base / "notify").unlink(missing_ok=True)
         listens.bind(str(base / "notify"))
         listens.settimeout(_TIMEOUT_S)
         joins = "; ".join(f"echo $$ >{group}/cgroup.procs" for group in _make_groups())
         options = (
-            "--register=no --keep-unit --drop-capability=CAP_SYS_RESOURCE --console=pipe --private-network "
+            "--register=no --keep-unit --console=pipe --private-network "
+            "--system-call-filter=pidfd_getfd "  # by which crust kata finds a device that a hypervisor has open
             "--notify-ready=yes --link-journal=no --machine=crust-test --bind=/dev/loop-control --boot "
             # these may lie below /tmp, where the machine, and some of its units, have their own
             f"--bind={_checkout(base)}:{CHECKOUT} --bind={sysconfig.get_path('purelib')}:{_DEPENDENCIES}"
         )
+        if not growth.has_cap_sys_resource():  # systemd-nspawn gives it by default
+            options += " --drop-capability=CAP_SYS_RESOURCE"
         if os.path.exists("/dev/kvm"):  # where it works, guests are started with it
             options += " --bind=/dev/kvm"
         start = f"{joins}; exec systemd-nspawn {options} -D {root} quiet"
@@ -213,7 +233,7 @@ def _make_groups() -> list[Path]:
         hierarchies = [Path("/sys/fs/cgroup")]
     groups = [hierarchy / _GROUP for hierarchy in hierarchies if hierarchy.is_dir()]
     for group in groups:
-        group.mkdir()
+        group.mkdir(exist_ok=True)  # at a second boot the kernel may still remove what was in it
     return groups
 
 

@@ -22,6 +22,8 @@ from tests.support.kubernetes import daemons
 from tests.support.third_party import csi_sanity, ember
 
 GO_DRIVER = Path(__file__).parents[2] / ".cache" / "go" / "driver"
+GO_TESTS = GO_DRIVER.with_name("deferral.test")
+"""Of the driver's package."""
 
 OF_MARKER = {"root": ("mount", "loop"), "vm": ("mount", "loop", "vm")}
 """The capabilities that each marker of pyproject.toml requires."""

@@ -9,7 +9,7 @@ TENANT = """
     pool: kubernetes
     namespace: team-a
     user: team-a
-    settings: {csi_profile: "1.13", max_volumes: 10}
+    settings: {csi_profile: "1.13", max_volumes: 10, max_snapshots_per_volume: 20}
     snapshotClass: team-a
     storageClasses:
       - name: team-a
@@ -38,11 +38,16 @@ runtimes: [{{handler: kata, runtimeClass: kata-qemu}}]
 local:
   directory: /data/crust
   driverName: disks.example.com
-  settings: {{overcommit: 1.5, max_volumes: 1000000, io_cgroup: ""}}
+  pools:
+    - {{name: fast, directory: /data/fast, settings: {{overcommit: 2, provisioning: thin}}}}
+    - {{name: archive, directory: /data/old}}
+  settings: {{overcommit: 1.5, max_volumes: 1000000, io_cgroup: "",
+    provisioning: thick, reserve_snapshots: false, max_snapshots_per_volume: 100000}}
   snapshotClass: disks
   requiresRepublish: true
 node: {{settings: {{log_level: debug, excepted_groups: [/system.slice/agent.service]}}, maxUnavailable: 10%}}
 controller: {{settings: {{log_level: warning}}}}
+sidecars: {{healthMonitor: {{enabled: true}}}}
 monitoring: {{podMonitor: {{enabled: true, labels: {{release: prometheus}}}}, rules: {{enabled: true}}}}
 """
 )  # fmt: skip

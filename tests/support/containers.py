@@ -8,8 +8,8 @@ containers is the mount namespace of the tests, with a kubelet's root that is sh
 
 import json
 import os
+import secrets
 import select
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from crust.host.mounts import mount_api, mountinfo
+from tests.support import trees
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 _TIMEOUT_S = 300
@@ -60,6 +61,8 @@ class Rights:
     host_pid: bool = False
     may_escalate: bool = True
     readonly_root: bool = True
+    has_devices: bool = True
+    """Whether it may open those of the host."""
     variables: tuple[str, ...] = ()
 
     @property
@@ -184,7 +187,7 @@ class Containerd:
             "linux": {
                 "namespaces": [{"type": kind} for kind in rights.namespaces],
                 "rootfsPropagation": "rshared",
-                "resources": {"devices": [{"allow": True, "access": "rwm"}]},
+                "resources": {"devices": [{"allow": rights.has_devices, "access": "rwm"}]},
                 "cgroupsPath": f"/{self.namespace}/{name}",
             },
         }
@@ -214,6 +217,18 @@ class Container:
         assert answered, f"{path} was not answered; the container's log:\n{self.text()}"
         status, _, text = answered.partition(" ")
         return int(status), text
+
+    def execute(self, *command: str) -> "subprocess.CompletedProcess[str]":
+        """Run a command in it, as `kubectl exec` does; never raises for its exit code."""
+        client = (
+            "ctr",
+            f"--address={self.containerd.base}/c.sock",
+            f"--namespace={self.containerd.namespace}",
+        )
+        run = ("task", "exec", f"--exec-id=command-{secrets.token_hex(8)}", self.name, *command)
+        return subprocess.run(
+            (*client, *run), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
 
     def wait_for(self, words: str) -> None:
         """Wait until its log has `words`."""
@@ -265,7 +280,8 @@ _ALL = (
 """In the order of their numbers in linux/capability.h."""
 
 _CAPABILITIES = (
-    "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SYS_PTRACE", "SYS_ADMIN", "SYS_RESOURCE", "MKNOD",
+    "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "LINUX_IMMUTABLE", "SYS_PTRACE", "SYS_ADMIN",
+    "SYS_RESOURCE", "MKNOD",
 )  # fmt: skip
 """Those that the units leave the daemons (docs/security.md)."""
 
@@ -308,7 +324,7 @@ def containerd() -> Iterator[Containerd]:
         process.wait()
         for mount in reversed(mountinfo.below(str(base))):
             mount_api.unmount(mount.target)
-        shutil.rmtree(base)
+        trees.remove(base)
         for pattern in (daemon.namespace, f"*/{daemon.namespace}"):  # cgroup v2, and v1
             for group in Path("/sys/fs/cgroup").glob(pattern):
                 with suppress(OSError):

@@ -17,7 +17,6 @@ import fcntl
 import os
 import re
 import select
-import shutil
 import signal
 import sys
 from collections import defaultdict
@@ -28,6 +27,7 @@ from pathlib import Path
 from crust.blockdriver.host import fsfreeze
 from crust.core import errors
 from crust.host.block import loop
+from tests.support import trees
 
 RUNS = "/tmp"
 _MARK = re.compile(rf"{RUNS}/(ct-[0-9A-Za-z]{{6}})(?![0-9A-Za-z])")
@@ -70,8 +70,11 @@ def _remove(name: str) -> bool:
     for group in sorted(groups, key=len, reverse=True):
         with suppress(OSError):  # another process is in it
             os.rmdir(group)
-    shutil.rmtree(f"{RUNS}/{name}", ignore_errors=True)
+    directory = Path(RUNS, name)
+    with suppress(OSError):  # what stays is named
+        trees.remove(directory)
     left = [*_processes().get(name, ()), *(device.path for device in devices().get(name, ()))]
+    left.extend(str(path) for path in (directory,) if path.exists())
     if ended or detached or left:
         what = f"{ended} processes and {detached} loop devices of the test run {name}"
         sys.stderr.write(f"removed {what}; left: {left or 'nothing'}\n")

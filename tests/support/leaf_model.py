@@ -14,7 +14,7 @@ import pytest
 
 from crust.core import errors, volumes
 from crust.csi_shim.wrap import leaves
-from crust.csi_shim.wrap.leaves import Kind, Seen
+from crust.csi_shim.wrap.leaves import Kind, LeafState
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.csi_shim.wrap.staging import Staging, Volume
 from crust.csi_shim.wrap.wrapped import WrappedVolumes
@@ -96,18 +96,18 @@ class Model:
             raise errors.NotReady("a guest writes to it")
         self._ended(self._step("ok", "lost"))
 
-    def look(self, _: str) -> Seen:
+    def look(self, _: str) -> LeafState:
         world = self.world
         kind = {"absent": Kind.ABSENT, "device": Kind.DEVICE, "directory": Kind.DIRECTORY}
         mounts = int(world.leaf != "absent")
-        return Seen(kind[world.leaf], 1, mounts, mounts, is_begun=world.has_directory)
+        return LeafState(kind[world.leaf], 1, mounts, mounts, is_begun=world.has_directory)
 
     def release(self, path: str) -> int:
         mounts = self.look(path).mounts
         self.world.has_directory = self.world.has_directory and bool(mounts)
         return mounts
 
-    def make_room(self, _: PrivatePaths, path: str) -> None:
+    def prepare(self, _: PrivatePaths, path: str) -> None:
         leaves.remove(path)
         self.world.has_directory = True
 
@@ -127,7 +127,7 @@ class Shim:
 
     async def call(self, name: str, world: World, choices: Choices) -> str:
         model = Model(world, choices)
-        for step in ("look", "release", "make_room", "device"):
+        for step in ("look", "release", "prepare", "device"):
             self._patch.setattr(leaves, step, getattr(model, step))
         shim = WrappedVolumes(cast("Any", model), cast("Staging", model), cast("Any", model))
         volume = Volume(PATHS, stages=True, onward={})

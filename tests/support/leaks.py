@@ -16,8 +16,10 @@ from crust.host.block import loop
 from crust.host.mounts import mount_api, mountinfo
 from tests.support.drivers import remnants
 
-_KEPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-"""Children that Python itself starts with the first process of a pool, and keeps."""
+_KEPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "systemd-nspawn")
+"""Children that Python itself starts with the first process of a pool, and keeps; and the machine of a file's
+fixture, which a test may boot again.
+"""
 
 
 @dataclass(frozen=True, slots=True)

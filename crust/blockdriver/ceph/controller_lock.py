@@ -103,7 +103,10 @@ class ControllerLock:
         """Become the active controller, whose client has `address`. Raises `ControllerStandsBy`."""
         value = read(ioctx)
         if value and _Holder.of(value).nonce != self.nonce:
-            self._check_dead(value)
+            if value != self._seen:
+                self._seen, self._since_s = value, self.now_s()
+            if self.now_s() - self._since_s < self.patience_s:
+                raise ControllerStandsBy(_Holder.of(value).address)
         self.is_ours = True  # before the swap: a client that replaces this one meanwhile is admitted, or refused
         try:
             if not self._put(ioctx, value, address, blocklist):
@@ -140,12 +143,6 @@ class ControllerLock:
         if _Holder.of(value).nonce != self.nonce:
             raise ControllerReplaced(_Holder.of(value).address)
         return value
-
-    def _check_dead(self, value: str) -> None:
-        if value != self._seen:
-            self._seen, self._since_s = value, self.now_s()
-        if self.now_s() - self._since_s < self.patience_s:
-            raise ControllerStandsBy(_Holder.of(value).address)
 
     def _put(self, ioctx: Ioctx, value: str, address: str, blocklist: BlocklistClient) -> bool:
         """Cut off the client in the lock, and put this one in its place; false if another controller was first."""

@@ -36,7 +36,9 @@ class PoolVolume:
     nodes: tuple[str, ...]
     volume_id: str
     driver: str
+    thick: bool
     message: str
+    pool: str
 
 
 VOLUMES = (
@@ -44,8 +46,10 @@ VOLUMES = (
     output.Column("pod", "pods"),
     output.Column("state", styles=views.STATES),
     output.Column("size", lambda row: views.size(row.size_bytes)),
+    output.Column("kind", views.provisioning),
     output.Column("nodes"),
     output.Column("driver", wide=True),
+    output.Column("pool", wide=True),
     output.Column("volume", "volume_id", wide=True),
     output.Column("message"),
 )
@@ -156,7 +160,9 @@ def _row(driver: str, listed: pool_pb2.PoolVolume, entry: views.VolumeRow | None
         nodes=tuple(listed.nodes),
         volume_id=listed.volume_id,
         driver=driver,
+        thick=listed.thick,
         message=listed.problem or (entry.message if entry else ""),
+        pool=listed.pool,
     )
 
 
@@ -174,13 +180,14 @@ def shown(drivers: Sequence[views.DriverRow], volumes: list[PoolVolume]) -> show
     """The pools and their volumes, in every format."""
 
     def table(wide: bool) -> Text:  # noqa: FBT001 - one flag, and its caller is `Shown`
-        space = output.table(views.POOLS, drivers, wide=wide)
+        space = output.table(views.POOLS, spaces, wide=wide)
         return Text("\n\n").join((space, output.table(VOLUMES, volumes, wide=wide)))
 
-    is_healthy = not any(driver.pool and driver.pool.is_low for driver in drivers)
+    spaces = tuple(views.pools_of(drivers))
+    is_healthy = all(row.pool.state == "ready" for row in spaces)
     return show.Shown(
         {
-            "pools": [{"driver": driver.name, "space": driver.pool} for driver in drivers],
+            "pools": [{"driver": row.driver, "space": row.pool} for row in spaces],
             "volumes": volumes,
         },
         tuple(volume.volume_id for volume in volumes),

@@ -82,10 +82,14 @@ def _limit(key: str, text: str) -> tuple[str, int]:
 
 
 FS_TYPE = "csi.storage.k8s.io/fstype"
+PROVISIONING = "crust.dev/provisioning"
+"""`thin` or `thick`: whether a volume has its blocks when it writes them, or all of them from its creation on."""
+POOL = "crust.dev/pool"
+"""The name of the pool, if the driver has several; `crust.blockdriver.pools` reads it, and nothing below."""
 _IN_CONTEXTS = (_SIDECARS, "storage.kubernetes.io/")
 """The attributes of a PersistentVolume hold the provisioner's identity under the second prefix."""
-_IN_CONTEXT = (DEFER, RUNTIME_HANDLER, FORMAT_IN, ENCRYPTION)
-KEYS = (FS_TYPE, *_IN_CONTEXT, *mkfs.KEYS, *LIMIT_KEYS)
+_IN_CONTEXT = (DEFER, RUNTIME_HANDLER, FORMAT_IN, ENCRYPTION, deferral_keys.GROW_IN)
+KEYS = (FS_TYPE, PROVISIONING, *_IN_CONTEXT, *mkfs.KEYS, *LIMIT_KEYS)
 _DEFER_VALUES = tuple(value.value for value in Defer)
 
 
@@ -106,6 +110,8 @@ class Parameters:
 
     fs_type: str
     kept: dict[str, str]
+    thick: bool | None
+    """None: the driver's setting decides."""
     limits: Changes
     """The first I/O limits; mutable parameters override them."""
 
@@ -120,12 +126,15 @@ def parse(parameters: Mapping[str, str], fs_types: tuple[str, ...]) -> Parameter
             raise errors.InvalidRequest.named(
                 "UnknownParameter",
                 f"the parameter {key[:128]!r} is not known",
-                why=f"this driver knows {', '.join(KEYS)}",
+                why=f"this driver knows {', '.join((POOL, *KEYS))}",
                 hint="correct the StorageClass",
             )
-    deferral_keys.formats_in_guest(kept)
+    deferral_keys.format_in(kept)
+    if deferral_keys.GROW_IN in kept:
+        deferral_keys.grows_on_host(kept)
     first = parse_mutable({key: value for key, value in kept.items() if key in LIMIT_KEYS})
-    return Parameters(kept.get(FS_TYPE, ""), kept, first)
+    thick = kept[PROVISIONING] == "thick" if PROVISIONING in kept else None
+    return Parameters(kept.get(FS_TYPE, ""), kept, thick, first)
 
 
 def volume_context(kept: Mapping[str, str]) -> dict[str, str]:
@@ -141,6 +150,8 @@ def without_sidecars(context: Mapping[str, str]) -> dict[str, str]:
 def _checked(key: str, value: str, fs_types: tuple[str, ...]) -> str:
     if key == FS_TYPE and value not in fs_types:
         raise InvalidParameter(key, value, f"one of {', '.join(fs_types)}")
+    if key == PROVISIONING and value not in ("thin", "thick"):
+        raise InvalidParameter(key, value, "thin or thick")
     if key == DEFER and value not in _DEFER_VALUES:
         raise InvalidParameter(key, value, f"one of {', '.join(_DEFER_VALUES)}")
     if key == RUNTIME_HANDLER and not value:

@@ -70,7 +70,7 @@ class ControllerPublish:
             return
         capability_check.check_not_published(record)
         with self.stores.attach_slots.taking(request.volume_id):
-            self.stores.volume_records.save(record.but(nodes=(requested,)))
+            self.stores.volume_records.save(record.replaced(nodes=(requested,)))
 
     def unpublish_from_node(self, volume_id: volumes.VolumeId, node_id: str) -> None:
         """Unpublish the volume from the node, or from all nodes without `node_id`; an absent publish is a success.
@@ -87,7 +87,7 @@ class ControllerPublish:
             raise StillAttached(volume_id, f"a device, staged at {', '.join(paths)}")
         remaining = tuple(node for node in record.nodes if node_id and node.node_id != node_id)
         if remaining != record.nodes:
-            self.stores.volume_records.save(record.but(nodes=remaining))
+            self.stores.volume_records.save(record.replaced(nodes=remaining))
 
     def slots(
         self, node_id: str, known_ids: Collection[str] = ()

@@ -14,7 +14,7 @@ from functools import partial
 
 from crust.blockdriver.controller import class_parameters, topology
 from crust.blockdriver.engines.pool_access import RecordKind
-from crust.blockdriver.engines.protocol import Making, StillAttached
+from crust.blockdriver.engines.protocol import NewVolume, StillAttached
 from crust.blockdriver.records import capability_check, capacity
 from crust.blockdriver.records.models import ContentRecord, ContentSource, Limits, VolumeRecord
 from crust.blockdriver.records.stores import Stores
@@ -65,21 +65,26 @@ class Provisioner:
 
     stores: Stores
     sources: ContentSources
+    thick: bool = False
+    """The kind of a volume whose class names none; its record keeps it."""
 
     async def create(self, request: Create) -> VolumeRecord:
         """Create the volume; an equal volume is a success. Returns its record.
 
         Raises `capability_check.CapabilityNotSupported`, `UnknownParameter`,
-        `class_parameters.InvalidParameter`, `VolumeSizeNotPossible`, `VolumeExistsDifferently`, `OrphanImage`,
-        `topology.TopologyNotAccessible`, `OutOfCapacity`, the errors of `content_source`; `ImageMissing`,
-        `ForeignImage` for an existing volume whose image is gone: the driver never recreates it under the name of its
-        lost data.
+        `class_parameters.InvalidParameter`, ThickNotPossible, `VolumeSizeNotPossible`, `VolumeExistsDifferently`,
+        `OrphanImage`, `topology.TopologyNotAccessible`, `OutOfCapacity`, the errors of `content_source`;
+        `ImageMissing`, `ForeignImage` for an existing volume whose image is gone: the driver never recreates it under
+        the name of its lost data.
         """
         record = await workers.run(self._create, request)
         if record.stored is not None:
             return record
         async with workers.entered(self._making(record)) as making:
             content = await self.sources.fill(making, record)
+            if record.thick:  # after the thaw: it copies what a clone shares with its source
+                async with workers.long_work(workers.LongWork.COPY):
+                    await workers.run(making.allocate, record.capacity_bytes)
             return await workers.run(self._commit, making, record, content)
 
     def _create(self, request: Create) -> VolumeRecord:
@@ -97,6 +102,8 @@ class Provisioner:
         if present is None and not is_accessible:
             raise topology.TopologyNotAccessible(self.stores.segment)
         planned = self._plan(request, parameters, source, present)
+        if present is None and planned.thick:
+            self._check_thick()
         if present is not None:
             _check_same(present, planned, request, is_accessible=is_accessible)
             self.stores.provisioning.check_image(present.volume_id)
@@ -105,9 +112,20 @@ class Provisioner:
             return planned
         with self._making(planned) as making:
             making.create(planned.capacity_bytes)
+            if planned.thick:
+                making.allocate(planned.capacity_bytes)
             format_in = deferral_keys.format_in(planned.parameters)
             content = ContentRecord(volume_id=planned.volume_id, format_in=format_in)
             return self._commit(making, planned, content)
+
+    def _check_thick(self) -> None:
+        if obstacle := self.stores.provisioning.thick_obstacle():
+            raise errors.InvalidRequest.named(
+                "ThickNotPossible",
+                "a thick volume is not possible",
+                why=obstacle,
+                hint=f"use a StorageClass with {class_parameters.PROVISIONING}: thin, or another pool",
+            )
 
     def _content_source(
         self, name: str, requested: content_source.SourceRequest, present: VolumeRecord | None
@@ -147,20 +165,23 @@ class Provisioner:
             capacity_bytes=size_bytes,
             parameters=parameters.kept,
             usages=usages,
+            thick=self.thick if parameters.thick is None else parameters.thick,
             content_source=source,
             limits=Limits(**dict(parameters.limits + request.limits)),
         )
 
     @contextmanager
-    def _making(self, record: VolumeRecord) -> Iterator[Making]:
+    def _making(self, record: VolumeRecord) -> Iterator[NewVolume]:
         volume_id = record.volume_id
         with (
-            self.stores.capacity.reserved(volume_id, record.capacity_bytes),
+            self.stores.capacity.reserved(volume_id, record.capacity_bytes, thick=record.thick),
             self.stores.provisioning.making(volume_id) as making,
         ):
             yield making
 
-    def _commit(self, making: Making, record: VolumeRecord, content: ContentRecord) -> VolumeRecord:
+    def _commit(
+        self, making: NewVolume, record: VolumeRecord, content: ContentRecord
+    ) -> VolumeRecord:
         """Make the volume exist: from then on the node part writes the content record."""
         # a new image has no limits, and a copy may have those of its source
         is_limited = record.limits != Limits() or record.content_source is not None
@@ -203,23 +224,23 @@ class Provisioner:
         It skips a volume that a call works on. The next call tries a failed removal again. An image without a record,
         or a record without an image, is kept, and reported as health.
         """
-        for thing_id in await workers.run(self.stores.provisioning.unsettled):
+        for volume_or_set_id in await workers.run(self.stores.provisioning.unsettled):
             try:
-                settle = partial(workers.run, self._settle, thing_id)
+                settle = partial(workers.run, self._settle, volume_or_set_id)
                 operation = "removal of an unfinished volume or set"
-                await self.stores.running.run(thing_id, operation, None, settle)
+                await self.stores.running.run(volume_or_set_id, operation, None, settle)
             except operations.OperationInProgress:
                 continue
             except errors.CrustError as err:
-                extra = {"id": thing_id, "error": err}
+                extra = {"id": volume_or_set_id, "error": err}
                 _log.warning("an unfinished volume or set stays", extra=extra)
 
-    def _settle(self, thing_id: volumes.VolumeId) -> None:
+    def _settle(self, volume_or_set_id: volumes.VolumeId) -> None:
         try:
-            self.stores.provisioning.settle(thing_id)
+            self.stores.provisioning.settle(volume_or_set_id)
         finally:
-            if self.stores.volume_records.is_id(thing_id):  # a removal may have been undone
-                self.stores.volume_records.look_again(thing_id)
+            if self.stores.volume_records.is_id(volume_or_set_id):  # a removal may have been undone
+                self.stores.volume_records.look_again(volume_or_set_id)
 
     def available(self, query: CapacityQuery) -> tuple[int, int, int]:
         """The bytes for such volumes, by the numbers that decide about new volumes: available, the largest and the
@@ -232,8 +253,11 @@ class Provisioner:
         is_here = not query.place or topology.is_here(query.place, self.stores.segment)
         if not is_here or any(supported.obstacle(capability) for capability in query.capabilities):
             return 0, 0, 0
+        thick = self.thick if parameters.thick is None else parameters.thick
+        if thick and self.stores.provisioning.thick_obstacle():
+            return 0, 0, 0
         usages = capability_check.usages_of(query.capabilities, parameters.fs_type)
-        available = self.stores.capacity.available_bytes()
+        available = self.stores.capacity.available_bytes(thick=thick)
         maximum = min(available, self.stores.provisioning.maximum_bytes())
         return available, maximum, capacity.minimum_bytes(usages)
 

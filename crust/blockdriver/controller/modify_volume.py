@@ -22,7 +22,7 @@ from crust.blockdriver.records import capability_check, capacity
 from crust.blockdriver.records.models import Limits, VolumeRecord
 from crust.blockdriver.records.records import UNREADABLE
 from crust.blockdriver.records.stores import Stores
-from crust.core import errors, volumes
+from crust.core import deferral_keys, errors, volumes
 from crust.host.process import workers
 
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -74,12 +74,14 @@ class VolumeModifier:
             await workers.run(self._restore_limits, intended)
             raise
         if intended.limits_before is not None:
-            await workers.run(self.stores.volume_records.save, intended.but(limits_before=None))
+            await workers.run(
+                self.stores.volume_records.save, intended.replaced(limits_before=None)
+            )
 
     def grow_image(self, volume_id: volumes.VolumeId, size_range: volumes.CapacityRange) -> None:
         """Grow the image alone, to a size of the range, for a CO that calls no ControllerExpandVolume. Blocks.
 
-        Raises `models.VolumeNotFound`, `capacity.VolumeSizeNotPossible`, `OutOfCapacity`.
+        Raises `models.VolumeNotFound`, `capacity.VolumeSizeNotPossible`, `OutOfCapacity`, `NobodyGrowsFilesystem`.
         """
         record = self.stores.volume_records.load(volume_id)
         if record.capacity_bytes < size_range.required_bytes:
@@ -142,7 +144,7 @@ class VolumeModifier:
             # Only guests may miss an interrupted change: on this host the start has made it.
             deferred = self.stores.node_state.deferred_targets(volume_id)
             before = (record.limits_before if deferred else None) or record.limits
-            record = record.but(limits=Limits.of(limits), limits_before=before)
+            record = record.replaced(limits=Limits.of(limits), limits_before=before)
             record = self.stores.volume_records.save(record)
         try:
             self.enforcement.set_on_host(volume_id, limits)
@@ -179,17 +181,34 @@ class VolumeModifier:
         return record.capacity_bytes, any(usage.kind == "mount" for usage in record.usages)
 
     def _grow(self, record: VolumeRecord, size_range: volumes.CapacityRange) -> VolumeRecord:
+        self._check_grows(record)
         maximum = self.stores.provisioning.maximum_bytes()
         size_bytes = capacity.choose(size_range, minimum=record.capacity_bytes, maximum=maximum)
         volume_id = record.volume_id
-        present_bytes = record.capacity_bytes
-        with self.stores.capacity.reserved(volume_id, size_bytes, present_bytes=present_bytes):
-            self.stores.provisioning.grow(volume_id, size_bytes)
-            return self.stores.volume_records.save(record.but(capacity_bytes=size_bytes))
+        reserved = self.stores.capacity.reserved(
+            volume_id, size_bytes, thick=record.thick, present_bytes=record.capacity_bytes
+        )
+        with reserved:
+            self.stores.provisioning.grow(volume_id, size_bytes, thick=record.thick)
+            return self.stores.volume_records.save(record.replaced(capacity_bytes=size_bytes))
+
+    def _check_grows(self, record: VolumeRecord) -> None:
+        """Raise `NobodyGrowsFilesystem` if no mount of the volume would ever use the new size."""
+        is_always = record.parameters.get(deferral_keys.DEFER) == deferral_keys.Defer.ALWAYS.value
+        if is_always and self.stores.content_records.load(record.volume_id).nobody_grows:
+            raise errors.InvalidRequest.named(
+                "NobodyGrowsFilesystem",
+                f"{record.volume_id} cannot be expanded",
+                why="only guests mount it (crust.dev/defer: always), and the runtime that last had it does not "
+                "offer GROW",
+                hint="copy the data to a volume of a class with crust.dev/grow-in: host",
+            )
 
     def _restore_limits(self, intended: VolumeRecord) -> None:
         before = intended.limits_before or intended.limits
-        record = self.stores.volume_records.save(intended.but(limits=before, limits_before=None))
+        record = self.stores.volume_records.save(
+            intended.replaced(limits=before, limits_before=None)
+        )
         volume_id = record.volume_id
         try:
             self.enforcement.set_on_host(volume_id, record.limits.value)

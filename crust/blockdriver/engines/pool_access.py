@@ -260,6 +260,8 @@ class Access:
     on_host: bool = False
     """Whether this host itself uses it, by a block device; else a hypervisor may open it. An engine that always makes
     devices ignores this."""
+    keeps_blocks: bool = False
+    """Whether a discard of its users must free no block, as for a thick volume."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
 

@@ -94,16 +94,24 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class PoolSpace:
-    """A pool's space in bytes: its size for crust's images, its free bytes, and the blocks of its snapshots.
+    """A pool's space in bytes, now. `records.capacity` has the formula that it is for.
 
-    `size_bytes` excludes other files. In `snapshot_bytes` a shared block counts once per snapshot. The engine needs
-    `spare_bytes` itself: volumes never get them, at any overcommit.
+    `free_bytes` are what the medium has free for anybody. `own_bytes` are what the volumes and snapshots have of it,
+    each byte once: at least, because all other used bytes count as others'. `snapshot_bytes` are what the snapshots
+    have, each byte once: at most. Volumes and sets that are being made count in `own_bytes` alone. The engine needs
+    `spare_bytes` itself: volumes never get them, at any overcommit. Of others' bytes `unseen_bytes` may be own.
     """
 
-    size_bytes: int
     free_bytes: int
-    snapshot_bytes: int
+    own_bytes: int = 0
+    snapshot_bytes: int = 0
     spare_bytes: int = 0
+    unseen_bytes: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """What volumes and snapshots have and could have: the medium without what others use."""
+        return self.free_bytes + self.own_bytes
 
 
 class NoChangeTracking(errors.NotReady):
@@ -128,20 +136,25 @@ class SnapshotMissing(errors.Corrupt):
         )
 
 
-class Unseen(Protocol):
+class Uncommitted(Protocol):
     """A volume or set that no other caller sees before `commit`."""
 
     def commit(self, records: Mapping[RecordKind, bytes]) -> None:
         """Make it exist, with its records, in one durable step; the last call. After an error it may exist."""
 
 
-class Making(Unseen, Protocol):
+class NewVolume(Uncommitted, Protocol):
     """A volume during its creation; `commit` takes its volume record and its content record. Each of the other calls
     gives it an image.
     """
 
     def create(self, size_bytes: int) -> None:
         """An image that reads as zeros. Raises `Exhausted`, `ForeignImage`."""
+
+    def allocate(self, size_bytes: int) -> None:
+        """Give the image all of its blocks, which it shares with none; only where there is no `thick_obstacle`.
+        Raises `Exhausted`.
+        """
 
     def restore(self, image: Image, size_bytes: int) -> None:
         """The image of a snapshot, with zeros after it up to `size_bytes`. Raises `SnapshotMissing`, `Exhausted`,
@@ -155,12 +168,17 @@ class Making(Unseen, Protocol):
         """
 
 
-class Taking(Unseen, Protocol):
+class NewSnapshotSet(Uncommitted, Protocol):
     """A set of snapshots during its creation; `commit` takes its record."""
 
     def take(self, image: Image) -> None:
         """Copy a volume's present content, including writes to this node's device; a second call replaces the copy.
         Raises `ImageMissing`, `Exhausted`.
+        """
+
+    def added_bytes(self) -> int:
+        """The bytes that the copies add to the pool's `snapshot_bytes` when they are committed; 0 as for
+        `Provisioning.added_bytes`.
         """
 
     def moved_on(self, image: Image) -> bool:
@@ -194,7 +212,7 @@ class Provisioning(Protocol):
     def check_usable(self) -> None:
         """Raise `NotReady` if volumes cannot be made or attached now. Cheap: called every few seconds."""
 
-    def making(self, volume_id: volumes.VolumeId) -> AbstractContextManager[Making]:
+    def making(self, volume_id: volumes.VolumeId) -> AbstractContextManager[NewVolume]:
         """Make a volume that does not exist, inside the block. Without a commit all of it is removed again.
 
         Settles the volume first. Raises OrphanImage for an image with its name and no record, and the errors of
@@ -208,7 +226,9 @@ class Provisioning(Protocol):
         Raises `StillAttached` and `ForeignImage`: then it exists as before.
         """
 
-    def taking(self, set_id: str, images: Sequence[Image]) -> AbstractContextManager[Taking]:
+    def taking(
+        self, set_id: str, images: Sequence[Image]
+    ) -> AbstractContextManager[NewSnapshotSet]:
         """Take a set that does not exist, of `images`, inside the block. Without a commit all of it is removed again.
 
         Settles the set first. Raises the errors of `settle`, and OrphanImage if the engine can see images with its
@@ -223,7 +243,7 @@ class Provisioning(Protocol):
     def unsettled(self) -> tuple[volumes.VolumeId, ...]:
         """The volumes and sets that are half made or half removed, also by calls that run now."""
 
-    def settle(self, thing_id: volumes.VolumeId) -> None:
+    def settle(self, volume_or_set_id: volumes.VolumeId) -> None:
         """End an unfinished volume or set as removed; none is a success.
 
         Raises `StillAttached` for a volume in use: it then takes a removal back, and the volume exists.
@@ -234,8 +254,11 @@ class Provisioning(Protocol):
         `ImageReplaced` if its device on this node has another one.
         """
 
-    def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
-        """Grow the image to at least this size. Raises `ImageMissing`, `Exhausted`."""
+    def grow(self, volume_id: volumes.VolumeId, size_bytes: int, *, thick: bool = False) -> None:
+        """Grow the image to at least this size, if `thick` with its blocks. Raises `ImageMissing`, `Exhausted`."""
+
+    def thick_obstacle(self) -> str:
+        """The reason why volumes cannot have all of their blocks from the start, and keep them; empty if they can."""
 
     def maximum_bytes(self) -> int:
         """The largest possible volume, at any free capacity (`Exhausted` is about that)."""
@@ -260,8 +283,10 @@ class Provisioning(Protocol):
     def copies_at_once(self) -> bool:
         """Whether snapshots and clones are atomic and immediate, also while the volume is written to."""
 
-    def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """The capacity that a snapshot of the volume would take now; 0 if it shares blocks with the volume."""
+    def added_bytes(self, volume_id: volumes.VolumeId) -> int:
+        """The bytes that a snapshot of the volume would add to the pool's `snapshot_bytes` now: without those that
+        other snapshots have too. 0 if the engine does not count the blocks of snapshots.
+        """
 
     def check_snapshot(self, image: Image) -> None:
         """Raise `SnapshotMissing` if a complete snapshot does not exist."""

@@ -8,8 +8,9 @@ allocated) count as different: the result may be too large, and is never too sma
 A tenant that writes every second block of its volume decides how many parts there are. So each list is a generator,
 which holds one batch of FIEMAP of each file and no list of all parts, and can begin at any byte.
 
-`occupied_bytes` counts each byte of the device once, however many files share it, which neither st_blocks nor
-statvfs(3) says. The whole number or none: it refuses a part whose place or size on the device is not known.
+`Occupied` counts each byte of the device once, however many files share it, which neither st_blocks nor statvfs(3)
+says. A part whose place or size on the device is not known (compressed, encrypted, not yet allocated) may take
+nothing or all of its length: the sum has a lower bound and an upper one. `sharing` says which files share blocks.
 
 Source: lseek(2), and Linux Documentation/filesystems/fiemap.rst.
 """
@@ -19,7 +20,7 @@ import fcntl
 import os
 import struct
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from crust.host.answers import NotSeen
@@ -33,7 +34,7 @@ _SYNC, _BATCH = 0x1, 512
 _LAST, _UNWRITTEN = 0x1, 0x800
 _PLACE_UNKNOWN = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400
 """FIEMAP_EXTENT_UNKNOWN, DELALLOC, ENCODED, DATA_ENCRYPTED, NOT_ALIGNED, DATA_INLINE, DATA_TAIL."""
-_INLINE = 0x200
+_INLINE, _SHARED = 0x200, 0x2000
 _MOST_PARTS = 1 << 19
 """A list of so many parts takes 50 MiB and a second."""
 
@@ -85,6 +86,12 @@ def differing(base: AnyPath, target: AnyPath, start: int = 0) -> Iterator[Extent
         yield from _merged(_differences(_written_of(old, start), _written_of(new, start), start))
 
 
+def added(base: AnyPath, target: AnyPath) -> Iterator[Extent]:
+    """The parts of `differing` that `target` has blocks for. The iterator raises `OSError`."""
+    with syscalls.closing(_open(base)) as old, syscalls.closing(_open(target)) as new:
+        yield from _differences(_written_of(old, 0), _written_of(new, 0), holes=False)
+
+
 def _open(path: AnyPath) -> int:
     return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -103,30 +110,76 @@ def data_of(fd: int, start: int = 0) -> Iterator[Extent]:
         yield Extent(start, end - start)
 
 
-def occupied_bytes(paths: Iterable[AnyPath]) -> int:
-    """The bytes that files of one filesystem have on its device; each byte once, however many files share it.
-
-    Parts that were reserved and never written count, and data within the inode does not. Raises `OSError`, and
-    `NotSeen` for a compressed, encrypted or not yet allocated part, and for more than `_MOST_PARTS` parts.
+class Occupied:
+    """The bytes that the files of one filesystem have on its device, those that were reserved and never written too.
+    Data within the inode does not count.
     """
-    starts, ends = array("Q"), array("Q")
-    for path in paths:
+
+    def __init__(self) -> None:
+        self._starts, self._ends = array("Q"), array("Q")
+        self._unknown_bytes = 0
+
+    def add(self, path: AnyPath) -> None:
+        """Count a file. Raises `OSError`, and `NotSeen` for more than `_MOST_PARTS` parts."""
         with syscalls.closing(_open(path)) as fd:
             for part in _placed_of(fd, 0):
                 if part.flags & _INLINE:
                     continue
-                if part.place is None or len(starts) == _MOST_PARTS:
-                    why = "the filesystem does not say where all its blocks are"
-                    if part.place is not None:
-                        why = f"the files have more than {_MOST_PARTS} parts"
-                    raise NotSeen(f"cannot see the blocks of {path}", why=why)
-                starts.append(part.place)
-                ends.append(part.place + part.end - part.start)
-    if not starts:
-        return 0
-    begins, stops = sorted(starts), sorted(ends)
-    gaps = sum(max(begin - stop, 0) for begin, stop in zip(begins[1:], stops, strict=False))
-    return stops[-1] - begins[0] - gaps
+                if part.place is None:
+                    self._unknown_bytes += part.end - part.start
+                    continue
+                if len(self._starts) == _MOST_PARTS:
+                    why = f"the files have more than {_MOST_PARTS} parts"
+                    raise NotSeen(f"cannot count the blocks of {path}", why=why)
+                self._starts.append(part.place)
+                self._ends.append(part.place + part.end - part.start)
+
+    def least_bytes(self) -> int:
+        """Without the parts that are not known."""
+        if not self._starts:
+            return 0
+        begins, stops = sorted(self._starts), sorted(self._ends)
+        gaps = sum(max(begin - stop, 0) for begin, stop in zip(begins[1:], stops, strict=False))
+        return stops[-1] - begins[0] - gaps
+
+    def most_bytes(self) -> int:
+        """With them."""
+        return self.least_bytes() + self._unknown_bytes
+
+
+def sharing(paths: Collection[str]) -> list[set[str]]:
+    """The files that share blocks with another file, in groups: two files that share some are in one group.
+
+    A group may be too large: files with shared parts whose place is not known are in one, and after `_MOST_PARTS`
+    shared parts it is all files. Raises `OSError`.
+    """
+    shared: list[tuple[int, int, str]] = []
+    for path in paths:
+        shared.extend(_shared_of(path))
+        if len(shared) > _MOST_PARTS:
+            return [set(paths)]
+    group_of: dict[str, set[str]] = {}
+    reach, last = _UNPLACED, ""
+    for place, end, path in sorted(shared):
+        group = group_of.setdefault(path, {path})
+        if place < reach and group is not group_of[last]:
+            group |= group_of[last]
+            group_of.update(dict.fromkeys(group, group))
+        if end > reach:
+            reach, last = end, path
+    return list({id(group): group for group in group_of.values()}.values())
+
+
+_UNPLACED = -1
+
+
+def _shared_of(path: str) -> Iterator[tuple[int, int, str]]:
+    """The places of a file's shared parts: all that are not known are one place, before the device's first byte."""
+    with syscalls.closing(_open(path)) as fd:
+        for part in _placed_of(fd, 0):
+            if part.flags & _SHARED:
+                place = _UNPLACED if part.place is None else part.place
+                yield place, 0 if part.place is None else place + part.end - part.start, path
 
 
 def _placed_of(fd: int, start: int, *, sync: bool = False) -> Iterator[_Placed]:
@@ -153,14 +206,16 @@ def _written_of(fd: int, start: int) -> Iterator[_Placed]:
 
 
 def _differences(
-    old: Iterable[_Placed], new: Iterable[_Placed], start: int = 0
+    old: Iterable[_Placed], new: Iterable[_Placed], start: int = 0, *, holes: bool = True
 ) -> Iterator[Extent]:
-    """Walk both maps from one border to the next: between two borders each file has one extent or none."""
+    """Walk both maps from one border to the next: between two borders each file has one extent or none. With `holes`
+    also where only the old file has one.
+    """
     old_runs, new_runs = _runs(old, start), _runs(new, start)
     (old_end, old_shift), (new_end, new_shift) = next(old_runs), next(new_runs)
     while start < _END:
         end = min(old_end, new_end)
-        if old_shift != new_shift:
+        if old_shift != new_shift and (holes or new_shift is not None):
             yield Extent(start, end - start)
         if old_end == end:
             old_end, old_shift = next(old_runs, (_END, None))

@@ -23,8 +23,6 @@ from crust.host.files.durable import AnyPath
 from crust.host.process import syscalls
 
 _FICLONE = 0x40049409  # _IOW(0x94, 9, int)
-_BTRFS_FS_INFO = 0x8400941F  # _IOR(0x94, 31, struct btrfs_ioctl_fs_info_args), 1024 bytes
-_BTRFS_INFO_BYTES = 1024
 _CHUNK_BYTES = 64 * 1024 * 1024
 _NO_CLONES = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL)
 
@@ -40,24 +38,6 @@ def clones(directory: AnyPath) -> bool:
             for name in names:
                 with suppress(FileNotFoundError):
                     os.unlink(name)
-
-
-def piles_up_extents(directory: AnyPath) -> bool:
-    """Whether each direct write to a file of `directory` makes an extent of its own, as on btrfs: clones get slow.
-
-    Writes through the page cache make extents of up to 128 MiB. With checksums btrfs turns direct writes into these.
-    """
-    with (
-        syscalls.translating(f"cannot look at {directory}"),
-        syscalls.closing(os.open(directory, os.O_RDONLY | os.O_DIRECTORY)) as fd,
-    ):
-        try:
-            fcntl.ioctl(fd, _BTRFS_FS_INFO, bytes(_BTRFS_INFO_BYTES))
-        except OSError as err:
-            if err.errno in _NO_CLONES:
-                return False
-            raise
-    return True
 
 
 def copy(

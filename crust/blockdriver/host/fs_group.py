@@ -32,8 +32,8 @@ from collections.abc import Generator
 from crust.core import errors, volumes
 from crust.host.process import syscalls
 
-STEP = 256
-"""The visits of one step: about 10 ms, if the inodes are in memory."""
+STEP = 64
+"""The visits of one step: about 2 ms, if the inodes are in memory."""
 
 _FILE_BITS = 0o660
 _DIRECTORY_BITS = 0o2770

@@ -50,11 +50,9 @@ _THREAD_KEYRING = -1
 _INVALIDATE = 21
 _KEY_CALLS = {"x86_64": (248, 250), "aarch64": (217, 219)}
 """add_key(2) and keyctl(2)."""
-_CLONE_NEWNET = 0x40000000
 _OWN, _FIRST = "/proc/thread-self/ns/net", "/proc/1/ns/net"
 _INITIAL_ONLY = "/proc/sys/net/core/dev_weight"
 """A setting that no other network namespace has."""
-_setns = ctypes.CDLL(None, use_errno=True).setns
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/\[\]-]+")
 _FEATURES = {
     0: "layering", 1: "striping", 2: "exclusive-lock", 3: "object-map", 4: "fast-diff", 5: "deep-flatten",
@@ -260,7 +258,12 @@ def thread_key(kind: str, description: str, payload: bytes) -> Iterator[None]:
     looks the key up in the thread that maps, and has a copy when the block ends. Raises translated errors of the
     kernel, without the payload.
     """
-    add_key, keyctl = _key_calls()
+    numbers = _KEY_CALLS.get(os.uname().machine)
+    if numbers is None or ctypes.sizeof(ctypes.c_void_p) != 8:
+        raise errors.Unsupported(
+            "cannot give the kernel a key", why=f"crust does not know how on {os.uname().machine}"
+        )
+    add_key, keyctl = numbers
     with syscalls.translating(
         f"cannot give the kernel a key of the type {kind}",
         hint="in a container, allow add_key and keyctl: its seccomp profile may refuse them",
@@ -275,15 +278,6 @@ def thread_key(kind: str, description: str, payload: bytes) -> Iterator[None]:
             syscalls.call(keyctl, _INVALIDATE, serial, 0, 0, 0)
 
 
-def _key_calls() -> tuple[int, int]:
-    numbers = _KEY_CALLS.get(os.uname().machine)
-    if numbers is None or ctypes.sizeof(ctypes.c_void_p) != 8:
-        raise errors.Unsupported(
-            "cannot give the kernel a key", why=f"crust does not know how on {os.uname().machine}"
-        )
-    return numbers
-
-
 def sees_host_network() -> bool:
     """Whether this thread is in the host's network namespace, or can enter it."""
     return listing.exists(_INITIAL_ONLY) or not _is_first()
@@ -295,28 +289,23 @@ def host_network() -> Iterator[None]:
     if listing.exists(_INITIAL_ONLY) or _is_first():
         yield
         return
+    from pyroute2 import netns  # 10 MiB, which only a driver in a pod's network needs, once it maps
+
     with (
         syscalls.translating("cannot use the host's network namespace"),
         syscalls.closing(os.open(_OWN, os.O_RDONLY)) as pod,
         syscalls.closing(os.open(_FIRST, os.O_RDONLY)) as host,
     ):
-        _enter(host)
+        netns.setns(host)
         try:
             yield
         finally:
-            _enter(pod)
+            netns.setns(pod)
 
 
 def _is_first() -> bool:
     with syscalls.translating("cannot look at the network namespaces"):
         return os.path.samefile(_OWN, _FIRST)
-
-
-def _enter(descriptor: int) -> None:
-    with syscalls.translating("cannot enter a network namespace"):
-        if _setns(descriptor, _CLONE_NEWNET):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
 
 
 def _secret(key: str) -> bytes:

@@ -35,11 +35,6 @@ class IoLimits:
     throttle: throttling.Throttle
     guests: Guests
 
-    def check_host(self, limits: volumes.IoLimits) -> None:
-        """Raise `throttling.CannotThrottle` if this host cannot hold a volume to `limits`."""
-        if limits != NONE:
-            self.throttle.check_can_limit()
-
     def check_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
         """Raise the reason why this node cannot enforce other limits.
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from crust.blockdriver.engines.pool_access import Attachment
-from crust.blockdriver.host import device_mounts, growth
+from crust.blockdriver.host import device_mounts
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.records.node_state import NotStaged
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
-from crust.host.mounts import mountinfo
+from crust.host.mounts import growth, mountinfo
 from crust.host.process import workers
 
 _log = logging.getLogger(__name__)
@@ -32,7 +32,8 @@ class OnlineGrowthRefused(errors.NotReady):
         super().__init__(
             f"the filesystem of {volume_id} cannot grow while it is mounted",
             why=why,
-            hint="it keeps its size until a writable publish can grow it, on the host or in a guest",
+            hint="a writable publish grows it, in a guest or on the host; there ext4 only if the driver has "
+            "CAP_SYS_RESOURCE",
         )
 
 
@@ -160,9 +161,9 @@ class NodeExpand:
             extra = {"volume_id": content.volume_id, "error": str(err)}
             _log.warning("the filesystem is not grown", extra=extra)
             refused = f"the filesystem keeps its old size: {err.why or err}"
-            save(content.but(growth_refused=refused))
+            save(content.replaced(growth_refused=refused))
             raise
-        save(content.but(filled_bytes=size_bytes, growth_refused=""))
+        save(content.replaced(filled_bytes=size_bytes, growth_refused=""))
 
 
 def _check_size(request: Expand, size_bytes: int) -> None:

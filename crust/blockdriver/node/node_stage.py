@@ -18,9 +18,7 @@ stale record leads to no format. Each program that runs has the volume's lock (`
 device.
 """
 
-import errno
 import os
-import stat
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -36,10 +34,9 @@ from crust.blockdriver.records.models import ContentRecord, VolumeRecord
 from crust.blockdriver.records.node_state import Staged
 from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, volumes
-from crust.host import answers
 from crust.host.block import devices, signatures, users
 from crust.host.block.users import Purpose
-from crust.host.files import target_paths
+from crust.host.files import listing, target_paths
 from crust.host.files.locks import ToolLocks
 from crust.host.filesystems import format_decision, mkfs, superblocks
 from crust.host.filesystems.format_decision import Action
@@ -61,6 +58,8 @@ class Preparation:
     action: Action = Action.KEEP
     held: ExitStack = field(default_factory=ExitStack)
     """Closes the descriptors."""
+    guest_kernel: str = ""
+    """The kernel of the only guests that the volume is for; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,9 @@ class FilesystemPreparation:
         """Record the intended filesystem. The driver gave the device to no user since it judged it."""
         device, size_bytes = due.attachment.host_device, due.attachment.size_bytes
         mkfs.check_size(device.path, due.fs_type, size_bytes)
-        intended = due.content.but(
+        if due.guest_kernel:
+            mkfs.check_kernel(due.fs_type, due.guest_kernel)
+        intended = due.content.replaced(
             state="formatting",
             fs_type=due.fs_type,
             planned_uuid=str(uuid.uuid4()),
@@ -152,8 +153,17 @@ class FilesystemPreparation:
         if content.state == "formatting":
             # This write refuses a stale record, before its word leads to a clear.
             content = self.stores.content_records.save(content)
-            _clear_interrupted(content, attachment.host_device)
-        self.stores.content_records.save(content.but(state="raw", fs_type="", planned_uuid=""))
+            # It zeroes the rest of an interrupted mkfs, but never a complete filesystem, which may have been used.
+            device = attachment.host_device
+            action = format_decision.judge_interrupted(
+                content,
+                signatures.probe(device.path),
+                superblock_of=lambda fs_type: superblocks.find(device.path, fs_type),
+            )
+            if action is Action.CLEAR_AND_MAKE:
+                users.check(device, Purpose.FORMAT)
+                devices.zero_device(device.path)
+        self.stores.content_records.save(content.replaced(state="raw", fs_type="", planned_uuid=""))
 
     async def prepare(self, due: Preparation) -> None:
         """Do the work that `begin` found; raises the errors of the tools, which have the volume's lock."""
@@ -182,7 +192,7 @@ class FilesystemPreparation:
             devices.sync(due.attachment.host_device.path)
         if due.action is not Action.KEEP:
             generation = content.generation + 1
-            formatted = content.but(state="formatted", planned_uuid="", generation=generation)
+            formatted = content.replaced(state="formatted", planned_uuid="", generation=generation)
             self.stores.content_records.save(formatted)
         due.note_done()
 
@@ -198,18 +208,6 @@ def _check_users(due: Preparation, action: Action) -> None:
         users.check(due.attachment.host_device, purpose, is_mine=True)
 
 
-def _clear_interrupted(content: ContentRecord, device: volumes.BlockSource) -> None:
-    """Zero the rest of an interrupted mkfs, but never a complete filesystem, which may have been used."""
-    action = format_decision.judge_interrupted(
-        content,
-        signatures.probe(device.path),
-        superblock_of=lambda fs_type: superblocks.find(device.path, fs_type),
-    )
-    if action is Action.CLEAR_AND_MAKE:
-        users.check(device, Purpose.FORMAT)
-        devices.zero_device(device.path)
-
-
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A NodeStageVolume."""
@@ -219,6 +217,8 @@ class Stage:
     capability: volumes.VolumeCapability
     access: Access
     """The engine attaches it with this access."""
+    guest_kernel: str = ""
+    """As in `Preparation`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,18 +285,21 @@ class NodeStage:
             if self.stores.access.attached(request.volume_id) is not None:
                 return staged.model_copy(update={"paths": paths}), None
         with self.stores.attach_slots.taking(request.volume_id):
-            attachment = self.stores.access.attach(request.volume_id, request.access)
+            access = replace(request.access, keeps_blocks=record.thick)
+            attachment = self.stores.access.attach(request.volume_id, access)
         if attachment.device is None:
             return self._for_hypervisor(entry), None
         self.io_limits.settle(record.limits.value, attachment)
         if entry.kind == "block":
             self.preparation.give_out_raw(content, attachment)
             return entry, None
-        if deferral_keys.formats_in_guest(content.keys):
+        if content.format_in != "host":
             return entry, None  # the host does not look at the content
         note_done = partial(self.stores.node_state.note_staged, entry)
         return entry, Preparation(
-            content, entry.fs_type, attachment, record.parameters, note_done, inherits=(lock,)
+            *(content, entry.fs_type, attachment, record.parameters, note_done),
+            inherits=(lock,),
+            guest_kernel=request.guest_kernel,
         )
 
     def _for_hypervisor(self, entry: Staged) -> Staged:
@@ -312,10 +315,7 @@ class NodeStage:
         capability_check.check_not_elsewhere(record, self.stores.node_id)
         if obstacle := self.stores.supported.obstacle(request.capability):
             raise capability_check.CapabilityExceeded(volume_id, obstacle)
-        path = request.path.text
-        absent = (errno.ENOENT, errno.ENOTDIR)
-        status = answers.seen(answers.ask(path, lambda: os.stat(path), absent=absent))
-        if status is None or not stat.S_ISDIR(status.st_mode):
+        if not listing.is_directory(request.path.text):
             raise errors.NotReady.named(
                 "StagingPathMissing",
                 f"the staging path {request.path.text} is not a directory",
@@ -326,7 +326,7 @@ class NodeStage:
         if isinstance(access, volumes.BlockAccess):
             kind = "block"
             # before it is given out: afterwards no guest would format it
-            deferral_keys.check_host_publish(volume_id, content.keys, is_block=True)
+            deferral_keys.check_host_publish(volume_id, content.format_in, is_block=True)
         else:
             fs_type = capability_check.wanted_fs_type(access, record, content.fs_type)
         return Staged(volume_id=volume_id, kind=kind, fs_type=fs_type, paths=(request.path.text,))

@@ -1,7 +1,8 @@
 """NodeUnpublishVolume unmounts and removes the target; NodeUnstageVolume detaches after the last staging path.
 
 For both the kernel decides, and not the node state: a volume can be unpublished after its deletion, a lost node state
-or an interrupted publish, and a mount without a record keeps the device attached. A deferred publish has no mount of
+or an interrupted publish, and when another pool is in the place of its own; a mount without a record keeps the device
+attached. A deferred publish has no mount of
 this driver: the proxy's guard mount is at its target, and the proxy removes it. The driver answers when mountinfo
 does not show the mount any more.
 
@@ -13,21 +14,18 @@ Each hour the driver detaches devices that crashes left attached on this node, u
     attached by another program           left alone, with any file
 """
 
-import errno
 import logging
-import os
-import stat
 from dataclasses import dataclass
+from functools import partial
 
-from crust.blockdriver.engines.pool_access import Attachment
+from crust.blockdriver.engines.pool_access import Attachment, pool_of
 from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing
 from crust.blockdriver.host import device_mounts
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
-from crust.host import answers
 from crust.host.block import users
-from crust.host.files import target_paths
+from crust.host.files import listing, target_paths
 from crust.host.mounts import mount_api, mountinfo
 from crust.host.process import workers
 
@@ -81,11 +79,7 @@ class NodeUnpublish:
 
         It does not ask the storage: a pod must end without it.
         """
-        attachment = (
-            self.stores.access.host_device(volume_id)
-            if self.stores.pool.ids.is_volume_id(volume_id)
-            else None
-        )
+        attachment = self.stores.access.host_device(volume_id) if pool_of(volume_id) else None
         device = attachment.device if attachment is not None else None
         if device is not None and not device_mounts.shows(mount, device):
             raise errors.NotReady.named(
@@ -119,20 +113,25 @@ class NodeUnstage:
 
         Raises `StillPublished`, and `NotReady` with the holder while the device is in use. Blocks.
         """
-        if not self.stores.pool.ids.is_volume_id(volume_id):
+        if not pool_of(volume_id):
             return
         unreadable = self.stores.node_state.unreadable(volume_id)
         staged = None if unreadable else self.stores.node_state.of(volume_id).stage
         # that the CO has not removed
         paths = () if staged is None else staged.paths
-        other_paths = tuple(other for other in paths if other != path.text and _is_directory(other))
+        other_paths = tuple(
+            other for other in paths if other != path.text and listing.is_directory(other)
+        )
         if staged is not None and other_paths:
             self.stores.node_state.note_staged(staged.model_copy(update={"paths": other_paths}))
             return
         published = () if unreadable else self.stores.node_state.live_publishes(volume_id)
         if published:
             raise StillPublished(volume_id, tuple(entry.target for entry in published))
-        attachment = self._attached(volume_id)
+        try:
+            attachment = self.stores.access.host_device(volume_id)
+        except (ImageMissing, ForeignImage):
+            attachment = None  # somebody removed or replaced the image: its pod must be able to end
         if attachment is None:
             self.stores.access.detach(volume_id)  # the rest of a failed stage
         else:
@@ -143,42 +142,28 @@ class NodeUnstage:
                 self.stores.access.detach(volume_id)
         self.stores.node_state.forget_staged(volume_id)
 
-    def _attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """The attachment; None too for an image that somebody removed or replaced: its pod must be able to end."""
-        try:
-            return self.stores.access.host_device(volume_id)
-        except (ImageMissing, ForeignImage):
-            return None
-
     async def collect(self) -> None:
         """Detach devices that crashes left attached: of volumes that are not staged, or have no image any more.
 
         Devices that may be in use, or that another program attached, stay. Each detach is an operation of its volume,
         so it never runs beside another call for it.
         """
-        for volume_id in await workers.run(self._unused):
-            await self._detach(volume_id)
+        name = "detaching of a device that is not staged"
+        for volume_id in await workers.run(self.stores.access.attached_here):
+            if self._is_staged(volume_id):
+                continue
+            detach = partial(workers.run, self._detach_unused, volume_id)
+            try:
+                await self.stores.running.run(volume_id, name, None, detach)
+            except errors.CrustError as err:
+                extra = {"volume_id": volume_id, "error": err}
+                _log.info("an unused device stays attached", extra=extra)
         await workers.run(self._drop_orphans)
-
-    def _unused(self) -> tuple[volumes.VolumeId, ...]:
-        attached = self.stores.access.attached_here()
-        return tuple(volume_id for volume_id in attached if not self._is_staged(volume_id))
 
     def _is_staged(self, volume_id: volumes.VolumeId) -> bool:
         """Whether there is an entry, readable or not."""
         unreadable = self.stores.node_state.unreadable(volume_id)
         return bool(unreadable) or self.stores.node_state.of(volume_id).stage is not None
-
-    async def _detach(self, volume_id: volumes.VolumeId) -> None:
-        name = "detaching of a device that is not staged"
-        try:
-            await self.stores.running.run(
-                volume_id, name, None, lambda: workers.run(self._detach_unused, volume_id)
-            )
-        except errors.CrustError as err:
-            _log.info(
-                "an unused device stays attached", extra={"volume_id": volume_id, "error": err}
-            )
 
     def _detach_unused(self, volume_id: volumes.VolumeId) -> None:
         attachment = self.stores.access.attached(volume_id)
@@ -212,13 +197,6 @@ def _check_unused(volume_id: volumes.VolumeId, device: volumes.BlockSource, *, r
         mounts = device_mounts.node_mounts(device)
     if mounts:
         raise StillPublished(volume_id, tuple(mount.target for mount in mounts))
-
-
-def _is_directory(path: str) -> bool:
-    """Raises `NotSeen`."""
-    absent = (errno.ENOENT, errno.ENOTDIR)
-    status = answers.seen(answers.ask(path, lambda: os.stat(path), absent=absent))
-    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def _is_shown(attachment: Attachment) -> bool:

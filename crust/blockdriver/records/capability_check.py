@@ -59,7 +59,10 @@ class SupportedCapabilities:
         """The reason why `capability` is not supported; empty if it is. Never contains the value of a mount flag."""
         is_raw = isinstance(capability.access, volumes.BlockAccess)
         if capability.mode not in (self.raw_modes if is_raw else self.modes):
-            return self._mode_obstacle(capability.mode)
+            why = "is not supported: a volume has writers on one node at most"
+            if capability.mode in self.raw_modes:
+                why = "is for raw block volumes alone: a filesystem that two nodes mount is destroyed by the second"
+            return f"the access mode {capability.mode.name} {why}"
         if isinstance(capability.access, volumes.BlockAccess):
             return ""
         fs_type = capability.access.fs_type
@@ -70,14 +73,6 @@ class SupportedCapabilities:
         except errors.InvalidRequest as err:
             return str(err)
         return ""
-
-    def _mode_obstacle(self, mode: volumes.AccessMode) -> str:
-        if mode in self.raw_modes:
-            return (
-                f"the access mode {mode.name} is for raw block volumes alone: a filesystem that two nodes mount is "
-                "destroyed by the second"
-            )
-        return f"the access mode {mode.name} is not supported: a volume has writers on one node at most"
 
 
 def usages_of(

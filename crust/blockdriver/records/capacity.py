@@ -5,19 +5,38 @@ written yet, or a database would fail at a write after the creation of another v
 records (durable before the image) and of the records being written at this moment, so that two creates cannot both
 take the last bytes.
 
-    free = min(pool free - spare, (pool size - spare) x overcommit - reserved - blocks of snapshots)
+    others = the medium's used bytes - own          what is none of the pool's volumes and snapshots
+    left   = the medium's size - others - spare - blocks of snapshots - reserved for thick volumes
+           = free + own - spare - blocks of snapshots - reserved for thick volumes
+    a thin volume may have             min(free - spare, left x overcommit - reserved for thin volumes)
+    a thick volume or a snapshot may   min(free - spare, left - reserved for thin volumes / overcommit)
+
+So a pool can still promise what its medium has free, less what is promised and not yet used. The engine says what is
+`free` and `own` now (`PoolSpace`), so a file of others counts as soon as it is there, also in a directory of a
+filesystem with other uses. What others write into promised bytes, and into the spare, is `missing_bytes`: then thin
+volumes are unhealthy, before a write fails. With overcommit they are so too while only a part of the spare is free.
+
+A thick volume has all of its blocks from its creation on, so it is never overcommitted. A thin one gets a block when
+it writes it.
 
 A volume whose record is damaged or gone keeps its data, and a pod may write to it: its image's size is reserved. The
 driver reads that size each time, so an operator's repair or removal counts at once.
 
-The driver never gives the engine's spare to volumes, at any overcommit. A snapshot reserves no bytes, because it does
-not grow; all its blocks count, shared ones too, because its volume may overwrite all of them. A copy sets its bytes
-aside until they are written. The driver asks the engine before it takes a lock.
+The driver never gives the engine's spare to volumes, at any overcommit. A snapshot does not grow. Its blocks count,
+also those that it shares with its volume: that may overwrite all of them, and then needs new ones. So a snapshot is
+refused where less is free than it adds to them: its volume's blocks that no other snapshot has. Its blocks count from
+its commit on, each block once however many snapshots have it. Before, they are set aside: at first what the volume
+has, then what the copy has, because a freeze writes the filesystem's page cache into the volume. Where
+`reserves_snapshots` is false, or `overcommit` is above 1 and the volume is thin, a snapshot that shares its blocks is
+never refused, and a volume may get ENOSPC when it overwrites its own data.
+
+The driver asks the engine before it takes a lock.
 
 The size of a new volume is never less than required and never more than the limit, rounded up to whole mebibytes if
 the limit allows, else to whole 512-byte sectors: a loop device shows only whole sectors.
 """
 
+import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -33,7 +52,7 @@ from crust.host.filesystems import mkfs
 
 @dataclass(slots=True)
 class PoolCapacity:
-    """Reserves a pool's capacity. With an `overcommit` of 1.5 volumes may reserve 150 % of the pool.
+    """Reserves a pool's capacity. With an `overcommit` of 1.5 thin volumes may reserve 150 % of the pool.
 
     Operators are warned when less than `low_percent` of the pool is free.
     """
@@ -42,24 +61,60 @@ class PoolCapacity:
     _provisioning: Provisioning
     _overcommit: float
     _low_percent: int = DEFAULT_POOL_LOW_PERCENT
+    _reserves_snapshots: bool = True
     _guard: threading.Lock = field(default_factory=threading.Lock, init=False)
     _pending: dict[str, int] = field(default_factory=dict, init=False)
+    _pending_thick: dict[str, int] = field(default_factory=dict, init=False)
     _aside: dict[str, int] = field(default_factory=dict, init=False)
     _unrecorded: tuple[volumes.VolumeId, ...] = field(default=(), init=False)
+    missing_bytes: int = field(default=0, init=False)
+    """What thin volumes were promised and the medium has no longer, when its space was last looked at."""
 
     def open(self, images: Iterable[volumes.VolumeId]) -> None:
         """Find the pool's `images` without a record, once the records are read."""
         self._unrecorded = tuple(image for image in images if not self._index.has(image))
 
     def reserved(
-        self, volume_id: str, size_bytes: int, *, present_bytes: int = 0
+        self, volume_id: str, size_bytes: int, *, thick: bool, present_bytes: int = 0
     ) -> AbstractContextManager[None]:
         """Reserve `size_bytes` for a volume of `present_bytes` until its record has them. Raises `OutOfCapacity`."""
-        return self._reserving(self._pending, volume_id, size_bytes, size_bytes - present_bytes)
+        pending = self._pending_thick if thick else self._pending
+        return self._reserving(pending, volume_id, size_bytes, size_bytes - present_bytes)
 
-    def set_aside(self, name: str, size_bytes: int) -> AbstractContextManager[None]:
-        """Reserve the bytes of a copy until it is written or given up. Raises `OutOfCapacity`."""
-        return self._reserving(self._aside, name, size_bytes, size_bytes)
+    def set_aside(
+        self, set_id: str, volume_ids: Iterable[volumes.VolumeId]
+    ) -> AbstractContextManager[None]:
+        """Reserve the blocks of a set of snapshots until it is committed or given up. Raises `OutOfCapacity`."""
+        sources = [volume_id for volume_id in volume_ids if self._is_promised(volume_id)]
+        size_bytes = sum(map(self._provisioning.added_bytes, sources))
+        return self._reserving(self._aside, set_id, size_bytes, size_bytes)
+
+    def check_taken(
+        self, set_id: str, volume_ids: Iterable[volumes.VolumeId], added_bytes: int
+    ) -> None:
+        """Set aside the blocks that a set has now, before its commit; it may have more than its volumes had.
+
+        Raises `OutOfCapacity`: the set is given up.
+        """
+        if not any(map(self._is_promised, volume_ids)):
+            return
+        space = self._space()
+        has_blocks = not self._provisioning.copies_at_once()
+        with self._guard:
+            free_bytes = self._free_bytes(
+                space, thick=True, without=set_id, taken_bytes=added_bytes if has_blocks else 0
+            )
+            if added_bytes > free_bytes:
+                raise _out_of_capacity(added_bytes, free_bytes)
+            self._aside[set_id] = added_bytes
+
+    def _is_promised(self, volume_id: volumes.VolumeId) -> bool:
+        """Whether a snapshot of the volume needs free blocks: it is a copy, or the volume has a right to all of its
+        own.
+        """
+        summary = self._index.get(volume_id)
+        has_right = self._overcommit <= 1 or (summary is not None and summary.thick)
+        return (self._reserves_snapshots and has_right) or not self._provisioning.copies_at_once()
 
     @contextmanager
     def _reserving(
@@ -67,14 +122,10 @@ class PoolCapacity:
     ) -> Iterator[None]:
         space = self._space()
         with self._guard:
-            free_bytes = self._free_bytes(*space)
+            thick = reservations is not self._pending
+            free_bytes = self._free_bytes(space, thick=thick)
             if wanted_bytes > free_bytes:
-                raise errors.Exhausted.named(
-                    "OutOfCapacity",
-                    f"no capacity for {wanted_bytes} bytes",
-                    why=f"{free_bytes} bytes of the pool are free; the rest is reserved or allocated",
-                    hint="delete a volume or a snapshot, enlarge the pool, or request a smaller volume",
-                )
+                raise _out_of_capacity(wanted_bytes, free_bytes)
             reservations[key] = size_bytes
         try:
             yield
@@ -82,38 +133,83 @@ class PoolCapacity:
             with self._guard:
                 del reservations[key]
 
-    def available_bytes(self) -> int:
-        """The free capacity now, rounded down to mebibytes."""
+    def available_bytes(self, *, thick: bool = False) -> int:
+        """The free capacity now, for a thin volume or a thick one, rounded down to mebibytes."""
         space = self._space()
         with self._guard:
-            return self._free_bytes(*space) // MIB * MIB
+            return self._free_bytes(space, thick=thick) // MIB * MIB
 
     def measured(self) -> Mapping[str, int]:
         """The capacity by the kinds of crust's glossary. Blocks."""
-        space, unknown_bytes = self._space()
+        seen = self._space()
+        size_bytes, reserved = seen.space.size_bytes, self._index.reserved_bytes
         with self._guard:
             return {
-                "size": space.size_bytes,
-                "allocated": space.size_bytes - space.free_bytes,
-                "reserved": self._index.reserved_bytes() + unknown_bytes,
-                "free": self._free_bytes(space, unknown_bytes),
-                "low": space.size_bytes * self._low_percent // 100,
+                "size": size_bytes,
+                "allocated": seen.space.own_bytes,
+                "reserved": reserved() + reserved(thick=True) + seen.unknown_bytes,
+                "free": self._free_bytes(seen),
+                "low": size_bytes * self._low_percent // 100,
             }
 
-    def _space(self) -> tuple[PoolSpace, int]:
-        """The engine's answer, and the size of the images whose record is damaged or gone."""
+    def _space(self) -> "_Seen":
+        with self._guard:
+            aside = dict(self._aside)
         without_record = [
             volume_id for volume_id in self._unrecorded if not self._index.has(volume_id)
         ]
         unknown = (*self._index.unreadable(), *without_record)
-        return self._provisioning.space(), sum(map(self._provisioning.image_bytes, unknown))
+        unknown_bytes = sum(map(self._provisioning.image_bytes, unknown))
+        space = self._provisioning.space()
+        seen = _Seen(space, unknown_bytes, aside)
+        with self._guard:
+            left, thin = self._left_and_thin(seen)
+            missing = math.ceil(thin / self._overcommit) - left
+            missing -= space.spare_bytes + space.unseen_bytes
+            if self._overcommit > 1 and thin:  # they may fail with less written than was promised
+                missing = max(missing, space.spare_bytes - space.free_bytes)
+            self.missing_bytes = max(missing, 0)
+        return seen
 
-    def _free_bytes(self, space: PoolSpace, unknown_bytes: int) -> int:
-        spare, aside = space.spare_bytes, sum(self._aside.values())
-        reserved = self._index.reserved_bytes(self._pending) + unknown_bytes
-        unreserved = int((space.size_bytes - spare) * self._overcommit)
-        unreserved -= reserved + space.snapshot_bytes
-        return max(min(space.free_bytes - spare, unreserved) - aside, 0)
+    def _free_bytes(
+        self, seen: "_Seen", *, thick: bool = False, without: str = "", taken_bytes: int = 0
+    ) -> int:
+        """The free capacity. A set of snapshots that it is `without` has none set aside, and its `taken_bytes` are
+        blocks that were free.
+        """
+        # a set that was committed since the look has its blocks in no snapshot of the look
+        aside_of = seen.aside | self._aside
+        aside = sum(size for set_id, size in aside_of.items() if set_id != without)
+        left, thin = self._left_and_thin(seen)
+        for_thin = int(left * self._overcommit) - thin
+        unreserved = left - math.ceil(thin / self._overcommit) if thick else for_thin
+        usable = seen.space.free_bytes - seen.space.spare_bytes
+        return max(min(usable + taken_bytes, unreserved) - aside, 0)
+
+    def _left_and_thin(self, seen: "_Seen") -> tuple[int, int]:
+        """What is left for thin volumes, and what is reserved for them."""
+        space = seen.space
+        left = space.free_bytes + space.own_bytes - space.spare_bytes - space.snapshot_bytes
+        left -= self._index.reserved_bytes(self._pending_thick, thick=True)
+        return left, self._index.reserved_bytes(self._pending) + seen.unknown_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The engine's answer, the size of the images whose record is damaged or gone, and what was set aside before."""
+
+    space: PoolSpace
+    unknown_bytes: int
+    aside: dict[str, int]
+
+
+def _out_of_capacity(wanted_bytes: int, free_bytes: int) -> errors.Exhausted:
+    return errors.Exhausted.named(
+        "OutOfCapacity",
+        f"no capacity for {wanted_bytes} bytes",
+        why=f"{free_bytes} bytes of the pool are free; the rest is reserved or allocated",
+        hint="delete a volume or a snapshot, enlarge the pool, or request a smaller volume",
+    )
 
 
 MIB = 1024 * 1024

@@ -1,7 +1,8 @@
 """Problems of volumes, of snapshots and of the pool. The driver reports them, and deletes and hides none.
 
 A volume is listed while it has a record or an image: without an image its data is lost, without a record its owner is
-unknown. The check costs one stat(2) per volume and waits for no other call.
+unknown. The check costs one stat(2) per volume and waits for no other call. What the pool lacks is known from the
+last look at its space.
 
 Problems of snapshots belong to the pool's health: CSI has no field for them at a snapshot. A snapshot without an
 image cannot be restored, and its record does not show that. An image without a record takes capacity, and its owner
@@ -84,7 +85,11 @@ class HealthCheck:
     def of(self, record: VolumeRecord) -> Health:
         """The health of a volume with this record."""
         volume_id = record.volume_id
-        results = (self._of_image(volume_id, record.capacity_bytes), self._of_content(volume_id))
+        results = (
+            self._of_image(volume_id, record.capacity_bytes),
+            self._of_content(volume_id),
+            None if record.thick else self._of_capacity(),
+        )
         return Health(volume_id, tuple(finding for finding in results if finding is not None))
 
     def _of_image(self, volume_id: volumes.VolumeId, size_bytes: int) -> Finding | None:
@@ -109,6 +114,17 @@ class HealthCheck:
         if content.growth_refused:
             return Finding(Kind.DEGRADED, "FilesystemNotGrown", content.growth_refused)
         return None
+
+    def _of_capacity(self) -> Finding | None:
+        """Of every thin volume: the driver does not ask which of them still needs blocks."""
+        missing_bytes = self.stores.capacity.missing_bytes
+        if not missing_bytes:
+            return None
+        text = (
+            f"the pool lacks {missing_bytes} bytes of what its thin volumes were promised: writes to the volume may "
+            "fail; remove other files from the pool's disk, or enlarge it"
+        )
+        return Finding(Kind.DEGRADED, "CapacityMissing", text)
 
     def _without_record(self, volume_id: volumes.VolumeId) -> Health:
         is_id = self.stores.pool.ids.is_volume_id(volume_id)

@@ -74,6 +74,7 @@ class Summary:
     """The part of a record that stays in memory, for sums, pages and the check that it exists."""
 
     capacity_bytes: int = 0
+    thick: bool = False
     nodes: tuple[str, ...] = ()
     snapshots: tuple[tuple[str, str], ...] = ()
     """The snapshots of a set, each with its volume."""
@@ -126,7 +127,7 @@ class StoredRecord(pydantic.BaseModel):
         """The record as one line of JSON."""
         return self.model_dump_json(by_alias=True).encode() + b"\n"
 
-    def but(self, **changes: object) -> Self:
+    def replaced(self, **changes: object) -> Self:
         """A checked copy with `changes`, which name fields of this version."""
         assert changes.keys() <= type(self).model_fields.keys()
         fields = {**self.model_dump(by_alias=True), "stored": self.stored, **changes}
@@ -199,6 +200,8 @@ class VolumeRecord(StoredRecord):
     capacity_bytes: Annotated[int, pydantic.Field(gt=0)]
     parameters: dict[str, str]
     usages: tuple[Usage, ...]
+    thick: bool = False
+    """Whether it has all of its blocks, from its creation on."""
     content_source: ContentSource | None = None
     """The content source; None for zeros."""
     nodes: tuple[Attached, ...] = ()
@@ -210,9 +213,9 @@ class VolumeRecord(StoredRecord):
 
     @property
     def summary(self) -> Summary:
-        """Its size and nodes."""
+        """Its size, its kind and its nodes."""
         nodes = tuple(node.node_id for node in self.nodes)
-        return Summary(capacity_bytes=self.capacity_bytes, nodes=nodes)
+        return Summary(capacity_bytes=self.capacity_bytes, thick=self.thick, nodes=nodes)
 
     @classmethod
     def missing(cls, record_id: str, path: str) -> errors.CrustError:
@@ -235,15 +238,12 @@ class ContentRecord(StoredRecord):
     """The device size that the filesystem was last made or grown for; growth is due if the device is larger."""
     growth_refused: str = ""
     """The reason why the filesystem is smaller than its device; empty if it is not, or if a guest will grow it."""
+    nobody_grows: bool = False
+    """Whether neither the guest that last could write it nor the proxy grows the filesystem."""
     generation: int = 0
     """+1 whenever the content is replaced other than by its users' writes."""
     in_guest: bool = False
     """Whether a guest could ever write the content: a host that may parse it mounts it as untrusted."""
-
-    @property
-    def keys(self) -> dict[str, str]:
-        """The protection of the content, as the keys of a volume context."""
-        return deferral_keys.of_format_in(self.format_in)
 
     @classmethod
     def missing(cls, record_id: str, path: str) -> errors.CrustError:

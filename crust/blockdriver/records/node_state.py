@@ -96,6 +96,8 @@ class Published(pydantic.BaseModel):
     deferred: bool
     fingerprint: str
     done: bool
+    pod: str = ""
+    """Its namespace and name, where the CO says them."""
 
     @property
     def access_mode(self) -> volumes.AccessMode:
@@ -133,7 +135,7 @@ class NodeState:
     def open(self, boot_id: str) -> None:
         """Create the directories, remove files of other boots, read those of this one."""
         self._boot = os.path.join(self._root, boot_id)
-        durable.make_directory(self._root, 0o700)
+        durable.make_directories(self._root, 0o700)
         durable.make_directory(self._boot, 0o700)
         durable.remove_temporary_files(self._boot)
         self._drop_other_boots()
@@ -213,7 +215,11 @@ class NodeState:
 
     def _write(self, volume_id: volumes.VolumeId, file: NodeFile) -> None:
         data = file.model_dump_json(by_alias=True).encode() + b"\n"
-        durable.write_file(self._path(volume_id), data, survives_power_cut=False)
+        try:
+            durable.write_file(self._path(volume_id), data, survives_power_cut=False)
+        except errors.Exhausted:  # what ends must end on a full /run too
+            if not durable.shorten(self._path(volume_id), data):
+                raise
         with self._guard:
             self._files.pop(volume_id, None)
             self._files[volume_id] = file
@@ -273,14 +279,17 @@ def _remove_boot(path: str) -> None:
 
 @dataclass(slots=True)
 class AttachSlots:
-    """Gives slots to one caller at a time, so that two volumes cannot both take the last one."""
+    """Gives slots, for all pools, to one caller at a time, so that two volumes cannot both take the last one."""
 
     _node_id: str
-    _index: Index
-    _access: NodeAccess
     limit: int
+    _pools: list[tuple[Index, NodeAccess]] = field(default_factory=list, init=False)
     _guard: threading.Lock = field(default_factory=threading.Lock, init=False)
     _coming: set[volumes.VolumeId] = field(default_factory=set, init=False)
+
+    def add_pool(self, index: Index, access: NodeAccess) -> None:
+        """Count the volumes of a pool too. Both sources answer from memory: a pool that is away keeps its slots."""
+        self._pools.append((index, access))
 
     def in_use(self, ids: Collection[str] = ()) -> tuple[int, tuple[volumes.VolumeId, ...]]:
         """The node's limit, and the volumes that have a slot now: from the first moment of a publish or attach.
@@ -295,7 +304,10 @@ class AttachSlots:
 
     def _occupied(self) -> set[volumes.VolumeId]:
         """The volumes that have a slot; the caller holds the guard, so no volume is between the three sources."""
-        return {*self._coming, *self._index.on_node(self._node_id), *self._access.attached_here()}
+        occupied = set(self._coming)
+        for index, access in self._pools:
+            occupied.update(index.on_node(self._node_id), access.attached_here())
+        return occupied
 
     @contextmanager
     def taking(self, volume_id: volumes.VolumeId) -> Iterator[None]:

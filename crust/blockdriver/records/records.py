@@ -13,7 +13,7 @@ records and 2,000.
 import bisect
 import contextlib
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Generic, TypeVar
@@ -39,8 +39,10 @@ class Index:
         self._guard = threading.RLock()
         self._ids: list[volumes.VolumeId] = []
         self._summaries: dict[str, Summary | None] = {}
-        self._reserved_bytes = 0
+        self._reserved_bytes = {False: 0, True: 0}
+        """Of thin and of thick volumes."""
         self._on_node: defaultdict[str, set[volumes.VolumeId]] = defaultdict(set)
+        self._snapshots_of: Counter[str] = Counter()
 
     def clear(self) -> None:
         """Remove all entries."""
@@ -48,7 +50,8 @@ class Index:
             self._ids.clear()
             self._summaries.clear()
             self._on_node.clear()
-            self._reserved_bytes = 0
+            self._snapshots_of.clear()
+            self._reserved_bytes = {False: 0, True: 0}
 
     def note(self, record_id: str, summary: Summary | None, *, in_doubt: bool = False) -> None:
         """Note a record with that summary, its absence, or a record that is `in_doubt`."""
@@ -56,13 +59,15 @@ class Index:
         with self._guard:
             is_known, earlier = record_id in self._summaries, self._summaries.pop(record_id, None)
             if earlier is not None:
-                self._reserved_bytes -= earlier.capacity_bytes
+                self._reserved_bytes[earlier.thick] -= earlier.capacity_bytes
                 for node_id in earlier.nodes:
                     self._on_node[node_id].discard(volume_id)
+                self._snapshots_of.subtract(source for _, source in earlier.snapshots)
             if summary is not None:
-                self._reserved_bytes += summary.capacity_bytes
+                self._reserved_bytes[summary.thick] += summary.capacity_bytes
                 for node_id in summary.nodes:
                     self._on_node[node_id].add(volume_id)
+                self._snapshots_of.update(source for _, source in summary.snapshots)
             is_there = summary is not None or in_doubt
             if is_there:
                 self._summaries[record_id] = summary
@@ -97,14 +102,23 @@ class Index:
         with self._guard:
             return tuple(record_id for record_id in self._ids if self._summaries[record_id] is None)
 
-    def reserved_bytes(self, pending: Mapping[str, int] | None = None) -> int:
-        """The sum of all sizes that are known; a volume in `pending` counts with the larger of its two sizes."""
+    def reserved_bytes(
+        self, pending: Mapping[str, int] | None = None, *, thick: bool = False
+    ) -> int:
+        """The sum of the sizes that are known of thin volumes, or of the thick ones; one in `pending`, which has that
+        kind, counts with the larger of its two sizes.
+        """
         with self._guard:
-            reserved_bytes = self._reserved_bytes
+            reserved_bytes = self._reserved_bytes[thick]
             for volume_id, size_bytes in (pending or {}).items():
                 summary = self._summaries.get(volume_id)
                 reserved_bytes += max(size_bytes - (summary.capacity_bytes if summary else 0), 0)
             return reserved_bytes
+
+    def snapshots_of(self, volume_id: str) -> int:
+        """How many snapshots a volume has, those in groups included; unreadable sets do not count."""
+        with self._guard:
+            return self._snapshots_of[volume_id]
 
     def on_node(self, node_id: str) -> frozenset[volumes.VolumeId]:
         """The volumes that are published to a node."""

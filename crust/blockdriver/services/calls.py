@@ -43,7 +43,7 @@ class Calls:
 
     async def change(
         self,
-        thing_id: str,
+        volume_or_set_id: str,
         identity: object,
         work: Callable[[], Coroutine[Any, Any, T]],
         call: Call,
@@ -57,7 +57,7 @@ class Calls:
         rpc, left_s = call.method.rpartition("/")[2], call.time_remaining()
         limit_s = _LONG_S if rpc in _LONG else _CHANGE_S
         return await self.running.run(
-            thing_id,
+            volume_or_set_id,
             rpc,
             identity,
             work,

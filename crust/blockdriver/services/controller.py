@@ -1,8 +1,6 @@
 """CSI Controller: decode, call, encode. An RPC without a method here or in `snapshots` is UNIMPLEMENTED."""
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from functools import partial
 
 from crust.blockdriver.controller import class_parameters, topology
 from crust.blockdriver.controller.controller_publish import ControllerPublish, PublishRequest
@@ -16,20 +14,15 @@ from crust.blockdriver.services.calls import health, places
 from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES
 from crust.blockdriver.services.snapshots import SnapshotCalls, requirement, segments_of
 from crust.blockdriver.snapshots import content_source
-from crust.core import errors
 from crust.host.process import workers
 from crust.rpc.call import Call
 from crust.rpc.messages import csi, extensions
 from crust.wire.csi.v1 import csi_pb2
-from crust.wire.v1 import pool_pb2
-
-_PAGE = 500
-"""The volumes of a pool that one look reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Controller(SnapshotCalls):
-    """The services of the controller part: CSI's, and crust.v1's Pool, for operators, by the same rules."""
+    """The services of CSI of the controller part."""
 
     provisioner: Provisioner
     publisher: ControllerPublish
@@ -264,28 +257,6 @@ class Controller(SnapshotCalls):
         )
         return csi_pb2.ControllerModifyVolumeResponse()
 
-    async def GetPool(
-        self, request: pool_pb2.GetPoolRequest, call: Call
-    ) -> pool_pb2.GetPoolResponse:
-        """The pool's space now, in bytes; CreateVolume decides by it."""
-        measured = await self.calls.read((), self.stores.capacity.measured, call)
-        return pool_pb2.GetPoolResponse(
-            **{f"{kind}_bytes": number for kind, number in measured.items()}
-        )
-
-    async def ListPoolVolumes(
-        self, request: pool_pb2.ListPoolVolumesRequest, call: Call
-    ) -> AsyncIterator[pool_pb2.PoolVolume]:
-        """The volumes of ListVolumes, read page by page."""
-        token = ""
-        while True:
-            look = partial(self.lister.page, _PAGE, token)
-            page, token = await self.calls.read(token, look, call)
-            for listed in page:
-                yield self._pool_volume(listed)
-            if not token:
-                return
-
     def _volume(self, record: VolumeRecord) -> csi_pb2.Volume:
         """A volume, and its topology."""
         pb = csi_pb2.Volume(
@@ -316,24 +287,6 @@ class Controller(SnapshotCalls):
         if self.role.tells_condition:
             condition = csi.condition_to_wire(listed.health.condition)
             pb.status.volume_condition.CopyFrom(condition)
-
-    def _pool_volume(self, listed: Listed) -> pool_pb2.PoolVolume:
-        condition = listed.health.condition
-        problems = [condition.message] if condition.abnormal else []
-        targets: list[str] = []
-        try:
-            published = self.stores.node_state.of(listed.volume_id).publishes
-            targets = [entry.target for entry in published]
-        except errors.Corrupt as error:
-            problems.append(error.shown())
-        return pool_pb2.PoolVolume(
-            volume_id=listed.volume_id,
-            name=listed.record.name if listed.record else "",
-            capacity_bytes=listed.record.capacity_bytes if listed.record else 0,
-            nodes=listed.nodes,
-            targets=targets,
-            problem="; ".join(problems),
-        )
 
 
 def _source(pb: csi_pb2.VolumeContentSource) -> content_source.SourceRequest:

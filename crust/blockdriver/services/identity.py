@@ -25,8 +25,8 @@ class Identity:
     _provisioning: Provisioning
     _role: Role
     _running: operations.KeyedOperations
-    is_ready: bool = True
-    """Whether the pool is open; `PoolWatch` sets it."""
+    problem: errors.CrustError | None = None
+    """Why the pool is not open; `PoolWatch` sets it."""
 
     async def GetPluginInfo(
         self, request: csi_pb2.GetPluginInfoRequest, call: Call
@@ -67,11 +67,25 @@ class Identity:
 
         It reads no volume: a volume that hangs does not fail it, until such volumes hold all threads.
         """
-        if not self.is_ready:
-            return await self._not_ready(call)
+        if self.problem is None:
+            try:
+                await self.check_pool()
+            except errors.CrustError:
+                if self.problem is None:  # else the pool went away between the two questions
+                    raise
         response = csi_pb2.ProbeResponse()
+        response.ready.value = self.problem is None
+        # CSI: not ready, and no error: sidecars wait, and do not exit. crust's own commands get the reason.
+        if self.problem is not None and extensions.requested(call.metadata, extensions.ERROR_INFO):
+            reason = self.problem.shown().encode()[:_REASON_MAX_BYTES]
+            call.trailing = ((extensions.NOT_READY, reason),)
+        return response
+
+    async def check_pool(self) -> None:
+        """Raise `PoolNotResponding`, or why the pool cannot be used now."""
+        check = self._provisioning.check_usable
         try:
-            await self._check_pool()
+            await self._running.look("Probe of the pool", check, timeout_s=_PROBE_TIMEOUT_S)
         except operations.SystemCallTimedOut as err:
             raise errors.NotReady.named(
                 "PoolNotResponding",
@@ -79,26 +93,3 @@ class Identity:
                 why=f"its pool has not answered for {err.timeout_s:g} s",
                 hint="check the pool's disk and the kernel log",
             ) from err
-        except errors.CrustError:
-            if self.is_ready:
-                raise
-        else:
-            response.ready.value = True
-            return response
-        return await self._not_ready(call)  # the pool went away between the two questions
-
-    async def _check_pool(self) -> None:
-        check = self._provisioning.check_usable
-        await self._running.look("Probe of the pool", check, timeout_s=_PROBE_TIMEOUT_S)
-
-    async def _not_ready(self, call: Call) -> csi_pb2.ProbeResponse:
-        """CSI: not ready, and no error: sidecars wait, and do not exit. crust's own commands get the reason."""
-        if extensions.requested(call.metadata, extensions.ERROR_INFO):
-            try:
-                await self._check_pool()
-            except errors.CrustError as error:
-                reason = error.shown().encode()[:_REASON_MAX_BYTES]
-                call.trailing = ((extensions.NOT_READY, reason),)
-        response = csi_pb2.ProbeResponse()
-        response.ready.value = False
-        return response

@@ -20,7 +20,7 @@ from crust.host.process import workers
 from crust.rpc import status
 from crust.rpc.call import Call
 from crust.rpc.messages import csi, extensions
-from crust.rpc.serving.service import known_error
+from crust.rpc.serving.service import as_crust_error
 from crust.wire.csi.v1 import csi_pb2
 
 _Rpc = csi_pb2.NodeServiceCapability.RPC
@@ -146,17 +146,18 @@ class Node:
             on_host=isinstance(capability.access, volumes.BlockAccess),
             secrets=dict(request.secrets),
         )
-        stage = Stage(volume_id, path, capability, access)
+        kernel = extensions.guest_kernel(call.metadata)
+        stage = Stage(volume_id, path, capability, access, kernel)
         try:
             await self.calls.change(volume_id, stage, lambda: self.node_stage.stage(stage), call)
         except Exception as error:  # a CO forgets a stage after a final code, and never unstages it
-            refusal = known_error("NodeStageVolume", "the driver", error)
+            refusal = as_crust_error("NodeStageVolume", "the driver", error)
             residue = status.Residue.NONE
             if isinstance(refusal, errors.Conflict):
                 residue = status.Residue.OTHER
             elif await workers.run(self.node_stage.may_be_left, volume_id):
                 residue = status.Residue.EXISTS
-            raise status.answer("NodeStageVolume", refusal, residue) from error
+            raise status.allowed_error("NodeStageVolume", refusal, residue) from error
         if secrets := _kept_secrets(request):
             self._secrets[volume_id, path.text] = secrets
         return csi_pb2.NodeStageVolumeResponse()
@@ -192,6 +193,8 @@ class Node:
             volume_context=tuple(sorted(request.volume_context.items())),
             publish_context=tuple(sorted(request.publish_context.items())),
             secrets=self._secrets.get((volume_id, staging), {}) | _kept_secrets(request),
+            nobody_grows=request.defer_fs_ops
+            and extensions.requested(call.metadata, extensions.NOBODY_GROWS),
         )
         deferred = await self.calls.change(
             publish.volume_id,

@@ -33,8 +33,8 @@ _SIDECARS = "csi.storage.k8s.io/"
 _NS = 1_000_000_000
 PIECE_MAX = 4096
 """The most blocks in one message, also without a limit in the request."""
-PART = 4 * PIECE_MAX
-"""About how many blocks of a list are in memory for each call: 2 MB."""
+PART = PIECE_MAX
+"""About how many blocks of a list are in memory for each call, and are read in one turn: some 10 ms."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -278,21 +278,20 @@ class SnapshotCalls:
 
     async def _pieces(
         self, blocks: _Blocks, start: int, call: Call
-    ) -> AsyncIterator[list[csi_pb2.BlockMetadata]]:
+    ) -> AsyncIterator[Sequence[csi_pb2.BlockMetadata]]:
         """The blocks from the byte `start` on, so many to a message."""
         is_complete = False
         while not is_complete:
             part = await self._part(blocks, start, call)
             is_complete = len(part) < blocks.in_part
             for first in range(0, len(part), blocks.in_message):
-                yield [
-                    csi_pb2.BlockMetadata(byte_offset=region.offset, size_bytes=region.length)
-                    for region in part[first : first + blocks.in_message]
-                ]
+                yield part[first : first + blocks.in_message]
             if part:
-                start = part[-1].offset + part[-1].length
+                start = part[-1].byte_offset + part[-1].size_bytes
 
-    async def _part(self, blocks: _Blocks, start: int, call: Call) -> Sequence[Extent]:
+    async def _part(
+        self, blocks: _Blocks, start: int, call: Call
+    ) -> Sequence[csi_pb2.BlockMetadata]:
         """Read a part of a block list; during the read no call deletes the snapshots. Raises SnapshotNotFound."""
         with contextlib.ExitStack() as operations:
             for snapshot_id in blocks.snapshot_ids:
@@ -300,13 +299,17 @@ class SnapshotCalls:
                     self.calls.running.shared(snapshot_id, "a read of its block list")
                 )
             question = (blocks.snapshot_ids, start, blocks.in_part)
-            return await self.calls.read(question, lambda: self._read(blocks, start), call)
+            async with workers.turn():
+                return await self.calls.read(question, lambda: self._read(blocks, start), call)
 
-    def _read(self, blocks: _Blocks, start: int) -> Sequence[Extent]:
+    def _read(self, blocks: _Blocks, start: int) -> Sequence[csi_pb2.BlockMetadata]:
         for snapshot_id in blocks.snapshot_ids:
             self.snapshots.find(snapshot_id)  # deleted since the part before?
         regions = within(blocks.read(start), start, blocks.end)
-        return tuple(itertools.islice(regions, blocks.in_part))
+        return tuple(
+            csi_pb2.BlockMetadata(byte_offset=region.offset, size_bytes=region.length)
+            for region in itertools.islice(regions, blocks.in_part)
+        )
 
 
 def requirement(pb: csi_pb2.TopologyRequirement) -> topology.Requirement:

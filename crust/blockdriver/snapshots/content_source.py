@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from crust.blockdriver.engines.protocol import Making
+from crust.blockdriver.engines.protocol import NewVolume
 from crust.blockdriver.records.models import (
     ContentRecord,
     ContentSource,
@@ -66,7 +66,7 @@ class ContentSources:
             format_in=content.format_in,
         )
 
-    async def fill(self, making: Making, record: VolumeRecord) -> ContentRecord:
+    async def fill(self, making: NewVolume, record: VolumeRecord) -> ContentRecord:
         """Give a volume that is being made its image; returns its content record, which is not saved.
 
         Raises `Exhausted`, and the errors of `find`, `freezer.plan` and `Freezer.frozen`. A retry copies everything
@@ -85,7 +85,7 @@ class ContentSources:
                 return await workers.run(self._clone, making, record, source_id)
 
     def _restore(
-        self, making: Making, record: VolumeRecord, source: ContentSource
+        self, making: NewVolume, record: VolumeRecord, source: ContentSource
     ) -> ContentRecord:
         _, snapshot = self.snapshot_sets.find(source.id)
         making.restore(snapshot_sets.image_of(snapshot), record.capacity_bytes)
@@ -93,7 +93,7 @@ class ContentSources:
 
     def _clone(
         self,
-        making: Making,
+        making: NewVolume,
         record: VolumeRecord,
         source_id: volumes.VolumeId,
     ) -> ContentRecord:

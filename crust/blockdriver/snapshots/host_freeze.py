@@ -56,7 +56,7 @@ class Intents:
 
         At the end it raises the error of an intent that is not seen: the writers of other volumes do not wait for it.
         """
-        durable.make_directory(self._run_dir, 0o700)
+        durable.make_directories(self._run_dir, 0o700)
         durable.make_directory(self._directory, 0o700)
         durable.remove_temporary_files(self._directory)
         unseen: errors.CrustError | None = None
@@ -224,9 +224,14 @@ def thaw(intent: Intent, access: NodeAccess | None = None) -> bool:
     filesystem stays alive without a path. Raises StillFrozen.
     """
     try:
-        return _thaw_mounted(intent) or (access is not None and _thaw_unmounted(intent, access))
+        mount = _mount_of(intent.identity)
+        if mount is None:
+            return access is not None and _thaw_unmounted(intent, access)
+        fsfreeze.thaw(mount.target)
     except errors.CrustError as err:
         raise _still_frozen(intent.volume_id, err) from err
+    _log.warning("thawed a filesystem that was left frozen", extra={"volume_id": intent.volume_id})
+    return True
 
 
 def settle(intents: Intents, volume_id: volumes.VolumeId, access: NodeAccess) -> None:
@@ -237,15 +242,6 @@ def settle(intents: Intents, volume_id: volumes.VolumeId, access: NodeAccess) ->
         raise _still_frozen(volume_id, err) from err
     if intent is not None and not intent.target:
         thaw(intent, access)
-
-
-def _thaw_mounted(intent: Intent) -> bool:
-    mount = _mount_of(intent.identity)
-    if mount is None:
-        return False
-    fsfreeze.thaw(mount.target)
-    _log.warning("thawed a filesystem that was left frozen", extra={"volume_id": intent.volume_id})
-    return True
 
 
 def _thaw_unmounted(intent: Intent, access: NodeAccess) -> bool:

@@ -21,10 +21,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust.blockdriver.engines.pool_access import RecordKind, set_of
-from crust.blockdriver.engines.protocol import Image, Taking
+from crust.blockdriver.engines.protocol import Image, NewSnapshotSet
 from crust.blockdriver.records.models import Snapshot, SnapshotSet
 from crust.blockdriver.records.records import UNREADABLE
 from crust.blockdriver.records.stores import Stores
+from crust.blockdriver.settings import DEFAULT_MAX_SNAPSHOTS_PER_VOLUME
 from crust.blockdriver.snapshots import freezer
 from crust.blockdriver.snapshots.freezer import Freezer, QuiescePlan
 from crust.core import errors, volumes
@@ -55,12 +56,13 @@ class SnapshotSets:
 
     stores: Stores
     freezer: Freezer
+    most_per_volume: int = DEFAULT_MAX_SNAPSHOTS_PER_VOLUME
 
     async def create(self, name: str, volume_id: volumes.VolumeId) -> SnapshotSet:
         """Take a snapshot; an existing one is a success. A lost one is not taken again: its name means that moment.
 
-        Raises SnapshotNameTaken, `models.VolumeNotFound`, `ContentChanged`, `ImageMissing`, `ForeignImage`,
-        `SnapshotMissing`, `Exhausted`, and the errors of `freezer.plan` and `Freezer.frozen`.
+        Raises SnapshotNameTaken, SnapshotLimitReached, `models.VolumeNotFound`, `ContentChanged`, `ImageMissing`,
+        `ForeignImage`, `SnapshotMissing`, `Exhausted`, and the errors of `freezer.plan` and `Freezer.frozen`.
         """
         set_id = self.stores.pool.ids.snapshot_id(name)
         return await self._create(set_id, name, {volume_id: set_id})
@@ -93,6 +95,14 @@ class SnapshotSets:
     def _plan(self, volume_id: volumes.VolumeId, snapshot_id: str) -> Snapshot:
         """The plan of a volume's snapshot, with the volume's present content record."""
         self.stores.volume_records.load(volume_id)
+        number = self.stores.snapshot_sets.index.snapshots_of(volume_id)
+        if number >= self.most_per_volume:
+            raise errors.Exhausted.named(
+                "SnapshotLimitReached",
+                f"no snapshot of {volume_id} is taken",
+                why=f"it has {number}, and max_snapshots_per_volume is {self.most_per_volume}",
+                hint="delete one",
+            )
         self.stores.provisioning.check_image(volume_id)
         record = self.stores.volume_records.load(volume_id)
         content = self.stores.content_records.load(volume_id)
@@ -112,21 +122,20 @@ class SnapshotSets:
                     moment_ns = await workers.run(self._copy, taking, plan, quiesce)
                 return await workers.run(
                     self.stores.snapshot_sets.make,
-                    plan.but(created_ns=moment_ns),
+                    plan.replaced(created_ns=moment_ns),
                     lambda data: taking.commit({RecordKind.SNAPSHOTS: data}),
                 )
 
     @contextmanager
-    def _taking(self, plan: SnapshotSet) -> Iterator[Taking]:
+    def _taking(self, plan: SnapshotSet) -> Iterator[NewSnapshotSet]:
         images = images_of(plan)
-        size_bytes = sum(self.stores.provisioning.copy_bytes(image.volume_id) for image in images)
         with (
-            self.stores.capacity.set_aside(plan.set_id, size_bytes),
+            self.stores.capacity.set_aside(plan.set_id, [image.volume_id for image in images]),
             self.stores.provisioning.taking(plan.set_id, images) as taking,
         ):
             yield taking
 
-    def _copy(self, taking: Taking, plan: SnapshotSet, quiesce: QuiescePlan) -> int:
+    def _copy(self, taking: NewSnapshotSet, plan: SnapshotSet, quiesce: QuiescePlan) -> int:
         """Copy all while the mounted ones are frozen; returns the point in time."""
         everywhere = self.stores.provisioning.is_used_elsewhere
         images = images_of(plan)
@@ -139,6 +148,8 @@ class SnapshotSets:
             content = self.stores.content_records.load(snapshot.source_volume_id)
             if any(getattr(content, name) != getattr(snapshot, name) for name in _OF_CONTENT):
                 raise ContentChanged(snapshot.source_volume_id)
+        sources = [image.volume_id for image in images]
+        self.stores.capacity.check_taken(plan.set_id, sources, taking.added_bytes())
         return moment_ns
 
     def find(self, snapshot_id: str) -> tuple[SnapshotSet, Snapshot]:
@@ -218,7 +229,7 @@ class SnapshotSets:
             self.stores.provisioning.remove_set(set_id, images_of(kept) if kept else ())
 
 
-def _copy_unheld(taking: Taking, images: Sequence[Image]) -> int:
+def _copy_unheld(taking: NewSnapshotSet, images: Sequence[Image]) -> int:
     """Copy the unfrozen volumes last: consistent if only the last was written to since its copy."""
     for _ in range(_ROUNDS):
         for next_image in images:

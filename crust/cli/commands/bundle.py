@@ -19,6 +19,9 @@ def command(run_dir: str, state_dir: str, file: Path) -> None:
 
     Exit codes: 0 written, 1 it cannot be written, 2 the command cannot be understood.
     """
+    import asyncio
+
     from crust.cli import bundle
 
-    bundle.write_bundle(file, bundle.NodeFiles(run_dir, state_dir))
+    count = asyncio.run(bundle.write(file, bundle.parts(bundle.NodeFiles(run_dir, state_dir))))
+    click.echo(f"{file}: {count} files; look at it before you send it: names and paths are in it")

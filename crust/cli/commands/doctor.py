@@ -20,10 +20,13 @@ def command(run_dir: str, form: "Format", only: tuple[str, ...]) -> None:
 
     Exit codes: 0 no error was found (warnings may be), 1 an error, 2 the command cannot be understood.
     """
+    import asyncio
+
     from crust.cli.doctor import examine
     from crust.cli.doctor.checks import CHECKS
+    from crust.inspection import screen
 
     unknown = [name for name in only if name not in CHECKS]
     if unknown:
         raise click.UsageError(f"no check is called {unknown[0]!r}: there are {', '.join(CHECKS)}")
-    sys.exit(examine.print_findings(run_dir, form, only))
+    sys.exit(screen.print_once(asyncio.run(examine.examine(run_dir, only)), form))

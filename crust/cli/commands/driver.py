@@ -30,11 +30,12 @@ def command(context: click.Context, /, **flags: Any) -> None:
     only=("state_dir", "pool_id_file"),
 )
 @CONFIG
-def init_pool(**flags: Any) -> None:
+@click.option("--pool", default="default", help="One of the settings' further pools, by its name.")
+def init_pool(pool: str, **flags: Any) -> None:
     """Make this node's pool, once, and print its id. An existing pool is not changed.
 
     The settings may be those of `crust driver` or of `crust node`.
     """
     from crust.cli.programs import daemons
 
-    daemons.make_pool(flags)
+    daemons.make_pool(pool, flags)

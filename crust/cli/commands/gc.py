@@ -38,10 +38,12 @@ def command(
     Exit codes: 0 all publishes are settled (with --dry-run: proven), 1 a publish remains,
     2 the command cannot be understood, 3 the proxy does not answer.
     """
-    from crust.cli.gc import collect
+    import asyncio
 
-    sys.exit(
-        collect.print_settled(
-            collect.Options(run_dir, kubelet_root.rstrip("/"), grace_s, dry_run), form
-        )
-    )
+    from crust.cli.gc import collect
+    from crust.cli.gc.kernel import Kernel
+    from crust.inspection import screen
+
+    options = collect.Options(run_dir, kubelet_root.rstrip("/"), grace_s, dry_run)
+    results = asyncio.run(collect.collect(options, Kernel()))
+    sys.exit(screen.print_once(collect.shown(results, options.kubelet_root), form))

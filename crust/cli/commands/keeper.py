@@ -56,7 +56,7 @@ def command(socket: Path, pid: int | None, pidfd: int | None, hold: tuple[Held, 
     if (pid is None) == (pidfd is None):
         raise click.UsageError("give the hypervisor by --pid or by --pidfd")
     from crust.core import errors
-    from crust.runtime_handler import keepers, process_of
+    from crust.runtime_handler.blocking import keepers, process_of
 
     try:
         vm = keepers.process_of_pidfd(pidfd) if pidfd is not None else process_of(pid or 0)

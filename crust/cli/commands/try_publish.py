@@ -16,6 +16,12 @@ from crust.inspection.options import RUN_DIR
 @click.option(
     "--parameter", "parameters", multiple=True, metavar="KEY=VALUE", help="StorageClass parameter."
 )
+@click.option(
+    "--controller-socket",
+    metavar="PATH",
+    default="",
+    help="The socket that the sidecars call, where it is not the kubelet's: of `crust shim --controller`.",
+)
 @click.option("--target-root", default="/var/lib/kubelet", show_default=True)
 @click.option(
     "--wait-s",

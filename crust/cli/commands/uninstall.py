@@ -10,5 +10,7 @@ def command() -> None:
     Exit codes: 0 removed, 1 refused or failed.
     """
     from crust.cli import install
+    from crust.cli.doctor.node import Node
+    from crust.proxy.guard import Targets
 
-    install.run_uninstall()
+    install.run_uninstall(lambda: Targets(Node().kubelet_roots()).unseal_all())

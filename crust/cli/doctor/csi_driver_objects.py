@@ -15,6 +15,7 @@ from crust.cli.doctor.finding import Finding, error, ok, warning
 from crust.cli.doctor.node import Mismatches, Node
 from crust.core import deferral_keys
 from crust.core.deferral_keys import Defer
+from crust.core.settings import OWN_DRIVER
 from crust.kubernetes_api.api import KubernetesApi, client
 from crust.kubernetes_api.objects import CSIDriver
 from crust.proxy.settings import KubernetesSettings, ProxySettings, ServedDriver
@@ -24,7 +25,6 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 _ANSWER_S = 5.0
 """The deadline of a call to the driver."""
-_OWN_DRIVER = "block.csi.crust.dev"
 _WITHOUT_OBJECT = "the cluster has no CSIDriver object of that name, so it takes its defaults"
 _PUBLISHES = csi_pb2.ControllerServiceCapability.RPC.PUBLISH_UNPUBLISH_VOLUME
 
@@ -92,7 +92,7 @@ def compare(
         )
         mismatches.append(attaches_in_vain)
     # volumes of crust's own driver work without an attach
-    if csi_driver and attaches and spec.attach_required is False and name != _OWN_DRIVER:
+    if csi_driver and attaches and spec.attach_required is False and name != OWN_DRIVER:
         never_attaches = warning(
             f"attachRequired of CSIDriver {name} is false",
             "the driver's controller attaches volumes, and is never asked to (crust's own needs no attach)",
@@ -112,12 +112,10 @@ async def _attaches(driver: Port) -> bool | None:
             request, wait_for_ready=True, timeout=_ANSWER_S
         )
     except PeerStatus as status:
-        is_elsewhere = status.code is grpc.StatusCode.UNIMPLEMENTED
-        return await _says_that_it_attaches(driver) if is_elsewhere else None
-    return any(capability.rpc.type == _PUBLISHES for capability in answer.capabilities)
-
-
-async def _says_that_it_attaches(driver: Port) -> bool | None:
+        if status.code is not grpc.StatusCode.UNIMPLEMENTED:
+            return None
+    else:
+        return any(capability.rpc.type == _PUBLISHES for capability in answer.capabilities)
     identity = stub(csi_pb2_grpc.IdentityStub, driver)
     try:
         info = await identity.GetPluginInfo(csi_pb2.GetPluginInfoRequest(), timeout=_ANSWER_S)

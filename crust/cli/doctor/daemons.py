@@ -107,7 +107,7 @@ def proxy(node: Node) -> Iterator[Finding]:
     if isinstance(node.proxy, errors.CrustError):
         yield of_error(node.proxy)
     elif node.answer is not None:
-        for exception in node.answer.exceptions:
+        for exception in node.answer.warnings:
             yield warning(exception.message, "", f"crust explain {exception.error_name}")
         for problem in node.answer.problems:
             yield error(
@@ -125,6 +125,11 @@ def drivers(node: Node) -> Iterator[Finding]:
     for driver in answer.drivers:
         if driver.state == "ready":
             yield ok(f"driver {driver.name} answers")
+            for full in views.full_pools((driver,)):
+                yield error(full.part, full.message, "crust pool")
+            for condition in driver.pool.conditions if driver.pool is not None else ():
+                todo = f"crust explain {condition.error_name}"
+                yield error(f"{condition.part}: {condition.message}", "", todo)
             for low in views.low_pools((driver,)):
                 yield warning(low.part, low.message, "crust pool")
         else:

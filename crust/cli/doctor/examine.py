@@ -1,9 +1,8 @@
 """Runs the checks and prints their findings. Exit code 1 if there is an error; warnings do not count."""
 
-import asyncio
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.text import Text
@@ -16,7 +15,7 @@ from crust.core import errors
 from crust.core.printable import printable
 from crust.host.mounts import propagation
 from crust.host.process import workers
-from crust.inspection import daemon_calls, output, screen, show
+from crust.inspection import daemon_calls, output, show
 from crust.inspection.views import ProxyAnswer
 
 MODULES = (host, kubelet, daemons, kata, csi_driver_objects, pod)
@@ -39,11 +38,16 @@ async def examine(run_dir: str, only: Iterable[str] = ()) -> show.Shown:
 
 def findings(node: Node, only: tuple[str, ...] = ()) -> tuple[Finding, ...]:
     """The findings of the checks, in their order. A check that fails gives an error finding. Blocks."""
-    return tuple(
-        dataclasses.replace(finding, check=name)
-        for name in (only or CHECKS)
-        for finding in _guarded(name, node)
-    )
+    found: list[Finding] = []
+    for name in only or CHECKS:
+        try:
+            for finding in CHECKS[name](node):
+                found.append(dataclasses.replace(finding, check=name))
+        except (errors.CrustError, OSError) as err:
+            hint = err.hint if isinstance(err, errors.CrustError) else ""
+            what, todo = f"the check {name} could not look", hint or "run the command as root"
+            found.append(dataclasses.replace(error(what, str(err), todo), check=name))
+    return tuple(found)
 
 
 def shown(results: tuple[Finding, ...]) -> show.Shown:
@@ -57,19 +61,6 @@ def shown(results: tuple[Finding, ...]) -> show.Shown:
 
     names = tuple(dict.fromkeys(finding.check for finding in bad))
     return show.Shown({"healthy": not bad, "findings": results}, names, table, healthy=not bad)
-
-
-def print_findings(run_dir: str, form: output.Format, only: tuple[str, ...]) -> int:
-    """Check this node and print; returns the exit code."""
-    return screen.print_once(asyncio.run(examine(run_dir, only)), form)
-
-
-def _guarded(name: str, node: Node) -> Iterator[Finding]:
-    try:
-        yield from CHECKS[name](node)
-    except (errors.CrustError, OSError) as err:
-        hint = err.hint if isinstance(err, errors.CrustError) else ""
-        yield error(f"the check {name} could not look", str(err), hint or "run the command as root")
 
 
 def _sentence(finding: Finding) -> Text:

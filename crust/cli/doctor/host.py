@@ -7,7 +7,7 @@ from crust.cli.doctor.checks import doctor_check
 from crust.cli.doctor.finding import Finding, error, ok, warning
 from crust.cli.doctor.node import Node
 from crust.cli.install import shipped
-from crust.host.filesystems.mkfs import SUPPORTED
+from crust.host.filesystems.mkfs import NEWEST, SUPPORTED, number_in
 
 _LEAST = (5, 15)
 
@@ -29,12 +29,13 @@ _UDEV_RULES = (
     "/usr/lib/udev/rules.d",
     "/lib/udev/rules.d",
 )
+_USES_DEVICES_FILE = re.compile(r"^[\s#]*use_devicesfile\s*=\s*([01])", re.MULTILINE)
 
 
 @doctor_check("kernel")
 def version(node: Node) -> Iterator[Finding]:
     """Linux 5.15: openat2(2), and diskseq, which identifies a device."""
-    number = _number(node.release)
+    number = number_in(node.release)
     if number < _LEAST:
         yield error(
             f"the kernel is {node.release}",
@@ -93,26 +94,21 @@ def filesystems(node: Node) -> Iterator[Finding]:
 
 @doctor_check("mkfs")
 def mkfs(node: Node) -> Iterator[Finding]:
-    """The kernel may not mount a filesystem of a newer mkfs. For ext4 crust names the features."""
+    """The kernel may not mount a filesystem of a newer mkfs, unless crust names all its features."""
     if not node.has_own_driver():
         yield ok("no mkfs is needed: crust's driver does not run here")
         return
-    for name in ("mkfs.xfs", "mkfs.btrfs"):
-        made_for, kernel = _number(node.version_of(f"{name} -V")), _number(node.release)
-        if made_for > kernel:
+    for fs_type, newest in NEWEST.items():
+        name = f"mkfs.{fs_type}"
+        made_for, kernel = number_in(node.version_of(f"{name} -V")), number_in(node.release)
+        if made_for > max(kernel, newest):
             yield warning(
                 f"{name} is of Linux {made_for[0]}.{made_for[1]}, and the kernel is {node.release}",
-                "this kernel may not mount its filesystems: a first publish then fails with the kernel's reason",
+                "crust does not name its features yet, and this kernel may not mount them at a first publish",
                 "install the version of the kernel's own distribution, or use ext4",
             )
         else:
-            yield ok(f"{name} is not newer than the kernel")
-
-
-def _number(text: str) -> tuple[int, int]:
-    """The first version number in a text; (0, 0) without one."""
-    match = re.search(r"(\d+)\.(\d+)", text)
-    return (int(match[1]), int(match[2])) if match else (0, 0)
+            yield ok(f"{name} chooses no feature that the kernel does not know")
 
 
 def _has_module(node: Node, name: str) -> bool:
@@ -191,9 +187,15 @@ def lvm(node: Node) -> Iterator[Finding]:
     node = node.on_host()
     if not node.has_program("lvm"):
         yield ok("LVM is not installed")
-    elif "global_filter" in _without_comments(node.text("/etc/lvm/lvm.conf")):
+        return
+    text = node.text("/etc/lvm/lvm.conf")
+    settings = "\n".join(line.partition("#")[0] for line in text.splitlines())
+    # its value, else the default in its comment: 1 in RHEL 9, 0 in Debian 12
+    uses_file = _USES_DEVICES_FILE.search(settings) or _USES_DEVICES_FILE.search(text)
+    is_used = uses_file is not None and uses_file[1] == "1"
+    if "global_filter" in settings:
         yield ok("LVM has a filter")
-    elif _uses_devices_file(node) and node.has("/etc/lvm/devices/system.devices"):
+    elif is_used and node.has("/etc/lvm/devices/system.devices"):
         yield ok("LVM looks at its own devices only")
     else:
         yield warning(
@@ -201,16 +203,6 @@ def lvm(node: Node) -> Iterator[Finding]:
             "a scan activates the volume group that a pod wrote on its volume; the volume cannot be detached then",
             f"merge {shipped()}/host/lvm.conf into /etc/lvm/lvm.conf; its file system.devices must exist",
         )
-
-
-_USES_DEVICES_FILE = re.compile(r"^[\s#]*use_devicesfile\s*=\s*([01])", re.MULTILINE)
-
-
-def _uses_devices_file(node: Node) -> bool:
-    """The value in lvm.conf, else the default in its comment: 1 in RHEL 9, 0 in Debian 12."""
-    text = node.text("/etc/lvm/lvm.conf")
-    match = _USES_DEVICES_FILE.search(_without_comments(text)) or _USES_DEVICES_FILE.search(text)
-    return match is not None and match[1] == "1"
 
 
 @doctor_check("multipath")
@@ -227,7 +219,3 @@ def multipath(node: Node) -> Iterator[Finding]:
             "versions before 0.8.7 make a map of a volume, which keeps it busy",
             f"copy {shipped()}/host/multipath.conf there, unless the wrapped driver itself uses multipath",
         )
-
-
-def _without_comments(text: str) -> str:
-    return "\n".join(line.partition("#")[0] for line in text.splitlines())

@@ -37,11 +37,14 @@ def runtimes(node: Node) -> Iterator[Finding]:
         shim = runtime.shim and str(node.at(runtime.shim))
         placed = runtime.model_copy(update={"configuration": str(configuration), "shim": shim})
         try:
-            preflight.check_configuration(placed, preflight.read(configuration))
+            fit = preflight.check_configuration(placed, preflight.read(configuration))
         except preflight.KataUnfit as problem:
             finding = of_error(problem)
             yield replace(finding, what=f"runtime {runtime.name} gets no volumes: {finding.what}")
             continue
+        if fit.drops_flushes:
+            finding = of_error(preflight.FlushesDropped(configuration))
+            yield warning(f"runtime {runtime.name}: {finding.what}", finding.why, finding.todo)
         registered = node.answer is not None and any(
             handler.name == runtime.name for handler in node.answer.handlers
         )
@@ -64,7 +67,8 @@ def engine(node: Node) -> Iterator[Finding]:
     if node.kata_settings() is None:
         yield ok("no engine with NRI is needed: crust kata does not run here")
         return
-    version = _version(node)
+    match = re.search(r"\bv?(\d+)\.(\d+)\.\d+", node.version_of("containerd --version"))
+    version = (int(match[1]), int(match[2])) if match else None
     if version is None:
         yield warning(
             "there is no containerd on the PATH, and its version decides which calls a plugin gets",
@@ -111,30 +115,22 @@ def _lines(table: str, lines: str) -> str:
     return f'in [plugins."{_NRI}"{table}] of {_CONFIG}: {lines}'
 
 
-def _version(node: Node) -> tuple[int, int] | None:
-    match = re.search(r"\bv?(\d+)\.(\d+)\.\d+", node.version_of("containerd --version"))
-    return (int(match[1]), int(match[2])) if match else None
-
-
 def _nri(node: Node) -> Mapping[str, Any]:
     """The table of NRI in containerd's configuration and its imports; empty if they do not mention NRI."""
     merged: dict[str, Any] = {}
     main = _toml(node, _CONFIG)
     imports = [pattern for pattern in main.get("imports", ()) if isinstance(pattern, str)]
+    # below the root; in containerd an import is relative to the importing file
+    patterns = [os.path.normpath(Path(_CONFIG).parent / text).lstrip("/") for text in imports]
     names = [
         f"/{path.relative_to(node.root)}"
-        for pattern in imports
-        for path in listing.matching(node.root, _pattern(pattern))
+        for pattern in patterns
+        for path in listing.matching(node.root, pattern)
     ]
     for table in (main, *(_toml(node, name) for name in names)):
         plugins = table.get("plugins", {})
         merged |= plugins.get(_NRI, {}) if isinstance(plugins, dict) else {}
     return merged
-
-
-def _pattern(text: str) -> str:
-    """The pattern of an import, below the root. In containerd it is relative to the importing file."""
-    return os.path.normpath(Path(_CONFIG).parent / text).lstrip("/")
 
 
 def _toml(node: Node, path: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from crust.cli.doctor.checks import doctor_check
 from crust.cli.doctor.finding import Finding, error, ok, tried, warning
 from crust.cli.doctor.node import Node
 from crust.core.settings import OWN_DRIVER
-from crust.proxy.settings import ProxySettings
 
 
 @doctor_check("kubelet-root")
@@ -26,6 +25,12 @@ def root(node: Node) -> Iterator[Finding]:
                 f"{path} has no {' and no '.join(missing)}",
                 "a kubelet makes them at its start",
                 "start the kubelet, or correct target_roots",
+            )
+        elif not node.has_seals(node.at(path) / "pods"):
+            yield warning(
+                f"the filesystem of {path} has no immutable attribute (chattr +i)",
+                "a pod with a bind mount of a directory above a target can write below its guard mount",
+                "put the kubelet's root on ext4, xfs or btrfs, or let no pod of a microVM have a hostPath of it",
             )
         else:
             yield ok(f"the kubelet's root {path} has pods and plugins")
@@ -64,7 +69,10 @@ def propagation(node: Node) -> Iterator[Finding]:
 def forced_detach(node: Node) -> Iterator[Finding]:
     """A switch of kube-controller-manager, for drivers whose controller attaches. No node can see it."""
     served = node.proxy_settings()
-    attached = sorted(_driver_names(node, served) - {OWN_DRIVER}) if served else []
+    names = {driver.name for driver in served.drivers} if served is not None else set()
+    if served is not None and node.answer is not None:
+        names |= {driver.name for driver in node.answer.drivers}
+    attached = sorted(names - {OWN_DRIVER})
     if served is not None and not attached:
         yield ok(
             f"no controller detaches volumes of {OWN_DRIVER}, if its CSIDriver is as shipped: attachRequired: false"
@@ -78,11 +86,3 @@ def forced_detach(node: Node) -> Iterator[Finding]:
         "kubectl -n kube-system get pod -l component=kube-controller-manager -o yaml | grep force-detach; "
         "or run crust shim --controller beside its controller. With attachRequired: false no detach happens",
     )
-
-
-def _driver_names(node: Node, served: ProxySettings) -> set[str]:
-    """The drivers of the settings, and of the running proxy."""
-    names = {driver.name for driver in served.drivers}
-    if node.answer is not None:
-        names |= {driver.name for driver in node.answer.drivers}
-    return names

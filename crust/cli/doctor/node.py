@@ -12,7 +12,7 @@ from crust.cli.programs import PROGRAMS, daemons
 from crust.core import errors
 from crust.core.settings.program import ProgramSettings
 from crust.host import answers
-from crust.host.files import listing
+from crust.host.files import listing, sealed
 from crust.host.process import commands
 from crust.inspection import views
 from crust.kata.settings import KataSettings
@@ -61,6 +61,8 @@ class Node:
     """The proxy's answer, or the error; None: it was not asked."""
     check_propagation: Callable[[str], None] | None = None
     """Raises the problem of the mounts below a directory; None: they are not checked."""
+    has_seals: Callable[[Path], bool] = sealed.is_offered
+    """Whether the filesystem of a directory has the immutable attribute."""
     csi_driver_mismatches: Callable[[ProxySettings], Mismatches] | None = None
     """The mismatches of the cluster's CSIDriver objects and the settings; None: they are not checked. Blocks."""
     is_pod: bool = False

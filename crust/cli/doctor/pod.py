@@ -9,7 +9,7 @@ from crust.cli.doctor.node import Node
 from crust.host.mounts import mountinfo
 from crust.node.settings import NodeSettings
 
-_OF_THE_POD = "/kubernetes.io~empty-dir/"
+_EMPTY_DIR = "/kubernetes.io~empty-dir/"
 """In the path of an emptyDir on the node."""
 
 
@@ -20,11 +20,11 @@ def fits_the_pod(node: Node) -> Iterator[Finding]:
     if not node.is_pod or not isinstance(settings, NodeSettings):
         yield ok("crust node does not run in a pod here")
         return
-    problems = [*_of_probes(settings), *_of_names(settings), *_of_paths(node, settings)]
+    problems = [*_of_values(settings), *_of_paths(node, settings)]
     yield from problems or [ok("the settings fit the pod")]
 
 
-def _of_probes(settings: NodeSettings) -> Iterator[Finding]:
+def _of_values(settings: NodeSettings) -> Iterator[Finding]:
     host = settings.metrics_address.rpartition(":")[0]
     if host not in ("0.0.0.0", "[::]"):
         yield error(
@@ -32,10 +32,7 @@ def _of_probes(settings: NodeSettings) -> Iterator[Finding]:
             "the kubelet's probes ask at the pod's address",
             'set metrics_address = "0.0.0.0:9810", and let a NetworkPolicy say who else may ask',
         )
-
-
-def _of_names(settings: NodeSettings) -> Iterator[Finding]:
-    """All pods have the same settings; CRUST_NODE_NAME gives each the name of its node."""
+    # all pods have the same settings; CRUST_NODE_NAME gives each the name of its node
     access = settings.proxy.kubernetes
     named = [("driver.node_id", driver.node_id) for driver in settings.driver]
     if access is not None:
@@ -54,7 +51,7 @@ def _of_paths(node: Node, settings: NodeSettings) -> Iterator[Finding]:
     for path in sorted(set(_paths(settings))):
         above = [mount for mount in mounts if f"{path}/".startswith(f"{mount.target.rstrip('/')}/")]
         holding = max(above, key=lambda mount: len(mount.target))
-        if holding.target == "/" or _OF_THE_POD in holding.root:
+        if holding.target == "/" or _EMPTY_DIR in holding.root:
             yield error(
                 f"{path} is the pod's own",
                 "what crust keeps there is gone with the pod",
@@ -69,6 +66,6 @@ def _paths(settings: NodeSettings) -> Iterator[str]:
     yield from (shim.driver_socket for shim in settings.shim)
     for driver in settings.driver:
         yield driver.run_dir
-        if driver.engine in LOCAL_ENGINES:
-            yield driver.state_dir
-            yield from filter(None, (driver.pool_id_file,))
+        for pool in driver.by_pool().values() if driver.engine in LOCAL_ENGINES else ():
+            yield pool.state_dir
+            yield from filter(None, (pool.pool_id_file,))

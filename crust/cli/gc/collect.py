@@ -4,7 +4,6 @@ Exit code 1: a publish remains, for lack of a complete proof or because a step w
 after a kill. The file of the kubelet's bind is removed last: with it the next `crust gc` finds the publish again.
 """
 
-import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,7 +20,7 @@ from crust.core import errors
 from crust.core.printable import printable
 from crust.host.files import listing
 from crust.host.process import workers
-from crust.inspection import daemon_calls, output, screen, show
+from crust.inspection import daemon_calls, output, show
 from crust.rpc.port import stub
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -47,12 +46,6 @@ class Options:
     kubelet_root: str
     grace_s: float
     dry_run: bool
-
-
-def print_settled(options: Options, form: output.Format) -> int:
-    """Run the command; returns the exit code."""
-    results = asyncio.run(collect(options, Kernel()))
-    return screen.print_once(shown(results, options.kubelet_root), form)
 
 
 async def collect(options: Options, kernel: Kernel) -> tuple[Result, ...]:

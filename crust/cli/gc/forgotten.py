@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crust.core import volumes
+from crust.csi_shim.wrap import private_directories
 from crust.host import answers
 from crust.host.files import listing
 from crust.host.process import syscalls
 from crust.inspection import views
 
-_DEVICES = "plugins/kubernetes.io/csi/volumeDevices"
 _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z.-]*")
 
 
@@ -61,12 +61,24 @@ def find(kubelet_root: str, entries: Iterable[views.VolumeRow]) -> tuple[Forgott
     """
     if not listing.exists(f"{kubelet_root}/pods/"):
         return ()
-    publishes = (*_raw(kubelet_root), *_deferred(kubelet_root, entries))
+    deferred = (
+        ForgottenPublish(
+            kind="deferred volume",
+            driver=entry.driver,
+            volume_id=entry.volume_id,
+            pod_uid=entry.pod_uid,
+            pods=f"{kubelet_root}/pods",
+            target=entry.target_path,
+        )
+        for entry in entries
+        if entry.pod_uid and entry.target_path.startswith(f"{kubelet_root}/pods/{entry.pod_uid}/")
+    )
+    publishes = (*_raw(kubelet_root), *deferred)
     return tuple(each for each in publishes if not isinstance(each.pod(), answers.Present))
 
 
 def _raw(root: str) -> Iterator[ForgottenPublish]:
-    base = f"{root}/{_DEVICES}"
+    base = private_directories.root(root)
     published = {
         (pv, uid) for pv in _names(f"{base}/publish") for uid in _names(f"{base}/publish/{pv}")
     }
@@ -87,19 +99,6 @@ def _raw(root: str) -> Iterator[ForgottenPublish]:
             staging=f"{base}/staging/{pv}",
             data=data,
         )
-
-
-def _deferred(root: str, entries: Iterable[views.VolumeRow]) -> Iterator[ForgottenPublish]:
-    for entry in entries:
-        if entry.pod_uid and entry.target_path.startswith(f"{root}/pods/{entry.pod_uid}/"):
-            yield ForgottenPublish(
-                kind="deferred volume",
-                driver=entry.driver,
-                volume_id=entry.volume_id,
-                pod_uid=entry.pod_uid,
-                pods=f"{root}/pods",
-                target=entry.target_path,
-            )
 
 
 def other_pods(publish: ForgottenPublish) -> tuple[str, ...]:

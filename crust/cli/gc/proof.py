@@ -104,7 +104,12 @@ def _claim(publish: ForgottenPublish, evidence: Evidence) -> ProofCheck:
 
 
 def _device(publish: ForgottenPublish, evidence: Evidence, kernel: Kernel) -> Iterator[ProofCheck]:
-    bound = _devices_of(publish, evidence, kernel)
+    if publish.mapped:
+        devices = [kernel.device_at(path) for path in (publish.target, publish.mapped)]
+    else:
+        rows = (entry for entry in evidence.entries if entry.target_path == publish.target)
+        devices = [entry.device for entry in rows]
+    bound = tuple(dict.fromkeys(filter(None, devices)))
     if len(bound) > 1:
         text = f"{publish.target} and {publish.mapped} are bound to different devices: {' and '.join(bound)}"
         yield ProofCheck("device", proven=False, text=text)
@@ -133,14 +138,6 @@ def _is_own(publish: ForgottenPublish, path: str) -> bool:
     staged = bool(publish.staging) and path.startswith(f"{publish.staging}/")
     private = volumes.is_private(path)
     return path in (publish.target, publish.mapped, publish.staging) or staged or private
-
-
-def _devices_of(publish: ForgottenPublish, evidence: Evidence, kernel: Kernel) -> tuple[str, ...]:
-    if publish.mapped:
-        bound = [kernel.device_at(path) for path in (publish.target, publish.mapped)]
-    else:
-        bound = [entry.device for entry in evidence.entries if entry.target_path == publish.target]
-    return tuple(dict.fromkeys(filter(None, bound)))
 
 
 def _age(publish: ForgottenPublish, evidence: Evidence) -> ProofCheck:

@@ -10,7 +10,7 @@ import signal
 import sys
 import tomllib
 from collections.abc import Awaitable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # pydantic takes a third of the time of a short command
     from crust.core.settings.program import ProgramSettings
 
 _log = logging.getLogger(__name__)
+
+_SWITCH_S = 0.0005
+"""A thread that compares blocks, or walks a tree, would keep each hop of all other calls waiting for 5 ms."""
 
 CONFIG_DIR = Path("/etc/crust")
 """Its `<program>.toml` is read without --config."""
@@ -61,9 +64,10 @@ def serve(program: str, flags: dict[str, Any]) -> None:
     logs.configure(
         level=loaded.log_level, fmt=loaded.log_format, on_drop=metrics.log_lines_dropped.inc
     )
-    metrics.export_log_queue(logs.waiting_bytes)
+    metrics.log_queue.show("", lambda: [((), logs.waiting_bytes())])
     _log.info("settings", extra={"program": program, **loaded.model_dump(mode="json")})
     os.umask(0o077)
+    sys.setswitchinterval(_SWITCH_S)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it would have the secrets of volumes
     # The soft limit of 1,024 is for users of select(2). Connections, streams and devices of a node need more, and a
     # pod has no line for it.
@@ -132,20 +136,25 @@ def text(program: str, path: Path) -> str:
         raise InvalidSettings(program, f"{path} cannot be read: {err}") from err
 
 
-def make_pool(flags: dict[str, Any]) -> None:
-    """Make the pool that the settings name, and print its id. Raises `InvalidSettings`, and as `DirectoryPool.open`.
+def make_pool(name: str, flags: dict[str, Any]) -> None:
+    """Make the pool of this name that the settings have, and print its id. Raises `InvalidSettings`, and as
+    `DirectoryPool.open`.
 
     A node's settings file is `driver.toml` if the driver is a process of its own, and `node.toml` with a table
     `driver` if it is a part of `crust node`. The pool is the same, so either file is read here.
     """
-    from crust.blockdriver.engines.files import memory_beside
-    from crust.blockdriver.engines.files.pool import DirectoryPool
+    from crust.blockdriver.engines import files
+    from crust.core.settings.loading import InvalidSettings
 
-    settings = _driver_settings(flags)
-    memory = settings.pool_id_file or memory_beside(settings.state_dir)
-    pool = DirectoryPool(settings.state_dir, memory, create=True)
+    by_pool = _driver_settings(flags).by_pool()
+    if name not in by_pool:
+        why = f"its settings have no pool {name}, but {', '.join(by_pool)}"
+        raise InvalidSettings("driver init-pool", why)
+    settings = by_pool[name]
+    pool = files.engine(settings.state_dir, settings.pool_id_file, create=True).home
     pool.open()
     click.echo(pool.ids.pool_id)
+    pool.let_go()
 
 
 def _driver_settings(flags: dict[str, Any]) -> "DriverSettings":
@@ -158,7 +167,10 @@ def _driver_settings(flags: dict[str, Any]) -> "DriverSettings":
     toml = text("driver", config) if config else ""
     environ: Mapping[str, str] = os.environ
     defaults: dict[str, Any] = {"socket": "/run/crust/driver/csi.sock"}
-    if _names_in(toml) & (NodeSettings.model_fields.keys() - DriverSettings.model_fields.keys()):
+    names: set[str] = set()
+    with suppress(tomllib.TOMLDecodeError):  # loading it reports the error
+        names = set(tomllib.loads(toml))
+    if names & (NodeSettings.model_fields.keys() - DriverSettings.model_fields.keys()):
         node = load("node", toml, environ=environ)
         assert isinstance(node, NodeSettings)
         local = [driver for driver in node.driver if driver.engine in LOCAL_ENGINES]
@@ -171,13 +183,6 @@ def _driver_settings(flags: dict[str, Any]) -> "DriverSettings":
     settings = load("driver", toml, environ=environ, flags=flags, **defaults)
     assert isinstance(settings, DriverSettings)
     return settings
-
-
-def _names_in(toml: str) -> set[str]:
-    try:
-        return set(tomllib.loads(toml))
-    except tomllib.TOMLDecodeError:
-        return set()  # loading it reports the error
 
 
 async def until_signal(work: Awaitable[None], stop_s: float = STOP_S) -> None:

@@ -11,7 +11,6 @@ import inspect
 import os
 import pkgutil
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
@@ -112,17 +111,14 @@ def _docstrings(model: type) -> dict[str, str]:
     """The text below each setting of the model, and of its base models."""
     texts: dict[str, str] = {}
     for cls in reversed(model.__mro__):
-        if cls.__module__.startswith("crust."):
-            texts |= dict(_texts(cls))
+        if not cls.__module__.startswith("crust."):
+            continue
+        (described,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+        assert isinstance(described, ast.ClassDef)
+        for field, text in zip(described.body, described.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                texts[ast.unparse(field.target)] = " ".join(ast.literal_eval(text.value).split())
     return texts
-
-
-def _texts(model: type) -> Iterator[tuple[str, str]]:
-    (described,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
-    assert isinstance(described, ast.ClassDef)
-    for field, text in zip(described.body, described.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-            yield ast.unparse(field.target), " ".join(ast.literal_eval(text.value).split())
 
 
 CONFIG = click.option(

@@ -8,17 +8,29 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from crust.core import volumes
+
 CsiProfile = Literal["1.12", "1.13"]
 
 _PATH = r"^/"
 _GROUP = r"^/[^\n]*[^/\n]$"
 _ADDRESS = r"^$|^([0-9A-Za-z.-]+|\[[0-9a-f:.]+\]):[0-9]{1,5}$"
 _DRIVER_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+_POOL_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+_NAMESPACE = r"^[^/@]*$"
+_HANDLER = rf"^{volumes.HANDLER_NAME}$"
+_FILESYSTEM = r"^[a-z0-9]{1,32}$"
+_KERNEL = r"^([0-9]{1,4}\.[0-9]{1,4}[!-~]{0,50})?$"
 MEANT = {
     _PATH: "an absolute path, without unix://",
     _GROUP: "the path of a control group below the root, e.g. /system.slice/agent.service",
     _ADDRESS: "host:port or [IPv6]:port, e.g. 127.0.0.1:9090",
     _DRIVER_NAME: "a driver's name: letters, digits, '.', '-', '_', at most 63",
+    _POOL_NAME: "a pool's name: small letters, digits, '-', at most 63",
+    _NAMESPACE: "the name of a namespace of a Ceph pool, without '/' and '@'",
+    _HANDLER: "a runtime's name: small letters, digits, '.', '-', at most 63",
+    _FILESYSTEM: "a filesystem's name: small letters and digits, at most 32",
+    _KERNEL: "a kernel's version as `uname -r` says it, e.g. 6.1.0-40-amd64",
 }
 """The patterns of settings, in words."""
 
@@ -28,6 +40,11 @@ SocketPath = Annotated[str, Field(pattern=_PATH, max_length=107)]
 MetricsAddress = Annotated[str, Field(pattern=_ADDRESS, max_length=261)]
 CsiName = Annotated[str, Field(pattern=_DRIVER_NAME)]
 """The name of a CSI driver, as GetPluginInfo reports it."""
+PoolName = Annotated[str, Field(pattern=_POOL_NAME)]
+HandlerName = Annotated[str, Field(pattern=_HANDLER)]
+Filesystem = Annotated[str, Field(pattern=_FILESYSTEM)]
+KernelVersion = Annotated[str, Field(pattern=_KERNEL)]
+CephNamespace = Annotated[str, Field(pattern=_NAMESPACE, max_length=128)]
 
 
 class Table(BaseModel):

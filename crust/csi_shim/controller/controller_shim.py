@@ -16,6 +16,7 @@ would take the device from a guest that writes to it.
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import Message
@@ -39,7 +40,7 @@ from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.port import SocketPort, stub
 from crust.rpc.serving import server
 from crust.rpc.serving.daemon import Daemon
-from crust.rpc.serving.service import Methods, Service, looking_at
+from crust.rpc.serving.service import Methods, Service, csi_methods
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 _Own = Callable[[Any, Call], Awaitable[Message | None]]
@@ -73,20 +74,16 @@ class ControllerShim:
             "ValidateVolumeCapabilities": self._validate,
             "ControllerExpandVolume": self._expand,
         }
-        return looking_at(
-            "Controller", {name: self._or_pass(method) for name, method in methods.items()}
+        return csi_methods(
+            "Controller", {name: partial(self._or_pass, method) for name, method in methods.items()}
         )
 
-    def _or_pass(self, method: _Own) -> Callable[[Message, bytes, Call], Awaitable[bytes]]:
-        """A method that answers by `method`, or passes the call if the answer is None."""
-
-        async def answer(request: Message, data: bytes, call: Call) -> bytes:
-            response = await method(request, call)
-            if response is None:
-                return await self._driver.port.forward(call, data)
-            return response.SerializeToString()
-
-        return answer
+    async def _or_pass(self, method: _Own, request: Message, data: bytes, call: Call) -> bytes:
+        """The answer of `method`; if it has none, the driver's."""
+        response = await method(request, call)
+        if response is None:
+            return await self._driver.port.forward(call, data)
+        return response.SerializeToString()
 
     async def _create(self, request: csi_pb2.CreateVolumeRequest, call: Call) -> Message | None:
         keys = class_keys(request.parameters)
@@ -188,19 +185,15 @@ async def users_of(settings: ShimSettings) -> AsyncIterator[VolumesInUse | None]
     try:
         client = await workers.run(api.client, access.kubeconfig)
     except api.UnusableKubeconfig as error:
-        raise _cannot_check(error.why) from error
+        raise errors.InvalidRequest.named(
+            "DetachNotChecked",
+            "crust shim --controller cannot start: it would not know whether a guest uses a volume to be detached",
+            why=f"the Kubernetes API cannot be used: {error.why}",
+            hint="run it in a pod with a service account, or set kubernetes.kubeconfig; where the CO is not "
+            "Kubernetes and detaches nothing that is in use, set check_detach = false",
+        ) from error
     users = VolumesInUse(client, access.node_absent_s)
     try:
         yield users
     finally:
         await client.close()
-
-
-def _cannot_check(why: str) -> errors.InvalidRequest:
-    return errors.InvalidRequest.named(
-        "DetachNotChecked",
-        "crust shim --controller cannot start: it would not know whether a guest uses a volume to be detached",
-        why=f"the Kubernetes API cannot be used: {why}",
-        hint="run it in a pod with a service account, or set kubernetes.kubeconfig; where the CO is not Kubernetes "
-        "and detaches nothing that is in use, set check_detach = false",
-    )

@@ -23,6 +23,7 @@ _PARAMETERS = (
     deferral_keys.RUNTIME_HANDLER,
     deferral_keys.FORMAT_IN,
     deferral_keys.ENCRYPTION,
+    deferral_keys.GROW_IN,
     deferral_keys.EXT4_BYTES_PER_INODE,
     deferral_keys.EXT4_RESERVED_PERCENT,
 )
@@ -50,7 +51,8 @@ def class_keys(parameters: Mapping[str, str]) -> dict[str, str]:
             if key.lower() in _AS_CRUST:
                 keys.setdefault(_AS_CRUST[key.lower()], value)
     deferral_keys.guest_format({**keys, deferral_keys.CREATED_EMPTY: "true"})
-    deferral_keys.formats_in_guest(keys)
+    deferral_keys.format_in(keys)
+    deferral_keys.grows_on_host(keys)
     return keys or {deferral_keys.DEFER: Defer.NEVER.value}
 
 
@@ -74,13 +76,25 @@ def to_driver(
     sent = csi_pb2.CreateVolumeRequest()
     sent.CopyFrom(request)
     remove_keys(sent.parameters)
-    if not deferral_keys.may_defer(keys) or not _mounts(request.volume_capabilities):
+    mounts = [each for each in request.volume_capabilities if each.HasField("mount")]
+    if not deferral_keys.may_defer(keys) or not mounts:
         return sent
-    _check(request, driver)
+    for mount in mounts:
+        admission.check_mode(request.name, csi.capability(mount))
+        fs_type = mount.mount.fs_type or admission.DEFAULT_FS_TYPE
+        why = vendors.why_not_deferrable(driver, "", fs_type, request.parameters)
+        if why:
+            raise admission.CannotBeDeferred(request.name, why)
+    plain = {
+        key: value for key, value in request.parameters.items() if key.lower() not in _AS_CRUST
+    }
+    if option := vendors.mkfs_option(plain):
+        raise admission.CannotBeDeferred(
+            request.name, f"a guest makes its filesystem, and cannot follow {option}"
+        )
     if is_block(keys):
-        for key in list(sent.parameters):
-            if key.lower() in _AS_CRUST:
-                del sent.parameters[key]
+        for key in sent.parameters.keys() - plain.keys():
+            del sent.parameters[key]
         as_block(sent.volume_capabilities)
     return sent
 
@@ -91,9 +105,13 @@ def context_of(
     keys: Mapping[str, str],
 ) -> dict[str, str]:
     """The keys of crust for the volume context of the answer."""
-    if deferral_keys.may_defer(keys) and _is_created_empty(request, answer):
-        return {**keys, deferral_keys.CREATED_EMPTY: "true"}
-    return dict(keys)
+    is_filled = request.HasField("volume_content_source") or answer.volume.HasField(
+        "content_source"
+    )
+    contexts = (request.parameters, answer.volume.volume_context)
+    if is_filled or any(map(vendors.never_formats, contexts)) or not deferral_keys.may_defer(keys):
+        return dict(keys)
+    return {**keys, deferral_keys.CREATED_EMPTY: "true"}
 
 
 def as_block(capabilities: Iterable[csi_pb2.VolumeCapability]) -> None:
@@ -107,36 +125,3 @@ def remove_keys(context: MutableMapping[str, str]) -> None:
     """Remove crust's keys from parameters or from a volume context."""
     for key in [name for name in context if name.startswith(deferral_keys.PREFIX)]:
         del context[key]
-
-
-def _check(request: csi_pb2.CreateVolumeRequest, driver: str) -> None:
-    for mount in _mounts(request.volume_capabilities):
-        capability = csi.capability(mount)
-        admission.check_mode(request.name, capability)
-        fs_type = mount.mount.fs_type or admission.DEFAULT_FS_TYPE
-        why = vendors.why_not_deferrable(driver, "", fs_type, request.parameters)
-        if why:
-            raise admission.CannotBeDeferred(request.name, why)
-    plain = {
-        key: value for key, value in request.parameters.items() if key.lower() not in _AS_CRUST
-    }
-    option = vendors.mkfs_option(plain)
-    if option:
-        raise admission.CannotBeDeferred(
-            request.name, f"a guest makes its filesystem, and cannot follow {option}"
-        )
-
-
-def _mounts(
-    capabilities: Iterable[csi_pb2.VolumeCapability],
-) -> list[csi_pb2.VolumeCapability]:
-    return [capability for capability in capabilities if capability.HasField("mount")]
-
-
-def _is_created_empty(
-    request: csi_pb2.CreateVolumeRequest, answer: csi_pb2.CreateVolumeResponse
-) -> bool:
-    if request.HasField("volume_content_source") or answer.volume.HasField("content_source"):
-        return False
-    contexts = (request.parameters, answer.volume.volume_context)
-    return not any(vendors.never_formats(context) for context in contexts)

@@ -15,14 +15,11 @@ from typing import Any
 from crust.core import deferral_keys
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.rpc.call import Metadata
-from crust.rpc.messages import extensions
+from crust.rpc.messages import csi, extensions
 from crust.wire.csi.v1 import csi_pb2
 
 TIMEOUT_S = 100.0
 """Below the proxy's deadline for the shim, so that the proxy gets the driver's status."""
-
-_POD_INFO = "csi.storage.k8s.io/"
-"""The kubelet adds these to a publish and not to a stage."""
 
 
 def stage_request(
@@ -89,10 +86,9 @@ def stage_of(request: csi_pb2.NodePublishVolumeRequest) -> csi_pb2.NodeStageVolu
         staging_target_path=request.staging_target_path,
         volume_capability=request.volume_capability,
     )
-    context = {
-        key: value for key, value in request.volume_context.items() if not key.startswith(_POD_INFO)
-    }
-    stage_.volume_context.update(context)
+    for key, value in request.volume_context.items():
+        if not key.startswith(csi.KUBERNETES_PREFIX):  # the kubelet's, of a publish alone
+            stage_.volume_context[key] = value
     return stage_
 
 
@@ -113,6 +109,6 @@ def unpublish_request(paths: PrivatePaths, leaf: str) -> csi_pb2.NodeUnpublishVo
 
 def onward(metadata: Metadata) -> Mapping[str, Any]:
     """The arguments of a call to the driver: the caller's metadata without extensions, and a deadline of its own."""
-    ours = (extensions.KEY, extensions.STAGE_AS)
+    ours = (extensions.KEY, extensions.STAGE_AS, extensions.GUEST_KERNEL)
     plain = tuple(pair for pair in metadata if pair[0] not in ours)
     return {"metadata": plain, "timeout": TIMEOUT_S}

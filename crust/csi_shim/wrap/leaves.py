@@ -1,10 +1,10 @@
 """Leaves, at which the driver publishes devices: the observation, the decisions of a publish, and the device.
 
-A publish observes the leaf, and `state_of` and `undo_of` decide by that alone. Only a publish that began with an
-empty leaf undoes anything, because an older mount may belong to a running guest. The driver's answer alone proves
-nothing: a driver without raw block volumes may format and mount the volume, and answer OK. A few drivers make a
-device node themselves, all others bind one; the number of entries for that bind in the mount namespace does not
-matter. The device is known by its number, and not by its mount, which is devtmpfs.
+A publish observes the leaf; `use_of`, `undo_plan` and `residue_of` decide by that and by the driver's outcome alone.
+Only a publish that began with an empty leaf undoes anything, because an older mount may belong to a running guest.
+The driver's answer alone proves nothing: a driver without raw block volumes may format and mount the volume, and
+answer OK. A few drivers make a device node themselves, all others bind one; the number of entries for that bind in
+the mount namespace does not matter. The device is known by its number, and not by its mount, which is devtmpfs.
 
 All functions block, except the decisions.
 """
@@ -20,7 +20,7 @@ from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp, Private
 from crust.host.block import devices
 from crust.host.mounts import mountinfo
 from crust.host.process import syscalls
-from crust.rpc.status import Asked
+from crust.rpc.status import DriverOutcome, Residue, Undo
 
 
 class Kind(enum.Enum):
@@ -34,7 +34,7 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LeafState:
     """One observation of a leaf: its kind, the device's number, the number of mounts, and of different mounted files.
 
     A mount namespace that has two mounts of the kubelet's root, as systemd's ReadWritePaths= makes them, lists each
@@ -49,8 +49,8 @@ class Seen:
     is_begun: bool
 
 
-class State(enum.Enum):
-    """The state of a leaf when a publish begins."""
+class LeafUse(enum.Enum):
+    """The use of a leaf when a publish begins."""
 
     NEW = "nothing: this call makes everything"
     BEGUN = "a leaf or its directory, and no mount: an earlier call was interrupted, or a mount was lost"
@@ -58,39 +58,31 @@ class State(enum.Enum):
     OTHER = "a mount that is no device, which no guest has"
 
 
-def state_of(seen: Seen) -> State:
+def use_of(seen: LeafState) -> LeafUse:
     """Mounts of different files are DEVICE: one of them may be the device."""
     if seen.mounts and (seen.kind is Kind.DEVICE or seen.sources > 1):
-        return State.DEVICE
+        return LeafUse.DEVICE
     if seen.mounts:
-        return State.OTHER
-    return State.BEGUN if seen.is_begun else State.NEW
+        return LeafUse.OTHER
+    return LeafUse.BEGUN if seen.is_begun else LeafUse.NEW
 
 
-class Undo(enum.Enum):
-    """The undo of a failed publish."""
-
-    NOTHING = "nothing"
-    REMOVE = "the leaf and its directory"
-    UNPUBLISH = "the driver's publish, then the leaf and its directory"
-
-
-def undo_of(before: State, asked: Asked, *, is_mounted: bool) -> Undo:
+def undo_plan(before: LeafUse, outcome: DriverOutcome, *, is_mounted: bool) -> Undo:
     """The undo, by the state `before` the publish and the driver's call; `is_mounted`: the leaf has a mount now."""
-    if before is not State.NEW or asked is Asked.SILENT:
+    if before is not LeafUse.NEW or outcome is DriverOutcome.SILENT:
         return Undo.NOTHING
-    if asked is Asked.ANSWERED or is_mounted:
+    if outcome is DriverOutcome.ANSWERED or is_mounted:
         return Undo.UNPUBLISH
     return Undo.REMOVE
 
 
-def stands(before: State, asked: Asked, after: Seen) -> bool:
-    """Whether something of the publish exists or may exist after the undo: the code must then not be final (D-36)."""
-    is_undone = before is State.NEW and asked is not Asked.SILENT
-    return not is_undone or state_of(after) is not State.NEW
+def residue_of(before: LeafUse, outcome: DriverOutcome, after: LeafState) -> Residue:
+    """The residue of the publish after its undo: with one, the code must not be final (D-36)."""
+    is_undone = before is LeafUse.NEW and outcome is not DriverOutcome.SILENT
+    return Residue.NONE if is_undone and use_of(after) is LeafUse.NEW else Residue.EXISTS
 
 
-def look(path: str) -> Seen:
+def look(path: str) -> LeafState:
     """Observe a leaf."""
     directory, name = os.path.split(path)
     real = os.path.join(os.path.realpath(directory), name)
@@ -100,10 +92,10 @@ def look(path: str) -> Seen:
         try:
             status = os.lstat(path)
         except FileNotFoundError:
-            return Seen(Kind.ABSENT, 0, *mounts, is_begun=_is_empty(directory))
+            return LeafState(Kind.ABSENT, 0, *mounts, is_begun=_is_empty(directory))
     kinds = {stat.S_IFBLK: Kind.DEVICE, stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY}
     kind = kinds.get(stat.S_IFMT(status.st_mode), Kind.OTHER)
-    return Seen(kind, status.st_rdev, *mounts, is_begun=True)
+    return LeafState(kind, status.st_rdev, *mounts, is_begun=True)
 
 
 def _is_empty(directory: str) -> bool:
@@ -162,7 +154,7 @@ def release(path: str) -> int:
     return 0
 
 
-def make_room(paths: PrivatePaths, path: str) -> None:
+def prepare(paths: PrivatePaths, path: str) -> None:
     """Remove the leaf and make its directory, before a driver's publish; raises `DriverDidNotCleanUp`.
 
     A device node of an earlier boot has another device's number now.
@@ -184,14 +176,8 @@ def device(
         raise errors.PeerUnavailable.named(
             "CoveredDevice",
             f"volume {key} cannot be deferred now",
-            why=(
-                f"{seen.sources} different files are mounted at {leaf}, and which of them is "
-                "the volume is not known"
-            ),
-            hint=(
-                f"findmnt -o SOURCE,FSROOT -M {leaf} shows them: unmount what the driver did "
-                "not mount"
-            ),
+            why=f"{seen.sources} different files are mounted at {leaf}, and which of them is the volume is not known",
+            hint=f"findmnt -o SOURCE,FSROOT -M {leaf} shows them: unmount what the driver did not mount",
         )
     if seen.kind is not Kind.DEVICE:
         raise errors.RuntimeFailed.named(
@@ -199,7 +185,7 @@ def device(
             f"volume {key} cannot be deferred",
             why=f"the driver {key.driver} answered OK to its publish as a raw block device, and published "
             f"{seen.kind.value}; this was undone",
-            hint=vendors.without_device(key.driver)
+            hint=vendors.WITHOUT_DEVICE.get(key.driver)
             or "the driver may not support raw block volumes: use crust.dev/defer: never for its volumes",
         )
     number = seen.number

@@ -36,7 +36,7 @@ from crust.rpc.call import Call, identity_of
 from crust.rpc.csi_driver import CsiDriver, numbers_in
 from crust.rpc.messages import csi, extensions
 from crust.rpc.port import decoded
-from crust.rpc.serving.service import Methods, looking_at
+from crust.rpc.serving.service import Methods, csi_methods
 from crust.wire.csi.v1 import csi_pb2
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ class NodeShim:
 
     def methods(self) -> Methods:
         """The methods that are looked at; all others pass."""
-        return looking_at(
+        return csi_methods(
             "Node",
             {
                 "NodeGetCapabilities": self._get_capabilities,
@@ -219,11 +219,9 @@ class NodeShim:
     async def _host_publish(
         self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, call: Call
     ) -> bytes:
-        deferral_keys.check_host_publish(
-            request.volume_id,
-            request.volume_context,
-            is_block=request.volume_capability.HasField("block"),
-        )
+        format_in = deferral_keys.strictest_format_in(request.volume_context)
+        is_block = request.volume_capability.HasField("block")
+        deferral_keys.check_host_publish(request.volume_id, format_in, is_block=is_block)
         volume = await self._volume(request.volume_id, call)
         self._staging.on_host.add((volume.paths.key, request.target_path))
         if not await self._is_staged(volume):

@@ -23,6 +23,7 @@ import stat
 from dataclasses import dataclass
 
 from crust.core import errors, volumes
+from crust.host.files import listing
 from crust.host.mounts import mountinfo
 from crust.host.process import syscalls
 
@@ -98,27 +99,29 @@ def has_volumes(kubelet_root: str) -> bool:
 
 def is_staged(paths: PrivatePaths) -> bool:
     """Whether there is a record: the volume is staged as block, or not known to be staged as the CO asked."""
-    return is_changing(paths) or _exists(paths.staging)  # each change makes and removes them so
+    return is_changing(paths) or listing.exists(
+        paths.staging
+    )  # each change makes and removes them so
 
 
 def is_changing(paths: PrivatePaths) -> bool:
     """Whether a change of the stage has begun, and has not ended."""
-    return _exists(paths.change)
+    return listing.exists(paths.change)
 
 
 def is_block(paths: PrivatePaths) -> bool:
     """Whether the volume is known to be staged as block."""
-    return not is_changing(paths) and _exists(paths.staging)
+    return not is_changing(paths) and listing.exists(paths.staging)
 
 
 def has_publishes(paths: PrivatePaths) -> bool:
     """Whether the directory of the publishes exists."""
-    return _exists(paths.published)
+    return listing.exists(paths.published)
 
 
 def has_leaf(paths: PrivatePaths, target: str) -> bool:
     """Whether a publish for the target has begun."""
-    return _exists(paths.leaf(target))
+    return listing.exists(paths.leaf(target))
 
 
 def is_private(paths: PrivatePaths, target: str, is_deferred: bool) -> bool:  # noqa: FBT001 - by position
@@ -133,7 +136,14 @@ def is_wrapped(paths: PrivatePaths) -> bool:
 
 def had_secrets(paths: PrivatePaths) -> bool:
     """Whether the stage had secrets, by the record."""
-    return any(_mode(path) & stat.S_ISVTX for path in (paths.staging, paths.change))
+    for path in (paths.staging, paths.change):
+        with (
+            syscalls.translating(f"cannot look at {path}"),
+            contextlib.suppress(FileNotFoundError),
+        ):
+            if os.lstat(path).st_mode & stat.S_ISVTX:
+                return True
+    return False
 
 
 def make_staging(paths: PrivatePaths, *, secrets: bool) -> bool:
@@ -200,16 +210,3 @@ def _remove_tree(path: str, device: int, depth: int) -> None:
         elif depth and entry.stat(follow_symlinks=False).st_dev == device:
             _remove_tree(entry.path, device, depth - 1)
     os.rmdir(path)
-
-
-def _exists(path: str) -> bool:
-    return bool(_mode(path))
-
-
-def _mode(path: str) -> int:
-    """The kind and the permissions of a file; 0 if there is none."""
-    with syscalls.translating(f"cannot look at {path}"):
-        try:
-            return os.lstat(path).st_mode
-        except FileNotFoundError:
-            return 0

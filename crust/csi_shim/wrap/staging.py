@@ -21,7 +21,7 @@ from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.host.process import workers
 from crust.rpc import status
 from crust.rpc.messages import csi, redaction
-from crust.rpc.serving.service import known_error
+from crust.rpc.serving.service import as_crust_error
 from crust.rpc.status import PeerStatus, Residue
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -74,14 +74,13 @@ class Staging:
             is_called = True
             await self._stage_block(volume, request)
         except Exception as error:
-            crust_error = known_error("NodeStageVolume", "the shim", error)
+            crust_error = as_crust_error("NodeStageVolume", "the shim", error)
             is_refused = isinstance(crust_error, PeerStatus) and status.is_final(crust_error)
-            # the driver may still have an earlier stage: a kubelet must not forget it
-            is_left = not (is_first and (is_refused or not is_called)) or await self._is_left(
-                volume
-            )
-            residue = Residue.EXISTS if is_left else Residue.NONE
-            raise status.answer("NodeStageVolume", crust_error, residue) from error
+            residue = Residue.EXISTS
+            # else the driver may still have an earlier stage: a kubelet must not forget it
+            if is_first and (is_refused or not is_called):
+                residue = await self._undo(volume)
+            raise status.allowed_error("NodeStageVolume", crust_error, residue) from error
 
     async def _stage_block(self, volume: Volume, request: csi_pb2.NodeStageVolumeRequest) -> None:
         paths = volume.paths
@@ -91,14 +90,14 @@ class Staging:
         await workers.run(private_directories.end_change, paths)
         self.requests[paths.key] = request
 
-    async def _is_left(self, volume: Volume) -> bool:
-        """Remove the record after a refused first stage; returns whether it stays, so that the CO unstages."""
+    async def _undo(self, volume: Volume) -> Residue:
+        """Remove the record after a refused first stage. If it stays, the CO unstages."""
         try:
             await workers.run(private_directories.remove_staging, volume.paths)
         except Exception as error:
             _log.warning("private staging directory kept", extra={"error": error})
-            return True
-        return False
+            return Residue.EXISTS
+        return Residue.NONE
 
     async def ensure_block(
         self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest, *, is_block: bool
@@ -172,7 +171,7 @@ class Staging:
         await self.stage_as_asked(volume, request)
 
     async def stage_as_asked(self, volume: Volume, request: csi_pb2.NodeStageVolumeRequest) -> None:
-        """Stage a volume that has a record as the CO asked.
+        """Stage a volume that has a record as the CO outcome.
 
         The record stays until the driver has staged: if the shim is killed before that, the retry begins again.
         """
@@ -194,8 +193,20 @@ class Staging:
 
     async def _unstage_block(self, volume: Volume, co_path: str) -> None:
         for leaf in await workers.run(leaves.of, volume.paths):
+            seen = await workers.run(leaves.look, leaf)
             # an interrupted expansion left the leaf of the staging path: nobody has it
-            await self._clear_leaf(volume, leaf, is_ours=leaf == volume.paths.leaf(co_path))
+            if seen.mounts and leaf != volume.paths.leaf(co_path):
+                raise errors.NotReady.named(
+                    "PublishedAsBlock",
+                    f"volume {volume.paths.key} cannot be unstaged",
+                    why=f"its device is published at {leaf}",
+                    hint="unpublish it first: the CO's NodeUnpublishVolume does",
+                )
+            # a leaf without a mount is that of a publish of an earlier boot
+            with contextlib.suppress(PeerStatus):  # the unstage, which follows, decides
+                request = as_block.unpublish_request(volume.paths, leaf)
+                await self._node.NodeUnpublishVolume(request, **volume.onward)
+            await workers.run(leaves.remove, leaf)
         secrets = await workers.run(private_directories.had_secrets, volume.paths)
         await workers.run(private_directories.begin_change, volume.paths, secrets=secrets)
         await self._unstage_at(volume, volume.paths.staging)
@@ -205,21 +216,6 @@ class Staging:
             volume_id=volume.paths.key.volume_id, staging_target_path=path
         )
         await self._node.NodeUnstageVolume(request, **volume.onward)
-
-    async def _clear_leaf(self, volume: Volume, leaf: str, *, is_ours: bool) -> None:
-        """Remove the leaf of a publish of an earlier boot, which has no mount."""
-        seen = await workers.run(leaves.look, leaf)
-        if seen.mounts and not is_ours:
-            raise errors.NotReady.named(
-                "PublishedAsBlock",
-                f"volume {volume.paths.key} cannot be unstaged",
-                why=f"its device is published at {leaf}",
-                hint="unpublish it first: the CO's NodeUnpublishVolume does",
-            )
-        with contextlib.suppress(PeerStatus):  # the unstage, which follows, decides
-            request = as_block.unpublish_request(volume.paths, leaf)
-            await self._node.NodeUnpublishVolume(request, **volume.onward)
-        await workers.run(leaves.remove, leaf)
 
 
 @contextlib.contextmanager

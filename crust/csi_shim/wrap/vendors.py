@@ -124,7 +124,7 @@ _NODE_EXPAND_FAILS = frozenset({"linstor.csi.linbit.com"})
 """Drivers that answer NodeExpandVolume of a raw block volume with an error, and do not need the call."""
 
 
-_WITHOUT_DEVICE = {
+WITHOUT_DEVICE = {
     "diskplugin.csi.alibabacloud.com": "it hands the volumes of pods with the RuntimeClass rund or runv to the "
     "sandbox by itself: set crust.dev/defer: never in their StorageClass"
 }
@@ -151,11 +151,6 @@ def why_not_with_secrets(driver: str, secrets: Mapping[str, str]) -> str:
     """The reason by the secrets of a publish, without a secret in it; empty if none is known."""
     reasons = [reason for name, key, reason in _SECRETS if name == driver and secrets.get(key)]
     return reasons[0] if reasons else ""
-
-
-def without_device(driver: str) -> str:
-    """The reason why a driver with block devices may publish no device; empty if none is known."""
-    return _WITHOUT_DEVICE.get(driver, "")
 
 
 def never_formats(context: Mapping[str, str]) -> bool:

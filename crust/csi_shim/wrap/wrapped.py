@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from crust.core import deferral_keys, errors, volumes
 from crust.csi_shim.deferral import RuntimeClient
 from crust.csi_shim.wrap import admission, as_block, leaves, private_directories, vendors
-from crust.csi_shim.wrap.leaves import Kind, Seen, State, Undo
+from crust.csi_shim.wrap.leaves import Kind, LeafState, LeafUse
 from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp
 from crust.csi_shim.wrap.staging import Staging, Volume
 from crust.host.process import workers
 from crust.rpc import status
 from crust.rpc.messages import csi
-from crust.rpc.serving.service import known_error
-from crust.rpc.status import Asked, PeerStatus, Residue
+from crust.rpc.serving.service import as_crust_error
+from crust.rpc.status import DriverOutcome, PeerStatus, Residue, Undo
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -35,11 +35,11 @@ class _Attempt:
     volume: Volume
     request: csi_pb2.NodePublishVolumeRequest
     leaf: str
-    before: State = State.BEGUN
+    before: LeafUse = LeafUse.BEGUN
     """The default is for a failed look: nothing is undone then."""
     mounts: int = 0
     """Before the publish."""
-    asked: Asked = Asked.NOT_CALLED
+    outcome: DriverOutcome = DriverOutcome.NOT_CALLED
 
 
 class WrappedVolumes:
@@ -60,48 +60,61 @@ class WrappedVolumes:
         try:
             return await self._published(attempt)
         except Exception as error:
-            crust_error = known_error("NodePublishVolume", "the shim", error)
-            residue = Residue.EXISTS if await self._stands(attempt) else Residue.NONE
-            raise status.answer("NodePublishVolume", crust_error, residue) from error
+            crust_error = as_crust_error("NodePublishVolume", "the shim", error)
+            residue = await self._undo(attempt)
+            raise status.allowed_error("NodePublishVolume", crust_error, residue) from error
 
     async def _published(self, attempt: "_Attempt") -> csi_pb2.NodePublishVolumeResponse:
         key, request = attempt.volume.paths.key, attempt.request
         seen, is_block = await workers.run(_observe, attempt)
-        attempt.before, attempt.mounts = leaves.state_of(seen), seen.mounts
+        attempt.before, attempt.mounts = leaves.use_of(seen), seen.mounts
         admitted = admission.admit(key.driver, request)
-        secrets = self._secrets(admitted, key, request)
-        if attempt.before is not State.DEVICE:
+        secrets: Mapping[str, str] = {}
+        if admitted.encryption is not None:
+            staged = self.staging.requests.get(key)
+            sources = (request.secrets, staged.secrets if staged is not None else {})
+            passphrase = deferral_keys.passphrase(key.volume_id, *sources)
+            secrets = {deferral_keys.PASSPHRASE: passphrase}
+        if attempt.before is not LeafUse.DEVICE:
             await self._ask_driver(attempt, is_block=is_block)
         source, size = await workers.run(leaves.device, key, attempt.leaf, admitted.partition)
-        answer = csi_pb2.NodePublishVolumeResponse()
-        answer.deferred_mount.CopyFrom(
-            csi.deferred_mount_to_wire(_mount(admitted, source, size, secrets))
+        mount = volumes.DeferredMount(
+            source=source,
+            fs_type=admitted.fs_type,
+            mount_options=admitted.options,
+            group=admitted.group,
+            readonly=admitted.readonly,
+            capacity_bytes=size,
+            format=admitted.format,
+            encryption=admitted.encryption,
+            secrets=secrets,
         )
-        return answer
+        wire = csi.deferred_mount_to_wire(mount)
+        return csi_pb2.NodePublishVolumeResponse(deferred_mount=wire)
 
     async def _ask_driver(self, attempt: "_Attempt", *, is_block: bool) -> None:
         volume, request = attempt.volume, attempt.request
         await self.staging.ensure_block(volume, request, is_block=is_block)
-        if attempt.before is State.OTHER:
+        if attempt.before is LeafUse.OTHER:
             await self._take_down(volume, attempt.leaf, attempt.mounts)
-            attempt.before = State.NEW
-        await workers.run(leaves.make_room, volume.paths, attempt.leaf)
-        attempt.asked = Asked.SILENT
+            attempt.before = LeafUse.NEW
+        await workers.run(leaves.prepare, volume.paths, attempt.leaf)
+        attempt.outcome = DriverOutcome.SILENT
         try:
             rewritten = as_block.publish_request(request, volume.paths, staged=volume.stages)
             await self._node.NodePublishVolume(rewritten, **volume.onward)
         except PeerStatus as error:
             if status.is_final(error):
-                attempt.asked = Asked.REFUSED
+                attempt.outcome = DriverOutcome.REFUSED
             raise
-        attempt.asked = Asked.ANSWERED
+        attempt.outcome = DriverOutcome.ANSWERED
 
-    async def _stands(self, attempt: "_Attempt") -> bool:
-        """Undo a failed publish; returns whether something of it is left. The caller reports the publish's error."""
+    async def _undo(self, attempt: "_Attempt") -> Residue:
+        """Undo a failed publish; returns what is left of it. The caller reports the publish's error."""
         volume, leaf = attempt.volume, attempt.leaf
         try:
             mounts = (await workers.run(leaves.look, leaf)).mounts
-            todo = leaves.undo_of(attempt.before, attempt.asked, is_mounted=bool(mounts))
+            todo = leaves.undo_plan(attempt.before, attempt.outcome, is_mounted=bool(mounts))
             if todo is Undo.UNPUBLISH:
                 await self._take_down(volume, leaf, mounts)
             elif todo is Undo.REMOVE:
@@ -110,21 +123,8 @@ class WrappedVolumes:
         except Exception as failure:
             extra = {"volume": str(volume.paths.key), "leaf": leaf, "error": failure}
             _log.warning("failed publish not undone completely", extra=extra)
-            return True
-        return leaves.stands(attempt.before, attempt.asked, after)
-
-    def _secrets(
-        self,
-        admitted: admission.Admitted,
-        key: volumes.VolumeKey,
-        request: csi_pb2.NodePublishVolumeRequest,
-    ) -> Mapping[str, str]:
-        """The secrets for the guest to open the volume, of the publish or the stage; raises `PassphraseMissing`."""
-        if admitted.encryption is None:
-            return {}
-        staged = self.staging.requests.get(key)
-        sources = (request.secrets, staged.secrets if staged is not None else {})
-        return {deferral_keys.PASSPHRASE: deferral_keys.passphrase(key.volume_id, *sources)}
+            return Residue.EXISTS
+        return leaves.residue_of(attempt.before, attempt.outcome, after)
 
     async def publish_on_host(
         self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest
@@ -195,10 +195,8 @@ class WrappedVolumes:
                 raise errors.PeerUnavailable.named(
                     "NotStagedSinceRestart",
                     f"volume {volume.paths.key} cannot be expanded now",
-                    why=(
-                        "the shim was started after it was staged, and cannot publish it for the "
-                        f"driver, which says: {error.text}"
-                    ),
+                    why="the shim was started after it was staged, and cannot publish it for the "
+                    f"driver, which says: {error.text}",
                     hint="the CO stages it again before it is published, and retries",
                 ) from error
         leaf = volume.paths.leaf(staged.staging_target_path)
@@ -206,7 +204,7 @@ class WrappedVolumes:
             # an interrupted expansion may have left it, and no guest has it
             if mounts := (await workers.run(leaves.look, leaf)).mounts:
                 await self._take_down(volume, leaf, mounts)
-            await workers.run(leaves.make_room, volume.paths, leaf)
+            await workers.run(leaves.prepare, volume.paths, leaf)
             rewritten = as_block.publish_request(
                 as_block.publish_of(staged), volume.paths, staged=volume.stages
             )
@@ -227,22 +225,6 @@ class WrappedVolumes:
         return await self._node.NodeExpandVolume(rewritten, **volume.onward)
 
 
-def _observe(attempt: _Attempt) -> tuple[Seen, bool]:
+def _observe(attempt: _Attempt) -> tuple[LeafState, bool]:
     """The observation of the leaf, and whether the volume is staged as block. Blocks."""
     return leaves.look(attempt.leaf), private_directories.is_block(attempt.volume.paths)
-
-
-def _mount(
-    admitted: admission.Admitted, source: volumes.BlockSource, size: int, secrets: Mapping[str, str]
-) -> volumes.DeferredMount:
-    return volumes.DeferredMount(
-        source=source,
-        fs_type=admitted.fs_type,
-        mount_options=admitted.options,
-        group=admitted.group,
-        readonly=admitted.readonly,
-        capacity_bytes=size,
-        format=admitted.format,
-        encryption=admitted.encryption,
-        secrets=secrets,
-    )

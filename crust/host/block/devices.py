@@ -137,7 +137,7 @@ def _is_partition(directory: str, partition: int) -> bool:
 
 def size_bytes(path: str) -> int:
     """The size of the device now, from sysfs, without an open."""
-    return int(_attribute(path, _number(path), "size")) * _SECTOR
+    return int(_attribute(path, "size")) * _SECTOR
 
 
 def size_of(identity: volumes.DeviceIdentity) -> int:
@@ -219,7 +219,7 @@ def set_readonly(path: str, *, readonly: bool) -> None:
 
 def is_readonly(path: str) -> bool:
     """Whether the device refuses writes."""
-    return _attribute(path, _number(path), "ro") == "1"
+    return _attribute(path, "ro") == "1"
 
 
 def is_blank(path: str) -> bool:
@@ -260,8 +260,8 @@ def _number(path: str) -> int:
     return status.st_rdev
 
 
-def _attribute(path: str, number: int, name: str) -> str:
-    directory = _directory(number)
+def _attribute(path: str, name: str) -> str:
+    directory = _directory(_number(path))
     with syscalls.translating(
         f"cannot read {name} of {path}",
         hint="check whether the device was detached and sysfs is mounted",
@@ -293,7 +293,6 @@ _KEEP_SIZE_AND_PUNCH_HOLE = 0x01 | 0x02
 _WAIT_WRITE_WAIT = 0x01 | 0x02 | 0x04
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 _libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
 
@@ -304,9 +303,10 @@ def zero_device(path: str) -> None:
         syscalls.translating(f"cannot clear {path}"),
     ):
         length = os.lseek(fd, 0, os.SEEK_END)
-        if _libc.fallocate(fd, _KEEP_SIZE_AND_PUNCH_HOLE, 0, length):
-            number = ctypes.get_errno()
-            if number != errno.EOPNOTSUPP:
-                raise OSError(number, os.strerror(number))
+        try:
+            syscalls.fallocate(fd, _KEEP_SIZE_AND_PUNCH_HOLE, 0, length)
+        except OSError as err:
+            if err.errno != errno.EOPNOTSUPP:
+                raise
             fcntl.ioctl(fd, _BLKZEROOUT, struct.pack("QQ", 0, length))
         os.fsync(fd)

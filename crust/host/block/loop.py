@@ -132,9 +132,9 @@ def scratch(size_bytes: int) -> Iterator[Scratch]:
         number, configured = _configure(memory, loopctl.AUTOCLEAR, "crust-scratch")
         # not for writing: the process of such a descriptor would be a user of the device
         with syscalls.closing(configured):
-            held = os.open(loopctl.node(number), os.O_RDONLY | os.O_CLOEXEC)
+            held = os.open(loopctl.ensure_node(number), os.O_RDONLY | os.O_CLOEXEC)
         with syscalls.closing(held):
-            yield Scratch(loopctl.node(number), memory, held)
+            yield Scratch(loopctl.ensure_node(number), memory, held)
 
 
 def refresh_size(device: LoopDevice) -> None:
@@ -148,8 +148,21 @@ def refresh_size(device: LoopDevice) -> None:
         fcntl.ioctl(fd, loopctl.SET_CAPACITY)
 
 
+def keep_blocks(device: LoopDevice) -> None:
+    """Have the device free no block of its file: it refuses a discard, and writes zeros where it would unmap."""
+    with (
+        syscalls.translating(f"cannot keep the blocks of {device.backing}"),
+        syscalls.closing(os.open(device.path, os.O_RDONLY | os.O_CLOEXEC)) as fd,
+    ):
+        if not _is_same(device, fd):
+            raise errors.NotFound(f"{device.path} is no longer attached to {device.backing}")
+        if loopctl.frees_blocks(device.number):
+            loopctl.keep_blocks(device.number)
+
+
 def detach(device: LoopDevice) -> None:
-    """Detach the device and verify it; a detached one, or a reused number, is a success.
+    """Detach the device and verify it; a detached one, or a reused number, is a success. The number of one that kept
+    its blocks is removed: its next user would have no discards.
 
     Raises `DeviceInUse` when it is mounted or open anywhere; it then stays attached, unchanged.
     """
@@ -168,12 +181,16 @@ def detach(device: LoopDevice) -> None:
                 return
             raise
         # While this descriptor is open the kernel gives the number to no other file, so the comparison holds.
+        keeps_blocks = False
         with syscalls.closing(fd):
             if _is_same(device, fd):
+                keeps_blocks = not loopctl.frees_blocks(device.number)
                 loopctl.make_writable(fd)  # the next user of the number may not check
                 fcntl.ioctl(fd, loopctl.CLEAR)
         if is_attached(device):
             _wait_until_gone(device)
+        if keeps_blocks:
+            loopctl.remove(device.number)
 
 
 def find(backing: AnyPath) -> tuple[LoopDevice, ...]:
@@ -227,7 +244,9 @@ def _configure(backing_fd: int, flags: int, name: str) -> tuple[int, int]:
             # a number that is free; the kernel makes one when all are taken
             number, fd = fcntl.ioctl(control, loopctl.CTL_GET_FREE), -1
         try:
-            fd = os.open(loopctl.node(number), os.O_RDWR | os.O_CLOEXEC)
+            if not loopctl.frees_blocks(number):  # a process was killed after it had detached it
+                loopctl.remove(number)
+            fd = os.open(loopctl.ensure_node(number), os.O_RDWR | os.O_CLOEXEC)
             fcntl.ioctl(fd, loopctl.CONFIGURE, config)
             loopctl.make_writable(fd)
         except OSError as err:
@@ -248,21 +267,17 @@ def _configure(backing_fd: int, flags: int, name: str) -> tuple[int, int]:
 
 def _wait_until_gone(device: LoopDevice) -> None:
     """Wait for another opener of the device: udev's probe ends in a moment; a longer one is an error."""
-    with loopctl.Changes() as changes:
-        if changes.wait_until(lambda: not is_attached(device)):
+    with loopctl.UeventSocket() as events:
+        if events.wait_until(lambda: not is_attached(device)):
             return
-    _keep(device)
+    # undo the refused clear: the kernel would detach the device at its holder's last close
+    with (
+        contextlib.suppress(FileNotFoundError, errors.NotFound),
+        syscalls.closing(os.open(device.path, os.O_RDONLY)) as fd,
+    ):
+        if _is_same(device, fd):
+            loopctl.set_flags(fd, loopctl.status(fd).flags & ~loopctl.AUTOCLEAR)
     raise users.in_use(device.path)
-
-
-def _keep(device: LoopDevice) -> None:
-    """Undo the refused clear: the kernel would detach the device at its holder's last close."""
-    try:
-        with syscalls.closing(os.open(device.path, os.O_RDONLY)) as fd:
-            if _is_same(device, fd):
-                loopctl.set_flags(fd, loopctl.status(fd).flags & ~loopctl.AUTOCLEAR)
-    except (FileNotFoundError, errors.NotFound):
-        return
 
 
 def _only_usable(backing: AnyPath, devices: tuple[LoopDevice, ...]) -> LoopDevice:
@@ -290,7 +305,7 @@ def _is_same(device: LoopDevice, fd: int) -> bool:
 
 def _describe(number: int, status: loopctl.Status) -> LoopDevice:
     return LoopDevice(
-        path=loopctl.node(number),
+        path=loopctl.ensure_node(number),
         number=number,
         backing=loopctl.backing_file(number),
         file=(status.device, status.inode),
@@ -320,7 +335,7 @@ def _described(numbers: Iterable[int]) -> Iterator[LoopDevice]:
     with syscalls.translating("cannot list the loop devices"):
         for number in numbers:
             try:
-                with syscalls.closing(os.open(loopctl.node(number), os.O_RDONLY)) as fd:
+                with syscalls.closing(os.open(loopctl.ensure_node(number), os.O_RDONLY)) as fd:
                     yield _describe(number, loopctl.status(fd))
             except (FileNotFoundError, errors.NotFound):
                 continue  # detached meanwhile

@@ -26,10 +26,12 @@ SET_CAPACITY = 0x4C07
 _SET_STATUS64 = 0x4C04
 _GET_STATUS64 = 0x4C05
 CTL_GET_FREE = 0x4C82
+_CTL_REMOVE = 0x4C81
 _BLKROSET = 0x125D
 
 READ_ONLY = 1
 AUTOCLEAR = 4
+PARTITIONS = 8
 DIRECT_IO = 16
 
 _NAME_BYTES = 64
@@ -73,7 +75,7 @@ def configuration(backing_fd: int, flags: int, name: str) -> bytes:
     return _CONFIG.pack(backing_fd, _SECTOR_BYTES, info, b"")
 
 
-def node(number: int) -> str:
+def ensure_node(number: int) -> str:
     """The path of a device's node, created if absent: a container's /dev does not follow the kernel."""
     path = f"/dev/loop{number}"
     try:
@@ -148,7 +150,34 @@ def size_bytes(number: int) -> int:
     return int(syscalls.read_attribute(f"/sys/block/loop{number}/size")) * _SECTOR_BYTES
 
 
-class Changes:
+def frees_blocks(number: int) -> bool:
+    """Whether a discard, or an unmapping write of zeros, frees blocks of the backing file, if its filesystem can."""
+    queue = f"/sys/block/loop{number}/queue"
+    most, possible = (
+        int(syscalls.read_attribute(f"{queue}/{name}"))
+        for name in ("discard_max_bytes", "discard_max_hw_bytes")
+    )
+    return bool(most) or not possible
+
+
+def keep_blocks(number: int) -> None:
+    """Refuse discards and unmapping writes of zeros. No write to sysfs undoes that, and it outlives the attachment:
+    `remove` alone ends it.
+    """
+    syscalls.write_attribute(f"/sys/block/loop{number}/queue/discard_max_bytes", b"0")
+
+
+def remove(number: int) -> None:
+    """Remove a detached device from the kernel, which makes a new one when it needs it. One that is in use stays."""
+    with syscalls.closing(os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)) as control:
+        try:
+            fcntl.ioctl(control, _CTL_REMOVE, number)
+        except OSError as err:
+            if err.errno not in (errno.EBUSY, errno.ENODEV):
+                raise
+
+
+class UeventSocket:
     """The kernel's uevents from the moment of construction on, so that no change is missed."""
 
     def __init__(self) -> None:
@@ -166,17 +195,14 @@ class Changes:
             rest_s = deadline - time.monotonic()
             if rest_s <= 0 or not select.select([self._socket], [], [], rest_s)[0]:
                 return is_done()
-            self._drop_pending()
+            try:
+                while self._socket.recv(8192):
+                    continue
+            except OSError as err:
+                # no more events, or an overflow: it checks again in both cases
+                if err.errno not in (errno.EAGAIN, errno.ENOBUFS):
+                    raise
         return True
-
-    def _drop_pending(self) -> None:
-        try:
-            while self._socket.recv(8192):
-                continue
-        except OSError as err:
-            # no more events, or an overflow: in both cases `wait_until` checks again
-            if err.errno not in (errno.EAGAIN, errno.ENOBUFS):
-                raise
 
     def __enter__(self) -> Self:
         return self

@@ -67,6 +67,17 @@ class Purpose(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """One look at what this host has of all devices."""
+
+    opened: Openers
+    mounts: tuple[mountinfo.Mount, ...]
+    """Those that may be binds of nodes."""
+    loops: tuple[tuple[int, str], ...]
+    """The numbers of the attached loop devices, with their backing files."""
+
+
+@dataclass(frozen=True, slots=True)
 class Users:
     """The users of a device at one moment. `is_held`: the kernel refuses an exclusive open."""
 
@@ -112,13 +123,26 @@ class Users:
         return DeviceInUse(self.device.path, places, self.loops, self.openers, self.stacked)
 
 
+def look_at_host(opened: Openers | None = None) -> Look:
+    """For several devices; `opened` is an earlier look at all processes. Raises `OSError`, `NotSeen`. Blocks."""
+    opened = openers() if opened is None else opened
+    mounts, loops = mountinfo.with_texts(*_LINES), []
+    for number in loopctl.attached_numbers():
+        try:
+            loops.append((number, loopctl.backing_file(number)))
+        except OSError as err:
+            if err.errno not in _GONE:  # else it was detached meanwhile
+                raise
+    return Look(opened, mounts, tuple(loops))
+
+
 def of(device: volumes.BlockSource, *, is_mine: bool = False) -> Answer[Users]:
     """The users; absent if the kernel has this device no more. Blocks.
 
     `is_mine`: the caller holds the device exclusively, or asks for processes alone; then no hold is tested, and
     mounts and devices upon it, which would hold it too, are not looked for.
     """
-    return _ask(device, lambda: _of(device, None, is_mine=is_mine))
+    return _ask(device, lambda: _of(device, look_at_host, is_mine=is_mine))
 
 
 def check(
@@ -127,21 +151,21 @@ def check(
     *,
     but: Collection[int] = (),
     is_mine: bool = False,
-    opened: Openers | None = None,
+    look: Callable[[], Look] = look_at_host,
     published_below: Collection[str] = ("/",),
 ) -> None:
     """Return if nobody is in the way of the purpose, or the kernel has the device no more. Blocks.
 
     It waits within the call for a tool that has the device for a moment, and for writes in flight. `but` are the
-    processes that may have the device, `is_mine` as in `of`. `opened` is a look at all processes that began after
-    the caller had its lock. `published_below` are the directories in which a CO makes raw publishes: elsewhere a
-    driver may bind the node for itself. Raises `NotSeen`, `DeviceMountedOnHost`, `DeviceInUse`, `WritesInFlight`.
+    processes that may have the device, `is_mine` as in `of`. `look` looks, or has looked, after the caller
+    got its lock. `published_below` are the directories in which a CO makes raw publishes: elsewhere a driver may bind
+    the node for itself. Raises `NotSeen`, `DeviceMountedOnHost`, `DeviceInUse`, `WritesInFlight`.
     """
     is_mine = is_mine or purpose is Purpose.GIVE_BACK
     for pause_s in _PAUSES_S:
         time.sleep(pause_s)
-        look = partial(_of, device, opened, is_mine=is_mine, published_below=published_below)
-        users = answers.seen(_ask(device, look))
+        question = partial(_of, device, look, is_mine=is_mine, published_below=published_below)
+        users = answers.seen(_ask(device, question))
         if users is None:
             return
         if not users.in_the_way_of(purpose, but):
@@ -149,7 +173,7 @@ def check(
             if users.writes_in_flight and not users.mounts and purpose is not Purpose.GUEST_READS:
                 check_writes_ended(device)
             return
-        refusal, opened = users.error(purpose), None
+        refusal, look = users.error(purpose), look_at_host
     raise refusal
 
 
@@ -197,7 +221,7 @@ def in_use(path: str) -> DeviceInUse:
     def look() -> Users:
         number = os.stat(path).st_rdev
         identity = device_sets.identity_of(os.major(number), os.minor(number))
-        return _of(volumes.BlockSource(path, identity), None, is_mine=False)
+        return _of(volumes.BlockSource(path, identity), look_at_host, is_mine=False)
 
     match answers.ask(f"the users of {path}", look, absent=_GONE, needs=NEEDS):
         case answers.Present(users):
@@ -237,19 +261,17 @@ def _ask(device: volumes.BlockSource, question: Callable[[], T]) -> Answer[T]:
 
 def _of(
     device: volumes.BlockSource,
-    opened: Openers | None,
+    look: Callable[[], Look],
     *,
     is_mine: bool,
     published_below: Collection[str] = ("/",),
 ) -> Users:
     """The users. Raises `OSError`, with an errno of `_GONE` if the device is gone, and `NotSeen`."""
-    opened = openers() if opened is None else opened
+    seen = look()
     identity = device.identity
     _check_present(identity)
-    mounts_of_files = mountinfo.with_texts(*_LINES)
-    in_memory = [mount for mount in mounts_of_files if mount.fs_type in _IN_MEMORY]
     numbers = set(_related(identity))
-    loops = _loops_on(numbers, in_memory)
+    loops = _loops_on(numbers, seen)
     numbers |= {_number(loop) for loop in loops}  # a writer to one of them writes to the device
     held = not is_mine and _is_held(device)
     mounts: tuple[tuple[str, mountinfo.Mount], ...] = ()
@@ -265,10 +287,10 @@ def _of(
         mounts,
         tuple(
             bind
-            for bind in _binds(device.path, numbers, mounts_of_files)
+            for bind in _binds(device.path, numbers, seen.mounts)
             if any(_is_published(bind.target, root) for root in published_below)
         ),
-        tuple(sorted(holder for number in numbers for holder in opened.get(number, ()))),
+        tuple(sorted(holder for number in numbers for holder in seen.opened.get(number, ()))),
         tuple(sorted(loops)),
         tuple(sorted(set(stacked))),
         _writes_in_flight(identity),
@@ -363,7 +385,7 @@ def _device_at(path: str) -> Number | None:
     return None if device is None else (os.major(device), os.minor(device))
 
 
-def _loops_on(numbers: Collection[Number], in_memory: Sequence[mountinfo.Mount]) -> list[str]:
+def _loops_on(numbers: Collection[Number], seen: Look) -> list[str]:
     """The loop devices upon the devices: a kubelet keeps one on each raw volume.
 
     Nodes of devices are in memory. It opens no loop device of other files: the kernel would ask the file's server,
@@ -371,16 +393,16 @@ def _loops_on(numbers: Collection[Number], in_memory: Sequence[mountinfo.Mount])
     it opens such a loop device if that is no larger than the device.
     """
     loops = []
+    in_memory = [mount for mount in seen.mounts if mount.fs_type in _IN_MEMORY]
     below = {
         os.makedev(*number): int(syscalls.read_attribute(f"{_directory(number)}/size")) * 512
         for number in numbers
     }
-    for number in loopctl.attached_numbers():
+    for number, backing in seen.loops:
         try:
-            backing = loopctl.backing_file(number)
             if not _is_askable(number, backing, in_memory, max(below.values(), default=0)):
                 continue
-            node = loopctl.node(number)
+            node = loopctl.ensure_node(number)
             with syscalls.closing(os.open(node, os.O_RDONLY)) as fd:
                 if loopctl.status(fd).backing_device in below:
                     loops.append(node)
@@ -395,18 +417,10 @@ def _is_askable(
 ) -> bool:
     if backing == "/":  # a loop device keeps its size when the device below it grows
         return loopctl.size_bytes(number) <= size_bytes
-    if not any(_covers(mount, backing) for mount in in_memory):
+    if not any(mount.is_above(backing) for mount in in_memory):
         return False
-    # the deepest mount above the file, and the topmost of several on one directory
-    above = sorted(
-        (mount for mount in mountinfo.read_all() if _covers(mount, backing)),
-        key=lambda mount: len(mount.target),
-    )
-    return above[-1].fs_type in _IN_MEMORY
-
-
-def _covers(mount: mountinfo.Mount, path: str) -> bool:
-    return path == mount.target or path.startswith(mount.target.rstrip("/") + "/")
+    above = mountinfo.listed_above(backing)
+    return above is not None and above.fs_type in _IN_MEMORY
 
 
 def stacked_on(number: tuple[int, int], *, by_number: str = _BY_NUMBER) -> tuple[str, ...]:

@@ -98,6 +98,18 @@ def write_file(
             _sync(os.path.dirname(final) or ".")
 
 
+def shorten(path: AnyPath, data: bytes) -> bool:
+    """Write text in place of a longer one, whose rest becomes spaces: a full filesystem takes it. Not synced.
+
+    False if the file is absent or shorter. Only a file of more than a page can hold a mixture after a kill.
+    """
+    with syscalls.translating(f"cannot write {path}"), opened(path, os.O_RDWR) as fd:
+        length = 0 if fd is None else os.fstat(fd).st_size
+        if fd is None or length < len(data):
+            return False
+        return os.pwrite(fd, data.ljust(length), 0) == length
+
+
 def read(path: AnyPath, *, limit_bytes: int) -> bytes:
     """`find` for a file that must be there; raises `NotFound`."""
     data = find(path, limit_bytes=limit_bytes)

@@ -1,9 +1,12 @@
 """Whether a file exists, and the files that match a pattern: what cannot be seen is an error, and never absent."""
 
+import errno
 import fnmatch
 import os
+import stat
 from pathlib import Path
 
+from crust.host import answers
 from crust.host.files.durable import AnyPath
 from crust.host.process import syscalls
 
@@ -16,6 +19,13 @@ def exists(path: AnyPath) -> bool:
         except (FileNotFoundError, NotADirectoryError):
             return False
     return True
+
+
+def is_directory(path: str) -> bool:
+    """Whether `path` is a directory, or a link to one. Raises `NotSeen`."""
+    absent = (errno.ENOENT, errno.ENOTDIR)
+    status = answers.seen(answers.ask(path, lambda: os.stat(path), absent=absent))
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def matching(root: AnyPath, pattern: str) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Sparse files as the images of volumes and snapshots: created and grown.
+"""Sparse files as the images of volumes and snapshots: created, grown, and given all of their blocks.
 
 No function makes an image smaller, and none follows a symbolic link.
 
@@ -21,8 +21,7 @@ from crust.core import errors
 from crust.host.files.durable import AnyPath
 from crust.host.process import syscalls
 
-_BLOCK_BYTES = 512
-"""The unit of st_blocks, whatever the filesystem's."""
+_KEEP_SIZE, _UNSHARE_RANGE = 0x01, 0x40
 
 
 class NotAnImage(errors.Corrupt):
@@ -41,11 +40,6 @@ class Space:
     total_bytes: int
     available_bytes: int
     readonly: bool
-
-    @property
-    def used_bytes(self) -> int:
-        """The bytes that nobody can write any more, the filesystem's own and its reserve for root among them."""
-        return self.total_bytes - self.available_bytes
 
 
 def create(path: AnyPath, size_bytes: int) -> None:
@@ -68,6 +62,31 @@ def grow(path: AnyPath, size_bytes: int) -> int:
             os.ftruncate(fd, size_bytes)
         os.fsync(fd)
         return max(size, size_bytes)
+
+
+def allocate(path: AnyPath, start: int, end: int, *, is_clone: bool = False) -> None:
+    """Give a part of the image its blocks, durably; its size stays. Written parts keep their content.
+
+    A part that it shares with another file is no block of its own: `is_clone` copies it. xfs must have as many blocks
+    free as the part has, also where they are allocated. After an error the image may have some blocks more, also
+    beyond its size.
+    """
+    with (
+        syscalls.translating(f"cannot allocate the blocks of {path}"),
+        _opened(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC) as fd,
+    ):
+        mode = _KEEP_SIZE | _UNSHARE_RANGE if is_clone else _KEEP_SIZE
+        syscalls.fallocate(fd, mode, start, end - start)
+        os.fsync(fd)
+
+
+def free_beyond_size(path: AnyPath) -> None:
+    """Free the blocks beyond the image's size."""
+    with (
+        syscalls.translating(f"cannot free blocks of {path}"),
+        _opened(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC) as fd,
+    ):
+        os.ftruncate(fd, os.fstat(fd).st_size)
 
 
 def size_bytes(path: AnyPath) -> int:
@@ -99,15 +118,6 @@ def is_hole(path: AnyPath) -> bool:
         return False
 
 
-def allocated_bytes(path: AnyPath) -> int:
-    """The blocks of the image, shared ones included; 0 for an absent one."""
-    with syscalls.translating(f"cannot stat the image {path}"):
-        try:
-            return os.lstat(path).st_blocks * _BLOCK_BYTES
-        except FileNotFoundError:
-            return 0
-
-
 def space(directory: AnyPath) -> Space:
     """The space of the filesystem of `directory`, as an unprivileged writer sees it."""
     with syscalls.translating(f"cannot read the free space of {directory}"):
@@ -117,15 +127,6 @@ def space(directory: AnyPath) -> Space:
         available_bytes=status.f_bavail * status.f_frsize,
         readonly=bool(status.f_flag & os.ST_RDONLY),
     )
-
-
-def allocations(directory: AnyPath) -> dict[str, int]:
-    """The blocks of each regular file, in bytes, shared ones included. Raises `OSError`."""
-    with os.scandir(directory) as entries:
-        files = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
-        return {
-            file.name: file.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES for file in files
-        }
 
 
 def names(directory: AnyPath, suffix: str) -> Iterator[str]:
@@ -175,11 +176,7 @@ def open_file(path: AnyPath, flags: int, mode: int = 0o600) -> int:
     except OSError as err:
         if err.errno != errno.EAGAIN:
             raise
-        return _open_regular(path, flags)
-
-
-def _open_regular(path: AnyPath, flags: int) -> int:
-    """Open with blocking, after a check that it is a regular file, by a descriptor of the file that was checked."""
+    # wait, after a check that it is a regular file, by a descriptor of the file that was checked
     with syscalls.closing(os.open(path, os.O_PATH | flags & os.O_NOFOLLOW)) as path_fd:
         if not stat.S_ISREG(os.fstat(path_fd).st_mode):
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))

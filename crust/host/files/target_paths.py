@@ -19,6 +19,8 @@ from crust.core.volumes import TargetPath
 from crust.host.process import syscalls
 
 _DEPTH_MAX = 64
+_NAMES_SHOWN = 3
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SymlinkInPath(errors.Refused):
@@ -35,17 +37,29 @@ class SymlinkInPath(errors.Refused):
 class TargetConflict(errors.Conflict):
     """A target path exists with an unexpected type or content."""
 
-    def __init__(self, target: TargetPath, why: str) -> None:
+    def __init__(self, target: TargetPath, why: str, *, hint: str = "check it by hand") -> None:
         super().__init__(
-            f"{target} cannot be used as a target",
-            why=why,
-            hint="check it by hand; nothing was removed",
+            f"{target} cannot be used as a target", why=why, hint=f"{hint}; nothing was removed"
         )
+
+
+def _not_empty(target: TargetPath, parent: int, name: str) -> TargetConflict:
+    """The conflict with what lies in the directory; a guard mount may cover it again when somebody looks."""
+    with syscalls.closing(os.open(name, _DIRECTORY, dir_fd=parent)) as directory:
+        names = sorted(os.listdir(directory))
+    shown = ", ".join(map(repr, names[:_NAMES_SHOWN]))
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return TargetConflict(
+        target,
+        f"the directory is not empty, it has {shown}{more}",
+        hint=f"look at it without the mounts in it: mount --bind {os.path.dirname(target.text)} DIRECTORY",
+    )
 
 
 def root_of(target: TargetPath, roots: Sequence[str]) -> str:
     """The root that `target` is below, by its text alone. Raises `PathOutsideRoots`."""
-    root = next((root for root in roots if target.is_below(root)), None)
+    below = (root for root in roots if target.text.startswith(f"{root.rstrip('/')}/"))
+    root = next(below, None)
     if root is None:
         raise errors.Refused.named(
             "PathOutsideRoots",
@@ -168,9 +182,8 @@ def remove_empty_below(target: TargetPath, roots: Sequence[str]) -> None:
 
 
 def _remove_children(parent: int, name: str, depth: int) -> None:
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        directory = os.open(name, flags, dir_fd=parent)
+        directory = os.open(name, _DIRECTORY, dir_fd=parent)
     except OSError as err:
         if err.errno not in (errno.ENOTDIR, errno.ELOOP):
             raise
@@ -194,7 +207,7 @@ def _refusal(target: TargetPath, parent: int, name: str, refused: OSError) -> er
             hint="unmount it first",
         )
     if refused.errno == errno.ENOTEMPTY:
-        return TargetConflict(target, "the directory is not empty")
+        return _not_empty(target, parent, name)
     if refused.errno == errno.ENOTDIR:
         return TargetConflict(target, "it is neither an empty directory nor an empty file")
     return syscalls.translate(refused, f"cannot remove {target}")
@@ -212,11 +225,10 @@ def _check_free_directory(target: TargetPath, parent: int, name: str) -> None:
         raise TargetConflict(target, "it is not a directory")
     if _is_mountpoint(parent, name):
         return
-    with syscalls.closing(
-        os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
-    ) as child:
-        if os.listdir(child):
-            raise TargetConflict(target, "the directory is not empty")
+    with syscalls.closing(os.open(name, _DIRECTORY, dir_fd=parent)) as child:
+        is_empty = not os.listdir(child)
+    if not is_empty:
+        raise _not_empty(target, parent, name)
 
 
 def _is_mountpoint(parent: int, name: str) -> bool:

@@ -36,15 +36,21 @@ class _Mkfs:
     minimum_bytes: int
     uuid: tuple[str, ...]
     """The option that gives the filesystem a UUID, which is put in place of {}."""
+    kernel: tuple[int, int]
+    """The oldest Linux that writes a filesystem with these features."""
+    later: tuple[tuple[tuple[int, int], tuple[str, ...]], ...] = ()
+    """The options against features that are younger than Linux 5.15, by the version of mkfs that first has them."""
 
 
 _BUSY = re.compile("in use by the system|resource busy")
 _BUSY_TRIES = 5
 """The number of tries of mkfs on a device that is held exclusively, before the search for the holder."""
 
+# Each filesystem has named features: a mkfs newer than the kernel of a node or guest would choose features that this
+# kernel does not mount. All are in Linux 5.15, the oldest kernel that crust runs on.
+
 # 4 KiB blocks and 256-byte inodes also on a small volume: mke2fs would choose 1 KiB, and the volume may grow. No
-# reserve for root: it would be lost space in a guest. No discard: a fresh device has no data to drop. Named features:
-# a mke2fs newer than the kernel of a node or guest would choose features that this kernel does not mount.
+# reserve for root: it would be lost space in a guest. No discard: a fresh device has no data to drop.
 _EXT4_FEATURES = (
     "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,flex_bg,sparse_super,large_file,"
     "huge_file,dir_nlink,extra_isize,metadata_csum"
@@ -55,17 +61,31 @@ _MKFS_EXT4 = (
 )
 
 # Not -f: mkfs.xfs then refuses by itself a device that is not blank.
-_MKFS_XFS = ("mkfs.xfs", "-q", "-K")
+_MKFS_XFS = (
+    *("mkfs.xfs", "-q", "-K", "-i", "sparse=1"),
+    *("-m", "crc=1,finobt=1,rmapbt=0,reflink=1,bigtime=1,inobtcount=1"),
+)
+_XFS_LATER = (
+    ((5, 19), ("-i", "nrext64=0")),
+    ((6, 10), ("-i", "exchange=0", "-n", "parent=0")),
+)
 
 # Not -f, as for xfs. One device holds one copy of the data and two of the metadata, which is mkfs's own choice.
 # With -U it searches every block device of /sys for the UUID, as root, in bytes of guests: so it gets an empty /sys.
-_MKFS_BTRFS = ("bwrap", "--dev-bind", "/", "/", "--tmpfs", "/sys", "--", "mkfs.btrfs", "-q", "-K")
+_MKFS_BTRFS = (
+    *("bwrap", "--dev-bind", "/", "/", "--tmpfs", "/sys", "--", "mkfs.btrfs", "-q", "-K"),
+    *("-O", "extref,skinny-metadata,no-holes"),
+)
+_BTRFS_LATER = (((6, 19), ("-O", "^block-group-tree")),)
 
 _TABLE = {
-    "ext4": _Mkfs(_MKFS_EXT4, 16 * _MIB, ("-U", "{}")),
-    "xfs": _Mkfs(_MKFS_XFS, 300 * _MIB, ("-m", "uuid={}")),
-    "btrfs": _Mkfs(_MKFS_BTRFS, 128 * _MIB, ("-U", "{}")),
+    "ext4": _Mkfs(_MKFS_EXT4, 16 * _MIB, ("-U", "{}"), (3, 18)),
+    "xfs": _Mkfs(_MKFS_XFS, 300 * _MIB, ("-m", "uuid={}"), (5, 10), _XFS_LATER),
+    # the kernel resizes no btrfs to less, nor one that has less (btrfs_ioctl_resize)
+    "btrfs": _Mkfs(_MKFS_BTRFS, 256 * _MIB, ("-U", "{}"), (4, 9), _BTRFS_LATER),
 }
+NEWEST = {"xfs": (6, 19), "btrfs": (6, 19)}
+"""The newest versions of mkfs whose features are all named here; ext4's begin with none."""
 
 
 def row(table: Mapping[str, Row], fs_type: str) -> Row:
@@ -102,6 +122,10 @@ async def make(
     if looks:
         await workers.run(_check_device, path, fs_type)
     chosen = [word.format(uuid) for word in mkfs.uuid] if uuid else []
+    if mkfs.later:
+        asked = await commands.run_command([f"mkfs.{fs_type}", "-V"], timeout_s=_MAKE_TIMEOUT_S)
+        version = number_in(asked.stdout.decode("utf-8", "replace"))
+        chosen += [word for since, words in mkfs.later if version >= since for word in words]
     argv = [*mkfs.command, *chosen, *extra_options, path]
     busy: commands.CommandFailed | None = None
     for _ in range(_BUSY_TRIES):
@@ -115,6 +139,12 @@ async def make(
         else:
             return
     raise await workers.run(users.in_use, path) from busy
+
+
+def number_in(text: str) -> tuple[int, int]:
+    """The first version number in a text; (0, 0) without one."""
+    match = re.search(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def minimum_bytes(fs_type: str) -> int:
@@ -138,6 +168,18 @@ def check_size(path: str, fs_type: str, size_bytes: int) -> None:
             f"{path} is too small for {fs_type}",
             why=f"it has {size_bytes} bytes and {fs_type} needs {least_bytes}",
             hint="request a larger volume or another filesystem",
+        )
+
+
+def check_kernel(fs_type: str, guest_kernel: str) -> None:
+    """Raise `GuestKernelTooOld` if guests with this kernel cannot mount what `make` makes; empty: it is not known."""
+    least = row(_TABLE, fs_type).kernel
+    if guest_kernel and number_in(guest_kernel) < least:
+        raise errors.NotReady.named(
+            "GuestKernelTooOld",
+            f"{fs_type} is not made for a guest that cannot mount it",
+            why=f"its kernel is {guest_kernel}, and this {fs_type} needs Linux {least[0]}.{least[1]}",
+            hint="use ext4, or a newer kernel for the guests of the runtime handler",
         )
 
 

@@ -20,11 +20,23 @@ _EXT_OFFSET = 1024
 _EXT_MAGIC = 0xEF53
 _EXT_VALID, _EXT_ERRORS = 0x1, 0x2
 _EXT_INCOMPAT_RECOVER = 0x4
+_EXT_INCOMPAT_META_BG = 0x10
+_EXT_INCOMPAT_EXTENTS = 0x40
 _EXT_INCOMPAT_64BIT = 0x80
+_EXT_RO_COMPAT_SPARSE_SUPER = 0x1
 _EXT_RO_COMPAT_ORPHANS = 0x10000
+_EXT_COMPAT_SPARSE_SUPER2 = 0x200
+_EXT_LEAST_DATA_BLOCKS = 50
+"""What a last group must hold beside its tables, else resize2fs leaves it out (adjust_fs_info)."""
 _EXT_LOG_BLOCK_SIZE_MAX = 6
+_EXT_KERNELS_BLOCKS = 4096
+"""What a mount reserves at most beside root's (ext4_calculate_resv_clusters): 2 % of all, without bigalloc."""
 _XFS_MAGIC = b"XFSB"
 _XFS_IN_PROGRESS = 126
+_XFS_LEAST_GROUP_BLOCKS = 64
+"""The kernel adds no smaller last group (XFS_MIN_AG_BLOCKS)."""
+_PAGE_BYTES = 65536
+"""The largest page: mkfs and resize2fs leave a part of a page at the end of a device."""
 _BTRFS_OFFSET = 64 * 1024
 _BTRFS_MAGIC = b"_BHRfS_M"
 _BLOCK_SIZES = {"ext4": (1024, 65536), "xfs": (512, 65536), "btrfs": (4096, 65536)}
@@ -41,10 +53,38 @@ class InvalidSuperblock(errors.Corrupt):
 
 
 @dataclass(frozen=True, slots=True)
+class _Groups:
+    """The groups of an ext4 or xfs, in its own blocks. The last one may be smaller, but not than `least`."""
+
+    first_block: int
+    blocks: int
+    least: int
+    descriptors: int = 0
+    """How many groups one block of descriptors has; 0: no group has a copy of them."""
+    reserved: int = 0
+    is_sparse: bool = True
+
+    def left_out(self, blocks: int) -> int:
+        """How many of the blocks no group takes, because the last one would be too small."""
+        count, rest = divmod(blocks - self.first_block, self.blocks)
+        least = self.least
+        if self.descriptors and (not self.is_sparse or _has_copy(count)):
+            least += 1 + count // self.descriptors + 1 + self.reserved
+        return rest if count > 0 and rest < least else 0
+
+
+def _has_copy(group: int) -> bool:
+    """Whether a group of an ext4 with sparse_super has a copy of the superblock: 0, 1, and powers of 3, 5 and 7."""
+    powers = (base**power for base in (3, 5, 7) for power in range(1, 21))
+    return group <= 1 or group in powers
+
+
+@dataclass(frozen=True, slots=True)
 class Superblock:
     """Size of the filesystem in its own blocks. `clean` is false when a check is due.
 
-    `complete` is false while its mkfs has not ended; ext4 and btrfs have no superblock until then.
+    `complete` is false while its mkfs has not ended; ext4 and btrfs have no superblock until then. `reserved_blocks`
+    are not for ordinary users: root's, and what the kernel keeps for its own delayed work (fs/ext4/super.c).
     """
 
     block_size_bytes: int
@@ -52,6 +92,16 @@ class Superblock:
     clean: bool
     uuid: str
     complete: bool = True
+    reserved_blocks: int = 0
+    groups: _Groups | None = None
+    needs_replay: bool = False
+    """Of ext4 and btrfs: the log of an xfs does not show in its superblock."""
+
+    def grown_bytes(self, device_bytes: int) -> int:
+        """The size that the filesystem gets when it is grown to a device of this size."""
+        blocks = device_bytes // _PAGE_BYTES * _PAGE_BYTES // self.block_size_bytes
+        left_out = self.groups.left_out(blocks) if self.groups is not None else 0
+        return (blocks - left_out) * self.block_size_bytes
 
     @property
     def size_bytes(self) -> int:
@@ -69,11 +119,17 @@ def read_ext4(path: str) -> Superblock:
     shift = _field("<I", data, 0x18)
     if shift > _EXT_LOG_BLOCK_SIZE_MAX:
         raise InvalidSuperblock(path, "ext4", f"its blocks have 1024 << {shift} bytes")
+    blocks = high << 32 | _field("<I", data, 0x04)
+    high = _field("<I", data, 0x154) if incompat & _EXT_INCOMPAT_64BIT else 0
+    kernels = min(blocks // 50, _EXT_KERNELS_BLOCKS) if incompat & _EXT_INCOMPAT_EXTENTS else 0
     superblock = Superblock(
         block_size_bytes=1024 << shift,
-        blocks=high << 32 | _field("<I", data, 0x04),
+        blocks=blocks,
         clean=_is_clean(data, incompat),
         uuid=_uuid(data, 0x68),
+        reserved_blocks=(high << 32 | _field("<I", data, 0x08)) + kernels,
+        groups=_groups_of_ext4(data, incompat, 1024 << shift),
+        needs_replay=bool(incompat & _EXT_INCOMPAT_RECOVER),
     )
     return _checked(superblock, path, "ext4", device_bytes)
 
@@ -89,6 +145,7 @@ def read_xfs(path: str) -> Superblock:
         clean=True,
         uuid=_uuid(data, 32),
         complete=not data[_XFS_IN_PROGRESS],
+        groups=_Groups(0, max(_field(">I", data, 84), 1), _XFS_LEAST_GROUP_BLOCKS),
     )
     return _checked(superblock, path, "xfs", device_bytes)
 
@@ -102,7 +159,10 @@ def read_btrfs(path: str) -> Superblock:
     if not sector_bytes:
         raise InvalidSuperblock(path, "btrfs", "its sectors have 0 bytes")
     blocks = _field("<Q", data, 0x70) // sector_bytes
-    superblock = Superblock(sector_bytes, blocks, clean=True, uuid=_uuid(data, 0x20))
+    superblock = Superblock(
+        *(sector_bytes, blocks, True, _uuid(data, 0x20)),
+        needs_replay=bool(_field("<Q", data, 0x60)),
+    )
     return _checked(superblock, path, "btrfs", device_bytes)
 
 
@@ -139,6 +199,23 @@ def _checked(superblock: Superblock, path: str, fs_type: str, device_bytes: int)
         why = f"it says {superblock.size_bytes} bytes, and its device has {device_bytes}"
         raise InvalidSuperblock(path, fs_type, why)
     return superblock
+
+
+def _groups_of_ext4(data: bytes, incompat: int, block_bytes: int) -> _Groups:
+    inode_bytes = _field("<I", data, 0x28) * (_field("<H", data, 0x58) or 128)
+    descriptor_bytes = max(_field("<H", data, 0xFE) if incompat & _EXT_INCOMPAT_64BIT else 0, 32)
+    has_copies = not incompat & _EXT_INCOMPAT_META_BG
+    is_sparse = _field("<I", data, 0x64) & _EXT_RO_COMPAT_SPARSE_SUPER
+    # with sparse_super2 a copy goes to the new last group
+    has_last = _field("<I", data, 0x5C) & _EXT_COMPAT_SPARSE_SUPER2
+    return _Groups(
+        first_block=_field("<I", data, 0x14),
+        blocks=max(_field("<I", data, 0x20), 1),
+        least=2 + -(-inode_bytes // block_bytes) + _EXT_LEAST_DATA_BLOCKS,
+        descriptors=max(block_bytes // descriptor_bytes, 1) if has_copies else 0,
+        reserved=_field("<H", data, 0xCE),
+        is_sparse=bool(is_sparse and not has_last),
+    )
 
 
 def _is_clean(data: bytes, incompat: int) -> bool:

@@ -73,16 +73,20 @@ def mount_device(  # noqa: PLR0913 - a publish decides each separately
     with (
         _target(target, directory=True) as onto,
         _mounted(device, fs_type, f"on {target}", parameters, attributes) as mount,
+        syscalls.translating(f"cannot mount on {target}"),
     ):
-        _attach(mount, onto, target)
+        # a detached mount vanishes with its last descriptor: an error leaves nothing to undo
+        syscalls.move_mount(mount, onto)
 
 
 def open_root(device: str, fs_type: str) -> int:
     """A descriptor of the root of a filesystem that is mounted at no path, and unmounted when it is closed.
 
-    Raises `DeviceInUse`, `DuplicateFilesystemUuid`.
+    Its options are those of an untrusted filesystem. Raises `DeviceInUse`, `DuplicateFilesystemUuid`.
     """
-    with _mounted(device, fs_type, "at no path") as mount:
+    options = ("nouuid",) if fs_type == "xfs" else ()
+    attributes, parameters = mount_options.for_kernel(fs_type, options, untrusted=True)
+    with _mounted(device, fs_type, "at no path", parameters, attributes) as mount:
         # The mount's own descriptor is an O_PATH one, which takes no ioctl.
         return os.open(f"/proc/self/fd/{mount}", os.O_RDONLY | os.O_DIRECTORY)
 
@@ -104,7 +108,7 @@ def bind(source: str, target: str, *, readonly: bool = False) -> None:
     ):
         if readonly:
             syscalls.set_mount_attributes(mount, syscalls.MOUNT_ATTR_RDONLY)
-        _attach(mount, onto, target)
+        syscalls.move_mount(mount, onto)
 
 
 def mount_guard(target: str, *, names: bool = False, group: int | None = None) -> None:
@@ -118,14 +122,15 @@ def mount_guard(target: str, *, names: bool = False, group: int | None = None) -
     inodes = _GUARD_INODES if names else _GUARD_SEALED_INODES
     with (
         _target(target, directory=True) as onto,
-        syscalls.translating("cannot make a guard mount"),
-        syscalls.closing(_guard_mount(inodes)) as mount,
+        syscalls.translating(f"cannot make a guard mount on {target}"),
+        syscalls.closing(_guard_mount(inodes, group)) as mount,
     ):
         if names or not _is_sealed(mount):
-            _fill(mount)
-        if group is not None:
-            os.chown(".", -1, group, dir_fd=mount)
-        _attach(mount, onto, target)
+            # a file of root fills the only page, and takes an inode too
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with syscalls.closing(os.open(GUARD_FILLER, flags, 0o400, dir_fd=mount)) as filler:
+                os.write(filler, bytes(mmap.PAGESIZE))
+        syscalls.move_mount(mount, onto)
 
 
 def takes_names(guard: str) -> bool:
@@ -133,11 +138,12 @@ def takes_names(guard: str) -> bool:
     return os.statvfs(guard).f_files > _GUARD_SEALED_INODES
 
 
-def _guard_mount(inodes: int) -> int:
+def _guard_mount(inodes: int, group: int | None) -> int:
     parameters = (
         ("size", "4k"),  # the kernel makes it one page
         ("nr_inodes", f"{inodes}"),
         ("mode", "0755"),
+        ("gid", f"{group or 0}"),
     )
     attributes = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV | syscalls.MOUNT_ATTR_NOEXEC
     with _context("tmpfs") as context:
@@ -158,13 +164,6 @@ def _is_sealed(mount: int) -> bool:
         if err.errno != errno.EOPNOTSUPP:
             raise
     return os.fstatvfs(mount).f_ffree == 0
-
-
-def _fill(mount: int) -> None:
-    """Fill the only page of a guard by a file of root, which takes an inode too."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with syscalls.closing(os.open(GUARD_FILLER, flags, 0o400, dir_fd=mount)) as filler:
-        os.write(filler, bytes(mmap.PAGESIZE))
 
 
 def is_guard(mount: Mount) -> bool:
@@ -294,12 +293,6 @@ def _configure(context: int, source: str, fs_type: str, parameters: Parameters) 
             reason = _kernel_log(context) or f"{key!r}: {syscalls.reason(err)}"
             raise InvalidMountOption(fs_type, reason) from err
     syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE)
-
-
-def _attach(mount: int, onto: int, target: str) -> None:
-    # A detached mount vanishes with its last descriptor: an error leaves nothing to undo.
-    with syscalls.translating(f"cannot mount on {target}"):
-        syscalls.move_mount(mount, onto)
 
 
 def _refusal(

@@ -99,7 +99,20 @@ def parse(flags: Iterable[str], *, for_guest: bool) -> tuple[str, ...]:
     options: dict[str, None] = {}
     for option in _options(flags):
         name = option.partition("=")[0]
-        _check_option(option, name)
+        if _CREDENTIAL.search(name.lower()) or _LOGIN_IN_URL.search(option):
+            raise errors.InvalidRequest.named(
+                "CredentialInOptions",
+                f"the mount option {name[:64]!r} is not accepted",
+                why="it looks like a credential, and the options are written to disk for the runtime",
+                hint="publish this volume without deferral, or pass the credential as a CSI secret",
+            )
+        if name in _CHANGES_MOUNTS | _NAMES_DEVICES or "\0" in option or "\n" in option:
+            raise errors.InvalidRequest.named(
+                "MountOptionNotAllowed",
+                f"the mount option {name[:64]!r} is not accepted",
+                why="it does not describe how a volume's filesystem is mounted",
+                hint="remove it from the volume's mount options",
+            )
         is_left_out = name in _HOST_ONLY or name.startswith(("x-", "X-"))
         if for_guest and (name in _SECURITY_LABELS or _TUNES_THE_HOST.fullmatch(name)):
             is_left_out = True
@@ -116,23 +129,6 @@ def readonly(flags: Iterable[str]) -> bool:
 def _options(flags: Iterable[str]) -> Iterator[str]:
     """The options of the flags: one flag may hold several, and a quoted SELinux label holds commas."""
     return (option.strip() for flag in flags for option in _OPTION.findall(flag))
-
-
-def _check_option(option: str, name: str) -> None:
-    if _CREDENTIAL.search(name.lower()) or _LOGIN_IN_URL.search(option):
-        raise errors.InvalidRequest.named(
-            "CredentialInOptions",
-            f"the mount option {name[:64]!r} is not accepted",
-            why="it looks like a credential, and the options are written to disk for the runtime",
-            hint="publish this volume without deferral, or pass the credential as a CSI secret",
-        )
-    if name in _CHANGES_MOUNTS | _NAMES_DEVICES or "\0" in option or "\n" in option:
-        raise errors.InvalidRequest.named(
-            "MountOptionNotAllowed",
-            f"the mount option {name[:64]!r} is not accepted",
-            why="it does not describe how a volume's filesystem is mounted",
-            hint="remove it from the volume's mount options",
-        )
 
 
 class InvalidMountOption(errors.InvalidRequest):

@@ -58,6 +58,10 @@ class Mount:
         """Whether the filesystem can write to its device, also through another mount, or a detached one."""
         return "ro" not in self.super_options
 
+    def is_above(self, path: str) -> bool:
+        """Whether a path, which has no links, is the target or below it."""
+        return path == self.target or path.startswith(self.target.rstrip("/") + "/")
+
 
 def read_all() -> tuple[Mount, ...]:
     """All mounts, in the kernel's order: of two mounts on one target, the later covers the earlier."""
@@ -101,15 +105,14 @@ def holding(path: str) -> Mount | None:
         absent=(errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG),
     )
     mount_id = answers.seen(answer)
-    return _listed_above(path) if mount_id is None else _of_id(mount_id)
+    return listed_above(path) if mount_id is None else _of_id(mount_id)
 
 
-def _listed_above(path: str) -> Mount | None:
+def listed_above(path: str) -> Mount | None:
     """The deepest mount above a path, and the topmost of several on one directory."""
     deepest = None
     for mount in read_all():
-        covers = path == mount.target or path.startswith(mount.target.rstrip("/") + "/")
-        if covers and (deepest is None or len(mount.target) >= len(deepest.target)):
+        if mount.is_above(path) and len(mount.target) >= len(deepest.target if deepest else ""):
             deepest = mount
     return deepest
 
@@ -145,7 +148,7 @@ def mount_id_of(pid: str, descriptor: str) -> int:
         return next((int(line.split()[1]) for line in file if line.startswith("mnt_id:")), -1)
 
 
-class Changes:
+class MountWatch:
     """Whether the mounts have changed: the kernel flags an open mountinfo at each change, and no read is needed."""
 
     def __init__(self) -> None:

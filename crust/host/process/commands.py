@@ -78,7 +78,7 @@ async def run_command(
     Its standard input is empty. Standard output beyond the limit is a failure; of the standard error before the limit
     the last 4 KiB are kept. The program has the descriptors `inherits` open as long as it runs, even if crust dies.
     """
-    with _errors_file() as stderr, _started(argv, stderr, inherits) as program:
+    with _started(argv, inherits) as program:
         try:
             async with asyncio.timeout(timeout_s):
                 stdout = await _read_head(program)
@@ -94,7 +94,9 @@ async def run_command(
         except BaseException:
             await _end(program)
             raise
-        code, tail = program.process.wait(), _tail(stderr)
+        code, end = program.process.wait(), os.lseek(program.stderr, 0, os.SEEK_CUR)
+        start = max(end - STDERR_TAIL_BYTES, 0)
+        tail = os.pread(program.stderr, end - start, start).decode("utf-8", "replace")
     if len(stdout) > OUTPUT_LIMIT_BYTES:
         raise CommandFailed(argv, code, tail, why=f"it wrote more than {OUTPUT_LIMIT_BYTES} bytes")
     if code not in ok:
@@ -113,63 +115,53 @@ def install_hint(program: str) -> str:
     return f"install the package {package}" if package else "install it, or correct its path"
 
 
-@contextmanager
-def _errors_file() -> Iterator[int]:
-    """A file in memory for standard error. The kernel refuses a write beyond its size (fcntl(2), F_SEAL_GROW)."""
-    fd = os.memfd_create("stderr", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with syscalls.closing(fd):
-        os.ftruncate(fd, OUTPUT_LIMIT_BYTES)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
-        yield fd
-
-
-def _tail(fd: int) -> str:
-    """The end of the text that a program has written to its copy of the descriptor."""
-    end = os.lseek(fd, 0, os.SEEK_CUR)  # the copies have one position
-    start = max(end - STDERR_TAIL_BYTES, 0)
-    return os.pread(fd, end - start, start).decode("utf-8", "replace")
-
-
 @dataclass(frozen=True, slots=True)
 class _Program:
     """A program whose exit is not read yet: no other process or group gets its number."""
 
     process: subprocess.Popen[bytes]
     stdout: int
+    stderr: int
+    """A file in memory. The program's copies of the descriptor share its position, the end of what was written."""
     pidfd: int
 
 
 @contextmanager
-def _started(argv: Sequence[str], stderr: int, inherits: Sequence[int]) -> Iterator[_Program]:
+def _started(argv: Sequence[str], inherits: Sequence[int]) -> Iterator[_Program]:
     """A started program, whose descriptors are closed after the block."""
-    try:
-        process = subprocess.Popen(
-            argv,
-            bufsize=0,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env=_ENVIRONMENT,
-            start_new_session=True,
-            pass_fds=inherits,
-        )
-    except FileNotFoundError as err:
-        raise errors.RuntimeFailed.named(
-            "CommandMissing", f"{argv[0]} is not installed", hint=install_hint(argv[0])
-        ) from err
-    except OSError as err:
-        raise syscalls.translate(err, f"cannot start {argv[0]}") from err
-    assert process.stdout is not None
-    with process.stdout as stdout:
+    stderr = os.memfd_create("stderr", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with syscalls.closing(stderr):
+        # the kernel then refuses a write beyond its size (fcntl(2), F_SEAL_GROW)
+        os.ftruncate(stderr, OUTPUT_LIMIT_BYTES)
+        fcntl.fcntl(stderr, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
         try:
-            pidfd = processes.pidfd_of_child(process.pid)
-        except OSError as err:  # no descriptor is free
-            _signal(process, signal.SIGKILL)
-            process.wait()
-            raise syscalls.translate(err, f"cannot watch {argv[0]}") from err
-        with syscalls.closing(pidfd):
-            os.set_blocking(stdout.fileno(), False)
-            yield _Program(process, stdout.fileno(), pidfd)
+            process = subprocess.Popen(
+                argv,
+                bufsize=0,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=_ENVIRONMENT,
+                start_new_session=True,
+                pass_fds=inherits,
+            )
+        except FileNotFoundError as err:
+            raise errors.RuntimeFailed.named(
+                "CommandMissing", f"{argv[0]} is not installed", hint=install_hint(argv[0])
+            ) from err
+        except OSError as err:
+            raise syscalls.translate(err, f"cannot start {argv[0]}") from err
+        assert process.stdout is not None
+        with process.stdout as stdout:
+            try:
+                pidfd = processes.pidfd_of_child(process.pid)
+            except OSError as err:  # no descriptor is free
+                _signal(process, signal.SIGKILL)
+                process.wait()
+                raise syscalls.translate(err, f"cannot watch {argv[0]}") from err
+            with syscalls.closing(pidfd):
+                os.set_blocking(stdout.fileno(), False)
+                yield _Program(process, stdout.fileno(), stderr, pidfd)
 
 
 async def _readable(fd: int) -> None:

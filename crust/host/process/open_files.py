@@ -51,10 +51,31 @@ def holders(path: str | os.PathLike[str]) -> list[int]:
 
     A process that inherited the lock has it like the process that took it.
     """
+    return [pid for pid in _pids() if _lock(pid, path) == answers.Present(value=True)]
+
+
+def having_socket(number: int) -> list[int]:
+    """The processes that have the socket of this inode open, as far as this process may look: for messages alone."""
+
+    def has(pid: int) -> bool:
+        directory = f"/proc/{pid}/fd"
+        for fd in os.listdir(directory):
+            with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+                if os.readlink(f"{directory}/{fd}") == f"socket:[{number}]":
+                    return True
+        return False
+
+    def answer(pid: int) -> answers.Answer[bool]:
+        return answers.ask(f"the sockets of process {pid}", lambda: has(pid), needs=_NEEDS)
+
+    return [pid for pid in _pids() if answer(pid) == answers.Present(value=True)]
+
+
+def _pids() -> list[int]:
+    """The processes; none if they are not seen."""
     match answers.ask("the processes", lambda: os.listdir("/proc")):
         case answers.Present(names):
-            pids = map(int, filter(str.isdigit, names))
-            return [pid for pid in pids if _lock(pid, path) == answers.Present(value=True)]
+            return [int(name) for name in names if name.isdigit()]
         case _:
             return []
 

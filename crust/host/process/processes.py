@@ -71,6 +71,16 @@ def lives(process: Process) -> answers.Answer[Process]:
             return other
 
 
+def state(process: Process) -> answers.Answer[str]:
+    """The letter of proc_pid_stat(5), "T" of a process that SIGSTOP has stopped; absent if it has ended."""
+
+    def look() -> str:
+        with syscalls.closing(_pidfd(process)) as pidfd:
+            return _stat(process.pid, pidfd)[0].decode()
+
+    return answers.ask(f"process {process.pid}", look, absent=(errno.ESRCH,), needs=_NEEDS)
+
+
 def has_ended(process: Process) -> bool:
     """Whether the process was seen to have ended. Raises `NotSeen`."""
     return answers.seen(lives(process)) is None
@@ -103,7 +113,11 @@ def _pidfd(process: Process) -> int:
 
 
 def _started(pid: int, pidfd: int) -> int:
-    """The start of the process of the pidfd, which has this pid as long as it runs."""
+    return int(_stat(pid, pidfd)[19])
+
+
+def _stat(pid: int, pidfd: int) -> list[bytes]:
+    """/proc/<pid>/stat from its field 3 on, of the process of the pidfd, which has this pid as long as it runs."""
     try:
         text = syscalls.read_whole(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError) as err:
@@ -112,7 +126,7 @@ def _started(pid: int, pidfd: int) -> int:
         text = b""
     if is_over(pidfd):  # then /proc may have shown a later process
         raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
-    return int(text.rpartition(b")")[2].split()[19])
+    return text.rpartition(b")")[2].split()
 
 
 def _check_leads(process: Process) -> None:
@@ -120,7 +134,11 @@ def _check_leads(process: Process) -> None:
 
     It stays the number of a session or of a process group whose leader has ended, and a thread may have it.
     """
-    os.kill(process.pid, 0)
+    try:
+        os.kill(process.pid, 0)
+    except OSError as err:
+        if err.errno != errno.EPERM:  # that is: it is there, and another user's (kill(2))
+            raise
     status = syscalls.read_whole(f"/proc/{process.pid}/status")
     leader = next(line.split()[1] for line in status.splitlines() if line.startswith(b"Tgid:"))
     if int(leader) != process.pid:

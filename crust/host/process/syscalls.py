@@ -238,6 +238,8 @@ def _declared(number: int, *types: type[Any]) -> Callable[..., int]:
 
 _statx = _raising(_libc.statx)
 _umount2 = _raising(_libc.umount2)
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+_fallocate = _raising(_libc.fallocate)
 
 _open_tree = _declared(428, _LONG, _TEXT, _LONG)
 _move_mount = _declared(429, _LONG, _TEXT, _LONG, _TEXT, _LONG)
@@ -253,6 +255,11 @@ def call(number: int, *arguments: int | bytes) -> int:
     """A system call whose number depends on the architecture."""
     types = [ctypes.c_char_p if isinstance(argument, bytes) else _LONG for argument in arguments]
     return _declared(number, *types)(*arguments)
+
+
+def fallocate(descriptor: int, mode: int, offset: int, length: int) -> None:
+    """fallocate(2): unlike posix_fallocate(3) it writes nothing where the filesystem cannot allocate."""
+    _fallocate(descriptor, mode, offset, length)
 
 
 def fsopen(fs_type: str) -> int:

@@ -10,7 +10,8 @@ pool that is `used` around it. No code uses the event loop's own threads (asynci
 tests/unit/host/process/test_workers.py holds it. Work that takes long by its nature holds one of a few places of its
 kind (`long_work`): without this limit it would look like a pool in which every call hangs, and with one limit for
 all, fsGroup of large volumes would end the copies. Work whose length a tenant decides gives its place up between its
-steps, so that each gets its turn.
+steps, and of these steps one runs at a time (`turn`): two would end no earlier, because one interpreter runs them,
+and each of them delays all other calls.
 
 `concurrent.futures` lets its idle threads wait on one lock, so each call wakes a second thread, which takes the
 interpreter's lock away from the first; its futures belong to no event loop, and must be copied into futures of the
@@ -19,13 +20,14 @@ result goes straight to the loop: 24 us a hop instead of 35 to 79, and a publish
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import contextvars
 import enum
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeAlias, TypeVar
@@ -37,6 +39,9 @@ T = TypeVar("T")
 
 FREE_WITHIN_S = 1.0
 """How long a new operation, or a Probe, waits for a thread. Kubernetes' livenessprobe waits 3 s for the answer."""
+
+TURN_S = 0.5
+"""How long a step waits for its turn: then the present one hangs, or so many wait that all are slow."""
 
 IDLE_S = 10.0
 """How long a thread without a call lives. A watch uses one more often, so a serving part keeps its last thread."""
@@ -85,6 +90,7 @@ class Workers:
         self._limit = limit
         self.long_work = {kind: asyncio.Semaphore(max(limit // 4, 1)) for kind in LongWork}
         """The places for each kind, which callers get in the order in which they ask."""
+        self.turns = asyncio.Semaphore(1)
         self._refused = 0
         self._begin()
 
@@ -202,17 +208,51 @@ class Workers:
 
 async def run(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `function` on a thread of the pool that is in use; outside of any, on one of the process."""
-    return await (_current.get() or _of_process).run(function, *args, **kwargs)
+    return await (_current.get() or _process_workers).run(function, *args, **kwargs)
 
 
 async def check_free() -> None:
     """Raise `NoWorkerFree` unless the pool that is in use has a thread, or soon will."""
-    await (_current.get() or _of_process).check_free()
+    await (_current.get() or _process_workers).check_free()
 
 
 def long_work(kind: LongWork) -> contextlib.AbstractAsyncContextManager[None]:
     """Hold a place of the pool that is in use, once there is one. Not inside another such block."""
-    return (_current.get() or _of_process).long_work[kind]
+    return (_current.get() or _process_workers).long_work[kind]
+
+
+class PoolExecutor(concurrent.futures.Executor):
+    """A pool's `run` for a library that calls `loop.run_in_executor`, as aiofiles does.
+
+    The loop takes a future of its own as it is (asyncio.wrap_future).
+    """
+
+    def __init__(self, run: Callable[..., Awaitable[Any]]) -> None:
+        self._run = run
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        return asyncio.ensure_future(self._run(fn, *args, **kwargs))
+
+
+EXECUTOR = PoolExecutor(run)
+"""The pool that is in use."""
+
+
+@contextlib.asynccontextmanager
+async def turn() -> AsyncIterator[None]:
+    """Run one such block at a time of those that use the pool; one that hangs delays the others by `TURN_S`."""
+    turns, has_turn = (_current.get() or _process_workers).turns, False
+    try:
+        async with asyncio.timeout(TURN_S) as limit:
+            has_turn = await turns.acquire()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+    try:
+        yield
+    finally:
+        if has_turn:
+            turns.release()
 
 
 @contextlib.asynccontextmanager
@@ -231,5 +271,5 @@ async def entered(blocking: contextlib.AbstractContextManager[T]) -> AsyncIterat
         await run(blocking.__exit__, None, None, None)
 
 
-_of_process = Workers("this process", limit=64)
+_process_workers = Workers("this process", limit=64)
 """For a command, and for a daemon before its parts are started."""

@@ -4,7 +4,7 @@ Decoded values come from another process, and statistics from a guest, which may
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
@@ -24,8 +24,8 @@ VERSION_MAX_CHARS = 128
 
 Usage = TypeVar("Usage", types_pb2.VolumeUsage, csi_pb2.VolumeUsage)
 
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 _FILESYSTEM = re.compile(r"[a-z0-9]{1,32}")
+_KERNEL = re.compile(r"(?=.{0,64}$)([0-9]{1,4}\.[0-9]{1,4}[!-~]*)?")
 
 
 class ImplausibleStats(errors.RuntimeFailed):
@@ -57,20 +57,22 @@ class RegisterRequest:
     name: volumes.HandlerName
     version: str
     endpoint: str
-    filesystems: frozenset[str]
-    features: frozenset[volumes.HandlerFeature] = frozenset()
+    filesystems: Collection[str]
+    features: Collection[volumes.HandlerFeature] = frozenset()
     max_volumes_per_sandbox: int = 0
     """0: no limit. The proxy refuses more for one pod."""
     max_target_path_bytes: int = 0
     """0: no limit. The proxy refuses a longer path."""
+    guest_kernel: str = ""
+    """The oldest kernel of its sandboxes; empty: not known."""
 
 
 def registration(request: handlers_pb2.RegisterRequest) -> RegisterRequest:
     """Decode and check a request; raises `InvalidRegistration`. Ignores unknown features, and the endpoint."""
-    if not _NAME.fullmatch(request.name):
-        raise InvalidRegistration(
-            f"the name {request.name[:64]!r} is not 1 to 63 of a-z, 0-9, '-' and '.'"
-        )
+    try:
+        name = volumes.HandlerName(request.name)
+    except errors.InvalidRequest as error:
+        raise InvalidRegistration(f"{error.what}: {error.why}") from error
     if types_pb2.VolumeType.BLOCK not in request.volume_types:
         raise InvalidRegistration("volume_types lacks BLOCK, the only type that is published")
     if len(request.filesystems) > FILESYSTEMS_MAX:
@@ -86,15 +88,18 @@ def registration(request: handlers_pb2.RegisterRequest) -> RegisterRequest:
         raise InvalidRegistration("max_volumes_per_sandbox is negative")
     if request.max_target_path_bytes < 0:
         raise InvalidRegistration("max_target_path_bytes is negative")
+    if not _KERNEL.fullmatch(request.guest_kernel):
+        raise InvalidRegistration(f"guest_kernel is {request.guest_kernel[:64]!r}")
     features = {feature.value: feature for feature in volumes.HandlerFeature}
     return RegisterRequest(
-        name=volumes.HandlerName(request.name),
+        name=name,
         version=request.version[:VERSION_MAX_CHARS],
         endpoint=request.endpoint,
         filesystems=frozenset(request.filesystems),
         features=frozenset(features[number] for number in request.features if number in features),
         max_volumes_per_sandbox=request.max_volumes_per_sandbox,
         max_target_path_bytes=request.max_target_path_bytes,
+        guest_kernel=request.guest_kernel,
     )
 
 
@@ -111,6 +116,7 @@ def registration_to_wire(value: RegisterRequest) -> handlers_pb2.RegisterRequest
         ),
         max_volumes_per_sandbox=value.max_volumes_per_sandbox,
         max_target_path_bytes=value.max_target_path_bytes,
+        guest_kernel=value.guest_kernel,
     )
 
 
@@ -125,28 +131,21 @@ class HandlerNameTaken(errors.Conflict):
         )
 
 
-def usage(pb: types_pb2.VolumeUsage) -> volumes.VolumeUsage:
-    """Decode one line; raises `ImplausibleStats`.
-
-    Used and available may each equal the total. Their sum may be less (reserved blocks).
-    """
-    numbers = (pb.total, pb.used, pb.available)
-    if pb.unit not in (1, 2) or min(numbers) < 0 or max(pb.used, pb.available) > pb.total:
-        shown = f"total {pb.total}, used {pb.used}, available {pb.available}, unit {pb.unit}"
-        raise ImplausibleStats(shown)
-    return volumes.VolumeUsage(volumes.UsageUnit(pb.unit), *numbers)
-
-
 def stats(
     usages: Sequence[types_pb2.VolumeUsage], reported: types_pb2.VolumeCondition | None
 ) -> volumes.VolumeStats:
     """Decode a statistics answer; raises `ImplausibleStats`."""
     if len(usages) > USAGES_MAX:
         raise ImplausibleStats(f"{len(usages)} lines of usage, and {USAGES_MAX} is the most")
-    return volumes.VolumeStats(
-        tuple(usage(line) for line in usages),
-        None if reported is None else condition(reported),
-    )
+    lines = []
+    for pb in usages:
+        numbers = (pb.total, pb.used, pb.available)
+        # used and available may each equal the total; their sum may be less (reserved blocks)
+        if pb.unit not in (1, 2) or min(numbers) < 0 or max(pb.used, pb.available) > pb.total:
+            shown = f"total {pb.total}, used {pb.used}, available {pb.available}, unit {pb.unit}"
+            raise ImplausibleStats(shown)
+        lines.append(volumes.VolumeUsage(volumes.UsageUnit(pb.unit), *numbers))
+    return volumes.VolumeStats(tuple(lines), None if reported is None else condition(reported))
 
 
 def usages_to_wire(value: volumes.VolumeStats, kind: type[Usage]) -> Sequence[Usage]:

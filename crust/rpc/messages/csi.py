@@ -216,16 +216,14 @@ def _group(delegated: str, supplemental: str, policy: str) -> volumes.GroupChang
     if delegated == "0" and not supplemental:
         # a pod may ask for the group of root, and a host mount supports it
         return volumes.GroupChange(0)
-    return volumes.GroupChange.parse(group, _group_policy(policy)) if group else None
-
-
-def _group_policy(text: str) -> volumes.GroupPolicy:
-    if not text:
-        return volumes.GroupPolicy.ON_ROOT_MISMATCH
+    if not group:
+        return None
     try:
-        return volumes.GroupPolicy(text)
+        choice = volumes.GroupPolicy(policy or volumes.GroupPolicy.ON_ROOT_MISMATCH.value)
     except ValueError as err:
-        raise UnsupportedValue("volume_supplemental_group_change_policy", repr(text[:32])) from err
+        shown = repr(policy[:32])
+        raise UnsupportedValue("volume_supplemental_group_change_policy", shown) from err
+    return volumes.GroupChange.parse(group, choice)
 
 
 def deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
@@ -234,6 +232,10 @@ def deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
         raise InvalidDeferredMount("fs_type is empty")
     if pb.capacity_bytes <= 0:
         raise InvalidDeferredMount("capacity_bytes is not set")
+    if pb.encryption not in ("", volumes.Encryption.LUKS.value):
+        raise InvalidDeferredMount(f"its encryption {pb.encryption[:32]!r} is not known")
+    if pb.encryption and not pb.secrets.get(deferral_keys.PASSPHRASE):
+        raise InvalidDeferredMount("it is encrypted, and secrets has no passphrase")
     try:
         return volumes.DeferredMount(
             source=_source(pb),
@@ -247,7 +249,7 @@ def deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
             if pb.HasField("io_limits")
             else volumes.IoLimits(),
             format=_format(pb.format) if pb.HasField("format") else None,
-            encryption=_encryption(pb) if pb.encryption else None,
+            encryption=volumes.Encryption(pb.encryption) if pb.encryption else None,
             secrets=dict(pb.secrets),
         )
     except errors.InvalidRequest as err:
@@ -261,17 +263,21 @@ def _format(pb: csi_pb2.DeferredMount.Format) -> volumes.GuestFormat:
     return value
 
 
-def _encryption(pb: csi_pb2.DeferredMount) -> volumes.Encryption:
-    if pb.encryption != volumes.Encryption.LUKS.value:
-        raise InvalidDeferredMount(f"its encryption {pb.encryption[:32]!r} is not known")
-    if not pb.secrets.get(deferral_keys.PASSPHRASE):
-        raise InvalidDeferredMount("it is encrypted, and secrets has no passphrase")
-    return volumes.Encryption.LUKS
-
-
 def _source(pb: csi_pb2.DeferredMount) -> volumes.BlockSource | volumes.NetworkImage:
+    """The record checks the content of an image's parts (`mount_info.Image`)."""
     if pb.HasField("network_image"):
-        return _network_image(pb)
+        image = pb.network_image
+        if not pb.secrets.get(deferral_keys.USER_KEY):
+            raise InvalidDeferredMount("it is an image, and secrets has no userKey")
+        names = (image.cluster, image.pool, image.image, image.monitors, image.user)
+        if not all(names):
+            raise InvalidDeferredMount(
+                "cluster, pool, image, monitors or user of the image is not set"
+            )
+        monitors = tuple(image.monitors)
+        return volumes.NetworkImage(
+            image.cluster, image.pool, image.namespace, image.image, monitors, image.user
+        )
     if not pb.HasField("block_device"):
         raise InvalidDeferredMount("its source is of an unknown kind")
     identity = pb.block_device.identity
@@ -280,23 +286,6 @@ def _source(pb: csi_pb2.DeferredMount) -> volumes.BlockSource | volumes.NetworkI
     path = volumes.TargetPath.parse(pb.block_device.path, role="deferred_mount.block_device.path")
     number = volumes.DeviceIdentity(identity.major, identity.minor, identity.disk_sequence)
     return volumes.BlockSource(path.text, number)
-
-
-def _network_image(pb: csi_pb2.DeferredMount) -> volumes.NetworkImage:
-    """The record checks the content of the parts (`mount_info.Image`)."""
-    image = pb.network_image
-    if not pb.secrets.get(deferral_keys.USER_KEY):
-        raise InvalidDeferredMount("it is an image, and secrets has no userKey")
-    if not all((image.cluster, image.pool, image.image, image.monitors, image.user)):
-        raise InvalidDeferredMount("cluster, pool, image, monitors or user of the image is not set")
-    return volumes.NetworkImage(
-        image.cluster,
-        image.pool,
-        image.namespace,
-        image.image,
-        tuple(image.monitors),
-        image.user,
-    )
 
 
 def deferred_mount_to_wire(value: volumes.DeferredMount) -> csi_pb2.DeferredMount:

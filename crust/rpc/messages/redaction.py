@@ -34,21 +34,16 @@ _SENSITIVE_WORDS = ("secret", "token", "password", "passphrase", "credential", "
 
 def describe(message: Message) -> dict[str, Any]:
     """The set fields of `message` as plain values, with `***` in place of every credential."""
-    return dict(_fields(message))
-
-
-def _fields(message: Message) -> Iterator[tuple[str, Any]]:
+    fields: dict[str, Any] = {}
     for field, value in message.ListFields():
+        shown = _text if field.message_type is None else describe
         if is_marked(field) or field.name in _SENSITIVE_FIELDS:
-            yield field.name, REDACTED
+            fields[field.name] = REDACTED
         elif isinstance(value, Mapping):
-            yield field.name, {key: _entry(key, entry) for key, entry in value.items()}
-        elif field.message_type is None:
-            yield field.name, [_text(item) for item in value] if field.is_repeated else _text(value)
-        elif field.is_repeated:
-            yield field.name, [describe(item) for item in value]
+            fields[field.name] = {key: _entry(key, entry) for key, entry in value.items()}
         else:
-            yield field.name, describe(value)
+            fields[field.name] = list(map(shown, value)) if field.is_repeated else shown(value)
+    return fields
 
 
 @functools.cache
@@ -81,29 +76,24 @@ def without_secrets(text: str, request: object) -> str:
     """
     text = text[: 2 * credentials.SHOWN_MAX_CHARS]
     if isinstance(request, Message):
-        forms = {form for value in _searched(request) for form in _forms(value)}
+        forms: set[str] = set()
+        left = _SEARCHED_CHARS
+        for value in _secrets(request):
+            if left > 0:
+                forms.update(_forms(value[:left]))
+            left -= len(value)
         text = _without_parts(text, [form for form in forms if len(form) >= _PART_CHARS])
         for form in sorted(forms, key=len, reverse=True):
             if len(form) < _PART_CHARS:
-                text = re.sub(_short_pattern(form), credentials.HIDDEN, text)
+                # one of three characters is hidden as a word only: it may be a part of other words
+                word = re.escape(form)
+                pattern = word if len(form) > 3 else rf"(?<!\w){word}(?!\w)"
+                text = re.sub(pattern, credentials.HIDDEN, text)
     return credentials.shown(text)
-
-
-def _short_pattern(form: str) -> str:
-    """A value of three characters is hidden as a word only: it may be a part of other words."""
-    return re.escape(form) if len(form) > 3 else rf"(?<!\w){re.escape(form)}(?!\w)"
 
 
 _SEARCHED_CHARS = 64 << 10
 """Of all secrets of a request. CSI allows 4 KiB, and only tokens that a kubelet adds may be longer."""
-
-
-def _searched(message: Message) -> Iterator[str]:
-    left = _SEARCHED_CHARS
-    for value in _secrets(message):
-        if left > 0:
-            yield value[:left]
-        left -= len(value)
 
 
 _PART_CHARS = 8
@@ -120,22 +110,19 @@ def _forms(value: str) -> Iterator[str]:
     yield from (repr(value)[1:-1], repr(data)[2:-1])
     quoted = urllib.parse.quote(data)
     yield from (quoted, urllib.parse.quote(data, safe=""), urllib.parse.quote_plus(data))
-    if len(data) >= _PART_CHARS:
-        yield from _in_base64(data)
-
-
-def _within_json(text: str) -> str:
-    """The text of JSON in a string of JSON, as a log of JSON has it."""
-    return text.replace("\\", r"\\").replace('"', r"\"")
-
-
-def _in_base64(data: bytes) -> Iterator[str]:
-    """In both alphabets, behind 0, 1 and 2 other bytes, without the characters that have bits of other bytes."""
+    if len(data) < _PART_CHARS:
+        return
+    # base64 in both alphabets, behind 0, 1 and 2 other bytes, without the characters that have bits of other bytes
     for before in range(3):
         encoded = base64.b64encode(bytes(before) + data).decode().rstrip("=")
         is_whole = (before + len(data)) % 3 == 0
         inner = encoded[(0, 2, 3)[before] : None if is_whole else -1]
         yield from (inner, inner.translate(str.maketrans("+/", "-_")))
+
+
+def _within_json(text: str) -> str:
+    """The text of JSON in a string of JSON, as a log of JSON has it."""
+    return text.replace("\\", r"\\").replace('"', r"\"")
 
 
 def _without_parts(text: str, forms: Collection[str]) -> str:

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from crust.core import errors
+from crust.core import errors, metrics
 from crust.core.supervised import Health
 from crust.host.files import locks
 from crust.host.process import systemd, workers
@@ -46,6 +46,7 @@ class Daemon:
 
     def __init__(self) -> None:
         self.health = Health()
+        metrics.export_problems(self.health.names)
         self.readiness: list[Callable[[], errors.CrustError | None]] = []
         """Obstacles of the parts besides `health`; `check_ready` calls each."""
         self._is_serving = False

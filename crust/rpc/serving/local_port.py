@@ -29,7 +29,6 @@ class LocalPort(Port):
         return True
 
     async def answer(self, call: Call, data: bytes) -> bytes:
-        """See `Port`."""
         try:
             async with asyncio.timeout(call.time_remaining()):
                 return await self._part(call.method).answer(call, data, is_inner=True)
@@ -46,7 +45,7 @@ class LocalPort(Port):
         fields = logs.context.get()
         async with contextlib.aclosing(answers):
             while True:
-                around = logs.context.get()
+                outer = logs.context.get()
                 logs.context.set(fields)
                 try:
                     async with asyncio.timeout(call.time_remaining()):
@@ -55,7 +54,7 @@ class LocalPort(Port):
                     raise _timed_out() from None
                 finally:
                     fields = logs.context.get()
-                    logs.context.set(around)
+                    logs.context.set(outer)
                 if answer is None:
                     return
                 yield answer

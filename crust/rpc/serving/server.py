@@ -11,7 +11,8 @@ each other by a common path without a socket, in any order of their starts.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,43 +48,35 @@ class _Handlers(grpc.GenericRpcHandler):
         method = handler_call_details.method
         handler = self._known.get(method)
         if handler is None and self._service.is_unary(method):
-            handler = grpc.unary_unary_rpc_method_handler(_unary(self._service, method))
+            handler = grpc.unary_unary_rpc_method_handler(partial(self._answer, method))
             self._known[method] = handler
         elif handler is None and self._service.streams(method):
             # not kept: callers choose other names, without a bound
-            return grpc.unary_stream_rpc_method_handler(_stream(self._service, method))
+            return grpc.unary_stream_rpc_method_handler(partial(self._answers, method))
         return handler
 
-
-def _unary(service: Service, method: str) -> Callable[[bytes, _Context], Awaitable[bytes]]:
-    async def answer(data: bytes, context: _Context) -> bytes:
+    async def _answer(self, method: str, data: bytes, context: _Context) -> bytes:
         metadata = pairs(context.invocation_metadata())
         call = Call(method, metadata, context.time_remaining(), context.send_initial_metadata)
         try:
-            answered = await service.answer(call, data)
+            answered = await self._service.answer(call, data)
         except PeerStatus as status:
             await context.abort(status.code, status.text, status.trailing)
         if call.trailing:
             context.set_trailing_metadata(call.trailing)
         return answered
 
-    return answer
-
-
-def _stream(service: Service, method: str) -> Callable[[bytes, _Context], AsyncIterator[bytes]]:
-    async def answers(data: bytes, context: _Context) -> AsyncIterator[bytes]:
+    async def _answers(self, method: str, data: bytes, context: _Context) -> AsyncIterator[bytes]:
         metadata = pairs(context.invocation_metadata())
         call = Call(method, metadata, context.time_remaining(), context.send_initial_metadata)
         try:
-            async with contextlib.aclosing(service.stream(call, data)) as answered:
+            async with contextlib.aclosing(self._service.stream(call, data)) as answered:
                 async for answer in answered:
                     yield answer
         except PeerStatus as status:
             await context.abort(status.code, status.text, status.trailing)
         if call.trailing:
             context.set_trailing_metadata(call.trailing)
-
-    return answers
 
 
 @contextlib.asynccontextmanager
@@ -150,9 +143,7 @@ async def _start(server: grpc.aio.Server, socket_path: str) -> sockets.OwnSocket
             "SocketBindFailed",
             f"the socket {socket_path} cannot be served",
             why="it cannot be bound",
-            hint=(
-                "check that its directory exists and is writable; standard error has gRPC's reason"
-            ),
+            hint="check that its directory exists and is writable; standard error has gRPC's reason",
         ) from err
     await server.start()
     try:

@@ -13,17 +13,19 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import grpc
 from google.protobuf import descriptor
 
+import crust
 from crust.core import errors, logs, metrics, traces
 from crust.core.supervised import Health
 from crust.host.answers import NotSeen
 from crust.rpc import status, tracing
 from crust.rpc.call import Call, fields_of, is_unary, methods, parse
-from crust.rpc.messages import csi, redaction
+from crust.rpc.messages import csi, extensions, redaction
 from crust.rpc.port import Port
 from crust.rpc.status import PeerStatus
 
@@ -54,7 +56,7 @@ POLLED = frozenset(
 )
 """Calls of each volume in each minute, by a kubelet and on to the runtime: logged at INFO only if they fail."""
 
-_OF_OPERATORS = ("/crust.v1.Inspect/", "/crust.v1.Pool/")
+_OPERATOR_SERVICES = ("/crust.v1.Inspect/", "/crust.v1.Pool/")
 """A call of an operator leaves no line in the log, and a Watch that its reader ends is no failure."""
 
 _CODES = {code: code.name.title().replace("_", "") for code in grpc.StatusCode} | {
@@ -67,7 +69,7 @@ _OURS = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS, grpc.Sta
 """Failures of crust, or of the driver or handler behind it. All other codes but OK are refusals."""
 
 
-def known_error(rpc: str, server: str, error: Exception) -> errors.CrustError:
+def as_crust_error(rpc: str, server: str, error: Exception) -> errors.CrustError:
     """The error itself, or UnexpectedError for an unknown error, which is logged.
 
     `server` is the called part: a daemon of crust, or an author's driver or runtime on crust's code.
@@ -122,7 +124,7 @@ class Service:
 
     async def answer(self, call: Call, data: bytes, *, is_inner: bool = False) -> bytes:
         """The answer to a request. Raises `PeerStatus`, and `CancelledError` when the caller has gone away."""
-        around = logs.context.get()
+        outer = logs.context.get()
         served = _Served(self, call, data, is_inner=is_inner)
         has_span = traces.tracer is not None and not served.is_quiet
         try:
@@ -147,7 +149,7 @@ class Service:
         finally:
             # A caller that serves no call itself, e.g. work in the background, must have no fields afterwards: the
             # log, and a handler, would take its next call for this one.
-            logs.context.set(around)
+            logs.context.set(outer)
 
     async def stream(
         self, call: Call, data: bytes, *, is_inner: bool = False
@@ -180,7 +182,7 @@ class _Served:
         self._is_inner = is_inner
         self._began_s = time.monotonic()
         self.rpc = call.method.rpartition("/")[2]
-        self._is_look = call.method.startswith(_OF_OPERATORS)
+        self._is_look = call.method.startswith(_OPERATOR_SERVICES)
         self.is_quiet = self._is_look or self.rpc in QUIET
         self.request: Any = None
         # it may pass, and its driver refuses it
@@ -255,7 +257,7 @@ class _Served:
                 hint="retry",
             )
         assert isinstance(error, Exception)
-        answered = known_error(self.rpc, self._service.name, error)
+        answered = as_crust_error(self.rpc, self._service.name, error)
         refusal = status.of(answered, self._call)
         self.end(refusal.code, answered)
         if refusal is error:  # an error must not be its own cause
@@ -281,34 +283,47 @@ def methods_of(servicer: object, service: descriptor.ServiceDescriptor) -> Metho
         if served is None:
             unary[name] = _not_served
         elif method.server_streaming:
-            streams[name] = _stream(served)
+            streams[name] = partial(_stream, served)
         else:
-            unary[name] = _unary(served)
+            unary[name] = partial(_unary, served)
     return Methods(unary, streams)
 
 
-def looking_at(service: str, methods: Mapping[str, Unary]) -> Methods:
+def csi_methods(service: str, methods: Mapping[str, Unary]) -> Methods:
     """Methods of a CSI service that read the request and may pass its bytes on, by their names."""
     return Methods({f"/csi.v1.{service}/{name}": answer for name, answer in methods.items()})
 
 
-def _unary(served: Callable[[Any, Call], Awaitable[Any]]) -> Unary:
-    async def answer(request: Any, _: bytes, call: Call) -> bytes:
-        csi.check_secrets(request)
-        encoded: bytes = (await served(request, call)).SerializeToString()
-        return encoded
+def probe(backend: Port, version: str) -> Methods:
+    """A Probe that passes, and adds this process's version to its trailing metadata if the caller opts in.
 
-    return answer
+    `version` is the metadata's key. The driver's answer stays unchanged: GetPluginInfo is about the driver.
+    """
+
+    async def passed(_: object, data: bytes, call: Call) -> bytes:
+        answer = await backend.forward(call, data)
+        if extensions.requested(call.metadata, extensions.VERSIONS):
+            call.trailing = (*call.trailing, (version, crust.__version__))
+        return answer
+
+    return Methods({"/csi.v1.Identity/Probe": passed})
 
 
-def _stream(served: Callable[[Any, Call], AsyncGenerator[Any, None]]) -> Stream:
-    async def answers(request: Any, _: bytes, call: Call) -> AsyncGenerator[bytes, None]:
-        csi.check_secrets(request)
-        async with contextlib.aclosing(served(request, call)) as messages:
-            async for message in messages:
-                yield message.SerializeToString()
+async def _unary(
+    served: Callable[[Any, Call], Awaitable[Any]], request: Any, _: bytes, call: Call
+) -> bytes:
+    csi.check_secrets(request)
+    encoded: bytes = (await served(request, call)).SerializeToString()
+    return encoded
 
-    return answers
+
+async def _stream(
+    served: Callable[[Any, Call], AsyncGenerator[Any, None]], request: Any, _: bytes, call: Call
+) -> AsyncGenerator[bytes, None]:
+    csi.check_secrets(request)
+    async with contextlib.aclosing(served(request, call)) as messages:
+        async for message in messages:
+            yield message.SerializeToString()
 
 
 async def _not_served(_: Any, __: bytes, call: Call) -> bytes:

@@ -54,10 +54,19 @@ class WorkerWatch:
 
     async def check_threads(self) -> None:
         """Test for a free thread, and report the health of "threads of …" and "operations of …"."""
-        part, problem, hang = self._workers.name, await self._no_thread(), None
+        part = self._workers.name
+        problem: NoWorkerFree | None = None
+        try:
+            await self._workers.probe()
+        except NoWorkerFree as error:
+            problem = error
+            if oldest_first := self._operations.in_progress():
+                names = _shown([f"{running.holder} of {running.key}" for running in oldest_first])
+                why = f"{error.why}; the oldest operations are {names}"
+                problem = NoWorkerFree(error.name, why)
         self._health.report(f"threads of {part}", problem, is_fatal=self._is_fatal)
-        overdue = self._operations.overdue()
-        if overdue:
+        hang: errors.PeerUnavailable | None = None
+        if overdue := self._operations.overdue():
             hang = errors.PeerUnavailable.named(
                 "OperationsHang",
                 f"{len(overdue)} operations of {part} do not end",
@@ -67,18 +76,6 @@ class WorkerWatch:
         self._health.report(f"operations of {part}", hang, is_fatal=False)
         if problem is None:
             self._ping()
-
-    async def _no_thread(self) -> NoWorkerFree | None:
-        try:
-            await self._workers.probe()
-        except NoWorkerFree as error:
-            running = self._operations.in_progress()
-            oldest = sorted(running, key=lambda operation: operation.age_s, reverse=True)
-            if not oldest:
-                return error
-            names = _shown([f"{operation.holder} of {operation.key}" for operation in oldest])
-            return NoWorkerFree(error.name, f"{error.why}; the oldest operations are {names}")
-        return None
 
 
 def _shown(names: Sequence[str]) -> str:

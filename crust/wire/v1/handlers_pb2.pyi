@@ -101,6 +101,7 @@ class RegisterRequest(_message.Message):
     FEATURES_FIELD_NUMBER: _builtins.int
     MAX_VOLUMES_PER_SANDBOX_FIELD_NUMBER: _builtins.int
     MAX_TARGET_PATH_BYTES_FIELD_NUMBER: _builtins.int
+    GUEST_KERNEL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """REQUIRED. The container runtime handler, e.g. "kata"; at most 63 characters: a-z, 0-9, '-', '.'."""
     version: _builtins.str
@@ -116,6 +117,10 @@ class RegisterRequest(_message.Message):
     """
     max_target_path_bytes: _builtins.int
     """OPTIONAL. The longest target path, in bytes, for which the runtime can be given a volume; 0: no limit is known."""
+    guest_kernel: _builtins.str
+    """OPTIONAL. The oldest kernel of its sandboxes, as `uname -r` says it, e.g. "6.1.62"; at most 64 characters; empty: not
+    known. The host makes no filesystem for them that this kernel cannot mount.
+    """
     @_builtins.property
     def volume_types(self) -> _containers.RepeatedScalarFieldContainer[_types_pb2.VolumeType.Type.ValueType]:
         """REQUIRED. BLOCK is among them."""
@@ -139,10 +144,11 @@ class RegisterRequest(_message.Message):
         features: _abc.Iterable[Global___HandlerFeature.ValueType] | None = ...,
         max_volumes_per_sandbox: _builtins.int = ...,
         max_target_path_bytes: _builtins.int = ...,
+        guest_kernel: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "features", b"features", "filesystems", b"filesystems", "max_target_path_bytes", b"max_target_path_bytes", "max_volumes_per_sandbox", b"max_volumes_per_sandbox", "name", b"name", "version", b"version", "volume_types", b"volume_types"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "features", b"features", "filesystems", b"filesystems", "guest_kernel", b"guest_kernel", "max_target_path_bytes", b"max_target_path_bytes", "max_volumes_per_sandbox", b"max_volumes_per_sandbox", "name", b"name", "version", b"version", "volume_types", b"volume_types"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -238,6 +244,45 @@ class GetVolumeSecretsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetVolumeSecretsResponse: _TypeAlias = GetVolumeSecretsResponse  # noqa: Y015
+
+@_typing.final
+class GetProblemsRequest(_message.Message):
+    """Intentionally empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetProblemsRequest: _TypeAlias = GetProblemsRequest  # noqa: Y015
+
+@_typing.final
+class GetProblemsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """One sentence each: "[Name] what: why; remedy"."""
+
+    def __init__(
+        self,
+        *,
+        problems: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["problems", b"problems"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetProblemsResponse: _TypeAlias = GetProblemsResponse  # noqa: Y015
 
 @_typing.final
 class GetVolumeStatsRequest(_message.Message):

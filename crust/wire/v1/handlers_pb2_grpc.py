@@ -155,6 +155,11 @@ class RuntimeHandlerStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.GetProblems = channel.unary_unary(
+                '/crust.v1.RuntimeHandler/GetProblems',
+                request_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.GetProblemsRequest.SerializeToString,
+                response_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.GetProblemsResponse.FromString,
+                _registered_method=True)
         self.GetVolumeStats = channel.unary_unary(
                 '/crust.v1.RuntimeHandler/GetVolumeStats',
                 request_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.GetVolumeStatsRequest.SerializeToString,
@@ -190,6 +195,13 @@ class RuntimeHandlerStub:
 class RuntimeHandlerServicer:
     """Missing associated documentation comment in .proto file."""
 
+    def GetProblems(self, request, context):
+        """What is wrong with the runtime, as operators are shown it. A handler that does not serve this call has no problem.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetVolumeStats(self, request, context):
         """FAILED_PRECONDITION: no sandbox has the volume mounted. Called only if STATS is offered.
         """
@@ -199,7 +211,8 @@ class RuntimeHandlerServicer:
 
     def ExpandVolume(self, request, context):
         """Resizes the sandbox's disk to the device's size and grows the filesystem to it. Idempotent. FAILED_PRECONDITION: no
-        sandbox has the volume mounted.
+        sandbox has the volume mounted. The proxy has compared capacity_range with the device before: a runtime compares
+        nothing, and answers the size that it has reached.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -237,6 +250,11 @@ class RuntimeHandlerServicer:
 
 def add_RuntimeHandlerServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'GetProblems': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetProblems,
+                    request_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.GetProblemsRequest.FromString,
+                    response_serializer=crust_dot_wire_dot_v1_dot_handlers__pb2.GetProblemsResponse.SerializeToString,
+            ),
             'GetVolumeStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetVolumeStats,
                     request_deserializer=crust_dot_wire_dot_v1_dot_handlers__pb2.GetVolumeStatsRequest.FromString,
@@ -277,6 +295,33 @@ def add_RuntimeHandlerServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class RuntimeHandler:
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def GetProblems(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crust.v1.RuntimeHandler/GetProblems',
+            crust_dot_wire_dot_v1_dot_handlers__pb2.GetProblemsRequest.SerializeToString,
+            crust_dot_wire_dot_v1_dot_handlers__pb2.GetProblemsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def GetVolumeStats(request,

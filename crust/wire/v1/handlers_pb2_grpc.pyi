@@ -88,11 +88,14 @@ class RuntimeHandlerStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RuntimeHandlerAsyncStub: ...
+    GetProblems: _grpc.UnaryUnaryMultiCallable[_handlers_pb2.GetProblemsRequest, _handlers_pb2.GetProblemsResponse]
+    """What is wrong with the runtime, as operators are shown it. A handler that does not serve this call has no problem."""
     GetVolumeStats: _grpc.UnaryUnaryMultiCallable[_handlers_pb2.GetVolumeStatsRequest, _handlers_pb2.GetVolumeStatsResponse]
     """FAILED_PRECONDITION: no sandbox has the volume mounted. Called only if STATS is offered."""
     ExpandVolume: _grpc.UnaryUnaryMultiCallable[_handlers_pb2.ExpandVolumeRequest, _handlers_pb2.ExpandVolumeResponse]
     """Resizes the sandbox's disk to the device's size and grows the filesystem to it. Idempotent. FAILED_PRECONDITION: no
-    sandbox has the volume mounted.
+    sandbox has the volume mounted. The proxy has compared capacity_range with the device before: a runtime compares
+    nothing, and answers the size that it has reached.
     """
     GetVolumeHealth: _grpc.UnaryUnaryMultiCallable[_handlers_pb2.GetVolumeHealthRequest, _handlers_pb2.GetVolumeHealthResponse]
     """What the guest reports about the volume. Called only if HEALTH is offered."""
@@ -108,11 +111,14 @@ class RuntimeHandlerStub:
 @_typing.type_check_only
 class RuntimeHandlerAsyncStub(RuntimeHandlerStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
+    GetProblems: _aio.UnaryUnaryMultiCallable[_handlers_pb2.GetProblemsRequest, _handlers_pb2.GetProblemsResponse]  # type: ignore[assignment]
+    """What is wrong with the runtime, as operators are shown it. A handler that does not serve this call has no problem."""
     GetVolumeStats: _aio.UnaryUnaryMultiCallable[_handlers_pb2.GetVolumeStatsRequest, _handlers_pb2.GetVolumeStatsResponse]  # type: ignore[assignment]
     """FAILED_PRECONDITION: no sandbox has the volume mounted. Called only if STATS is offered."""
     ExpandVolume: _aio.UnaryUnaryMultiCallable[_handlers_pb2.ExpandVolumeRequest, _handlers_pb2.ExpandVolumeResponse]  # type: ignore[assignment]
     """Resizes the sandbox's disk to the device's size and grows the filesystem to it. Idempotent. FAILED_PRECONDITION: no
-    sandbox has the volume mounted.
+    sandbox has the volume mounted. The proxy has compared capacity_range with the device before: a runtime compares
+    nothing, and answers the size that it has reached.
     """
     GetVolumeHealth: _aio.UnaryUnaryMultiCallable[_handlers_pb2.GetVolumeHealthRequest, _handlers_pb2.GetVolumeHealthResponse]  # type: ignore[assignment]
     """What the guest reports about the volume. Called only if HEALTH is offered."""
@@ -126,6 +132,14 @@ class RuntimeHandlerAsyncStub(RuntimeHandlerStub):
     """Replaces the I/O limits of the sandbox's device. Idempotent. FAILED_PRECONDITION: no sandbox has the volume mounted."""
 
 class RuntimeHandlerServicer(metaclass=_abc_1.ABCMeta):
+    @_abc_1.abstractmethod
+    def GetProblems(
+        self,
+        request: _handlers_pb2.GetProblemsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_handlers_pb2.GetProblemsResponse, _abc.Awaitable[_handlers_pb2.GetProblemsResponse]]:
+        """What is wrong with the runtime, as operators are shown it. A handler that does not serve this call has no problem."""
+
     @_abc_1.abstractmethod
     def GetVolumeStats(
         self,
@@ -141,7 +155,8 @@ class RuntimeHandlerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_handlers_pb2.ExpandVolumeResponse, _abc.Awaitable[_handlers_pb2.ExpandVolumeResponse]]:
         """Resizes the sandbox's disk to the device's size and grows the filesystem to it. Idempotent. FAILED_PRECONDITION: no
-        sandbox has the volume mounted.
+        sandbox has the volume mounted. The proxy has compared capacity_range with the device before: a runtime compares
+        nothing, and answers the size that it has reached.
         """
 
     @_abc_1.abstractmethod

@@ -4,6 +4,7 @@ isort:skip_file
 For operators. crust's own driver serves it on the socket of its CSI services; proxy and shim pass it on. Read-only."""
 
 from collections import abc as _abc
+from crust.wire.v1 import inspect_pb2 as _inspect_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
@@ -44,6 +45,11 @@ class GetPoolResponse(_message.Message):
     RESERVED_BYTES_FIELD_NUMBER: _builtins.int
     FREE_BYTES_FIELD_NUMBER: _builtins.int
     LOW_BYTES_FIELD_NUMBER: _builtins.int
+    THICK_FIELD_NUMBER: _builtins.int
+    CONDITIONS_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    FURTHER_FIELD_NUMBER: _builtins.int
     size_bytes: _builtins.int
     allocated_bytes: _builtins.int
     """Allocated on the disk, by crust and by others."""
@@ -53,6 +59,20 @@ class GetPoolResponse(_message.Message):
     """For a new volume."""
     low_bytes: _builtins.int
     """Operators are warned when less is free: the setting pool_low_percent."""
+    thick: _builtins.bool
+    """Whether a volume whose class names no kind is thick: the setting provisioning."""
+    name: _builtins.str
+    """As StorageClasses name it."""
+    problem: _builtins.str
+    """Why the pool is not served, for people, while another one of the driver is; then the numbers are 0."""
+    @_builtins.property
+    def conditions(self) -> _containers.RepeatedCompositeFieldContainer[_inspect_pb2.GetHealthResponse.Condition]:
+        """The problems of the driver's process that fail no Probe, as operations that do not end."""
+
+    @_builtins.property
+    def further(self) -> _containers.RepeatedCompositeFieldContainer[Global___GetPoolResponse]:
+        """The driver's other pools; conditions and further are empty in them."""
+
     def __init__(
         self,
         *,
@@ -61,10 +81,15 @@ class GetPoolResponse(_message.Message):
         reserved_bytes: _builtins.int = ...,
         free_bytes: _builtins.int = ...,
         low_bytes: _builtins.int = ...,
+        thick: _builtins.bool = ...,
+        conditions: _abc.Iterable[_inspect_pb2.GetHealthResponse.Condition] | None = ...,
+        name: _builtins.str = ...,
+        problem: _builtins.str = ...,
+        further: _abc.Iterable[Global___GetPoolResponse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_bytes", b"allocated_bytes", "free_bytes", b"free_bytes", "low_bytes", b"low_bytes", "reserved_bytes", b"reserved_bytes", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_bytes", b"allocated_bytes", "conditions", b"conditions", "free_bytes", b"free_bytes", "further", b"further", "low_bytes", b"low_bytes", "name", b"name", "problem", b"problem", "reserved_bytes", b"reserved_bytes", "size_bytes", b"size_bytes", "thick", b"thick"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -97,12 +122,18 @@ class PoolVolume(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     TARGETS_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    THICK_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     volume_id: _builtins.str
     name: _builtins.str
     """Of CreateVolume; in Kubernetes the name of the PersistentVolume. Empty if the record cannot be read."""
     capacity_bytes: _builtins.int
     problem: _builtins.str
     """What is wrong with it, for people; empty when nothing is."""
+    thick: _builtins.bool
+    """Whether it has all of its blocks, from its creation on."""
+    pool: _builtins.str
+    """Of its pool."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The nodes of ControllerPublishVolume."""
@@ -120,10 +151,12 @@ class PoolVolume(_message.Message):
         nodes: _abc.Iterable[_builtins.str] | None = ...,
         targets: _abc.Iterable[_builtins.str] | None = ...,
         problem: _builtins.str = ...,
+        thick: _builtins.bool = ...,
+        pool: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "name", b"name", "nodes", b"nodes", "problem", b"problem", "targets", b"targets", "volume_id", b"volume_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "name", b"name", "nodes", b"nodes", "pool", b"pool", "problem", b"problem", "targets", b"targets", "thick", b"thick", "volume_id", b"volume_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -57,7 +57,7 @@ class PoolServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListPoolVolumes(self, request, context):
-        """Every volume that has a record, ordered by id.
+        """Every volume that has a record, by pool and id. Pools that are not served are left out: GetPool names them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

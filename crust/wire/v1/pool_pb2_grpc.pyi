@@ -34,7 +34,7 @@ class PoolStub:
     GetPool: _grpc.UnaryUnaryMultiCallable[_pool_pb2.GetPoolRequest, _pool_pb2.GetPoolResponse]
     """UNIMPLEMENTED: the driver has no pool of crust, or this process has no controller part."""
     ListPoolVolumes: _grpc.UnaryStreamMultiCallable[_pool_pb2.ListPoolVolumesRequest, _pool_pb2.PoolVolume]
-    """Every volume that has a record, ordered by id."""
+    """Every volume that has a record, by pool and id. Pools that are not served are left out: GetPool names them."""
 
 @_typing.type_check_only
 class PoolAsyncStub(PoolStub):
@@ -42,7 +42,7 @@ class PoolAsyncStub(PoolStub):
     GetPool: _aio.UnaryUnaryMultiCallable[_pool_pb2.GetPoolRequest, _pool_pb2.GetPoolResponse]  # type: ignore[assignment]
     """UNIMPLEMENTED: the driver has no pool of crust, or this process has no controller part."""
     ListPoolVolumes: _aio.UnaryStreamMultiCallable[_pool_pb2.ListPoolVolumesRequest, _pool_pb2.PoolVolume]  # type: ignore[assignment]
-    """Every volume that has a record, ordered by id."""
+    """Every volume that has a record, by pool and id. Pools that are not served are left out: GetPool names them."""
 
 class PoolServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -59,6 +59,6 @@ class PoolServicer(metaclass=_abc_1.ABCMeta):
         request: _pool_pb2.ListPoolVolumesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_pool_pb2.PoolVolume], _abc.AsyncIterator[_pool_pb2.PoolVolume]]:
-        """Every volume that has a record, ordered by id."""
+        """Every volume that has a record, by pool and id. Pools that are not served are left out: GetPool names them."""
 
 def add_PoolServicer_to_server(servicer: PoolServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

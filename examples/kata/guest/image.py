@@ -51,6 +51,8 @@ class GuestImage:
     flavour: packages.Flavour
     filesystems: tuple[str, ...]
     opens_luks: bool
+    kernel: str
+    """Its release, as `uname -r` says it."""
 
     @property
     def vmlinux(self) -> Path:
@@ -91,6 +93,7 @@ def load(directory: Path) -> GuestImage:
         flavour=manifest["flavour"],
         filesystems=tuple(manifest["filesystems"]),
         opens_luks=manifest["opens_luks"],
+        kernel=manifest["kernel"],
     )
 
 
@@ -134,6 +137,7 @@ def _assemble(base: Path, directory: Path, flavour: packages.Flavour) -> None:
         "flavour": flavour,
         "filesystems": sorted(filesystems),
         "opens_luks": bool(modules.encryption()),
+        "kernel": next((tree / "boot").glob("vmlinuz-*")).name.removeprefix("vmlinuz-"),
     }
     (directory / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True))
 

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import crust
-from crust import runtime_handler
 from crust.blockdriver.ceph.attach import Host
 from crust.core import errors, volumes
+from crust.core.volumes import HandlerFeature
 from crust.host.files import durable, locks
-from crust.runtime_handler import registration, service
-from crust.runtime_handler.registration import Feature
+from crust.runtime_handler import blocking, registration, service
 from examples.kata.guest import image
 from examples.kata.runtime import ceph_images, control, handler, handoff, ports
 from examples.kata.runtime.sandboxes import Sandboxes
@@ -31,17 +30,17 @@ GIVE_BACK_S = 30.0
 """Between two looks for claims of ended virtual machines in clusters: each lists a directory, mostly an empty one."""
 FEATURES = frozenset(
     {
-        Feature.GROUP,
-        Feature.GROUP_CHANGE_POLICY,
-        Feature.ONLINE_EXPAND,
-        Feature.GROW,
-        Feature.STATS,
-        Feature.READ_ONLY,
-        Feature.HEALTH,
-        Feature.FREEZE,
-        Feature.IO_LIMITS,
-        Feature.FORMAT,
-        Feature.SUB_PATH,
+        HandlerFeature.GROUP,
+        HandlerFeature.GROUP_CHANGE_POLICY,
+        HandlerFeature.ONLINE_EXPAND,
+        HandlerFeature.GROW,
+        HandlerFeature.STATS,
+        HandlerFeature.READ_ONLY,
+        HandlerFeature.HEALTH,
+        HandlerFeature.FREEZE,
+        HandlerFeature.IO_LIMITS,
+        HandlerFeature.FORMAT,
+        HandlerFeature.SUB_PATH,
     }
 )
 FILESYSTEMS = frozenset({"btrfs", "ext4", "xfs"})
@@ -92,7 +91,7 @@ class Lines:
 
     async def _start(self, sandbox_id: volumes.SandboxId, source: str) -> str:
         resolved = await asyncio.to_thread(self.handoff.resolve, source)
-        if isinstance(resolved, runtime_handler.NotDeferred):
+        if isinstance(resolved, blocking.NotDeferred):
             return "ordinary"
         sandbox = await self.sandboxes.get(sandbox_id)
         await sandbox.use(resolved.record)
@@ -163,7 +162,7 @@ async def running(options: Options) -> AsyncIterator[Sandboxes]:
         await stack.enter_async_context(service.serving(endpoint, handler.Volumes(sandboxes)))
         socket = options.run_dir / "control.sock"
         await stack.enter_async_context(control.serving(socket, control.Control(sandboxes)))
-        await stack.enter_async_context(registration.keeping(session))
+        await stack.enter_async_context(session)
         giving_back = asyncio.create_task(_give_back(session, sandboxes), name="give back")
         stack.push_async_callback(_ended, giving_back)
         yield sandboxes
@@ -186,8 +185,8 @@ async def _ended(task: asyncio.Task[None]) -> None:
 
 def _session(options: Options, guest: image.GuestImage, endpoint: str) -> registration.Registration:
     """The registration, which begins when it is kept."""
-    luks = frozenset({Feature.LUKS}) if guest.opens_luks else frozenset[Feature]()
-    images_ = frozenset({Feature.NETWORK_IMAGE} if images.can_be_opened() else ())
+    luks = frozenset({HandlerFeature.LUKS}) if guest.opens_luks else frozenset[HandlerFeature]()
+    images_ = frozenset({HandlerFeature.NETWORK_IMAGE} if images.can_be_opened() else ())
     request = registration.RegisterRequest(
         name=options.name,
         version=crust.__version__,
@@ -195,6 +194,7 @@ def _session(options: Options, guest: image.GuestImage, endpoint: str) -> regist
         filesystems=FILESYSTEMS & frozenset(guest.filesystems),
         features=FEATURES | luks | images_,
         max_volumes_per_sandbox=spec.VOLUME_SLOTS,
+        guest_kernel=guest.kernel,
     )
     return registration.Registration(options.handlers_socket, request)
 

@@ -54,7 +54,7 @@ class Volumes(Handler):
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
 
-    async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
+    async def stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
         """Usage as the guest reports it, never more than the disk's size; and the volume's condition."""
         sandbox, volume = self._find(target)
         usage, condition = await asyncio.gather(

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from crust import runtime_handler
 from crust.core import deferral_keys, volumes
 from crust.handoff import claims, layout, store
 from crust.handoff.record import Record
-from crust.runtime_handler import kept_vm
+from crust.runtime_handler import blocking
+from crust.runtime_handler.blocking import kept_vm
 from crust.runtime_handler.registration import Registration
 from examples.kata.runtime import ceph_images, ports
 from examples.kata.runtime.taken_images import Taken
@@ -29,27 +29,27 @@ class Directory:
     registration: Registration
     images: ceph_images.CephImages
 
-    def resolve(self, source: str) -> runtime_handler.Resolved | runtime_handler.NotDeferred:
-        """See `runtime_handler.resolve_source`."""
-        return runtime_handler.resolve_source(self.root, source)
+    def resolve(self, source: str) -> blocking.Resolved | blocking.NotDeferred:
+        """See `blocking.resolve_source`."""
+        return blocking.resolve_source(self.root, source)
 
     def claim(
         self,
         target: volumes.TargetPath,
         sandbox: volumes.SandboxId,
-        vm: runtime_handler.Process | None = None,
-    ) -> runtime_handler.Claim:
-        """See `runtime_handler.claim_volume`."""
+        vm: blocking.Process | None = None,
+    ) -> blocking.Claim:
+        """See `blocking.claim_volume`."""
         features = self.registration.features
-        return runtime_handler.claim_volume(
+        return blocking.claim_volume(
             self.root, target, sandbox, self.handler, features=features, process=vm
         )
 
     def adopt(
         self, target: volumes.TargetPath, sandbox: volumes.SandboxId, holder_pid: int
-    ) -> runtime_handler.Claim:
-        """See `runtime_handler.adopt_volume`."""
-        return runtime_handler.adopt_volume(self.root, target, sandbox, self.handler, holder_pid)
+    ) -> blocking.Claim:
+        """See `blocking.adopt_volume`."""
+        return blocking.adopt_volume(self.root, target, sandbox, self.handler, holder_pid)
 
     async def secrets(self, target: volumes.TargetPath) -> Mapping[str, str]:
         """See `runtime_handler.registration.Registration.secrets_of`."""
@@ -117,7 +117,7 @@ class Directory:
         return now
 
     def recover(self, lost: ports.LostClaims) -> None:
-        """See `runtime_handler.kept_vm.KeptVm.recover`."""
+        """See `blocking.kept_vm.KeptVm.recover`."""
         vm = kept_vm.KeptVm(self.root, self.handler, lost.sandbox, lost.vm, lost.keeper_socket)
         vm.recover(lost.used, lost.in_hand).close()
 
@@ -126,7 +126,7 @@ class Directory:
         entries = store.Store(self.root).scan()
         return tuple(entry.record for entry in entries if entry.record is not None)
 
-    def claimed_for(self, vm: runtime_handler.Process) -> Sequence[Record]:
+    def claimed_for(self, vm: blocking.Process) -> Sequence[Record]:
         """See `ports.Handoff`."""
         entries = store.Store(self.root).scan()
         return tuple(
@@ -135,7 +135,7 @@ class Directory:
             if entry.record is not None and self._process_of(entry) == vm
         )
 
-    def _process_of(self, entry: store.Entry) -> runtime_handler.Process | None:
+    def _process_of(self, entry: store.Entry) -> blocking.Process | None:
         """The process that the claim names; a claimant that looks at a dead one has put it aside."""
         claim = entry.claim
         if claim is not None and not claim.sandbox_id:

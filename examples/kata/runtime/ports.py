@@ -11,7 +11,7 @@ from typing import Protocol
 
 from crust.core import volumes
 from crust.handoff.record import Record
-from crust.runtime_handler import NotDeferred, Process, Resolved
+from crust.runtime_handler.blocking import NotDeferred, Process, Resolved
 from examples.kata.runtime.taken_images import Taken
 from examples.kata.vm import block_nodes, values, vm_directory
 
@@ -197,7 +197,7 @@ class Claim(Protocol):
     def fds(self) -> tuple[int, ...]:
         """The claim lock and the exclusive hold on the device; empty after `hand_over` and `close`."""
 
-    async def mounted(self, grow: Callable[[], Awaitable[object]]) -> None:
+    async def grow_and_report(self, grow: Callable[[], Awaitable[object]]) -> None:
         """Grow the filesystem, and write "mounted" into claim.json."""
 
     def report_error(self, error: str) -> None:

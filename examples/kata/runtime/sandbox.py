@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from crust.core import errors, volumes
 from crust.handoff import claims
 from crust.handoff.record import Record
-from crust.runtime_handler import NotDeferred, kept_vm
+from crust.runtime_handler.blocking import NotDeferred, kept_vm
 from examples.kata.runtime import messages, ports, volume
 from examples.kata.vm import values
 

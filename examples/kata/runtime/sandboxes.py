@@ -20,7 +20,7 @@ from pathlib import Path
 
 from crust.core import errors, operations, volumes
 from crust.host.process.workers import Workers
-from crust.runtime_handler import kept_vm
+from crust.runtime_handler.blocking import kept_vm
 from examples.kata.runtime import ports, volume
 from examples.kata.runtime.sandbox import Sandbox
 from examples.kata.runtime.taken_images import Taken

@@ -7,6 +7,7 @@ presence proves nothing. The result is cached beside the images, per host boot, 
 import asyncio
 import hashlib
 import json
+import logging
 import os
 import tempfile
 from dataclasses import asdict, dataclass
@@ -17,6 +18,8 @@ import pydantic
 from crust.core import errors
 from examples.kata.guest import image
 from examples.kata.vm import faults, machine, spec
+
+_log = logging.getLogger(__name__)
 
 PROBE_S = 20.0
 
@@ -46,6 +49,7 @@ async def probe(guest_image: image.GuestImage, cache: Path) -> Accelerator:
 async def _try(guest_image: image.GuestImage) -> Accelerator:
     if not await asyncio.to_thread(os.access, "/dev/kvm", os.R_OK | os.W_OK):
         return Accelerator("tcg", "/dev/kvm is missing or not accessible")
+    _log.info("trying KVM", extra={"within_s": PROBE_S})
     # A short path, because a socket's path is limited to 107 bytes.
     with tempfile.TemporaryDirectory(prefix="crust-kvm-", dir="/tmp") as scratch:
         wanted = spec.MachineSpec("kvm-probe", guest_image, "kvm", volume_slots=1)

@@ -1,8 +1,9 @@
-"""The descriptors of one VM's claims, in the hands of its keeper instead of QEMU (`crust.runtime_handler.keepers`).
+"""The descriptors of one VM's claims, in the hands of its keeper instead of QEMU.
 
-The way of a runtime whose hypervisor takes no descriptors, shown with QEMU, which does. The same interface as
-`descriptors.HeldDescriptors`; the socket is in the VM's directory. Only `begin` starts a keeper: when the VM starts,
-and after keeper and standby have both ended (`crust.runtime_handler.kept_vm`).
+The way of a runtime whose hypervisor takes no descriptors (`crust.runtime_handler.blocking.keepers`), shown with
+QEMU, which does. The same interface as `descriptors.HeldDescriptors`; the socket is in the VM's directory. Only
+`begin` starts a keeper: when the VM starts, and after keeper and standby have both ended
+(`crust.runtime_handler.blocking.kept_vm`).
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from crust.runtime_handler import Process, keepers
+from crust.runtime_handler.blocking import Process, keepers
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from crust.core import errors, volumes
-from crust.runtime_handler import Process, process_of
+from crust.runtime_handler.blocking import Process, process_of
 from examples.kata.vm import (
     agent,
     block_nodes,

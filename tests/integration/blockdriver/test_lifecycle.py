@@ -1,5 +1,6 @@
 """The life of a volume on real loop devices and mounts, and of one whose filesystem only guests make and read."""
 
+import asyncio
 import errno
 import os
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.records.capability_check import PublishedToOtherNode
 from crust.blockdriver.records.models import Attached, Usage
-from crust.core import volumes
+from crust.core import errors, volumes
 from crust.host import answers
 from crust.host.block import devices, loop
 from crust.host.mounts import mount_api, mountinfo
@@ -239,11 +240,11 @@ async def test_stage_needs_no_controller_publish_unless_another_node_has_it(benc
     volume_records = bench.driver.stores.volume_records
     usage = Usage(kind="mount", fs_type="ext4", mode=7)
     elsewhere = Attached(node_id="renamed-since", usage=usage, readonly=False)
-    volume_records.save(volume_records.load(volume_id).but(nodes=(elsewhere,)))
+    volume_records.save(volume_records.load(volume_id).replaced(nodes=(elsewhere,)))
     with pytest.raises(PublishedToOtherNode, match="renamed-since"):
         await bench.stage(volume_id)
     assert bench.driver.stores.access.attached(volume_id) is None
-    volume_records.save(volume_records.load(volume_id).but(nodes=()))
+    volume_records.save(volume_records.load(volume_id).replaced(nodes=()))
     await bench.stage(volume_id)
 
 
@@ -310,7 +311,7 @@ async def test_content_record_alone_forbids_the_host_to_parse(
     """Whatever the parameters of the volume say: they are compared with a repeated request, and decide nothing."""
     volume_id = volumes.VolumeId((await bench.create(parameters=parameters)).volume_id)
     records = bench.driver.stores.volume_records
-    records.save(records.load(volume_id).but(parameters={}))
+    records.save(records.load(volume_id).replaced(parameters={}))
     await bench.stage(volume_id)
     assert not bench.image(volume_id).read_bytes().strip(b"\0"), "it was formatted"
     with raised("EncryptedOnHost" if parameters is LUKS else "FilesystemOfGuest"):
@@ -385,3 +386,28 @@ async def test_copy_of_volume_that_guest_had_is_formatted_by_nobody(bench: Bench
         answer = await bench.publish(copy.volume_id, target, deferred=True)
         assert not answer.deferred_mount.HasField("format")
         await bench.down(copy.volume_id, target)
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+async def test_full_run_directory_stops_no_unpublish_and_no_unstage(
+    bench: Bench, *, deferred: bool
+) -> None:
+    run = bench.root / "run"
+    small = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs", str(run)]
+    await asyncio.to_thread(subprocess.run, small, check=True)
+    try:
+        bench.restart()
+        volume_id, target = await bench.published(deferred=deferred)
+        other = bench.target("pod-b")
+        fill = ["dd", "if=/dev/zero", f"of={run}/ballast", "bs=1", "count=64K"]
+        assert (await asyncio.to_thread(subprocess.run, fill, capture_output=True)).returncode
+        with pytest.raises(errors.NotReady if deferred else errors.Exhausted):
+            await bench.publish(volume_id, other, deferred=deferred)
+        assert not is_there(other)
+        for _ in range(2):
+            await bench.unpublish(volume_id, target)
+        bench.restart()
+        assert bench.driver.stores.node_state.of(volumes.VolumeId(volume_id)).publishes == ()
+        await bench.unstage(volume_id)
+    finally:
+        mount_api.unmount(str(run))

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from crust.blockdriver.controller import topology
-from crust.blockdriver.host import growth
 from crust.blockdriver.node import node_expand
 from crust.blockdriver.records import capability_check, capacity
 from crust.blockdriver.records.node_state import NotStaged
 from crust.blockdriver.services.roles import Role
 from crust.core import volumes
 from crust.host.block import devices
-from crust.host.mounts import mountinfo
+from crust.host.mounts import growth, mountinfo
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
 from tests.support.faults.crashes import Killed

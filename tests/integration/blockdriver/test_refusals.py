@@ -13,6 +13,8 @@ from crust.core import errors, volumes
 from crust.host.block import devices, holders, openers, signatures
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
+from crust.rpc.call import Call
+from tests.support.co import encoded, stage_request
 from tests.support.drivers.block_driver import MIB, Bench, block, is_there, mount
 from tests.support.raised import raised
 
@@ -126,6 +128,21 @@ async def test_stage_of_a_formatted_volume_that_reads_blank_is_refused(bench: Be
     os.truncate(image, 64 * MIB)
     with raised("ContentInDoubt", errors.PeerUnavailable, match="ext4 was made"):
         await bench.stage(volume_id)  # a CO forgets nothing: the device is attached
+
+
+async def test_stage_makes_no_filesystem_that_the_guests_cannot_mount(bench: Bench) -> None:
+    wanted = mount("xfs")
+    volume_id = (await bench.create("v", wanted, size=320 * MIB)).volume_id
+    request = stage_request(volume_id, bench.staging(volume_id), encoded(wanted))
+    old = Call("NodeStageVolume", (("crust-guest-kernel", "5.4.0"),))
+    with raised("GuestKernelTooOld", match="5.4.0"):
+        await bench.driver.node.NodeStageVolume(request, old)
+    assert devices.is_blank(str(bench.image(volume_id)))
+    await bench.stage(volume_id, wanted)
+    await bench.driver.node.NodeStageVolume(request, old)  # it exists: nothing is made
+    await bench.unstage(volume_id)
+    await bench.driver.node.NodeStageVolume(request, old)
+    await bench.unstage(volume_id)
 
 
 async def test_stage_with_another_filesystem_is_refused(bench: Bench) -> None:

@@ -27,8 +27,10 @@ _LACKING = (
     "plugin.VOLUME_ACCESSIBILITY_CONSTRAINTS",
     "plugin.OFFLINE",
 )
-_HEALTH = {"C-145": "GET_VOLUME_HEALTH", "C-146": "LIST_VOLUME_HEALTH"}
-"""Of profile 1.13 alone."""
+_OF_THE_OTHER_PROFILE = {
+    "1.12": {"C-145": "GET_VOLUME_HEALTH", "C-146": "LIST_VOLUME_HEALTH"},
+    "1.13": {"C-138": "VOLUME_CONDITION", "C-139": "VOLUME_CONDITION"},
+}
 
 
 _CLONE = (
@@ -67,7 +69,7 @@ def test_the_controller_conforms(ceph: CephCluster, profile: Profile) -> None:
     for case, why in outcome.skipped.items():
         missing = [capability.strip() for capability in why.split(",")]
         assert any(capability.startswith(_LACKING) for capability in missing) or (
-            profile == "1.12" and missing == [f"controller.{_HEALTH.get(case)}"]
+            missing == [f"controller.{_OF_THE_OTHER_PROFILE[profile].get(case)}"]
         ), f"{case} is skipped: {why}"
 
 

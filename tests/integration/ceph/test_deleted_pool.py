@@ -26,7 +26,7 @@ from crust.blockdriver.engines.rbd.node.access import RbdAccess
 from crust.blockdriver.engines.rbd.node.volume_users import Users
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import capabilities
-from crust.blockdriver.engines.rbd.provisioning.copies import RbdMaking
+from crust.blockdriver.engines.rbd.provisioning.copies import NewRbdVolume
 from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
 from crust.blockdriver.engines.rbd.records import CONTENT
 from crust.blockdriver.host.krbd import KernelRbd
@@ -73,7 +73,7 @@ class Node:
 
 def make(here: RbdAccess, size_bytes: int) -> None:
     """Make the image of the volume."""
-    RbdMaking(RbdSnapshots(here._users.place(VOLUME)), VOLUME).create(size_bytes)
+    NewRbdVolume(RbdSnapshots(here._users.place(VOLUME)), VOLUME).create(size_bytes)
 
 
 @pytest.fixture

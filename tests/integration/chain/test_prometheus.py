@@ -8,7 +8,7 @@ import socket
 import urllib.parse
 import urllib.request
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import grpc
 import pytest
 
 from crust.cli.programs import monitoring
+from crust.core import volumes
+from crust.runtime_handler.blocking import State, claim_volume
 from tests.support.faults.refusals import refused
 from tests.support.nodes.served_node import BlockNode
 
@@ -98,6 +100,18 @@ async def scraped_often(address: str, times: int = 3) -> None:
             await asyncio.sleep(0.2)
 
 
+async def fires(address: str, alert: str) -> dict[str, str]:
+    """The labels of the alert, as soon as it fires."""
+    async with asyncio.timeout(60):
+        while True:
+            with suppress(OSError):  # it starts
+                for found in (await asyncio.to_thread(ask, address, "alerts"))["alerts"]:
+                    if found["state"] == "firing" and found["labels"]["alertname"] == alert:
+                        labels: dict[str, str] = found["labels"]
+                        return labels
+            await asyncio.sleep(0.2)
+
+
 def found_by(address: str, expression: str) -> list[Any]:
     series: list[Any] = ask(address, "query", query=expression)["result"]
     return series
@@ -136,3 +150,28 @@ async def test_expressions_of_rules_and_dashboard_find_series(
                 if not (await asyncio.to_thread(found_by, address, expr))
             ]
     assert empty == []
+
+
+async def test_unpublish_that_a_sandbox_refuses_fires_its_alert(
+    chain: BlockNode, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rule's own time is promtool's to test: half an hour is a second here."""
+    caplog.set_level(logging.INFO)
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(re.sub(r"for: \d+m", "for: 1s", RULES.read_text()))
+    volume_id, target = await chain.published_volume()
+    names = volumes.TargetPath(target), volumes.SandboxId("s"), volumes.HandlerName("kata")
+    with monitoring.serving("127.0.0.1:0"):
+        (line,) = [vars(record) for record in caplog.records if record.msg == "metrics"]
+        async with scraping(tmp_path, line["address"], rules) as address:
+            claim = claim_volume(
+                str(chain.places.volumes), *names, features=[*volumes.HandlerFeature]
+            )
+            with claim as held:
+                held.report(State.MOUNTED)
+                for _ in range(2):
+                    await refused(
+                        chain.unpublish(volume_id, target), grpc.StatusCode.FAILED_PRECONDITION
+                    )
+                labels = await fires(address, "CrustUnpublishRefused")
+    assert (labels["severity"], labels["error"]) == ("critical", "UnpublishRefused")

@@ -15,16 +15,18 @@ import grpc
 import pytest
 
 from crust.core import volumes
+from crust.core.volumes import HandlerFeature
 from crust.handoff import layout
 from crust.host.block import loop
 from crust.host.mounts import mount_api
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.co import capability
+from tests.support.co import MIB, capability
 from tests.support.faults.refusals import refused
 from tests.support.memory_csi.node import Mounts
 from tests.support.nodes.fake_node import node_on
 from tests.support.nodes.places import Places
 from tests.support.nodes.served_node import BlockNode
+from tests.support.runtimes.fake_handler import ALL_FEATURES
 
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode
@@ -51,6 +53,27 @@ async def test_deferral_is_switched_between_pods_and_the_data_stays(chain: Block
         await chain.unpublish(volume, host)
     await chain.publish(volume, host, defer=False)
     assert {"first", "second"} <= set(os.listdir(host))
+
+
+@pytest.mark.parametrize("consent", [{}, {"crust.dev/grow-in": "host"}], ids=["no", "yes"])
+async def test_expansion_whose_size_nobody_would_use_is_refused(
+    chain: BlockNode, consent: dict[str, str]
+) -> None:
+    """Before the image grows: by what the proxy has said of the handler at the publish."""
+    context = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "small", **consent}
+    volume, target = await chain.volume(parameters=context), chain.places.target("one")
+    features = ALL_FEATURES - {HandlerFeature.GROW}
+    endpoint = f"{chain.places.root}/small.sock"
+    async with chain.handler(name="small", features=features, endpoint=endpoint):
+        await chain.publish(volume, target, context=context, defer=False)
+    if consent:
+        assert (await chain.co.grow(volume, 80 * MIB)).capacity_bytes == 80 * MIB
+        return
+    assert (await chain.co.grow(volume, 64 * MIB)).capacity_bytes == 64 * MIB
+    await refused(
+        chain.co.grow(volume, 80 * MIB), Code.INVALID_ARGUMENT, "NobodyGrowsFilesystem", "grow-in"
+    )
+    assert (await chain.co.grow(volume, 64 * MIB)).capacity_bytes == 64 * MIB
 
 
 async def test_every_daemon_restarts_with_a_live_sandbox(chain: BlockNode) -> None:
@@ -173,7 +196,8 @@ async def test_a_hypervisor_that_is_killed_frees_the_volume_at_once(chain: Block
     with chain.sandbox(target):
         pass
     script = (
-        "import sys; from crust.runtime_handler import claim_volume as c; from crust.core import volumes as v; "
+        "import sys; from crust.runtime_handler.blocking import claim_volume as c; "
+        "from crust.core import volumes as v; "
         "h = c(sys.argv[1], v.TargetPath(sys.argv[2]), v.SandboxId('vm'), v.HandlerName('kata')); "
         "print('has it', flush=True); sys.stdin.read()"
     )
@@ -215,5 +239,6 @@ async def test_raw_publish_of_an_earlier_proxy_is_seen(
             if began:
                 await refused(node.co.publish("vol-2", target), Code.FAILED_PRECONDITION, raw)
                 await node.co.publish("vol-2", target, readonly=True)
+                await node.co.unpublish("vol-2", target)
             else:
                 await node.co.publish("vol-1", raw, block, defer=False, readonly=True)

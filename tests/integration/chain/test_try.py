@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from click.testing import CliRunner, Result
 from crust.blockdriver.records import capacity
 from crust.cli import main, trial
 from crust.cli.gc import collect, kernel
-from crust.core import errors, volumes
-from crust.runtime_handler import Claim, claim_volume
+from crust.core import errors, operations, volumes
+from crust.core.settings import OWN_DRIVER
+from crust.runtime_handler.blocking import Claim, claim_volume
 from tests.support.co import MIB, capability
 from tests.support.nodes.served_node import BlockNode
 from tests.support.raised import raised
@@ -80,7 +82,7 @@ async def test_try_reports_even_a_sandbox_that_ends_at_once(
     )
     claim = await asyncio.to_thread(_claim_when_published, chain.places.volumes)
     await _shown(capsys, "claimed by sandbox box")  # as a guest that boots
-    await claim.mounted(_nothing)
+    await claim.grow_and_report(_nothing)
     await asyncio.to_thread(claim.release)
     assert await trying == 0
     assert "released by sandbox box" in capsys.readouterr().out
@@ -94,7 +96,7 @@ async def test_try_shows_the_mount_and_why_the_sandbox_failed(
         trial.try_publish(chain.places.run, trial_request(chain, wait_s=60))
     )
     claim = await asyncio.to_thread(_claim_when_published, chain.places.volumes)
-    await claim.mounted(_nothing)
+    await claim.grow_and_report(_nothing)
     await _shown(capsys, "mounted in sandbox box")
     await asyncio.to_thread(claim.report_error, "the guest's kernel panicked")
     await _shown(capsys, "failed in sandbox box: the guest's kernel panicked")
@@ -263,3 +265,35 @@ async def test_pool_that_is_low_is_a_warning_everywhere(
     assert "nothing of" in (await crust(chain, "doctor", "--check", "drivers")).output
     pool = await crust(chain, "pool")
     assert (pool.exit_code, "low" in pool.output) == (1, True)
+
+
+async def test_pool_whose_disk_is_full_is_a_problem_everywhere(
+    chain: BlockNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(pool: capacity.PoolCapacity) -> Mapping[str, int]:
+        numbers = measured(pool)
+        return {**numbers, "free": 0, "allocated": numbers["size"]}
+
+    measured = capacity.PoolCapacity.measured
+    monkeypatch.setattr(capacity.PoolCapacity, "measured", full)
+    status = await crust(chain, "status")
+    assert (status.exit_code, "writes of its volumes fail" in status.output) == (1, True)
+    assert "nothing of" not in status.output, "a pool has one state"
+    assert "writes of its" in (await crust(chain, "doctor", "--check", "drivers")).output
+    pool = await crust(chain, "pool")
+    assert (pool.exit_code, "full" in pool.output) == (1, True)
+
+
+async def test_drivers_operations_that_do_not_end_stand_in_status(
+    chain: BlockNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: a driver in one process with the proxy has the problems of the proxy too."""
+    hangs = (operations.OperationOverdue("v1", "CreateVolume", 200.0),)
+    monkeypatch.setattr(operations.KeyedOperations, "overdue", lambda _: hangs)
+    part = f"operations of the driver {OWN_DRIVER}"
+    async with asyncio.timeout(60):
+        while part not in (status := await crust(chain, "status", "-o", "name")).output:
+            pass
+    assert status.exit_code == 1
+    assert status.output.splitlines().count(part) == 1
+    assert "CreateVolume of v1" in (await crust(chain, "status")).output

@@ -1,7 +1,6 @@
 """One containerd for all tests of a run, and a node whose daemons are pods, each in a container of its own."""
 
 import asyncio
-import shutil
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -16,7 +15,7 @@ import pytest
 from crust.core.settings import OWN_DRIVER
 from crust.host.block import loop
 from crust.host.mounts import mountinfo
-from tests.support import capabilities, containers
+from tests.support import capabilities, containers, trees
 from tests.support.co import Co, capability
 from tests.support.containers import BIDIRECTIONAL, Bind, Container, Containerd
 from tests.support.drivers import remnants
@@ -139,7 +138,7 @@ async def pods(containerd: Containerd) -> AsyncIterator[Pods]:
         remnants.remove(places.root)
         for device in node.devices():
             loop.detach(device)
-        shutil.rmtree(places.root)
+        trees.remove(places.root)
 
 
 @pytest.fixture

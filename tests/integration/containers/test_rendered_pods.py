@@ -1,4 +1,4 @@
-"""The pod of the chart on a node: a volume's life, and a pool's disk that is absent, mounted and exchanged."""
+"""The pod of the chart on a node, when the pool's disk is absent, mounted and exchanged."""
 
 import asyncio
 import subprocess
@@ -8,7 +8,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from crust.host.mounts import mountinfo
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.integration.containers.conftest import ANSWER_S, CAPABILITY, Pods
@@ -51,13 +50,6 @@ def mount(path: Path, at: Path) -> None:
 
 def umount(at: Path) -> int:
     return subprocess.run(["umount", at], check=False, capture_output=True).returncode
-
-
-def leave_dirty(volumes: Path) -> None:
-    """As a machine leaves its filesystem that was killed."""
-    (image,) = volumes.glob("*/*.img")
-    mark = ["debugfs", "-w", "-R", "set_super_value state 0", str(image)]
-    subprocess.run(mark, check=True, capture_output=True)
 
 
 async def started(pods: Pods) -> Container:
@@ -109,28 +101,3 @@ async def test_pod_without_its_disk_serves_and_opens_only_that_one(
     assert umount(at) == BUSY
     await asyncio.to_thread(container.kill, "TERM")
     assert umount(at) == 0
-
-
-async def test_volume_of_rendered_pod_is_repaired_and_mounted_on_host(
-    pods: Pods, kubelet: Path
-) -> None:
-    """Also after its filesystem was left dirty: the confined e2fsck runs in the pod as it is rendered."""
-    container = await started(pods)
-    staging, target = "/var/lib/kubelet/staging", "/var/lib/kubelet/pods/pod-1/mount"
-    here = kubelet / "pods" / "pod-1" / "mount"
-    here.parent.mkdir(parents=True)
-    async with channel.connect(pods.places.csi) as connected:
-        co = Co(connected, ANSWER_S)
-        volume_id = (await co.create("v-1", CAPABILITY)).volume_id
-        for text in ("first", "second"):
-            await co.stage(volume_id, staging, CAPABILITY)
-            await co.publish(volume_id, target, CAPABILITY, defer=False, staging=staging)
-            mounted = mountinfo.at(str(here))
-            assert mounted is not None
-            assert mounted.fs_type == "ext4"
-            (here / "file").write_text(text)
-            await co.unpublish(volume_id, target)
-            await co.unstage(volume_id, staging)
-            await asyncio.to_thread(leave_dirty, pods.root / "pool/block/volumes")
-        await co.delete(volume_id)
-    await asyncio.to_thread(container.kill, "TERM")

@@ -2,16 +2,19 @@
 
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from crust.blockdriver.ceph.user import key_of
+from examples import mini_driver, second_runtime
 from tests.support import chart, environments
 
 pytestmark = pytest.mark.timeout(120)
@@ -48,6 +51,7 @@ WORDS = {
     "shim": ("--config", "shim.toml"),
     "driver init-pool": ("--state-dir", "/proc/none"),
     "describe": ("v",),
+    "device-writers": ("/proc/none",),
     "bundle": ("bundle.tar.gz",),
     "completion": ("bash",),
     "config check": ("shim", "shim.toml"),
@@ -141,20 +145,69 @@ def test_every_command_runs_or_names_the_extra_that_it_needs(wheel: Path, tmp_pa
         assert ran["explain"].code == 0
 
 
+@pytest.fixture(scope="module")
+def suites(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The python of an environment that has the suites and what they declare."""
+    built = environments.build_wheel(tmp_path_factory.mktemp("suites"), "conformance")
+    return environments.make(tmp_path_factory.mktemp("bare") / "environment", wheel, built)
+
+
+def _conformance(python: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
+    command = python.with_name("crust-conformance")
+    return subprocess.run([command, *flags], capture_output=True, text=True, check=False)
+
+
 def test_conformance_suites_run_from_an_environment_of_their_own(
-    wheel: Path, tmp_path: Path
+    suites: Path, tmp_path: Path
 ) -> None:
-    suites = environments.build_wheel(tmp_path / "suites", "conformance")
-    python = environments.make(tmp_path / "environment", wheel, suites)
-    command = [python.with_name("crust-conformance")]
-
-    def run(*flags: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
-
-    away = run("--endpoint=unix:///nobody.sock", f"--target-root={tmp_path}", "--timeout-s=0.2")
+    given = ("--endpoint=unix:///nobody.sock", f"--target-root={tmp_path}", "--timeout-s=0.2")
+    away = _conformance(suites, *given)
     assert (away.returncode, "does not answer" in away.stderr + away.stdout) == (3, True), away
-    listed = run("--list", "--only=C-001,C-101")
+    listed = _conformance(suites, "--list", "--only=C-001,C-101")
     assert [line.split()[0] for line in listed.stdout.splitlines()] == ["C-001", "C-101"]
+
+
+def _outcomes(directory: Path) -> dict[str, str]:
+    """The outcomes of the JSON report; that of JUnit has the same cases."""
+    cases = json.loads((directory / "json").read_text())["cases"]
+    names = [
+        case.get("name", "")[:5] for case in ElementTree.parse(directory / "xml").iter("testcase")
+    ]
+    assert names == [case["number"] for case in cases]
+    return {case["number"]: case["outcome"] for case in cases}
+
+
+@pytest.mark.root
+def test_bare_environment_tests_a_driver_by_flags_of_csi_sanity(
+    suites: Path, tmp_path: Path
+) -> None:
+    program = [suites, Path(mini_driver.__file__), tmp_path / "csi.sock", tmp_path]
+    with subprocess.Popen(program) as driver:
+        try:
+            ran = _conformance(
+                suites,
+                f"-csi.endpoint=unix://{tmp_path}/csi.sock",
+                f"-csi.mountdir={tmp_path}",
+                f"-csi.junitfile={tmp_path}/xml",
+                f"--ginkgo.json-report={tmp_path}/json",
+                "--ginkgo.focus=^C-001|idempotent by name",
+            )
+        finally:
+            driver.kill()
+    assert ran.returncode == 0, ran
+    assert _outcomes(tmp_path) == {"C-001": "passed", "C-103": "passed"}
+
+
+@pytest.mark.root
+def test_bare_environment_tests_a_runtime_without_code_of_crust(
+    suites: Path, tmp_path: Path
+) -> None:
+    runtime = shutil.copy(second_runtime.__file__, tmp_path)
+    command = f"{suites} {runtime} {{registry}} {{directory}}/s.sock {{directory}}/targets"
+    reports = (f"--junit={tmp_path}/xml", f"--json={tmp_path}/json")
+    ran = _conformance(suites, "--runtime", command, "--focus=claim.lock|claimed_at", *reports)
+    assert ran.returncode == 0, ran
+    assert _outcomes(tmp_path) == {"R-117": "passed", "R-226": "passed"}
 
 
 CEPH = chart.objects(chart.choice("ceph"))

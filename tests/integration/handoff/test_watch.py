@@ -24,7 +24,7 @@ from crust.handoff.entry import Entry
 from crust.handoff.layout import Layout
 from crust.handoff.store import Store
 from crust.handoff.watch import Watch
-from crust.runtime_handler import resolve_source
+from crust.runtime_handler.blocking import resolve_source
 from tests.support.records.records import TARGET, a_record
 
 HOUR_S = 3600.0

@@ -1,7 +1,6 @@
 """A node with a published volume, a sandbox without Kata, and the bridge between them."""
 
 import os
-import shutil
 import subprocess
 import tempfile
 import time
@@ -24,15 +23,15 @@ from crust.kata.go_runtime import GoRuntime
 from crust.kata.preflight import Configurations
 from crust.kata.rust_runtime import RustRuntime
 from crust.kata.settings import KataRuntime
-from crust.runtime_handler import keepers
+from crust.runtime_handler.blocking import keepers
 from tests.integration.conftest import MakeDevice as MakeDevice
-from tests.support import processes
+from tests.support import processes, trees
 from tests.support.kata import sandbox
 from tests.support.records.records import HANDLER, MOUNT, a_record
 
 ONE, TWO = (f"sandbox-{os.getpid()}-{number}" for number in (1, 2))
 """Shims are found by them, also those of the tests in another worker."""
-FIT = "[hypervisor.clh]\ndisable_block_device_use = false\n"
+FIT = "[hypervisor.clh]\ndisable_block_device_use = false\nblock_device_driver = 'virtio-blk'\n"
 
 
 @dataclass
@@ -68,18 +67,18 @@ class KataNode:
         made = a_record(target, readonly=bool(mount.get("readonly")))
         source = volumes.BlockSource(device, devices.identify(device))
         fields = {"source": source, "group": None, **mount}
-        record = made.but(replace(MOUNT, **fields))  # type: ignore[arg-type]
+        record = made.replaced(replace(MOUNT, **fields))  # type: ignore[arg-type]
         self.store.write(record)
         self.entries.place(entry.name_of(target.text), record)
         return record
 
-    def bridge(self, handler: str = HANDLER) -> gate.Bridge:
+    def bridge(self, handler: str = HANDLER) -> gate.KataGate:
         """A bridge that has just started; the claims are the keepers'."""
         kata = KataRuntime(
             name=handler, configuration=str(self.configuration), shim=str(self.shim or "")
         )
         configurations = Configurations([kata])
-        return gate.Bridge(
+        return gate.KataGate(
             self.grants(), self.runtimes(), configurations, "runc", self.problems.__setitem__
         )
 
@@ -118,7 +117,7 @@ def made_node() -> Iterator[KataNode]:
     finally:
         for target in (directory / "kubelet").glob("*/mount"):
             mount_api.unmount(str(target))
-        shutil.rmtree(directory)
+        trees.remove(directory)
 
 
 @pytest.fixture

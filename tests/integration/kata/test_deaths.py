@@ -29,7 +29,7 @@ from crust.kata.keeper_watch import KeeperWatch
 from crust.kata.placeholders import Placeholders
 from crust.proxy.guard import Targets
 from crust.proxy.unpublish import check_given_back
-from crust.runtime_handler import process_of
+from crust.runtime_handler.blocking import process_of
 from tests.integration.kata import conftest as nodes
 from tests.integration.kata.conftest import ONE, TWO, KataNode, MakeDevice
 from tests.support import processes
@@ -56,7 +56,7 @@ class Life:
     two: StandInSandbox
     dead: set[str] = field(default_factory=set)
     done: list[str] = field(default_factory=list)
-    bridge: gate.Bridge | None = None
+    bridge: gate.KataGate | None = None
     watch: KeeperWatch | None = None
     record: Record = field(init=False)
 

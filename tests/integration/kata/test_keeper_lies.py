@@ -15,9 +15,9 @@ from crust.handoff import claims
 from crust.handoff.record import Record
 from crust.kata import nri
 from crust.kata.entry import Kind
-from crust.kata.gate import Bridge
+from crust.kata.gate import KataGate
 from crust.kata.keeper_watch import KeeperWatch
-from crust.runtime_handler import claim_volume, keepers, kept_vm
+from crust.runtime_handler.blocking import claim_volume, keepers, kept_vm
 from tests.integration.kata.conftest import (
     ONE,
     TWO,
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.root
 class _Life:
     """A container on its way, and another one of its sandbox."""
 
-    bridge: Bridge
+    bridge: KataGate
     watch: KeeperWatch
     box: StandInSandbox
     record: Record

@@ -89,7 +89,7 @@ async def test_the_plugin_refuses_at_create_and_at_start(
     assert node.claim(record) is None
 
 
-class _DiesInCreate(gate.Bridge):
+class _DiesInCreate(gate.KataGate):
     """The process ends while it is asked."""
 
     on_create: Callable[[], Awaitable[None]]

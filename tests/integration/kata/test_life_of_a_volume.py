@@ -1,6 +1,7 @@
 """The life of a volume with the bridge: each line of docs/kata.md's table, on real devices, guards and keepers."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,15 +17,15 @@ from crust.core import errors, volumes
 from crust.handoff import claims
 from crust.handoff.claims import State
 from crust.handoff.record import Record
-from crust.host.block import devices, holders, loop
+from crust.host.block import devices, holders, loop, openers
 from crust.host.mounts import mount_api
-from crust.kata import entry, nri
+from crust.kata import entry, grants, nri
 from crust.kata.entry import Kind
 from crust.kata.grants import Sandbox
 from crust.kata.keeper_watch import KeeperWatch
 from crust.kata.placeholders import Placeholders
 from crust.kata.preflight import FEATURES
-from crust.runtime_handler import process_of
+from crust.runtime_handler.blocking import keepers, process_of
 from tests.integration.kata.conftest import (
     ONE,
     TWO,
@@ -318,6 +320,37 @@ async def test_of_several_volumes_refused_one_leaves_no_claim_of_others(
     assert not _is_held(first.device)
 
 
+async def test_volumes_of_a_container_share_look_and_keeper_changes(
+    node: KataNode, device: MakeDevice, one: StandInSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each change of a keeper is a fork of it, and each look reads the open files of all processes."""
+    looks, standbys = list[int](), list[int]()
+    look, ask = openers._all_openers, keepers.Keeper._ask
+
+    def counted() -> openers.Openers:
+        looks.append(1)
+        return look()
+
+    def asked(line: keepers.Keeper, *request: Any) -> dict[str, int]:
+        counts = ask(line, *request)
+        standbys.append(line.pids[1])
+        return counts
+
+    monkeypatch.setattr(openers, "_all_openers", counted)
+    monkeypatch.setattr(keepers.Keeper, "_ask", asked)
+    records = [node.publish(name, device(name).path) for name in "abc"]
+    bridge, app = node.bridge(), container(*(record.target.text for record in records))
+    await bridge.create(pod(), app, soon())
+    assert len(looks) == 1
+    assert len({*standbys}) == 3, "of its start, of the claims, of the files"
+    assert {node.kind(record) for record in records} == {Kind.REAL}
+    await bridge.create(pod(), app, soon())
+    assert (len(looks), len({*standbys})) == (1, 3), "the validation changes nothing"
+    await bridge.ended(app)
+    assert len({*standbys}) == 4
+    assert {node.kind(record) for record in records} == {Kind.PLACEHOLDER}
+
+
 async def test_a_claim_that_is_late_is_undone(
     node: KataNode,
     device: MakeDevice,
@@ -337,9 +370,14 @@ async def test_a_claim_that_is_late_is_undone(
     monkeypatch.setattr(entry.KataEntries, "place", slow)
     with raised("EngineTimeOver"):
         await bridge.create(pod(), container(record.target.text), soon(0.2))
+    with raised("EngineTimeOver", match="an earlier call"):
+        await bridge.create(pod(TWO), _of_two(record), soon())
     hangs.set()
-    # another sandbox waits for the end of that work, and can have the volume then
-    await bridge.create(pod(TWO), _of_two(record), soon())
+    claimed = False
+    while not claimed:  # the thread undoes its steps, and has the volume until then
+        with contextlib.suppress(errors.PeerUnavailable):
+            await bridge.create(pod(TWO), _of_two(record), soon())
+            claimed = True
     claim = node.claim(record)
     assert claim is not None
     assert claim.sandbox_id == TWO
@@ -400,27 +438,14 @@ async def test_a_restarted_bridge_knows_what_was_created_from_the_engine(
     await bridge.synchronize({ONE: pod()}, listed)
     assert node.kind(created) is Kind.REAL
     assert node.kind(started) is Kind.PLACEHOLDER
-    assert set(node.problems.values()) == {None}
+    assert node.problems == {}
     one.create_container(first.id, created.device, "/data0")
     await bridge.start(pod(), first, soon())
     assert node.kind(created) is Kind.PLACEHOLDER
 
 
-class _PodsThatWait(dict[str, nri.Pod]):
-    """The engine's pods; the first look at them waits."""
-
-    def __init__(self, pods: dict[str, nri.Pod]) -> None:
-        super().__init__(pods)
-        self.looks, self.go_on = threading.Event(), threading.Event()
-
-    def get(self, key: str, default: object = None) -> nri.Pod:
-        self.looks.set()
-        self.go_on.wait()
-        return self[key]
-
-
 async def test_container_that_starts_or_comes_beside_the_list_counts(
-    node: KataNode, device: MakeDevice, one: StandInSandbox
+    node: KataNode, device: MakeDevice, one: StandInSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine goes on while the bridge looks at the list that it sent before."""
     first, second = node.publish("a", device("a").path), node.publish("b", device("b").path)
@@ -429,12 +454,19 @@ async def test_container_that_starts_or_comes_beside_the_list_counts(
     other = container(second.target.text, id_="container-0002", name="beside")
     await bridge.create(pod(), app, soon())
     one.create_container(app.id, first.device, "/data0")
-    pods = _PodsThatWait({ONE: pod()})
-    looking = asyncio.create_task(bridge.synchronize(pods, [app]))
-    await asyncio.to_thread(pods.looks.wait)
+    looks, go_on, sandbox_ids = threading.Event(), threading.Event(), grants.Grants.sandbox_ids
+
+    def slow(of: grants.Grants) -> list[str]:
+        looks.set()
+        go_on.wait()
+        return sandbox_ids(of)
+
+    monkeypatch.setattr(grants.Grants, "sandbox_ids", slow)
+    looking = asyncio.create_task(bridge.synchronize({ONE: pod()}, [app]))
+    await asyncio.to_thread(looks.wait)
     await bridge.start(pod(), app, soon())
     await bridge.create(pod(), other, soon())
-    pods.go_on.set()
+    go_on.set()
     await looking
     assert node.kind(first) is Kind.PLACEHOLDER
     assert node.kind(second) is Kind.REAL
@@ -612,7 +644,7 @@ async def test_claim_of_refused_container_ends_though_machine_lives(
     """Its process runs, and does not have the volume: nothing is left that names it."""
     record = node.publish("a", device("a").path)
     grants, sandbox = node.grants(), Sandbox(volumes.SandboxId(ONE), process_of(one.pid))
-    grants.grant(sandbox, record, record.target.text, "container-0001/app", FEATURES)()
+    grants.grant(sandbox, {record.target.text: record}, "container-0001/app", FEATURES)()
     assert lives(one.process)
     assert node.claim(record) is None
     await node.bridge().create(pod(TWO), _of_two(record), soon())
@@ -634,7 +666,7 @@ async def test_one_process_of_the_keeper_is_not_missed(
 async def test_a_container_without_a_deferred_volume_costs_no_claim(
     node: KataNode, tmp_path: Path
 ) -> None:
-    sources = (str(tmp_path), "/proc", "/etc/hosts", "/not/there", "tmpfs")
+    sources = (str(tmp_path), "/proc", "/etc/hosts", "/not/there")
     bridge = node.bridge()
     await bridge.create(pod(handler="runc"), container(*sources), soon())
     await bridge.start(pod(handler="runc"), container(*sources), soon())
@@ -648,7 +680,7 @@ def test_path_too_long_for_kata_is_named_without_placeholder(
     record = node.publish("a", device("a").path)
     with node.store.begin_removal(record.target) as begun:
         begun.complete()
-    node.store.write(record.but(target_path=target.text))
+    node.store.write(record.replaced(target_path=target.text))
     Placeholders(node.store, node.entries, [HANDLER], node.problems.__setitem__).look_at_volumes()
     (problem,) = node.problems.values()
     assert problem is not None

@@ -62,7 +62,7 @@ class _Run:
     def __init__(self, node: KataNode, record: Record, stack: ExitStack) -> None:
         self.node, self.record = node, record
         self.boxes = [stack.enter_context(nodes.running(node, id_)) for id_ in (ONE, TWO)]
-        self.bridge: gate.Bridge = node.bridge()
+        self.bridge: gate.KataGate = node.bridge()
         self.watch = KeeperWatch(node.grants(), node.runtimes())
         self.attached: set[int] = set()
         (node.directory / "link").symlink_to(node.kubelet)

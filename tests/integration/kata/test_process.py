@@ -12,6 +12,7 @@ from crust.host.block import loop
 from crust.kata import entry, nri, preflight, process
 from crust.kata.entry import Kind
 from crust.kata.settings import KataRuntime, KataSettings
+from crust.wire.v1 import handlers_pb2
 from crust_conformance.runtimes import testing
 from tests.integration.kata.conftest import FIT, ONE, KataNode, end
 from tests.support.kata import engine as engines
@@ -71,6 +72,7 @@ async def test_pod_gets_its_volume_in_one_way_only(
         runtime = await proxy.registered("kata")
         assert runtime.features == preflight.FEATURES
         assert runtime.request.max_target_path_bytes == 189
+        assert runtime.request.max_volumes_per_sandbox == 24
         assert set(proxy.runtimes) == {"kata"}  # the other would share the host's directory
         target, path = node.target("a").text, device("a").path
         os.makedirs(target)
@@ -103,6 +105,25 @@ async def test_a_plugin_that_lost_its_engine_comes_back(
                 await engine.registered.wait()
             assert engine.connections == connections
             engine.disconnect()
+
+
+async def test_handler_names_what_is_wrong_now(node: KataNode, settings: KataSettings) -> None:
+    engine = Engine()
+    async with _node(node, settings, engine) as proxy:
+        runtime, request = await proxy.registered("kata"), handlers_pb2.GetProblemsRequest()
+
+        async def problems() -> list[str]:
+            return list((await runtime.stub.GetProblems(request, timeout=30)).problems)
+
+        (shares,) = await problems()
+        assert shares.startswith("[KataUnfit]")
+        assert "shares.toml" in shares
+        (node.directory / "kata.toml").write_text(FIT.replace("false", "true"))
+        before, now = await problems()
+        assert before == shares
+        assert "kata.toml" in now
+        (node.directory / "kata.toml").write_text(FIT)
+        assert await problems() == [shares]
 
 
 async def test_without_a_fit_runtime_the_plugin_refuses_published_volumes(

@@ -16,7 +16,7 @@ import pytest
 
 from crust.core import volumes
 from crust.host.block import devices
-from crust.runtime_handler import claim_volume
+from crust.runtime_handler.blocking import claim_volume
 from tests.integration.conftest import MakeDevice
 from tests.support.nodes.fake_node import FakeNode, node_on
 from tests.support.nodes.places import Places

@@ -19,7 +19,8 @@ from crust.core import volumes
 from crust.core.volumes import HandlerFeature
 from crust.host.block import devices, loop, signatures
 from crust.host.files.locks import ToolLocks
-from crust.host.mounts import mount_api
+from crust.host.filesystems import superblocks
+from crust.host.mounts import growth, mount_api
 from crust.host.process import commands
 from crust.proxy.filesystems import Filesystems
 from tests.integration.conftest import MakeDevice
@@ -37,6 +38,7 @@ Code = grpc.StatusCode
 KEY = volumes.VolumeKey(volumes.DriverName("csi.example.com"), volumes.VolumeId("vol-1"))
 FILESYSTEMS = ("ext4", "xfs", "btrfs")
 SIZE = 304 * MIB
+FEATURES = ALL_FEATURES - {HandlerFeature.FORMAT, HandlerFeature.GROW}
 F_OFD_SETLKW = 38  # fcntl(2)
 CHANGING = {"NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"}
 
@@ -57,12 +59,10 @@ def filesystems(places: Places) -> Filesystems:
 async def node(
     places: Places, device: loop.LoopDevice, filesystems: Filesystems
 ) -> AsyncIterator[FakeNode]:
-    """A node whose driver has one volume that was created empty, and whose handler offers no FORMAT."""
+    """A node whose driver has one volume that was created empty, and whose handler offers no FORMAT and no GROW."""
     async with (
         node_on(device.path, places, filesystems=filesystems) as running,
-        running.handler(
-            features=ALL_FEATURES - {HandlerFeature.FORMAT}, filesystems=frozenset(FILESYSTEMS)
-        ),
+        running.handler(features=FEATURES, filesystems=frozenset(FILESYSTEMS)),
     ):
         running.driver.format = volumes.GuestFormat(ext4_reserved_percent=1)
         yield running
@@ -88,7 +88,7 @@ async def make(filesystems: Filesystems, device: str, fs_type: str = "ext4") -> 
     """As a publish does for a handler without FORMAT."""
     source = volumes.BlockSource(device, devices.identify(device))
     mount = volumes.DeferredMount(source, fs_type)
-    await filesystems.make_if_blank(KEY, source, mount, volumes.GuestFormat())
+    await filesystems.make_if_blank(KEY, source, mount, volumes.GuestFormat(), "")
 
 
 @pytest.mark.spec("D-38")
@@ -107,6 +107,30 @@ async def test_blank_volume_is_formatted_once_and_its_files_stay(
         node.check_untouched(target)
     with mounted(device.path, fs_type, f"{node.places.root}/guest") as volume:
         assert {"one", "two", "three"} <= set(os.listdir(volume))
+
+
+GROWN = {"crust.dev/grow-in": "host"}
+
+
+@pytest.mark.spec("D-26")
+@pytest.mark.parametrize("fs_type", FILESYSTEMS)
+async def test_expanded_volume_grows_at_next_publish_and_stays_usable(
+    node: FakeNode, device: loop.LoopDevice, fs_type: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If its class consents; ext4 keeps its size without CAP_SYS_RESOURCE."""
+    target = node.places.target("one")
+    await node.co.publish("vol-1", target, capability(fs_type), volume_context=GROWN)
+    with mounted(device.path, fs_type, f"{node.places.root}/guest") as volume:
+        (volume / "file").write_text("kept")
+    await node.co.unpublish("vol-1", target)
+    os.truncate(device.backing, 400 * MIB)
+    loop.refresh_size(device)
+    await node.co.publish("vol-1", target, capability(fs_type), volume_context=GROWN)
+    grown = superblocks.read(device.path, fs_type).size_bytes
+    assert (grown < 396 * MIB) is bool(growth.obstacle(fs_type))
+    assert ("keeps its old size" in caplog.text) is bool(growth.obstacle(fs_type))
+    with mounted(device.path, fs_type, f"{node.places.root}/guest") as volume:
+        assert (volume / "file").read_text() == "kept"
 
 
 async def test_options_of_the_storage_class_reach_mkfs(
@@ -261,7 +285,8 @@ def waiting_tool(tmp_path: Path) -> Iterator[Callable[[str], tuple[str, Path, Pa
         for fifo in (started, go):
             os.mkfifo(fifo)
         lines = (
-            *("#!/bin/sh", f"PATH={path}", f"echo $$ > {pid}", f"echo > {started}"),
+            *("#!/bin/sh", f"PATH={path}", f'[ "$1" != -V ] || exec {program} -V'),
+            *(f"echo $$ > {pid}", f"echo > {started}"),
             *(f"read line < {go}", f'exec {program} "$@"', ""),
         )
         (tmp_path / program).write_text("\n".join(lines))
@@ -317,6 +342,20 @@ def _until_no_tool_runs(places: Places) -> None:
         fcntl.fcntl(file, F_OFD_SETLKW, whole)
 
 
+async def test_filesystem_that_the_guests_kernel_cannot_mount_is_not_made(
+    device: loop.LoopDevice, filesystems: Filesystems
+) -> None:
+    """One that exists is kept: another kernel made it, whose features are not known here."""
+    source = volumes.BlockSource(device.path, devices.identify(device.path))
+    mount = volumes.DeferredMount(source, "xfs")
+    with raised("GuestKernelTooOld", match="5.4.0"):
+        await filesystems.make_if_blank(KEY, source, mount, volumes.GuestFormat(), "5.4.0")
+    assert devices.is_blank(device.path)
+    for kernel in ("5.10", "5.4.0"):
+        await filesystems.make_if_blank(KEY, source, mount, volumes.GuestFormat(), kernel)
+    assert isinstance(probed(device.path), signatures.Filesystem)
+
+
 async def test_device_that_is_another_one_now_is_not_formatted(
     device: loop.LoopDevice, filesystems: Filesystems
 ) -> None:
@@ -325,5 +364,5 @@ async def test_device_that_is_another_one_now_is_not_formatted(
     source = volumes.BlockSource(device.path, other)
     mount = volumes.DeferredMount(source, "ext4")
     with raised("DeviceNotAsReported"):
-        await filesystems.make_if_blank(KEY, source, mount, volumes.GuestFormat())
+        await filesystems.make_if_blank(KEY, source, mount, volumes.GuestFormat(), "")
     assert devices.is_blank(device.path)

@@ -13,11 +13,12 @@ import pytest
 
 from crust.core import volumes
 from crust.host.block import loop, openers
-from crust.host.files import target_paths
+from crust.host.files import sealed, target_paths
 from crust.host.mounts import mount_api, mountinfo
+from crust.host.process import syscalls
 from crust.proxy import guard
-from crust.proxy.target import Guard, Seen, Stack
-from crust.runtime_handler import Resolved, claim_volume, resolve_source
+from crust.proxy.target import Guard, MountStack, TargetState
+from crust.runtime_handler.blocking import Resolved, claim_volume, resolve_source
 from crust.wire.v1 import inspect_pb2
 from tests.support.drivers.fake_driver import MIB, Failure
 from tests.support.faults.refusals import refused
@@ -87,6 +88,7 @@ async def test_unpublish_removes_empty_directories_made_while_guard_was_lost(
     target = node.places.target("one")
     await node.co.publish("vol-1", target)
     mount_api.unmount(target)
+    sealed.unseal(target, "it")  # as on a filesystem without the attribute
     os.makedirs(f"{target}/a/b")
     await node.co.unpublish("vol-1", target)
     node.check_untouched(target)
@@ -96,6 +98,7 @@ async def test_unpublish_keeps_file_that_was_written_while_guard_was_lost(node: 
     target = node.places.target("one")
     await node.co.publish("vol-1", target)
     mount_api.unmount(target)
+    sealed.unseal(target, "it")  # as on a filesystem without the attribute
     os.makedirs(f"{target}/a/b")
     await asyncio.to_thread(Path(f"{target}/a/f").write_text, "kept")
     with pytest.raises(grpc.aio.AioRpcError, match="not empty"):
@@ -112,6 +115,7 @@ async def test_unmounted_guard_is_restored_over_what_was_written_below_it(node: 
     watch: Any = node.inspect.Watch(inspect_pb2.WatchRequest(), timeout=30)
     await watch.initial_metadata()
     mount_api.unmount(target)
+    sealed.unseal(target, "it")  # as on a filesystem without the attribute
     await asyncio.to_thread(Path(f"{target}/f").write_text, "kept")
     while (await watch.read()).kind != "guard-restored":
         pass
@@ -125,17 +129,126 @@ async def test_unmounted_guard_is_restored_over_what_was_written_below_it(node: 
     node.check_untouched(target)
 
 
+async def test_bind_of_a_directory_above_takes_nothing_below_the_guard(
+    node: FakeNode, tmp_path: Path
+) -> None:
+    """As a hostPath of a pod in a virtual machine, whose share has no mounts of the host in it."""
+    target = node.places.target("one")
+    await node.co.publish("vol-1", target)
+    mount_api.bind(node.places.kubelet, str(tmp_path))
+    below = tmp_path / Path(target).relative_to(node.places.kubelet)
+    try:
+        assert not mountinfo.stacked_at(str(below))
+        for write in (below.joinpath("f").touch, below.joinpath("d").mkdir, below.rmdir):
+            with pytest.raises(PermissionError):
+                write()
+    finally:
+        mount_api.unmount(str(tmp_path))
+    await node.co.unpublish("vol-1", target)
+    node.check_untouched(target)
+
+
+async def test_refused_unpublish_leaves_the_directory_below_sealed(node: FakeNode) -> None:
+    target = node.places.target("one")
+    await node.co.publish("vol-1", target)
+    node.driver.failures["NodeUnpublishVolume"] = Failure(Code.INTERNAL, "not now")
+    await refused(node.co.unpublish("vol-1", target), Code.INTERNAL, "not now")
+    mount_api.unmount(target)
+    with pytest.raises(PermissionError):
+        os.rmdir(target)
+    await node.co.unpublish("vol-1", target)
+    node.check_untouched(target)
+
+
+async def test_start_after_a_reboot_lets_a_kubelet_remove_targets(
+    places: Places, ext4_device: loop.LoopDevice
+) -> None:
+    """A reboot takes guard and entry away, and the kubelet may have forgotten the pod."""
+    here, volume = guard.Targets([places.kubelet]), "volumes/kubernetes.io~csi/pv"
+    one, two = (
+        volumes.TargetPath(f"{places.kubelet}/pods/{uid}/{volume}/mount") for uid in ("one", "two")
+    )
+    for target in (one, two):
+        os.makedirs(os.path.dirname(target.text))
+        here.mount_guard(target, names=False)
+    mount_api.unmount(one.text)
+    with pytest.raises(PermissionError):
+        os.rmdir(one.text)
+    here.unseal(two)  # as an unpublish that was killed
+    async with node_on(ext4_device.path, places):
+        os.rmdir(one.text)
+        assert here.look(two).stack is MountStack.GUARD
+    mount_api.unmount(two.text)
+    with pytest.raises(PermissionError):
+        os.rmdir(two.text)
+    here.unseal_all()
+    os.rmdir(two.text)
+
+
+async def test_target_that_stays_sealed_stops_no_start(
+    places: Places, ext4_device: loop.LoopDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [
+        f"{places.kubelet}/pods/{uid}/volumes/kubernetes.io~csi/pv/mount" for uid in ("a", "b")
+    ]
+    for path in paths:
+        os.makedirs(path)
+        sealed.seal(path, "it")
+    unseal = sealed.unseal
+
+    def deny(path: str, shown: object) -> bool:
+        if str(shown) == paths[0]:
+            raise syscalls.DeniedByKernel(f"{shown}")
+        return unseal(path, shown)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sealed, "unseal", deny)
+        async with node_on(ext4_device.path, places):
+            os.rmdir(paths[1])
+    assert sealed.unseal(paths[0], "it")
+
+
+def test_guard_of_another_mount_keeps_its_seal(places: Places) -> None:
+    target, here = volumes.TargetPath(places.target("one")), guard.Targets([places.kubelet])
+    here.mount_guard(target, names=False)
+    mount_api.bind(places.root, target.text)
+    with raised("TargetMounted"):
+        here.unmount_guard(target)
+    mount_api.unmount_one(target.text)
+    mount_api.unmount_one(target.text)
+    with pytest.raises(PermissionError):
+        os.rmdir(target.text)
+    here.unmount_guard(target)
+    assert not os.path.lexists(target.text)
+
+
+def test_guard_without_the_right_to_seal_is_restored_and_reported(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deny(path: str, shown: object) -> bool:
+        raise syscalls.DeniedByKernel(f"{shown}")
+
+    target, here = volumes.TargetPath(places.target("one")), guard.Targets([places.kubelet])
+    monkeypatch.setattr(sealed, "seal", deny)
+    with pytest.raises(syscalls.DeniedByKernel):
+        here.mount_guard(target, names=False)
+    with pytest.raises(syscalls.DeniedByKernel):
+        here.restore_guard(target, None)
+    assert here.look(target).stack is MountStack.GUARD
+    here.unmount_guard(target)
+
+
 def test_guard_seen_after_restart_is_not_mounted_again(places: Places) -> None:
     target = volumes.TargetPath(places.target("one"))
     guard.Targets([places.kubelet]).mount_guard(target, names=True)
     here = guard.Targets([places.kubelet])
-    assert here.look(target).stack is Stack.GUARD
+    assert here.look(target).stack is MountStack.GUARD
     here.mount_guard(target, names=True)
     here.restore_guard(target, Guard(7, names=False))
     assert len(mountinfo.stacked_at(target.text)) == 1
     assert here.guard_at(target) == Guard(0, names=True)
     here.unmount_guard(target)
-    assert here.look(target) == Seen()
+    assert here.look(target) == TargetState()
     assert here.guard_at(target) is None
     assert not os.path.lexists(target.text)
 
@@ -186,13 +299,13 @@ def test_mounts_are_listed_as_a_co_spells_their_targets(places: Places) -> None:
     os.makedirs(two.text)
     mount_api.bind(places.root, two.text)
     try:
-        assert here.stacks() == {one.text: Stack.GUARD, two.text: Stack.FOREIGN}
+        assert here.stacks() == {one.text: MountStack.GUARD, two.text: MountStack.FOREIGN}
         mount_api.bind(places.root, one.text)
-        assert here.stacks()[one.text] is Stack.BURIED
+        assert here.stacks()[one.text] is MountStack.BURIED
         mount_api.unmount_one(one.text)
         of_alias = one.text.replace(places.kubelet, str(elsewhere), 1)
-        assert aliased.stacks()[of_alias] is Stack.GUARD
-        assert aliased.look(volumes.TargetPath(of_alias)).stack is Stack.GUARD
+        assert aliased.stacks()[of_alias] is MountStack.GUARD
+        assert aliased.look(volumes.TargetPath(of_alias)).stack is MountStack.GUARD
     finally:
         mount_api.unmount(two.text)
         here.unmount_guard(one)
@@ -207,7 +320,7 @@ def test_another_mount_is_never_treated_as_the_former_guard(places: Places, besi
         mount_api.unmount(target.text)
     mount_api.bind(places.root, target.text)
     try:
-        wanted = Stack.BURIED if beside == "over the guard" else Stack.FOREIGN
+        wanted = MountStack.BURIED if beside == "over the guard" else MountStack.FOREIGN
         assert targets.look(target).stack is wanted
         for act in (
             lambda guarded: targets.mount_guard(guarded, names=False),

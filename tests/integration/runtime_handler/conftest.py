@@ -1,7 +1,6 @@
 """A handoff directory, loop devices that records can name, a directory short enough for sockets, and hypervisors."""
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,9 +16,9 @@ from crust.handoff import claims
 from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.block import devices, holders, loop
-from crust.runtime_handler import Claim, claim_volume, keepers, process_of
+from crust.runtime_handler.blocking import Claim, claim_volume, keepers, process_of
 from tests.integration.conftest import MakeDevice as MakeDevice
-from tests.support import processes
+from tests.support import processes, trees
 from tests.support.records.records import HANDLER, MOUNT, TARGET, a_record
 
 ONE = volumes.SandboxId("sandbox-1")
@@ -45,7 +44,7 @@ def record_of(
     """A record of a real device."""
     record = a_record(target, readonly=readonly)
     source = volumes.BlockSource(attached.path, attached.identity)
-    return record.but(replace(MOUNT, source=source, readonly=readonly, group=None))
+    return record.replaced(replace(MOUNT, source=source, readonly=readonly, group=None))
 
 
 @dataclass
@@ -131,7 +130,7 @@ def _with_keeper(claim: Claim) -> Iterator[Hypervisor]:
             keeper.hold("volume", claim.fds)
         claim.hand_over(*keeper.pids)
         yield Hypervisor(process, keeper.pids)
-    shutil.rmtree(directory)
+    trees.remove(directory)
 
 
 @pytest.fixture(params=[_inheriting, _with_keeper], ids=["descriptors", "keeper"])

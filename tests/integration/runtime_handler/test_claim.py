@@ -1,8 +1,7 @@
-"""crust.runtime_handler.claim on real block devices: exactly one sandbox has the volume, exactly as long as it
-lives.
-"""
+"""Claims on real block devices: exactly one sandbox has the volume, exactly as long as it lives."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -16,14 +15,15 @@ from crust.handoff import claims
 from crust.handoff.claims import HeldBySandbox, NotPublished, State
 from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import Store
-from crust.host.block import devices, holders
+from crust.host.block import devices, holders, openers, users
 from crust.host.mounts import mount_api
-from crust.runtime_handler import (
+from crust.runtime_handler.blocking import (
     Claim,
     ClaimLost,
     NotHandedOver,
     adopt_volume,
     claim_volume,
+    claim_volumes,
     process_of,
 )
 from tests.integration.runtime_handler.conftest import (
@@ -40,15 +40,14 @@ from tests.support.records.records import HANDLER, TARGET, nothing_to_grow
 
 pytestmark = pytest.mark.root
 
+FEATURES = frozenset(volumes.HandlerFeature)
 OTHER = volumes.TargetPath.parse("/var/lib/kubelet/pods/other/mount")
 
 
 def _claim(
     store: Store, sandbox: volumes.SandboxId = ONE, target: volumes.TargetPath = TARGET
 ) -> Claim:
-    return claim_volume(
-        store.root, target, sandbox, HANDLER, features=frozenset(volumes.HandlerFeature)
-    )
+    return claim_volume(store.root, target, sandbox, HANDLER, features=FEATURES)
 
 
 def _is_free(store: Store, path: str) -> bool:
@@ -67,7 +66,7 @@ def test_claim_names_its_sandbox_and_holds_the_device_exclusively(
     subprocess.run(["mkfs.ext4", "-q", volume.path], check=True, timeout=30)
     store.write(record_of(volume, TARGET))
     with _claim(store) as claim:
-        asyncio.run(claim.mounted(nothing_to_grow))
+        asyncio.run(claim.grow_and_report(nothing_to_grow))
         held = claims.read(store.layout.entry(TARGET))
         assert held is not None
         assert (held.sandbox_id, held.state, held.live) == (ONE, State.MOUNTED, True)
@@ -86,6 +85,51 @@ def test_second_sandbox_is_refused_by_name_of_first(store: Store, device: MakeDe
     store.write(record_of(device("a"), TARGET))
     with _claim(store), pytest.raises(HeldBySandbox, match="sandbox-1 of kata"):
         _claim(store, TWO)
+
+
+def test_volumes_of_a_container_are_claimed_by_one_look(
+    store: Store, device: MakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look begins when each of them is locked."""
+    for target in (TARGET, OTHER):
+        store.write(record_of(device(target.digest[:8]), target))
+    looks = list[set[volumes.TargetPath]]()
+
+    def look() -> openers.Openers:
+        paths = {target: store.layout.entry(target) for target in (TARGET, OTHER)}
+        looks.append({target for target in paths if claims.is_held(paths[target])})
+        return {}
+
+    monkeypatch.setattr(users, "openers", look)
+    taken = claim_volumes(store.root, (TARGET, OTHER), ONE, HANDLER, features=FEATURES)
+    assert looks == [{TARGET, OTHER}]
+    for claim, target in zip(taken, (TARGET, OTHER), strict=True):
+        held = claims.read(store.layout.entry(target))
+        assert held is not None
+        assert (claim.record.target, held.sandbox_id, held.live) == (target, ONE, True)
+        claim.release()
+
+
+@pytest.mark.parametrize("is_held", [True, False], ids=["held", "unusable"])
+def test_no_volume_is_claimed_if_one_is_refused(
+    store: Store, device: MakeDevice, *, is_held: bool
+) -> None:
+    """The dead claim of the volume that could be claimed is as before."""
+    free, other = device("a"), device("b")
+    store.write(record_of(free, TARGET))
+    store.write(record_of(other, OTHER))
+    with _claim(store) as claim:
+        claim.close()
+    dead = claims.read(store.layout.entry(TARGET))
+    with contextlib.ExitStack() as stack:
+        if is_held:
+            stack.enter_context(_claim(store, TWO, OTHER))
+        else:
+            stack.callback(os.close, os.open(other.path, os.O_RDWR))
+        with pytest.raises((HeldBySandbox, holders.DeviceInUse)):
+            claim_volumes(store.root, (TARGET, OTHER), TWO, HANDLER, features=FEATURES)
+        assert claims.read(store.layout.entry(TARGET)) == dead
+        assert _is_free(store, free.path)
 
 
 @pytest.mark.spec("H-25")
@@ -211,7 +255,7 @@ def test_adopted_claim_cannot_end_before_it_is_written(
         hypervisor.kill()
     with pytest.raises(HeldBySandbox, match="sandbox-1"):
         _claim(store, TWO)
-    asyncio.run(adopted.mounted(nothing_to_grow))
+    asyncio.run(adopted.grow_and_report(nothing_to_grow))
     adopted.close()
     with _claim(store, TWO):
         written = claims.read(store.layout.entry(TARGET))
@@ -293,7 +337,7 @@ def test_report_does_not_overwrite_another_sandboxs_claim(store: Store, device: 
     old.close()  # the hypervisor is dead
     with _claim(store, TWO):
         with pytest.raises(ClaimLost, match="handed over"):
-            asyncio.run(old.mounted(nothing_to_grow))
+            asyncio.run(old.grow_and_report(nothing_to_grow))
         with pytest.raises(HeldBySandbox, match="sandbox-2"):
             old.release()
     written = claims.read(store.layout.entry(TARGET))
@@ -391,7 +435,7 @@ def test_entry_of_a_co_is_not_claimed_without_its_guard(
     """The guard was lost, and with it the pod's group, until the proxy mounts it again."""
     target = volumes.TargetPath.parse(f"{tmp_path}/mount")
     Path(target.text).mkdir()
-    store.write(record_of(device("a"), target).but(request="1" * 64))
+    store.write(record_of(device("a"), target).replaced(request="1" * 64))
     with raised("GuardMissing", match=target.text):
         _claim(store, target=target)
     assert claims.read(store.layout.entry(target)) is None
@@ -412,7 +456,7 @@ def test_group_of_the_record_has_priority_over_the_guard_mounts(
     mount_api.mount_guard(target.text)
     plain = record_of(device("a"), target)
     wanted = volumes.GroupChange(7, volumes.GroupPolicy.ON_ROOT_MISMATCH)
-    store.write(plain.but(replace(plain.mount, group=wanted)))
+    store.write(plain.replaced(replace(plain.mount, group=wanted)))
     os.chown(target.text, -1, 4059)
     with _claim(store, target=target) as claim:
         assert claim.record.mount.group == wanted
@@ -426,7 +470,7 @@ def test_writable_volume_is_mounted_only_when_it_was_grown(
         target = volumes.TargetPath(f"{TARGET.text}-{readonly}")
         grown: list[volumes.TargetPath] = []
         record = record_of(device(str(readonly)), target)
-        store.write(record.but(replace(record.mount, readonly=readonly)))
+        store.write(record.replaced(replace(record.mount, readonly=readonly)))
 
         async def grow() -> None:
             grown.append(target)  # noqa: B023 - called before the next round
@@ -437,9 +481,9 @@ def test_writable_volume_is_mounted_only_when_it_was_grown(
         claim = _claim(store, ONE, target)
         if not readonly:
             with pytest.raises(errors.RuntimeFailed):
-                asyncio.run(claim.mounted(fails))
+                asyncio.run(claim.grow_and_report(fails))
             assert claim_of(store, target).state is State.CLAIMED
-        asyncio.run(claim.mounted(grow))
+        asyncio.run(claim.grow_and_report(grow))
         assert grown == ([] if readonly else [target])
         assert claim_of(store, target).state is State.MOUNTED
         claim.release()

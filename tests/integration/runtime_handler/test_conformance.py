@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from crust.blockdriver.host import growth
+from crust.host.mounts import growth
 from crust_conformance import catalogue
 from crust_conformance.command import main
 from crust_conformance.options import RunOptions
@@ -51,10 +51,13 @@ def test_example_runtime_breaks_no_duty(tmp_path: Path) -> None:
 
 
 FAULTS = {
-    "features=FEATURES": ("features=frozenset(Feature)", {"R-213", "R-214", "R-215", "R-219"}),
-    "claim.hand_over(vm.pid)": ("pass", {"R-105"}),
+    "features=FEATURES": (
+        "features=frozenset(HandlerFeature)",
+        {"R-213", "R-214", "R-215", "R-219"},
+    ),
+    "await claim.hand_over(vm.pid)": ("pass", {"R-105"}),
     "pass_fds=claim.fds, ": ("", {"R-106"}),
-    "await asyncio.to_thread(claim.release)": ("pass", {"R-104"}),
+    "await claim.release()": ("pass", {"R-104"}),
     "resolved.require_whole().target": ("volumes.TargetPath.parse(source)", {"R-211"}),
     "resolved.require_whole()": ("resolved.record", {"R-220"}),
 }
@@ -87,13 +90,18 @@ def test_fault_of_runtime_is_reported_with_its_clause(
     options = RunOptions(only=tuple(numbers), timeout_s=60)
     outcome = suite.run_suite(_command(faulty), options)
     printed = capsys.readouterr().out
-    assert (set(outcome.numbers("failed")), outcome.exit_code) == (numbers, 1), printed
+    # the SDK refuses to hand over what the machine has not got, and the runtime has no sandbox to stop
+    code = 3 if numbers == {"R-106"} else 1
+    assert (set(outcome.numbers("failed")), outcome.exit_code) == (numbers, code), printed
     assert "-> start" in printed
     for number in numbers:
         assert f"clause {catalogue.cases('R')[number].clauses[0]}" in printed
 
 
-KEEPER_CASES = {"R-110", "R-111", "R-112", "R-113"}
+KEEPER_CASES = {
+    *("R-110", "R-111", "R-112", "R-113"),
+    *("R-125", "R-126", "R-127", "R-128"),
+}
 
 
 @pytest.mark.spec("H-43")
@@ -103,17 +111,25 @@ KEEPER_CASES = {"R-110", "R-111", "R-112", "R-113"}
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
-    ("fault", "broken"), [("", set()), ("forgets", {"R-113"}), ("sleep", {"R-105", *KEEPER_CASES})]
+    ("fault", "broken"),
+    [
+        ("", set()),
+        ("forgets", {"R-113"}),
+        ("sleep", {"R-105", "R-110", "R-111", "R-112", "R-113"}),
+        ("spares", {"R-125", "R-126"}),
+        ("kills", {"R-127", "R-128"}),
+        ("once", {"R-127"}),
+        ("trusts", {"R-126"}),
+    ],
 )
 def test_keepers_of_a_runtime_are_tried(
     fault: str, broken: set[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One with the SDK's keepers, which claims again if both are killed, or does not; one with two processes that
-    hold the descriptors and do nothing else.
-    """
-    cases = {f"R-{number}" for number in range(101, 116)} if not fault else {"R-101", *broken}
+    """One with the SDK's keepers, without and with a fault; one with two processes in their place."""
+    cases = {f"R-{number}" for number in range(101, 130)} if not fault else {"R-101", *broken}
     command = f"{sys.executable} -m {kept_boxes.__name__} {PLACES} {fault}"
-    outcome = suite.run_suite(command, RunOptions(only=tuple(cases), timeout_s=60))
+    options = RunOptions(only=tuple(cases), timeout_s=20 if fault else 60)
+    outcome = suite.run_suite(command, options)
     printed = capsys.readouterr().out
     assert set(outcome.numbers("failed")) == broken, printed
     assert set(outcome.numbers("passed")) == cases - broken, printed
@@ -160,7 +176,6 @@ NEED_A_FEATURE = {
     *("R-302", "R-303", "R-304", "R-305", "R-306", "R-308", "R-309", "R-310"),
 }
 """R-212 is for runtimes without READ_ONLY, the others for those with the feature of the case."""
-NEED_A_KEEPER = {"R-110", "R-111", "R-112", "R-113"}
 
 
 def _all(name: str) -> list[dict[str, Any]]:
@@ -211,30 +226,7 @@ def test_second_runtime_breaks_no_duty(tmp_path: Path) -> None:
     ran = CliRunner().invoke(main, ["--runtime", command, "--json", str(report)])
     outcomes = {case["number"]: case["outcome"] for case in json.loads(report.read_text())["cases"]}
     assert outcomes == {
-        number: "skipped" if number in NEED_A_FEATURE | NEED_A_KEEPER else "passed"
+        number: "skipped" if number in NEED_A_FEATURE | KEEPER_CASES else "passed"
         for number in catalogue.cases("R")
     }, ran.output
     assert ran.exit_code == 0
-
-
-@pytest.mark.root
-@pytest.mark.timeout(120)
-@pytest.mark.spec("H-22")
-@pytest.mark.spec("H-23")
-@pytest.mark.parametrize(
-    ("right", "wrong", "number"),
-    [
-        ("            lock.check_ended()\n", "", "R-114"),
-        ("            os.rename(self.dead, self.claim)\n", "            pass\n", "R-115"),
-    ],
-)
-def test_runtime_that_loses_dead_claims_is_reported(
-    tmp_path: Path, right: str, wrong: str, number: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = Path(second_runtime.__file__).read_text()
-    assert right in text
-    faulty = tmp_path / "faulty.py"
-    faulty.write_text(text.replace(right, wrong))
-    command = f"{sys.executable} {faulty} {{registry}} {{directory}}/s.sock {{directory}}/targets"
-    outcome = suite.run_suite(command, RunOptions(only=(number,), timeout_s=60))
-    assert outcome.numbers("failed") == {number}, capsys.readouterr().out

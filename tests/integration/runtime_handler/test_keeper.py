@@ -12,7 +12,8 @@ import pytest
 
 from crust.core import errors
 from crust.handoff.store import Store
-from crust.runtime_handler import Claim, claim_volume, keeper, keepers, process_of
+from crust.runtime_handler import keeper
+from crust.runtime_handler.blocking import Claim, claim_volume, keepers, process_of
 from tests.integration.runtime_handler.conftest import (
     TWO,
     MakeDevice,
@@ -44,7 +45,7 @@ def test_claim_outlives_the_daemon_and_ends_with_the_vm(
 import os, signal
 from pathlib import Path
 from crust.core import volumes
-from crust.runtime_handler import claim_volume, keepers, process_of
+from crust.runtime_handler.blocking import claim_volume, keepers, process_of
 target = volumes.TargetPath.parse({TARGET.text!r})
 claim = claim_volume({store.root!r}, target, volumes.SandboxId("sandbox-1"), volumes.HandlerName({HANDLER!r}))
 keepers.start(Path({str(socket)!r}), process_of({process.pid})).hold("volume", claim.fds)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from crust.handoff.store import Store
-from crust.runtime_handler import Claim
+from crust.runtime_handler.blocking import Claim
 from tests.integration.runtime_handler.conftest import is_held, vm_process
 
 pytestmark = pytest.mark.root
@@ -94,7 +94,7 @@ def test_only_client_that_sends_no_line_is_disconnected(
     with sockets.socket(sockets.AF_UNIX) as client, sockets.socket(sockets.AF_UNIX) as other:
         for connection in (client, other):
             connection.connect(str(socket))
-        client.sendall(b"x" * 8192)
+        client.sendall(b"x" * (64 * 1024 + 1))
         assert select.select([client], [], [], 20)[0]
         with pytest.raises(ConnectionError):
             assert client.recv(1) or client.send(b"x") * client.send(b"x")

@@ -1,5 +1,6 @@
 """A file that a keeper puts is there while its claim lives, and never after, whichever process is killed."""
 
+import os
 import select
 import subprocess
 from collections.abc import Iterator
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.runtime_handler import keepers, process_of
+from crust.runtime_handler.blocking import keepers, process_of
 from tests.support import processes
 from tests.support.raised import raised
 
@@ -62,6 +63,53 @@ def test_it_stays_until_each_user_has_withdrawn_it(keeper: keepers.Keeper, run_d
             assert Path(over).read_text() == "put"
         line.withdraw(over, "two")
     assert Path(over).read_text() == "back"
+
+
+def test_changes_together_are_all_made_by_one_standby(
+    keeper: keepers.Keeper, run_dir: str, process: subprocess.Popen[bytes]
+) -> None:
+    """As many claims as a pod may have volumes, each with two descriptors and a file of a long path."""
+    overs = {}
+    with (
+        open(f"{run_dir}/lock", "wb") as lock,
+        open(f"{run_dir}/held") as device,
+        keeper.together(),
+    ):
+        standby = keeper.pids[1]
+        for name in (f"{number:064}" for number in range(24)):
+            over, new, back = _staged(run_dir, f"{name}{'x' * 180}")
+            overs[over] = name
+            keeper.hold(name, (lock.fileno(), device.fileno()))
+            keeper.put(name, over, new=new, back=back, user="one")
+        assert keeper.held() == {"a": 1}
+        assert keeper.pids[1] == standby
+    processes.end(keeper.pids[0])
+    with keepers.connect(keeper.path) as line:
+        assert line.held() == {"a": 1, **dict.fromkeys(overs.values(), 2)}
+        assert all(Path(over).read_text() == "put" for over in line.put_files)
+        assert line.put_files.keys() == overs.keys()
+        with line.together():
+            for over in overs:
+                line.withdraw(over, "one")
+        assert {Path(over).read_text() for over in overs} == {"back"}
+
+
+def test_changes_together_end_with_the_first_error(keeper: keepers.Keeper, run_dir: str) -> None:
+    """Each file whose claim is held is there, and known; a descriptor that no request took is closed."""
+    over, new, back = _staged(run_dir)
+    before = len(os.listdir(f"/proc/{keeper.pid}/fd"))
+    with (
+        open(f"{run_dir}/held") as held,
+        raised("KeeperRefused", match="'b' is not held"),
+        keeper.together(),
+    ):
+        keeper.put("a", over, new=new, back=back)
+        keeper.put("b", f"{run_dir}/b", new=new, back=back)
+        keeper.hold("b", [held.fileno()])
+    assert keeper.held() == {"a": 1}
+    assert keeper.put_files == {over: OF_ALL}
+    assert Path(over).read_text() == "put"
+    assert len(os.listdir(f"/proc/{keeper.pid}/fd")) == before
 
 
 @pytest.mark.parametrize("killed", [0, 1], ids=["keeper", "standby"])

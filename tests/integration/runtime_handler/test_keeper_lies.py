@@ -16,7 +16,7 @@ import pytest
 from crust.core import errors
 from crust.handoff import claims
 from crust.handoff.store import Store
-from crust.runtime_handler import Claim, claim_volume, keepers, kept_vm, process_of
+from crust.runtime_handler.blocking import Claim, claim_volume, keepers, kept_vm, process_of
 from tests.integration.runtime_handler.conftest import ONE, TWO, is_held
 from tests.support.faults.lying_peers import Way, standing_in
 from tests.support.records.records import HANDLER, TARGET
@@ -30,6 +30,7 @@ NONSENSE = (
     b'{"pids": 1, "vm": 2, "held": {}, "put": {}}\n',
     b'{"pids": [1, 2], "vm": 2, "held": {}, "put": []}\n',
     b'{"error": {}}\n',
+    b'{"version": 3, "pids": [1, 2], "vm": 2, "held": {}, "put": {}}\n',
 )
 """Answers that are no keeper's."""
 

@@ -20,7 +20,7 @@ from crust.handoff import claims
 from crust.handoff.claims import State
 from crust.handoff.record import Record
 from crust.handoff.store import Store
-from crust.runtime_handler import (
+from crust.runtime_handler.blocking import (
     Claim,
     ClaimedSince,
     ClaimLost,
@@ -58,7 +58,7 @@ def record(claim: Claim, vm: kept_vm.KeptVm) -> Record:
     """A volume that the VM has mounted, and whose claim its keeper holds."""
     with keepers.start(vm.socket, vm.process) as line:
         line.hold("a", claim.fds)
-    asyncio.run(claim.mounted(nothing_to_grow))
+    asyncio.run(claim.grow_and_report(nothing_to_grow))
     claim.hand_over(*line.pids)
     return claim.record
 
@@ -129,7 +129,7 @@ def test_vm_is_killed_where_another_sandbox_has_its_volume(
     kill_all_keepers(vm.socket)
     _lose_claim(store)
     with claim_volume(store.root, TARGET, TWO, HANDLER) as other:
-        asyncio.run(other.mounted(nothing_to_grow))
+        asyncio.run(other.grow_and_report(nothing_to_grow))
         with pytest.raises(kept_vm.VmKilled, match="sandbox-2"):
             vm.recover({"a": TARGET})
         assert process.wait() == -signal.SIGKILL

@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors, volumes
+from crust.core.volumes import HandlerFeature
 from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.mounts import mount_api
-from crust.proxy.handlers import Feature as ProxysFeature
 from crust.proxy.handlers import Handler, HandlerRegistry, Handlers
 from crust.rpc.serving import server
 from crust.rpc.serving.service import Service, methods_of
-from crust.runtime_handler import NotDeferred, Resolved, registration, resolve_source
-from crust.runtime_handler.registration import Feature, RegisterRequest, Registration
+from crust.runtime_handler import registration
+from crust.runtime_handler.blocking import NotDeferred, Resolved, resolve_source
+from crust.runtime_handler.registration import RegisterRequest, Registration
 from crust.wire.v1 import handlers_pb2
 from tests.support.nodes.places import Places
 from tests.support.nodes.tables import Bench
@@ -34,7 +35,7 @@ def _request(run_dir: str, **changes: str) -> RegisterRequest:
         version="1",
         endpoint=f"{run_dir}/handler.sock",
         filesystems=frozenset({"ext4", "xfs"}),
-        features=frozenset({Feature.STATS, Feature.ONLINE_EXPAND}),
+        features=frozenset({HandlerFeature.STATS, HandlerFeature.ONLINE_EXPAND}),
     )
     return replace(request, **changes)  # type: ignore[arg-type]
 
@@ -88,7 +89,7 @@ async def _wait(event: asyncio.Event) -> None:
 
 @asynccontextmanager
 async def _registered(run_dir: str, request: RegisterRequest) -> AsyncIterator[Registration]:
-    async with registration.registered(f"{run_dir}/proxy.sock", request) as made:
+    async with registration.Registration(f"{run_dir}/proxy.sock", request) as made:
         yield made
 
 
@@ -152,8 +153,7 @@ def test_the_features_are_those_of_the_contract() -> None:
         for name, number in handlers_pb2.HandlerFeature.items()
         if number
     }
-    assert {feature.name: feature.value for feature in Feature} == numbers
-    assert {feature.name: feature.value for feature in ProxysFeature} == numbers
+    assert {feature.name: feature.value for feature in HandlerFeature} == numbers
 
 
 pytestmark = pytest.mark.root

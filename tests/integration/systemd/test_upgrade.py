@@ -1,7 +1,7 @@
 """An upgrade and the way back, by the page, under a sandbox that has a volume and a pod that writes to another one.
 
 The earlier build is this tree with an earlier version: what pip, systemd and the daemons do at an upgrade. Layouts of
-earlier commits are tested by frozen data (tests/integration/blockdriver/pools/test_frozen_pools.py).
+earlier commits are tested by frozen data (tests/data/pools, tests/data/nodes).
 """
 
 import asyncio
@@ -12,19 +12,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.integration.systemd.test_installed import (
-    KUBELET,
-    STAGING,
-    TARGET,
-    follow,
-    main_pid,
-    sandbox,
-    staged,
-)
+from crust.blockdriver.engines.files import pool
+from tests.integration.systemd.test_installed import follow
 from tests.support import booted_systemd, capabilities, environments
 from tests.support.booted_systemd import ENVIRONMENT, Machine
-from tests.support.co import NAMED
 from tests.support.faults.refusals import refused
+from tests.support.forms.form import KUBELET, staged
+from tests.support.forms.units import Units
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(400)]  # the first one waits for the boot
 
@@ -79,29 +73,49 @@ def wait_for_more_than(written: int, machine: Machine) -> bool:
 async def test_upgrade_and_way_back_leave_volumes_in_use(machine: Machine) -> None:
     for path in (HOST_STAGING, str(Path(HOST_TARGET).parent)):
         machine.output("mkdir", "-p", path)
-    async with staged(machine) as (co, volume_id):
-        await co.publish(volume_id, TARGET, staging=STAGING, volume_context=NAMED)
+    units = Units(machine)
+    async with staged(units) as volume:
+        co = volume.co
+        await volume.publish()
         other = (await co.create("other")).volume_id
         await co.stage(other, HOST_STAGING)
         await co.publish(other, HOST_TARGET, defer=False, staging=HOST_STAGING)
         with (
-            sandbox(machine) as device,
+            units.sandbox() as device,
             machine.running("sh", "-c", WRITES.format(target=HOST_TARGET)),
         ):
             for version, number in (("later", environments.version()), ("earlier", EARLIER)):
-                before, pid = version_of(machine), main_pid(machine, "crust-node")
+                before, pid = version_of(machine), units.main_pid("crust-node")
                 install(machine, version)
                 shown = machine.run("crust", "doctor", "--check", "versions").stdout
                 assert f"runs {before}, installed is {number}" in shown, shown
                 follow(machine, "Upgrade")
-                assert main_pid(machine, "crust-node") != pid
+                assert units.main_pid("crust-node") != pid
                 assert f"runs {number}" in machine.output("crust", "doctor", "--check", "versions")
                 assert device in machine.output("crust", "volumes", "-o", "wide")
-                unpublish = co.unpublish(volume_id, TARGET)
+                unpublish = volume.unpublish()
                 await refused(unpublish, grpc.StatusCode.FAILED_PRECONDITION, "HeldBySandbox")
                 written = lines(machine)
                 assert await asyncio.to_thread(wait_for_more_than, written, machine)
         await co.unpublish(other, HOST_TARGET)
         await co.unstage(other, HOST_STAGING)
         await co.delete(other)
-        await co.unpublish(volume_id, TARGET)
+        await volume.unpublish()
+
+
+def renumber(machine: Machine, here: int, there: int) -> None:
+    """Give the pool another schema number."""
+    swap = f's/"schema":{here}/"schema":{there}/'
+    machine.output("sed", "--in-place", swap, "/var/lib/crust/block/pool.json")
+
+
+def test_way_back_over_raised_layout_is_refused_before_a_restart(machine: Machine) -> None:
+    """The later version's pool has a number that the installed one does not know."""
+    pid, later = Units(machine).main_pid("crust-node"), pool.SCHEMA + 1
+    renumber(machine, pool.SCHEMA, later)
+    with pytest.raises(AssertionError, match=f"SettingsRefused.*schema {later}"):
+        follow(machine, "Upgrade")
+    assert Units(machine).main_pid("crust-node") == pid
+    renumber(machine, later, pool.SCHEMA)
+    follow(machine, "Upgrade")
+    assert Units(machine).main_pid("crust-node") != pid

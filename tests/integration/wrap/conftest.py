@@ -3,7 +3,6 @@
 import asyncio
 import os
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2
 from examples.drivers import cloud as cloud_driver
 from examples.drivers import disks
+from tests.support import trees
 from tests.support.co import Co, capability, publish_request, stage_request
 from tests.support.drivers import remnants, vendor_driver
 from tests.support.drivers.vendor_driver import NAMES
@@ -273,7 +273,7 @@ async def node_with(
     is_one_process: bool = False,
 ) -> AsyncIterator[Wrapped]:
     with (
-        tempfile.TemporaryDirectory(prefix="crust-") as root,
+        trees.temporary("crust-") as root,
         vendor_driver.running(kind, root) as driver,
     ):
         places = Places.make(root)

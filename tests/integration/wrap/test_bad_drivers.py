@@ -2,13 +2,16 @@
 
 import asyncio
 import os
+from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
 
+from crust.host.block import devices
 from crust.host.mounts import mount_api
 from crust.wire.csi.v1 import csi_pb2
+from examples.drivers import disks
 from tests.integration.conftest import MakeDevice
 from tests.integration.wrap.conftest import TIMEOUT_S, Volume, Wrapped, node_with
 from tests.support.co import MODE, capability
@@ -41,6 +44,43 @@ async def test_driver_that_publishes_nothing_is_undone(cloud: Wrapped) -> None:
     cloud.driver.misbehave(NodePublishVolume="nothing")
     await refused(cloud.publish(volume, target), Code.INTERNAL, "published nothing")
     cloud.check_unpublished(volume, target)
+
+
+async def test_what_a_hostile_driver_publishes_is_refused_and_undone(
+    device: MakeDevice, tmp_path: Path
+) -> None:
+    """No link is followed, no byte of a disk is written, and no two volumes have one device."""
+    spare, mounted, elsewhere = device().path, device().path, tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "file").write_text("of the host")
+    await asyncio.to_thread(disks.run, "mkfs.ext4", "-q", mounted)
+    before = {path: Path(path).read_bytes() for path in (spare, mounted)}
+    number, root = os.stat(spare).st_rdev, os.stat("/").st_dev
+    own = f"block {os.major(number)} {os.minor(number)}"
+    async with node_with("hostile") as node:
+        first, target = await node.volume("first", mkfs=False), node.target("first")
+        node.driver.misbehave(NodePublishVolume=own)
+        await node.publish(first, target)
+        assert devices.identify(node.record(target).device) == devices.identify(spare)
+        volume, other = await node.volume(mkfs=False), node.target("other")
+        for published in (
+            *(own, f"bind {spare}"),  # the device of another volume
+            *(f"link {mounted}", f"link {elsewhere}/file", f"bind {elsewhere}/file"),
+            *("bind /dev/zero", "char 1 1", "fifo", "socket", "directory", "nothing"),
+            *("block 8 4095", f"block {os.major(root)} {os.minor(root)}", "error"),
+            f"parent {elsewhere}",
+        ):
+            node.driver.misbehave(NodePublishVolume=published)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await node.publish(volume, other)
+            assert len(caught.value.details() or "") <= 1 << 16
+            assert node.entry(other) is None
+            leaves = Path(node.paths(volume).published)
+            assert leaves.is_symlink() == published.startswith("parent"), published
+        leaves.unlink()
+        leaves.with_name(f"{leaves.name}.moved").rmdir()
+    assert {path: Path(path).read_bytes() for path in before} == before
+    assert [path.name for path in elsewhere.iterdir()] == ["file"]
 
 
 async def test_other_device_under_a_sandbox_is_refused(cloud: Wrapped, device: MakeDevice) -> None:

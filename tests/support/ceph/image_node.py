@@ -6,7 +6,6 @@ answers what a driver of Ceph volumes would: the image and the key of a node's u
 
 import asyncio
 import os
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from examples.kata.runtime.client import Client
 from examples.kata.runtime.sandbox import Sandbox
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.vm.machine import Machine
+from tests.support import trees
 from tests.support.ceph.image_claims import as_admin
 from tests.support.co import NAMED, capability
 from tests.support.drivers import remnants
@@ -155,7 +155,7 @@ class ImageNode(GuestCommands):
 @asynccontextmanager
 async def image_node(name: str, storage: Storage) -> AsyncIterator[ImageNode]:
     """The node, while the block runs; its sandboxes are stopped at the end."""
-    with tempfile.TemporaryDirectory(prefix="crust-i-") as root:
+    with trees.temporary("crust-i-") as root:
         places = Places.make(root)
         try:
             async with _running(name, storage, places) as made:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import grpc
 
 from crust.rpc import channel
 from examples.cluster.ceph_cluster import POOL, CephCluster
-from tests.support import processes
+from tests.support import processes, trees
 from tests.support.co import Co
 from tests.support.faults.refusals import repeated
 from tests.support.processes import Program
@@ -89,7 +88,7 @@ def serving(
     namespace = within or ceph.make_namespace()
     user = f"controller-{namespace}"
     right = ceph.controller(user, namespace)
-    with tempfile.TemporaryDirectory(prefix="crust-") as name:
+    with trees.temporary("crust-") as name:
         base = Path(name)
         own = {"namespace": namespace, "user": user, "key_file": key_file(base, key or right)}
         top += "" if mode == "controller" else of_node(base)

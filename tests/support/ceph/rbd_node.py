@@ -5,7 +5,6 @@ A call without a volume is about `volume`, which is there from the start, and br
 
 import asyncio
 import contextlib
-import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ import rbd
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import POOL, CephCluster
+from tests.support import trees
 from tests.support.ceph import rbd_driver
 from tests.support.ceph.rbd_driver import RbdDriver, ready
 from tests.support.co import Co, capability
@@ -185,7 +185,7 @@ async def serving(ceph: CephCluster) -> AsyncIterator[RbdNode]:
     namespace = ceph.make_namespace()
     with (
         rbd_driver.serving(ceph, within=namespace) as controller,
-        tempfile.TemporaryDirectory(prefix="crust-") as name,
+        trees.temporary("crust-") as name,
     ):
         base = Path(name)
         text = rbd_driver.settings(ceph, namespace=namespace, top=rbd_driver.of_node(base))

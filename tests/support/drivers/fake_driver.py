@@ -166,8 +166,10 @@ class FakeDriver:
             self.controller_rpcs += [16, 17]
             self.node_rpcs += [7, 8]
             self.plugin += [_Service.SNAPSHOT_ACCESSIBILITY_CONSTRAINTS]
+            self.state.places_snapshots = True
         else:
             self.node_rpcs += [4]
+            self.controller_rpcs += [11]
 
     def called(self, method: str) -> list[Call]:
         return [call for call in self.calls if call.method == method]

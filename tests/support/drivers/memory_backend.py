@@ -33,7 +33,7 @@ SPARE_BYTES = POOL_BYTES // 99
 
 
 @dataclass(slots=True)
-class MemoryMaking:
+class NewMemoryVolume:
     """A volume that is being made, in a directory as the engine for files has it."""
 
     volume_id: volumes.VolumeId
@@ -45,6 +45,9 @@ class MemoryMaking:
         """Make an image, if there is capacity."""
         self.backend.check_free(size_bytes)
         self.size_bytes = size_bytes
+
+    def allocate(self, size_bytes: int) -> None:
+        """Numbers have no blocks."""
 
     def restore(self, image: Image, size_bytes: int) -> None:
         """An image at least as large as the snapshot."""
@@ -70,18 +73,24 @@ class MemoryMaking:
 
 
 @dataclass(slots=True)
-class MemoryTaking:
+class NewMemorySnapshotSet:
     """A set that is being taken, in a directory as the engine for files has it."""
 
     backend: "MemoryBackend"
     staged: Staged
     snapshots: dict[str, int]
+    volume_ids: set[volumes.VolumeId] = dataclasses.field(default_factory=set)
 
     def take(self, image: Image) -> None:
         if image.volume_id not in self.backend.images:
             raise ImageMissing(image.volume_id)
         self.snapshots[image.snapshot_id] = self.backend.images[image.volume_id]
+        self.volume_ids.add(image.volume_id)
         self.backend.taken.append(image.volume_id)
+
+    def added_bytes(self) -> int:
+        """What the volumes have that were taken."""
+        return sum(map(self.backend.added_bytes, self.volume_ids))
 
     def moved_on(self, image: Image) -> bool:
         """As `written` says; copies of numbers take no time."""
@@ -115,6 +124,8 @@ class MemoryBackend:
         self.written: list[set[volumes.VolumeId]] = []
         """Of each round of a group the volumes that are written to after they are copied."""
         self.taken: list[str] = []
+        self.allocated_now: dict[str, int] = {}
+        """How much each volume has written; the copies of a set have what its volumes have at that moment."""
 
     def open(self) -> None:
         """Settle the directories."""
@@ -125,12 +136,12 @@ class MemoryBackend:
         """Always usable."""
 
     @contextmanager
-    def making(self, volume_id: volumes.VolumeId) -> Iterator[MemoryMaking]:
+    def making(self, volume_id: volumes.VolumeId) -> Iterator[NewMemoryVolume]:
         """An image of a number, and a directory for its records."""
         if volume_id in self.images:
             raise orphan_image(volume_id, "its number")
         with self.directories.making(volume_id) as staged:
-            yield MemoryMaking(volume_id, self, staged)
+            yield NewMemoryVolume(volume_id, self, staged)
 
     def remove(self, volume_id: volumes.VolumeId) -> None:
         """Remove a volume that is not attached."""
@@ -147,18 +158,18 @@ class MemoryBackend:
         """Of the directories."""
         return self.directories.unsettled() + self.sets.unsettled()
 
-    def settle(self, thing_id: volumes.VolumeId) -> None:
+    def settle(self, volume_or_set_id: volumes.VolumeId) -> None:
         """Remove the directories."""
-        self.directories.settle(thing_id)
-        self.sets.settle(thing_id)
+        self.directories.settle(volume_or_set_id)
+        self.sets.settle(volume_or_set_id)
 
     @contextmanager
-    def taking(self, set_id: str, images: Sequence[Image]) -> Iterator[MemoryTaking]:
+    def taking(self, set_id: str, images: Sequence[Image]) -> Iterator[NewMemorySnapshotSet]:
         """Numbers, which are there while the directory with their record is."""
         taken: dict[str, int] = {}
         try:
             with self.sets.making(set_id) as staged:
-                yield MemoryTaking(self, staged, taken)
+                yield NewMemorySnapshotSet(self, staged, taken)
         finally:
             if set_id in self.sets.ids():
                 self.snapshots.update(taken)
@@ -176,7 +187,11 @@ class MemoryBackend:
         if volume_id not in self.images:
             raise ImageMissing(volume_id)
 
-    def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
+    def thick_obstacle(self) -> str:
+        """As on xfs."""
+        return ""
+
+    def grow(self, volume_id: volumes.VolumeId, size_bytes: int, *, thick: bool = False) -> None:
         """Grow an image, if there is capacity."""
         if volume_id not in self.images:
             raise ImageMissing(volume_id)
@@ -189,7 +204,7 @@ class MemoryBackend:
 
     def space(self) -> PoolSpace:
         """Written data takes no space here."""
-        return PoolSpace(POOL_BYTES + SPARE_BYTES, POOL_BYTES + SPARE_BYTES, 0, SPARE_BYTES)
+        return PoolSpace(POOL_BYTES + SPARE_BYTES, spare_bytes=SPARE_BYTES)
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
         return frozenset(self.images)
@@ -245,9 +260,9 @@ class MemoryBackend:
         """As on xfs."""
         return True
 
-    def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """Numbers take no space."""
-        return 0
+    def added_bytes(self, volume_id: volumes.VolumeId) -> int:
+        """As `allocated_now` says; in the pool's space it is nothing."""
+        return self.allocated_now.get(volume_id, 0)
 
     def check_snapshot(self, image: Image) -> None:
         if image.snapshot_id not in self.snapshots:

@@ -1,5 +1,8 @@
 """A filesystem of its own for a pool of volumes, in a file that is mounted by loop."""
 
+import fcntl
+import os
+import struct
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +17,21 @@ from tests.support.drivers.block_driver import MIB, Bench
 _MKFS = {
     "xfs": ("mkfs.xfs", "-q", "-K", "-m", "reflink=1"),
     "btrfs": ("mkfs.btrfs", "-q"),
-    "ext4": ("mkfs.ext4", "-q"),
+    "ext4": ("mkfs.ext4", "-q", "-m", "0"),
 }
+
+
+_SHUTDOWN = 0x8004587D
+"""The ioctl of ext4 and xfs by which they do what they do when their device fails."""
+
+
+def fail(mountpoint: Path) -> None:
+    """Have the filesystem answer with errors from now on, as after an error of its disk."""
+    directory = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.ioctl(directory, _SHUTDOWN, struct.pack("I", 2))  # without a flush of its log
+    finally:
+        os.close(directory)
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """A vendor's controller, and the shim before it."""
 
-import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from crust.csi_shim import shim_process
 from crust.csi_shim.settings import ShimSettings
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support import trees
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Failure, FakeDriver
 
@@ -72,7 +72,7 @@ class Served:
 
 async def serve(**access: Any) -> AsyncIterator[Served]:
     driver = Controller()
-    with tempfile.TemporaryDirectory(prefix="crust-") as root:
+    with trees.temporary("crust-") as root:
         settings = ShimSettings(
             socket=f"{root}/csi.sock",
             driver_socket=f"{root}/driver.sock",

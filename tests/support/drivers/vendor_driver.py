@@ -17,6 +17,7 @@ import grpc
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2
 from examples.drivers import cloud, disks, minimal, stateful
+from tests.support.drivers import hostile_driver
 from tests.support.third_party import ember
 
 NODE = "node-1"
@@ -25,8 +26,11 @@ NAMES = {
     "minimal": minimal.NAME,
     "stateful": stateful.NAME,
     "ember": ember.NAME,
+    "hostile": minimal.NAME,
 }
 """What each of them calls itself."""
+MODULES = {"ember": ember.__name__, "hostile": hostile_driver.__name__}
+"""Of those that are not in examples/drivers."""
 START_S = 60.0
 
 
@@ -37,21 +41,22 @@ class VendorDriver:
     kind: str
     socket: str
     state_dir: str
+    code: Path = Path(__file__).parents[3]
+    """The directory with the package `examples`."""
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _hanging: int = field(default=-1, init=False)
     _released: int = field(default=-1, init=False)
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        module = ember.__name__ if self.kind == "ember" else f"examples.drivers.{self.kind}"
+        module = MODULES.get(self.kind, f"examples.drivers.{self.kind}")
         command = [sys.executable, "-m", module]
         arguments = [
             f"--socket={self.socket}",
             f"--state-dir={self.state_dir}",
             f"--node-id={NODE}",
         ]
-        root = Path(__file__).parents[3]
-        self.process = subprocess.Popen([*command, *arguments], cwd=root)
+        self.process = subprocess.Popen([*command, *arguments], cwd=self.code)
         with grpc.insecure_channel(f"unix:{self.socket}", channel.OPTIONS) as connected:
             grpc.channel_ready_future(connected).result(timeout=START_S)
 
@@ -135,11 +140,15 @@ class VendorDriver:
 
 
 @contextmanager
-def running(kind: str, base: str) -> Iterator[VendorDriver]:
-    """A driver that serves on `driver.sock` below `base`; at the end it is dead and its devices are detached."""
+def running(kind: str, base: str, code: Path | None = None) -> Iterator[VendorDriver]:
+    """A driver that serves on `driver.sock` below `base`; at the end it is dead and its devices are detached.
+
+    `code` is a directory with another package `examples`.
+    """
     state_dir = f"{base}/{kind}-state"
     os.makedirs(state_dir, exist_ok=True)
     driver = VendorDriver(kind, f"{base}/driver.sock", state_dir)
+    driver.code = code or driver.code
     driver.make_fifos()
     driver.start()
     try:

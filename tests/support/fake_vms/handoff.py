@@ -5,12 +5,12 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from crust import runtime_handler
 from crust.core import errors, volumes
 from crust.handoff import claims
 from crust.handoff.claims import State
 from crust.handoff.record import Record
 from crust.host.process.processes import Process
+from crust.runtime_handler import blocking
 from examples.kata.runtime import ports
 from examples.kata.runtime.taken_images import Taken
 from tests.support.fake_vms.world import World
@@ -51,7 +51,7 @@ class FakeClaim:
         running = [body.process for body in self.world.bodies.values() if not body.ended.is_set()]
         return not self.is_given_back and self.vm != claimant and self.vm in running
 
-    async def mounted(self, grow: Callable[[], Awaitable[object]]) -> None:
+    async def grow_and_report(self, grow: Callable[[], Awaitable[object]]) -> None:
         if not self.record.readonly:
             await grow()
         assert self.ours, "written without the lock"
@@ -108,11 +108,11 @@ class FakeHandoff:
     keys: set[volumes.TargetPath] = field(default_factory=set)
     """Whose image's key this process knows."""
 
-    def resolve(self, source: str) -> runtime_handler.Resolved | runtime_handler.NotDeferred:
+    def resolve(self, source: str) -> blocking.Resolved | blocking.NotDeferred:
         record = self.world.records.get(source)
         if record is None:
-            return runtime_handler.NotDeferred(source)
-        return runtime_handler.Resolved(record, "")
+            return blocking.NotDeferred(source)
+        return blocking.Resolved(record, "")
 
     def claim(
         self, target: volumes.TargetPath, sandbox: volumes.SandboxId, vm: Process | None = None
@@ -132,7 +132,7 @@ class FakeHandoff:
     ) -> FakeClaim:
         held = self.world.claims.get(target)
         if held is None or not held.is_locked() or held.sandbox != sandbox:
-            raise runtime_handler.ClaimLost(target, sandbox, "no process holds the lock")
+            raise blocking.ClaimLost(target, sandbox, "no process holds the lock")
         held.ours = True
         return held
 

@@ -74,7 +74,9 @@ class StandInSandbox:
         state: dict[str, object] = {"State": "ready", "CgroupPath": "", "Mounts": mounts}
         self._write(f"{container_id}/persist.json", state)
 
-    def write(self, pid: int | None = None, *, shares: bool = False) -> None:
+    def write(
+        self, pid: int | None = None, *, shares: bool = False, driver: str = "virtio-blk"
+    ) -> None:
         """The sandbox's state, with its own process unless another is named."""
         (self.root / self.id).mkdir(parents=True, exist_ok=True)
         hypervisor = {
@@ -83,7 +85,8 @@ class StandInSandbox:
             "UUID": "",
             "Pid": self.pid if pid is None else pid,
         }
-        config = {"HypervisorType": "clh", "HypervisorConfig": {"DisableBlockDeviceUse": shares}}
+        disks = {"DisableBlockDeviceUse": shares, "BlockDeviceDriver": driver}
+        config = {"HypervisorType": "clh", "HypervisorConfig": disks}
         state = {"State": "running", "HypervisorState": hypervisor, "Config": config}
         self._write("persist.json", {**state, "PersistVersion": 2})
 

@@ -17,7 +17,6 @@ from tests.support.kubernetes.kubectl import Kubectl
 
 SERVICE, SERVICES = "10.96.0.1", "10.96.0.0/24"
 NODE, ADDRESS = "node-1", "10.99.0.1"
-_ETCD = "http://127.0.0.1:2379"
 _USERS = {
     "admin": ("admin", "system:masters"),
     "kubelet": (f"system:node:{NODE}", "system:nodes"),
@@ -28,9 +27,12 @@ _USERS = {
 
 @dataclass(frozen=True, slots=True)
 class ControlPlane:
-    """Its files are below `directory`, which must exist."""
+    """Its files are below `directory`, which must exist. Two on one machine have other ports."""
 
     directory: Path
+    port: int = 443
+    etcd_port: int = 2379
+    """And the next one."""
 
     def kubeconfig(self, user: str) -> Path:
         return self.directory / f"{user}.kubeconfig"
@@ -42,40 +44,53 @@ class ControlPlane:
     @contextmanager
     def running(self) -> Iterator[None]:
         """All serve while the block runs."""
-        for address in (SERVICE, ADDRESS):
-            subprocess.run(["ip", "address", "add", f"{address}/32", "dev", "lo"], check=True)
-        self._make_users()
-        key = self.directory / "service-accounts.key"
-        subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
         with ExitStack() as stack:
-            for daemon in (
-                self._etcd(),
-                self._api_server(key),
-                self._controller_manager(key),
-                self._scheduler(),
-            ):
+            stack.enter_context(self.api_running())
+            for daemon in (self._controller_manager(), self._scheduler()):
                 stack.enter_context(daemon.running())
             self.admin.wait("create", "serviceaccount/default")
             yield
+
+    @contextmanager
+    def api_running(self) -> Iterator[None]:
+        """The API server and its etcd serve while the block runs: objects are kept, and nobody acts on them."""
+        for address in (SERVICE, ADDRESS):
+            subprocess.run(["ip", "address", "replace", f"{address}/32", "dev", "lo"], check=True)
+        self._make_users()
+        subprocess.run(
+            ["openssl", "genrsa", "-out", self._key, "2048"], check=True, capture_output=True
+        )
+        with self._etcd().running(), self._api_server().running():
+            yield
+
+    def user(self, name: str, token: str) -> Kubectl:
+        """Who has a token."""
+        server = {
+            "server": f"https://{SERVICE}:{self.port}",
+            "certificate-authority": f"{self.directory}/certificates/apiserver.crt",
+        }
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": server}],
+            "users": [{"name": "u", "user": {"token": token}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }
+        self._write(self.kubeconfig(name), json.dumps(config))
+        return Kubectl(self.kubeconfig(name))
+
+    @property
+    def _key(self) -> Path:
+        """Of the tokens of service accounts."""
+        return self.directory / "service-accounts.key"
 
     def _make_users(self) -> None:
         lines = []
         for user, (name, group) in _USERS.items():
             token = secrets.token_hex(16)
             lines.append(f'{token},{name},{user},"{group}"' if group else f"{token},{name},{user}")
-            server = {
-                "server": f"https://{SERVICE}",
-                "certificate-authority": f"{self.directory}/certificates/apiserver.crt",
-            }
-            config = {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "clusters": [{"name": "c", "cluster": server}],
-                "users": [{"name": "u", "user": {"token": token}}],
-                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-                "current-context": "x",
-            }
-            self._write(self.kubeconfig(user), json.dumps(config))
+            self.user(user, token)
         self._write(self.directory / "tokens.csv", "\n".join(lines))
 
     def _write(self, path: Path, text: str) -> None:
@@ -85,40 +100,44 @@ class ControlPlane:
     def _daemon(self, program: str, *flags: str, notifies: bool = True) -> Daemon:
         return Daemon((str(PROGRAMS / program), *flags), self.directory, notifies)
 
+    @property
+    def _etcd_url(self) -> str:
+        return f"http://127.0.0.1:{self.etcd_port}"
+
     def _etcd(self) -> Daemon:
         return self._daemon(
             "etcd",
             f"--data-dir={self.directory}/etcd",
-            f"--listen-client-urls={_ETCD}",
-            f"--advertise-client-urls={_ETCD}",
-            "--listen-peer-urls=http://127.0.0.1:2380",
+            f"--listen-client-urls={self._etcd_url}",
+            f"--advertise-client-urls={self._etcd_url}",
+            f"--listen-peer-urls=http://127.0.0.1:{self.etcd_port + 1}",
             "--unsafe-no-fsync",
             "--log-level=warn",
         )
 
-    def _api_server(self, key: Path) -> Daemon:
+    def _api_server(self) -> Daemon:
         return self._daemon(
             "kube-apiserver",
-            f"--etcd-servers={_ETCD}",
+            f"--etcd-servers={self._etcd_url}",
             f"--cert-dir={self.directory}/certificates",
-            "--secure-port=443",
+            f"--secure-port={self.port}",
             f"--advertise-address={ADDRESS}",
             f"--token-auth-file={self.directory}/tokens.csv",
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
             "--service-account-issuer=https://kubernetes.default.svc",
-            f"--service-account-signing-key-file={key}",
-            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={self._key}",
+            f"--service-account-key-file={self._key}",
             f"--service-cluster-ip-range={SERVICES}",
             "--allow-privileged=true",
             "--kubelet-preferred-address-types=InternalIP",
         )
 
-    def _controller_manager(self, key: Path) -> Daemon:
+    def _controller_manager(self) -> Daemon:
         return self._daemon(
             "kube-controller-manager",
             f"--kubeconfig={self.kubeconfig('kube-controller-manager')}",
-            f"--service-account-private-key-file={key}",
+            f"--service-account-private-key-file={self._key}",
             f"--root-ca-file={self.directory}/certificates/apiserver.crt",
             "--use-service-account-credentials=true",
             "--leader-elect=false",

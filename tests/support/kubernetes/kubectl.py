@@ -18,12 +18,21 @@ class Kubectl:
 
     kubeconfig: Path
 
-    def run(self, *arguments: str, given: str = "", may_fail: bool = False) -> str:
-        """The output."""
-        done = subprocess.run(
+    def _run(self, arguments: tuple[str, ...], given: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
             (str(PROGRAMS / "kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments),
             input=given, capture_output=True, text=True, timeout=2 * WITHIN_S, check=False,
         )  # fmt: skip
+
+    def refusal(self, *arguments: str, given: Any = None) -> str:
+        """Why the API server refuses it, which has a JSON object of its input; empty: it does not."""
+        done = self._run(arguments, json.dumps(given))
+        assert (done.returncode == 0) is (done.stderr == ""), done
+        return done.stderr
+
+    def run(self, *arguments: str, given: str = "", may_fail: bool = False) -> str:
+        """The output."""
+        done = self._run(arguments, given)
         assert may_fail or done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
         return done.stdout
 

@@ -120,7 +120,8 @@ async def through_proxy_and_shim(trace: Trace, root: str) -> None:
 async def inside_the_driver(trace: Trace, root: str) -> None:
     """The life of a volume in crust's driver, engine files; its servicers' methods are called."""
     bench = Bench(Path(root))
-    earlier = await bench.create("earlier")
+    # two: the driver asks first beside an existing file whether the filesystem clones files
+    earlier = [await bench.create(name) for name in ("earliest", "earlier")]
     volume = await trace.print_call("CreateVolume (files)", bench.create("one"), records=True)
     await trace.print_call("NodeStage of a new ext4", bench.stage(volume.volume_id))
     target = bench.target("host")
@@ -132,7 +133,7 @@ async def inside_the_driver(trace: Trace, root: str) -> None:
     await bench.unpublish(volume.volume_id, target)
 
     await bench.unstage(volume.volume_id)
-    for made in (volume, earlier):
+    for made in (volume, *earlier):
         await bench.delete(made.volume_id)
     bench.let_go()
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.memory_csi.state import (
+    HEALTHY,
     MIB,
     NODE,
     POOL_BYTES,
@@ -76,6 +77,9 @@ class Controller:
             self._check_topology(request)
         except Failure:
             raise Failure(Code.ALREADY_EXISTS, "made elsewhere") from None
+        lacks = made.HasField("volume_content_source") != request.HasField("volume_content_source")
+        if lacks and "source-is-open" in self.faults:
+            return
         if not _same(made, request):
             raise Failure(Code.ALREADY_EXISTS, "made differently")
 
@@ -195,11 +199,17 @@ class Controller:
         )
 
     def _entry(self, volume: Volume) -> csi_pb2.ListVolumesResponse.Entry:
-        status = csi_pb2.ListVolumesResponse.VolumeStatus(published_node_ids=volume.attached)
+        status = csi_pb2.ListVolumesResponse.VolumeStatus(
+            published_node_ids=volume.attached, volume_condition=HEALTHY
+        )
         return csi_pb2.ListVolumesResponse.Entry(volume=volume.wire, status=status)
 
     def ControllerGetVolume(self, request: Any) -> Any:
-        return csi_pb2.ControllerGetVolumeResponse(volume=self.state.find(request.volume_id).wire)
+        volume = self.state.find(request.volume_id)
+        answer = csi_pb2.ControllerGetVolumeResponse(volume=volume.wire)
+        answer.status.published_node_ids.extend(volume.attached)
+        answer.status.volume_condition.CopyFrom(HEALTHY)
+        return answer
 
     def ControllerGetVolumeHealth(self, request: Any) -> Any:
         self.state.find(request.volume_id)
@@ -314,7 +324,7 @@ class Controller:
             size_bytes=len(volume.content.raw),
             ready_to_use=True,
             group_snapshot_id=group,
-            accessible_topology=[topology()],
+            accessible_topology=[topology()] if self.state.places_snapshots else [],
         )
         wire.creation_time.seconds = 1
         content = volume.content if "snapshot-shares" in self.faults else volume.content.copy()

@@ -7,6 +7,7 @@ from typing import Any
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.memory_csi.controller import SLOTS
 from tests.support.memory_csi.state import (
+    HEALTHY,
     MIB,
     NODE,
     SIDECARS,
@@ -17,6 +18,7 @@ from tests.support.memory_csi.state import (
     State,
     Volume,
     check_capability,
+    check_group,
     check_map,
     check_text,
     topology,
@@ -181,6 +183,7 @@ class StrictNode(Node):
         check_map(request.volume_context)
         check_map(request.publish_context)
         check_capability(request.volume_capability, Code.FAILED_PRECONDITION)
+        check_group(request.volume_capability.mount, self.faults)
         if request.volume_context.get("csi.storage.k8s.io/ephemeral") == "true":
             self._make_ephemeral(request)
         else:
@@ -280,10 +283,9 @@ class StrictNode(Node):
         published = self._at(request.volume_id, request.volume_path)
         content = published.volume.content
         usage = csi_pb2.VolumeUsage
-        condition = csi_pb2.VolumeCondition(message="nothing is wrong")
         if published.is_block:
             usages = [usage(unit=usage.BYTES, total=len(content.raw))]
-            return csi_pb2.NodeGetVolumeStatsResponse(usage=usages, volume_condition=condition)
+            return csi_pb2.NodeGetVolumeStatsResponse(usage=usages, volume_condition=HEALTHY)
         used = sum(map(len, content.files.values()))
         total = content.fs_bytes
         if "constant-stats" in self.faults:
@@ -292,7 +294,7 @@ class StrictNode(Node):
             usage(unit=usage.BYTES, total=total, used=used, available=total - used),
             usage(unit=usage.INODES, total=99, used=len(content.files), available=50),
         ]
-        return csi_pb2.NodeGetVolumeStatsResponse(usage=usages, volume_condition=condition)
+        return csi_pb2.NodeGetVolumeStatsResponse(usage=usages, volume_condition=HEALTHY)
 
     def NodeExpandVolume(self, request: Any) -> Any:
         published = self._at(request.volume_id, request.volume_path)

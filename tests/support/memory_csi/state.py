@@ -1,6 +1,6 @@
 """The fake driver's state, and the rules about requests that several services have."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ NODE = "node-1"
 TOPOLOGY = {"crust.dev/node": NODE}
 """The driver's topology."""
 SIDECARS = "csi.storage.k8s.io/"
+HEALTHY = csi_pb2.VolumeCondition(message="nothing is wrong")
+_GROUP_MAX = 4294967294
 
 
 class Failure(Exception):
@@ -98,6 +100,8 @@ class State:
         default_factory=dict
     )
     targets: dict[str, Published] = field(default_factory=dict)
+    places_snapshots: bool = False
+    """Whether a snapshot has a topology, as CSI 1.13 has it."""
 
     def find(self, volume_id: str) -> Volume:
         """A volume that is known."""
@@ -128,6 +132,19 @@ def check_capability(
         raise Failure(Code.INVALID_ARGUMENT, "the mount flags are too long")
     if pb.mount.fs_type not in ("", "ext4"):
         raise Failure(exceeded, "no such filesystem")
+
+
+def check_group(pb: csi_pb2.VolumeCapability.MountVolume, faults: Collection[str]) -> None:
+    """INVALID_ARGUMENT for a supplemental group or a policy as in D-5 of deferral.md; each fault allows one."""
+    group, policy = pb.volume_supplemental_group, pb.volume_supplemental_group_change_policy
+    wrong = {
+        "any-group": group and not (group.isdecimal() and 0 < int(group) <= _GROUP_MAX),
+        "any-policy": policy not in ("", "Always", "OnRootMismatch"),
+        "policy-alone": policy and not group,
+        "two-groups": group and pb.volume_mount_group not in ("", group),
+    }
+    if any(is_wrong for fault, is_wrong in wrong.items() if fault not in faults):
+        raise Failure(Code.INVALID_ARGUMENT, "no such group or policy")
 
 
 def check_map(values: Mapping[str, str]) -> None:

@@ -3,10 +3,12 @@
 import contextlib
 from pathlib import Path
 
-from crust.core import volumes
+from crust.core import errors, volumes
+from crust.handoff.record import Record
 from crust.host.files.locks import ToolLocks
 from crust.host.filesystems import format_decision
 from crust.host.filesystems.format_decision import Action
+from crust.host.filesystems.superblocks import Superblock
 from crust.proxy.filesystems import Filesystems
 from tests.support.drivers.fake_driver import Gate
 
@@ -23,8 +25,12 @@ class FakeFilesystems(Filesystems):
         """mkfs waits here."""
         self.error: Exception | None = None
         """mkfs fails."""
+        self.grown: list[str] = []
+        """Devices, by each growth."""
         self.sizes_bytes: dict[str, int] = {}
         """Of filesystems, by device; others fill theirs."""
+        self.unreplayed: set[str] = set()
+        """Devices whose log waits for its replay."""
         self.left: list[contextlib.ExitStack] = []
         """A tool that fails leaves its lock here, as one that nothing can end."""
 
@@ -34,6 +40,7 @@ class FakeFilesystems(Filesystems):
         source: volumes.BlockSource,
         mount: volumes.DeferredMount,
         wanted: volumes.GuestFormat,
+        guest_kernel: str,
     ) -> None:
         self.looks += 1
         lock = contextlib.ExitStack()
@@ -49,5 +56,14 @@ class FakeFilesystems(Filesystems):
                     format_decision.check_readable(str(key), Action.MAKE)
                 self.made[source.path] = (mount.fs_type, wanted)
 
-    def filesystem_bytes(self, device: str, fs_type: str) -> int:
-        return self.sizes_bytes.get(device, 2**63)
+    async def grow(self, record: Record) -> None:
+        self.grown.append(record.device)
+        if self.error is None:
+            self.sizes_bytes.pop(record.device, None)
+
+    def check_log(self, record: Record) -> None:
+        if record.readonly and record.device in self.unreplayed:
+            raise errors.NotReady.named("LogNotReplayed", "its log is to be replayed")
+
+    def superblock(self, device: str, fs_type: str) -> Superblock:
+        return Superblock(1, self.sizes_bytes.get(device, 2**63), clean=True, uuid="")

@@ -77,9 +77,9 @@ class FakeKubernetes:
     def add_class(self, name: str, handler: str) -> None:
         self.add_object("runtimeclasses", name, handler=handler)
 
-    def add_pod(self, name: str, uid: str, runtime_class: str = "") -> None:
+    def add_pod(self, name: str, uid: str, runtime_class: str = "", **fields: Any) -> None:
         """Create a pod, or replace one of the same name."""
-        spec: dict[str, Any] = {"nodeName": NODE, "containers": []}
+        spec: dict[str, Any] = {"nodeName": NODE, "containers": [], **fields}
         if runtime_class:
             spec["runtimeClassName"] = runtime_class
         self.add({"kind": "Pod", "metadata": _pod_metadata(name, uid), "spec": spec}, "pods")

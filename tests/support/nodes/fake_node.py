@@ -10,7 +10,7 @@ from crust.core import volumes
 from crust.host.block import devices
 from crust.proxy.guard import Targets
 from crust.proxy.proxy_process import Host
-from crust.proxy.target import Stack
+from crust.proxy.target import MountStack
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import FakeDriver, Gate
 from tests.support.memory_csi.node import Mounts
@@ -59,7 +59,7 @@ class FakeNode(Node):
     def check_published(self, volume_id: str, target: str) -> None:
         """Check that entry, guard mount and the driver's state exist."""
         assert self.record(target).key.volume_id == volume_id
-        assert self.targets.look(volumes.TargetPath(target)).stack is Stack.GUARD
+        assert self.targets.look(volumes.TargetPath(target)).stack is MountStack.GUARD
         published = self.driver.published[target]
         assert (published.volume_id, published.deferred) == (volume_id, True)
 

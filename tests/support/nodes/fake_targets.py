@@ -21,7 +21,7 @@ from crust.host.files import target_paths
 from crust.host.mounts import mountinfo
 from crust.host.process import syscalls
 from crust.proxy import guard
-from crust.proxy.target import Guard, Seen, Stack
+from crust.proxy.target import Guard, MountStack, TargetState
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers import fake_driver
 from tests.support.memory_csi.node import Mounts
@@ -74,12 +74,12 @@ class FakeTargets(guard.Targets):
         """The targets whose guard takes names."""
         self.devices = FakeDevices()
 
-    def look(self, target: volumes.TargetPath) -> Seen:
+    def look(self, target: volumes.TargetPath) -> TargetState:
         guarded = os.path.exists(f"{target}/{GUARD}")
         if self._is_foreign(target):
-            stack = Stack.BURIED if guarded else Stack.FOREIGN
-            return Seen(stack=stack, mount=_mount(target.text))
-        return Seen(stack=Stack.GUARD if guarded else Stack.CLEAR)
+            stack = MountStack.BURIED if guarded else MountStack.FOREIGN
+            return TargetState(stack=stack, mount=_mount(target.text))
+        return TargetState(stack=MountStack.GUARD if guarded else MountStack.CLEAR)
 
     def guard_at(self, target: volumes.TargetPath) -> Guard | None:
         if not self.has_guard(target):
@@ -129,6 +129,9 @@ class FakeTargets(guard.Targets):
         ):
             os.close(os.open(f"{directory}/{GUARD}", os.O_WRONLY | os.O_CREAT, 0o600))
 
+    def seal(self, target: volumes.TargetPath) -> None:
+        """Nothing: the guard is a file, which lies in the directory itself."""
+
     def restore_guard(self, target: volumes.TargetPath, guard: Guard | None) -> None:
         self.mount_guard(target, names=guard is not None and guard.names)
         if guard is not None:
@@ -145,9 +148,9 @@ class FakeTargets(guard.Targets):
 
     def has_guard(self, target: volumes.TargetPath) -> bool:
         """Whether the guard is on top."""
-        return self.look(target).stack is Stack.GUARD
+        return self.look(target).stack is MountStack.GUARD
 
-    def stacks(self) -> Mapping[str, Stack]:
+    def stacks(self) -> Mapping[str, MountStack]:
         # not rglob, which fails when a directory goes away meanwhile
         guarded = {directory for directory, _, files in os.walk(self.root) if GUARD in files}
         return {path: self.look(volumes.TargetPath(path)).stack for path in guarded | self.foreign}

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from crust.core import volumes
 from crust.host.process.workers import Workers
-from crust.proxy.target import Seen
+from crust.proxy.target import TargetState
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.fake_targets import FakeTargets
 from tests.support.nodes.places import Places
@@ -26,7 +26,7 @@ class HangingTargets(FakeTargets):
         self.released = threading.Event()
         self._more = threading.Condition()
 
-    def look(self, target: volumes.TargetPath) -> Seen:
+    def look(self, target: volumes.TargetPath) -> TargetState:
         self._hang(target, {self.unseen})
         return super().look(target)
 

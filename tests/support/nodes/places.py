@@ -64,9 +64,10 @@ class Places:
         return Sockets(*(f"{self.run}/{name}.sock" for name in ("runtime", "handlers", "inspect")))
 
     def target(self, name: str) -> str:
-        """A target path; its parent exists, as the CO creates it."""
-        os.makedirs(f"{self.kubelet}/pods/{name}", exist_ok=True)
-        return f"{self.kubelet}/pods/{name}/mount"
+        """A target path, as a kubelet's; its parent exists, as the CO creates it."""
+        parent = f"{self.kubelet}/pods/{name}/volumes/kubernetes.io~csi/pv"
+        os.makedirs(parent, exist_ok=True)
+        return f"{parent}/mount"
 
     def entries(self) -> list[str]:
         """Every name in the handoff directory but its lock: entries, and what is half-done."""

@@ -122,9 +122,11 @@ class BlockNode(ServedNode):
         settings = DriverSettings.model_validate(self.tables()["driver"] | proxy)
         return serve.running(serve.driver_of(settings), socket=socket, run_dir=settings.run_dir)
 
-    async def volume(self, name: str = "pvc", *, mode: int = MODE.SINGLE_NODE_MULTI_WRITER) -> str:
+    async def volume(
+        self, name: str = "pvc", *, mode: int = MODE.SINGLE_NODE_MULTI_WRITER, **fields: Any
+    ) -> str:
         """A new ext4 volume, staged at its first staging path; its id."""
-        volume_id = (await self.co.create(name, capability(mode=mode))).volume_id
+        volume_id = (await self.co.create(name, capability(mode=mode), **fields)).volume_id
         self.created[volume_id] = None
         await self.stage(volume_id, mode=mode)
         return volume_id

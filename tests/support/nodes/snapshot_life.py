@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from crust.blockdriver.engines import protocol
-from crust.blockdriver.engines.files.provisioning import FileMaking, FileTaking
+from crust.blockdriver.engines.files.provisioning import NewFileSnapshotSet, NewFileVolume
 from crust.blockdriver.host import fsfreeze
 from crust.core import volumes
 from crust.wire.csi.v1 import csi_pb2
@@ -143,19 +143,19 @@ class SnapshotLife(Life):
 
 def watch(life: SnapshotLife, monkeypatch: pytest.MonkeyPatch) -> None:
     """Note of each copy whether its source stood still."""
-    take, clone = FileTaking.take, FileMaking.clone
+    take, clone = NewFileSnapshotSet.take, NewFileVolume.clone
 
-    def taking(self: FileTaking, image: protocol.Image) -> None:
+    def taking(self: NewFileSnapshotSet, image: protocol.Image) -> None:
         life.was_still[image.snapshot_id] = False
         began = life.stands_still(image.volume_id)
         take(self, image)
         life.was_still[image.snapshot_id] = began and life.stands_still(image.volume_id)
 
-    def cloning(making: FileMaking, source: volumes.VolumeId, **sizes: int) -> None:
+    def cloning(making: NewFileVolume, source: volumes.VolumeId, **sizes: int) -> None:
         life.was_still["clone"] = False
         began = life.stands_still(source)
         clone(making, source, **sizes)
         life.was_still["clone"] = began and life.stands_still(source)
 
-    monkeypatch.setattr(FileTaking, "take", taking)
-    monkeypatch.setattr(FileMaking, "clone", cloning)
+    monkeypatch.setattr(NewFileSnapshotSet, "take", taking)
+    monkeypatch.setattr(NewFileVolume, "clone", cloning)

@@ -25,7 +25,7 @@ from crust.core import errors, volumes
 from crust.host.mounts import mount_api, mountinfo
 from crust.rpc import status
 from crust.rpc.status import PeerStatus
-from crust.runtime_handler import claim, process_of, take_claim
+from crust.runtime_handler.blocking import claim, process_of, take_claim
 from tests.support.co import MIB, capability
 from tests.support.drivers import remnants
 from tests.support.faults.refusals import repeated

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ from examples.kata.demo.node import HANDLER, Node, Vendor
 from examples.kata.runtime import messages
 from examples.kata.runtime.client import Client, Finished
 from examples.kata.vm import machine
+from tests.support import trees
 
 MIB = 1 << 20
 _numbers = itertools.count(1)
@@ -136,4 +136,4 @@ async def whole_node(
                 await machine.destroy(directory)
         left = orphans.find(base).since(before)
         assert not left
-        shutil.rmtree(base)
+        trees.remove(base)

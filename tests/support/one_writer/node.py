@@ -19,7 +19,14 @@ from crust.handoff import claims
 from crust.handoff.entry import Entry
 from crust.host.answers import Answer, NotSeen, Present, Unseen
 from crust.host.block.device_sets import DeviceSet
-from crust.proxy.target import PublishPlan, Seen, Stack, Target, UnpublishPlan, Wanted
+from crust.proxy.target import (
+    MountStack,
+    PublishPlan,
+    TargetRow,
+    TargetState,
+    UnpublishPlan,
+    Wanted,
+)
 from tests.support.one_writer.rules import (
     Decision,
     Kept,
@@ -34,7 +41,7 @@ from tests.support.records import records
 
 _UNSEEN = Unseen(NotSeen("cannot see it"))
 _REQUEST = "1" * 64
-_RECORD = records.a_record().but(request=_REQUEST)
+_RECORD = records.a_record().replaced(request=_REQUEST)
 _WANTED = Wanted(
     _RECORD.key,
     _RECORD.target,
@@ -175,7 +182,7 @@ class Node:
         )
         return _outcomes(decision, truth, self.rules, may_miss=self.may_miss)
 
-    def _seen(self, state: State) -> Seen:
+    def _seen(self, state: State) -> TargetState:
         return _seen(has_entry=state.entry != "", is_live=state.lock in (1, 2))
 
     def _may_have(self, key: volumes.VolumeKey, device: str, state: State) -> bool:
@@ -380,12 +387,12 @@ def _has_another(state: State, number: int) -> bool:
 
 
 @cache
-def _seen(*, has_entry: bool, is_live: bool) -> Seen:
+def _seen(*, has_entry: bool, is_live: bool) -> TargetState:
     """The proxy's observation of the target. The guard is there in all states: another part mounts it again."""
     if not has_entry:
-        return Seen(None, Stack.GUARD)
+        return TargetState(None, MountStack.GUARD)
     entry = Entry(_RECORD.digest, "/e", _RECORD)
-    return Seen(replace(entry, claim=_CLAIM) if is_live else entry, Stack.GUARD)
+    return TargetState(replace(entry, claim=_CLAIM) if is_live else entry, MountStack.GUARD)
 
 
 @cache
@@ -393,6 +400,6 @@ def _conflict(
     rules: Rules, key: volumes.VolumeKey, device: str, reserved: str
 ) -> errors.CrustError | None:
     entry = Entry(_RECORD.digest, "/e", _RECORD)
-    row = Target.of("/entry", key=_RECORD.key, devices=_DEVICES[reserved], entry=entry)
-    new = Target.of("/other", key=key, devices=_DEVICES[device])
+    row = TargetRow.of("/entry", key=_RECORD.key, devices=_DEVICES[reserved], entry=entry)
+    new = TargetRow.of("/other", key=key, devices=_DEVICES[device])
     return rules.conflict(new, [row])

@@ -12,7 +12,7 @@ from typing import Protocol
 from crust.core import errors, volumes
 from crust.host.answers import Answer, NotSeen, Present, seen
 from crust.proxy import target, unpublish
-from crust.proxy.target import PublishPlan, Seen, Target, UnpublishPlan, Wanted
+from crust.proxy.target import PublishPlan, TargetRow, TargetState, UnpublishPlan, Wanted
 
 
 class Purpose(Enum):
@@ -139,9 +139,13 @@ def recover(kept: Kept) -> Recovery:
 class Rules:
     """All rules. A test leaves one out by another function, or by False."""
 
-    begin_publish: Callable[[Seen, Wanted], PublishPlan] = target.begin_publish
-    begin_unpublish: Callable[[Seen, volumes.VolumeKey], UnpublishPlan] = target.begin_unpublish
-    conflict: Callable[[Target, Collection[Target]], errors.CrustError | None] = target.conflict
+    begin_publish: Callable[[TargetState, Wanted], PublishPlan] = target.begin_publish
+    begin_unpublish: Callable[[TargetState, volumes.VolumeKey], UnpublishPlan] = (
+        target.begin_unpublish
+    )
+    conflict: Callable[[TargetRow, Collection[TargetRow]], errors.CrustError | None] = (
+        target.conflict
+    )
     give_back: Decision = give_back
     first_publish: Decision = first_publish
     claim: Decision = claim

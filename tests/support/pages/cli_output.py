@@ -134,7 +134,16 @@ def _orphaned() -> views.VolumeRow:
 def _pool_volumes() -> Iterator[pool_volumes.PoolVolume]:
     for name, pods, state in (("pvc-1", (_POD_NAME,), "mounted"), ("pvc-9", (), "unused")):
         yield pool_volumes.PoolVolume(
-            name, pods, state, 10 << 30, (), f"{name}-id", "csi.example.com", ""
+            name,
+            pods,
+            state,
+            10 << 30,
+            (),
+            f"{name}-id",
+            "csi.example.com",
+            thick=False,
+            message="",
+            pool="default",
         )
 
 

@@ -27,9 +27,10 @@ async def made_of(
     size: int = 0,
     fs_type: str = "ext4",
     raw: bool = False,
+    **of: Any,
 ) -> csi_pb2.Volume:
-    capability = block() if raw else mount(fs_type)
-    return await bench.create(name, capability, size=size, volume=volume_id, snapshot=snapshot_id)
+    of |= {"volume": volume_id, "snapshot": snapshot_id, "size": size}
+    return await bench.create(name, block() if raw else mount(fs_type), **of)
 
 
 async def up(bench: Bench, volume_id: str, fs_type: str = "ext4", *, raw: bool = False) -> str:

@@ -8,6 +8,7 @@ import json
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 
@@ -32,7 +33,11 @@ Frozen = dict[str, FrozenPath]
 
 def load(schema: int) -> Frozen:
     """The pool of a layout, by path."""
-    described = json.loads((_DATA / f"directory-{schema}.json").read_text())
+    return parsed(json.loads((_DATA / f"directory-{schema}.json").read_text()))
+
+
+def parsed(described: dict[str, Any]) -> Frozen:
+    """The paths as their file describes them."""
     return {path: FrozenPath(**of) for path, of in described.items()}
 
 

@@ -34,7 +34,7 @@ def a_record(target: volumes.TargetPath | str = TARGET, **mount: object) -> Reco
     """A record whose mount differs from `MOUNT` in the fields that are given."""
     where = volumes.TargetPath.parse(target) if isinstance(target, str) else target
     record = Record.of(replace(MOUNT, **mount), KEY, where, HANDLER)  # type: ignore[arg-type]
-    return record.but(published_at=PUBLISHED_AT)
+    return record.replaced(published_at=PUBLISHED_AT)
 
 
 async def nothing_to_grow() -> None:

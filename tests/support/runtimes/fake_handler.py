@@ -2,17 +2,19 @@
 
 import datetime
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from crust.core import errors, volumes
+from crust.core.volumes import HandlerFeature
 from crust.handoff import claims, layout
-from crust.runtime_handler import claim_volume, registration, service
+from crust.runtime_handler import registration, service
+from crust.runtime_handler.blocking import claim_volume
 from tests.support.drivers.fake_driver import Gate
 from tests.support.faults.refusals import until
 
-ALL_FEATURES = frozenset(registration.Feature)
+ALL_FEATURES = frozenset(HandlerFeature)
 FILESYSTEMS = frozenset({"ext4", "xfs"})
 HEALTHY = volumes.VolumeCondition(abnormal=False, message="")
 USAGE = (
@@ -25,9 +27,11 @@ USAGE = (
 class FakeHandler(service.Handler):
     """`service.Handler`, with answers that a test sets."""
 
-    stats: volumes.VolumeStats = field(default_factory=lambda: volumes.VolumeStats(USAGE))
+    usage: volumes.VolumeStats = field(default_factory=lambda: volumes.VolumeStats(USAGE))
     condition: volumes.VolumeCondition = HEALTHY
     error: errors.CrustError | None = None
+    wrong: Collection[str] = ()
+    """Of the runtime itself."""
     filled_bytes: int | None = None
     gate: Gate | None = None
     """Where every call stops."""
@@ -39,9 +43,12 @@ class FakeHandler(service.Handler):
     """The frozen targets, and for how many seconds; a test acts as the guest's watchdog by removing one."""
     limits: dict[str, volumes.IoLimits] = field(default_factory=dict)
 
-    async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
-        await self._pass("get_stats", target)
-        return self.stats
+    async def problems(self) -> Collection[str]:
+        return self.wrong
+
+    async def stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
+        await self._pass("stats", target)
+        return self.usage
 
     async def expand(self, target: volumes.TargetPath, capacity: volumes.CapacityRange) -> int:
         await self._pass("expand", target)
@@ -80,9 +87,10 @@ async def running(
     endpoint: str,
     name: str = "kata",
     filesystems: frozenset[str] = FILESYSTEMS,
-    features: frozenset[registration.Feature] = ALL_FEATURES,
+    features: frozenset[HandlerFeature] = ALL_FEATURES,
     max_volumes: int = 0,
     max_path_bytes: int = 0,
+    guest_kernel: str = "",
     waits: bool = True,
     served_at: str = "",
 ) -> AsyncIterator[registration.Registration]:
@@ -98,10 +106,11 @@ async def running(
         features,
         max_volumes,
         max_path_bytes,
+        guest_kernel,
     )
     async with (
         service.serving(served_at or endpoint, handler),
-        registration.registered(proxy_socket, request) as session,
+        registration.Registration(proxy_socket, request) as session,
     ):
         if waits:
             await until(session.registered)

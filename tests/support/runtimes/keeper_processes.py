@@ -3,7 +3,7 @@
 import signal
 from pathlib import Path
 
-from crust.runtime_handler import keepers
+from crust.runtime_handler.blocking import keepers
 from tests.support import processes
 
 

@@ -1,12 +1,20 @@
 """The runtime of docs/runtime-author.md with a hypervisor that takes no descriptors: keepers hold the claims.
 
 kept_boxes.py REGISTRY_SOCKET OWN_SOCKET DIRECTORY [FAULT]. The "virtual machine" runs before the volume is claimed,
-and mounts when it is told the device. FAULT: `forgets` to claim again when a keeper has ended with its standby, or
-two processes `sleep` with the descriptors in the place of a keeper.
+and mounts when it is told the device. FAULT: two processes `sleep` with the descriptors in the place of a keeper; or,
+when a keeper has ended with its standby, the runtime
+
+    forgets  to claim again
+    spares   a machine whose volume another sandbox has, or had
+    kills    the machine when it cannot claim, for any reason
+    once     tries to claim, and not again
+    trusts   that nobody had the volume meanwhile, and reads no claim.json
 """
 
 import asyncio
 import contextlib
+import os
+import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, create_subprocess_exec
@@ -20,12 +28,12 @@ from crust.runtime_handler import (
     Claim,
     NotDeferred,
     Process,
+    blocking,
     claim_volume,
-    keepers,
-    kept_vm,
     process_of,
     resolve_source,
 )
+from crust.runtime_handler.blocking import keepers, kept_vm
 from examples import box_runtime
 from examples.box_runtime import FEATURES, NAME, sh
 
@@ -35,15 +43,20 @@ BOOT = (
 )
 
 
+_AGAIN_S = 0.1
+"""Between two attempts to claim again."""
+
+
 class KeptBoxes(box_runtime.Boxes):
     """Sandboxes whose claims are in keepers."""
 
     fault = ""
+    recovering: asyncio.Future[None] | None = None
     asleep: ClassVar[list[Child]] = []
 
     async def start(self, box: str, source: str) -> str:
         """The order of H-44: machine, claim, keeper, and then the device."""
-        resolved = await asyncio.to_thread(resolve_source, self.root, source)
+        resolved = await resolve_source(self.root, source)
         if isinstance(resolved, NotDeferred):
             return "ordinary"
         argv = ("unshare", "-m", "sh", "-c", BOOT, "sh", self.directory)
@@ -51,10 +64,8 @@ class KeptBoxes(box_runtime.Boxes):
         try:
             target = resolved.require_whole().target
             wanted = (self.root, target, volumes.SandboxId(box), NAME)
-            process = process_of(vm.pid)
-            claim = await asyncio.to_thread(
-                claim_volume, *wanted, features=FEATURES, process=process
-            )
+            process = await process_of(vm.pid)
+            claim = await claim_volume(*wanted, features=FEATURES, process=process)
             self.running[target] = (claim, vm)
             holders = await self._keep(box, claim, process)
             await self._attach(claim, vm)
@@ -62,21 +73,22 @@ class KeptBoxes(box_runtime.Boxes):
             await self._end(vm)
             await self.stop(box)
             raise
-        claim.hand_over(*holders)
+        await claim.hand_over(*holders)
         return "ok"
 
     async def stop(self, box: str) -> str:
         """The keeper needs a moment to see that the machine has ended."""
         for claim, vm in self.running.values():
             if claim.sandbox_id == box:
-                claim.close()
+                await claim.close()
                 for process in (vm, *self.asleep):
                     await self._end(process)
-                await asyncio.to_thread(self._wait_until_free, claim.record.target)
+                await asyncio.to_thread(self._wait_until_free, claim.record.target, box)
         return await super().stop(box)
 
-    def _wait_until_free(self, target: volumes.TargetPath) -> None:
-        while claims.is_held(layout.Layout(self.root).entry(target)):
+    def _wait_until_free(self, target: volumes.TargetPath, box: str) -> None:
+        paths = layout.Layout(self.root).entry(target)
+        while (held := claims.read(paths)) and held.live and held.sandbox_id in ("", box):
             time.sleep(0.05)
 
     async def _keep(self, box: str, claim: Claim, vm: Process) -> tuple[int, ...]:
@@ -106,7 +118,9 @@ class KeptBoxes(box_runtime.Boxes):
         await sh("losetup", "--detach", disk)
         if not is_up:
             raise errors.RuntimeFailed("the sandbox did not start", why="its mount failed")
-        await claim.mounted(lambda: sh("nsenter", "-m", "-t", str(vm.pid), "resize2fs", disk))
+        await claim.grow_and_report(
+            lambda: sh("nsenter", "-m", "-t", str(vm.pid), "resize2fs", disk)
+        )
 
     async def _end(self, vm: Child) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -121,13 +135,39 @@ class KeptBoxes(box_runtime.Boxes):
         def ended() -> None:
             asyncio.get_running_loop().remove_reader(keeper.fileno())
             keeper.close()
-            try:
-                again = kept.recover({"one": target})
-            except (errors.NotFound, kept_vm.VmKilled):
-                return  # the machine has ended
-            self._watch(again, kept, target)
+            self.recovering = asyncio.ensure_future(self._recover(kept, target))
 
         asyncio.get_running_loop().add_reader(keeper.fileno(), ended)
+
+    async def _recover(self, kept: kept_vm.KeptVm, target: volumes.TargetPath) -> None:
+        present = claims.read(layout.Layout(self.root).entry(target))
+        another = present is not None and present.sandbox_id not in ("", kept.sandbox_id)
+        if self.fault == "spares" and another:
+            return
+        while True:
+            try:
+                again = await asyncio.to_thread(self._claimed_again, kept, target)
+            except (errors.NotFound, kept_vm.VmKilled):
+                return  # the machine has ended
+            except errors.CrustError:
+                if self.fault == "kills":
+                    os.kill(kept.process.pid, signal.SIGKILL)
+                if self.fault in ("kills", "once"):
+                    return
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                self._watch(again, kept, target)
+                return
+
+    def _claimed_again(self, kept: kept_vm.KeptVm, target: volumes.TargetPath) -> keepers.Keeper:
+        if self.fault != "trusts":
+            return kept.recover({"one": target})
+        wanted = (self.root, target, kept.sandbox_id, NAME)
+        claim = blocking.claim_volume(*wanted, features=FEATURES, process=kept.process)
+        keeper = keepers.start(kept.socket, kept.process)
+        keeper.hold("one", claim.fds)
+        claim.hand_over(*keeper.pids)
+        return keeper
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from crust.proxy import target as decisions
 from crust.proxy.target import (
-    Stack,
-    Target,
+    MountStack,
+    TargetRow,
 )
 from tests.support.faults.choices import Choices
 from tests.support.target_model.proxy import KilledError, Proxy
@@ -17,7 +17,7 @@ def _started_again(world: World) -> World:
     """A start finishes the removal of an entry that was hidden."""
     if world.entry != "gone":
         return world
-    stack = Stack.CLEAR if world.stack is Stack.GUARD else world.stack
+    stack = MountStack.CLEAR if world.stack is MountStack.GUARD else world.stack
     return replace(world, entry="", stack=stack)
 
 
@@ -30,9 +30,11 @@ def _check_settles(world: World, violations: set[str], *, is_inline: bool) -> No
     quiet = Proxy(replace(world, held=False), Choices(), set(), is_inline, fails=False)
     if quiet.unpublish() != "OK" or quiet.violations:
         violations.add("an unpublish does not converge")
-    if world.stack is Stack.FOREIGN or (world.entry == "same" and world.stack is Stack.BURIED):
+    if world.stack is MountStack.FOREIGN or (
+        world.entry == "same" and world.stack is MountStack.BURIED
+    ):
         return
-    if is_inline and world.stack is Stack.BURIED:
+    if is_inline and world.stack is MountStack.BURIED:
         return  # only a CO deletes it
     settled = replace(world, driver=world.driver or world.late, late=False)
     if Proxy(settled, Choices(), set(), is_inline, fails=False).publish() != "OK":
@@ -63,11 +65,11 @@ def _others(world: World) -> Iterator[World]:
         yield replace(world, tool=False)
     if world.entry == "same":
         yield replace(world, held=not world.held)
-        if world.stack is Stack.GUARD:
-            yield replace(world, stack=Stack.CLEAR)
-        row = Target(RECORD.digest, entry=world.seen().entry, stack=world.stack)
-        if decisions.needs_guard(row) and row.stack is Stack.CLEAR:
-            yield replace(world, stack=Stack.GUARD)
+        if world.stack is MountStack.GUARD:
+            yield replace(world, stack=MountStack.CLEAR)
+        row = TargetRow(RECORD.digest, entry=world.seen().entry, stack=world.stack)
+        if decisions.needs_guard(row) and row.stack is MountStack.CLEAR:
+            yield replace(world, stack=MountStack.GUARD)
 
 
 def explore(*, is_inline: bool = False) -> tuple[int, int, set[str]]:
@@ -76,10 +78,10 @@ def explore(*, is_inline: bool = False) -> tuple[int, int, set[str]]:
     worlds: set[World] = set()
     todo = [
         World(),
-        World(stack=Stack.FOREIGN, driver=True),
-        World(entry="args", stack=Stack.GUARD, driver=True),
-        World(entry="vol", stack=Stack.GUARD),
-        World(entry="bad", stack=Stack.GUARD, driver=True),
+        World(stack=MountStack.FOREIGN, driver=True),
+        World(entry="args", stack=MountStack.GUARD, driver=True),
+        World(entry="vol", stack=MountStack.GUARD),
+        World(entry="bad", stack=MountStack.GUARD, driver=True),
     ]
     runs = 0
     while todo:

@@ -9,14 +9,13 @@ from typing import Any
 
 from crust.proxy import target as decisions
 from crust.proxy.target import (
+    MountStack,
     PublishPlan,
-    Seen,
-    Stack,
-    Undo,
+    TargetState,
     UnpublishPlan,
     Wanted,
 )
-from crust.rpc.status import Asked, Residue
+from crust.rpc.status import DriverOutcome, Residue, Undo
 from tests.support.faults.choices import Choices
 from tests.support.target_model.world import EMPTY, RECORD, WANTED, World
 
@@ -42,7 +41,7 @@ class Proxy:
     violations: set[str]
     is_inline: bool = False
     fails: bool = True
-    asked: Asked = Asked.NOT_CALLED
+    outcome: DriverOutcome = DriverOutcome.NOT_CALLED
     locked: bool = False
 
     def _set(self, **changes: Any) -> None:
@@ -65,8 +64,8 @@ class Proxy:
             raise KilledError
 
     def _guard(self) -> None:
-        if self.world.stack is Stack.CLEAR:
-            self._set(stack=Stack.GUARD)
+        if self.world.stack is MountStack.CLEAR:
+            self._set(stack=MountStack.GUARD)
 
     def _call_publish(self) -> None:
         if self.world.tool:
@@ -80,10 +79,14 @@ class Proxy:
             self._set(late=True)
         if chosen == "kill-after":
             raise KilledError
-        answers = {"final": Asked.REFUSED, "deferred": Asked.ANSWERED, "mounted": Asked.ANSWERED}
-        self.asked = answers.get(chosen, Asked.SILENT)
+        answers = {
+            "final": DriverOutcome.REFUSED,
+            "deferred": DriverOutcome.ANSWERED,
+            "mounted": DriverOutcome.ANSWERED,
+        }
+        self.outcome = answers.get(chosen, DriverOutcome.SILENT)
         if chosen == "mounted":
-            self._set(stack=Stack.BURIED)
+            self._set(stack=MountStack.BURIED)
         if chosen != "deferred":
             raise FailedError(final=chosen in ("final", "mounted"))
 
@@ -98,7 +101,7 @@ class Proxy:
         if chosen != "ok":
             raise FailedError(final=True)
 
-    def _make_filesystem(self, began: Seen) -> None:
+    def _make_filesystem(self, began: TargetState) -> None:
         """As `crust.proxy.filesystems.Filesystems.make_if_blank`, where the decision says so."""
         if not decisions.must_be_made(began, EMPTY, frozenset()):
             return
@@ -123,9 +126,9 @@ class Proxy:
             self.violations.add("the driver's unpublish under a live guest")
         chosen = self._step(["ok", "final", "lost", "lost-none"])
         if chosen in ("ok", "lost", "kill-after"):
-            stack = Stack.GUARD if self.world.stack is Stack.BURIED else self.world.stack
-            if stack is Stack.FOREIGN:
-                stack = Stack.CLEAR
+            stack = MountStack.GUARD if self.world.stack is MountStack.BURIED else self.world.stack
+            if stack is MountStack.FOREIGN:
+                stack = MountStack.CLEAR
             self._set(driver=False, late=False, stack=stack)
         if chosen == "kill-after":
             raise KilledError
@@ -133,9 +136,9 @@ class Proxy:
             raise FailedError(final=chosen == "final")
 
     def _unguard(self) -> None:
-        if self.world.stack in (Stack.BURIED, Stack.FOREIGN):
+        if self.world.stack in (MountStack.BURIED, MountStack.FOREIGN):
             raise FailedError(final=True)
-        self._simple(lambda: self._set(stack=Stack.CLEAR))
+        self._simple(lambda: self._set(stack=MountStack.CLEAR))
 
     def _remove(self) -> None:
         """Lock, driver, hide, unguard, delete: as `crust.proxy.unpublish.Unpublish.remove`."""
@@ -150,7 +153,7 @@ class Proxy:
             self._call_unpublish()
             if plan is UnpublishPlan.DRIVER:
                 return
-            if self.world.stack in (Stack.BURIED, Stack.FOREIGN):
+            if self.world.stack in (MountStack.BURIED, MountStack.FOREIGN):
                 raise FailedError(final=True)
             if not self.world.entry:
                 self._unguard()
@@ -168,7 +171,7 @@ class Proxy:
 
     def publish(self) -> str:
         """As `crust.proxy.publish.Publish.defer`; returns the kind of the answer."""
-        before, began = self.world, Seen(stack=Stack.UNSEEN)
+        before, began = self.world, TargetState(stack=MountStack.UNSEEN)
         try:
             began = self._begin()
             self._simple()  # the driver defers
@@ -184,7 +187,7 @@ class Proxy:
         self._check_answered(answer, before)
         return answer
 
-    def _begin(self) -> Seen:
+    def _begin(self) -> TargetState:
         began = self.world.seen()
         plan = decisions.begin_publish(began, self._wanted())
         if plan is PublishPlan.CLEAN_FIRST:
@@ -200,23 +203,23 @@ class Proxy:
         self._simple(self._guard)
         return began
 
-    def _failed(self, error: FailedError, began: Seen) -> str:
-        undo = Undo.KEEP
-        if began.stack is not Stack.UNSEEN:
-            undo = decisions.undo(began, self.asked, is_inline=self.is_inline)
+    def _failed(self, error: FailedError, began: TargetState) -> str:
+        todo = Undo.NOTHING
+        if began.stack is not MountStack.UNSEEN:
+            todo = decisions.undo_plan(began, self.outcome, is_inline=self.is_inline)
         try:
-            if undo is Undo.UNGUARD:
+            if todo is Undo.REMOVE:
                 self._unguard()
-            if undo is Undo.TAKE_BACK:
+            if todo is Undo.UNPUBLISH:
                 if self.is_inline:
                     self.violations.add("an inline volume was deleted")
                 self._remove()
         except FailedError:
             pass
-        stands = decisions.stands(self.world.seen(), self._wanted())
-        if error.final and stands is Residue.NONE:
+        residue = decisions.residue_of(self.world.seen(), self._wanted())
+        if error.final and residue is Residue.NONE:
             return "FINAL"
-        return "CONFLICT" if error.conflict and stands is Residue.OTHER else "UNAVAILABLE"
+        return "CONFLICT" if error.conflict and residue is Residue.OTHER else "UNAVAILABLE"
 
     def _wanted(self) -> Wanted:
         return replace(WANTED, is_inline=self.is_inline)
@@ -229,8 +232,8 @@ class Proxy:
 
     def _check_answered(self, answer: str, before: World) -> None:
         now = self.world
-        stands = bool(now.entry or now.driver or now.late) or now.stack is not Stack.CLEAR
-        complete = now.entry == "same" and now.driver and now.stack is Stack.GUARD
+        stands = bool(now.entry or now.driver or now.late) or now.stack is not MountStack.CLEAR
+        complete = now.entry == "same" and now.driver and now.stack is MountStack.GUARD
         if answer == "OK" and not complete:
             self.violations.add("OK without an entry, a guard, or the driver")
         if now.entry == "same" and before.entry != "same" and now.blank:
@@ -245,6 +248,6 @@ class Proxy:
         except FailedError:
             return "ERROR"
         now = self.world
-        if now.entry or now.driver or now.stack is not Stack.CLEAR:
+        if now.entry or now.driver or now.stack is not MountStack.CLEAR:
             self.violations.add("an unpublish that succeeded left something")
         return "OK"

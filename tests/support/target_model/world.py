@@ -6,14 +6,14 @@ from crust.core import errors, volumes
 from crust.handoff.claims import Claim, State
 from crust.handoff.entry import Entry
 from crust.proxy.target import (
-    Seen,
-    Stack,
+    MountStack,
+    TargetState,
     Wanted,
 )
 from tests.support.records import records
 
-RECORD = records.a_record().but(request="1" * 64)
-OTHERS = RECORD.but(volume_id="vol-other")
+RECORD = records.a_record().replaced(request="1" * 64)
+OTHERS = RECORD.replaced(volume_id="vol-other")
 
 WANTED = Wanted(
     RECORD.key,
@@ -24,12 +24,12 @@ WANTED = Wanted(
     digest="1" * 64,
 )
 
-ARGS = RECORD.but(request="2" * 64)
+ARGS = RECORD.replaced(request="2" * 64)
 HELD = Claim("box", "kata", State.MOUNTED, "", 7, None, live=True)
 EMPTY = replace(RECORD.mount, format=volumes.GuestFormat(), readonly=False)
 
 ENTRIES = {
-    "same": Entry(RECORD.digest, "/e", RECORD.but(replace(RECORD.mount, readonly=True))),
+    "same": Entry(RECORD.digest, "/e", RECORD.replaced(replace(RECORD.mount, readonly=True))),
     "args": Entry(RECORD.digest, "/e", ARGS),
     "vol": Entry(RECORD.digest, "/e", OTHERS),
     "bad": Entry(RECORD.digest, "/e", None, errors.Corrupt("damaged")),
@@ -42,7 +42,7 @@ class World:
 
     entry: str = ""
     """A key of `ENTRIES`, or "gone": hidden, and not deleted yet."""
-    stack: Stack = Stack.CLEAR
+    stack: MountStack = MountStack.CLEAR
     driver: bool = False
     """Whether the driver has the volume published."""
     held: bool = False
@@ -53,10 +53,12 @@ class World:
     tool: bool = False
     """Whether mkfs runs, and nobody waits for it."""
 
-    def seen(self) -> Seen:
+    def seen(self) -> TargetState:
         if self.tool:
-            return Seen(stack=Stack.UNSEEN, problem=errors.PeerUnavailable("a tool runs"))
+            return TargetState(
+                stack=MountStack.UNSEEN, problem=errors.PeerUnavailable("a tool runs")
+            )
         entry = ENTRIES.get(self.entry)
         if entry is not None and self.held:
             entry = replace(entry, claim=HELD)
-        return Seen(entry, self.stack)
+        return TargetState(entry, self.stack)

@@ -3,6 +3,8 @@
 `make third-party` builds it: csi_sanity.txt alone has its version.
 """
 
+import re
+import shlex
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAM = Path(__file__).parents[3] / ".cache" / "csi-sanity" / "csi-sanity"
+_PAGE = Path(__file__).parents[3] / "docs" / "conformance.md"
 _TIMEOUT_S = 400
 
 
@@ -21,6 +24,18 @@ class Outcome:
     passed: frozenset[str]
     skipped: frozenset[str]
     failed: Mapping[str, str]
+
+
+def flags_of_page(mutable: Path) -> list[str]:
+    """The flags of the page's call, without socket and directories; writes the file that the page describes."""
+    text = _PAGE.read_text(encoding="utf-8")
+    (call,) = re.findall(r"^    csi-sanity ((?:.*\\\n)*.*)$", text, re.MULTILINE)
+    (line,) = re.findall(r"^`mutable\.yaml` has one line, `(.*?)`", text, re.MULTILINE)
+    mutable.write_text(f"{line}\n", encoding="utf-8")
+    places = ("--csi.endpoint=", "--csi.mountdir=", "--csi.stagingdir=")
+    words = shlex.split(call.replace("\\\n", " "))
+    flags = [word for word in words if not word.startswith(places)]
+    return [flag.replace("=mutable.yaml", f"={mutable}") for flag in flags]
 
 
 def run(socket: str, directory: Path, *flags: str) -> Outcome:

@@ -14,6 +14,9 @@ def driver(**given: Any) -> DriverSettings:
     return loading.load(DriverSettings, "driver", environ={}, flags=flags)
 
 
+RBD = {"monitors": "v2:192.0.2.1:3300", "pool": "p", "user": "u", "key_file": "/k"}
+
+
 @pytest.mark.parametrize(
     ("given", "why"),
     [
@@ -23,6 +26,12 @@ def driver(**given: Any) -> DriverSettings:
         ({"mode": "controller", "node_deployment": True}, "is its own controller"),
         ({"mode": "both"}, "mode must be"),
         ({"engine": "tape"}, "engine must be"),
+        ({"engine": "rbd", "rbd": RBD, "provisioning": "thick"}, "when they are written"),
+        ({"engine": "rbd", "rbd": RBD, "reserve_snapshots": False}, "Ceph does not count"),
+        ({"engine": "rbd", "rbd": RBD, "pools": {"a": {"state_dir": "/a"}}}, "engine is rbd"),
+        ({"pools": {"Fast": {"state_dir": "/a"}}}, "must be a pool's name: small letters"),
+        ({"pools": {"default": {"state_dir": "/a"}}}, "is the pool in state_dir"),
+        ({"pools": {"a": {"state_dir": "/a", "pool_id_file": "/a/id"}}}, "gone with the pool"),
     ],
 )
 def test_settings_that_contradict_the_mode_are_refused(given: dict[str, Any], why: str) -> None:
@@ -37,9 +46,6 @@ def test_controller_refuses_settings_of_the_node_part(monkeypatch: pytest.Monkey
         driver(mode="controller", io_cgroup="/pods", max_volumes=3)
 
 
-RBD = {"monitors": "v2:192.0.2.1:3300", "pool": "p", "user": "u", "key_file": "/k"}
-
-
 @pytest.mark.parametrize(
     "given", [{}, {"engine": "rbd", "rbd": RBD}, {"engine": "rbd", "rbd": RBD, "mode": "node"}]
 )
@@ -49,6 +55,15 @@ def test_only_a_controller_of_ceph_volumes_fences(given: dict[str, Any]) -> None
     made = driver(kubernetes={}, engine="rbd", rbd=RBD, mode="controller")
     assert made.kubernetes is not None
     assert made.kubernetes.kubeconfig == ""
+
+
+def test_pool_has_its_own_keys_and_those_of_driver() -> None:
+    thin = {"state_dir": "/fast", "provisioning": "thin"}
+    made = driver(overcommit=3, provisioning="thick", pool_id_file="/id", pools={"fast": thin})
+    default, fast = made.by_pool().values()
+    assert default == made
+    assert (fast.overcommit, fast.provisioning, fast.pool_id_file) == (3, "thin", "")
+    assert (fast.state_dir, fast.run_dir) == ("/fast", f"{made.run_dir}/pools/fast")
 
 
 def test_driver_runs_both_parts_unless_told_otherwise() -> None:

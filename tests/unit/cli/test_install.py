@@ -1,6 +1,7 @@
 """`crust install` and `crust uninstall` below a directory that stands for /."""
 
 import errno
+import json
 import os
 import shutil
 import subprocess
@@ -11,10 +12,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from crust.blockdriver.engines.files import pool
 from crust.cli import install, main
+from crust.cli.programs import PROGRAMS
 from crust.host.files import durable
 from tests.support.faults import lies
 from tests.support.raised import raised
+from tests.support.records import frozen_nodes, frozen_pools
 
 SOURCE = Path(__file__).parents[3] / "deploy"
 COMMAND = "/opt/crust/bin/crust"
@@ -247,6 +251,36 @@ def test_kept_settings_that_a_daemon_refuses_are_named(root: Path) -> None:
     (settings / "shim-vendor.toml").write_text(f"{wanted}colour = 1\n")
     with raised("SettingsRefused", match="shim-vendor.toml: colour is no setting"):
         install.check_settings(settings)
+
+
+@pytest.mark.parametrize("number", [pool.SCHEMA - 2, pool.SCHEMA - 1, pool.SCHEMA, pool.SCHEMA + 1])
+@pytest.mark.parametrize("program", ["driver", "node"])
+def test_pool_of_an_unknown_layout_is_named_before_the_restart(
+    tmp_path: Path, program: str, number: int
+) -> None:
+    """The way back over a raised layout."""
+    state = tmp_path / "block"
+    form = {"driver": 'socket = "/run/s"\n', "node": "[driver]\n"}[program]
+    (tmp_path / f"{program}.toml").write_text(f'{form}state_dir = "{state}"\n')
+    install.check_settings(tmp_path)  # of a pool that is absent the driver tells itself
+    state.mkdir()
+    identity = {"schema": number, "pool_id": "0123456789abcdef", "created": ""}
+    (state / "pool.json").write_text(json.dumps(identity))
+    if number in (pool.SCHEMA - 1, pool.SCHEMA):
+        install.check_settings(tmp_path)
+    else:
+        with raised(
+            "SettingsRefused", match=f"{program}.toml: {state}/pool.json: .*schema {number}"
+        ):
+            install.check_settings(tmp_path)
+    assert os.listdir(state) == ["pool.json"]
+
+
+@pytest.mark.parametrize("commit", frozen_nodes.COMMITS)
+def test_settings_of_earlier_commits_start_each_daemon(tmp_path: Path, commit: str) -> None:
+    frozen_pools.lay_out(frozen_nodes.load(commit).parts["settings"], tmp_path)
+    assert {path.stem for path in tmp_path.iterdir()} == set(PROGRAMS)
+    install.check_settings(tmp_path)
 
 
 def test_first_installation_alone_says_the_first_steps(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from click.testing import Result
 
 from crust.core import volumes
 from crust.handoff import claims, layout
-from crust.runtime_handler import keepers, process_of
+from crust.runtime_handler.blocking import keepers, process_of
 from tests.support.drivers import fake_driver
 from tests.support.kata.orphan import ORPHANED, SANDBOX
 from tests.support.kata.sandbox import a_shim

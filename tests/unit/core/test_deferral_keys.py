@@ -59,6 +59,18 @@ def test_invalid_format_option_is_refused(key: str, value: str) -> None:
         deferral_keys.guest_format({"crust.dev/created-empty": "true", key: value})
 
 
+def test_host_grows_a_filesystem_if_the_class_says_so() -> None:
+    grows = {"crust.dev/grow-in": "host"}
+    assert not deferral_keys.grows_on_host({})
+    assert deferral_keys.grows_on_host(grows)
+    for more in ({"crust.dev/format-in": "guest"}, {"crust.dev/encryption": "luks"}):
+        assert not deferral_keys.grows_on_host(more)
+        with pytest.raises(deferral_keys.InvalidDeferKey, match="left out where"):
+            deferral_keys.grows_on_host(grows | more)
+    with pytest.raises(deferral_keys.InvalidDeferKey, match="it must be host"):
+        deferral_keys.grows_on_host({"crust.dev/grow-in": "guest"})
+
+
 def test_encryption_is_luks_or_nothing_formatted_by_guests_alone() -> None:
     assert deferral_keys.encryption({}) is None
     assert not deferral_keys.formats_in_guest({})
@@ -70,7 +82,7 @@ def test_encryption_is_luks_or_nothing_formatted_by_guests_alone() -> None:
     contexts: tuple[dict[str, str], ...] = ({}, guest, luks)
     values = [deferral_keys.format_in(context) for context in contexts]
     assert values == ["host", "guest", "luks"]
-    assert [deferral_keys.of_format_in(value) for value in values] == [*contexts]
+    assert [deferral_keys.strictest_format_in(context) for context in contexts] == values
     assert deferral_keys.format_in(guest | luks) == "luks"
 
 
@@ -98,10 +110,16 @@ def test_passphrase_is_the_first_that_is_given() -> None:
 
 
 def test_encrypted_volume_is_not_published_on_host_even_raw() -> None:
-    luks, guest = {"crust.dev/encryption": "luks"}, {"crust.dev/format-in": "guest"}
     for is_block in (False, True):
         with raised("EncryptedOnHost"):
-            deferral_keys.check_host_publish("vol-1", luks, is_block=is_block)
+            deferral_keys.check_host_publish("vol-1", "luks", is_block=is_block)
     with raised("FilesystemOfGuest"):
-        deferral_keys.check_host_publish("vol-1", guest, is_block=False)
-    deferral_keys.check_host_publish("vol-1", guest, is_block=True)
+        deferral_keys.check_host_publish("vol-1", "guest", is_block=False)
+    deferral_keys.check_host_publish("vol-1", "guest", is_block=True)
+
+
+def test_invalid_value_of_a_key_is_strict_on_the_host() -> None:
+    for contradicting in ("LUKS", "", "none"):
+        context = {"crust.dev/defer": "never", "crust.dev/encryption": contradicting}
+        assert deferral_keys.strictest_format_in(context) == "luks"
+    assert deferral_keys.strictest_format_in({"crust.dev/format-in": "host"}) == "guest"

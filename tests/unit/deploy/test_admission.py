@@ -1,72 +1,28 @@
 """deploy/helm: what the policies let a pod of one node do with volumes and snapshots of the cluster."""
 
-import copy
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from crust.blockdriver.controller import topology
 from tests.support.admission import Object, Pod, refusals
+from tests.support.admitted_objects import (
+    ELSEWHERE,
+    OTHER_SOURCES,
+    changed,
+    content,
+    naming_secret_of,
+    of_source,
+    volume,
+    with_rule,
+)
 from tests.support.chart import objects, of_kind, one
 from tests.support.chart_forms import FORMS
 
 OF_VOLUMES, OF_SNAPSHOTS = "crust-persistentvolumes", "crust-snapshotcontents"
 HERE = Pod()
-OTHER_SOURCES: dict[str, Object] = {
-    "hostPath": {"path": "/"},
-    "local": {"path": "/"},
-    "nfs": {"server": "192.0.2.1", "path": "/"},
-    "iscsi": {"targetPortal": "192.0.2.1", "iqn": "iqn.2026-01.example:x", "lun": 0},
-}
 
 
 def of(name: str, form: str = "snapshots") -> Object:
     return one(objects(FORMS[form]), "ValidatingAdmissionPolicy", name)
-
-
-def volume(node: str = "node-1", **spec: Any) -> Object:
-    """A PersistentVolume as external-provisioner makes it."""
-    rule = {"key": topology.KEY, "operator": "In", "values": [topology.value_of(node)]}
-    return {
-        "metadata": {"name": "pv-1", "finalizers": ["external-provisioner.example/finalizer"]},
-        "spec": {
-            "accessModes": ["ReadWriteOnce"],
-            "capacity": {"storage": "1Gi"},
-            "claimRef": {"namespace": "tenant", "name": "data"},
-            "csi": {"driver": "block.csi.crust.dev", "volumeHandle": "v", "fsType": "ext4"},
-            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}},
-            "persistentVolumeReclaimPolicy": "Delete",
-            **spec,
-        },
-    }
-
-
-def changed(original: Object, change: Callable[[Object], None]) -> Object:
-    new = copy.deepcopy(original)
-    change(new)
-    return new
-
-
-def of_source(source: str) -> Object:
-    def replace(item: Object) -> None:
-        del item["spec"]["csi"]
-        item["spec"][source] = OTHER_SOURCES[source]
-
-    return changed(volume(), replace)
-
-
-def with_affinity(affinity: Object | None) -> Object:
-    made = volume()
-    if affinity is None:
-        del made["spec"]["nodeAffinity"]
-    else:
-        made["spec"]["nodeAffinity"] = affinity
-    return made
-
-
-def with_rule(*terms: Object) -> Object:
-    return with_affinity({"required": {"nodeSelectorTerms": list(terms)}})
 
 
 def test_pod_makes_changes_and_deletes_volume_of_its_own_node() -> None:
@@ -89,30 +45,6 @@ def test_volume_of_another_driver_is_refused() -> None:
     for new, old in ((other, None), (None, other), (other, other)):
         (first,) = refusals(of(OF_VOLUMES), HERE, new, old)
         assert "of its own CSI driver alone" in first
-
-
-ELSEWHERE = {
-    "another": volume("node-2"),
-    "none": with_affinity(None),
-    "not-required": with_affinity({}),
-    "no-term": with_rule(),
-    "empty-term": with_rule({}),
-    "two-nodes": with_rule(
-        {
-            "matchExpressions": [
-                {"key": "crust.dev/node", "operator": "In", "values": ["node-1", "node-2"]}
-            ]
-        }
-    ),
-    "not-in": with_rule(
-        {"matchExpressions": [{"key": "crust.dev/node", "operator": "NotIn", "values": ["node-1"]}]}
-    ),
-    "any": with_rule({"matchExpressions": [{"key": "crust.dev/node", "operator": "Exists"}]}),
-    "second-term": with_rule(
-        {"matchExpressions": [{"key": "crust.dev/node", "operator": "In", "values": ["node-1"]}]},
-        {"matchExpressions": [{"key": "kubernetes.io/os", "operator": "Exists"}]},
-    ),
-}
 
 
 @pytest.mark.parametrize("where", ELSEWHERE)
@@ -152,11 +84,6 @@ def test_token_without_a_node_makes_no_volume(pod: Pod) -> None:
     for new in (volume(), with_rule({"matchExpressions": [nowhere]})):
         (only,) = refusals(of(OF_VOLUMES), pod, new, None)
         assert "node in the pod's token" in only
-
-
-def naming_secret_of(namespace: str) -> Object:
-    secret = {"nodePublishSecretRef": {"name": "key", "namespace": namespace}}
-    return volume(csi={**volume()["spec"]["csi"], **secret})
 
 
 def test_volume_names_secrets_of_claim_and_crust_alone() -> None:
@@ -221,11 +148,6 @@ def test_policy_is_asked_about_all_that_role_changes(name: str, role: str, form:
         for group, resource in may_change
         if "contents" in resource or resource == "persistentvolumes"
     }
-
-
-def content(node: str = "node-1", driver: str = "block.csi.crust.dev") -> Object:
-    labels = {"snapshot.storage.kubernetes.io/managed-by": node}
-    return {"metadata": {"name": "c", "labels": labels}, "spec": {"driver": driver}}
 
 
 def test_pod_changes_snapshots_of_its_node_and_driver_alone() -> None:

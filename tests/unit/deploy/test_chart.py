@@ -122,6 +122,7 @@ def test_paths_of_the_settings_are_mounted_from_the_host(form: str) -> None:
     needed |= {shim.driver_socket for shim in settings.shim}
     for driver in settings.driver:
         needed |= {driver.run_dir, *driver.target_roots}
+        needed |= {pool.state_dir for pool in driver.pools.values()}
         needed |= {driver.state_dir} if driver.engine == "files" else {"/etc/machine-id"}
     inside = tuple(f"{path}/" for path in mounted)
     assert [path for path in needed if not f"{path}/".startswith(inside)] == []
@@ -192,6 +193,7 @@ def test_controller_and_nodes_of_a_driver_have_its_settings() -> None:
     of_nodes = nodes[controller["driver_name"]]
     assert of_nodes.csi_profile == controller["csi_profile"] == "1.13"
     assert of_nodes.max_volumes == 10
+    assert of_nodes.max_snapshots_per_volume == controller["max_snapshots_per_volume"] == 20
     assert of_nodes.rbd is not None
     for key in ("monitors", "pool", "namespace"):
         assert getattr(of_nodes.rbd, key) == controller["rbd"][key]
@@ -203,6 +205,8 @@ def test_values_reach_the_settings_of_the_nodes() -> None:
     settings = node_settings("all")
     local, *ceph = settings.driver
     assert (local.overcommit, local.max_volumes, local.io_cgroup) == (1.5, 1_000_000, "")
+    assert local.provisioning == "thick"
+    assert (local.reserve_snapshots, local.max_snapshots_per_volume) == (False, 100_000)
     assert local.node_deployment
     assert (local.driver_name, local.state_dir) == ("disks.example.com", "/data/crust/block")
     assert settings.log_level == "debug"

@@ -40,7 +40,7 @@ def test_label_and_names_of_steps_are_those_of_chart() -> None:
 
 
 def test_images_of_sidecars_are_those_of_the_page() -> None:
-    named = set(re.findall(r"^\| `(csi-[a-z]+:v[0-9.]+)` \|", PAGE, re.MULTILINE))
+    named = set(re.findall(r"^\| `(csi-[a-z-]+:v[0-9.]+)` \|", PAGE, re.MULTILINE))
     used = {
         container["image"].removeprefix("registry.k8s.io/sig-storage/")
         for form in FORMS

@@ -22,6 +22,10 @@ REFUSED = {
     "setting": ("{local: {settings: {overcomit: 2}}}", "'overcomit' not allowed"),
     "range": ("{local: {settings: {overcommit: 0.5}}}", "at '/local/settings/overcommit': minimum"),
     "pool-elsewhere": ("{local: {settings: {state_dir: /mnt}}}", "'state_dir' not allowed"),
+    "pool-named-default": (
+        "{local: {pools: [{name: default, directory: /mnt}]}}",
+        "at '/local/pools/0/name'",
+    ),
     "name-of-driver": ("{local: {driverName: Disks_1}}", "at '/local/driverName'"),
     "relative": ("{kubeletRoot: var/lib/kubelet}", "at '/kubeletRoot'"),
     "defer": (
@@ -130,6 +134,7 @@ def test_settings_of_the_schema_are_those_of_the_programs() -> None:
     settings = [
         properties["node"]["properties"]["settings"],
         properties["local"]["properties"]["settings"],
+        properties["local"]["properties"]["pools"]["items"]["properties"]["settings"],
         properties["ceph"]["items"]["properties"]["settings"],
         properties["controller"]["properties"]["settings"],
     ]
@@ -140,7 +145,8 @@ def test_settings_of_the_schema_are_those_of_the_programs() -> None:
     offered = {name for table in settings for name in table["properties"]}
     written = {
         "log_format", "metrics_address", "driver_name", "socket", "mode", "engine", "rbd", "kubernetes",
-        "node_deployment", "state_dir", "create_pool", "run_dir", "target_roots", "runtime_socket", "node_id",
+        "node_deployment", "state_dir", "pools", "create_pool", "run_dir", "target_roots", "runtime_socket",
+        "node_id",
     }  # fmt: skip
     left_out = {"pool_id_file", "check_propagation"}  # as they are by default in a pod of the chart
     assert offered | written | left_out == set(models)

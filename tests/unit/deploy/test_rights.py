@@ -36,6 +36,12 @@ NEEDED: dict[str, set[Permission]] = {
         ("", "pods", "watch"),
         (STORAGE, "volumeattributesclasses", "watch"),
     },
+    "csi-health-monitor": {
+        ("", "persistentvolumeclaims", "watch"),
+        ("", "nodes", "watch"),
+        ("", "pods", "watch"),
+        ("", "events", "create"),
+    },
     "csi-snapshotter": {
         (SNAPSHOTS, "volumesnapshotcontents/status", "patch"),
         (SNAPSHOTS, "volumesnapshots", "update"),  # of the provisioner, for claims from a snapshot
@@ -114,13 +120,14 @@ def test_account_has_no_right_of_a_part_that_is_absent(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_pods_are_listed_only_for_resizer_or_runtime_class(form: str) -> None:
+def test_pods_are_listed_only_for_a_sidecar_or_runtime_class(form: str) -> None:
     says = "runtime-class" in yaml.safe_dump_all(of_kind(objects(FORMS[form]), "StorageClass"))
     for account, containers in accounts(form):
         rights = allowed(form, account)
         is_node = account.endswith("-node")
         assert (("node.k8s.io", "runtimeclasses", "list") in rights) is (is_node and says)
-        listing = (is_node and says) or "csi-resizer" in parts(containers)
+        sidecars = {"csi-resizer", "csi-health-monitor"} & parts(containers)
+        listing = (is_node and says) or bool(sidecars)
         assert (("", "pods", "list") in rights) is listing
 
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from crust.host.answers import NotSeen
 from crust.host.files import locks
 from crust.host.process import processes
 from crust.host.process.processes import Process
+from tests.support.raised import raised
 from tests.support.records.records import TARGET, a_record
 
 OTHER = volumes.TargetPath.parse("/var/lib/kubelet/pods/other/mount")
@@ -84,6 +86,19 @@ def process() -> Iterator[Process]:
         assert process is not None
         yield process
         child.kill()
+
+
+def test_stopped_machine_of_a_held_volume_is_named(
+    paths: layout.EntryPaths, process: Process
+) -> None:
+    with ClaimLock.acquire(paths, TARGET):
+        claims.write(paths, replace(_claim(), process=process))
+        with raised("HeldBySandbox", match="sandbox-1 of kata has it.*; stop that sandbox first"):
+            ClaimLock.acquire(paths, TARGET)
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        with raised("HeldBySandbox", match="virtual machine is stopped; let the machine go on"):
+            ClaimLock.acquire(paths, TARGET)
 
 
 def _ended() -> Process:
@@ -193,6 +208,17 @@ def test_entry_behind_link_is_not_locked_and_keeps_claim(
     assert claims.read(paths) == dead
 
 
+@pytest.mark.spec("H-4")
+def test_root_that_others_can_write_to_has_no_lock(store: Store, paths: layout.EntryPaths) -> None:
+    """Otherwise they could rename another entry into its place."""
+    dead = _left_by(paths, None)
+    os.chmod(store.root, 0o770)
+    with pytest.raises(UntrustedDirectory, match=store.root):
+        ClaimLock.acquire(paths, TARGET)
+    os.chmod(store.root, 0o700)
+    assert claims.read(paths) == dead
+
+
 def test_error_of_any_length_and_script_is_one_line(paths: layout.EntryPaths) -> None:
     with ClaimLock.acquire(paths, TARGET):
         claims.write(paths, _claim(state=State.ERROR, error="größe \n\x1b[2J\x9b" * 2000))
@@ -205,9 +231,28 @@ def test_error_of_any_length_and_script_is_one_line(paths: layout.EntryPaths) ->
 
 def test_sandbox_id_is_escaped_in_the_error_about_its_volume(paths: layout.EntryPaths) -> None:
     with ClaimLock.acquire(paths, TARGET):
-        claims.write(paths, _claim(sandbox_id="box\x1b[31m\nforged"))
-        with pytest.raises(HeldBySandbox, match=r"sandbox box\\x1b\[31m\\nforged of"):
+        claims.write(paths, _claim(sandbox_id="box\u202eforged"))
+        with pytest.raises(HeldBySandbox, match=r"sandbox box\\u202eforged of"):
             ClaimLock.acquire(paths, TARGET)
+
+
+@pytest.mark.spec("H-24")
+def test_claim_with_control_character_is_neither_written_nor_read(
+    paths: layout.EntryPaths,
+) -> None:
+    odd = "box\x1b[31m\nforged"
+    with pytest.raises(errors.InvalidRequest, match="sandbox_id"):
+        claims.write(paths, _claim(sandbox_id=odd))
+    assert not os.path.exists(paths.claim)
+    with ClaimLock.acquire(paths, TARGET):
+        claims.write(paths, _claim(sandbox_id="box"))
+        content = {**json.loads(Path(paths.claim).read_bytes()), "sandbox_id": odd}
+        Path(paths.claim).write_text(json.dumps(content))
+        with pytest.raises(UnreadableHandoffRecord):
+            claims.read(paths)
+        with pytest.raises(HeldBySandbox) as held:
+            ClaimLock.acquire(paths, TARGET)
+    assert held.value.sandbox_id == ""
 
 
 def test_claim_without_a_sandbox_is_not_written(paths: layout.EntryPaths) -> None:

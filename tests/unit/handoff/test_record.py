@@ -237,12 +237,12 @@ def test_record_larger_than_its_limit_is_not_written() -> None:
 
 
 def test_publish_is_the_same_by_volume_and_request_alone() -> None:
-    one = a_record().but(request="a" * 64)
-    other_answer = one.but(replace(one.mount, fs_type="xfs", readonly=True), generation=9)
+    one = a_record().replaced(request="a" * 64)
+    other_answer = one.replaced(replace(one.mount, fs_type="xfs", readonly=True), generation=9)
     assert other_answer.same_publish(KEY, "a" * 64)
     assert not one.same_publish(KEY, "b" * 64)
     assert not one.same_publish(KEY, None)
-    assert not one.but(volume_id="vol-2").same_publish(KEY, "a" * 64)
+    assert not one.replaced(volume_id="vol-2").same_publish(KEY, "a" * 64)
     assert one.digest == TARGET.digest
 
 

@@ -93,15 +93,15 @@ def test_writer_has_the_lock_that_the_contract_names(store: Store) -> None:
 def test_same_content_again_changes_nothing(store: Store) -> None:
     first = store.write(a_record())
     inode = os.stat(_paths(store).record).st_ino
-    again = store.write(a_record().but(generation=7))
+    again = store.write(a_record().replaced(generation=7))
     assert again == first
     assert os.stat(_paths(store).record).st_ino == inode
 
 
 @pytest.mark.spec("H-15")
 def test_other_request_for_target_is_refused_naming_published_volume(store: Store) -> None:
-    store.write(a_record().but(request="1" * 64))
-    for other in (a_record().but(request="2" * 64), a_record()):
+    store.write(a_record().replaced(request="1" * 64))
+    for other in (a_record().replaced(request="2" * 64), a_record()):
         with pytest.raises(EntryDiffers, match=r"block\.csi\.crust\.dev/vol-1"):
             store.write(other)
 
@@ -150,7 +150,7 @@ def test_keys_of_a_later_version_are_kept_by_a_rewrite(store: Store) -> None:
     now = json.loads(path.read_text())
     assert (now["crust"]["capacity_bytes"], now["crust"]["generation"]) == (7, 2)
     assert now["later"] == now["crust"]["later"] == {"shiny": True}
-    other = a_record().but(replace(a_record().mount, content_generation=8))
+    other = a_record().replaced(replace(a_record().mount, content_generation=8))
     assert store.write(other).require().crust.generation == 3
     assert "later" not in path.read_text(), "another publish is another record"
 

@@ -31,9 +31,19 @@ async def test_shims_socket_that_is_not_seen_is_not_missing(places: Places, numb
     assert f"cannot stat {backend}: {os.strerror(number)}" in result.output
 
 
-async def test_stopped_driver_is_not_looked_for_at_proxys_socket(node: FakeNode) -> None:
-    away = fake_driver.Failure(grpc.StatusCode.UNAVAILABLE, "failed to connect")
-    node.driver.failing["Probe"] = away
+async def test_stopped_driver_is_named_by_its_own_socket(node: FakeNode) -> None:
+    await node.stop("driver")
     result = await crust(node, "drivers")
-    assert f"its own socket, which the shim at {node.places.shim} calls" in result.output
+    assert f"the process that serves {node.places.driver} cannot be reached" in result.output
     assert "failed to connect" not in result.output
+
+
+@pytest.mark.parametrize("rpc", ["Probe", "GetPluginInfo"])
+@pytest.mark.parametrize("command", ["drivers", "status"])
+async def test_driver_that_answers_unavailable_is_shown_in_its_words(
+    node: FakeNode, command: str, rpc: str
+) -> None:
+    node.driver.failing[rpc] = fake_driver.Failure(grpc.StatusCode.UNAVAILABLE, "no version is set")
+    result = await crust(node, command)
+    assert "is not ready: it answered UNAVAILABLE: no version is set" in result.output
+    assert "listens" not in result.output

@@ -2,18 +2,24 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 import crust as crust_package
+from crust.blockdriver.commands import pool_volumes
 from crust.host import start_questions
 from crust.host.process import hidden
+from crust.inspection import show, views
 from tests.support.co import NAMED
 from tests.support.nodes.commands import crust, published
+from tests.support.nodes.examined_node import DRIVER as ROW
+from tests.support.nodes.examined_node import HEALTHY
 from tests.support.nodes.fake_node import DRIVER, FakeNode
 from tests.support.nodes.places import Places
+from tests.support.runtimes.fake_handler import FakeHandler
 
 
 async def test_node_that_is_ready_exits_0(node: FakeNode) -> None:
@@ -59,12 +65,26 @@ async def test_status_exits_1_for_handler_with_unseen_socket(
     places: Places,
 ) -> None:
     async with FakeNode(places) as node, node.handler():
-        assert (await crust(node, "handlers")).exit_code == 0
         os.rename(places.handler, f"{places.handler}.elsewhere")
-        status = await crust(node, "status")
-        assert (status.exit_code, status.output.count("which does not exist where")) == (1, 1)
-        assert (await crust(node, "handlers")).exit_code == 1
+        for command in ("status", "status", "handlers"):  # the second one finds it as the proxy's
+            shown = await crust(node, command)
+            assert shown.exit_code == 1
+            assert "did not answer" in shown.output
+        assert shown.output.count("HandlerNotResponding") == 1
         os.rename(f"{places.handler}.elsewhere", places.handler)
+
+
+async def test_status_names_what_a_handler_says_is_wrong(places: Places) -> None:
+    fake = FakeHandler()
+    async with FakeNode(places) as node, node.handler(fake):
+        assert (await crust(node, "handlers")).exit_code == 0
+        fake.wrong = ["[RunsWithoutVolume] container app of pod shop/db runs without its volume"]
+        for command in ("status", "handlers"):
+            shown = await crust(node, command, "-o", "json")
+            assert shown.exit_code == 1
+            assert "container app of pod shop/db" in shown.output
+        (problem,) = json.loads((await crust(node, "status", "-o", "json")).output)["problems"]
+        assert (problem["part"], problem["error_name"]) == ("handler kata", "RunsWithoutVolume")
 
 
 async def test_volume_is_found_by_pod_persistent_volume_target_and_id(node: FakeNode) -> None:
@@ -112,7 +132,7 @@ async def test_status_warns_of_other_versions_and_node_stays_ready(
     assert driver["shim_version"] == crust_package.__version__
     before = await crust(node, "status", "-o", "json")
     assert (json.loads(before.output)["warnings"], before.exit_code) == ([], 0)
-    monkeypatch.setattr("crust.csi_shim.shim_process.crust", mock.Mock(__version__="0.0.9"))
+    monkeypatch.setattr("crust.rpc.serving.service.crust", mock.Mock(__version__="0.0.9"))
     monkeypatch.setattr("crust.proxy.inspect.crust", mock.Mock(__version__="0.0.8"))
     result = await crust(node, "status", "-o", "json")
     status = json.loads(result.output)
@@ -138,3 +158,27 @@ async def test_status_warns_of_excepted_groups_and_node_stays_ready(
     (warning,) = status["warnings"]
     assert warning["error_name"] == "ControlGroupsExcepted"
     assert "/system.slice/agent.service" in warning["message"]
+
+
+def test_further_pool_is_shown_by_name_and_its_state_counts() -> None:
+    closed = views.Pool(0, 0, 0, 0, 0, name="fast", problem="[PoolAbsent] its disk is away")
+    full = replace(closed, size_bytes=1000, allocated_bytes=1000, name="old", problem="")
+    pool = views.Pool(1000, 500, 500, 500, 100, name="default", further=(closed, full))
+    driver = replace(ROW, pool=pool)
+    shown = [(row.name, row.pool.state) for row in views.pools_of((driver,))]
+    assert shown == [
+        (driver.name, "ready"),
+        (f"{driver.name}/fast", "closed"),
+        (f"{driver.name}/old", "full"),
+    ]
+    (problem,) = views.full_pools((driver,))
+    assert problem.part == f"pool of driver {driver.name}/old"
+    assert not pool_volumes.shown((driver,), []).healthy
+
+
+def test_status_has_problems_of_drivers_process_once() -> None:
+    hangs = views.Problem("operations of the driver", "OperationsHang", "2 do not end")
+    pool = views.Pool(1000, 500, 500, 500, 100, (hangs,))
+    apart = replace(HEALTHY, drivers=(replace(ROW, pool=pool),))
+    assert show.of_node(apart).names == ("operations of the driver",)
+    assert show.of_node(replace(apart, problems=(hangs,))).names == ("operations of the driver",)

@@ -5,10 +5,10 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,17 +16,18 @@ from crust.core import errors, volumes
 from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host import answers
-from crust.kata import gate, nri
+from crust.kata import gate, nri, wrong_runtime
 from crust.kata.entry import KataEntries
-from crust.kata.evidence import Kind, Runtime, Runtimes, Use
+from crust.kata.evidence import KataBuild, Kind, Runtimes, Use
 from crust.kata.grants import Grants, Sandbox, Undo, User
 from crust.kata.preflight import Configurations
 from crust.kata.settings import KataRuntime
+from crust.runtime_handler.blocking import resolve_source
 from tests.support.raised import raised
 from tests.support.records.records import HANDLER, a_record
 
 POD = nri.Pod("sandbox-0001", "shop/web", HANDLER, 0)
-FIT = "[hypervisor.clh]\ndisable_block_device_use = false\n"
+FIT = "[hypervisor.clh]\ndisable_block_device_use = false\nblock_device_driver = 'virtio-blk'\n"
 
 
 class Keepers(Grants):
@@ -41,6 +42,7 @@ class Keepers(Grants):
         self.reported: list[str] = []
         self.on_grant: Callable[[Record], None] = lambda _: None
         self.undone = threading.Event()
+        self.on_withdraw: Callable[[], None] = lambda: None
 
     def sandbox_ids(self) -> list[str]:
         return sorted({*self.claimed.values()})
@@ -48,49 +50,49 @@ class Keepers(Grants):
     def grant(
         self,
         sandbox: Sandbox,
-        record: Record,
-        key: str,
+        mounts: Mapping[str, Record],
         user: User,
         features: Collection[volumes.HandlerFeature],
     ) -> Undo:
-        self.on_grant(record)
-        is_new = record.digest not in self.claimed
-        if self.claimed.setdefault(record.digest, sandbox.id) != sandbox.id:
-            raise errors.NotReady.named("HeldBySandbox", "the volume is held", why="by another")
-        use = (sandbox.id, record.digest, user)
-        self.users.add(use)
+        digests = {record.digest for record in mounts.values()}
+        for record in mounts.values():
+            self.on_grant(record)
+            if self.claimed.get(record.digest, sandbox.id) != sandbox.id:
+                raise errors.NotReady.named("HeldBySandbox", "the volume is held", why="by another")
+        added = digests - self.claimed.keys()
+        uses = {(sandbox.id, digest, user) for digest in digests}
+        self.claimed.update(dict.fromkeys(added, sandbox.id))
+        self.users |= uses
 
         def undo() -> None:
-            self.users.discard(use)
-            if is_new:
-                del self.claimed[record.digest]
+            self.users -= uses
+            for digest in added:
+                del self.claimed[digest]
             self.undone.set()
 
         return undo
 
-    def check_claimed(self, sandbox: Sandbox, record: Record) -> Record:
-        if self.claimed.get(record.digest) != sandbox.id:
+    def check_claimed(self, sandbox: Sandbox, records: Collection[Record]) -> None:
+        if any(self.claimed.get(record.digest) != sandbox.id for record in records):
             raise errors.NotReady.named("VolumeNotClaimed", "the volume is not claimed")
-        return record
 
-    def mounted(self, sandbox: Sandbox, record: Record) -> None:
-        self.reported.append(record.digest)
+    def mounted(self, sandbox: Sandbox, records: Collection[Record]) -> None:
+        self.reported += [record.digest for record in records]
 
     def withdraw(self, sandbox_id: str, needless: Callable[[User], bool]) -> None:
+        self.on_withdraw()
         self.users = {
             (id_, digest, user)
             for id_, digest, user in self.users
             if id_ != sandbox_id or not needless(user)
         }
 
-    def needing(self, sandbox_id: str, record: Record) -> set[User]:
-        return {
-            user for id_, digest, user in self.users if (id_, digest) == (sandbox_id, record.digest)
-        }
+    def needing(self, sandbox_id: str) -> set[tuple[str, User]]:
+        return {(digest, user) for id_, digest, user in self.users if id_ == sandbox_id}
 
 
 @dataclass(frozen=True)
-class FakeRuntime(Runtime):
+class FakeRuntime(KataBuild):
     """Kata's Go runtime: its machine is this process, which has what `attached` says."""
 
     kind: ClassVar[Kind] = Kind.GO
@@ -101,7 +103,9 @@ class FakeRuntime(Runtime):
     def vm_of(self, sandbox_id: str, engine_pid: int = 0) -> int:
         return os.getpid()
 
-    def check_attachable(self, sandbox_id: str, pid: int, record: Record, mounts: int) -> None:
+    def check_attachable(
+        self, sandbox_id: str, pid: int, record: Record, mounts: int, until_s: float
+    ) -> None:
         if mounts >= self.most_mounts:
             raise errors.NotReady.named("VolumeInUseInSandbox", "the sandbox has it", why="twice")
 
@@ -125,7 +129,7 @@ class Node:
     kata: FakeRuntime
     problems: dict[str, errors.CrustError | None] = field(default_factory=dict)
 
-    def gate(self, *handlers: str, default: str = "runc") -> gate.Bridge:
+    def gate(self, *handlers: str, default: str = "runc") -> gate.KataGate:
         """A gate that has just started, with these handlers in its settings."""
         configuration = self.directory / "configuration.toml"
         configuration.write_text(FIT)
@@ -133,7 +137,7 @@ class Node:
             KataRuntime(name=name, configuration=str(configuration))
             for name in handlers or (HANDLER,)
         ]
-        return gate.Bridge(
+        return gate.KataGate(
             self.keepers,
             Runtimes([self.kata]),
             Configurations(runtimes),
@@ -158,7 +162,7 @@ def node(tmp_path: Path) -> Node:
 
 
 def container(
-    *records: Record, id_: str = "container-0001", name: str = "app", **state: bool
+    *records: Record, id_: str = "container-0001", name: str = "app", **state: Any
 ) -> nri.Container:
     """A container that mounts the volumes at /data0, /data1, …"""
     mounts = (nri.Mount(record.target.text, f"/data{at}") for at, record in enumerate(records))
@@ -213,19 +217,70 @@ async def test_create_claims_all_volumes_or_none(node: Node) -> None:
     assert {*node.keepers.claimed} == {first.digest, second.digest}
 
 
-async def test_create_whose_time_is_over_is_undone_by_its_thread(node: Node) -> None:
-    record, go_on = node.publish("a"), threading.Event()
+async def test_volume_whose_device_hangs_is_refused_and_no_other(node: Node) -> None:
+    """The engine has given up the first call, and makes it again; each has no thread but the first."""
+    hanging, other = node.publish("a"), node.publish("b")
+    hangs, go_on = threading.Event(), threading.Event()
 
-    def hang(_: Record) -> None:
+    def hang(record: Record) -> None:
+        if record.digest == hanging.digest:
+            hangs.set()
+            assert go_on.wait(60)
+
+    node.keepers.on_grant, bridge = hang, node.gate()
+    first = asyncio.ensure_future(bridge.create(POD, container(hanging), soon()))
+    assert await asyncio.to_thread(hangs.wait, 60)
+    for number in range(100):
+        with raised("EngineTimeOver", match="an earlier call, of container app, has not returned"):
+            await bridge.create(POD, container(hanging, id_=f"container-{number}"), soon())
+    await bridge.create(POD, container(other, id_="container-0002", name="other"), soon())
+    assert {*node.keepers.claimed} == {other.digest}
+    go_on.set()
+    await first
+    assert {*node.keepers.claimed} == {hanging.digest, other.digest}
+
+
+async def test_mount_source_that_hangs_keeps_no_other_container(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a file server that does not answer, of a container that has no volume of ours."""
+    record, go_on, looks = node.publish("a"), threading.Event(), list[str]()
+
+    def resolve(root: str, source: str) -> object:
+        if source == "/dead":
+            looks.append(source)
+            assert go_on.wait(60)
+        return resolve_source(root, source)
+
+    monkeypatch.setattr(gate, "resolve_source", resolve)
+    bridge, dead = node.gate(), (nri.Mount("/dead", "/mnt"),)
+    for number in range(100):
+        with raised("SystemCallTimedOut", match="a mount source of container app"):
+            await bridge.create(POD, nri.Container(f"c-{number}", POD.id, "app", dead), soon(0.01))
+    await bridge.create(POD, container(record, name="other"), soon())
+    go_on.set()
+    assert looks == ["/dead"]
+
+
+async def test_ends_of_containers_share_one_thread_of_a_keeper(node: Node) -> None:
+    record, bridge = node.publish("a"), node.gate()
+    await bridge.create(POD, container(record), soon())
+    hangs, go_on, calls = threading.Event(), threading.Event(), list[int]()
+
+    def hang() -> None:
+        calls.append(1)
+        hangs.set()
         assert go_on.wait(60)
 
-    node.keepers.on_grant = hang
-    with raised("EngineTimeOver"):
-        await node.gate().create(POD, container(record), soon(0.0))
+    node.keepers.on_withdraw = hang
+    first = asyncio.ensure_future(bridge.ended(container(record)))
+    assert await asyncio.to_thread(hangs.wait, 60)
+    others = [container(record, id_=f"container-{number}") for number in range(100)]
+    ends = [asyncio.ensure_future(bridge.ended(other)) for other in others]
+    await asyncio.sleep(0)  # each has begun
     go_on.set()
-    assert await asyncio.to_thread(node.keepers.undone.wait, 60)
-    assert not node.keepers.claimed
-    assert not node.keepers.users
+    await asyncio.gather(first, *ends)
+    assert (len(calls), node.keepers.users) == (2, set())
 
 
 async def test_one_volume_in_two_containers_is_counted_for_kata(node: Node) -> None:
@@ -243,11 +298,11 @@ async def test_new_attempt_of_a_container_ends_the_earlier_one(node: Node) -> No
     record, bridge = node.publish("a"), node.gate()
     await bridge.create(POD, container(record), soon())
     await bridge.create(POD, container(record, id_="container-0002"), soon())
-    assert node.keepers.needing(POD.id, record) == {"container-0002/app"}
+    assert node.keepers.needing(POD.id) == {(record.digest, "container-0002/app")}
     await bridge.ended(container(record))  # the end of the first one
-    assert node.keepers.needing(POD.id, record) == {"container-0002/app"}
+    assert node.keepers.needing(POD.id) == {(record.digest, "container-0002/app")}
     await bridge.ended(container(record, id_="container-0002"))
-    assert not node.keepers.needing(POD.id, record)
+    assert not node.keepers.needing(POD.id)
 
 
 async def test_start_needs_the_claim_and_the_device_in_the_machine(node: Node) -> None:
@@ -282,6 +337,50 @@ async def test_synchronize_reports_what_runs_without_its_volume(node: Node) -> N
     assert problem.error_name == "RunsWithoutVolume"
 
 
+@pytest.mark.parametrize("is_seen", [True, False])
+async def test_container_that_has_ended_has_no_problem(node: Node, *, is_seen: bool) -> None:
+    app, bridge = container(node.publish("a"), is_running=True), node.gate()
+    await bridge.synchronize({POD.id: POD}, [app])
+    await (bridge.ended(app) if is_seen else bridge.synchronize({}, []))
+    assert node.problems == {"container container-0001": None}
+
+
+async def test_synchronize_forgets_the_use_of_an_unlisted_container(node: Node) -> None:
+    """Its end was missed, and the next container of its pod would be refused for ever."""
+    record, bridge = node.publish("a"), node.gate()
+    app, other = container(record), container(record, id_="container-0002", name="other")
+    node.kata.attached.add((app.id, "/data0"))
+    await bridge.create(POD, app, soon())
+    await bridge.start(POD, app, soon())
+    with raised("VolumeInUseInSandbox"):
+        await bridge.create(POD, other, soon())
+    running = container(record, is_running=True)
+    await bridge.synchronize({POD.id: POD}, [running])
+    assert bridge.uses.of(record.digest, POD.id).container_id == app.id
+    await bridge.synchronize({POD.id: POD}, [container(record, is_stopped=True)])
+    await bridge.create(POD, other, soon())
+
+
+@pytest.mark.parametrize("is_kata", [True, False])
+async def test_synchronize_ends_containers_of_other_runtimes_on_guards(
+    node: Node, monkeypatch: pytest.MonkeyPatch, *, is_kata: bool
+) -> None:
+    """Of a container of Kata the engine names the virtual machine, which other containers are in."""
+    ended: list[str] = []
+
+    def end(of: nri.Container) -> bool:
+        ended.append(of.id)
+        return True
+
+    monkeypatch.setattr(wrong_runtime, "end", end)
+    app = container(node.publish("a"), is_running=True, pid=4711)
+    if not is_kata:
+        (Path(node.kata.root) / POD.id).rmdir()
+    await node.gate().synchronize({POD.id: nri.Pod(POD.id, POD.name, "runc", 0)}, [app])
+    problem = node.problems.get("container container-0001")
+    assert (ended, problem is None) == (([], False) if is_kata else ([app.id], True))
+
+
 async def test_synchronize_withdraws_what_no_created_container_needs(node: Node) -> None:
     first, second = node.publish("a"), node.publish("b")
     before, bridge = node.gate(), node.gate()
@@ -310,7 +409,7 @@ async def test_container_that_is_created_during_synchronize_keeps_its_entry(node
     await bridge.create(POD, container(record), soon())
     goes_on.set()
     await running
-    assert node.keepers.needing(POD.id, record) == {"container-0001/app"}
+    assert node.keepers.needing(POD.id) == {(record.digest, "container-0001/app")}
 
 
 async def test_container_whose_claim_is_not_seen_is_not_reported(

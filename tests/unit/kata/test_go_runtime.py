@@ -79,13 +79,16 @@ def test_sandbox_that_was_started_without_block_devices_gets_no_volume(
 ) -> None:
     """By an annotation of its pod, or a configuration that kata.toml does not name."""
     evidence, record = GoRuntime(str(running.root)), a_record()
-    evidence.check_attachable(ID, running.pid, record, 0)
+    evidence.check_attachable(ID, running.pid, record, 0, 0.0)
     running.write(shares=True)
     with raised("SandboxWithoutBlockDevices", match="annotation"):
-        evidence.check_attachable(ID, running.pid, record, 0)
+        evidence.check_attachable(ID, running.pid, record, 0, 0.0)
+    running.write(driver="nvdimm")
+    with raised("SandboxWithNvdimm", match="annotation"):
+        evidence.check_attachable(ID, running.pid, record, 0, 0.0)
     (running.root / ID / "persist.json").write_text('{"Config":{}}')
     with raised("VmUnknown"):
-        evidence.check_attachable(ID, running.pid, record, 0)
+        evidence.check_attachable(ID, running.pid, record, 0, 0.0)
 
 
 def test_mount_that_kata_attached_no_device_for_is_not_attached(

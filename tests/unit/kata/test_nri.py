@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from crust.core import errors
 from crust.kata import mux, nri
+from crust.wire.nri.v1alpha1 import nri_pb2
 from tests.support.kata import engine as engines
 from tests.support.kata.engine import Engine, PluginGone, PluginRefused
 
@@ -30,6 +31,7 @@ class Gate:
         self.asked: list[str] = []
         self.on_create: Work = _nothing
         self.on_synchronize: Work = _nothing
+        self.on_end: Work = _nothing
         self.deadline_s = 0.0
         self.containers: list[nri.Container] = []
 
@@ -44,6 +46,7 @@ class Gate:
 
     async def ended(self, container: nri.Container) -> None:
         self.asked.append(f"ended {container.id}")
+        await self.on_end()
 
     async def synchronize(self, pods: dict[str, nri.Pod], containers: list[nri.Container]) -> None:
         self.containers = containers
@@ -99,6 +102,23 @@ async def test_each_step_of_a_container_reaches_the_gate(nri_version: str) -> No
         "start container-0001",
         "ended container-0001",
     ]
+
+
+async def test_end_of_a_container_is_answered_while_its_work_hangs() -> None:
+    """It can refuse nothing, and the engine would drop the plugin."""
+    engine, gate, goes_on = Engine(), Gate(), asyncio.Event()
+
+    async def hang() -> None:
+        await goes_on.wait()
+
+    gate.on_end = hang
+    async with _plugged(engine, gate):
+        pod, container = engines.pod(), engines.container(("/a", "/b"))
+        await engine.create(pod, container)
+        await engine.stop(pod, container)
+        await engine.create(pod, container)
+        assert gate.asked.count("ended container-0001") == 1
+        goes_on.set()
 
 
 async def test_an_error_refuses_and_its_text_reaches_the_engine() -> None:
@@ -208,3 +228,15 @@ def test_an_engine_that_sends_garbage_ends_the_connection(data: bytes) -> None:
                     await nri.serve(path, Gate(), lambda: None)
 
     asyncio.run(run())
+
+
+def test_only_the_source_of_a_bind_is_a_path() -> None:
+    mounts = [
+        nri_pb2.Mount(source="/pods/a/mount", destination="/a", type="bind"),
+        nri_pb2.Mount(source="/pods/b/mount", destination="/b", options=["rbind", "ro"]),
+        nri_pb2.Mount(source="tmpfs", destination="/dev", type="tmpfs", options=["nosuid"]),
+        nri_pb2.Mount(source="proc", destination="/proc", type="proc"),
+    ]
+    container = nri.container_of(nri_pb2.Container(id="c", mounts=mounts))
+    sources = ("/pods/a/mount", "/pods/b/mount")
+    assert tuple(mount.source for mount in container.mounts) == sources

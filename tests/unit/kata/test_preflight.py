@@ -14,7 +14,11 @@ from tests.support.raised import raised
 
 HANDLER = volumes.HandlerName("kata")
 RUST = "[hypervisor.clh]\n[runtime]\nname = 'virt_container'\n"
-FIT = "[hypervisor.clh]\ndisable_block_device_use = false\n[runtime]\nenable_debug = false\n"
+FIT = (
+    "[hypervisor.clh]\ndisable_block_device_use = false\nblock_device_driver = 'virtio-blk'\n"
+    "[runtime]\nenable_debug = false\n"
+)
+QEMU = "[hypervisor.qemu]\ndisable_block_device_use = false\n"
 
 
 def _runtime(path: Path, shim: Path | str = "", *, unproven: bool = False) -> KataRuntime:
@@ -40,17 +44,25 @@ def _written(path: Path, text: str) -> Path:
             "[hypervisor.qemu]\ndisable_block_device_use = 'false'",
             "disable_block_device_use is not false",
         ),
-        ("[hypervisor.clh]\ndisable_block_device_use = false\nrootless = true", "rootless is set"),
+        (QEMU + "rootless = true", "rootless is set"),
         ("[hypervisor.remote]\ndisable_block_device_use = false", "peer pods"),
-        (FIT + "name = 'virt_container'", "version of its shim is not known; set shim"),
+        (RUST, "version of its shim is not known; set shim"),
         (
-            FIT.replace("clh", "qemu"),
-            "hypervisor is qemu, and clh alone was run.*; use clh; or set unproven = true",
+            FIT.replace("clh", "acrn"),
+            "hypervisor is acrn, and clh and qemu alone was run.*; use clh or qemu; or set unproven = true",
         ),
         (
-            FIT.replace("\n[r", "\nblock_device_driver = 'virtio-scsi'\n[r"),
-            "block_device_driver is virtio-scsi, and virtio-blk alone",
+            FIT.replace("-blk", "-scsi"),
+            "driver is virtio-scsi, and Kata attaches virtio-blk alone to Cloud Hypervisor",
         ),
+        (
+            FIT.replace("block_device_driver = 'virtio-blk'", ""),
+            "where the key is missing it is virtio-scsi; set block_device_driver = .virtio-blk.",
+        ),
+        (QEMU + "block_device_driver = 'nvdimm'", "attaches a read-only volume writable"),
+        (QEMU + "block_device_driver = 'virtio-blk-ccw'", "virtio-scsi and virtio-blk alone"),
+        (QEMU.replace("qemu", "firecracker"), "Firecracker attaches every disk writable"),
+        (QEMU.replace("qemu", "stratovirt"), "StratoVirt was never run with crust"),
         (FIT.replace("\n[r", "\nshared_fs = 'none'\n[r"), "shared_fs is none.*; set shared_fs ="),
         (
             FIT.replace("\n[r", "\nshared_fs = 'virtio-9p'\n[r"),
@@ -80,6 +92,21 @@ def test_a_fit_one_passes_and_a_drop_in_decides(tmp_path: Path) -> None:
         check_configuration(_runtime(path), read(path))
     _written(tmp_path / "config.d" / "20-y.toml", FIT)
     check_configuration(_runtime(path), read(path))
+
+
+def test_drop_in_counts_with_any_name_beside_the_real_file(tmp_path: Path) -> None:
+    """As both runtimes of Kata 4.1 read them (katautils/config.go; kata-types, drop_in.rs)."""
+    _written(tmp_path / "real" / "configuration.toml", FIT)
+    (tmp_path / "etc").mkdir()
+    link = tmp_path / "etc" / "configuration.toml"
+    link.symlink_to("../real/configuration.toml")
+    (tmp_path / "real" / "config.d" / "a-directory").mkdir(parents=True)
+    unfit = "[hypervisor.clh]\ndisable_block_device_use = true"
+    _written(tmp_path / "etc" / "config.d" / "10-x.toml", unfit)
+    check_configuration(_runtime(link), read(link))
+    _written(tmp_path / "real" / "config.d" / "50-local.conf", unfit)
+    with raised("KataUnfit"):
+        check_configuration(_runtime(link), read(link))
 
 
 def test_a_change_is_noticed_and_so_is_its_repair(tmp_path: Path) -> None:
@@ -135,7 +162,7 @@ def test_a_program_that_is_no_shim_is_named(tmp_path: Path, says: str) -> None:
 def test_untested_runtime_needs_setting_and_broken_one_never_passes(
     tmp_path: Path,
 ) -> None:
-    path = _written(tmp_path / "configuration.toml", FIT.replace("clh", "qemu"))
+    path = _written(tmp_path / "configuration.toml", FIT.replace("clh", "acrn"))
     assert check_configuration(_runtime(path, unproven=True), read(path)).kind is Kind.GO
     _written(path, RUST)
     shim = _shim(tmp_path / "shim", "(Rust): id: io.containerd.kata.v2, version: 3.30.0")
@@ -145,10 +172,38 @@ def test_untested_runtime_needs_setting_and_broken_one_never_passes(
     _written(path, RUST.replace("clh", "remote"))
     with pytest.raises(KataUnfit, match="peer pods"):
         check_configuration(_runtime(path, shim, unproven=True), read(path))
-    for never in ("qemu", "dragonball", "firecracker", "openvmm"):  # its process is named nowhere
+    for never, why in (
+        ("qemu", "found by Cloud Hypervisor's socket"),
+        ("openvmm", "found by Cloud Hypervisor's socket"),
+        ("dragonball", "a thread of the shim"),
+        ("firecracker", "attaches every disk writable"),
+        ("stratovirt", "never run with crust"),
+    ):
         _written(path, RUST.replace("clh", never))
-        with pytest.raises(KataUnfit, match="found by Cloud Hypervisor's socket"):
+        with pytest.raises(KataUnfit, match=why):
             check_configuration(_runtime(path, shim, unproven=True), read(path))
+
+
+@pytest.mark.parametrize("driver", ["", "virtio-scsi", "virtio-blk"])
+def test_qemu_is_proven_with_its_default_driver_and_virtio_blk(tmp_path: Path, driver: str) -> None:
+    key = f"block_device_driver = '{driver}'\n" if driver else ""
+    path = _written(tmp_path / "configuration.toml", QEMU + key)
+    assert check_configuration(_runtime(path), read(path)) == Installation(Kind.GO)
+
+
+@pytest.mark.parametrize(
+    ("keys", "drops"),
+    [
+        ("block_device_cache_set = true\nblock_device_cache_noflush = true\n", True),
+        ("block_device_cache_noflush = true\n", False),  # Kata reads it only beside the other
+        ("block_device_cache_set = true\nblock_device_cache_direct = true\n", False),
+    ],
+)
+def test_hypervisor_that_drops_flushes_of_guests_is_named(
+    tmp_path: Path, keys: str, *, drops: bool
+) -> None:
+    path = _written(tmp_path / "configuration.toml", QEMU + keys)
+    assert check_configuration(_runtime(path), read(path)).drops_flushes is drops
 
 
 def test_upgrade_while_daemon_runs_is_refused_until_it_registers_again(

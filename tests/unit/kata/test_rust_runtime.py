@@ -3,6 +3,7 @@
 import asyncio
 import os
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -83,16 +84,19 @@ def test_listener_that_is_not_of_sandbox_is_not_its_machine(
         runtime.vm_of("../../etc")
 
 
-def test_a_second_mount_and_a_device_that_stayed_are_refused(
+def test_disk_of_an_ended_container_is_waited_for(
     runtime: RustRuntime, running: StandInRustSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = a_record()
-    runtime.check_attachable(running.id, running.pid, record, 0)
-    with raised("VolumeInUseInSandbox"):
-        runtime.check_attachable(running.id, running.pid, record, 1)
-    monkeypatch.setattr(openers, "has_open", lambda *_: True)
+    runtime.check_attachable(running.id, running.pid, record, 0, 0.0)
     with raised("VolumeInUseInSandbox", match=f"process {running.pid}"):
-        runtime.check_attachable(running.id, running.pid, record, 0)
+        runtime.check_attachable(running.id, running.pid, record, 1, 0.0)
+    looks = [True, False, True]
+    monkeypatch.setattr(openers, "has_open", lambda *_: looks.pop(0))
+    runtime.check_attachable(running.id, running.pid, record, 0, time.monotonic() + 60)
+    with raised("DeviceNotReleased", match=f"process {running.pid}"):
+        runtime.check_attachable(running.id, running.pid, record, 0, 0.0)
+    assert not looks
 
 
 def test_a_read_only_volume_on_a_writable_device_is_refused(
@@ -101,9 +105,9 @@ def test_a_read_only_volume_on_a_writable_device_is_refused(
     record = a_record(readonly=True)
     monkeypatch.setattr(devices, "is_readonly", lambda _: False)
     with raised("DeviceWritable"):
-        runtime.check_attachable(running.id, running.pid, record, 0)
+        runtime.check_attachable(running.id, running.pid, record, 0, 0.0)
     monkeypatch.setattr(devices, "is_readonly", lambda _: True)
-    runtime.check_attachable(running.id, running.pid, record, 0)
+    runtime.check_attachable(running.id, running.pid, record, 0, 0.0)
 
 
 def test_a_mount_needs_the_open_device_and_a_directory(

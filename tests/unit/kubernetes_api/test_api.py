@@ -84,7 +84,7 @@ async def test_connections_timeout_is_no_end_of_a_lists_time() -> None:
 
     transport = httpx2.MockTransport(answer)
     async with httpx2.AsyncClient(transport=transport, base_url="http://it") as http:
-        followed = kubernetes_api.Followed(KubernetesApi(http), objects.CSINode, lambda node: node)
+        followed = kubernetes_api.Informer(KubernetesApi(http), objects.CSINode, lambda node: node)
         with pytest.raises(TimeoutError, match="timed out"):
             await followed.follow()
     assert "timed out" in followed.failure

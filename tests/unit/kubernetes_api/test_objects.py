@@ -2,6 +2,7 @@
 
 import pytest
 
+from crust.kubernetes_api.objects import Pod
 from tests.support.nodes.fake_kubernetes import recorded
 from tests.support.nodes.recorded_server import FILES, LISTS, OBJECTS, UID, Server, kind_of, watched
 
@@ -46,3 +47,28 @@ async def test_each_field_may_be_null_or_absent(server: Server, name: str) -> No
         for key in written.get(part, {}):
             server.say({**written, part: {**written[part], key: None}})
             assert await server.api.get(kind, written["metadata"]["name"]) is not None
+
+
+WHOLE, PART = {"name": "data"}, {"name": "data", "subPath": "a"}
+OTHER = {"name": "config", "subPath": "nginx.conf"}
+CLAIM = {"name": "data", "persistentVolumeClaim": {"claimName": "c"}}
+
+
+@pytest.mark.parametrize(
+    ("mounts", "volumes", "takes"),
+    [
+        ([PART], [CLAIM], True),
+        ([WHOLE, PART], [CLAIM], True),
+        ([{"name": "data", "subPathExpr": "$(POD)"}], [CLAIM], True),
+        ([WHOLE], [CLAIM], False),
+        ([WHOLE, OTHER], [CLAIM, {"name": "config", "configMap": {}}], False),
+        ([PART], [CLAIM, {"name": "more", "ephemeral": {}}], False),
+        ([OTHER], [{"name": "config", "configMap": {}}], False),
+    ],
+)
+def test_pod_takes_sub_paths_if_each_csi_volume_has_one(
+    mounts: list[dict[str, str]], volumes: list[dict[str, object]], *, takes: bool
+) -> None:
+    for kind in ("containers", "initContainers"):
+        spec = {kind: [{"volumeMounts": mounts}], "volumes": volumes}
+        assert Pod.model_validate({"spec": spec}).spec.takes_sub_paths is takes

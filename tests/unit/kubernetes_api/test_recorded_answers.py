@@ -7,7 +7,7 @@ import pytest
 from crust.core.supervised import Health
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api import objects
-from crust.kubernetes_api.api import Followed, KubernetesApi
+from crust.kubernetes_api.api import Informer, KubernetesApi
 from crust.kubernetes_api.pod_runtimes import PodName, PodRuntimes
 from crust.kubernetes_api.volumes_in_use import TAINT, OutOfServiceNodes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes, recorded
@@ -92,7 +92,7 @@ async def test_follower_goes_on_after_an_error_that_nobody_foresaw(
             raise failing.pop()
         return node.name
 
-    followed = Followed(client, objects.Node, keep)
+    followed = Informer(client, objects.Node, keep)
     async with kubernetes_api.following(Health(), followed):
         await asyncio.to_thread(api.wait_for_watch, "nodes")
         assert set(followed.known) == {"fresh-1", "worker-1"}

@@ -341,14 +341,14 @@ async def test_api_that_is_away_decides_nothing(
         await controller.ask(users)
     monkeypatch.setattr(kubernetes_api, "_WAIT_S", 0.2)
     without_lists, answered = VolumesInUse(controller.client), asyncio.Event()
-    lost = kubernetes_api.Followed._lost
+    lost = kubernetes_api.Informer._lost
 
-    def noted(followed: kubernetes_api.Followed[Any, Any], error: Exception) -> None:
+    def noted(followed: kubernetes_api.Informer[Any, Any], error: Exception) -> None:
         lost(followed, error)
         if followed is without_lists._attachments:  # it is asked first
             answered.set()
 
-    monkeypatch.setattr(kubernetes_api.Followed, "_lost", noted)
+    monkeypatch.setattr(kubernetes_api.Informer, "_lost", noted)
     async with without_lists.following(Health()):
         await answered.wait()
         with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match=r"vol-1.*not now"):

@@ -1,6 +1,7 @@
 """The filesystem that the proxy makes for a handler whose guests make none."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -9,6 +10,11 @@ import pytest
 
 from crust.core import errors, volumes
 from crust.core.volumes import HandlerFeature
+from crust.host.answers import NotSeen
+from crust.host.filesystems.superblocks import Superblock
+from crust.proxy import runtime_api
+from crust.proxy.runtime_api import NOT_GROWN
+from crust.rpc.messages import extensions
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import MIB, Gate
 from tests.support.faults.refusals import refused, until
@@ -21,6 +27,8 @@ WANTED = volumes.GuestFormat(ext4_reserved_percent=1)
 
 
 DEVICE = fake_driver.device_of("vol-1")
+NO_GROW = ALL_FEATURES - {HandlerFeature.GROW}
+GROWN = {"crust.dev/grow-in": "host"}
 
 
 @pytest.fixture
@@ -71,24 +79,85 @@ async def test_blank_volume_that_is_to_be_read_only_is_refused(
     empty.check_untouched(target)
 
 
+async def test_reader_of_volume_whose_log_waits_is_refused(node: FakeNode, target: str) -> None:
+    """Each guest would fail to mount it, and its pod would never start; a writer replays the log."""
+    node.filesystems.unreplayed.add(DEVICE)
+    async with node.handler():
+        publish = node.co.publish("vol-1", target, readonly=True)
+        await refused(publish, Code.FAILED_PRECONDITION, "LogNotReplayed")
+        node.check_untouched(target)
+        await node.co.publish("vol-1", target)
+        await node.co.unpublish("vol-1", target)
+        node.filesystems.unreplayed.clear()
+        await node.co.publish("vol-1", target, readonly=True)
+
+
 @pytest.mark.spec("D-26")
-async def test_filesystem_smaller_than_its_device_is_refused_without_grow(
+async def test_filesystem_smaller_than_its_device_is_published_and_named(
     node: FakeNode, target: str
 ) -> None:
-    """Nobody would grow it; one that is only read stays as it is, and so does one that is published already."""
+    """Nobody grows it; a pod goes on with the old size, and the condition of its volume says so."""
     node.devices.sizes_bytes[DEVICE] = 64 * MIB
-    async with node.handler(features=ALL_FEATURES - {HandlerFeature.GROW}):
+    node.filesystems.sizes_bytes[DEVICE] = 32 * MIB
+    async with node.handler(features=NO_GROW):
         await node.co.publish("vol-1", target)
-        node.filesystems.sizes_bytes[DEVICE] = 32 * MIB
-        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            condition = (await node.co.stats("vol-1", target)).volume_condition
+            assert (condition.abnormal, condition.message) == (True, NOT_GROWN)
+            node.filesystems.sizes_bytes[DEVICE] = 64 * MIB
+            assert not (await node.co.stats("vol-1", target)).volume_condition.abnormal
         await node.co.unpublish("vol-1", target)
-        refusal = node.co.publish("vol-1", target)
-        await refused(refusal, Code.FAILED_PRECONDITION, "[FilesystemNotGrown]", "GROW")
-        node.check_untouched(target)
-        await node.co.publish("vol-1", target, readonly=True)
-        await node.co.unpublish("vol-1", target)
-    async with node.handler():
+
+
+@pytest.mark.spec("D-26")
+@pytest.mark.parametrize(
+    ("features", "fields", "grows"),
+    [
+        (NO_GROW, {"volume_context": GROWN}, 1),
+        (ALL_FEATURES, {"volume_context": GROWN}, 0),
+        (NO_GROW, {}, 0),
+        (NO_GROW, {"volume_context": GROWN, "readonly": True}, 0),
+    ],
+)
+async def test_filesystem_grows_here_if_class_consents_and_guest_does_not(
+    node: FakeNode,
+    target: str,
+    features: frozenset[HandlerFeature],
+    fields: dict[str, Any],
+    grows: int,
+) -> None:
+    async with node.handler(features=features):
+        await node.co.publish("vol-1", target, **fields)
+        await node.co.publish("vol-1", target, **fields)  # a sandbox may have it now
+    assert node.filesystems.grown == [DEVICE] * grows
+    (first, *_) = (call for call in node.driver.calls if call.method == "NodePublishVolume")
+    is_told = extensions.requested(first.metadata, extensions.NOBODY_GROWS)
+    is_asked = "volume_context" in fields or HandlerFeature.GROW in features
+    assert is_told is not is_asked
+
+
+async def test_device_that_cannot_be_read_takes_no_statistics_away(
+    node: FakeNode, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that hangs has one thread, however often a kubelet asks."""
+    freed, looks = threading.Event(), []
+
+    def hang(device: str, fs_type: str) -> Superblock:
+        looks.append(device)
+        freed.wait()
+        raise NotSeen(f"cannot read {device}")
+
+    monkeypatch.setattr(runtime_api, "_SUPERBLOCK_S", 0.05)
+    monkeypatch.setattr(node.filesystems, "superblock", hang)
+    async with node.handler(features=NO_GROW):
         await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            for _ in range(3):
+                answer = await node.co.stats("vol-1", target)
+                assert (len(answer.usage), answer.volume_condition.abnormal) == (2, False)
+            assert len(looks) == 1
+            freed.set()
+            assert not (await node.co.stats("vol-1", target)).volume_condition.abnormal
 
 
 async def test_device_is_reserved_while_its_filesystem_is_made(

@@ -16,7 +16,7 @@ from crust.core import errors, volumes
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api
 from crust.proxy.guard import Targets
-from crust.proxy.target import Seen, Stack
+from crust.proxy.target import MountStack, TargetState
 from tests.support.faults import lies
 from tests.support.faults.refusals import refused
 from tests.support.nodes.fake_node import FakeNode
@@ -110,16 +110,17 @@ async def test_device_that_the_driver_misreports_is_refused(
 def test_guard_is_restored_over_target_that_cannot_be_cleared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until then every write there reaches the node's disk."""
+    """Until then every write there reaches the node's disk. Here it cannot be sealed either."""
 
     def fail(*_: object) -> None:
         raise errors.RuntimeFailed("the disk answers with errors")
 
     mounted: list[str] = []
     monkeypatch.setattr(target_paths, "remove_empty_below", fail)
-    monkeypatch.setattr(mount_api, "mount_guard", mounted.append)
+    monkeypatch.setattr(mount_api, "mount_guard", lambda path, **_: mounted.append(path))
     target = volumes.TargetPath.parse(f"{tmp_path}/mount")
-    Targets([str(tmp_path)]).restore_guard(target, None)
+    with pytest.raises(errors.NotFound):
+        Targets([str(tmp_path)]).restore_guard(target, None)
     assert len(mounted) == 1
 
 
@@ -127,7 +128,7 @@ def test_guard_that_is_not_seen_is_not_unmounted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its group and its names would be forgotten, and it could not be restored as it was."""
-    monkeypatch.setattr(Targets, "look", lambda *_: Seen(stack=Stack.GUARD))
+    monkeypatch.setattr(Targets, "look", lambda *_: TargetState(stack=MountStack.GUARD))
     targets, target = Targets([str(tmp_path)]), volumes.TargetPath.parse(str(tmp_path))
     assert targets.guard_at(target) is not None
     guard = lies.Concerns(frozenset({str(tmp_path)}), ())

@@ -13,6 +13,7 @@ from crust.proxy.handlers import Handler
 from crust.rpc import channel
 from crust.rpc.messages import crust_v1
 from crust.rpc.port import SocketPort
+from crust.wire.v1 import inspect_pb2
 from tests.support.faults.refusals import refused
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.places import Places
@@ -30,6 +31,25 @@ async def asked(
     handler = Handler(volumes.HandlerName("kata"), "1", path, frozenset({"ext4"}), port=port)
     async with serving(path, hostile), port:
         yield asyncio.create_task(handler_calls.stats(handler, TARGET, 60))
+
+
+async def test_silent_handler_is_a_problem_until_it_answers(
+    node: FakeNode, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler_calls, "STATS_TIMEOUT_S", 0.05)
+    async with node.gated_handler(target) as (_, gate):
+        with node.sandbox(target, name="box-1"):
+            await refused(node.co.stats("vol-1", target), grpc.StatusCode.UNAVAILABLE)
+            assert await _problems(node) == [("runtime handler kata", "HandlerNotResponding")]
+            gate.opened.set()
+            monkeypatch.setattr(handler_calls, "STATS_TIMEOUT_S", 60)
+            await node.co.stats("vol-1", target)
+            assert await _problems(node) == []
+
+
+async def _problems(node: FakeNode) -> list[tuple[str, str]]:
+    answer = await node.inspect.GetHealth(inspect_pb2.GetHealthRequest())
+    return [(condition.part, condition.error_name) for condition in answer.conditions]
 
 
 async def test_answer_of_a_megabyte_is_refused_unread(places: Places) -> None:

@@ -16,7 +16,7 @@ from tests.support.nodes.places import Places
 from tests.support.runtimes.fake_handler import ALL_FEATURES
 
 Code = grpc.StatusCode
-Feature = volumes.HandlerFeature
+HandlerFeature = volumes.HandlerFeature
 
 
 @pytest.mark.spec("D-20")
@@ -53,21 +53,26 @@ async def test_publish_for_no_handler_of_several_is_refused(
     [
         (None, {}, {"given": capability("btrfs")}, ("'btrfs'", "ext4, xfs")),
         (
-            Feature.GROUP,
+            HandlerFeature.GROUP,
             {},
             {"given": capability(volume_supplemental_group="7")},
             ("group 7 (fsGroup)", "does not offer GROUP"),
         ),
-        (Feature.READ_ONLY, {}, {"readonly": True}, ("read-only", "does not offer READ_ONLY")),
         (
-            Feature.IO_LIMITS,
+            HandlerFeature.READ_ONLY,
+            {},
+            {"readonly": True},
+            ("read-only", "does not offer READ_ONLY"),
+        ),
+        (
+            HandlerFeature.IO_LIMITS,
             {"io_limits": volumes.IoLimits(1, 2, 3, 4)},
             {},
             ("does not offer IO_LIMITS",),
         ),
-        (Feature.LUKS, {"passphrase": "p"}, {}, ("it is encrypted", "LUKS")),
+        (HandlerFeature.LUKS, {"passphrase": "p"}, {}, ("it is encrypted", "LUKS")),
         (
-            Feature.FORMAT,  # nobody but a guest sees the inside of the container
+            HandlerFeature.FORMAT,  # nobody but a guest sees the inside of the container
             {"passphrase": "p", "format": volumes.GuestFormat()},
             {},
             ("may have to be made", "FORMAT"),
@@ -78,7 +83,7 @@ async def test_publish_for_no_handler_of_several_is_refused(
 async def test_publish_is_refused_if_the_handler_lacks_a_feature(
     node: FakeNode,
     target: str,
-    lacks: Feature | None,
+    lacks: HandlerFeature | None,
     answers: dict[str, Any],
     wanted: dict[str, Any],
     words: tuple[str, ...],

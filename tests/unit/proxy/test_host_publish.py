@@ -12,7 +12,7 @@ from crust.core import deferral_keys, errors, volumes
 from crust.host.block.device_sets import DeviceSet
 from crust.host.process.syscalls import ProcessOutOfResources
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.co import capability, publish_request
+from tests.support.co import NAMED, capability, publish_request
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Failure, FakeDriver, Gate, device_of
 from tests.support.faults.refusals import refused, until
@@ -45,6 +45,15 @@ def share(node: FakeNode, one: str, other: str) -> None:
     mine, theirs = (node.devices.identify(device_of(volume_id)) for volume_id in (one, other))
     both = DeviceSet(frozenset({mine, theirs}), frozenset({mine, theirs}))
     node.devices.related.update({mine: both, theirs: both})
+
+
+async def test_holder_of_a_device_is_named_by_its_pod(kata: FakeNode) -> None:
+    pod = {"csi.storage.k8s.io/pod.name": "db-0", "csi.storage.k8s.io/pod.namespace": "shop"}
+    one = kata.places.target("one")
+    await kata.co.publish("vol-1", one, volume_context={**NAMED, **pod})
+    share(kata, "vol-1", "vol-2")
+    refusal = publish_raw(kata, "raw", "vol-2")
+    await refused(refusal, Code.FAILED_PRECONDITION, "DeviceReserved", "stop the pod shop/db-0:")
 
 
 async def test_raw_publish_of_device_with_runtime_is_undone(kata: FakeNode) -> None:

@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from crust.core import errors, volumes
 from crust.core.deferral_keys import Defer
+from crust.core.volumes import HandlerFeature
 from crust.kubernetes_api.pod_runtimes import PodName, PodRuntimes
 from crust.proxy.policy import Decision, Policy
 from crust.proxy.settings import KubernetesSettings
@@ -20,6 +21,7 @@ from tests.support.nodes.fake_kubernetes import FakeKubernetes
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.places import Places
 from tests.support.raised import raised
+from tests.support.runtimes.fake_handler import ALL_FEATURES
 
 DEFER, HANDLER = "crust.dev/defer", "crust.dev/runtime-handler"
 KATA = volumes.HandlerName("kata")
@@ -194,6 +196,32 @@ async def test_stage_says_whether_a_publish_may_be_deferred(
     assert ("other", "kept") in call.metadata
 
 
+@pytest.mark.spec("D-41")
+@pytest.mark.parametrize(
+    ("default", "context", "said"),
+    [
+        ("", {DEFER: "always"}, ["5.4.0"]),
+        ("always", {HANDLER: KATA}, ["5.4.0"]),
+        ("always", {HANDLER: "other"}, []),
+        ("", {DEFER: "runtime-class"}, []),
+        ("", {"crust.dev/format-in": "guest"}, []),
+        ("always", {DEFER: "never"}, []),
+    ],
+)
+async def test_stage_names_the_kernel_of_its_only_guests(
+    places: Places, default: str, context: dict[str, str], said: list[str]
+) -> None:
+    async with (
+        FakeNode(places, defer=default) as running,
+        running.handler(name=KATA, guest_kernel="5.4.0"),
+    ):
+        request = stage_request("vol-1", "/staging", volume_context=context)
+        sent = (("crust-guest-kernel", "1.0"),)
+        await running.node.NodeStageVolume(request, metadata=sent, timeout=20)
+        (call,) = running.driver.called("NodeStageVolume")
+    assert [value for key, value in call.metadata if key == "crust-guest-kernel"] == said
+
+
 Code = grpc.StatusCode
 
 
@@ -232,6 +260,30 @@ async def test_pod_of_microvm_gets_device_and_another_the_mount(asking: FakeNode
     await asking.co.publish("vol-2", plain, defer=False, volume_context=info("plain"))
     assert asking.entry(plain) is None
     assert not asking.driver.published[plain].deferred
+
+
+@pytest.mark.parametrize("features", [ALL_FEATURES, ALL_FEATURES - {HandlerFeature.SUB_PATH}])
+async def test_publish_names_the_sub_path_of_a_known_pod(
+    places: Places,
+    settings: KubernetesSettings,
+    api: FakeKubernetes,
+    features: frozenset[HandlerFeature],
+) -> None:
+    """The kubelet would say of it that it failed to create a directory, and name no reason."""
+    mounts = [{"name": "data", "mountPath": "/d", "subPath": "a"}]
+    claim = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+    api.add_pod("db", "uid-db", "microvm", containers=[{"volumeMounts": mounts}], volumes=[claim])
+    target, fields = places.target("db"), {"defer": False, "volume_context": info("db")}
+    async with (
+        FakeNode(places, defer="runtime-class", kubernetes=settings) as node,
+        node.handler(features=features),
+    ):
+        publish = node.co.publish("vol-1", target, **fields)  # type: ignore[arg-type]
+        if HandlerFeature.SUB_PATH in features:
+            await publish
+            return
+        await refused(publish, Code.FAILED_PRECONDITION, "UnsupportedByHandler", "subPath")
+        node.check_untouched(target)
 
 
 async def test_publish_while_api_is_away_changes_nothing(

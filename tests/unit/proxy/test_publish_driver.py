@@ -3,6 +3,8 @@
 import grpc
 import pytest
 
+from crust.core import volumes
+from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import capability
 from tests.support.drivers import fake_driver
 from tests.support.faults.refusals import refused
@@ -25,6 +27,55 @@ async def test_driver_is_sent_the_flag_once_it_advertises_deferral(places: Place
         driver.defers = True  # on the same connection
         await node.co.publish("vol-1", target)
         node.check_published("vol-1", target)
+
+
+_RPC = csi_pb2.NodeServiceCapability.RPC
+GROUP = _RPC.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP
+POLICY = _RPC.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY
+
+
+@pytest.mark.spec("D-2", "D-6", "D-12")
+@pytest.mark.parametrize(
+    ("advertised", "sent"),
+    [((), ("", "")), ((GROUP,), ("7", "")), ((GROUP, POLICY), ("7", "Always"))],
+)
+async def test_driver_is_sent_of_a_group_what_it_advertises(
+    kata: FakeNode, target: str, advertised: tuple[int, ...], sent: tuple[str, str]
+) -> None:
+    """The runtime gets the whole."""
+    kata.driver.deferral = [_RPC.DEFER_FS_OPS, *advertised]
+    given = capability(
+        volume_supplemental_group="7", volume_supplemental_group_change_policy="Always"
+    )
+    await kata.co.publish("vol-1", target, given)
+    (call,) = kata.driver.called("NodePublishVolume")
+    mount = call.request.volume_capability.mount
+    fields = (mount.volume_supplemental_group, mount.volume_supplemental_group_change_policy)
+    assert fields == sent
+    expected = volumes.GroupChange(7, volumes.GroupPolicy.ALWAYS)
+    assert kata.record(target).mount.group == expected
+
+
+@pytest.mark.spec("D-6")
+async def test_delegated_group_reaches_runtime_without_the_driver(
+    kata: FakeNode, target: str
+) -> None:
+    kata.driver.deferral = [_RPC.DEFER_FS_OPS]
+    kata.driver.alter = lambda answer: answer.ClearField("supplemental_group")
+    await kata.co.publish("vol-1", target, capability(volume_mount_group="7"))
+    (call,) = kata.driver.called("NodePublishVolume")
+    mount = call.request.volume_capability.mount
+    assert (mount.volume_mount_group, mount.volume_supplemental_group) == ("7", "")
+    assert kata.record(target).mount.group == volumes.GroupChange(7)
+
+
+@pytest.mark.spec("D-12")
+async def test_group_that_a_driver_makes_up_is_refused(kata: FakeNode, target: str) -> None:
+    kata.driver.deferral = [_RPC.DEFER_FS_OPS]
+    kata.driver.alter = lambda answer: setattr(answer, "supplemental_group", "8")
+    publish = kata.co.publish("vol-1", target, capability(volume_mount_group="7"))
+    await refused(publish, Code.INTERNAL, "7 (OnRootMismatch) was requested")
+    kata.check_untouched(target)
 
 
 async def test_capability_is_asked_once_per_connection(kata: FakeNode) -> None:

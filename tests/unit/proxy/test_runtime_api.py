@@ -9,10 +9,10 @@ import grpc.aio
 import pytest
 
 from crust.core import errors, volumes
+from crust.core.volumes import HandlerFeature
 from crust.csi_shim import shim_process
 from crust.proxy import handler_calls
 from crust.rpc import channel
-from crust.runtime_handler.registration import Feature
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import runtime_pb2, types_pb2
 from tests.support.co import Co
@@ -32,7 +32,7 @@ async def test_statistics_come_from_the_handler_with_the_condition(
 ) -> None:
     condition = volumes.VolumeCondition(abnormal=True, message="read-only")
     async with node.in_sandbox(
-        target, fake=FakeHandler(stats=volumes.VolumeStats(USAGE, condition))
+        target, fake=FakeHandler(usage=volumes.VolumeStats(USAGE, condition))
     ):
         answer = await node.co.stats("vol-1", target)
         assert not (await _stats_of_csi_1_13(node, target)).HasField("volume_condition")
@@ -90,7 +90,7 @@ async def test_impossible_statistics_are_refused(
     node: FakeNode, target: str, line: tuple[int, int, int]
 ) -> None:
     usage = volumes.VolumeUsage(volumes.UsageUnit.BYTES, *line)
-    async with node.in_sandbox(target, FakeHandler(stats=volumes.VolumeStats((usage,)))):
+    async with node.in_sandbox(target, FakeHandler(usage=volumes.VolumeStats((usage,)))):
         await refused(node.co.stats("vol-1", target), Code.INTERNAL, "impossible", "hostile")
 
 
@@ -198,7 +198,7 @@ async def test_expand_of_a_device_that_did_not_grow_is_refused(
 ) -> None:
     for required in (999 * MIB, 1):  # the second is as large as the driver says it has grown it
         expand = kata.co.expand("vol-1", published, required)
-        words = ("the device has 67108864 bytes", "expand the device first")
+        words = ("the device has 67108864 bytes", "has answered OK to both has not done it")
         await refused(expand, Code.UNAVAILABLE, *words)
 
 
@@ -214,7 +214,9 @@ async def test_expand_under_a_sandbox_that_boots_is_not_final(node: FakeNode, ta
 
 @pytest.mark.spec("D-37")
 async def test_expand_that_needs_a_restart_of_the_pod_says_so(node: FakeNode, target: str) -> None:
-    async with node.deferred(target, features=frozenset({Feature.STATS, Feature.GROW})):
+    async with node.deferred(
+        target, features=frozenset({HandlerFeature.STATS, HandlerFeature.GROW})
+    ):
         node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * MIB
         with node.sandbox(target):
             await refused(
@@ -275,7 +277,7 @@ async def test_expand_without_grow_needs_filesystem_that_fills_device(
 ) -> None:
     device = fake_driver.device_of("vol-1")
     node.filesystems.sizes_bytes[device] = 64 * MIB
-    async with node.handler(features=fake_handler.ALL_FEATURES - {Feature.GROW}):
+    async with node.handler(features=fake_handler.ALL_FEATURES - {HandlerFeature.GROW}):
         await node.co.publish("vol-1", target)
         node.devices.sizes_bytes[device] = 128 * MIB
         for sandbox in (contextlib.nullcontext(), node.sandbox(target)):

@@ -14,7 +14,7 @@ from crust.handoff.entry import Entry
 from crust.handoff.store import Store
 from crust.proxy import handler_calls
 from crust.proxy.table import Entries
-from crust.proxy.target import Target
+from crust.proxy.target import TargetRow
 from crust.wire.v1 import runtime_pb2, types_pb2
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Gate
@@ -23,7 +23,7 @@ from tests.support.nodes.fake_node import FakeNode
 from tests.support.runtimes.fake_handler import ALL_FEATURES, FakeHandler
 
 Code = grpc.StatusCode
-Feature = volumes.HandlerFeature
+HandlerFeature = volumes.HandlerFeature
 
 
 @pytest.mark.spec("D-29", "D-31")
@@ -86,7 +86,7 @@ async def test_freeze_of_sandbox_ending_during_call_is_not_frozen(
 
 @pytest.mark.spec("D-30")
 async def test_freeze_is_refused_if_the_handler_cannot_freeze(node: FakeNode, target: str) -> None:
-    async with node.in_sandbox(target, features=ALL_FEATURES - {Feature.FREEZE}) as fake:
+    async with node.in_sandbox(target, features=ALL_FEATURES - {HandlerFeature.FREEZE}) as fake:
         await refused(
             node.freeze(target), Code.FAILED_PRECONDITION, "'kata'", "FREEZE", "stop the pod"
         )
@@ -128,7 +128,7 @@ async def test_thaw_waits_for_freeze_of_a_silent_guest(
 LIMITS = volumes.IoLimits(1, 2, 3, 4)
 OTHER = volumes.IoLimits(write_iops=9)
 NONE = volumes.IoLimits()
-CANNOT = ALL_FEATURES - {Feature.IO_LIMITS}
+CANNOT = ALL_FEATURES - {HandlerFeature.IO_LIMITS}
 
 
 def recorded(node: FakeNode, target: str) -> volumes.IoLimits:
@@ -192,7 +192,7 @@ async def test_record_is_restored_if_what_follows_its_write_fails(
 ) -> None:
     row_of = Entries.row_of
 
-    def fail(self: Entries, entry: Entry) -> Target:  # a look that meets the record fails too
+    def fail(self: Entries, entry: Entry) -> TargetRow:  # a look that meets the record fails too
         if entry.require().mount.io_limits == OTHER:
             raise errors.Exhausted("no descriptor is left")
         return row_of(self, entry)

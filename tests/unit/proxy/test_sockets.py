@@ -1,10 +1,14 @@
 """The sockets of the drivers: a kubelet finds each by its registration."""
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from crust.proxy import proxy_process as proxy
+from crust.proxy import sockets
 from crust.proxy.settings import ProxySettings
 from crust.rpc import channel
 from crust.wire.pluginregistration.v1 import api_pb2, api_pb2_grpc
@@ -38,6 +42,39 @@ async def inspect(places: Places) -> tuple[list[str], list[str]]:
         [f"{driver.name} {driver.registration}" for driver in drivers],
         [condition.error_name for condition in conditions],
     )
+
+
+def made_ns(path: str) -> int:
+    """When the socket was made; 0 while there is none."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+async def test_refused_driver_gets_a_new_socket_until_it_is_registered(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kubelet before 1.36 asks again for a new socket only."""
+    monkeypatch.setattr(sockets, "_AGAIN_S", 0.0)
+    path = f"{places.root}/registry/{REGISTERED}-reg.sock"
+
+    async def answer(*, taken: bool) -> int:
+        async with channel.connect(path) as connected:
+            kubelet: api_pb2_grpc.RegistrationAsyncStub = api_pb2_grpc.RegistrationStub(connected)
+            status = api_pb2.RegistrationStatus(plugin_registered=taken, error="no node id")
+            number = made_ns(path)
+            await kubelet.NotifyRegistrationStatus(status, timeout=10)
+        return number
+
+    async with running(places):
+        for _ in range(2):
+            before = await answer(taken=False)
+            while made_ns(path) in (0, before):  # noqa: ASYNC110 - of a task
+                await asyncio.sleep(0)
+        last = await answer(taken=True)
+        assert await inspect(places) == ([f"{REGISTERED} registered"], [])
+        assert made_ns(path) == last
 
 
 async def test_kubelet_finds_a_driver_and_may_refuse_it(places: Places) -> None:

@@ -14,7 +14,7 @@ from crust.handoff import entry
 from crust.handoff.record import Record
 from crust.host.block.device_sets import DeviceSet
 from crust.proxy.table import Table
-from crust.proxy.target import Target
+from crust.proxy.target import TargetRow
 from tests.support.nodes.tables import Bench
 from tests.support.raised import raised
 from tests.support.records import records
@@ -49,9 +49,9 @@ def _publish(bench: Bench, record: Record) -> None:
     bench.table.put(bench.entries.row_of(bench.entries.store.write(record)))
 
 
-def row(record: Record, devices: DeviceSet = ALONE) -> Target:
+def row(record: Record, devices: DeviceSet = ALONE) -> TargetRow:
     """A row that reserves a record's volume and a device."""
-    return Target(record.digest, record.target.text, key=record.key, devices=devices)
+    return TargetRow(record.digest, record.target.text, key=record.key, devices=devices)
 
 
 async def test_publish_during_a_look_stays(slow: type[SlowLooks], bench: Bench) -> None:
@@ -165,7 +165,7 @@ def test_only_a_repeat_with_its_entry_passes_an_unreadable_one() -> None:
     """Over a bare guard nobody knows which device the driver answers, and the unreadable entry may have it."""
     table = Table()
     unreadable = entry.Entry("0" * 64, "/e/0", None, errors.Corrupt("damaged"))
-    table.put(Target(unreadable.digest, "/var/lib/kubelet/other", unreadable))
+    table.put(TargetRow(unreadable.digest, "/var/lib/kubelet/other", unreadable))
     guarded = row(RECORD)
     table.put(guarded)
     with raised("ReservedByUnreadableEntry", match="/e/0"):
@@ -177,9 +177,9 @@ def test_only_a_repeat_with_its_entry_passes_an_unreadable_one() -> None:
 def test_file_of_another_program_in_the_root_refuses_nothing() -> None:
     table = Table()
     foreign = entry.Entry("notes.txt", "/e/notes.txt", None, entry.UnknownHandoffFile("/e/notes"))
-    table.put(Target(foreign.digest, entry=foreign))
+    table.put(TargetRow(foreign.digest, entry=foreign))
     table.reserve(row(RECORD))
 
 
 def _other_volume(record: Record) -> Record:
-    return record.but(volume_id="vol-2")
+    return record.replaced(volume_id="vol-2")

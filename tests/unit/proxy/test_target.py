@@ -12,18 +12,17 @@ from typing import Any
 import pytest
 
 from crust.core import volumes
+from crust.core.volumes import HandlerFeature
 from crust.handoff.entry import Entry, UnknownHandoffFile
 from crust.proxy import target as decisions
 from crust.proxy.target import (
-    Feature,
+    MountStack,
     PublishPlan,
-    Seen,
-    Stack,
-    Target,
-    Undo,
+    TargetRow,
+    TargetState,
     UnpublishPlan,
 )
-from crust.rpc.status import Asked, Residue
+from crust.rpc.status import DriverOutcome, Residue, Undo
 from tests.support.target_model.exploration import explore
 from tests.support.target_model.world import ARGS, EMPTY, ENTRIES, RECORD, WANTED
 
@@ -39,61 +38,63 @@ def test_every_failure_and_kill_leaves_a_right_world(*, is_inline: bool) -> None
     assert runs > 500
 
 
-def _is_clear_of_entry(seen: Seen, _: object) -> bool:
+def _is_clear_of_entry(seen: TargetState, _: object) -> bool:
     return seen.entry is None
 
 
-def _is_unreadable(seen: Seen, _: object) -> bool:
+def _is_unreadable(seen: TargetState, _: object) -> bool:
     return seen.entry is not None and seen.entry.record is None
 
 
-def _is_of_other_arguments(seen: Seen, _: object) -> bool:
+def _is_of_other_arguments(seen: TargetState, _: object) -> bool:
     return seen.entry is not None and seen.entry.record == ARGS
 
 
-def _asked_without_entry(asked: Asked, began: Seen, given: Asked) -> bool:
-    return given is asked and began.entry is None
+def _has_outcome_without_entry(
+    outcome: DriverOutcome, began: TargetState, given: DriverOutcome
+) -> bool:
+    return given is outcome and began.entry is None
 
 
-def _stack(stack: Stack, seen: Seen, _: object) -> bool:
+def _stack(stack: MountStack, seen: TargetState, _: object) -> bool:
     return seen.stack is stack
 
 
-UNSEEN, BURIED = partial(_stack, Stack.UNSEEN), partial(_stack, Stack.BURIED)
-WRONG = Callable[[Seen, Any], bool]
+UNSEEN, BURIED = partial(_stack, MountStack.UNSEEN), partial(_stack, MountStack.BURIED)
+WRONG = Callable[[TargetState, Any], bool]
 
 MUTANTS: dict[str, tuple[str, WRONG, object]] = {
     "undo: what stood before is undone": (
-        "undo",
-        lambda began, asked: began.entry is not None and asked is Asked.ANSWERED,
-        Undo.TAKE_BACK,
+        "undo_plan",
+        lambda began, outcome: began.entry is not None and outcome is DriverOutcome.ANSWERED,
+        Undo.UNPUBLISH,
     ),
     **{
-        f"undo: the guard alone goes after {asked}": (
-            "undo",
-            partial(_asked_without_entry, asked),
-            Undo.UNGUARD,
+        f"undo: the guard alone goes after {outcome}": (
+            "undo_plan",
+            partial(_has_outcome_without_entry, outcome),
+            Undo.REMOVE,
         )
-        for asked in Asked
+        for outcome in DriverOutcome
     },
-    "stands: a guard alone is nothing": ("stands", _is_clear_of_entry, Residue.NONE),
-    "stands: other arguments are nothing": ("stands", _is_of_other_arguments, Residue.NONE),
-    "stands: an unreadable entry is nothing": ("stands", _is_unreadable, Residue.NONE),
-    "stands: nothing while a tool runs": ("stands", UNSEEN, Residue.NONE),
+    "residue: a guard alone is nothing": ("residue_of", _is_clear_of_entry, Residue.NONE),
+    "residue: other arguments are nothing": ("residue_of", _is_of_other_arguments, Residue.NONE),
+    "residue: an unreadable entry is nothing": ("residue_of", _is_unreadable, Residue.NONE),
+    "residue: nothing while a tool runs": ("residue_of", UNSEEN, Residue.NONE),
     "publish: an unreadable entry again": ("begin_publish", _is_unreadable, PublishPlan.DEFER),
     "publish: what was mounted over a guard stays": (
         "begin_publish",
-        lambda seen, _: seen.stack is Stack.BURIED and seen.entry is None,
+        lambda seen, _: seen.stack is MountStack.BURIED and seen.entry is None,
         PublishPlan.DEFER,
     ),
     "publish: a lost guard refuses the retry": (
         "begin_publish",
-        lambda seen, _: seen.stack is Stack.CLEAR and seen.entry is not None,
+        lambda seen, _: seen.stack is MountStack.CLEAR and seen.entry is not None,
         PublishPlan.REFUSE,
     ),
     "publish: begins although foreign": (
         "begin_publish",
-        partial(_stack, Stack.FOREIGN),
+        partial(_stack, MountStack.FOREIGN),
         PublishPlan.DEFER,
     ),
     "publish: begins although unseen": ("begin_publish", UNSEEN, PublishPlan.DEFER),
@@ -111,7 +112,7 @@ MUTANTS: dict[str, tuple[str, WRONG, object]] = {
     ),
     "must_be_made: nobody makes the filesystem": ("must_be_made", lambda *_: True, False),
 }
-"""A decision that is wrong: for what it is asked then, and what it answers."""
+"""A decision that is wrong: for what it is outcome then, and what it answers."""
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -119,7 +120,7 @@ def test_wrong_decision_violates_a_guarantee(monkeypatch: pytest.MonkeyPatch, na
     function, applies, answer = MUTANTS[name]
     decide = getattr(decisions, function)
 
-    def wrong(seen: Seen, other: Any, *rest: Any, **options: Any) -> object:
+    def wrong(seen: TargetState, other: Any, *rest: Any, **options: Any) -> object:
         return answer if applies(seen, other) else decide(seen, other, *rest, **options)
 
     monkeypatch.setattr(decisions, function, wrong)
@@ -127,59 +128,54 @@ def test_wrong_decision_violates_a_guarantee(monkeypatch: pytest.MonkeyPatch, na
 
 
 @pytest.mark.parametrize(
-    ("mount", "features", "entry", "made", "filled"),
+    ("mount", "features", "entry", "made"),
     [
-        (EMPTY, frozenset(), None, True, False),
-        (replace(EMPTY, readonly=True), frozenset(), None, True, False),
-        (EMPTY, frozenset({Feature.FORMAT}), None, False, False),
-        (EMPTY, frozenset(), ENTRIES["same"], False, False),
-        (replace(EMPTY, encryption=volumes.Encryption.LUKS), frozenset(), None, False, False),
-        (replace(EMPTY, source=IMAGE), frozenset(), None, False, False),
-        (FORMATTED, frozenset(), None, False, True),
-        (FORMATTED, frozenset({Feature.GROW}), None, False, False),
-        (FORMATTED, frozenset(), ENTRIES["same"], False, False),
-        (replace(FORMATTED, readonly=True), frozenset(), None, False, False),
-        (replace(FORMATTED, fs_type="f2fs"), frozenset(), None, False, False),
-        (replace(FORMATTED, encryption=volumes.Encryption.LUKS), frozenset(), None, False, False),
-        (replace(FORMATTED, source=IMAGE), frozenset(), None, False, False),
+        (EMPTY, frozenset(), None, True),
+        (replace(EMPTY, readonly=True), frozenset(), None, True),
+        (EMPTY, frozenset({HandlerFeature.FORMAT}), None, False),
+        (EMPTY, frozenset(), ENTRIES["same"], False),
+        (replace(EMPTY, encryption=volumes.Encryption.LUKS), frozenset(), None, False),
+        (replace(EMPTY, source=IMAGE), frozenset(), None, False),
+        (FORMATTED, frozenset(), None, False),
+        (FORMATTED, frozenset({HandlerFeature.GROW}), None, False),
     ],
 )
-def test_proxy_makes_or_checks_only_what_no_guest_does(
+def test_proxy_makes_only_the_filesystem_that_no_guest_makes(
     mount: volumes.DeferredMount,
-    features: frozenset[Feature],
+    features: frozenset[HandlerFeature],
     entry: Entry | None,
     *,
     made: bool,
-    filled: bool,
 ) -> None:
-    began = Seen(entry, Stack.GUARD)
+    began = TargetState(entry, MountStack.GUARD)
     assert decisions.must_be_made(began, mount, features) is made
-    assert decisions.must_be_filled(began, mount, features) is filled
 
 
 def test_failed_publish_of_inline_volume_never_unpublishes_it() -> None:
-    for stack, asked in itertools.product(Stack, Asked):
-        undo = decisions.undo(Seen(stack=stack), asked, is_inline=True)
-        assert undo is not Undo.TAKE_BACK
+    for stack, outcome in itertools.product(MountStack, DriverOutcome):
+        todo = decisions.undo_plan(TargetState(stack=stack), outcome, is_inline=True)
+        assert todo is not Undo.UNPUBLISH
     assert (
-        decisions.begin_publish(Seen(stack=Stack.BURIED), replace(WANTED, is_inline=True))
+        decisions.begin_publish(
+            TargetState(stack=MountStack.BURIED), replace(WANTED, is_inline=True)
+        )
         is PublishPlan.REFUSE
     )
 
 
 def test_what_cannot_be_looked_at_is_neither_free_nor_removed() -> None:
-    unseen = Seen(stack=Stack.UNSEEN, problem=MemoryError())
+    unseen = TargetState(stack=MountStack.UNSEEN, problem=MemoryError())
     assert decisions.begin_publish(unseen, WANTED) is PublishPlan.REFUSE
-    assert decisions.stands(unseen, WANTED) is Residue.EXISTS
+    assert decisions.residue_of(unseen, WANTED) is Residue.EXISTS
     assert decisions.begin_unpublish(unseen, RECORD.key) is UnpublishPlan.REFUSE
 
 
 @pytest.mark.spec("H-41")
 def test_publish_over_bare_guard_waits_for_an_unreadable_entry() -> None:
     """Only a publish that has its record is a retry: the entry may reserve the device of every other one."""
-    new = Target.of(RECORD.target.text, key=RECORD.key)
-    unreadable = Target("unreadable", entry=ENTRIES["bad"])
-    bare = replace(new, stack=Stack.GUARD)
+    new = TargetRow.of(RECORD.target.text, key=RECORD.key)
+    unreadable = TargetRow("unreadable", entry=ENTRIES["bad"])
+    bare = replace(new, stack=MountStack.GUARD)
     refusal = decisions.conflict(new, [bare, unreadable])
     assert refusal is not None
     assert refusal.error_name == "ReservedByUnreadableEntry"
@@ -188,5 +184,5 @@ def test_publish_over_bare_guard_waits_for_an_unreadable_entry() -> None:
 
 def test_name_that_no_entry_has_blocks_no_publish() -> None:
     stray = Entry("notes", "/e/notes", None, UnknownHandoffFile("/e/notes"))
-    new = Target.of(RECORD.target.text, key=RECORD.key)
-    assert decisions.conflict(new, [Target("notes", entry=stray)]) is None
+    new = TargetRow.of(RECORD.target.text, key=RECORD.key)
+    assert decisions.conflict(new, [TargetRow("notes", entry=stray)]) is None

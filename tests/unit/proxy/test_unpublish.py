@@ -16,6 +16,7 @@ from crust.core import volumes
 from crust.handoff import claims, layout
 from crust.host import answers
 from crust.host.process import processes
+from crust.inspection import show
 from crust.proxy.handlers import Handler, Handlers
 from crust.wire.v1 import inspect_pb2
 from tests.support.drivers.fake_driver import Failure, Gate, device_of
@@ -39,6 +40,32 @@ async def test_unpublish_is_refused_while_a_sandbox_lives(kata: FakeNode, publis
         kata.check_published("vol-1", published)
     await kata.co.unpublish("vol-1", published)
     kata.check_untouched(published)
+
+
+async def test_unpublish_that_is_refused_again_stands_in_status(
+    kata: FakeNode, published: str
+) -> None:
+    """Kubernetes shows the refusal to no user; a slow end of a pod is refused once."""
+    with kata.sandbox(published, name="box-7"):
+        for _ in range(2):
+            assert await _problems(kata) == []
+            await refused(kata.co.unpublish("vol-1", published), Code.FAILED_PRECONDITION)
+        shown = await show.answer(kata.places.run, show.status)
+        assert shown.healthy, "another pod could start"
+        assert f"unpublish of {published}" in shown.rendered("json").plain
+        assert "sandbox box-7 of kata has it" in shown.rendered("json").plain
+        await kata.co.publish("vol-1", published)
+        assert await _problems(kata) == []
+        for _ in range(3):
+            await refused(kata.co.unpublish("vol-1", published), Code.FAILED_PRECONDITION)
+    assert await _problems(kata) == ["UnpublishRefused"]
+    await kata.co.unpublish("vol-1", published)
+    assert await _problems(kata) == []
+
+
+async def _problems(node: FakeNode) -> list[str]:
+    answer = await node.inspect.GetHealth(inspect_pb2.GetHealthRequest())
+    return [condition.error_name for condition in answer.conditions]
 
 
 @pytest.fixture
@@ -221,7 +248,7 @@ async def test_link_to_a_known_guard_does_not_reach_the_driver(
 async def test_link_to_an_unknown_guard_does_not_reach_the_driver(places: Places) -> None:
     lose_a_guard(places)
     link = f"{places.kubelet}/link"
-    os.symlink(f"{places.kubelet}/pods/lost", link)
+    os.symlink(os.path.dirname(places.target("lost")), link)
     async with FakeNode(places) as node:
         await refused(
             node.co.unpublish("vol-1", f"{link}/mount"), Code.INVALID_ARGUMENT, "a link leads"

@@ -7,7 +7,8 @@ from google.rpc import error_details_pb2, status_pb2
 from crust.core import errors
 from crust.rpc import status
 from crust.rpc.call import Call
-from crust.rpc.port import SocketPort
+from crust.rpc.messages import extensions
+from crust.rpc.port import PeerNotReachable, SocketPort
 from crust.rpc.status import PeerStatus, Residue
 from tests.support.kubelet.csi import NOT_FINAL
 from tests.support.nodes.places import Places
@@ -104,7 +105,7 @@ def _of_peer(code: grpc.StatusCode, message: str, raw: bytes = b"") -> PeerStatu
 def test_publish_that_left_something_has_no_final_code(
     branch: type[errors.CrustError], residue: Residue, rpc: str
 ) -> None:
-    code = status.CODES[status.branch(rpc, branch("x"), residue)]
+    code = status.CODES[status.allowed_branch(rpc, branch("x"), residue)]
     if (branch, residue) == (errors.Conflict, Residue.OTHER):
         assert code is Code.ALREADY_EXISTS
     else:
@@ -114,7 +115,7 @@ def test_publish_that_left_something_has_no_final_code(
 @pytest.mark.parametrize("branch", status.CODES)
 @pytest.mark.parametrize("rpc", ["NodePublishVolume", "NodeUnpublishVolume", "NodeStageVolume"])
 def test_error_that_left_nothing_keeps_its_code(rpc: str, branch: type[errors.CrustError]) -> None:
-    assert status.branch(rpc, branch("x"), Residue.NONE) is branch
+    assert status.allowed_branch(rpc, branch("x"), Residue.NONE) is branch
 
 
 @pytest.mark.parametrize("residue", Residue)
@@ -123,9 +124,9 @@ def test_expansion_is_never_failed_precondition_unless_a_restart_helps(
     branch: type[errors.CrustError], residue: Residue
 ) -> None:
     error = branch("x")
-    assert status.branch("RuntimeExpandVolume", error, residue) is not errors.NotReady
+    assert status.allowed_branch("RuntimeExpandVolume", error, residue) is not errors.NotReady
     error.error_name = "OfflineExpansionOnly"
-    assert status.branch("RuntimeExpandVolume", error, residue) is branch
+    assert status.allowed_branch("RuntimeExpandVolume", error, residue) is branch
 
 
 def test_answer_keeps_sentence_and_name() -> None:
@@ -133,16 +134,34 @@ def test_answer_keeps_sentence_and_name() -> None:
         """Some error."""
 
     error = Particular("it", why="is so", hint="do that")
-    answered = status.answer("NodePublishVolume", error, Residue.EXISTS)
+    answered = status.allowed_error("NodePublishVolume", error, Residue.EXISTS)
     assert isinstance(answered, errors.PeerUnavailable)
     assert answered.shown() == error.shown() == "[Particular] it: is so; do that"
-    assert status.answer("NodePublishVolume", error, Residue.NONE) is error
+    assert status.allowed_error("NodePublishVolume", error, Residue.NONE) is error
 
 
 def test_drivers_status_that_may_pass_is_the_same_object() -> None:
     error = PeerStatus(Code.RESOURCE_EXHAUSTED, "no slot")
-    assert status.answer("NodePublishVolume", error, Residue.EXISTS) is error
+    assert status.allowed_error("NodePublishVolume", error, Residue.EXISTS) is error
     assert not status.is_final(error)
+
+
+def test_status_of_a_peer_passes_without_a_name_of_crust() -> None:
+    error = PeerStatus(Code.UNAVAILABLE, "no version is set")
+    assert status.of(error, _asking_for_names("/csi.v1.Identity/Probe")) is error
+
+
+def test_status_for_an_absent_peer_has_its_name() -> None:
+    absent = PeerNotReachable("nobody", why="is there", hint="start")
+    own = PeerStatus.of(absent)
+    assert status.of(own, Call("/csi.v1.Identity/Probe", ())) is own
+    answered = status.of(own, _asking_for_names("/csi.v1.Identity/Probe"))
+    assert status.name_in(answered.trailing) == "PeerNotReachable"
+    assert (answered.code, answered.text) == (own.code, own.text)
+
+
+def _asking_for_names(method: str) -> Call:
+    return Call(method, ((extensions.KEY, extensions.ERROR_INFO),))
 
 
 def test_finality_is_the_kubelets() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crust.runtime_handler import keeper
-from crust.runtime_handler.keeper import Keeper
+from crust.runtime_handler.keeper import KeeperProcess
 
 
 class Listener(socket.socket):
@@ -54,6 +54,6 @@ def test_connection_that_cannot_be_accepted_is_waited_for(
     with Listener(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as vm:
         listener.bind(str(tmp_path / "s"))
         listener.error = error
-        Keeper(listener, vm.fileno())._accept()
+        KeeperProcess(listener, vm.fileno())._accept()
         assert [limit for _, limit in waits] == ([1000] if is_waited else [])
         assert all(listener.fileno() not in fds and vm.fileno() in fds for fds, _ in waits)

@@ -25,7 +25,7 @@ async def test_refused_registration_raises_one_error_and_logs_its_sentence(
     )
     async with testing.serving(run_dir):
         with caplog.at_level(logging.WARNING), pytest.raises(errors.InvalidRequest, match=words):
-            async with registration.registered(where, request):
+            async with registration.Registration(where, request):
                 await asyncio.Event().wait()
     (line,) = [
         record.getMessage() for record in caplog.records if "not registered" in record.getMessage()

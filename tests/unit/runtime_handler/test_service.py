@@ -10,7 +10,7 @@ from tests.support.records.records import TARGET
 async def test_handler_that_overrides_nothing_offers_nothing() -> None:
     base = service.Handler()
     for call in (
-        base.get_stats(TARGET),
+        base.stats(TARGET),
         base.expand(TARGET, volumes.CapacityRange(1, 0)),
         base.health(TARGET),
         base.freeze(TARGET, 1),

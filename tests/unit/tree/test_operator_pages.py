@@ -99,7 +99,12 @@ def test_every_setting_has_a_flag(program: str) -> None:
     flags = {param.name for param in command.get_params(click.Context(command))} - {
         "_click_default_help"
     }
-    tables = {"kubernetes", "rbd", *PROGRAMS}  # of settings of its own: they come from the file
+    tables = {
+        "kubernetes",
+        "pools",
+        "rbd",
+        *PROGRAMS,
+    }  # of settings of its own: they come from the file
     assert flags - {"config"} == set(WITH_NODE[program].model_fields) - tables
 
 

@@ -34,9 +34,7 @@ def engine(directory: str, memory: str = "", *, create: bool = False) -> Engine:
         reserve,
     )
     access = FileAccess(directories)
-    provisioning = FileProvisioning(
-        directories, sets, access, others_at_first=lambda: pool.others_bytes
-    )
+    provisioning = FileProvisioning(directories, sets, access)
 
     def records(kind: RecordKind) -> FileRecords:
         if kind is RecordKind.SNAPSHOTS:

@@ -16,6 +16,7 @@ not detach the device, which alone has the data.
 """
 
 import errno
+import fnmatch
 import hashlib
 import os
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ from dataclasses import replace
 from crust.blockdriver.engines.files.directories import VolumeDirectories
 from crust.blockdriver.engines.pool_access import READ_WRITE, Access, Attachment
 from crust.blockdriver.engines.protocol import ImageMissing, ImageReplaced
-from crust.blockdriver.host import file_copy
+from crust.blockdriver.host import btrfs
 from crust.core import errors, volumes
 from crust.host import answers
 from crust.host.block import devices, loop
@@ -42,13 +43,15 @@ class FileAccess:
         self._directories = directories
         self._known: dict[volumes.VolumeId, loop.LoopDevice] = {}
         self._tag = ""
-        """The tag of this pool's loop devices; `_tag_of` appends the end of the volume's id."""
+        """The tag of this pool's loop devices, to which the end of the volume's id is appended."""
         self._direct_io = True
 
     def open(self) -> None:
         """Find the attached volumes of the pool, whose directory exists."""
-        self._tag = _tag(os.stat(self._directories.directory))
-        self._direct_io = not file_copy.piles_up_extents(self._directories.directory)
+        pool = os.stat(self._directories.directory)
+        digest = hashlib.sha256(f"{pool.st_dev}:{pool.st_ino}".encode()).hexdigest()
+        self._tag = f"{_MARK}{digest[:12]}:"
+        self._direct_io = not btrfs.filesystem_id(self._directories.directory)
         ours, images = self._devices(), self._images_by_tag()
         by_volume = {self._volume_of(device, images): device for device in ours}
         self._known = {
@@ -62,19 +65,21 @@ class FileAccess:
         """One loop device per file, for any access, because no other node reaches the file; with direct I/O unless
         that makes clones slow.
         """
-        attached = self.attached(volume_id) if volume_id in self._known else None
-        if attached is not None:
-            return attached
-        path = self._directories.image(volume_id)
-        # Only this process attaches files of the pool: a file without a writer has no device.
-        is_new, tag = not sparse.has_writers(path), self._tag_of(volume_id)
-        try:
-            device = loop.attach(path, direct_io=self._direct_io, tag=tag, once=not is_new)
-        except errors.NotFound as err:
-            if listing.exists(path):
-                raise
-            raise ImageMissing(volume_id) from err
-        self._known[volume_id] = device
+        device = self._usable(volume_id) if volume_id in self._known else None
+        is_new = False
+        if device is None:
+            path = self._directories.image(volume_id)
+            # Only this process attaches files of the pool: a file without a writer has no device.
+            is_new, tag = not sparse.has_writers(path), self._tag + _end_of(volume_id)
+            try:
+                device = loop.attach(path, direct_io=self._direct_io, tag=tag, once=not is_new)
+            except errors.NotFound as err:
+                if listing.exists(path):
+                    raise
+                raise ImageMissing(volume_id) from err
+            self._known[volume_id] = device
+        if access.keeps_blocks:  # at each attach: a driver may have been killed before it
+            loop.keep_blocks(device)
         return replace(_attachment(device), is_new=is_new)
 
     def attached_here(self) -> tuple[volumes.VolumeId, ...]:
@@ -123,11 +128,6 @@ class FileAccess:
             loop.detach(device)
         self._known.pop(volume_id, None)
 
-    def device_path(self, volume_id: volumes.VolumeId) -> str | None:
-        """The node of the volume's loop device; None while it has none. Raises `ImageReplaced`."""
-        device = self._usable(volume_id)
-        return None if device is None else device.path
-
     def check_image(self, volume_id: volumes.VolumeId) -> None:
         """Raise `ImageReplaced` if the volume's device has another file than the image; costs a look in memory
         without a device.
@@ -136,16 +136,13 @@ class FileAccess:
             self._usable(volume_id)
 
     def _usable(self, volume_id: volumes.VolumeId) -> loop.LoopDevice | None:
-        """The volume's device. Raises `ImageReplaced`."""
+        """The volume's device. Raises `ImageReplaced`, `NotSeen`."""
         device = self._device(volume_id)
-        if device is not None and self._file_at(volume_id) not in (None, device.file):
-            raise ImageReplaced(volume_id, device.path)
+        if device is not None:
+            status = answers.seen(self._look_at(volume_id))
+            if status is not None and (status.st_dev, status.st_ino) != device.file:
+                raise ImageReplaced(volume_id, device.path)
         return device
-
-    def _file_at(self, volume_id: volumes.VolumeId) -> tuple[int, int] | None:
-        """The (device, inode) of the image; None without one. Raises `NotSeen`."""
-        status = answers.seen(self._look_at(volume_id))
-        return None if status is None else (status.st_dev, status.st_ino)
 
     def _look_at(self, volume_id: volumes.VolumeId) -> answers.Answer[os.stat_result]:
         path = self._directories.image(volume_id)
@@ -157,8 +154,15 @@ class FileAccess:
         if cached is not None and devices.size_of(cached.identity):
             return cached
         path = self._directories.image(volume_id)
+        if not self._directories.is_id(
+            volume_id
+        ):  # of a pool that was here before: its files cannot be reached
+            named = loop.list_named(os.path.basename(path).__eq__)
+            marks = f"{_MARK}*:{_end_of(volume_id)}"
+            attached = tuple(device for device in named if fnmatch.fnmatch(device.tag, marks))
         # The search reads the file name of every loop device of the node; most volumes have no device.
-        attached = loop.find(path) if sparse.has_writers(path) else ()
+        else:
+            attached = loop.find(path) if sparse.has_writers(path) else ()
         if len(attached) > 1:
             raise loop.LoopAttachedDifferently(
                 str(path), attached, "more than one loop device writes to the file"
@@ -199,9 +203,6 @@ class FileAccess:
             case _:  # an image that is not seen may be the same, so the device stays
                 return volume_id
 
-    def _tag_of(self, volume_id: str) -> str:
-        return self._tag + _end_of(volume_id)
-
 
 def _is_of_restored(device: loop.LoopDevice, place: str) -> bool:
     """Whether a driver attached a file of the pool's folder that was deleted, with that folder or without it."""
@@ -211,11 +212,6 @@ def _is_of_restored(device: loop.LoopDevice, place: str) -> bool:
 
 def _end_of(volume_id: str) -> str:
     return volume_id[-_TAG_ID_BYTES:]
-
-
-def _tag(pool: os.stat_result) -> str:
-    digest = hashlib.sha256(f"{pool.st_dev}:{pool.st_ino}".encode()).hexdigest()
-    return f"{_MARK}{digest[:12]}:"
 
 
 def _attachment(device: loop.LoopDevice) -> Attachment:

@@ -65,7 +65,13 @@ class Reserve:
         try:
             change()
         except errors.Exhausted:
-            if not self._spend():
+            with syscalls.translating(f"cannot free {self._path}"):
+                try:
+                    was_allocated = os.stat(self._path).st_blocks > 0
+                    os.unlink(self._path)
+                except FileNotFoundError:
+                    was_allocated = False
+            if not was_allocated:
                 raise
             change()
             self.keep()
@@ -82,16 +88,6 @@ class Reserve:
             return
         except errors.CrustError as err:
             _log.warning("the reserve for a full disk is not filled", extra={"error": err})
-
-    def _spend(self) -> bool:
-        """Free the reserve's blocks for the next change; whether there were any."""
-        with syscalls.translating(f"cannot free {self._path}"):
-            try:
-                was_allocated = os.stat(self._path).st_blocks > 0
-                os.unlink(self._path)
-            except FileNotFoundError:
-                return False
-        return was_allocated
 
 
 @dataclass(slots=True)
@@ -120,7 +116,7 @@ class Directories:
     ) -> None:
         self.directory = directory
         self._record = RECORDS[kind]
-        self._is_id = is_id
+        self.is_id = is_id
         self._reserve = reserve
 
     def open(self) -> None:
@@ -131,7 +127,7 @@ class Directories:
         for name in self._names():
             if name.startswith((_NEW, _GONE)):
                 _free(self.directory / name)
-            elif self._is_id(name):
+            elif self.is_id(name):
                 self._clear(name)
         self._reserve.keep()
 
@@ -140,29 +136,37 @@ class Directories:
             durable.remove_temporary_files(self.directory / name)
             durable.sync_directory(self.directory / name)
             for record in RECORDS.values():
-                _sync_record(self.directory / name / record)
+                path = self.directory / name / record
+                with (
+                    syscalls.translating(f"cannot sync {path}"),
+                    contextlib.suppress(FileNotFoundError),
+                    syscalls.closing(
+                        os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                    ) as fd,
+                ):
+                    os.fdatasync(fd)
         except errors.CrustError as err:  # of this volume or set alone: its calls report it
             extra = {"directory": str(self.directory / name), "error": err}
             _log.warning("a directory of the pool cannot be read", extra=extra)
 
     def ids(self) -> frozenset[volumes.VolumeId]:
         """The ids that have a directory, with or without its files."""
-        return frozenset(volumes.VolumeId(name) for name in self._names() if self._is_id(name))
+        return frozenset(volumes.VolumeId(name) for name in self._names() if self.is_id(name))
 
     @contextmanager
-    def making(self, thing_id: str) -> Iterator[Staged]:
+    def making(self, volume_or_set_id: str) -> Iterator[Staged]:
         """A directory to fill and commit; without a commit it is removed. Raises OrphanImage."""
-        final, path = self.directory / thing_id, self.directory / (_NEW + thing_id)
+        final, path = self.directory / volume_or_set_id, self.directory / (_NEW + volume_or_set_id)
         _free(path)
         if listing.exists(final):
-            raise orphan_image(thing_id, f"the directory {final}")
+            raise orphan_image(volume_or_set_id, f"the directory {final}")
         durable.make_staging(path, 0o700)
         staged = Staged(path, final)
         try:
             yield staged
         except Exception:
             try:
-                self._take_back(staged, thing_id)
+                self._take_back(staged, volume_or_set_id)
             except errors.CrustError as err:
                 extra = {"directory": str(path), "error": err}
                 _log.warning("a part of a failed creation stays", extra=extra)
@@ -170,21 +174,21 @@ class Directories:
         if not staged.is_committed:
             _free(path)
 
-    def _take_back(self, staged: Staged, thing_id: str) -> None:
+    def _take_back(self, staged: Staged, volume_or_set_id: str) -> None:
         """Remove a volume or set whose creation failed. Another one of its name, which a person put back, stays."""
         if listing.exists(staged.path):
             _free(staged.path)
         elif not staged.is_committed:
             # It was renamed, and the name may not be durable: a repeated call would find it, and answer.
-            self.remove(thing_id)
+            self.remove(volume_or_set_id)
 
-    def remove(self, thing_id: str) -> None:
+    def remove(self, volume_or_set_id: str) -> None:
         """Remove the name, durably, then free the space; without a record it removes no file."""
-        present = self.directory / thing_id
+        present = self.directory / volume_or_set_id
         if not listing.exists(present / self._record):
             durable.sync_directory(self.directory)  # an earlier removal may have failed at that
             return
-        removed = self.directory / f"{_GONE}{thing_id}.{secrets.token_hex(4)}"
+        removed = self.directory / f"{_GONE}{volume_or_set_id}.{secrets.token_hex(4)}"
 
         def rename() -> None:
             with syscalls.translating(f"cannot remove {present}"):
@@ -199,11 +203,11 @@ class Directories:
         """The ids of unfinished volumes and sets, also after a failed removal."""
         return tuple({_id_of(name) for name in self._names() if name.startswith((_NEW, _GONE))})
 
-    def settle(self, thing_id: str) -> None:
+    def settle(self, volume_or_set_id: str) -> None:
         """Remove an unfinished volume or set; a part that cannot be removed is in the log, and stays."""
         durable.sync_directory(self.directory)  # a removal may have failed at that
         for name in self._names():
-            if name.startswith((_NEW, _GONE)) and _id_of(name) == thing_id:
+            if name.startswith((_NEW, _GONE)) and _id_of(name) == volume_or_set_id:
                 _free(self.directory / name)
 
     def _names(self) -> list[str]:
@@ -217,14 +221,14 @@ class VolumeDirectories(Directories):
     def __init__(self, directory: Place, is_id: Callable[[str], bool], reserve: Reserve) -> None:
         super().__init__(directory, RecordKind.VOLUMES, is_id, reserve)
 
-    def image(self, volume_id: volumes.VolumeId) -> Place:
-        """The image of a volume, whether it exists or not."""
+    def image(self, volume_id: volumes.VolumeId, home: Place | None = None) -> Place:
+        """The image of a volume, whether it exists or not; during its creation in the directory `home`."""
         check_file_name(volume_id)
-        return image_in(self.directory / volume_id, volume_id)
+        return (home or self.directory / volume_id) / (volume_id + _IMAGE)
 
     def is_image(self, name: str) -> bool:
         """Whether a file of this name can be an image of this pool."""
-        return name.endswith(_IMAGE) and self._is_id(name.removesuffix(_IMAGE))
+        return name.endswith(_IMAGE) and self.is_id(name.removesuffix(_IMAGE))
 
     def size_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The apparent size of the image; raises `ImageMissing`."""
@@ -291,20 +295,6 @@ def _replace(fd: int, path: Place, data: bytes) -> None:
             os.fdatasync(fd)
             return
     durable.write_file(path, data)
-
-
-def _sync_record(path: Place) -> None:
-    with (
-        syscalls.translating(f"cannot sync {path}"),
-        contextlib.suppress(FileNotFoundError),
-        syscalls.closing(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as fd,
-    ):
-        os.fdatasync(fd)
-
-
-def image_in(directory: Place, volume_id: str) -> Place:
-    """The image in the directory of a volume, also during its creation."""
-    return directory / (volume_id + _IMAGE)
 
 
 def _id_of(name: str) -> volumes.VolumeId:

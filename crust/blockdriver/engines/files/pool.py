@@ -1,7 +1,6 @@
 """The pool in a directory: its identity, and the right to write it.
 
-    <state dir>/pool.json        {"schema": 3, "pool_id": "…", "created": "…", "others_bytes": 0}, written once, when
-                                 the pool is created; the last are the bytes of others on its filesystem then
+    <state dir>/pool.json        {"schema": 4, "pool_id": "…", "created": "…"}, written once, when the pool is created
     <state dir>/driver.lock      held by the one process that writes the pool
 
 With the pool's disk unmounted its directory is an empty directory of the root disk. A delete would find no volume
@@ -10,10 +9,11 @@ request, and never in a directory that is not empty. It keeps the id of the pool
 
     <state dir>.pool-id          the id of the pool that this node serves, or the file that the settings name
 
-The driver reads the schema first, and opens no pool of another one (`UnknownPoolLayout`): it would find none of its
-volumes, and answer that each is absent. Schema 1 had the folders records, content, images and groups; schema 2 did
-not record who may parse a content. For the same reason it opens no pool beside a folder that it does not know and
-that is not empty, whatever `pool.json` says.
+The driver reads the schema first, and opens no pool of an unknown one (`UnknownPoolLayout`): it would find none of
+its volumes, and answer that each is absent. It opens a pool of schema 3, in which one key of `pool.json` more had a
+meaning, and leaves it one, for the way back. Schema 1 had the folders records, content, images and groups; schema 2
+did not record who may parse a content. For the same reason the driver opens no pool beside a folder that it does not
+know and that is not empty, whatever `pool.json` says.
 
 The driver serves no volume if the pool is absent or has another id. It reaches all files of the pool by way of the
 opened directory and folders (`HeldDirectory`), so a later mount over one gets no write. It serves no volume with a
@@ -37,11 +37,12 @@ from crust.blockdriver.engines.pool_access import (
     UnknownPoolLayout,
 )
 from crust.core import errors
-from crust.host.files import durable, locks, sparse
+from crust.host.files import durable, locks
 from crust.host.files.durable import DirectoryReplaced, HeldDirectory, Place
 from crust.host.process import syscalls
 
-SCHEMA = 3
+SCHEMA = 4
+_BEFORE = 3
 _LIMIT_BYTES = 64 * 1024
 _FOLDERS = ("volumes", "snapshots")
 _OTHERS = ("lost+found",)
@@ -65,7 +66,6 @@ class _Identity(pydantic.BaseModel):
     version: Annotated[int, pydantic.Field(alias="schema")]
     pool_id: Annotated[str, pydantic.Field(pattern=rf"^{POOL_ID}$")]
     created: str
-    others_bytes: Annotated[int, pydantic.Field(ge=0)]
 
 
 class DirectoryPool:
@@ -76,8 +76,6 @@ class DirectoryPool:
 
     ids: PoolIds
     """From `open` on. The driver serves no volume before."""
-    others_bytes: int
-    """The bytes of the pool's filesystem that were used before the pool was made. From `open` on."""
 
     def __init__(self, directory: str, memory: str, *, create: bool = False) -> None:
         self.directory = HeldDirectory(directory)
@@ -113,7 +111,7 @@ class DirectoryPool:
         identity = self._read() or self._make()
         if self._remembered() != identity.pool_id:
             durable.write_file(self._memory, identity.pool_id.encode() + b"\n")
-        self.ids, self.others_bytes = PoolIds(identity.pool_id), identity.others_bytes
+        self.ids = PoolIds(identity.pool_id)
         # written once: a pool that was restored from a backup has another file, and other folders
         written = os.stat(self._identity)
         file = written.st_dev, written.st_ino, written.st_ctime_ns
@@ -207,11 +205,11 @@ class DirectoryPool:
         data = durable.find(self._identity, limit_bytes=_LIMIT_BYTES)
         if data is None:
             return None
-        number = schema.number_of(data)
-        if number is None:
-            raise PoolIdentityUnreadable(path, schema.NO_NUMBER)
-        if number != SCHEMA:
-            raise UnknownPoolLayout(self.shown, f"{path}: {schema.other(number, SCHEMA)}")
+        other = schema.mismatch(data, _BEFORE, SCHEMA)
+        if other == schema.NO_NUMBER:
+            raise PoolIdentityUnreadable(path, other)
+        if other:
+            raise UnknownPoolLayout(self.shown, f"{path}: {other}")
         try:
             return _Identity.model_validate_json(data)
         except pydantic.ValidationError as err:
@@ -254,12 +252,7 @@ class DirectoryPool:
     def _make(self) -> _Identity:
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         identity = _Identity.model_validate(
-            {
-                "schema": SCHEMA,
-                "pool_id": secrets.token_hex(8),
-                "created": created,
-                "others_bytes": sparse.space(self.directory / ".").used_bytes,
-            }
+            {"schema": SCHEMA, "pool_id": secrets.token_hex(8), "created": created}
         )
         data = identity.model_dump_json(by_alias=True).encode() + b"\n"
         durable.write_file(self._identity, data, replaces=False)

@@ -3,11 +3,6 @@
 No method needs a device; if a file has a device, the driver writes back its page cache before it reads the file, and
 refuses the removal.
 
-Bytes of others in the same filesystem do not count as the pool's space. They are the used bytes without the pool's
-own, and its own bytes are measured by their places on the device, because copies share blocks. Where the filesystem
-does not say the places (compression), a number that is too small would promise space that is not there: so it is the
-larger of two lower bounds, what the others had when the pool was made, and what is used beyond the sum of all blocks.
-
 A snapshot is a read-only file (mode 0400), which the driver never opens for writing. On xfs and btrfs a copy shares
 its blocks with its source until a write to either. So the positions of their blocks show whether two snapshots
 differ; on other filesystems they do not.
@@ -20,15 +15,11 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from crust.blockdriver.engines.files.access import FileAccess
-from crust.blockdriver.engines.files.directories import (
-    Directories,
-    Staged,
-    VolumeDirectories,
-    image_in,
-)
+from crust.blockdriver.engines.files.directories import Directories, Staged, VolumeDirectories
+from crust.blockdriver.engines.files.own_blocks import OwnBlocks
 from crust.blockdriver.engines.pool_access import RecordKind, check_file_name, set_of
 from crust.blockdriver.engines.protocol import (
     MODES,
@@ -39,18 +30,23 @@ from crust.blockdriver.engines.protocol import (
     SnapshotMissing,
     StillAttached,
 )
-from crust.blockdriver.host import extents, file_copy
+from crust.blockdriver.host import btrfs, extents, file_copy, usage
 from crust.core import errors, volumes
 from crust.host import answers
+from crust.host.answers import NotSeen
 from crust.host.block import devices
 from crust.host.files import listing, sparse
 from crust.host.files.durable import Place
+from crust.host.mounts import mountinfo
 from crust.host.process import syscalls
 
 _SNAPSHOT = ".snap"
 _READ_ONLY = 0o400
 _LEAST_SPARE_BYTES = 64 * 1024**2
 """Records, extent maps and the filesystem's metadata need 1 % of the pool, and this at least."""
+_IN_PLACE = ("ext4", "xfs", "tmpfs")
+"""The filesystems that write over allocated blocks in place. btrfs is none of them, without copy-on-write either: a
+snapshot shares extents, and one that is overwritten in part keeps all of its blocks."""
 _LARGEST_FILE_BYTES = 16 * 1024**4 - 1024**2
 """The largest file of ext4 with 4 KiB blocks; a pool may be larger, a single file may not."""
 
@@ -69,10 +65,11 @@ class PoolNotUsable(errors.NotReady):
 
 
 @dataclass(frozen=True, slots=True)
-class FileMaking:
+class NewFileVolume:
     """A volume during its creation: its image is the file `image` in a staged directory, which `commit` names."""
 
     pool: "FileProvisioning"
+    volume_id: volumes.VolumeId
     image: Place
     commit: Callable[[Mapping[RecordKind, bytes]], None]
 
@@ -80,8 +77,13 @@ class FileMaking:
         """A sparse file, which takes no space yet."""
         sparse.create(self.image, size_bytes)
 
+    def allocate(self, size_bytes: int) -> None:
+        """By fallocate(2)."""
+        sparse.allocate(self.image, 0, size_bytes, is_clone=self.pool.copies_at_once())
+
     def restore(self, image: Image, size_bytes: int) -> None:
         """A copy of the snapshot's file."""
+        self.pool.own_blocks.join(self.volume_id, set_of(image.snapshot_id))
         try:
             file_copy.copy(
                 self.pool.snapshot(image),
@@ -94,6 +96,7 @@ class FileMaking:
 
     def clone(self, source: volumes.VolumeId, *, source_bytes: int, size_bytes: int) -> None:
         """A copy of the volume's file."""
+        self.pool.own_blocks.join(self.volume_id, source)
         try:
             file_copy.copy(
                 self.pool.written_back(source),
@@ -107,14 +110,20 @@ class FileMaking:
 
 
 @dataclass(frozen=True, slots=True)
-class FileTaking:
+class NewFileSnapshotSet:
     """A set of snapshots during its creation: read-only files in the `staged` directory."""
 
     pool: "FileProvisioning"
+    set_id: str
     staged: Staged
+    _copies: dict[str, str] = field(default_factory=dict)
+    """The snapshot of each volume."""
+    _added: list[int] = field(default_factory=list)
+    """What the present copies add, once that was asked for."""
 
     def take(self, image: Image) -> None:
         """A copy of the volume's file."""
+        self.pool.own_blocks.join(self.set_id, image.volume_id)
         with self.pool.naming_full_pool(image.snapshot_id):
             try:
                 file_copy.copy(
@@ -126,6 +135,18 @@ class FileTaking:
                 )
             except errors.NotFound as err:
                 raise ImageMissing(image.volume_id) from err
+        self._copies[image.volume_id] = image.snapshot_id
+        self._added.clear()
+
+    def added_bytes(self) -> int:
+        """By the places of the blocks. Raises `NotSeen`."""
+        if not self._added:
+            added_bytes = self.pool.own_blocks.added_bytes(self._files(self.staged.path))
+            self._added.append(added_bytes)
+        return self._added[0]
+
+    def _files(self, home: Place) -> dict[str, Place]:
+        return {volume: copy_in(home, snapshot) for volume, snapshot in self._copies.items()}
 
     def moved_on(self, image: Image) -> bool:
         """By the positions of the blocks: a write to a block shared with a snapshot goes to a new block."""
@@ -135,8 +156,10 @@ class FileTaking:
 
     def commit(self, records: Mapping[RecordKind, bytes]) -> None:
         """Name the directory."""
+        added_bytes = self.added_bytes()
         with self.pool.naming_full_pool(str(self.staged.final)):
             self.staged.commit(records)
+        self.pool.own_blocks.commit(self.set_id, self._files(self.staged.final), added_bytes)
 
 
 class FileProvisioning:
@@ -151,97 +174,86 @@ class FileProvisioning:
         directories: VolumeDirectories,
         sets: Directories,
         access: FileAccess,
-        *,
-        others_at_first: Callable[[], int],
     ) -> None:
         self.directories = directories
         self.sets = sets
         self._pool = directories.directory
         self._access = access
-        self._others_at_first = others_at_first
-        self._others_bytes = 0
-        self._blocks: dict[str, int] = {}
-        """The allocated bytes of each set that was measured: they do not change after its creation."""
+        self.own_blocks = OwnBlocks(
+            directories,
+            sets,
+            access.attached_here,
+            clones=self.copies_at_once,
+            counts_early=self._counts_early,
+        )
         self._clones: bool | None = None
 
     def open(self) -> None:
-        """Settle volumes and snapshots, find the attached ones, and measure other files in the pool's filesystem."""
+        """Settle volumes and snapshots, and find the attached ones."""
         self.directories.open()
         self.sets.open()
         self._access.open()
         self._clones = None
-        self._blocks = {}
-        self._others_bytes = self._measure_others()
+        self.own_blocks.forget()
 
-    def _measure_others(self) -> int:
-        directories = [self.directories.directory / name for name in self.directories.ids()]
-        directories += [self.sets.directory / name for name in self.sets.ids()]
-        what = f"the blocks of {self._pool}"
-        files = (home / name for home in directories for name in sparse.allocations(home))
-        match answers.ask(what, lambda: extents.occupied_bytes(files)):
-            case answers.Present(ours_bytes):
-                return max(sparse.space(self._pool).used_bytes - ours_bytes, 0)
-            case answers.Unseen(error):
-                _log.info("the bytes of others in the pool are estimated", extra={"error": error})
-        blocks, beyond_bytes = answers.ask(what, lambda: sum(map(_blocks_bytes, directories))), 0
-        if isinstance(blocks, answers.Present):
-            beyond_bytes = sparse.space(self._pool).used_bytes - blocks.value
-        return max(beyond_bytes, self._others_at_first())
-
-    def _set_bytes(self, set_id: str) -> int:
-        """The blocks of a set. Raises `NotSeen`: without them the sum would be too small."""
-        blocks_bytes = self._blocks.get(set_id)
-        if blocks_bytes is None:
-            home = self.sets.directory / set_id
-            asked = answers.ask(
-                f"the blocks of {home}", lambda: _blocks_bytes(home), absent=(errno.ENOENT,)
-            )
-            self._blocks[set_id] = blocks_bytes = answers.seen(asked) or 0
-        return blocks_bytes
+    def _counts_early(self) -> bool:
+        return bool(btrfs.filesystem_id(self._pool))
 
     def check_usable(self) -> None:
         """Whether the pool takes writes and the kernel has loop devices."""
-        if not listing.exists(self._pool):
-            raise PoolNotUsable(str(self._pool), "the directory does not exist")
-        if sparse.space(self._pool).readonly:
-            raise PoolNotUsable(str(self._pool), "its filesystem is read-only")
+        try:
+            mount = mountinfo.holding(os.path.realpath(self._pool))
+            why = usage.problem(mount) if mount is not None else ""
+        except NotSeen as err:  # xfs answers nothing any more after an error on its device
+            why = str(err)
+        if not why and not listing.exists(self._pool):
+            why = "the directory does not exist"
+        if why or sparse.space(self._pool).readonly:
+            raise PoolNotUsable(str(self._pool), why or "its filesystem is read-only")
         try:
             os.close(os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC))
         except OSError as err:
             raise PoolNotUsable("/dev/loop-control", syscalls.reason(err)) from err
 
     @contextmanager
-    def making(self, volume_id: volumes.VolumeId) -> Iterator[FileMaking]:
+    def making(self, volume_id: volumes.VolumeId) -> Iterator[NewFileVolume]:
         """In a directory without a name. Raises `PoolFull`."""
-        with self.naming_full_pool(volume_id), self.directories.making(volume_id) as staged:
-            yield FileMaking(self, image_in(staged.path, volume_id), staged.commit)
+        with (
+            self.naming_full_pool(volume_id),
+            self.directories.making(volume_id) as staged,
+            self.own_blocks.making(volume_id, staged.path),
+        ):
+            image = self.directories.image(volume_id, staged.path)
+            yield NewFileVolume(self, volume_id, image, staged.commit)
 
     def remove(self, volume_id: volumes.VolumeId) -> None:
         """Remove the directory's name, unless a loop device still has the file: its writer would lose data."""
         attachment = self._access.attached(volume_id)
         if attachment is not None:
             raise StillAttached(volume_id, attachment.shown)
-        self.directories.remove(volume_id)
+        with self.own_blocks.changing(volume_id):
+            self.directories.remove(volume_id)
 
     @contextmanager
-    def taking(self, set_id: str, images: Sequence[Image]) -> Iterator[FileTaking]:
+    def taking(self, set_id: str, images: Sequence[Image]) -> Iterator[NewFileSnapshotSet]:
         """In a directory without a name."""
-        with self.sets.making(set_id) as staged:
-            yield FileTaking(self, staged)
-            self._blocks.pop(set_id, None)  # of an earlier set of this name
+        with self.sets.making(set_id) as staged, self.own_blocks.making(set_id, staged.path):
+            yield NewFileSnapshotSet(self, set_id, staged)
 
     def remove_set(self, set_id: str, images: Sequence[Image]) -> None:
         """Remove the directory's name."""
-        self.sets.remove(set_id)
+        with self.own_blocks.changing(set_id):
+            self.sets.remove(set_id)
 
     def unsettled(self) -> tuple[volumes.VolumeId, ...]:
         """By the names of directories."""
         return self.directories.unsettled() + self.sets.unsettled()
 
-    def settle(self, thing_id: volumes.VolumeId) -> None:
+    def settle(self, volume_or_set_id: volumes.VolumeId) -> None:
         """Unlink the files; it takes no removal back."""
-        self.directories.settle(thing_id)
-        self.sets.settle(thing_id)
+        with self.own_blocks.changing(volume_or_set_id):
+            self.directories.settle(volume_or_set_id)
+            self.sets.settle(volume_or_set_id)
 
     def check_image(self, volume_id: volumes.VolumeId) -> None:
         """By the file's name alone: a file has no mark of its maker. Raises `ImageReplaced`."""
@@ -249,34 +261,57 @@ class FileProvisioning:
         if not listing.exists(self.directories.image(volume_id)):
             raise ImageMissing(volume_id)
 
-    def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
+    def grow(self, volume_id: volumes.VolumeId, size_bytes: int, *, thick: bool = False) -> None:
         """Grow the file, never shrink it; raises `PoolFull`, `ImageMissing`.
 
         It syncs a file that is large enough, too: a killed process may have grown it without a sync.
         """
-        with self.naming_full_pool(volume_id):
+        image = self.directories.image(volume_id)
+        with self.naming_full_pool(volume_id), self.own_blocks.changing(volume_id):
             try:
-                sparse.grow(self.directories.image(volume_id), size_bytes)
+                present_bytes = sparse.size_bytes(image) if thick else size_bytes
+                if present_bytes < size_bytes:
+                    try:  # what is beyond the size; a killed process may have left blocks there
+                        sparse.allocate(image, present_bytes, size_bytes)
+                    except errors.Exhausted:
+                        sparse.free_beyond_size(image)
+                        raise
+                sparse.grow(image, size_bytes)
             except errors.NotFound as err:
                 raise ImageMissing(volume_id) from err
+
+    def thick_obstacle(self) -> str:
+        """By the filesystem: it must write over a file's blocks in place."""
+        place = os.path.realpath(str(self._pool))
+        mount = mountinfo.holding(place)
+        fs_type = mount.fs_type if mount is not None else "unknown"
+        if fs_type in _IN_PLACE:
+            return ""
+        return f"the filesystem of {place} is {fs_type}, and only {', '.join(_IN_PLACE)} keep a file's blocks"
 
     def maximum_bytes(self) -> int:
         """The largest possible file, at any free space: too little space is another error."""
         return _LARGEST_FILE_BYTES
 
     def space(self) -> PoolSpace:
-        """The space of the pool's filesystem, without the other files that it had when the driver started.
-
-        Raises `NotSeen` for a snapshot set that cannot be read.
-        """
-        space = sparse.space(self._pool)
-        size_bytes = space.total_bytes - self._others_bytes
+        """The space of the pool's filesystem. Raises `NotSeen` where the pool itself is not seen."""
+        before_bytes = self._free_bytes()
+        counted = self.own_blocks.count()
+        # a write or a discard meanwhile must not count as free and as own
+        free_bytes = min(before_bytes, self._free_bytes())
         return PoolSpace(
-            size_bytes=size_bytes,
-            free_bytes=space.available_bytes,
-            snapshot_bytes=sum(map(self._set_bytes, self.sets.ids())),
-            spare_bytes=max(size_bytes // 100, _LEAST_SPARE_BYTES),
+            free_bytes=free_bytes,
+            own_bytes=counted.own_bytes,
+            unseen_bytes=counted.unseen_bytes,
+            snapshot_bytes=counted.snapshot_bytes,
+            spare_bytes=max((free_bytes + counted.own_bytes) // 100, _LEAST_SPARE_BYTES),
         )
+
+    def _free_bytes(self) -> int:
+        uncounted_bytes = btrfs.uncounted_bytes(
+            self._pool
+        )  # first: a write goes from them to the used bytes
+        return max(sparse.space(self._pool).available_bytes - uncounted_bytes, 0)
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
         """The directories of the pool."""
@@ -315,10 +350,9 @@ class FileProvisioning:
             self._clones = file_copy.clones(self._pool)
         return self._clones
 
-    def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """The allocated bytes of the file; 0 if the filesystem clones files."""
-        is_free = self.copies_at_once()
-        return 0 if is_free else sparse.allocated_bytes(self.directories.image(volume_id))
+    def added_bytes(self, volume_id: volumes.VolumeId) -> int:
+        """By the places of the blocks. Raises `NotSeen`."""
+        return self.own_blocks.added_bytes({volume_id: self.directories.image(volume_id)})
 
     def check_snapshot(self, image: Image) -> None:
         """By the file's name."""
@@ -346,9 +380,9 @@ class FileProvisioning:
 
     def written_back(self, volume_id: volumes.VolumeId) -> Place:
         """The file of a volume, after a write-back of its device."""
-        device = self._access.device_path(volume_id)
-        if device is not None:
-            devices.sync(device)
+        attached = self._access.attached(volume_id)
+        if attached is not None:
+            devices.sync(attached.host_device.path)
         return self.directories.image(volume_id)
 
     @contextmanager
@@ -372,8 +406,3 @@ def copy_in(directory: Place, snapshot_id: str) -> Place:
     """The file of a snapshot in the directory of its set, also during its creation."""
     check_file_name(snapshot_id)
     return directory / (snapshot_id + _SNAPSHOT)
-
-
-def _blocks_bytes(directory: Place) -> int:
-    """The allocated bytes of a volume or set, shared ones included. Raises `OSError`."""
-    return sum(sparse.allocations(directory).values())

@@ -7,6 +7,7 @@
       image_use              the clients that have an image open, and changes that harm none of them
       librbd_objects         headers of images, librbd's names and its trash
       background             work that takes the time of the data
+      own_bytes              what the volumes have of the pool's stored bytes
       freeing                images whose clients ended without closing them, or whose nodes are gone
     node/                    the node's side
       access, host_devices   a hypervisor opens an image itself, or this host's kernel maps it

@@ -215,13 +215,11 @@ class RbdPool:
             data = omap.read_keys(ioctx, OBJECT, (_KEY,)).get(_KEY, b"")
         if data is None:
             return None
-        number = schema.number_of(data)
-        if number is None:
-            raise RbdPoolUnreadable(self.shown, schema.NO_NUMBER)
-        if number != SCHEMA:
-            raise UnknownPoolLayout(
-                self.shown, f"its object {OBJECT}: {schema.other(number, SCHEMA)}"
-            )
+        other = schema.mismatch(data, SCHEMA)
+        if other == schema.NO_NUMBER:
+            raise RbdPoolUnreadable(self.shown, other)
+        if other:
+            raise UnknownPoolLayout(self.shown, f"its object {OBJECT}: {other}")
         try:
             return _STORED.validate_json(data)
         except pydantic.ValidationError as err:

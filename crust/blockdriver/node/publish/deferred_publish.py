@@ -12,10 +12,12 @@ from crust.blockdriver.node import io_limits
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.publish import publish_rules
 from crust.blockdriver.node.publish.host_image import HostImage
-from crust.blockdriver.node.publish.publish_rules import Publish, Ready
+from crust.blockdriver.node.publish.publish_rules import AdmittedPublish, Publish
 from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, volumes
 from crust.host.block import devices, users
+from crust.host.filesystems import log_replay
+from crust.host.mounts import mount_api
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,59 +46,74 @@ class DeferredNodePublish:
                     "correct fsGroup in the pod's security context, or publish it without deferral"
                 ),
             )
-        ready = publish_rules.check_publish(self.stores, request)
-        if ready.staged.host and self.host_image.give_back(ready):
-            ready = publish_rules.check_publish(self.stores, request)
-        mount = _describe(ready, access.group)
-        source = ready.attachment.source
+        admitted = publish_rules.check_publish(self.stores, request)
+        if admitted.staged.host and self.host_image.give_back(admitted):
+            admitted = publish_rules.check_publish(self.stores, request)
+        mount = _describe(admitted, access.group)
+        source = admitted.attachment.source
         if not isinstance(source, volumes.NetworkImage) and users.is_held(source):
-            users.check_mounts_here(source, readonly=ready.entry.readonly)
-            if ready.present is None and not ready.entry.readonly:
+            users.check_mounts_here(source, readonly=admitted.entry.readonly)
+            if admitted.present is None and not admitted.entry.readonly:
                 # The holder of the device is a guest whose publish this driver lost, or another program.
                 os.close(devices.open_exclusive(source.path))
-        if ready.present is None:
-            self._note(ready)
+        elif not isinstance(source, volumes.NetworkImage):
+            _replay(admitted, source)
+        if admitted.present is None:
+            self._note(admitted)
         return mount
 
-    def _note(self, ready: Ready) -> None:
-        content, limits = ready.content, ready.record.limits.value
-        if not ready.entry.readonly and (not content.in_guest or content.growth_refused):
+    def _note(self, admitted: AdmittedPublish) -> None:
+        content, limits = admitted.content, admitted.record.limits.value
+        nobody_grows = admitted.request.nobody_grows
+        is_known = content.in_guest and content.nobody_grows == nobody_grows
+        if not admitted.entry.readonly and (not is_known or content.growth_refused):
             # before a guest can write: its filesystem is not mounted on the host like one of the host
-            self.stores.content_records.save(content.but(in_guest=True, growth_refused=""))
+            changes = {"in_guest": True, "growth_refused": "", "nobody_grows": nobody_grows}
+            self.stores.content_records.save(content.replaced(**changes))
         if limits != io_limits.NONE:
             # Limits that a host mount left until the unstage would slow the hypervisor too.
-            self.io_limits.settle(limits, ready.attachment)
-        self.stores.node_state.note_published(ready.entry)
+            self.io_limits.settle(limits, admitted.attachment)
+        self.stores.node_state.note_published(admitted.entry)
 
 
-def _describe(ready: Ready, group: volumes.GroupChange | None) -> volumes.DeferredMount:
+def _replay(admitted: AdmittedPublish, source: volumes.BlockSource) -> None:
+    """Replay the log that a snapshot has, for a reading guest, which cannot. Never a log that a guest wrote."""
+    content, fs_type = admitted.content, admitted.entry.fs_type
+    is_ours = (content.format_in, content.state) == ("host", "formatted") and not content.in_guest
+    if admitted.entry.readonly and is_ours and log_replay.is_due(source.path, fs_type):
+        os.close(mount_api.open_root(source.path, fs_type))
+
+
+def _describe(
+    admitted: AdmittedPublish, group: volumes.GroupChange | None
+) -> volumes.DeferredMount:
     """The data for the guest: an image goes with its user, and its key and a passphrase are secrets.
 
     The guest makes the filesystem of a volume that was created empty and that no pod had as a raw device. The content
     stays "new" while guests have it: the first guest may end before it has made a filesystem. The guest looks whether
     the device is blank. Raises `PassphraseMissing`, `CephKeyMissing`.
     """
-    volume_id, sent, secrets = ready.entry.volume_id, ready.request.secrets, {}
-    source, parameters = ready.attachment.source, ready.record.parameters
-    in_guest = deferral_keys.formats_in_guest(ready.content.keys)
+    volume_id, sent, secrets = admitted.entry.volume_id, admitted.request.secrets, {}
+    source, parameters = admitted.attachment.source, admitted.record.parameters
+    in_guest = admitted.content.format_in != "host"
     if isinstance(source, volumes.NetworkImage):
         in_guest = True  # this host has no device
         user, secrets[deferral_keys.USER_KEY] = deferral_keys.ceph_user(volume_id, sent)
         source = replace(source, user=user)
-    encryption = deferral_keys.encryption(ready.content.keys)
+    encryption = volumes.Encryption.LUKS if admitted.content.format_in == "luks" else None
     if encryption is not None:
         secrets[deferral_keys.PASSPHRASE] = deferral_keys.passphrase(volume_id, sent)
-    is_empty = ready.content.state == "new" and ready.record.content_source is None
+    is_empty = admitted.content.state == "new" and admitted.record.content_source is None
     parameters_when_empty = {**parameters, deferral_keys.CREATED_EMPTY: "true"}
     return volumes.DeferredMount(
         source=source,
-        fs_type=ready.entry.fs_type,
-        mount_options=ready.entry.options,
+        fs_type=admitted.entry.fs_type,
+        mount_options=admitted.entry.options,
         group=group,
-        readonly=ready.entry.readonly,
-        capacity_bytes=ready.attachment.size_bytes,
-        content_generation=ready.content.generation,
-        io_limits=ready.record.limits.value,
+        readonly=admitted.entry.readonly,
+        capacity_bytes=admitted.attachment.size_bytes,
+        content_generation=admitted.content.generation,
+        io_limits=admitted.record.limits.value,
         format=deferral_keys.guest_format(parameters_when_empty) if in_guest and is_empty else None,
         encryption=encryption,
         secrets=secrets,

@@ -16,7 +16,7 @@ from typing import Literal
 from crust.blockdriver.engines.pool_access import Access, NoHostDevice
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_stage import FilesystemPreparation, Preparation
-from crust.blockdriver.node.publish.publish_rules import Publish, Ready
+from crust.blockdriver.node.publish.publish_rules import AdmittedPublish, Publish
 from crust.blockdriver.records.stores import Stores
 from crust.core import volumes
 
@@ -29,14 +29,14 @@ class HostImage:
     io_limits: IoLimits
     preparation: FilesystemPreparation
 
-    def make_ready(self, ready: Ready) -> Preparation | None:
+    def make_ready(self, admitted: AdmittedPublish) -> Preparation | None:
         """Give a volume that was staged for hypervisors its device. Returns the preparation before a mount, if any;
         the caller does it, and checks the publish again in any case.
 
         Raises the engine's `NoHostDevice` and others, `VolumeInUseByTool`, and the errors of
         `FilesystemPreparation.begin`.
         """
-        request = ready.request
+        request = admitted.request
         with ExitStack() as descriptors:
             lock = descriptors.enter_context(self.preparation.tool_locks.taking(request.volume_id))
             attachment = self.stores.access.attach(
@@ -44,13 +44,13 @@ class HostImage:
             )
             if attachment.device is None:
                 raise NoHostDevice()
-            self.io_limits.settle(ready.record.limits.value, attachment)
+            self.io_limits.settle(admitted.record.limits.value, attachment)
             note_prepared = partial(self._note, request.volume_id, "prepared")
             preparation = Preparation(
-                ready.content,
-                ready.staged.fs_type,
+                admitted.content,
+                admitted.staged.fs_type,
                 attachment,
-                ready.record.parameters,
+                admitted.record.parameters,
                 note_prepared,
                 inherits=(lock,),
             )
@@ -61,15 +61,15 @@ class HostImage:
                 note_prepared()
             return due
 
-    def give_back(self, ready: Ready) -> bool:
+    def give_back(self, admitted: AdmittedPublish) -> bool:
         """Before a publish to a guest: attach the volume for a hypervisor again, unless this host has it mounted.
         Returns whether it had a device until now: then check the publish again.
         """
-        volume_id, is_mapped = ready.request.volume_id, ready.attachment.device is not None
-        if not is_mapped or not all(publish.deferred for publish in ready.others):
+        volume_id, is_mapped = admitted.request.volume_id, admitted.attachment.device is not None
+        if not is_mapped or not all(publish.deferred for publish in admitted.others):
             return False
-        with self.io_limits.released(ready.attachment):
-            self.stores.access.attach(volume_id, _access(ready.request, on_host=False))
+        with self.io_limits.released(admitted.attachment):
+            self.stores.access.attach(volume_id, _access(admitted.request, on_host=False))
         self._note(volume_id, "image")
         return True
 
@@ -79,9 +79,9 @@ class HostImage:
         self.stores.node_state.note_staged(staged.model_copy(update={"host": host}))
 
 
-def is_due(ready: Ready) -> bool:
+def is_due(admitted: AdmittedPublish) -> bool:
     """Whether a volume that was staged for hypervisors has no device here yet, or an unprepared one."""
-    return ready.staged.host == "image" or ready.attachment.device is None
+    return admitted.staged.host == "image" or admitted.attachment.device is None
 
 
 def _access(request: Publish, *, on_host: bool) -> Access:

@@ -16,12 +16,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from crust.blockdriver.host import device_mounts, fs_group
+from crust.blockdriver.node import io_limits
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_expand import NodeExpand
 from crust.blockdriver.node.node_stage import Preparation
 from crust.blockdriver.node.publish import host_image, publish_rules
 from crust.blockdriver.node.publish.host_image import HostImage
-from crust.blockdriver.node.publish.publish_rules import Publish, Ready
+from crust.blockdriver.node.publish.publish_rules import AdmittedPublish, Publish
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, operations, volumes
 from crust.host.block import devices, users
@@ -48,7 +49,7 @@ _log = logging.getLogger(__name__)
 class _Begun:
     """A publish that is mounted, and what follows."""
 
-    ready: Ready
+    admitted: AdmittedPublish
     group: volumes.GroupChange | None
     grows: bool
     unmounts: bool
@@ -79,43 +80,45 @@ class NodePublish:
             await self.host_image.preparation.prepare(begun)
             await self.publish_on_host(request)
             return
-        ready = begun.ready
+        admitted = begun.admitted
         if begun.group is not None:
             await self._change_group(begun, begun.group)
         if begun.grows:
             await self.node_expand.fill(
-                ready.content, ready.attachment, ready.entry.fs_type, request.target.text
+                admitted.content, admitted.attachment, admitted.entry.fs_type, request.target.text
             )
         await workers.run(
-            self.stores.node_state.note_published, ready.entry.model_copy(update=_DONE)
+            self.stores.node_state.note_published, admitted.entry.model_copy(update=_DONE)
         )
 
     async def _change_group(self, begun: _Begun, group: volumes.GroupChange) -> None:
         """Change the files' group in steps, each with a place of its own, as long as the publish is wanted."""
-        walk = fs_group.steps(begun.ready.entry.target, group)
+        walk = fs_group.steps(begun.admitted.entry.target, group)
         try:
             while await _step(walk):
                 operations.check_wanted()
         except errors.CrustError:
             await workers.run(walk.close)  # or its descriptors would keep the mount busy
-            await workers.run(self._undo_or_log, begun.ready, unmounts=begun.unmounts)
+            await workers.run(self._undo_or_log, begun.admitted, unmounts=begun.unmounts)
             raise
 
     def _begin(self, request: Publish) -> _Begun | Preparation | None:
         """Do all steps until the mount in one hop; returns what follows, or a preparation that comes first."""
-        ready = publish_rules.check_publish(self.stores, request)
-        if ready.staged.host and host_image.is_due(ready):
-            return self.host_image.make_ready(ready) or self._begin(request)
-        entry, device = ready.entry, ready.attachment.host_device  # raises NoHostDevice
-        self.io_limits.check_host(ready.record.limits.value)
-        if ready.present is not None and ready.present.done:
-            self.io_limits.hold(ready.record.limits.value, device)
+        admitted = publish_rules.check_publish(self.stores, request)
+        if admitted.staged.host and host_image.is_due(admitted):
+            return self.host_image.make_ready(admitted) or self._begin(request)
+        entry, device = admitted.entry, admitted.attachment.host_device  # raises NoHostDevice
+        limits = admitted.record.limits.value
+        if limits != io_limits.NONE:
+            self.io_limits.throttle.check_can_limit()
+        if admitted.present is not None and admitted.present.done:
+            self.io_limits.hold(limits, device)
             return None
-        mounted = self._look(ready)
+        mounted = self._look(admitted)
         # A mount without an entry may have been answered long ago: a pod may be using it.
-        unanswered = not mounted or ready.present is not None
-        is_larger = ready.attachment.size_bytes > ready.content.filled_bytes
-        may_grow = entry.kind == "mount" and not entry.readonly and not ready.others
+        unanswered = not mounted or admitted.present is not None
+        is_larger = admitted.attachment.size_bytes > admitted.content.filled_bytes
+        may_grow = entry.kind == "mount" and not entry.readonly and not admitted.others
         grows = unanswered and is_larger and may_grow
         access = request.capability.access
         group = None if entry.readonly or isinstance(access, volumes.BlockAccess) else access.group
@@ -124,45 +127,45 @@ class NodePublish:
         self.stores.node_state.note_published(done_entry if last else entry)
         try:
             if not mounted:
-                self._mount(ready)
-            self.io_limits.hold(ready.record.limits.value, device)
+                self._mount(admitted)
+            self.io_limits.hold(limits, device)
         except errors.CrustError:
-            self._undo_or_log(ready, unmounts=unanswered)
+            self._undo_or_log(admitted, unmounts=unanswered)
             raise
-        return None if last else _Begun(ready, group, grows, unanswered)
+        return None if last else _Begun(admitted, group, grows, unanswered)
 
-    def _look(self, ready: Ready) -> bool:
+    def _look(self, admitted: AdmittedPublish) -> bool:
         """Whether the volume is mounted at the target already; raises `TargetOccupied` for another mount."""
-        mount = mountinfo.at(ready.entry.target)
+        mount = mountinfo.at(admitted.entry.target)
         if mount is None:
             return False
         if mount_api.is_guard(mount):
-            raise TargetOccupied(ready.entry.target, "the guard mount of a deferred publish")
+            raise TargetOccupied(admitted.entry.target, "the guard mount of a deferred publish")
         right_kind = (
-            device_mounts.is_node if ready.entry.kind == "block" else device_mounts.is_filesystem
+            device_mounts.is_node if admitted.entry.kind == "block" else device_mounts.is_filesystem
         )
-        if not right_kind(mount, ready.attachment.host_device):
-            raise TargetOccupied(ready.entry.target, f"{mount.fs_type} from {mount.source}")
-        if ready.entry.kind == "mount" and mount.writes_here == ready.entry.readonly:
+        if not right_kind(mount, admitted.attachment.host_device):
+            raise TargetOccupied(admitted.entry.target, f"{mount.fs_type} from {mount.source}")
+        if admitted.entry.kind == "mount" and mount.writes_here == admitted.entry.readonly:
             raise publish_rules.TargetPublishedDifferently(
-                ready.entry.target, ready.entry.volume_id
+                admitted.entry.target, admitted.entry.volume_id
             )
         return True
 
-    def _mount(self, ready: Ready) -> None:
-        entry, target, roots = ready.entry, ready.request.target, self.target_roots
-        device = ready.attachment.host_device.path
-        if ready.content.in_guest:
+    def _mount(self, admitted: AdmittedPublish) -> None:
+        entry, target, roots = admitted.entry, admitted.request.target, self.target_roots
+        device = admitted.attachment.host_device.path
+        if admitted.content.in_guest:
             # its virtual machine may live without a claim, and a second kernel would destroy the filesystem
-            users.check(ready.attachment.host_device, Purpose.HOST)
+            users.check(admitted.attachment.host_device, Purpose.HOST)
         if entry.kind == "block":
             devices.set_readonly(device, readonly=entry.readonly)
             target_paths.make_file(target, roots)
             mount_api.bind(device, target.text)
             return
         target_paths.make_directory(target, roots)
-        reader_only = ready.request.capability.mode.reader_only
-        alone = reader_only or any(publish.deferred for publish in ready.others)
+        reader_only = admitted.request.capability.mode.reader_only
+        alone = reader_only or any(publish.deferred for publish in admitted.others)
         mount_api.mount_device(
             device,
             target.text,
@@ -170,35 +173,28 @@ class NodePublish:
             entry.options,
             readonly=entry.readonly,
             beside_writers=not alone,
-            untrusted=ready.content.in_guest or ready.content.state == "raw",
+            untrusted=admitted.content.in_guest or admitted.content.state == "raw",
         )
 
-    def _undo_or_log(self, ready: Ready, *, unmounts: bool) -> None:
+    def _undo_or_log(self, admitted: AdmittedPublish, *, unmounts: bool) -> None:
         """Undo the steps of this publish; an earlier mount without an entry may be a pod's, and stays.
 
         The CO's unpublish removes the rest; an error here does not hide the first error.
         """
+        target = admitted.request.target
         try:
-            if unmounts:
-                self._undo(ready)
-            else:
-                self.stores.node_state.forget_published(
-                    ready.request.volume_id, ready.request.target
-                )
+            mount = mountinfo.at(target.text) if unmounts else None
+            if mount is not None and device_mounts.shows(mount, admitted.attachment.host_device):
+                mount_api.unmount(target.text)
+            self.stores.node_state.forget_published(admitted.request.volume_id, target)
+            if unmounts and mountinfo.at(target.text) is None:
+                target_paths.remove(target, self.target_roots)
         except errors.CrustError as err:
-            extra = {"target": ready.entry.target, "error": err}
+            extra = {"target": target.text, "error": err}
             _log.warning("a failed publish is not undone", extra=extra)
-
-    def _undo(self, ready: Ready) -> None:
-        mount = mountinfo.at(ready.entry.target)
-        if mount is not None and device_mounts.shows(mount, ready.attachment.host_device):
-            mount_api.unmount(ready.entry.target)
-        self.stores.node_state.forget_published(ready.request.volume_id, ready.request.target)
-        if mountinfo.at(ready.entry.target) is None:
-            target_paths.remove(ready.request.target, self.target_roots)
 
 
 async def _step(walk: Iterator[bool]) -> bool:
     """Do one step of a walk; returns whether another follows."""
-    async with workers.long_work(workers.LongWork.GROUP):
+    async with workers.long_work(workers.LongWork.GROUP), workers.turn():
         return await workers.run(next, walk, False)  # noqa: FBT003 - of `next`

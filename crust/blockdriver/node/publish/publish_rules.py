@@ -56,6 +56,8 @@ class Publish:
     publish_context: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     """The secrets of the publish, or the known ones of the stage."""
+    nobody_grows: bool = field(default=False, compare=False)
+    """Whether neither the guest nor the proxy grows the volume's filesystem."""
     fingerprint: str = field(init=False, repr=False, compare=False)
     """A digest of P: equal for equal requests, without their content."""
 
@@ -91,6 +93,7 @@ def entry_of(request: Publish, fs_type: str, *, readonly: bool = False) -> Publi
     if isinstance(access, volumes.MountAccess):
         kind, flags = "mount", access.mount_flags
     options = mount_options.parse(flags, for_guest=request.deferred)
+    context = dict(request.volume_context)
     if fs_type == "xfs" and "nouuid" not in options:  # see `crust.host.mounts.mount_api`
         options = (*options, "nouuid")
     mode = request.capability.mode
@@ -105,6 +108,7 @@ def entry_of(request: Publish, fs_type: str, *, readonly: bool = False) -> Publi
         deferred=request.deferred,
         fingerprint=request.fingerprint,
         done=request.deferred,  # no step follows its entry
+        pod="/".join(filter(None, map(context.get, deferral_keys.POD_NAMES))),
     )
 
 
@@ -117,7 +121,7 @@ def check_other_targets(others: Iterable[Published], entry: Published) -> None:
                 "PublishedElsewhere",
                 f"{entry.volume_id} is published at {other.target}",
                 why=obstacle,
-                hint="unpublish it there first",
+                hint=f"stop the pod {other.pod or 'that uses it there'}",
             )
 
 
@@ -139,7 +143,7 @@ def _obstacle(other: Published, entry: Published) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class AdmittedPublish:
     """A publish that passed all checks, with its records and attachment."""
 
     request: Publish
@@ -152,7 +156,7 @@ class Ready:
     others: tuple[Published, ...]
 
 
-def check_publish(stores: Stores, request: Publish) -> Ready:
+def check_publish(stores: Stores, request: Publish) -> AdmittedPublish:
     """Check a publish against all rules but one, whether this host has a device; changes no state.
 
     Raises `models.VolumeNotFound`, `models.RecordMissing`, `EncryptedOnHost`, `FilesystemOfGuest`,
@@ -163,7 +167,7 @@ def check_publish(stores: Stores, request: Publish) -> Ready:
     record, content = stores.volume_records.load(volume_id), stores.content_records.load(volume_id)
     if not request.deferred:
         is_block = isinstance(request.capability.access, volumes.BlockAccess)
-        deferral_keys.check_host_publish(volume_id, content.keys, is_block=is_block)
+        deferral_keys.check_host_publish(volume_id, content.format_in, is_block=is_block)
     if why := stores.supported.obstacle(request.capability):
         raise capability_check.CapabilityExceeded(volume_id, why)
     staged, attachment = _staged(stores, request)
@@ -182,7 +186,7 @@ def check_publish(stores: Stores, request: Publish) -> Ready:
         raise TargetPublishedDifferently(present.target, present.volume_id)
     others = tuple(publish for publish in live if publish.target != request.target.text)
     check_other_targets(others, entry)
-    return Ready(request, entry, staged, record, content, attachment, present, others)
+    return AdmittedPublish(request, entry, staged, record, content, attachment, present, others)
 
 
 def _staged(stores: Stores, request: Publish) -> tuple[Staged, Attachment]:

@@ -325,10 +325,12 @@ class Container(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     MOUNTS_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     pod_sandbox_id: _builtins.str
     name: _builtins.str
     state: Global___ContainerState.ValueType
+    pid: _builtins.int
     @_builtins.property
     def mounts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Mount]: ...
     def __init__(
@@ -339,10 +341,11 @@ class Container(_message.Message):
         name: _builtins.str = ...,
         state: Global___ContainerState.ValueType = ...,
         mounts: _abc.Iterable[Global___Mount] | None = ...,
+        pid: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "mounts", b"mounts", "name", b"name", "pod_sandbox_id", b"pod_sandbox_id", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "mounts", b"mounts", "name", b"name", "pid", b"pid", "pod_sandbox_id", b"pod_sandbox_id", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -58,6 +58,11 @@ readinessProbe:
 - {apiGroups: [storage.k8s.io], resources: [volumeattributesclasses], verbs: [get, list, watch]}
 {{- end }}
 
+{{- define "crust.rules.healthMonitor" -}}
+- {apiGroups: [""], resources: [persistentvolumes, persistentvolumeclaims, nodes, pods], verbs: [get, list, watch]}
+- {apiGroups: [""], resources: [events], verbs: [create, update, patch]}
+{{- end }}
+
 {{/* The rules of csi-snapshotter: context, and whether it takes groups. */}}
 {{- define "crust.rules.snapshotter" -}}
 - {apiGroups: [""], resources: [events], verbs: [list, watch, create, update, patch]}

@@ -53,6 +53,11 @@ run_dir = {{ printf "%s/driver" .Values.runDir | toJson }}
 target_roots = {{ list .Values.kubeletRoot | toJson }}
 node_deployment = {{ not .Values.local.singleNode }}
 {{- include "crust.toml" .Values.local.settings }}
+{{- range .Values.local.pools }}
+[driver.pools.{{ .name }}]
+state_dir = {{ printf "%s/block" .directory | toJson }}
+{{- include "crust.toml" .settings }}
+{{- end }}
 {{- end }}
 {{- range .Values.ceph }}
 
@@ -81,6 +86,9 @@ driver_name = {{ toJson .driverName }}
 log_format = "json"
 {{- with (.settings | default dict).csi_profile }}
 csi_profile = {{ toJson . }}
+{{- end }}
+{{- with (.settings | default dict).max_snapshots_per_volume }}
+max_snapshots_per_volume = {{ int . }}
 {{- end }}
 {{- include "crust.toml" $values.controller.settings }}
 metrics_address = {{ printf "0.0.0.0:%d" (int $values.metricsPort) | toJson }} # of the pod: /metrics, and the probes' /healthz and /readyz

@@ -25,6 +25,8 @@ _EXT4_IOC_RESIZE_FS = 0x40086610
 _XFS_IOC_FSGEOMETRY_V1 = 0x80705864
 _XFS_IOC_FSGROWFSDATA = 0x4010586E
 _BTRFS_IOC_RESIZE = 0x50009403
+_BTRFS_IOC_DEV_INFO = 0xD000941E
+_BTRFS_SECTOR_BYTES = 4096
 _FIFREEZE = 0xC0045877
 _FITHAW = 0xC0045878
 # struct xfs_fsop_geom_v1: 8 u32, 7 u64, uuid; imaxpct is the 8th u32, datablocks the first u64.
@@ -121,8 +123,14 @@ def _grow_xfs(root: int, disk_bytes: int) -> None:
         fcntl.ioctl(root, _XFS_IOC_FSGROWFSDATA, struct.pack("QIxxxx", wanted, inode_percent))
 
 
-def _grow_btrfs(root: int, _disk_bytes: int) -> None:
+def _grow_btrfs(root: int, disk_bytes: int) -> None:
     # A bytearray: Python copies an immutable argument, into 1024 bytes at most.
+    device = bytearray(struct.pack("Q4088x", 1))
+    fcntl.ioctl(root, _BTRFS_IOC_DEV_INFO, device)
+    (total_bytes,) = struct.unpack_from("Q", device, 32)
+    # The kernel refuses each resize of a btrfs below 256 MiB, also one that changes nothing.
+    if total_bytes >= disk_bytes // _BTRFS_SECTOR_BYTES * _BTRFS_SECTOR_BYTES:
+        return
     fcntl.ioctl(root, _BTRFS_IOC_RESIZE, bytearray(struct.pack("q4088s", 0, b"1:max")))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from crust.blockdriver.host import fsfreeze
 from crust.core import errors, volumes
-from crust.host.block import loop
+from crust.host.block import loop, loopctl
 from crust.host.mounts import mountinfo
 from crust.rpc import channel
 from tests.support.drivers import pools, remnants
@@ -25,8 +25,9 @@ from tests.support.records import pool_layout
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
 
-async def bring_up(bench: Bench, name: str, *, deferred: bool = False) -> str:
-    volume = await bench.create(name)
+async def bring_up(bench: Bench, name: str, *, deferred: bool = False, thick: bool = False) -> str:
+    kind = {"crust.dev/provisioning": "thick"} if thick else {}
+    volume = await bench.create(name, parameters=kind)
     await bench.up(volume.volume_id, bench.target(name), deferred=deferred)
     return volume.volume_id
 
@@ -55,13 +56,21 @@ def killed_in(
     bench.restart()
 
 
-@pytest.mark.parametrize("deferred", [False, True], ids=["host", "deferred"])
+@pytest.mark.parametrize(
+    ("deferred", "thick"),
+    [(False, False), (True, False), (True, True)],
+    ids=["host", "deferred", "thick"],
+)
 def test_driver_killed_during_create_to_publish_is_finished_by_retry(
-    bench: Bench, reap: Callable[[], None], *, deferred: bool
+    bench: Bench, reap: Callable[[], None], *, deferred: bool, thick: bool
 ) -> None:
     async def up(number: int) -> None:
-        volume_id = await bring_up(bench, f"v{number}", deferred=deferred)
-        assert len(loop.find(str(bench.image(volume_id)))) == 1
+        volume_id = await bring_up(bench, f"v{number}", deferred=deferred, thick=thick)
+        (device,) = loop.find(str(bench.image(volume_id)))
+        assert loopctl.frees_blocks(device.number) != thick
+        if thick:
+            status = bench.image(volume_id).stat()
+            assert status.st_blocks * 512 >= status.st_size
 
     last = 0
     for number in killed_in(bench, reap, up):
@@ -128,6 +137,23 @@ def test_driver_killed_during_expand_is_finished_by_the_retry(
     check_nothing_left(bench)
 
 
+def test_driver_killed_during_thick_expand_is_finished_by_retry(
+    bench: Bench, reap: Callable[[], None]
+) -> None:
+    kind = {"crust.dev/provisioning": "thick"}
+    volume_id, target = asyncio.run(bench.published("v", block(), parameters=kind))
+
+    async def grow(number: int) -> None:
+        await bench.grow(volume_id, (65 + number) * MIB)
+
+    for number in killed_in(bench, reap, grow):
+        asyncio.run(grow(number))
+        assert bench.image(volume_id).stat().st_blocks * 512 >= (65 + number) * MIB
+    asyncio.run(bench.down(volume_id, target))
+    asyncio.run(bench.delete(volume_id))
+    check_nothing_left(bench)
+
+
 def test_full_disk_at_any_call_is_error_that_retry_overcomes(bench: Bench) -> None:
     async def lifecycle(number: int) -> None:
         await bring_up(bench, f"v{number}")
@@ -154,7 +180,7 @@ def test_raw_stage_after_an_interrupted_format_reads_as_zeros(bench: Bench) -> N
     volume = asyncio.run(bench.create("v"))
     records = bench.driver.stores.content_records
     known = records.load(volumes.VolumeId(volume.volume_id))
-    records.save(known.but(state="formatting", fs_type="ext4"))
+    records.save(known.replaced(state="formatting", fs_type="ext4"))
     with bench.image(volume.volume_id).open("r+b") as image:
         image.seek(5000)
         image.write(b"half a filesystem")

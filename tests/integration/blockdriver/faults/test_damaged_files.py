@@ -262,12 +262,12 @@ async def test_stage_on_a_stale_content_record_clears_nothing(
     """An interrupted mkfs is on record when it is read; by the time of the write somebody has finished it."""
     volume_id = volumes.VolumeId((await bench.create()).volume_id)
     records = bench.driver.stores.content_records
-    begun = records.save(records.load(volume_id).but(state="formatting", fs_type="ext4"))
+    begun = records.save(records.load(volume_id).replaced(state="formatting", fs_type="ext4"))
     bench.image(volume_id).write_bytes(b"somebody's data".ljust(64 << 20, b"\0"))
     real_attach = bench.driver.stores.access.attach
 
     def attach(attached: volumes.VolumeId, access: Access) -> Any:
-        records.save(begun.but(state="formatted"))
+        records.save(begun.replaced(state="formatted"))
         return real_attach(attached, access)
 
     monkeypatch.setattr(bench.driver.stores.access, "attach", attach)
@@ -312,7 +312,9 @@ async def test_device_that_another_program_mounted_is_not_prepared(
     volume_id, planned = volumes.VolumeId((await bench.create()).volume_id), str(uuid.uuid4())
     records, home = bench.driver.stores.content_records, bench.root / "home"
     if state == "formatting":
-        records.save(records.load(volume_id).but(state=state, fs_type="ext4", planned_uuid=planned))
+        records.save(
+            records.load(volume_id).replaced(state=state, fs_type="ext4", planned_uuid=planned)
+        )
     device = loop.attach(str(bench.image(volume_id)), once=True)
     mkfs_ext4 = ["mkfs.ext4", "-q", "-U", planned, device.path]
     await asyncio.to_thread(subprocess.run, mkfs_ext4, check=True)
@@ -340,7 +342,7 @@ async def test_stage_is_not_finished_when_another_writer_came_during_mkfs(
 
     async def make(*args: Any, **kwargs: Any) -> None:
         await real_make(*args, **kwargs)
-        records.save(records.load(volume_id).but(in_guest=True))
+        records.save(records.load(volume_id).replaced(in_guest=True))
 
     with monkeypatch.context() as patched:
         patched.setattr(mkfs, "make", make)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from crust.blockdriver.engines import protocol
-from crust.blockdriver.engines.files.provisioning import FileTaking
+from crust.blockdriver.engines.files.provisioning import NewFileSnapshotSet
 from crust.blockdriver.host import fsfreeze
 from crust.core import errors
 from crust.host.block import devices, holders
@@ -66,15 +66,15 @@ async def test_snapshot_that_takes_too_long_is_thawed_and_fails(
     copying: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = await in_use(copying, "source")
-    take = FileTaking.take
+    take = NewFileSnapshotSet.take
 
-    def slowly(self: FileTaking, image: protocol.Image) -> None:
+    def slowly(self: NewFileSnapshotSet, image: protocol.Image) -> None:
         take(self, image)
         # A writer waits until the filesystem is thawed, which only the timer does now.
         write(target, "after", b"x")
 
     monkeypatch.setattr(copying.driver.controller.snapshots.freezer, "_limit_s", 0.2)
-    monkeypatch.setattr(FileTaking, "take", slowly)
+    monkeypatch.setattr(NewFileSnapshotSet, "take", slowly)
     with raised("FrozenTooLong"):
         await copying.co.snapshot(source)
     assert not is_frozen(target)
@@ -86,15 +86,15 @@ async def test_copy_of_a_filesystem_that_another_program_thaws_is_discarded(
     copying: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = await in_use(copying, "source")
-    take = FileTaking.take
+    take = NewFileSnapshotSet.take
 
-    def interrupted(self: FileTaking, image: protocol.Image) -> None:
+    def interrupted(self: NewFileSnapshotSet, image: protocol.Image) -> None:
         take(self, image)
         fsfreeze.thaw(target)
         write(target, "during", b"x")
 
     with monkeypatch.context() as patched:
-        patched.setattr(FileTaking, "take", interrupted)
+        patched.setattr(NewFileSnapshotSet, "take", interrupted)
         with raised("ThawedEarly", match="another program thawed"):
             await copying.co.snapshot(source)
     assert copying.driver.stores.snapshot_sets.ids() == ()

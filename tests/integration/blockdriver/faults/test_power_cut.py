@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(900)]
 
 DATA = b"every byte" * 1000
 SIZE, GROWN = 32 * MIB, 48 * MIB
+THICK = {"crust.dev/provisioning": "thick"}
 
 
 class Node:
@@ -63,7 +64,7 @@ class Node:
         await self.bench.driver.controller.DeleteVolumeGroupSnapshot(request, caller())
 
     async def delete_copies(self) -> None:
-        for name in ("restored", "cloned"):
+        for name in ("restored", "cloned", "thick"):
             await self.bench.delete(self.id_of(name))
 
     def steps(self) -> dict[str, Callable[[], Awaitable[object]]]:
@@ -77,7 +78,9 @@ class Node:
             "group": lambda: bench.co.group(volume_id),
             "restore": self.restore,
             "clone": lambda: made_of(bench, "cloned", volume_id=volume_id),
+            "thick": lambda: made_of(bench, "thick", volume_id=volume_id, parameters=THICK),
             "expand": lambda: bench.grow(volume_id, GROWN),
+            "expand_thick": lambda: bench.grow(self.id_of("thick"), GROWN),
             "unpublish": lambda: bench.unpublish(volume_id, bench.target("v")),
             "unstage": lambda: bench.unstage(volume_id),
             "drop_snapshot": lambda: bench.co.delete_snapshot(bench.ids.snapshot_id("snap")),
@@ -106,6 +109,7 @@ LIFETIMES = {
     "v": ("create", "delete"),
     "restored": ("restore", "delete_copies"),
     "cloned": ("clone", "delete_copies"),
+    "thick": ("thick", "delete_copies"),
 }
 SNAPSHOT_LIFETIMES = {"snap": ("snapshot", "drop_snapshot"), "g": ("group", "drop_group")}
 
@@ -149,6 +153,12 @@ class AfterTheCut:
             assert must is None or (snapshot_ids[name] in snapshots) == must, name
         if "expand" in self._answered and "delete" not in (*self._answered, self._pending):
             assert volumes[ids.volume_id("v")].volume.capacity_bytes == GROWN
+
+        if ids.volume_id("thick") in volumes:
+            record = node.bench.driver.stores.volume_records.load(ids.volume_id("thick"))
+            assert record.thick
+            if "expand_thick" in self._answered:
+                assert record.capacity_bytes == GROWN
 
         if "stage" in self._answered and "delete" not in (*self._answered, self._pending):
             content = node.bench.driver.stores.content_records.load(ids.volume_id("v"))

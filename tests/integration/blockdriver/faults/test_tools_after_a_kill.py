@@ -31,19 +31,21 @@ from tests.support.records import pool_layout
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 UUID = "11111111-0000-4000-8000-000000000000"
-_SIZES = {"ext4": 64 * MIB, "xfs": 304 * MIB, "btrfs": 128 * MIB}
+_SIZES = {"ext4": 64 * MIB, "xfs": 304 * MIB, "btrfs": 256 * MIB}
 
 
 @pytest.fixture
 def stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Makes a program stop itself, by SIGSTOP, before it does anything."""
+    """Makes a program stop itself, by SIGSTOP, before it does anything but say its version."""
     directory = tmp_path / "bin"
     directory.mkdir()
     path = commands._ENVIRONMENT["PATH"]
 
     def stop(program: str) -> None:
         script = directory / program
-        script.write_text(f'#!/bin/sh\nPATH={path}\nkill -STOP $$\nexec {program} "$@"\n')
+        script.write_text(
+            f'#!/bin/sh\nPATH={path}\n[ "$1" = -V ] || kill -STOP $$\nexec {program} "$@"\n'
+        )
         script.chmod(0o700)
         monkeypatch.setitem(commands._ENVIRONMENT, "PATH", f"{directory}:{path}")
 
@@ -84,20 +86,11 @@ def _fields(pid: str) -> list[str]:
     return Path("/proc", pid, "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
 
 
-def _know_mkfs(bench: Bench, fs_type: str) -> None:
-    """A stage of another volume, so that the driver knows the options and the next mkfs is of a volume."""
-    capability = mount(fs_type)
-    other = asyncio.run(bench.create("other", capability, size=_SIZES[fs_type])).volume_id
-    asyncio.run(bench.stage(other, capability))
-    asyncio.run(bench.unstage(other))
-
-
 @pytest.mark.parametrize("fs_type", list(_SIZES))
 def test_stage_during_mkfs_of_killed_driver_is_refused(
     bench: Bench, stopping: Callable[[str], None], reap: Callable[[], None], fs_type: str
 ) -> None:
     capability = mount(fs_type)
-    _know_mkfs(bench, fs_type)
     volume = asyncio.run(bench.create("v", capability, size=_SIZES[fs_type]))
     image = str(bench.image(volume.volume_id))
     stopping(f"mkfs.{fs_type}")
@@ -184,7 +177,7 @@ def test_stage_with_record_of_interrupted_mkfs_never_clears_used_volume(
         asyncio.run(lifecycle())
     old = next(backup for backup in backups if backup.state == "formatting")
     if planned == "another":
-        old = old.but(planned_uuid=UUID)
+        old = old.replaced(planned_uuid=UUID)
     path = pool_layout.content_record(bench.root / "state", old.volume_id)
     path.write_bytes(old.encode())
 
@@ -193,7 +186,7 @@ def test_stage_with_record_of_interrupted_mkfs_never_clears_used_volume(
             with raised("ContentInDoubt"):
                 asyncio.run(bench.stage(old.volume_id, wanted))
         now = records.load(volumes.VolumeId(old.volume_id))
-        records.save(now.but(state="formatted", planned_uuid=""))
+        records.save(now.replaced(state="formatted", planned_uuid=""))
         bench.driver.stores.access.detach(volumes.VolumeId(old.volume_id))
     asyncio.run(bench.up(old.volume_id, bench.target("v"), capability))
     assert Path(bench.target("v"), "precious").read_bytes() == b"every byte"
@@ -205,7 +198,7 @@ def _noted_as_begun(bench: Bench) -> tuple[volumes.VolumeId, Path]:
     volume_id = volumes.VolumeId(asyncio.run(bench.create("v")).volume_id)
     path = pool_layout.content_record(bench.root / "state", volume_id)
     known = ContentRecord.parse(path.read_bytes(), volume_id, str)
-    path.write_bytes(known.but(state="formatting", fs_type="ext4", planned_uuid=UUID).encode())
+    path.write_bytes(known.replaced(state="formatting", fs_type="ext4", planned_uuid=UUID).encode())
     return volume_id, path
 
 

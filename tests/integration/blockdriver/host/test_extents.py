@@ -4,13 +4,14 @@ import errno
 import fcntl
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from crust.blockdriver.host import extents
 from crust.host.answers import NotSeen
+from crust.host.process import syscalls
 from tests.support.drivers.pools import mounted
 
 pytestmark = pytest.mark.root
@@ -41,19 +42,28 @@ def shares(source: Path, copy: Path) -> bool:
     return True
 
 
+def occupied(paths: Iterable[Path]) -> int:
+    """The bytes of files all of whose places are known."""
+    counted = extents.Occupied()
+    for path in paths:
+        counted.add(path)
+    assert counted.least_bytes() == counted.most_bytes()
+    return counted.least_bytes()
+
+
 def test_occupied_bytes_counts_a_shared_part_once(home: Path) -> None:
     one = written(home / "one", os.urandom(8 * MIB))
-    assert extents.occupied_bytes([one]) == 8 * MIB
+    assert occupied([one]) == 8 * MIB
     other = written(home / "other", os.urandom(MIB))
-    assert extents.occupied_bytes([one, other]) == 9 * MIB
+    assert occupied([one, other]) == 9 * MIB
     if not shares(one, home / "copy"):
         return
-    assert extents.occupied_bytes([one, other, home / "copy"]) == 9 * MIB
+    assert occupied([one, other, home / "copy"]) == 9 * MIB
     with (home / "copy").open("r+b", buffering=0) as file:
         file.write(os.urandom(MIB))
         os.fsync(file.fileno())
-    assert extents.occupied_bytes([one, home / "copy"]) == 9 * MIB
-    assert extents.occupied_bytes([home / "copy"]) == 8 * MIB
+    assert occupied([one, home / "copy"]) == 9 * MIB
+    assert occupied([home / "copy"]) == 8 * MIB
 
 
 def test_occupied_bytes_has_what_is_reserved_and_no_hole(home: Path) -> None:
@@ -61,12 +71,12 @@ def test_occupied_bytes_has_what_is_reserved_and_no_hole(home: Path) -> None:
         file.truncate(64 * MIB)
         os.posix_fallocate(file.fileno(), 4 * MIB, 2 * MIB)
         os.fsync(file.fileno())
-    assert extents.occupied_bytes([home / "file"]) == 2 * MIB
-    assert extents.occupied_bytes([]) == 0
+    assert occupied([home / "file"]) == 2 * MIB
+    assert occupied([]) == 0
 
 
 def test_occupied_bytes_counts_small_file_by_its_blocks_or_inode(home: Path) -> None:
-    assert extents.occupied_bytes([written(home / "record", b"x" * 512)]) in (0, 4096)
+    assert occupied([written(home / "record", b"x" * 512)]) in (0, 4096)
 
 
 @pytest.mark.parametrize("home", ["btrfs"], indirect=True)
@@ -75,8 +85,49 @@ def test_compressed_part_has_no_size_that_is_seen(home: Path) -> None:
     path.touch()
     subprocess.run(["chattr", "+c", str(path)], check=True)
     written(path, b"x" * 8 * MIB)
-    with pytest.raises(NotSeen, match="does not say where"):
-        extents.occupied_bytes([plain, path])
+    counted = extents.Occupied()
+    counted.add(plain)
+    counted.add(path)
+    assert (counted.least_bytes(), counted.most_bytes()) == (MIB, 9 * MIB)
+
+
+@pytest.mark.parametrize("home", ["xfs", "btrfs"], indirect=True)
+def test_files_that_share_blocks_are_in_one_group(home: Path) -> None:
+    names = {name: str(written(home / name, os.urandom(MIB))) for name in "abc"}
+    assert extents.sharing(names.values()) == []
+    for source, copy in (("a", "a2"), ("b", "b2"), ("a2", "a3")):
+        assert shares(home / source, home / copy)
+        names[copy] = str(home / copy)
+    for path in names.values():
+        written(Path(path + "-other"), b"x")
+    os.sync()
+    groups = sorted(sorted(group) for group in extents.sharing(names.values()))
+    assert groups == [[names[name] for name in group] for group in (["a", "a2", "a3"], ["b", "b2"])]
+    with Path(names["a"]).open("r+b", buffering=0) as file:
+        file.write(os.urandom(MIB))
+        os.fsync(file.fileno())
+    (home / "b2").unlink()
+    del names["b2"]
+    for _ in range(1000):  # xfs frees what was deleted later
+        os.sync()
+        groups_left = extents.sharing(names.values())
+        if groups_left == [{names["a2"], names["a3"]}]:
+            return
+    pytest.fail(f"{groups_left} share blocks")
+
+
+@pytest.mark.parametrize("home", ["xfs", "btrfs"], indirect=True)
+def test_added_parts_have_blocks_that_the_base_lacks(home: Path) -> None:
+    base, target = written(home / "base", os.urandom(4 * MIB)), home / "target"
+    assert shares(base, target)
+    with target.open("r+b", buffering=0) as file:
+        file.write(os.urandom(MIB))
+        syscalls.fallocate(file.fileno(), 0x1 | 0x2, 2 * MIB, MIB)
+        file.seek(6 * MIB)
+        file.write(os.urandom(MIB))
+        os.fsync(file.fileno())
+    assert sum(part.length for part in extents.added(base, target)) == 2 * MIB
+    assert sum(part.length for part in extents.differing(base, target)) == 3 * MIB
 
 
 def test_too_many_parts_are_not_seen(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,15 +136,15 @@ def test_too_many_parts_are_not_seen(home: Path, monkeypatch: pytest.MonkeyPatch
             file.seek(number * 2 * MIB)
             file.write(os.urandom(4096))
         os.fsync(file.fileno())
-    assert extents.occupied_bytes([home / "file"]) >= 8 * 4096
+    assert occupied([home / "file"]) >= 8 * 4096
     monkeypatch.setattr(extents, "_MOST_PARTS", 7)
     with pytest.raises(NotSeen, match="more than 7 parts"):
-        extents.occupied_bytes([home / "file"])
+        occupied([home / "file"])
 
 
 def test_error_of_the_kernel_is_no_number(home: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        extents.occupied_bytes([home / "absent"])
+        occupied([home / "absent"])
     with pytest.raises(OSError) as caught:  # noqa: PT011 - by its errno
-        extents.occupied_bytes(["/proc/self/status"])
+        occupied([Path("/proc/self/status")])
     assert caught.value.errno in (errno.ENOTTY, errno.EOPNOTSUPP)

@@ -1,4 +1,4 @@
-"""Pools of other versions of the driver: the present layout is opened and made as it was, others are refused."""
+"""Pools of other versions of the driver: the present layout and the one before are opened, others are refused."""
 
 import json
 from collections.abc import AsyncIterator
@@ -22,7 +22,8 @@ from tests.support.drivers.block_driver import Bench
 from tests.support.records import frozen_pools
 from tests.support.records.frozen_pools import Frozen
 
-OLDER = [frozen_pools.load(schema) for schema in range(1, pool.SCHEMA)]
+BEFORE = pool.SCHEMA - 1
+OLDER = [frozen_pools.load(schema) for schema in range(1, BEFORE)]
 PRESENT = frozen_pools.load(pool.SCHEMA)
 SECTOR_BYTES = 512
 NEW_NUMBER = (
@@ -96,7 +97,7 @@ def files_of(state: Path) -> dict[str, Any]:
         with_number(PRESENT, pool.SCHEMA + 1),
     ],
     ids=[
-        *(f"schema {number}" for number in range(1, pool.SCHEMA)),
+        *(f"schema {number}" for number in range(1, BEFORE)),
         "present identity by hand",
         "earlier number",
         "later number",
@@ -111,8 +112,10 @@ async def test_pool_of_another_layout_is_refused_and_not_touched(
     assert files_of(state) == before
 
 
-def test_pool_of_the_present_layout_is_opened(state: Path) -> None:
-    frozen_pools.lay_out(PRESENT, state)
+@pytest.mark.parametrize("schema", [BEFORE, pool.SCHEMA])
+def test_pool_of_this_or_the_earlier_layout_is_opened(state: Path, schema: int) -> None:
+    frozen_pools.lay_out(frozen_pools.load(schema), state)
+    identity = (state / "pool.json").read_bytes()
     bench = Bench(state.parent)
     stores = bench.driver.stores
     kinds: list[tuple[Any, type]] = [
@@ -126,6 +129,7 @@ def test_pool_of_the_present_layout_is_opened(state: Path) -> None:
     for volume_id in stores.volume_records.ids():
         assert type(stores.content_records.load(volume_id)) is ContentRecord
     bench.let_go()
+    assert (state / "pool.json").read_bytes() == identity, "it stays one for the version before"
 
 
 async def test_pool_is_made_in_the_layout_that_its_schema_names(state: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from crust.blockdriver.engines import protocol
-from crust.blockdriver.engines.files.provisioning import FileTaking
+from crust.blockdriver.engines.files.provisioning import NewFileSnapshotSet
 from crust.host.filesystems import superblocks
 from crust.host.mounts import mount_api, mountinfo
 from tests.integration.blockdriver.snapshots.test_guest_snapshots import Scene, scenes_on
@@ -36,13 +36,13 @@ async def test_group_with_used_raw_device_is_consistent_with_reflinks(
     one, two = await cloning.create("one", block()), await cloning.create("two")
     await up(cloning, one.volume_id, raw=True)
     target = await up(cloning, two.volume_id)
-    take, seen = FileTaking.take, []
+    take, seen = NewFileSnapshotSet.take, []
 
-    def looking(self: FileTaking, image: protocol.Image) -> None:
+    def looking(self: NewFileSnapshotSet, image: protocol.Image) -> None:
         seen.append((image.volume_id, is_frozen(target)))
         take(self, image)
 
-    monkeypatch.setattr(FileTaking, "take", looking)
+    monkeypatch.setattr(NewFileSnapshotSet, "take", looking)
     await cloning.co.group(one.volume_id, two.volume_id)
     assert seen == [(two.volume_id, True), (one.volume_id, True)]
 
@@ -51,17 +51,17 @@ async def test_group_of_raw_devices_is_copied_again_after_a_write(
     cloning: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids, targets = await raw_pair(cloning)
-    take = FileTaking.take
+    take = NewFileSnapshotSet.take
     taken: list[str] = []
 
-    def interrupted(self: FileTaking, image: protocol.Image) -> None:
+    def interrupted(self: NewFileSnapshotSet, image: protocol.Image) -> None:
         if len(taken) == 1:  # between the two copies: the second would have what the first has not
             stamp(targets[0], b"earlier")
             stamp(targets[1], b"later")
         taken.append(image.volume_id)
         take(self, image)
 
-    monkeypatch.setattr(FileTaking, "take", interrupted)
+    monkeypatch.setattr(NewFileSnapshotSet, "take", interrupted)
     made = await cloning.co.group(*ids)
     assert taken == [*ids, *ids]
     by_source = {snapshot.source_volume_id: snapshot.snapshot_id for snapshot in made.snapshots}
@@ -76,17 +76,17 @@ async def test_group_of_raw_devices_looks_at_each_before_last(
     made = [await cloning.create(name, block()) for name in ("one", "two", "three")]
     ids = sorted(volume.volume_id for volume in made)
     targets = [await up(cloning, volume_id, raw=True) for volume_id in ids]
-    take = FileTaking.take
+    take = NewFileSnapshotSet.take
     taken: list[str] = []
 
-    def interrupted(self: FileTaking, image: protocol.Image) -> None:
+    def interrupted(self: NewFileSnapshotSet, image: protocol.Image) -> None:
         if len(taken) == 2:
             stamp(targets[1], b"earlier")
             stamp(targets[2], b"later")
         taken.append(image.volume_id)
         take(self, image)
 
-    monkeypatch.setattr(FileTaking, "take", interrupted)
+    monkeypatch.setattr(NewFileSnapshotSet, "take", interrupted)
     group = await cloning.co.group(*ids)
     assert taken == [*ids, *ids]
     by_source = {snapshot.source_volume_id: snapshot.snapshot_id for snapshot in group.snapshots}
@@ -97,14 +97,14 @@ async def test_group_of_raw_devices_always_written_to_is_refused(
     cloning: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids, targets = await raw_pair(cloning)
-    take, number = FileTaking.take, itertools.count()
+    take, number = NewFileSnapshotSet.take, itertools.count()
 
-    def interrupted(self: FileTaking, image: protocol.Image) -> None:
+    def interrupted(self: NewFileSnapshotSet, image: protocol.Image) -> None:
         take(self, image)
         stamp(targets[0], b"%d" % next(number))
 
     with monkeypatch.context() as patched:
-        patched.setattr(FileTaking, "take", interrupted)
+        patched.setattr(NewFileSnapshotSet, "take", interrupted)
         with raised("GroupNeverIdle"):
             await cloning.co.group(*ids)
     assert cloning.driver.stores.snapshot_sets.ids() == ()

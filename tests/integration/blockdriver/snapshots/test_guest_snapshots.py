@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from crust.blockdriver.engines import protocol
-from crust.blockdriver.engines.files.provisioning import FileMaking, FileTaking
+from crust.blockdriver.engines.files.provisioning import NewFileSnapshotSet, NewFileVolume
 from crust.blockdriver.host import fsfreeze
 from crust.blockdriver.snapshots import host_freeze
 from crust.core import volumes
@@ -128,13 +128,13 @@ async def test_group_on_guest_and_host_is_frozen_before_first_copy(
     mounted_at = [*inside, await up(bench, ids[2])]
     for path, volume_id in zip(mounted_at, ids, strict=True):
         write(path, "file", volume_id.encode())
-    take, seen = FileTaking.take, []
+    take, seen = NewFileSnapshotSet.take, []
 
-    def looking(self: FileTaking, image: protocol.Image) -> None:
+    def looking(self: NewFileSnapshotSet, image: protocol.Image) -> None:
         seen.append([is_frozen(path) for path in mounted_at])
         take(self, image)
 
-    monkeypatch.setattr(FileTaking, "take", looking)
+    monkeypatch.setattr(NewFileSnapshotSet, "take", looking)
     with raised("SameVolumeTwice"):
         await bench.co.group(ids[0], ids[0])
     taken = await bench.co.group(*ids)
@@ -159,18 +159,18 @@ def output_of(*argv: str) -> str:
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
     """Have `act` happen while an image is copied."""
-    take, clone = FileTaking.take, FileMaking.clone
+    take, clone = NewFileSnapshotSet.take, NewFileVolume.clone
 
-    def taking(self: FileTaking, image: protocol.Image) -> None:
+    def taking(self: NewFileSnapshotSet, image: protocol.Image) -> None:
         take(self, image)
         act()
 
-    def cloning(making: FileMaking, source: volumes.VolumeId, **sizes: int) -> None:
+    def cloning(making: NewFileVolume, source: volumes.VolumeId, **sizes: int) -> None:
         clone(making, source, **sizes)
         act()
 
-    monkeypatch.setattr(FileTaking, "take", taking)
-    monkeypatch.setattr(FileMaking, "clone", cloning)
+    monkeypatch.setattr(NewFileSnapshotSet, "take", taking)
+    monkeypatch.setattr(NewFileVolume, "clone", cloning)
 
 
 async def test_copy_of_a_guest_that_thawed_early_is_discarded(

@@ -13,9 +13,11 @@ import pytest
 from crust.blockdriver.records import models
 from crust.blockdriver.snapshots.freezer import Member
 from crust.core import errors, operations
-from crust.host.filesystems import superblocks
+from crust.host.block import devices
+from crust.host.filesystems import log_replay, superblocks
+from crust.host.mounts import mount_api
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.drivers.block_driver import MIB, Bench, block, caller
+from tests.support.drivers.block_driver import MIB, Bench, Mode, block, caller, mount
 from tests.support.drivers.pools import bench_on
 from tests.support.faults.crashes import at_call, crash_points, failure_points
 from tests.support.frozen import is_frozen
@@ -243,3 +245,32 @@ def test_copy_killed_or_on_a_full_disk_leaves_nothing_frozen(
         scene.check()
         assert points > (5 if mounted else 20)
         asyncio.run(scene.clear())
+
+
+@pytest.mark.parametrize(("fs_type", "size"), [("ext4", 64), ("xfs", 320), ("btrfs", 256)])
+async def test_reading_guest_mounts_a_snapshot_of_used_volume(
+    copying: Bench, tmp_path: Path, fs_type: str, size: int
+) -> None:
+    """A freeze leaves the log of an xfs to be replayed, which a read-only device does not take."""
+    source, target = await in_use(copying, "source", mount(fs_type), size=size * MIB)
+    write(target, "file", b"x")
+    snapshot = await copying.co.snapshot(source)
+    made = await made_of(
+        copying, "reader", snapshot_id=snapshot.snapshot_id, fs_type=fs_type, size=size * MIB
+    )
+    reader = mount(fs_type, mode=Mode.SINGLE_NODE_READER_ONLY)
+    await copying.stage(made.volume_id, reader)
+    target = copying.target(made.volume_id)
+    await copying.publish(made.volume_id, target, reader, readonly=True, deferred=True)
+    device = copying.host_device(made.volume_id).path
+    assert not log_replay.is_due(device, fs_type)
+    devices.set_readonly(device, readonly=True)
+    (tmp_path / "guest").mkdir()
+    options = ("nouuid",) if fs_type == "xfs" else ()
+    guest = str(tmp_path / "guest")
+    mount_api.mount_device(device, guest, fs_type, options, readonly=True, beside_writers=False)
+    try:
+        assert Path(guest, "file").read_bytes() == b"x"
+    finally:
+        mount_api.unmount(guest)
+        devices.set_readonly(device, readonly=False)

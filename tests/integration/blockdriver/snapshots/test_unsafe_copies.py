@@ -9,7 +9,7 @@ import pytest
 
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.files.pool import PoolIdentityUnreadable
-from crust.blockdriver.engines.files.provisioning import FileMaking
+from crust.blockdriver.engines.files.provisioning import NewFileVolume
 from crust.blockdriver.host import file_copy
 from crust.blockdriver.records import models
 from crust.core import errors, operations
@@ -58,7 +58,7 @@ async def test_clone_retry_has_what_its_source_has_by_then(
 
     for name in ("clone", "late"):
         with monkeypatch.context() as patched:
-            patched.setattr(FileMaking, "clone", refuse)
+            patched.setattr(NewFileVolume, "clone", refuse)
             with pytest.raises(errors.NotReady, match="not now"):
                 await made_of(pool, name, volume_id=source)
     await pool.stage(source, mount("xfs"))
@@ -168,14 +168,14 @@ async def test_restore_of_one_snapshot_in_parallel_blocks_its_deletion(
 ) -> None:
     source = await pool.create("source")
     taken = await pool.co.snapshot(source.volume_id)
-    both, restore = threading.Barrier(3, timeout=30), FileMaking.restore
+    both, restore = threading.Barrier(3, timeout=30), NewFileVolume.restore
 
-    def together(making: FileMaking, image: protocol.Image, size_bytes: int) -> None:
+    def together(making: NewFileVolume, image: protocol.Image, size_bytes: int) -> None:
         both.wait()
         restore(making, image, size_bytes)
         both.wait()
 
-    monkeypatch.setattr(FileMaking, "restore", together)
+    monkeypatch.setattr(NewFileVolume, "restore", together)
     made = [
         asyncio.create_task(made_of(pool, name, snapshot_id=taken.snapshot_id)) for name in "ab"
     ]

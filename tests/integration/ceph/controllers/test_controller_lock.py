@@ -336,7 +336,7 @@ async def test_snapshot_of_volume_given_to_node_meanwhile_is_not_answered(
     with paused(monkeypatch, "create_snap") as pause:
         late = taking.create("s", volume_id)
         async with pause.of(late, ContentChanged, match="given to a node"):
-            content.save(content.load(volume_id).but(in_guest=True))
+            content.save(content.load(volume_id).replaced(in_guest=True))
     assert driver.stores.provisioning.snapshot_ids() == frozenset()
     assert (await taking.create("s", volume_id)).snapshots[0].in_guest
 

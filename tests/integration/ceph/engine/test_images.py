@@ -13,7 +13,7 @@ from crust.blockdriver.engines.pool_access import RecordChanged
 from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing, StillAttached
 from crust.blockdriver.engines.rbd.provisioning import images
 from crust.blockdriver.engines.rbd.provisioning.background import BackgroundWork
-from crust.blockdriver.engines.rbd.provisioning.copies import RbdMaking
+from crust.blockdriver.engines.rbd.provisioning.copies import NewRbdVolume
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.provisioning.images import MARK
 from crust.blockdriver.engines.rbd.provisioning.librbd_objects import Header, read_header
@@ -170,9 +170,9 @@ def test_foreign_image_with_data_is_refused_and_kept(engine: RbdProvisioning, gu
     write(guest, A, b"somebody's")
     engine.volume_records.begin(A)
     with pytest.raises(ForeignImage):
-        RbdMaking(engine, A).create(SIZE)
+        NewRbdVolume(engine, A).create(SIZE)
     with pytest.raises(ForeignImage):
-        RbdMaking(engine, A).clone(B, source_bytes=SIZE, size_bytes=SIZE)
+        NewRbdVolume(engine, A).clone(B, source_bytes=SIZE, size_bytes=SIZE)
     assert read(guest, A, 10) == b"somebody's"
 
 

@@ -12,7 +12,7 @@ from crust.blockdriver.ceph import controller_lock
 from crust.blockdriver.ceph.connection import EXPIRY_S
 from crust.blockdriver.ceph.failures import CephImageBusy
 from crust.blockdriver.engines.rbd.provisioning import copies, image_use
-from crust.blockdriver.engines.rbd.provisioning.copies import RbdMaking
+from crust.blockdriver.engines.rbd.provisioning.copies import NewRbdVolume
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.provisioning.image_use import RbdClientSilent
 from crust.core import errors, volumes
@@ -130,7 +130,7 @@ def test_lock_of_client_silent_during_a_change_is_not_broken(
     # what a controller leaves that is killed before it has cloned its temporary snapshot
     engine.volume_records.begin(D, B.encode())
     with engine.place.ioctx("cannot note") as ioctx:
-        RbdMaking(engine, D)._snapshot(ioctx, B, SIZE)
+        NewRbdVolume(engine, D)._snapshot(ioctx, B, SIZE)
     monkeypatch.setattr(copies, "SOFT_DEPTH", 0)
     with writer.running(ceph, namespace, B) as client:
         owners = lock_owners(engine, B)

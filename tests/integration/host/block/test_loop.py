@@ -102,7 +102,10 @@ def unused_number() -> Iterator[int]:
 
 def attach_at(number: int, backing: str) -> loop.LoopDevice:
     """Attach to the loop device of this number."""
-    with open(backing, "r+b") as file, open(loopctl.node(number), "r+b", buffering=0) as device:
+    with (
+        open(backing, "r+b") as file,
+        open(loopctl.ensure_node(number), "r+b", buffering=0) as device,
+    ):
         config = loopctl.configuration(file.fileno(), 0, backing)
         fcntl.ioctl(device, loopctl.CONFIGURE, config)
     (attached,) = loop.find(backing)
@@ -260,7 +263,7 @@ def test_attach_of_another_file_type_is_refused(tmp_path: Path, sparse_file: Mak
 def test_attach_creates_a_missing_device_node(attach: Attach) -> None:
     device = attach()
     os.unlink(device.path)
-    assert loopctl.node(device.number) == device.path
+    assert loopctl.ensure_node(device.number) == device.path
     assert devices.identify(device.path) == device.identity
 
 

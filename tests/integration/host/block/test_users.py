@@ -17,7 +17,7 @@ from crust.host.block import devices, holders, loop, openers, users
 from crust.host.block.users import Purpose
 from crust.host.mounts import mount_api
 from crust.host.process import syscalls
-from crust.runtime_handler import claim
+from crust.runtime_handler.blocking import claim
 from tests.integration.host.conftest import MIB, Attach, partition_table, run, write
 from tests.support.raised import raised
 from tests.support.waiting_processes import waiting

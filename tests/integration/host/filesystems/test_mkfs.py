@@ -22,7 +22,11 @@ from tests.support.raised import raised
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
-SIZES = {"ext4": 64 * MIB, "xfs": 300 * MIB, "btrfs": 128 * MIB}
+SIZES = {"ext4": 64 * MIB, "xfs": 300 * MIB, "btrfs": 256 * MIB}
+
+
+async def _output(*argv: str) -> str:
+    return (await commands.run_command(argv, timeout_s=60)).stdout.decode()
 
 
 @pytest.mark.parametrize("fs_type", mkfs.SUPPORTED)
@@ -46,14 +50,36 @@ async def test_make_ext4_has_the_features_that_old_kernels_mount(attach: Attach)
     device = attach(mkfs.minimum_bytes("ext4"))
     await mkfs.make(device.path, "ext4")
     assert superblocks.read_ext4(device.path).block_size_bytes == 4096
-    listed = (
-        await commands.run_command(["dumpe2fs", "-h", device.path], timeout_s=60)
-    ).stdout.decode()
+    listed = await _output("dumpe2fs", "-h", device.path)
     [line] = [line for line in listed.splitlines() if line.startswith("Filesystem features:")]
     assert set(line.partition(":")[2].split()) == {
         *("has_journal", "ext_attr", "resize_inode", "dir_index", "filetype", "extent", "64bit"),
         *("flex_bg", "sparse_super", "large_file", "huge_file", "dir_nlink", "extra_isize"),
         "metadata_csum",
+    }
+
+
+async def test_make_xfs_has_the_features_that_old_kernels_mount(attach: Attach) -> None:
+    """xfsprogs 6.5 adds nrext64 and rmapbt by itself, and Linux 5.15 does not mount nrext64."""
+    device = attach(mkfs.minimum_bytes("xfs"))
+    await mkfs.make(device.path, "xfs")
+    listed = await _output("xfs_db", "-r", "-c", "version", device.path)
+    assert set(listed.partition("= ")[2].strip().split(",")) == {
+        *("V5", "NLINK", "DIRV2", "ALIGN", "LOGV2", "EXTFLG", "MOREBITS", "ATTR2", "LAZYSBCOUNT"),
+        *("PROJID32BIT", "CRC", "FTYPE", "FINOBT", "SPARSE_INODES", "REFLINK", "INOBTCNT"),
+        "BIGTIME",
+    }
+
+
+async def test_make_btrfs_has_the_features_that_old_kernels_mount(attach: Attach) -> None:
+    """btrfs-progs 6.19 adds block-group-tree by itself, which Linux 5.15 does not mount."""
+    device = attach(mkfs.minimum_bytes("btrfs"))
+    await mkfs.make(device.path, "btrfs")
+    listed = await _output("btrfs", "inspect-internal", "dump-super", device.path)
+    flags = listed.partition("compat_ro_flags")[2].partition("cache_generation")[0]
+    assert set(re.findall(r"\b[A-Z][A-Z_]+\b", flags)) == {
+        *("FREE_SPACE_TREE", "FREE_SPACE_TREE_VALID"),
+        *("MIXED_BACKREF", "EXTENDED_IREF", "SKINNY_METADATA", "NO_HOLES"),
     }
 
 
@@ -119,7 +145,7 @@ async def test_make_on_device_held_for_moment_is_tried_again(
     real, tries = commands.run_command, []
 
     async def held(argv: Sequence[str], **options: Any) -> commands.Completed:
-        if f"mkfs.{fs_type}" not in argv:
+        if f"mkfs.{fs_type}" not in argv or "-V" in argv:
             return await real(argv, **options)
         tries.append(argv)
         hold = devices.open_exclusive(device.path) if len(tries) <= tries_held else None

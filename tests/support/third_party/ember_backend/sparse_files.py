@@ -5,6 +5,7 @@ It runs in Ember's environment, not in crust's, and knows nothing of crust.
 
 import os
 import subprocess
+from pathlib import Path
 from typing import Any
 
 from cinder import interface
@@ -111,8 +112,17 @@ def _path(volume: Any) -> str:
 
 
 def _devices(volume: Any) -> list[str]:
-    listed = _run("losetup", "--associated", _path(volume), "--output", "NAME", "--noheadings")
-    return listed.split()
+    """By the kernel's own files: losetup(8) may miss one while others come and go."""
+    files = Path("/sys/block").glob("loop*/loop/backing_file")
+    backing = os.path.realpath(_path(volume))
+    return [f"/dev/{file.parts[3]}" for file in files if _text(file).rstrip("\n") == backing]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # it was detached meanwhile
+        return ""
 
 
 def _run(*command: str) -> str:

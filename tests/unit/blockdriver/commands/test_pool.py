@@ -66,6 +66,22 @@ def test_init_pool_reads_the_node_settings(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "pool" / "pool.json").exists()
 
 
+def test_init_pool_makes_further_pool_by_its_name(tmp_path: Path) -> None:
+    toml = f'''
+state_dir = "{tmp_path}/pool"
+[pools.fast]
+state_dir = "{tmp_path}/fast"
+pool_id_file = "{tmp_path}/fast.id"
+'''
+    made = init_pool(tmp_path, toml, "--pool=fast")
+    assert made.exit_code == 0, made.output
+    assert made.output == (tmp_path / "fast.id").read_text()
+    assert not (tmp_path / "pool").exists()
+    refused = init_pool(tmp_path, toml, "--pool=slow")
+    assert refused.exit_code == 2
+    assert "no pool slow, but default, fast" in refused.output
+
+
 def test_init_pool_of_two_drivers_takes_the_nodes_pool(tmp_path: Path) -> None:
     shared = """
 [[driver]]

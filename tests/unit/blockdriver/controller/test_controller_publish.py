@@ -9,7 +9,7 @@ from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.models import Attached, Usage
-from crust.blockdriver.records.node_state import Staged
+from crust.blockdriver.records.node_state import AttachSlots, Staged
 from crust.core import errors, volumes
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, mount
@@ -20,7 +20,7 @@ from tests.support.raised import raised
 
 @pytest.fixture
 def state(tmp_path: Path) -> Driver:
-    return driver_state.opened(tmp_path, max_volumes=3)
+    return driver_state.opened(tmp_path, attach_slots=AttachSlots(NODE, 3))
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ async def test_controller_publish_without_fs_type_matches_before_and_after_forma
     volume_id = (await state.controller.provisioner.create(create)).volume_id
     publisher.publish_to_node(attach(volume_id, mount("")))
     known = state.stores.content_records.load(volume_id)
-    state.stores.content_records.save(known.but(state="formatted", fs_type="xfs"))
+    state.stores.content_records.save(known.replaced(state="formatted", fs_type="xfs"))
     publisher.publish_to_node(attach(volume_id, mount("")))
     publisher.publish_to_node(attach(volume_id, mount("xfs")))
     publisher.unpublish_from_node(volume_id, NODE)
@@ -76,7 +76,9 @@ async def test_controller_publish_to_second_node_names_the_first_until_unpublish
     (volume_id,) = await made(state)
     usage = Usage(kind="mount", fs_type="ext4", mode=7)
     old = Attached(node_id="renamed-since", usage=usage, readonly=False)
-    state.stores.volume_records.save(state.stores.volume_records.load(volume_id).but(nodes=(old,)))
+    state.stores.volume_records.save(
+        state.stores.volume_records.load(volume_id).replaced(nodes=(old,))
+    )
     with pytest.raises(capability_check.PublishedToOtherNode, match="renamed-since"):
         publisher.publish_to_node(attach(volume_id))
     publisher.unpublish_from_node(volume_id, NODE)
@@ -115,7 +117,7 @@ async def test_controller_unpublish_of_a_staged_volume_is_refused(
     )
     with pytest.raises(StillAttached):
         publisher.unpublish_from_node(volume_id, "")
-    state.stores.volume_records.save(state.stores.volume_records.load(volume_id).but(nodes=()))
+    state.stores.volume_records.save(state.stores.volume_records.load(volume_id).replaced(nodes=()))
     assert state.controller.lister.get(volume_id).nodes == (NODE,)
     state.stores.access.detach(volume_id)
     state.stores.node_state.forget_staged(volume_id)

@@ -19,7 +19,7 @@ from crust.core import deferral_keys, errors, volumes
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, block, mount
 from tests.support.drivers.driver_state import create
-from tests.support.drivers.memory_backend import POOL_BYTES, MemoryBackend, MemoryMaking
+from tests.support.drivers.memory_backend import POOL_BYTES, MemoryBackend, NewMemoryVolume
 from tests.support.faults.crashes import Killed
 from tests.support.raised import raised
 from tests.support.records import pool_layout
@@ -167,7 +167,7 @@ async def test_create_failed_or_killed_before_commit_leaves_no_volume(
         raise failure
 
     with monkeypatch.context() as patch:
-        patch.setattr(MemoryMaking, "commit", failing)
+        patch.setattr(NewMemoryVolume, "commit", failing)
         with pytest.raises(type(failure)):
             await provisioner.create(request)
     volume_id = state.stores.pool.ids.volume_id("pvc-1")
@@ -187,14 +187,14 @@ async def test_create_failed_or_killed_before_commit_leaves_no_volume(
 async def test_create_with_unconfirmed_commit_is_answered_by_the_retry(
     state: Driver, provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = MemoryMaking.commit
+    commit = NewMemoryVolume.commit
 
-    def unconfirmed(self: MemoryMaking, records: Mapping[RecordKind, bytes]) -> None:
+    def unconfirmed(self: NewMemoryVolume, records: Mapping[RecordKind, bytes]) -> None:
         commit(self, records)
         raise errors.PeerUnavailable("the answer was lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(MemoryMaking, "commit", unconfirmed)
+        patch.setattr(NewMemoryVolume, "commit", unconfirmed)
         with pytest.raises(errors.PeerUnavailable):
             await provisioner.create(create(required=64 * MIB))
     assert state.stores.volume_records.index.reserved_bytes() == 64 * MIB
@@ -220,7 +220,7 @@ async def test_volume_of_a_deleted_ones_name_is_new(
 ) -> None:
     made = await provisioner.create(create(required=GIB))
     known = state.stores.content_records.load(made.volume_id)
-    state.stores.content_records.save(known.but(state="formatted", fs_type="ext4"))
+    state.stores.content_records.save(known.replaced(state="formatted", fs_type="ext4"))
     provisioner.delete(made.volume_id)
     with pytest.raises(models.VolumeNotFound):
         driver_state.expand(state, made.volume_id, volumes.CapacityRange(2 * GIB), None)
@@ -273,13 +273,13 @@ async def test_clone_whose_source_content_changed_during_copy_is_not_used(
     wanted = replace(create("copy"), source=SourceRequest("volume", source.volume_id))
     contents, backend = state.stores.content_records, state.stores.provisioning
 
-    clone = MemoryMaking.clone
+    clone = NewMemoryVolume.clone
 
-    def cloned(self: MemoryMaking, of: volumes.VolumeId, **sizes: int) -> None:
+    def cloned(self: NewMemoryVolume, of: volumes.VolumeId, **sizes: int) -> None:
         clone(self, of, **sizes)
-        contents.save(contents.load(source.volume_id).but(in_guest=True))
+        contents.save(contents.load(source.volume_id).replaced(in_guest=True))
 
-    monkeypatch.setattr(MemoryMaking, "clone", cloned)
+    monkeypatch.setattr(NewMemoryVolume, "clone", cloned)
     monkeypatch.setattr(backend, "copies_at_once", lambda: True, raising=False)
     with pytest.raises(snapshot_sets.ContentChanged):
         await provisioner.create(wanted)

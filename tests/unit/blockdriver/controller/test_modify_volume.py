@@ -180,6 +180,27 @@ async def test_expand_changes_no_limits_and_does_not_call_the_guest(bench: Bench
     assert (bench.guests.asked, bench.limits) == ([], OLD)
 
 
+@pytest.mark.parametrize("grows", [True, False])
+@pytest.mark.parametrize("defer", ["always", "runtime-class", ""])
+async def test_expand_that_nobody_would_use_grows_nothing(
+    bench: Bench, defer: str, *, grows: bool
+) -> None:
+    """A pod on the host may mount a volume of another class, and grow it."""
+    record, stores = bench.record, bench.state.stores
+    parameters = {**record.parameters, **({"crust.dev/defer": defer} if defer else {})}
+    stores.volume_records.save(record.replaced(parameters=parameters))
+    content = stores.content_records.load(bench.volume_id)
+    stores.content_records.save(content.replaced(nobody_grows=not grows))
+    wanted = volumes.CapacityRange(128 * MIB)
+    if grows or defer != "always":
+        assert driver_state.expand(bench.state, bench.volume_id, wanted)[0] == 128 * MIB
+        return
+    with raised("NobodyGrowsFilesystem"):
+        driver_state.expand(bench.state, bench.volume_id, wanted)
+    assert bench.record.capacity_bytes == 64 * MIB
+    assert stores.provisioning.image_bytes(bench.volume_id) == 64 * MIB
+
+
 async def test_create_repeated_with_other_limits_is_a_conflict(bench: Bench) -> None:
     provisioner = bench.state.controller.provisioner
     plain = driver_state.create(required=64 * MIB)
@@ -213,7 +234,7 @@ async def test_validate_compares_with_the_present_limits(bench: Bench) -> None:
 async def test_modify_interrupted_without_a_guest_counts_as_applied(bench: Bench) -> None:
     """The start has set it, so a refusal of the next change goes back to it and not to what was before."""
     record = bench.record
-    interrupted = record.but(limits=Limits(read_iops=70), limits_before=record.limits)
+    interrupted = record.replaced(limits=Limits(read_iops=70), limits_before=record.limits)
     bench.state.stores.volume_records.save(interrupted)
     bench.state.stores.access.attach(bench.volume_id)
     assert bench.state.controller.modifier.interrupted() == ()

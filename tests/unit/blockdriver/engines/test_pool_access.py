@@ -11,10 +11,10 @@ OTHERS = PoolIds("fedcba9876543210")
 
 def test_ids_name_pool_and_kind_in_40_to_64_characters() -> None:
     ids = [IDS.volume_id("a"), IDS.snapshot_id("a"), IDS.group_id("a")]
-    assert all(thing_id.startswith("0123456789abcdef-") for thing_id in ids)
-    assert all(40 <= len(thing_id) <= 64 for thing_id in ids)
+    assert all(volume_or_set_id.startswith("0123456789abcdef-") for volume_or_set_id in ids)
+    assert all(40 <= len(volume_or_set_id) <= 64 for volume_or_set_id in ids)
     kinds = (IDS.is_volume_id, IDS.is_snapshot_id, IDS.is_group_id)
-    kinds_of = [[is_kind(thing_id) for is_kind in kinds] for thing_id in ids]
+    kinds_of = [[is_kind(volume_or_set_id) for is_kind in kinds] for volume_or_set_id in ids]
     assert kinds_of == [[True, False, False], [False, True, False], [False, False, True]]
 
 

@@ -10,14 +10,19 @@ import pytest
 from crust.blockdriver.controller import create_volume
 from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.engines.protocol import PoolSpace
+from crust.blockdriver.engines.protocol import Image, PoolSpace
 from crust.blockdriver.records import capacity
 from crust.blockdriver.records.models import VolumeRecord
 from crust.core import errors, volumes
 from crust.host.answers import NotSeen
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB
-from tests.support.drivers.memory_backend import POOL_BYTES, MemoryBackend
+from tests.support.drivers.memory_backend import (
+    POOL_BYTES,
+    SPARE_BYTES,
+    MemoryBackend,
+    NewMemorySnapshotSet,
+)
 from tests.support.raised import raised
 from tests.support.records import pool_layout
 
@@ -49,13 +54,29 @@ async def test_create_in_parallel_never_exceeds_the_capacity(
     assert provisioner.stores.capacity.available_bytes() == wanted
 
 
+async def test_others_take_no_byte_that_a_volume_was_promised(
+    state: Driver, provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if they write it after the promise: then it is missing, and no other volume gets what is left."""
+    await provisioner.create(sized("a", 4 * GIB))
+    for used, free in ((POOL_BYTES - 5 * GIB, GIB), (POOL_BYTES - 4 * GIB, 0), (POOL_BYTES, 0)):
+        space = dataclasses.replace(
+            state.stores.provisioning.space(), free_bytes=POOL_BYTES + SPARE_BYTES - used
+        )
+        with monkeypatch.context() as patched:
+            patched.setattr(state.stores.provisioning, "space", lambda space=space: space)
+            assert provisioner.stores.capacity.available_bytes() == free
+
+
 async def test_capacity_does_not_count_written_bytes_twice(
     state: Driver, provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await provisioner.create(sized("a", 4 * GIB))
     assert provisioner.stores.capacity.available_bytes() == POOL_BYTES - 4 * GIB
     space = state.stores.provisioning.space()
-    written = dataclasses.replace(space, free_bytes=space.free_bytes - 3 * GIB)
+    written = dataclasses.replace(
+        space, free_bytes=space.free_bytes - 3 * GIB, own_bytes=space.own_bytes + 3 * GIB
+    )
     monkeypatch.setattr(state.stores.provisioning, "space", lambda: written)
     assert provisioner.stores.capacity.available_bytes() == POOL_BYTES - 4 * GIB
     await provisioner.create(sized("b", POOL_BYTES - 4 * GIB))
@@ -128,30 +149,126 @@ def test_capacity_never_gives_the_spare(
     )
 
     def free(**space: int) -> int:
-        reported = PoolSpace(
-            **{"size_bytes": size, "free_bytes": size, "snapshot_bytes": 0, "spare_bytes": spare}
-            | space
-        )
+        reported = PoolSpace(**{"free_bytes": size, "spare_bytes": spare} | space)
         monkeypatch.setattr(state.stores.provisioning, "space", lambda: reported)
         return pool.available_bytes()
 
     assert free() == size - spare
     assert free(free_bytes=spare + MIB) == MIB
     assert free(free_bytes=spare - MIB) == 0
-    with raised("OutOfCapacity"), pool.set_aside("a copy", MIB):
-        pass
+
+
+def backend_of(state: Driver) -> MemoryBackend:
+    backend = state.stores.provisioning
+    assert isinstance(backend, MemoryBackend)
+    return backend
 
 
 def test_capacity_counts_snapshot_blocks_and_reservations(
     state: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = state.stores.capacity
+    backend_of(state).allocated_now = {"a": GIB // 2, "b": GIB // 2}
+    ids = [volumes.VolumeId("a"), volumes.VolumeId("b")]
     space = dataclasses.replace(state.stores.provisioning.space(), snapshot_bytes=2 * GIB)
     monkeypatch.setattr(state.stores.provisioning, "space", lambda: space)
     assert pool.available_bytes() == POOL_BYTES - 2 * GIB
-    with pool.set_aside("a copy", GIB):
+    with pool.set_aside("a set", ids):
         assert pool.available_bytes() == POOL_BYTES - 3 * GIB
+        pool.check_taken("a set", ids, 2 * GIB)
+        assert pool.available_bytes() == POOL_BYTES - 4 * GIB
     assert pool.available_bytes() == POOL_BYTES - 2 * GIB
+
+
+def snapshots_of(state: Driver) -> int:
+    return len(state.stores.snapshot_sets.ids())
+
+
+@pytest.mark.parametrize("later", [0, GIB], ids=["written before", "written during the copy"])
+async def test_snapshot_without_capacity_to_overwrite_its_source_is_refused(
+    state: Driver, provisioner: Provisioner, later: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await provisioner.create(sized("a", POOL_BYTES - 3 * GIB))
+    snapshots, allocated = state.controller.snapshots, backend_of(state).allocated_now
+    take = NewMemorySnapshotSet.take
+
+    def taking(self: NewMemorySnapshotSet, image: Image) -> None:
+        allocated[made.volume_id] += later
+        take(self, image)
+
+    monkeypatch.setattr(NewMemorySnapshotSet, "take", taking)
+    allocated[made.volume_id] = 3 * GIB - later
+    await snapshots.create("fits", made.volume_id)
+    allocated[made.volume_id] = 3 * GIB - later + MIB
+    with raised("OutOfCapacity"):
+        await snapshots.create("does not", made.volume_id)
+    assert snapshots_of(state) == 1
+    assert state.stores.capacity.available_bytes() == 3 * GIB
+
+
+def kind(name: str, size_bytes: int, provisioning: str) -> create_volume.Create:
+    parameters = (("crust.dev/provisioning", provisioning),)
+    return dataclasses.replace(sized(name, size_bytes), parameters=parameters)
+
+
+async def test_thick_volume_is_never_overcommitted(tmp_path: Path) -> None:
+    state = driver_state.opened(tmp_path, overcommit=2.0)
+    provisioner, pool = state.controller.provisioner, state.stores.capacity
+    await provisioner.create(kind("thick", 4 * GIB, "thick"))
+    assert pool.available_bytes(thick=True) == 6 * GIB
+    await provisioner.create(kind("thin", 8 * GIB, "thin"))
+    assert (pool.available_bytes(thick=True), pool.available_bytes()) == (2 * GIB, 4 * GIB)
+    with raised("OutOfCapacity"):
+        await provisioner.create(kind("too large", 2 * GIB + MIB, "thick"))
+    await provisioner.create(kind("fits", 2 * GIB, "thick"))
+    with raised("OutOfCapacity"):
+        await provisioner.create(kind("none left", 16 * MIB, "thin"))
+
+
+async def test_overcommitted_pool_reserves_snapshots_of_thick_volumes(tmp_path: Path) -> None:
+    state = driver_state.opened(tmp_path, overcommit=2.0)
+    made = await state.controller.provisioner.create(kind("a", 6 * GIB, "thick"))
+    allocated, snapshots = backend_of(state).allocated_now, state.controller.snapshots
+    allocated[made.volume_id] = 4 * GIB + MIB
+    with raised("OutOfCapacity"):
+        await snapshots.create("s", made.volume_id)
+    allocated[made.volume_id] = 4 * GIB
+    await snapshots.create("s", made.volume_id)
+
+
+async def test_volume_keeps_its_kind_when_the_default_changes(tmp_path: Path) -> None:
+    backend = MemoryBackend()
+    state = driver_state.opened(tmp_path, backend=backend, thick=True)
+    made = await state.controller.provisioner.create(sized("a", GIB))
+    assert made.thick
+    state.stores.pool.let_go()
+    again = driver_state.opened(tmp_path, backend=backend, thick=False)
+    assert (await again.controller.provisioner.create(sized("a", GIB))).thick
+    assert not (await again.controller.provisioner.create(sized("b", GIB))).thick
+
+
+async def test_thick_volume_is_refused_where_its_blocks_do_not_stay(
+    state: Driver, provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state.stores.provisioning, "thick_obstacle", lambda: "it is btrfs")
+    with raised("ThickNotPossible"):
+        await provisioner.create(kind("a", GIB, "thick"))
+    query = create_volume.CapacityQuery((), (("crust.dev/provisioning", "thick"),), ())
+    assert provisioner.available(query) == (0, 0, 0)
+    assert (await provisioner.create(kind("a", GIB, "thin"))).thick is False
+
+
+@pytest.mark.parametrize(
+    ("overcommit", "reserves"), [(1.0, False), (1.5, True)], ids=["not reserved", "overcommit"]
+)
+async def test_snapshot_without_a_promise_to_its_source_needs_no_capacity(
+    tmp_path: Path, overcommit: float, *, reserves: bool
+) -> None:
+    state = driver_state.opened(tmp_path, overcommit=overcommit, reserve_snapshots=reserves)
+    made = await state.controller.provisioner.create(sized("a", POOL_BYTES))
+    backend_of(state).allocated_now[made.volume_id] = POOL_BYTES
+    await state.controller.snapshots.create("s", made.volume_id)
+    assert snapshots_of(state) == 1
 
 
 async def test_expand_reserves_the_difference_and_changes_nothing_if_refused(

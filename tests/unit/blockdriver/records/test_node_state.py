@@ -198,7 +198,8 @@ class _Between:
 def test_slots_hold_a_publish_that_ends_between_the_questions() -> None:
     """The record is saved after the index was read, and the publish ends before anybody asks what is on its way."""
     between, volume_id = _Between(), volumes.VolumeId("v")
-    slots = AttachSlots(NODE, between, between, 3)  # type: ignore[arg-type]
+    slots = AttachSlots(NODE, 3)
+    slots.add_pool(between, between)  # type: ignore[arg-type]
     publish = slots.taking(volume_id)
     publish.__enter__()
     between.then = lambda: between.on.add(volume_id)

@@ -44,7 +44,7 @@ def contents(tmp_path: Path) -> Records[ContentRecord]:
 
 def volume(**changes: object) -> VolumeRecord:
     plain = VolumeRecord(volume_id=VOLUME, name="pvc", capacity_bytes=1, parameters={}, usages=())
-    return plain.but(**changes)
+    return plain.replaced(**changes)
 
 
 def test_volume_record_loads_as_saved(records: IndexedRecords[VolumeRecord]) -> None:
@@ -100,7 +100,7 @@ def test_record_that_cannot_be_read_is_refused_and_kept(
     with pytest.raises(models.RecordUnreadable, match=why):
         records.load(VOLUME)
     with pytest.raises(pool_access.RecordChanged):
-        records.save(saved.but(capacity_bytes=2))
+        records.save(saved.replaced(capacity_bytes=2))
     assert path.read_text() == text
     assert records.load(other.volume_id) == other
 
@@ -114,7 +114,7 @@ def test_save_keeps_a_field_of_a_later_version(records: IndexedRecords[VolumeRec
     path.write_text(json.dumps(later))
     read = records.load(VOLUME)
     assert read.limits.value == volumes.IoLimits()
-    records.save(read.but(capacity_bytes=2))
+    records.save(read.replaced(capacity_bytes=2))
     written = json.loads(path.read_text())
     assert (written["shiny"], written["usages"][0]["label"]) == ([1], "fast")
     assert (written["limits"]["burst_iops"], written["capacity_bytes"]) == (7, 2)
@@ -125,9 +125,9 @@ def test_save_over_record_changed_since_read_is_refused(
 ) -> None:
     first = made(records, volume())
     stale = records.load(VOLUME)
-    newer = records.save(first.but(capacity_bytes=2))
+    newer = records.save(first.replaced(capacity_bytes=2))
     with pytest.raises(pool_access.RecordChanged):
-        records.save(stale.but(capacity_bytes=3))
+        records.save(stale.replaced(capacity_bytes=3))
     assert records.load(VOLUME) == newer
     assert records.index.reserved_bytes() == 2
 
@@ -153,13 +153,13 @@ def test_record_written_in_outage_is_read_after_it(tmp_path: Path) -> None:
     present = made(records, volume())
     outage.is_on = True
     with pytest.raises(errors.PeerUnavailable):
-        records.save(present.but(capacity_bytes=2))
+        records.save(present.replaced(capacity_bytes=2))
     with pytest.raises(errors.PeerUnavailable):
         records.find(VOLUME)
     outage.is_on = False
     assert records.find(VOLUME) is not None
     assert (records.unreadable(), len(records.ids())) == ([], 1)
-    saved = records.save(present.but(capacity_bytes=2))
+    saved = records.save(present.replaced(capacity_bytes=2))
     assert records.load(VOLUME) == saved
     assert records.index.reserved_bytes() == 2
 
@@ -230,7 +230,7 @@ def test_of_many_writers_that_read_the_same_revision_one_writes(
     def write(size_bytes: int) -> None:
         ready.wait()
         try:
-            contents.save(read.but(filled_bytes=size_bytes))
+            contents.save(read.replaced(filled_bytes=size_bytes))
         except errors.CrustError as err:
             outcomes.append(type(err))
         else:

@@ -65,8 +65,9 @@ def discard(_: object) -> None:
 @pytest.mark.parametrize("stays", [True, False])
 async def test_probe_of_a_pool_that_goes_away_is_not_ready(*, stays: bool) -> None:
     def gone() -> None:
-        plugin.is_ready = stays
-        raise errors.PeerUnavailable("the directory is not open")
+        error = errors.PeerUnavailable("the directory is not open")
+        plugin.problem = None if stays else error
+        raise error
 
     plugin = identity_of(gone)
     if stays:
@@ -78,11 +79,8 @@ async def test_probe_of_a_pool_that_goes_away_is_not_ready(*, stays: bool) -> No
 
 @pytest.mark.parametrize("asks", [True, False])
 async def test_probe_of_an_absent_pool_gives_the_reason(*, asks: bool) -> None:
-    def absent() -> None:
-        raise errors.PeerUnavailable.named("PoolAbsent", "the disk is not mounted")
-
-    plugin = identity_of(absent)
-    plugin.is_ready = False
+    plugin = identity_of(lambda: pytest.fail("an absent pool is not asked"))
+    plugin.problem = errors.PeerUnavailable.named("PoolAbsent", "the disk is not mounted")
     metadata = ((extensions.KEY, extensions.ERROR_INFO),) * asks
     call = Call("/csi.v1.Identity/Probe", metadata)
     assert not (await plugin.Probe(csi_pb2.ProbeRequest(), call)).ready.value

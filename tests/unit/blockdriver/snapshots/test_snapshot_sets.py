@@ -12,7 +12,7 @@ import pytest
 from crust.blockdriver.driver import Driver
 from crust.core import errors, volumes
 from tests.support.drivers import driver_state
-from tests.support.drivers.memory_backend import MemoryBackend, MemoryTaking
+from tests.support.drivers.memory_backend import MemoryBackend, NewMemorySnapshotSet
 from tests.support.faults.crashes import at_call, no_space
 from tests.support.raised import raised
 from tests.support.records import pool_layout
@@ -63,6 +63,28 @@ def test_take_with_one_failed_write_leaves_all_or_nothing(tmp_path: Path, take: 
     raise AssertionError("the operation has no end")
 
 
+async def test_snapshot_above_the_limit_of_its_volume_is_refused(tmp_path: Path) -> None:
+    """Snapshots in groups count, and a restart counts them again. A repeat of a snapshot that exists is none more."""
+    backend = MemoryBackend()
+    driver = driver_state.opened(tmp_path, backend=backend, max_snapshots_per_volume=2)
+    names = [driver_state.create(name) for name in ("a", "b")]
+    made = [await driver.controller.provisioner.create(name) for name in names]
+    full, other = (volume.volume_id for volume in made)
+    one = await driver.controller.snapshots.create("s", full)
+    await driver.controller.snapshots.create_group("g", [full])
+    driver.stores.pool.let_go()
+    again = driver_state.opened(tmp_path, backend=backend, max_snapshots_per_volume=2)
+    snapshots = again.controller.snapshots
+    with raised("SnapshotLimitReached"):
+        await snapshots.create("t", full)
+    with raised("SnapshotLimitReached"):
+        await snapshots.create_group("h", [other, full])
+    await snapshots.create("t", other)
+    assert (await snapshots.create("s", full)).set_id == one.set_id
+    snapshots.delete(one.set_id)
+    await snapshots.create("u", full)
+
+
 def test_group_on_a_full_pool_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,11 +93,11 @@ def test_group_on_a_full_pool_leaves_nothing(
     driver = driver_state.opened(tmp_path, backend=backend)
     ids = two_volumes(driver)
 
-    def full(_: MemoryTaking, record: bytes) -> None:
+    def full(_: NewMemorySnapshotSet, record: bytes) -> None:
         raise errors.Exhausted("cannot write", why=os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(MemoryTaking, "commit", full)
+        patched.setattr(NewMemorySnapshotSet, "commit", full)
         with pytest.raises(errors.Exhausted):
             take_group(driver, ids)
     assert (pool_layout.set_records(tmp_path / "state"), backend.snapshots) == (set(), {})

@@ -31,4 +31,5 @@ def good(root: Path) -> Node:
         version_of=lambda program: f"{program} version 5.10.0\n",
         proxy=HEALTHY,
         check_propagation=lambda _: None,
+        has_seals=lambda _: True,
     )

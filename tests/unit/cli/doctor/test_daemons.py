@@ -77,12 +77,20 @@ def test_proxy_that_is_away_is_one_error(good: Node) -> None:
     assert [found(node, name) for name in ("drivers", "versions", "handlers")] == [(), (), ()]
 
 
+LOW = views.Pool(1000, 500, 900, 0, 100)
+FULL = replace(LOW, allocated_bytes=999)
+HANGS = replace(LOW, free_bytes=500, conditions=(views.Problem("operations", "X", "hang"),))
+
+
 @pytest.mark.parametrize(
     ("name", "answered", "level"),
     [
         ("proxy", replace(HEALTHY, problems=(views.Problem("threads", "X", "hangs"),)), Level.ERROR),
-        ("proxy", replace(HEALTHY, exceptions=(views.Problem("groups", "X", "/agent"),)), Level.WARNING),
+        ("proxy", replace(HEALTHY, warnings=(views.Problem("groups", "X", "/agent"),)), Level.WARNING),
         ("drivers", replace(HEALTHY, drivers=(replace(DRIVER, state="not-ready"),)), Level.ERROR),
+        ("drivers", replace(HEALTHY, drivers=(replace(DRIVER, pool=HANGS),)), Level.ERROR),
+        ("drivers", replace(HEALTHY, drivers=(replace(DRIVER, pool=FULL),)), Level.ERROR),
+        ("drivers", replace(HEALTHY, drivers=(replace(DRIVER, pool=LOW),)), Level.WARNING),
         ("versions", replace(HEALTHY, version="0.0.1"), Level.WARNING),
         ("versions", replace(HEALTHY, drivers=(replace(DRIVER, version="9"),)), Level.WARNING),
         ("versions", replace(HEALTHY, drivers=(replace(DRIVER, shim_version="0.0.1"),)), Level.WARNING),

@@ -14,7 +14,7 @@ from crust.inspection import views
 from crust.inspection.views import ProxyAnswer
 
 KATA = '[[runtimes]]\nname = "kata"\nconfiguration = "/opt/kata/configuration.toml"\n'
-FIT = "[hypervisor.clh]\ndisable_block_device_use = false\n"
+FIT = "[hypervisor.clh]\ndisable_block_device_use = false\nblock_device_driver = 'virtio-blk'\n"
 UNIT = "etc/systemd/system/multi-user.target.wants/crust-kata.service"
 NRI = '[plugins."io.containerd.nri.v1.nri"'
 REQUIRED = f'{NRI}.default_validator]\nenable = true\nrequired_plugins = ["crust"]\n'
@@ -82,6 +82,15 @@ def test_runtime_failing_preflight_is_named_with_file_key_and_value(node: Node) 
     assert finding.what.startswith("runtime kata gets no volumes: [KataUnfit]")
     assert "/opt/kata/configuration.toml" in finding.what
     assert finding.todo == "set disable_block_device_use = false in [hypervisor.clh]"
+
+
+def test_configuration_that_drops_flushes_of_guests_is_a_warning(node: Node) -> None:
+    keys = "block_device_cache_set = true\nblock_device_cache_noflush = true\n"
+    _write(node.root, "opt/kata/configuration.toml", FIT + keys)
+    findings = _found(node, "kata")
+    assert [finding.level.value for finding in findings] == ["warning", "ok"]
+    assert "drops the flushes of its guests" in findings[0].what
+    assert findings[0].todo == "set block_device_cache_noflush = false"
 
 
 def test_runtime_that_is_not_registered_is_an_error(node: Node) -> None:

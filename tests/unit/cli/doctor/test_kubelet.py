@@ -38,6 +38,11 @@ def test_doctor_settings_of_proxy_count_where_its_unit_is_enabled(good: Node) ->
     assert "/other does not exist" in bad(good, "kubelet-registry", Level.ERROR)
 
 
+def test_kubelet_on_a_filesystem_without_seals_is_a_warning(good: Node) -> None:
+    node = replace(good, has_seals=lambda path: path != good.root / "var/lib/kubelet/pods")
+    assert "has no immutable attribute" in bad(node, "kubelet-root", Level.WARNING)
+
+
 def test_mounts_that_do_not_propagate_are_an_error(good: Node) -> None:
     def refuse(path: str) -> None:
         raise errors.NotReady.named("MountsNotPropagated", path, why="a slave", hint="share")

@@ -116,6 +116,7 @@ async def test_daemon_limits_its_core_file_and_not_its_descriptors(tmp_path: Pat
     try:
         await until_logged(process, b"metrics  address=")
         assert resource.prlimit(process.pid, resource.RLIMIT_CORE) == (0, 0)
+        assert "\nUmask:\t0077\n" in Path(f"/proc/{process.pid}/status").read_text()
         assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (most, most)
     finally:
         process.kill()

@@ -1,13 +1,17 @@
 """Settings: defaults < file < environment < flags, and nothing unknown."""
 
+import json
+import pkgutil
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pytest
 
 from crust.blockdriver.settings import DriverSettings
+from crust.cli.programs import PROGRAMS
 from crust.core.settings import loading
-from crust.core.settings.program import Table
+from crust.core.settings.program import MEANT, Table
 from crust.csi_shim.settings import ShimSettings
 from crust.proxy.settings import ProxySettings
 
@@ -98,6 +102,16 @@ def test_invalid_setting_is_refused_by_name(toml: str, flags: dict[str, Any], wo
         proxy(toml, **flags)
     assert words in str(caught.value)
     assert "crust config check" in caught.value.hint
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_each_pattern_of_a_setting_has_its_words(program: str) -> None:
+    schema = json.dumps(pkgutil.resolve_name(PROGRAMS[program].model).model_json_schema())
+    patterns = {
+        json.loads(f'"{text}"') for text in re.findall(r'"pattern": "((?:[^"\\]|\\.)*)"', schema)
+    }
+    assert patterns
+    assert patterns - set(MEANT) == set()
 
 
 def test_default_of_the_machine_is_weaker_than_the_file() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from crust.core import volumes
 from crust.csi_shim.wrap import leaves
-from crust.csi_shim.wrap.leaves import Kind, Seen, State, Undo
+from crust.csi_shim.wrap.leaves import Kind, LeafState, LeafUse
 from crust.host.process import workers
-from crust.rpc.status import Asked
+from crust.rpc.status import DriverOutcome, Residue, Undo
 from tests.support.faults.choices import Choices
 from tests.support.leaf_model import Model, Shim, World, explore
 from tests.support.raised import raised
@@ -31,8 +31,8 @@ async def test_device_under_a_guest_is_not_given_back(
 ) -> None:
     """Also one whose node the driver has made itself, without a bind."""
 
-    def look(_: Model, path: str) -> Seen:
-        return Seen(Kind.DEVICE, 1, mounts, mounts, is_begun=True)
+    def look(_: Model, path: str) -> LeafState:
+        return LeafState(Kind.DEVICE, 1, mounts, mounts, is_begun=True)
 
     async def run(function: Any, *args: Any) -> Any:
         return function(*args)
@@ -45,36 +45,39 @@ async def test_device_under_a_guest_is_not_given_back(
 
 
 @pytest.mark.spec("D-42")
-@pytest.mark.parametrize(("sources", "state"), [(1, State.OTHER), (2, State.DEVICE)])
-def test_mounts_of_different_files_may_hide_a_guests_device(sources: int, state: State) -> None:
+@pytest.mark.parametrize(("sources", "state"), [(1, LeafUse.OTHER), (2, LeafUse.DEVICE)])
+def test_mounts_of_different_files_may_hide_a_guests_device(sources: int, state: LeafUse) -> None:
     """With no device on top: a retry must not take the leaf down. Two mounts of one file are one of the driver's."""
-    seen = leaves.Seen(leaves.Kind.FILE, 0, mounts=2, sources=sources, is_begun=True)
-    assert leaves.state_of(seen) is state
+    seen = leaves.LeafState(leaves.Kind.FILE, 0, mounts=2, sources=sources, is_begun=True)
+    assert leaves.use_of(seen) is state
 
 
-UNDO_OF, STATE_OF = leaves.undo_of, leaves.state_of
+UNDO_PLAN, USE_OF = leaves.undo_plan, leaves.use_of
 
 
-def _new_if(state: State, seen: State) -> State:
-    return State.NEW if seen is state else seen
+def _new_if(state: LeafUse, seen: LeafUse) -> LeafUse:
+    return LeafUse.NEW if seen is state else seen
 
 
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("undo_of", lambda state, asked, **now: UNDO_OF(_new_if(State.BEGUN, state), asked, **now)),
         (
-            "undo_of",
-            lambda state, asked, **now: UNDO_OF(_new_if(State.DEVICE, state), asked, **now),
+            "undo_plan",
+            lambda state, outcome, **now: UNDO_PLAN(_new_if(LeafUse.BEGUN, state), outcome, **now),
         ),
         (
-            "undo_of",
-            lambda state, asked, **now: (
-                Undo.REMOVE if asked is Asked.SILENT else UNDO_OF(state, asked, **now)
+            "undo_plan",
+            lambda state, outcome, **now: UNDO_PLAN(_new_if(LeafUse.DEVICE, state), outcome, **now),
+        ),
+        (
+            "undo_plan",
+            lambda state, outcome, **now: (
+                Undo.REMOVE if outcome is DriverOutcome.SILENT else UNDO_PLAN(state, outcome, **now)
             ),
         ),
-        ("state_of", lambda seen: State.OTHER if seen.mounts else STATE_OF(seen)),
-        ("stands", lambda *_: False),
+        ("use_of", lambda seen: LeafUse.OTHER if seen.mounts else USE_OF(seen)),
+        ("residue_of", lambda *_: Residue.NONE),
     ],
 )
 async def test_model_finds_a_decision_that_is_wrong(
@@ -88,10 +91,13 @@ async def test_model_finds_a_decision_that_is_wrong(
 @pytest.mark.spec("D-42")
 def test_leaf_under_two_mounted_files_may_be_a_guests_device() -> None:
     """A file covers the device: a retry that took the leaf down would take the device from the guest."""
-    covered = Seen(Kind.FILE, 0, mounts=2, sources=2, is_begun=True)
-    assert leaves.state_of(covered) is State.DEVICE
-    assert leaves.state_of(replace(covered, sources=1)) is State.OTHER
-    assert leaves.undo_of(leaves.state_of(covered), Asked.ANSWERED, is_mounted=True) is Undo.NOTHING
+    covered = LeafState(Kind.FILE, 0, mounts=2, sources=2, is_begun=True)
+    assert leaves.use_of(covered) is LeafUse.DEVICE
+    assert leaves.use_of(replace(covered, sources=1)) is LeafUse.OTHER
+    assert (
+        leaves.undo_plan(leaves.use_of(covered), DriverOutcome.ANSWERED, is_mounted=True)
+        is Undo.NOTHING
+    )
 
 
 @pytest.mark.parametrize(

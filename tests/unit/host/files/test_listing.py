@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors
+from crust.host.answers import NotSeen
 from crust.host.files import listing
 from tests.support.faults import lies
 
@@ -40,3 +41,23 @@ def test_directory_that_cannot_be_listed_is_no_empty_list(root: Path) -> None:
     ]
     assert len(asked) == 4 * len(lies.ERRNOS)  # the root, a, b, and the file, which has no names
     assert all(isinstance(each.error, errors.CrustError) for each in asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"), [("b", True), ("link", True), ("top.json", False), ("top.json/x", False)]
+)
+def test_directory_is_told_from_file_and_absence(root: Path, name: str, *, is_one: bool) -> None:
+    (root / "link").symlink_to("b")
+    assert listing.is_directory(f"{root}/{name}") is is_one
+    assert not listing.is_directory(f"{root}/absent")
+
+
+def test_unseen_directory_is_no_absent_one(root: Path) -> None:
+    concerns = lies.Concerns(frozenset(), (str(root),))
+    asked = [
+        *lies.failures(
+            lambda: listing.is_directory(f"{root}/b"), concerns, errnos_of=lies.all_errnos
+        )
+    ]
+    assert len(asked) == len(lies.ERRNOS)
+    assert all(isinstance(each.error, NotSeen) for each in asked)

@@ -95,11 +95,3 @@ def test_space_reports_total_and_available_bytes(tmp_path: Path) -> None:
     space = sparse.space(str(tmp_path))
     assert 0 < space.available_bytes <= space.total_bytes
     assert not space.readonly
-
-
-def test_allocations_counts_the_blocks_of_regular_files_alone(tmp_path: Path) -> None:
-    (tmp_path / "data").write_bytes(b"x" * 8192)
-    sparse.create(str(tmp_path / "hole"), 1 << 20)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "link").symlink_to("data")
-    assert sparse.allocations(str(tmp_path)) == {"data": 8192, "hole": 0}

@@ -3,6 +3,7 @@
 import errno
 import os
 import select
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -67,6 +68,20 @@ def test_reaped_process_has_ended(child: subprocess.Popen[bytes]) -> None:
     child.kill()
     child.wait()
     assert processes.has_ended(process)
+
+
+def test_stopped_process_is_seen_until_it_goes_on_or_ends(child: subprocess.Popen[bytes]) -> None:
+    process = _process(child.pid)
+    assert processes.state(process) != answers.Present("T")
+    child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+    assert processes.state(process) == answers.Present("T")
+    child.send_signal(signal.SIGCONT)
+    os.waitid(os.P_PID, child.pid, os.WCONTINUED)
+    assert processes.state(process) != answers.Present("T")
+    child.kill()
+    child.wait()
+    assert processes.state(process) == answers.Absent()
 
 
 def test_pid_of_another_start_is_another_process(child: subprocess.Popen[bytes]) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -166,6 +166,47 @@ async def test_long_work_leaves_threads_for_rest_and_other_kind(
     assert began == list(LongWork)
     dead.set()
     await asyncio.gather(*tasks)
+
+
+async def test_turn_is_given_to_one_step_at_a_time() -> None:
+    pool, running, most = Workers("pool", limit=4), 0, 0
+
+    def step() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        os.sched_yield()
+        running -= 1
+
+    async def work() -> None:
+        for _ in range(20):
+            async with workers.turn():
+                await workers.run(step)
+
+    with pool.used():
+        await asyncio.gather(*(work() for _ in range(4)))
+    assert most == 1
+
+
+async def test_turn_of_a_hanging_step_is_not_awaited_for_ever(
+    dead: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "TURN_S", 0.01)
+    pool, done = Workers("pool", limit=4), []
+
+    async def work(step: Callable[[], object]) -> None:
+        async with workers.turn():
+            done.append(await workers.run(step))
+
+    with pool.used():
+        hung = asyncio.create_task(work(dead.wait))
+        await asyncio.sleep(0)
+        await asyncio.gather(work(lambda: "first"), work(lambda: "second"))
+        assert sorted(map(str, done)) == ["first", "second"]
+        dead.set()
+        await hung
+        async with asyncio.timeout(5), workers.turn():  # it was given back once
+            assert pool.turns.locked()
 
 
 async def test_pool_keeps_its_limit_of_threads_and_counts_waiting_calls(

@@ -10,6 +10,8 @@ import struct
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -224,6 +226,18 @@ async def test_large_request_is_refused_and_large_answer_is_sent(short: str) -> 
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+async def test_compressed_request_is_limited_by_what_it_holds(short: str) -> None:
+    """32 KiB that are 32 MiB: the limit is that of the message, and not of its bytes on the socket."""
+    path = f"{short}/csi.sock"
+    async with server.serving(path, echo_service()), channel.connect(path) as connected:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary("/x/Y")
+        squeezed = grpc.Compression.Gzip
+        assert await call(bytes(1 << 20), timeout=60, compression=squeezed) == bytes(1 << 20)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(bytes(32 << 20), timeout=60, compression=squeezed)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 async def test_reset_streams_of_one_peer_cancel_no_call_of_another(short: str) -> None:
     """HTTP/2 rapid reset: without a limit of streams gRPC sheds load on all connections."""
     path = f"{short}/csi.sock"
@@ -239,28 +253,68 @@ async def test_reset_streams_of_one_peer_cancel_no_call_of_another(short: str) -
     assert codes.keys() == {grpc.StatusCode.OK}
 
 
-def _reset_streams(path: str, count: int) -> None:
-    """Open and reset this many streams of one connection, as fast as the server reads them (RFC 9113)."""
+async def test_endless_headers_hold_neither_memory_nor_others(short: str) -> None:
+    """HTTP/2 CONTINUATION: 512 MiB of fields of one stream, which has no end."""
+    path = f"{short}/csi.sock"
+    async with server.serving(path, echo_service()):
+        Path("/proc/self/clear_refs").write_text("5")  # the highest use of memory begins again
+        before = _highest_bytes()
+        flood = asyncio.create_task(asyncio.to_thread(_endless_headers, path, 512 << 20))
+        codes: Counter[grpc.StatusCode] = Counter()
+        async with channel.connect(path) as connected:
+            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary("/x/Y")
+            while not flood.done():
+                running = call(b"hello", timeout=60)
+                codes[await running.code()] += 1
+        await flood
+    assert codes.keys() == {grpc.StatusCode.OK}
+    assert _highest_bytes() - before < 64 << 20
+
+
+def _highest_bytes() -> int:
+    text = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(text.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def _fields(*others: tuple[str, str]) -> bytes:
+    """The fields of a call: literals without indexing, with a new name (RFC 7541, 6.2.2)."""
     fields = {
         ":method": "POST", ":scheme": "http", ":path": "/x/Y", ":authority": "localhost",
         "te": "trailers", "content-type": "application/grpc",  # codespell:ignore te
     }  # fmt: skip
-    # a literal field without indexing, with a new name (RFC 7541, 6.2.2)
-    headers = b"".join(
+    return b"".join(
         b"\0" + b"".join(bytes([len(text)]) + text.encode() for text in field)
-        for field in fields.items()
+        for field in (*fields.items(), *others)
     )
+
+
+@contextmanager
+def _connected(path: str) -> Iterator[socket.socket]:
+    """A connection of HTTP/2 to the server, which may close it during the block (RFC 9113)."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b""))
-        try:
-            for stream in range(1, 2 * count, 2):
-                opened = _frame(1, 4, stream, headers)
-                connection.sendall(opened + _frame(3, 0, stream, struct.pack(">I", 8)))
-                while select.select([connection], [], [], 0)[0] and connection.recv(1 << 20):
-                    pass
-        except (BrokenPipeError, ConnectionResetError):
-            return  # the server may close such a connection
+        with suppress(BrokenPipeError, ConnectionResetError):
+            yield connection
+
+
+def _endless_headers(path: str, size: int) -> None:
+    """Send fields of this size, in frames that do not end them."""
+    part = _fields(*[(f"x-{number}", "y" * 100) for number in range(100)])
+    with _connected(path) as connection:
+        connection.sendall(_frame(1, 0, 1, _fields()))
+        for _ in range(size // len(part)):
+            connection.sendall(_frame(9, 0, 1, part))
+
+
+def _reset_streams(path: str, count: int) -> None:
+    """Open and reset this many streams of one connection, as fast as the server reads them."""
+    with _connected(path) as connection:
+        for stream in range(1, 2 * count, 2):
+            opened = _frame(1, 4, stream, _fields())
+            connection.sendall(opened + _frame(3, 0, stream, struct.pack(">I", 8)))
+            while select.select([connection], [], [], 0)[0] and connection.recv(1 << 20):
+                pass
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

@@ -97,8 +97,16 @@ class VolumeUsers(Users):
         connection = self._connected(user)
         if self._take(volume_id, user):  # another call was first
             connection.close()
-        else:
-            self._keep(volume_id, connection)
+            return
+        with self._guard:
+            replaced = self._connections.pop(name, None)
+            self._connections[name] = connection
+            unused = self._note(volume_id, name)
+            idle = tuple(self._connections.values())[:-MOST_OPEN]
+        _close(replaced)
+        _close(unused)
+        for other in idle:
+            other.rest()
 
     def place(self, volume_id: volumes.VolumeId) -> Place:
         """The pool, as the volume's user. Raises `CephKeyNotGiven`."""
@@ -179,18 +187,6 @@ class VolumeUsers(Users):
             raise
         self._ids = pool.ids
         return connection
-
-    def _keep(self, volume_id: volumes.VolumeId, connection: Connection) -> None:
-        name = connection.ceph_user.user
-        with self._guard:
-            replaced = self._connections.pop(name, None)
-            self._connections[name] = connection
-            unused = self._note(volume_id, name)
-            idle = tuple(self._connections.values())[:-MOST_OPEN]
-        _close(replaced)
-        _close(unused)
-        for other in idle:
-            other.rest()
 
     def _note(self, volume_id: volumes.VolumeId, name: str) -> Connection | None:
         """Give the volume its user; returns the connection of its previous user, as `_left`."""

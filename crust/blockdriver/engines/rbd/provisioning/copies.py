@@ -37,7 +37,7 @@ HARD_DEPTH = 12
 
 
 @dataclass(slots=True)
-class RbdMaking:
+class NewRbdVolume:
     """A volume that is being made, beside the others in `snapshots`."""
 
     snapshots: RbdSnapshots
@@ -59,6 +59,10 @@ class RbdMaking:
             self._place.images.create(
                 ioctx, self.volume_id, size_bytes, old_format=False, features=features()
             )
+
+    def allocate(self, size_bytes: int) -> None:
+        """Never called: no volume is thick here."""
+        raise NotImplementedError
 
     def restore(self, image: Snapshot, size_bytes: int) -> None:
         """A clone of the snapshot. Raises `SnapshotMissing`, CloneDepthReached, `ForeignImage`."""

@@ -33,11 +33,12 @@ from crust.blockdriver.engines.protocol import (
 from crust.blockdriver.engines.rbd.pool import OBJECT
 from crust.blockdriver.engines.rbd.provisioning import copies
 from crust.blockdriver.engines.rbd.provisioning.background import BackgroundWork
-from crust.blockdriver.engines.rbd.provisioning.copies import RbdMaking
+from crust.blockdriver.engines.rbd.provisioning.copies import NewRbdVolume
 from crust.blockdriver.engines.rbd.provisioning.freeing import Freeing
+from crust.blockdriver.engines.rbd.provisioning.own_bytes import OwnBytes
 from crust.blockdriver.engines.rbd.provisioning.snapshots import (
+    NewRbdSnapshotSet,
     RbdSnapshots,
-    RbdTaking,
     noted,
     snapshots_of,
 )
@@ -65,19 +66,28 @@ class RbdProvisioning(RbdSnapshots):
 
     background: BackgroundWork = field(init=False)
     freeing: Freeing = field(init=False)
-    _space: PoolSpace | None = field(default=None, init=False)
+    own_bytes: OwnBytes = field(init=False)
+    _space: tuple[int, int] | None = field(default=None, init=False)
+    """The bytes that are stored in the pool, and those that are free."""
     _space_at_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.background, self.freeing = BackgroundWork(self.place), Freeing(self.place)
+        self.own_bytes = OwnBytes(
+            self.place, self.volume_records.ids, lambda: self._asked_space()[0]
+        )
 
     def copies_at_once(self) -> bool:
         """Always: a snapshot is one operation of the cluster."""
         return True
 
-    def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """0: snapshots and clones share the unwritten parts."""
+    def added_bytes(self, volume_id: volumes.VolumeId) -> int:
+        """0: Ceph does not count the blocks of snapshots apart."""
         return 0
+
+    def thick_obstacle(self) -> str:
+        """Always: an object of an image exists from its first write on."""
+        return "Ceph allocates the blocks of an image when they are written"
 
     def maximum_bytes(self) -> int:
         """The maximum of an image with an object map."""
@@ -85,20 +95,22 @@ class RbdProvisioning(RbdSnapshots):
 
     def open(self) -> None:
         """Settle volumes and sets, and begin the background work."""
-        for thing_id in self.unsettled():
+        for volume_or_set_id in self.unsettled():
             try:
-                self.settle(thing_id)
+                self.settle(volume_or_set_id)
             except errors.PeerUnavailable:
                 raise
             except errors.CrustError as err:
-                extra = {"id": thing_id, "error": err}
+                extra = {"id": volume_or_set_id, "error": err}
                 _log.warning("an unfinished volume or set stays", extra=extra)
         self.background.start()
         self.freeing.start()
+        self.own_bytes.start()
 
     def stop(self) -> None:
         """End the background work."""
         self.freeing.stop(limit_s=0)  # the next look begins again
+        self.own_bytes.stop(limit_s=0)
         self.background.stop()
 
     def check_usable(self) -> None:
@@ -109,14 +121,14 @@ class RbdProvisioning(RbdSnapshots):
             ioctx.stat(OBJECT)
 
     @contextmanager
-    def making(self, volume_id: volumes.VolumeId) -> Iterator[RbdMaking]:
+    def making(self, volume_id: volumes.VolumeId) -> Iterator[NewRbdVolume]:
         """After an intent. Raises `CephQuotaReached`."""
         self._settle_volume(volume_id, self.volume_records.state(volume_id))
         with self.place.ioctx(f"cannot look for the image of {volume_id}") as ioctx:
             if self.place.has_image(ioctx, volume_id):
                 raise orphan_image(volume_id, "an image of that name")
         self.volume_records.begin(volume_id)
-        making = RbdMaking(self, volume_id)
+        making = NewRbdVolume(self, volume_id)
         with self._settled(volume_id, making):
             yield making
 
@@ -125,16 +137,17 @@ class RbdProvisioning(RbdSnapshots):
         state = self.volume_records.state(volume_id)
         if state.record is not None:
             self.check_removable(volume_id)
+            self.own_bytes.forget(volume_id)
             self.volume_records.begin_removal(volume_id, state.record, state.record)
             state = State(removing=state.record)
         self._settle_volume(volume_id, state)
         self.background.wake()
 
     @contextmanager
-    def taking(self, set_id: str, images: Sequence[Image]) -> Iterator[RbdTaking]:
+    def taking(self, set_id: str, images: Sequence[Image]) -> Iterator[NewRbdSnapshotSet]:
         """After an intent."""
         self._settle_set(set_id)
-        taking = RbdTaking(self, set_id, noted(images))
+        taking = NewRbdSnapshotSet(self, set_id, noted(images))
         self.set_records.begin(set_id, taking.note)
         with self._settled(volumes.VolumeId(set_id), taking):
             yield taking
@@ -151,14 +164,16 @@ class RbdProvisioning(RbdSnapshots):
         """By the intents."""
         return self.volume_records.unfinished() + self.set_records.unfinished()
 
-    def settle(self, thing_id: volumes.VolumeId) -> None:
+    def settle(self, volume_or_set_id: volumes.VolumeId) -> None:
         """Remove the rest of an unfinished volume or set. Raises CreatingVolumeUsed."""
-        self._settle_volume(thing_id, self.volume_records.state(thing_id))
-        self._settle_set(thing_id)
+        self._settle_volume(volume_or_set_id, self.volume_records.state(volume_or_set_id))
+        self._settle_set(volume_or_set_id)
         self.background.wake()
 
     @contextmanager
-    def _settled(self, thing_id: volumes.VolumeId, thing: RbdMaking | RbdTaking) -> Iterator[None]:
+    def _settled(
+        self, volume_or_set_id: volumes.VolumeId, thing: NewRbdVolume | NewRbdSnapshotSet
+    ) -> Iterator[None]:
         """Settle a volume or set that the block does not commit. If that fails, the block's error is raised, and a
         later call settles it.
         """
@@ -166,13 +181,13 @@ class RbdProvisioning(RbdSnapshots):
             yield
         except Exception:
             try:
-                self.settle(thing_id)
+                self.settle(volume_or_set_id)
             except errors.CrustError as err:
                 text = "an unfinished volume or set stays"
-                _log.warning(text, extra={"id": thing_id, "error": err})
+                _log.warning(text, extra={"id": volume_or_set_id, "error": err})
             raise
         if not thing.is_committed:
-            self.settle(thing_id)
+            self.settle(volume_or_set_id)
         self.background.wake()
 
     def _settle_volume(self, volume_id: volumes.VolumeId, state: State) -> None:
@@ -210,19 +225,24 @@ class RbdProvisioning(RbdSnapshots):
         """By the managers' statistics, a few seconds old, read once in two seconds: 64 creates at once are one
         question. Raises CephStatisticsMissing, `CephMonitorsUnreachable`.
 
-            size = bytes stored in the pool + bytes that can still be stored, at most the pool's quota
+            free = bytes that can still be stored, at most the pool's quota
+            own  = bytes of the volumes, at least (`OwnBytes`), and not more than all that is stored
 
-        Ceph gives both numbers without replicas, so they are bytes of volumes. Data of the pool's other namespaces is
-        in `size_bytes`; it is not free, so no volume gets it. Snapshots share their blocks with images and Ceph does
-        not count them apart: their bytes are not free.
+        Ceph gives the first without replicas, so they are bytes of volumes. All else that is stored is others': other
+        namespaces, other programs, and what snapshots and the trash keep, which Ceph does not count apart.
         """
         space = self._space
         if space is None or time.monotonic() - self._space_at_s >= _FRESH_S:
             space = self._space = self._asked_space()
             self._space_at_s = time.monotonic()
-        return space
+        stored, free = space
+        return PoolSpace(
+            free_bytes=free,
+            own_bytes=min(self.own_bytes.least_bytes(stored), stored),
+            unseen_bytes=self.own_bytes.unseen_bytes(stored),
+        )
 
-    def _asked_space(self) -> PoolSpace:
+    def _asked_space(self) -> tuple[int, int]:
         answer: dict[str, Any] = json.loads(self.place.connection.command("df", detail="detail"))
         for pool in answer["pools"]:
             if pool["name"] == self.place.pool:
@@ -230,7 +250,7 @@ class RbdProvisioning(RbdSnapshots):
                 stored, free = int(stats["stored"]), int(stats["max_avail"])
                 if quota := int(stats.get("quota_bytes", 0)):
                     free = min(free, max(quota - stored, 0))
-                return PoolSpace(size_bytes=stored + free, free_bytes=free, snapshot_bytes=0)
+                return stored, free
         raise errors.PeerUnavailable.named(
             "CephStatisticsMissing",
             f"the capacity of the Ceph pool {self.place.pool!r} is unknown",

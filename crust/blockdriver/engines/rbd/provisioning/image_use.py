@@ -204,7 +204,11 @@ class _Watch:
         wait_s = ASK_EVERY_S
         while not self.is_ended and not self._done.wait(wait_s):
             at_s = now_s()
-            if self._is_answered():
+            try:
+                is_answered = answer(self.ioctx, self.seen.header)
+            except binding.load().failures:
+                is_answered = False
+            if is_answered:
                 self._look_back(at_s)
                 self.answered_s, wait_s = at_s, ASK_EVERY_S
                 continue
@@ -214,12 +218,6 @@ class _Watch:
 
     def _look_back(self, now_s: float) -> None:
         self.is_kept &= now_s - self.answered_s <= KEPT_S
-
-    def _is_answered(self) -> bool:
-        try:
-            return answer(self.ioctx, self.seen.header)
-        except binding.load().failures:
-            return False
 
     def _end(self) -> None:
         extra: dict[str, object] = {"image": self.seen.image, "clients": self.seen.clients}

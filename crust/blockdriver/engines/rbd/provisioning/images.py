@@ -52,7 +52,7 @@ class VolumeImages:
         """The records of volumes, and the intents of unfinished ones."""
         return RbdRecords(self.place, RecordKind.VOLUMES)
 
-    def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
+    def grow(self, volume_id: volumes.VolumeId, size_bytes: int, *, thick: bool = False) -> None:
         """Grow the image to `size_bytes`, never shrink it; librbd notifies its clients. Raises `ImageMissing`."""
         error_text = f"cannot grow the image of {volume_id}"
         with self.place.turn(volume_id), self.place.volume(volume_id, error_text) as ioctx:
@@ -107,7 +107,9 @@ class VolumeImages:
 
     def _check_own(self, ioctx: Ioctx, volume_id: str) -> None:
         with self.place.image(ioctx, volume_id) as image:
-            if not is_marked(image, volume_id) and not _is_begun(image):
+            # nobody can have data in a clone without the mark, or in an image that was never written
+            is_ours = is_marked(image, volume_id) or parent(image) != "" or is_blank(image)
+            if not is_ours:
                 raise ForeignImage(volume_id, self.place.shown, "deleted")
 
     def _put_away(self, ioctx: Ioctx, name: str) -> None:
@@ -221,11 +223,6 @@ def volume_of(name: str) -> str:
     return name.removeprefix(DELETED).rpartition(".")[0]
 
 
-def _is_begun(image: Image) -> bool:
-    """Whether nobody can have data in an image without the mark."""
-    return parent(image) != "" or is_blank(image)
-
-
 def parent(image: Image) -> str:
     """The name of the image's parent; empty if the image is no clone."""
     try:
@@ -251,6 +248,21 @@ def differing(image: Image, since: str | None, start: int = 0) -> tuple[Extent, 
     if length > 0:
         image.diff_iterate(start, length, since, note, include_parent=True, whole_object=True)
     return tuple(regions)
+
+
+def own_objects(image: Image) -> list[Extent]:
+    """The parts of the image whose objects exist, without those of its parent; adjacent ones are one part."""
+    parts: list[Extent] = []
+
+    def note(offset: int, length: int, exists: bool) -> None:  # noqa: FBT001 - librbd calls it
+        if not exists:
+            return
+        if parts and parts[-1].end == offset:
+            offset, length = parts[-1].offset, parts.pop().length + length
+        parts.append(Extent(offset, length))
+
+    image.diff_iterate(0, image.size(), None, note, include_parent=False, whole_object=True)
+    return parts
 
 
 def user_snapshots(image: Image) -> list[str]:

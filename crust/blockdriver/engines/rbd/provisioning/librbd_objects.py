@@ -53,7 +53,10 @@ def read_header(ioctx: Ioctx, name: str, key: str) -> Header | None:
         try:
             image = f"rbd_header.{_text(_call(ioctx, f'rbd_id.{name}', 'get_id'))}"
             _, size_bytes = _SIZE.unpack(_call(ioctx, image, "get_size", _NO_SNAPSHOT))
-            return Header(size_bytes, _metadata(ioctx, image, key))
+            value = ""
+            with ignoring(errno.ENOENT):
+                value = _text(_call(ioctx, image, "metadata_get", encoded(key.encode())))
+            return Header(size_bytes, value)
         except (struct.error, UnicodeDecodeError) as err:
             raise errors.Corrupt.named(
                 "HeaderUnreadable",
@@ -62,12 +65,6 @@ def read_header(ioctx: Ioctx, name: str, key: str) -> Header | None:
                 hint="look at the image: rbd info; crust knows images of format 2",
             ) from err
     return None
-
-
-def _metadata(ioctx: Ioctx, image: str, key: str) -> str:
-    with ignoring(errno.ENOENT):
-        return _text(_call(ioctx, image, "metadata_get", encoded(key.encode())))
-    return ""
 
 
 def _call(ioctx: Ioctx, name: str, method: str, data: bytes = b"") -> bytes:

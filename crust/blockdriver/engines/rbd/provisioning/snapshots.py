@@ -106,7 +106,7 @@ class RbdSnapshots(VolumeImages):
 
 
 @dataclass(slots=True)
-class RbdTaking:
+class NewRbdSnapshotSet:
     """A set that is being taken; `note` is its intent."""
 
     snapshots: RbdSnapshots
@@ -126,6 +126,10 @@ class RbdTaking:
             except binding.load().rbd.ImageExists as err:
                 # the client that has the image open must make it, and does not know yet that it was removed
                 raise CephImageBusy(error_text, errno.EEXIST) from err
+
+    def added_bytes(self) -> int:
+        """0: Ceph does not count the blocks of snapshots apart."""
+        return 0
 
     def moved_on(self, image: Snapshot) -> bool:
         """Whether an object differs from the snapshot, by the object map."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from crust.blockdriver.engines.files.directories import FileRecords, Reserve, Staged, image_in
+from crust.blockdriver.engines.files.directories import FileRecords, Reserve, Staged
 from crust.core import errors
 from crust.host.files import durable
 from tests.support.faults.syncs import recorded
@@ -33,7 +33,7 @@ def test_record_files_keep_to_the_contract_of_stores(
 
 
 def _fill(staged: Staged) -> None:
-    Path(image_in(staged.path, VOLUME)).touch()
+    Path(staged.path / f"{VOLUME}.img").touch()
 
 
 def test_volume_that_is_not_committed_leaves_nothing(tmp_path: Path) -> None:

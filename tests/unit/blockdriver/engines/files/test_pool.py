@@ -99,7 +99,7 @@ def test_pool_whose_folder_cannot_be_opened_gets_no_identity(
     assert not (tmp_path / "pool.json").exists()
 
 
-@pytest.mark.parametrize("number", [-1, 0, pool.SCHEMA - 1, pool.SCHEMA + 1])
+@pytest.mark.parametrize("number", [-1, 0, pool.SCHEMA - 2, pool.SCHEMA + 1])
 def test_pool_of_another_schema_is_refused_whatever_else_it_says(
     tmp_path: Path, number: int
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from crust.blockdriver.engines import files
 from crust.blockdriver.engines.files.directories import Directories, Reserve
 from crust.blockdriver.engines.files.provisioning import FileProvisioning, PoolNotUsable, copy_in
-from crust.blockdriver.engines.pool_access import RecordKind
+from crust.blockdriver.engines.pool_access import Attachment, RecordKind
 from crust.blockdriver.engines.protocol import Image
 from crust.core import volumes
 from crust.host.answers import NotSeen
@@ -58,10 +58,14 @@ class _Attached:
     """Knows the device of every volume."""
 
     def __init__(self, device: Path) -> None:
-        self._device = str(device)
+        source = volumes.BlockSource(str(device), volumes.DeviceIdentity(7, 0, 1))
+        self._attachment = Attachment(source, SIZE)
 
-    def device_path(self, _: volumes.VolumeId) -> str:
-        return self._device
+    def attached_here(self) -> tuple[volumes.VolumeId, ...]:
+        return (VOLUME,)
+
+    def attached(self, _: volumes.VolumeId) -> Attachment:
+        return self._attachment
 
 
 def provisioning(tmp_path: Path, device: Path) -> FileProvisioning:
@@ -72,7 +76,7 @@ def provisioning(tmp_path: Path, device: Path) -> FileProvisioning:
         tmp_path / "snapshots", RecordKind.SNAPSHOTS, IDS.is_set_id, Reserve(tmp_path / "reserve")
     )
     attached: Any = _Attached(device)
-    pool = FileProvisioning(kept, sets, attached, others_at_first=int)
+    pool = FileProvisioning(kept, sets, attached)
     with pool.making(VOLUME) as making:
         making.create(SIZE)
         making.commit(RECORDS)
@@ -111,28 +115,28 @@ def test_device_is_written_back_before_file_is_copied_or_compared(
 
 
 @pytest.mark.parametrize("code", lies.ERRNOS)
-def test_capacity_is_refused_until_blocks_of_snapshots_are_seen(
+def test_no_block_is_own_while_a_snapshot_is_not_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """Its volume may rewrite all of them: as no bytes they would be promised to another."""
+    """A volume may rewrite all that it shares with it: as own bytes they would be promised to another."""
     pool = provisioning(tmp_path, tmp_path / "device")
     (tmp_path / "device").touch()
     pool_layout.image(tmp_path, VOLUME).write_bytes(b"x" * SIZE)
     with pool.taking(IMAGE.snapshot_id, [IMAGE]) as taking:
         taking.take(IMAGE)
         taking.commit({RecordKind.SNAPSHOTS: b"a set"})
-    scandir = os.scandir
+    listdir = os.listdir
 
     def failing(path: Any) -> Any:
         if os.fspath(path).endswith(IMAGE.snapshot_id):
             raise OSError(code, os.strerror(code), path)
-        return scandir(path)
+        return listdir(path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "scandir", failing)
+        patched.setattr(os, "listdir", failing)
         for _ in range(2):
-            with pytest.raises(NotSeen, match=IMAGE.snapshot_id):
-                pool.space()
+            space = pool.space()
+            assert (space.own_bytes, space.snapshot_bytes) == (0, 0)
     assert pool.space().snapshot_bytes >= SIZE
     pool.remove_set(IMAGE.snapshot_id, [IMAGE])
     assert pool.space().snapshot_bytes == 0
@@ -162,6 +166,27 @@ def test_loop_control_that_cannot_be_opened_is_named(
     monkeypatch.setattr(os, "open", failing)
     with pytest.raises(PoolNotUsable, match=os.strerror(code)):
         pool.check_usable()
+
+
+def test_blocks_of_an_unseen_image_may_be_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are no reason to call another volume unhealthy."""
+    pool, image = provisioning(tmp_path, tmp_path / "device"), pool_layout.image(tmp_path, VOLUME)
+    image.write_bytes(b"x" * SIZE)
+    lstat = os.lstat
+
+    def failing(path: Any) -> Any:
+        if os.fspath(path).endswith(image.name):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return lstat(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "lstat", failing)
+        space = pool.space()
+    assert space.own_bytes == 0
+    assert space.unseen_bytes >= SIZE
+    assert pool.space().own_bytes >= SIZE
 
 
 @pytest.mark.parametrize("code", lies.ERRNOS)

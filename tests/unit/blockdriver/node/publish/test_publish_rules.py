@@ -51,6 +51,14 @@ def test_publish_another_target_depends_on_the_access_mode(mode: Mode) -> None:
         publish_rules.check_other_targets([present], wanted)
 
 
+def test_publish_elsewhere_names_the_other_pod_where_it_is_known() -> None:
+    names = {"csi.storage.k8s.io/pod.namespace": "shop", "csi.storage.k8s.io/pod.name": "db-0"}
+    for context, words in ((names, "stop the pod shop/db-0"), ({}, "stop the pod that uses it")):
+        present = recorded(publish(context=context, deferred=True))
+        with raised("PublishedElsewhere", match=words):
+            publish_rules.check_other_targets([present], recorded(publish("/pods/b/mount")))
+
+
 @pytest.mark.parametrize(
     "other",
     [block(), mount("xfs"), mount("ext4", "noatime"), mount(mode=Mode.MULTI_NODE_MULTI_WRITER)],

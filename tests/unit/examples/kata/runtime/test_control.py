@@ -95,7 +95,7 @@ async def test_kept_sandbox_is_listed_with_its_volumes_until_stopped(
     endpoint: Endpoint,
 ) -> None:
     mount = replace(a_record().mount, io_limits=LIMITS)
-    endpoint.world.records[TARGET.text] = a_record().but(mount)
+    endpoint.world.records[TARGET.text] = a_record().replaced(mount)
     await endpoint.client.run(run(keep=True))
     (listed,) = await endpoint.client.list()
     assert (listed["sandbox"], listed["volumes"]) == ("one", [TARGET.text])

@@ -30,7 +30,7 @@ RUN = messages.Run(
 @pytest.fixture
 def world() -> World:
     mount = replace(a_record().mount, io_limits=OLD)
-    return World(records={TARGET.text: a_record().but(mount)})
+    return World(records={TARGET.text: a_record().replaced(mount)})
 
 
 @pytest.fixture

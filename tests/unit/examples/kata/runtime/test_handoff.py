@@ -7,7 +7,7 @@ from typing import Any
 
 from crust.handoff import claims
 from crust.handoff.store import Store
-from crust.runtime_handler import Process, process_of
+from crust.runtime_handler.blocking import Process, process_of
 from examples.kata.runtime.handoff import Directory
 from tests.support.records.records import HANDLER, TARGET, a_record
 

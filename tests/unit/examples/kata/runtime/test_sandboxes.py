@@ -338,7 +338,7 @@ async def test_failed_mount_is_reported_and_retried(tmp_path: Path, world: World
     assert condition.abnormal
     assert "damaged journal" in condition.message
     with pytest.raises(handler.SandboxMountFailed, match="damaged journal"):
-        await answers.get_stats(TARGET)
+        await answers.stats(TARGET)
     await successor.all()[0].start(run(TARGET.text))
     assert not (await answers.health(TARGET)).abnormal
 

@@ -125,7 +125,7 @@ async def test_resume_thaws_a_frozen_volume(world: World) -> None:
 
 def limited(limits: volumes.IoLimits) -> Record:
     record = a_record()
-    return record.but(replace(record.mount, io_limits=limits))
+    return record.replaced(replace(record.mount, io_limits=limits))
 
 
 async def test_failed_resume_keeps_the_claim_with_the_vm(world: World) -> None:
@@ -162,7 +162,7 @@ async def test_dead_vm_holds_no_claim(world: World) -> None:
 class FullDisk(FakeClaim):
     """A claim whose claim.json cannot be written."""
 
-    async def mounted(self, grow: Callable[[], Awaitable[object]]) -> None:
+    async def grow_and_report(self, grow: Callable[[], Awaitable[object]]) -> None:
         raise errors.Exhausted("no space left")
 
     def report_error(self, error: str) -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 from examples.kata.guest import image
 from examples.kata.vm import spec
 
-_IMAGE = image.GuestImage(Path("/images/x"), "digest", "cloud", ("ext4",), opens_luks=True)
+_IMAGE = image.GuestImage(
+    Path("/images/x"), "digest", "cloud", ("ext4",), opens_luks=True, kernel="6.1.0"
+)
 
 
 def _line(wanted: spec.MachineSpec) -> str:

@@ -1,0 +1,445 @@
+"""The blocks that a pool's volumes and snapshots have on their filesystem: its part of what statvfs(3) calls used.
+
+    own        the bytes of volumes and snapshots, each byte once however many files share it: at least
+    unseen     the bytes that may be in `own`: compressed parts, files with too many parts or that are not seen
+    snapshots  the bytes of the snapshots, each once: at most
+
+The used bytes beyond `own` are of others: other files, the filesystem's metadata, removed volumes that are not free
+yet. A number that is too large would promise space that is not there, so blocks that are not seen count as others'. A
+damaged file stops no other volume: an image that cannot be looked at is not in the numbers. A snapshot may share its
+blocks with any volume, so while one cannot be looked at no block that a snapshot lacks counts as own.
+
+Where the filesystem clones no files, no two files share a block, and st_blocks is the number. Elsewhere a clone and
+its source are a *family*, from the clone on until the next start; a file without a family shares no block. The driver
+knows each clone, because it makes it. At a start, and when a file is there that it did not make, it finds the
+families by the parts that the filesystem names as shared (FIEMAP). btrfs counts in st_blocks what it has not
+allocated yet; there each file is a family of its own.
+
+A look at the extents of a large family takes time: after it changed contents are estimated for a while. What took the
+place of shared blocks counts as others' then. A snapshot causes no look: it adds what it does not share with the one
+before it.
+
+The numbers are kept. A call looks again only at what can have changed: the images that are attached, or were at the
+last call, and what the driver makes, grows and removes. It looks at the extents of a family only if a file of it has
+changed, by st_blocks and the times of the file; a member that was added or removed is such a change. A call looks at
+all files if none did for `FULL_S`, for changes by hand.
+
+No number is kept over a restart, and none depends on a record.
+"""
+
+import errno
+import math
+import os
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from crust.blockdriver.engines.files.directories import Directories, VolumeDirectories
+from crust.blockdriver.host import extents
+from crust.core.volumes import VolumeId
+from crust.host import answers
+from crust.host.files.durable import Place
+
+FULL_S = 15.0
+_SHORT_S, _PAUSE_FACTOR = 0.02, 50
+"""After a look at extents that took longer, changed contents of the family cause none for fifty times as long."""
+_NO_NUMBER = 1 << 62
+"""More than any filesystem has: how much a file has that cannot be looked at."""
+_BLOCK_BYTES = 512
+"""The unit of st_blocks, whatever the filesystem's."""
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file at one moment. A file that replaces it has another inode."""
+
+    path: str
+    is_snapshot: bool
+    inode: int
+    blocks_bytes: int
+    changed_ns: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The numbers of files at one moment."""
+
+    own_bytes: int = 0
+    unseen_bytes: int = 0
+    snapshot_bytes: int = 0
+
+    def plus(self, other: "Counted", sign: int = 1) -> "Counted":
+        """The sum, or with -1 the difference."""
+        return Counted(
+            self.own_bytes + sign * other.own_bytes,
+            self.unseen_bytes + sign * other.unseen_bytes,
+            self.snapshot_bytes + sign * other.snapshot_bytes,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Family:
+    """The ids of volumes and sets whose files may share blocks, and their numbers in the sum."""
+
+    members: set[str]
+    counted: Counted = Counted()
+    seen: Counted = Counted()
+    """What the last look at the extents of its files saw, and what committed sets have added since."""
+    blocks_bytes: int = 0
+    """The blocks of its files then, shared ones once for each file."""
+    due_at_s: float = -math.inf
+    """Before it changed contents cause no look."""
+
+
+class OwnBlocks:
+    """The blocks of the pool with `directories` and `sets`. Safe from any thread.
+
+    `attached` names the volumes that can be written to. `clones` says whether files may share blocks, `counts_early`
+    whether st_blocks counts what statvfs(3) does not.
+    """
+
+    def __init__(
+        self,
+        directories: VolumeDirectories,
+        sets: Directories,
+        attached: Callable[[], Iterable[str]],
+        *,
+        clones: Callable[[], bool],
+        counts_early: Callable[[], bool],
+    ) -> None:
+        self._directories = directories
+        self._sets = sets
+        self._attached = attached
+        self._clones = clones
+        self._counts_early = counts_early
+        self._guard = threading.Lock()
+        self._files: dict[str, tuple[_File, ...]] = {}
+        self._family_of: dict[str, _Family] = {}
+        self._sum = Counted()
+        self._full_at_s = -math.inf
+        self._making: dict[str, Place] = {}
+        """The directories of volumes and sets that are being made, by id."""
+        self._changing: Counter[str] = Counter()
+        """What may change now; and once more in the next call what may have changed."""
+        self._changed: set[str] = set()
+        self._were_attached: set[str] = set()
+        self._last_copy: dict[str, str] = {}
+        """The file of each volume's last snapshot."""
+        self._added: dict[str, int] = {}
+        """What sets have added to the bytes of snapshots since the last call."""
+        self._estimated: set[_Family] = set()
+        """The families that have changed since the last look at their extents."""
+        self._unseen: set[str] = set()
+        """The volumes and sets that could not be looked at; the next call tries again."""
+
+    def forget(self) -> None:
+        """Know no file any more, as at a start."""
+        with self._guard:
+            for known in (self._files, self._family_of, self._last_copy, self._added):
+                known.clear()
+            self._estimated, self._full_at_s = set(), -math.inf
+
+    @contextmanager
+    def changing(self, volume_or_set_id: str) -> Iterator[None]:
+        """Look at a volume or set in each call, inside the block and once after it."""
+        with self._guard:
+            self._changing[volume_or_set_id] += 1
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._changing[volume_or_set_id] -= 1
+                self._changing += Counter()  # without zeros
+                self._changed.add(volume_or_set_id)
+
+    @contextmanager
+    def making(self, volume_or_set_id: str, home: Place) -> Iterator[None]:
+        """Count a volume or set that is being made in `home`, inside the block: as `own`, and not as snapshots."""
+        with self.changing(volume_or_set_id):
+            with self._guard:
+                self._making[volume_or_set_id] = home
+                self._drop(volume_or_set_id)
+                self._family_of[volume_or_set_id] = _Family({volume_or_set_id})
+            try:
+                yield
+            finally:
+                with self._guard:
+                    del self._making[volume_or_set_id]
+
+    def join(self, volume_or_set_id: str, source_id: str) -> None:
+        """Know that the first is about to get a copy of a file of the second."""
+        with self._guard:
+            family, joined = self._family_of.get(source_id), self._family_of.get(volume_or_set_id)
+            if family is None or joined is None:
+                self._full_at_s = -math.inf  # the next look finds the families
+                self._family_of.pop(volume_or_set_id, None)
+            elif family is not joined:
+                family.members |= joined.members
+                family.counted = family.counted.plus(joined.counted)
+                family.seen = family.seen.plus(joined.seen)
+                family.blocks_bytes += joined.blocks_bytes
+                self._family_of.update(dict.fromkeys(joined.members, family))
+
+    def count(self) -> Counted:
+        """The numbers now. Raises `NotSeen` where the pool itself cannot be looked at."""
+        with self._guard:
+            self._look()
+            if not self._unseen:
+                return self._sum
+            own_bytes = self._sum.own_bytes
+            if not all(map(self._directories.is_id, self._unseen)):
+                own_bytes = min(own_bytes, self._sum.snapshot_bytes)
+            return Counted(own_bytes, _NO_NUMBER, self._sum.snapshot_bytes)
+
+    def added_bytes(self, copies: Mapping[str, Place]) -> int:
+        """The bytes that a set of snapshots with these files would add to `snapshots`: without those that another
+        snapshot has. `copies` has a file for each volume: its image, or the copy of it. Raises `NotSeen`.
+
+        A volume's blocks that its last snapshot lacks are in no earlier one.
+        """
+        if not self._clones():
+            return sum(_blocks_bytes(file) for file in copies.values())
+        beyond = [self._beyond_last(volume_id, file) for volume_id, file in copies.items()]
+        known = [size for size in beyond if size is not None]
+        if len(known) == len(copies):
+            return sum(known)
+        with self._guard:
+            self._look()
+            members = {
+                one for of in copies if of in self._family_of for one in self._family_of[of].members
+            }
+            snapshots = [
+                file for one in members for file in self._files.get(one, ()) if file.is_snapshot
+            ]
+        occupied = extents.Occupied()
+        blocks_bytes = sum(_blocks_bytes(file) for file in copies.values())
+        if not snapshots or not _add(occupied, [file.path for file in snapshots]):
+            return blocks_bytes
+        snapshot_bytes = occupied.most_bytes()
+        if not _add(occupied, list(map(os.fspath, copies.values()))):
+            return blocks_bytes
+        return occupied.most_bytes() - snapshot_bytes
+
+    def _beyond_last(self, volume_id: str, file: Place) -> int | None:
+        """The bytes of the file that its volume's last snapshot lacks; None if that is not known."""
+        last = self._last_copy.get(volume_id)
+        if last is None:
+            return None
+        size = answers.ask(
+            f"the blocks of {file}",
+            lambda: sum(part.length for part in extents.added(last, file)),
+        )
+        return size.value if isinstance(size, answers.Present) else None
+
+    def commit(self, set_id: str, copies: Mapping[str, Place], added_bytes: int) -> None:
+        """Know what a committed set of snapshots has added, with its files by volume."""
+        with self._guard:
+            self._last_copy.update(
+                {volume_id: os.fspath(file) for volume_id, file in copies.items()}
+            )
+            self._added[set_id] = added_bytes
+
+    def _look(self) -> None:
+        """Look again at what can have changed. After an error the next call looks at everything."""
+        attached = set(self._attached())
+        full_at_s, self._full_at_s = self._full_at_s, -math.inf
+        if time.monotonic() - full_at_s < FULL_S:
+            again = self._changing.keys() | self._changed | self._were_attached | attached
+        else:
+            full_at_s = time.monotonic()
+            sets, volumes = self._sets.ids(), self._directories.ids()
+            kept = {
+                one for one in sets if any(file.is_snapshot for file in self._files.get(one, ()))
+            }
+            again = {*volumes, *sets, *self._files, *self._making, *self._changed} - kept
+        again |= self._unseen
+        self._unseen = set()
+        present = {one: self._seen_files_of(one) for one in again}
+        changed = {one for one, files in present.items() if self._files.get(one, ()) != files}
+        is_strange = any(self._is_strange(one, files) for one, files in present.items())
+        new = changed - self._files.keys()
+        for one in changed:
+            if present[one]:
+                self._files[one] = present[one]
+            else:
+                self._drop(one)
+        if is_strange:
+            self._find_families()
+        else:
+            self._count(self._to_look_at(changed, new))
+        self._changed, self._were_attached, self._full_at_s = set(), attached, full_at_s
+
+    def _seen_files_of(self, volume_or_set_id: str) -> tuple[_File, ...]:
+        """As `_files_of`; without files if one of them is not seen."""
+        files = answers.ask(volume_or_set_id, lambda: self._files_of(volume_or_set_id))
+        if isinstance(files, answers.Present):
+            return files.value
+        self._unseen.add(volume_or_set_id)
+        return ()
+
+    def _files_of(self, volume_or_set_id: str) -> tuple[_File, ...]:
+        """The files of a volume or set; of a set that is being made as those of a volume."""
+        home, is_volume = (
+            self._making.get(volume_or_set_id),
+            self._directories.is_id(volume_or_set_id),
+        )
+        if home is not None:
+            # a clone for a snapshot has no blocks of its own yet
+            return _listed(home) if is_volume or not self._clones() else ()
+        if is_volume:
+            file = _look_at(self._directories.image(VolumeId(volume_or_set_id)))
+            return () if file is None else (file,)
+        return _listed(self._sets.directory / volume_or_set_id, is_snapshot=True)
+
+    def _is_strange(self, volume_or_set_id: str, files: tuple[_File, ...]) -> bool:
+        """Whether the driver has not made these files."""
+        if not files or volume_or_set_id in self._making:
+            return False
+        known = {file.inode for file in self._files.get(volume_or_set_id, ())}
+        is_ours = volume_or_set_id in self._family_of
+        is_new = volume_or_set_id in self._changed | self._changing.keys()
+        return not is_ours or not (is_new or known == {file.inode for file in files})
+
+    def _drop(self, volume_or_set_id: str) -> None:
+        """Not count a volume or set any more."""
+        self._files.pop(volume_or_set_id, None)
+        family = self._family_of.pop(volume_or_set_id, None)
+        if family is not None:
+            family.members.discard(volume_or_set_id)
+            family.due_at_s = -math.inf
+            self._estimated.add(family)
+
+    def _find_families(self) -> None:
+        """Find the families of all files, and count them."""
+        groups: list[set[str]] = []
+        self._family_of = {}  # after an error every file is strange
+        if self._clones():
+            shared = self._sharing(self._files)
+            if not isinstance(shared, answers.Present):
+                for one in tuple(self._files):
+                    if not isinstance(self._sharing((one,)), answers.Present):
+                        self._unseen.add(one)
+                        del self._files[one]
+                shared = self._sharing(self._files)
+            id_of = {file.path: one for one, files in self._files.items() for file in files}
+            groups = [{id_of[path] for path in group} for group in answers.seen(shared) or []]
+        self._family_of = {one: _Family({one}) for one in (*self._files, *self._making)}
+        for group in groups:  # a set with files of two groups joins them
+            family = _Family(set().union(*(self._family_of[one].members for one in group)))
+            self._family_of.update(dict.fromkeys(family.members, family))
+        self._sum, self._estimated = Counted(), set()
+        self._count({id(family): family for family in self._family_of.values()}.values())
+
+    def _sharing(self, ids: Iterable[str]) -> answers.Answer[list[set[str]]]:
+        """The files of volumes and sets that share blocks, in groups."""
+        paths = [file.path for one in ids for file in self._files[one]]
+        return answers.ask("shared blocks", lambda: extents.sharing(paths))
+
+    def _to_look_at(self, changed: set[str], new: set[str]) -> set[_Family]:
+        """The families whose extents are to be looked at now; the others that have changed are estimated."""
+        due: set[_Family] = set()
+        for one in changed & self._family_of.keys():
+            family = self._family_of[one]
+            if one in self._added:
+                blocks_bytes = sum(file.blocks_bytes for file in self._files[one])
+                family.blocks_bytes += blocks_bytes
+                family.seen = family.seen.plus(Counted(snapshot_bytes=self._added[one]))
+                self._estimated.add(family)
+            elif one in new:
+                due.add(family)
+            else:
+                self._estimated.add(family)
+        self._added.clear()
+        now_s = time.monotonic()
+        due |= {family for family in self._estimated if family.due_at_s <= now_s}
+        self._estimated -= due
+        for family in self._estimated:
+            self._set(family, self._estimate(family))
+        return due
+
+    def _estimate(self, family: _Family) -> Counted:
+        """The numbers of a family whose files have changed since the last look: own blocks that took the place of
+        shared ones count as others'.
+        """
+        seen = family.seen
+        blocks_bytes = sum(file.blocks_bytes for file in self._files_in(family))
+        shared_bytes = family.blocks_bytes - seen.own_bytes
+        own_bytes = blocks_bytes - shared_bytes
+        if self._counts_early():
+            own_bytes = min(own_bytes, seen.own_bytes)
+        own_bytes = max(own_bytes, 0)
+        return Counted(own_bytes, blocks_bytes - own_bytes, seen.snapshot_bytes)
+
+    def _count(self, families: Iterable[_Family]) -> None:
+        """Look at the extents of families."""
+        for family in families:
+            began_s = time.monotonic()
+            files = self._files_in(family)
+            family.seen = self._counted(files)
+            family.blocks_bytes = sum(file.blocks_bytes for file in files)
+            took_s = time.monotonic() - began_s
+            family.due_at_s = began_s + (_PAUSE_FACTOR * took_s if took_s > _SHORT_S else 0)
+            self._estimated.discard(family)
+            self._set(family, family.seen)
+
+    def _files_in(self, family: _Family) -> set[_File]:
+        return {file for one in family.members for file in self._files.get(one, ())}
+
+    def _set(self, family: _Family, counted: Counted) -> None:
+        self._sum = self._sum.plus(family.counted, -1).plus(counted)
+        family.counted = counted
+
+    def _counted(self, files: Collection[_File]) -> Counted:
+        by_blocks = Counted(
+            own_bytes=sum(file.blocks_bytes for file in files),
+            snapshot_bytes=sum(file.blocks_bytes for file in files if file.is_snapshot),
+        )
+        if not files or not self._clones() or (len(files) == 1 and not self._counts_early()):
+            return by_blocks
+        occupied = extents.Occupied()
+        snapshots = {file.path for file in files if file.is_snapshot}
+        if not _add(occupied, snapshots):
+            return replace(by_blocks, own_bytes=0, unseen_bytes=by_blocks.own_bytes)
+        snapshot_bytes = occupied.most_bytes()
+        if not _add(occupied, {file.path for file in files} - snapshots):
+            return Counted(0, by_blocks.own_bytes, snapshot_bytes)
+        own_bytes = occupied.least_bytes()
+        return Counted(own_bytes, occupied.most_bytes() - own_bytes, snapshot_bytes)
+
+
+def _add(occupied: extents.Occupied, files: Iterable[str]) -> bool:
+    """Count files; whether all were seen."""
+
+    def add() -> None:
+        for file in files:
+            occupied.add(file)
+
+    return isinstance(answers.ask("the blocks of files", add), answers.Present)
+
+
+def _look_at(path: Place, *, is_snapshot: bool = False) -> _File | None:
+    """The regular file at the path, if there is one. Raises `NotSeen`."""
+    what = f"the blocks of {path}"
+    status = answers.seen(answers.ask(what, lambda: os.lstat(path), absent=(errno.ENOENT,)))
+    if status is None or not stat.S_ISREG(status.st_mode):
+        return None
+    blocks_bytes = status.st_blocks * _BLOCK_BYTES
+    changed_ns = (status.st_mtime_ns, status.st_ctime_ns)
+    return _File(os.fspath(path), is_snapshot, status.st_ino, blocks_bytes, changed_ns)
+
+
+def _listed(home: Place, *, is_snapshot: bool = False) -> tuple[_File, ...]:
+    """The files of a directory; none without it. Raises `NotSeen`."""
+    what = f"the blocks of {home}"
+    names = answers.seen(answers.ask(what, lambda: os.listdir(home), absent=(errno.ENOENT,)))
+    listed = (_look_at(home / name, is_snapshot=is_snapshot) for name in names or ())
+    return tuple(file for file in listed if file is not None)
+
+
+def _blocks_bytes(path: Place) -> int:
+    file = _look_at(path)
+    return 0 if file is None else file.blocks_bytes

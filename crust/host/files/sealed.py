@@ -1,0 +1,82 @@
+"""A sealed directory takes no names, from nobody: it has the immutable attribute (ioctl_iflags(2), chattr(1) `+i`).
+
+The proxy seals the directory below a guard mount. A bind mount of a directory above the target that is not recursive
+shows that directory without the guard, and then the attribute alone keeps a container from writing to the disk.
+Root too is refused, also through virtiofs. The attribute outlives a reboot, which the guard does not, and nobody can
+remove a sealed directory: so each seal is taken off again, by an unpublish or at the proxy's start.
+
+A filesystem without the attribute (NFS, 9p) takes none: the answer is False, and the guard alone protects there. The
+right to set it is CAP_LINUX_IMMUTABLE. All functions block.
+"""
+
+import array
+import errno
+import fcntl
+import os
+import tempfile
+from contextlib import AbstractContextManager
+
+from crust.core import errors
+from crust.host.files.durable import AnyPath
+from crust.host.process import syscalls
+
+NEEDS = "CAP_LINUX_IMMUTABLE"
+
+_FS_IOC_GETFLAGS = 0x80086601  # _IOR('f', 1, long); the kernel writes an int all the same
+_FS_IOC_SETFLAGS = 0x40086602  # _IOW('f', 2, long); it reads an int
+_FS_IMMUTABLE_FL = 0x10
+
+
+def seal(path: AnyPath, shown: object) -> bool:
+    """Seal the directory; False if its filesystem has no such attribute. Raises `errors.CrustError` with `shown`."""
+    action, hint = f"cannot make {shown} immutable", f"it needs {NEEDS}"
+    with syscalls.translating(action, hint=hint), _opened(path) as directory:
+        return _set(directory, _FS_IMMUTABLE_FL) is not None
+
+
+def unseal(path: AnyPath, shown: object) -> bool:
+    """Take the seal off; returns whether there was one. An absent path, a file and a link have none."""
+    action, hint = f"{shown} stays immutable", f"it needs {NEEDS}"
+    try:
+        with syscalls.translating(action, hint=hint), _opened(path) as directory:
+            before = _set(directory, 0)
+    except (errors.NotFound, syscalls.FileInTheWay):
+        return False
+    return bool(before and before & _FS_IMMUTABLE_FL)
+
+
+def try_to_seal() -> None:
+    """Seal a file without a name, which is gone with its descriptor; raises `OSError` without the right."""
+    with tempfile.TemporaryFile(buffering=0) as nameless:
+        _set(nameless.fileno(), _FS_IMMUTABLE_FL)
+
+
+def is_offered(path: AnyPath) -> bool:
+    """Whether the filesystem of this directory has the attribute. Raises `errors.CrustError`."""
+    with syscalls.translating(f"cannot read the attributes of {path}"), _opened(path) as directory:
+        return _flags(directory) is not None
+
+
+def _set(file: int, immutable: int) -> int | None:
+    """Set the attribute where it differs; the flags before, or None for a filesystem without flags."""
+    before = _flags(file)
+    if before is not None and before & _FS_IMMUTABLE_FL != immutable:
+        fcntl.ioctl(file, _FS_IOC_SETFLAGS, array.array("i", [before ^ _FS_IMMUTABLE_FL]))
+    return before
+
+
+def _flags(file: int) -> int | None:
+    flags = array.array("i", [0])
+    try:
+        fcntl.ioctl(file, _FS_IOC_GETFLAGS, flags)
+    except OSError as err:
+        if err.errno not in (errno.ENOTTY, errno.EOPNOTSUPP):
+            raise
+        return None
+    return flags[0]
+
+
+def _opened(path: AnyPath) -> AbstractContextManager[int]:
+    return syscalls.closing(
+        os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    )

@@ -1,0 +1,48 @@
+"""The pods of the chart, and those of docs/wrapping.md, do what the list of a node names.
+
+Pods of a Ceph pool need a cluster: tests/integration/ceph.
+"""
+
+import functools
+from collections.abc import Iterator
+
+import pytest
+
+from crust.core.settings import OWN_DRIVER
+from examples.drivers import minimal
+from tests.support import chart
+from tests.support.containers import Containerd
+from tests.support.forms import node_list, pod
+from tests.support.forms.form import VENDORS_SOCKET
+from tests.support.forms.pod import Pod, VendorsPods, WrappingPod
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+
+VENDOR = f"\nwrapped: [{{name: {minimal.NAME}, driverSocket: {VENDORS_SOCKET}}}]\n"
+FORMS: dict[str, tuple[str, type[Pod]]] = {
+    "local": (chart.choice("local") + VENDOR, Pod),
+    "single-node": (chart.choice("single-node") + VENDOR, Pod),
+    "wrapped": (f"local: {{enabled: false}}{VENDOR}", WrappingPod),
+    "unprivileged-shim": ("", VendorsPods),
+}
+WHOLE = {OWN_DRIVER: node_list.WHOLE, minimal.NAME: node_list.OF_ANY_DRIVER}
+ENTRIES = [
+    pytest.param(form, functools.partial(entry), id=f"{form}-{node_list.name(entry)}")
+    for form, (_, kind) in FORMS.items()
+    for entry in node_list.chosen(WHOLE[kind.driver])
+]
+"""Each has an entry of its own, else pytest would put equal entries of several forms side by side, and start each
+form again for each.
+"""
+
+
+@pytest.fixture(scope="module")
+def form(request: pytest.FixtureRequest, containerd: Containerd) -> Iterator[Pod]:
+    """A node with the pod of a choice of the chart, for the vendor's driver too."""
+    with pod.serving(containerd, *FORMS[request.param]) as served:
+        yield served
+
+
+@pytest.mark.parametrize(("form", "entry"), ENTRIES, indirect=["form"], scope="module")
+async def test_pods_do_what_a_node_must(form: Pod, entry: node_list.Entry) -> None:
+    await entry(form)

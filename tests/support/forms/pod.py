@@ -1,0 +1,195 @@
+"""crust as the pod that the chart renders, run by containerd on a node without a kubelet.
+
+The node's root is this machine's own file system, under an overlay, with a kubelet's root whose mounts are shared as
+they are under systemd. Its processes and devices are this machine's.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from crust.core.settings import OWN_DRIVER
+from crust.host.block import loop
+from examples.drivers import minimal
+from tests.support import trees
+from tests.support.containers import (
+    BIDIRECTIONAL,
+    CHECKOUT,
+    HOST_TO_CONTAINER,
+    Bind,
+    Container,
+    Containerd,
+    Rights,
+)
+from tests.support.drivers import remnants
+from tests.support.environments import do
+from tests.support.forms.form import KUBELET, VENDORS_SOCKET, Form
+from tests.support.rendered_pods import RenderedPod
+
+SHIM = "/run/crust/shim-vendor/csi.sock"
+_OF_NODE = (KUBELET, "/run/crust", "/var/lib/crust")
+"""Where the pod has directories of the host that are the node's own, and not this machine's."""
+
+
+@dataclass
+class Pod(Form):
+    """A node whose pod of the chart serves. Where process 1 has more rights than tests it cannot be looked at."""
+
+    unseen = "" if os.access("/proc/1/root/", os.X_OK) else "/proc/1/root"
+
+    directory: Path
+    containerd: Containerd
+    values: str
+    containers: dict[str, Container] = field(default_factory=dict, init=False)
+
+    @property
+    def processes(self) -> tuple[str, ...]:
+        return ("crust-node",)
+
+    def start(self, process: str) -> Container:
+        """Start the container as a kubelet does."""
+        node = {path: self.at(path) for path in _OF_NODE}
+        return RenderedPod(self.values, process, node, self.directory).start(self.containerd)
+
+    def at(self, path: str) -> Path:
+        """A path of the node, seen from outside."""
+        return self.root / path[1:]
+
+    def kill(self, process: str) -> None:
+        self.containers[process].kill()
+        self.serve(process)
+
+    def serve(self, process: str) -> None:
+        """Start the container; it may not serve yet when this returns."""
+        self.containers[process] = self.start(process)
+
+    def reboot(self) -> None:
+        for process in reversed(self.processes):
+            self.containers[process].kill()
+        kubelet = str(self.at(KUBELET))
+        remnants.remove(kubelet, keep=kubelet)
+        for device in _devices(self):
+            loop.detach(device)
+        for path in self.at("/run/crust").iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for process in self.processes:
+            self.serve(process)
+
+    @property
+    def root(self) -> Path:
+        return self.directory / "r"
+
+    @property
+    def python(self) -> str:
+        return sys.executable
+
+    def run(self, *command: str) -> "subprocess.CompletedProcess[str]":
+        entering = self._entering(command)
+        return subprocess.run(entering, capture_output=True, text=True, check=False)
+
+    @contextmanager
+    def running(self, *command: str) -> Iterator["subprocess.Popen[str]"]:
+        process = subprocess.Popen(
+            self._entering(command),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        with process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def crust(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        container = self.containers[self.processes[-1]]
+        return container.execute(sys.executable, "-m", "crust", *words)
+
+    def _entering(self, command: tuple[str, ...]) -> list[str]:
+        return ["chroot", str(self.root), *command]
+
+
+class WrappingPod(Pod):
+    """A node whose pod of the chart serves the vendor's driver alone."""
+
+    driver = minimal.NAME
+
+
+class VendorsPods(WrappingPod):
+    """docs/wrapping.md: the shim is a container of the vendor's pod, without rights, and the proxy a pod."""
+
+    @property
+    def processes(self) -> tuple[str, ...]:
+        return ("shim", "proxy")
+
+    def start(self, process: str) -> Container:
+        return self._shim() if process == "shim" else self._proxy()
+
+    def _shim(self) -> Container:
+        arguments = ("shim", f"--socket={SHIM}", f"--driver-socket={VENDORS_SOCKET}")
+        rights = Rights((), may_escalate=False, has_devices=False)
+        return self.containerd.run("shim", arguments, self._binds(HOST_TO_CONTAINER), None, rights)
+
+    def _proxy(self) -> Container:
+        driver = f"--driver={self.driver},{KUBELET}/plugins/{self.driver}/csi.sock,{SHIM}"
+        registry = f"--plugins-registry={KUBELET}/plugins_registry"
+        return self.containerd.run("proxy", ("proxy", driver, registry), self._binds(BIDIRECTIONAL))
+
+    def _binds(self, propagation: str) -> tuple[Bind, ...]:
+        return (
+            Bind(self.at("/run/crust"), at="/run/crust"),
+            Bind(self.at(KUBELET), propagation, KUBELET),
+        )
+
+
+@contextmanager
+def serving(containerd: Containerd, values: str, kind: type[Pod] = Pod) -> Iterator[Pod]:
+    """A node with the pod of these values; afterwards nothing of it may be left."""
+    form = kind(Path(tempfile.mkdtemp(prefix="crust-")), containerd, values)
+    try:
+        _make_root(form)
+        with ExitStack() as beside:
+            if form.driver != OWN_DRIVER:
+                beside.enter_context(form.vendors_driver())
+            for process in form.processes:
+                form.serve(process)
+            yield form
+            for process in reversed(form.processes):
+                form.containers[process].kill("TERM")
+        assert _devices(form) == ()
+    finally:
+        containerd.remove_all()
+        remnants.remove(form.directory)
+        for device in _devices(form):
+            loop.detach(device)
+        trees.remove(form.directory)
+
+
+def _make_root(form: Pod) -> None:
+    for name in ("r", "t", "pool"):
+        (form.directory / name).mkdir()
+    do("mount", "-t", "tmpfs", "tmpfs", form.directory / "t")
+    for name in ("u", "w"):
+        (form.directory / "t" / name).mkdir()
+    layers = f"lowerdir=/,upperdir={form.directory}/t/u,workdir={form.directory}/t/w"
+    do("mount", "-t", "overlay", "-o", layers, "overlay", form.root)
+    for path in _OF_NODE:
+        shutil.rmtree(form.at(path), ignore_errors=True)
+        form.at(path).mkdir(parents=True)
+    for path in ("/proc", "/dev", "/sys", str(CHECKOUT)):
+        form.at(path).mkdir(parents=True, exist_ok=True)
+        do("mount", "--rbind", path, form.at(path))
+    do("mount", "--bind", form.directory / "pool", form.at("/var/lib/crust"))
+    do("mount", "-t", "tmpfs", "tmpfs", form.at(KUBELET))
+    do("mount", "--make-shared", form.at(KUBELET))
+    form.at(f"{KUBELET}/plugins_registry").mkdir()
+
+
+def _devices(form: Pod) -> tuple[loop.LoopDevice, ...]:
+    """The loop devices of the pool's images: the kernel knows their paths in a container that is gone."""
+    images = {path.name for path in (form.directory / "pool").rglob("*.img")}
+    return loop.list_named(images.__contains__)

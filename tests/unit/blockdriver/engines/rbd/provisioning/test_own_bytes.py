@@ -1,0 +1,107 @@
+"""What a pool of Ceph can still promise, beside other namespaces and programs."""
+
+import json
+from typing import Any
+
+import pytest
+
+from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.provisioning import engine as rbd_engine
+from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
+from crust.blockdriver.engines.rbd.provisioning.own_bytes import OwnBytes
+from crust.blockdriver.records.capacity import PoolCapacity
+from crust.blockdriver.records.models import Summary
+from crust.blockdriver.records.records import Index
+from crust.core import volumes
+from tests.support.raised import raised
+
+GIB = 1 << 30
+MINE = volumes.VolumeId("mine")
+
+
+class Pool:
+    """A pool of Ceph with numbers for bytes: 60 GiB of others, and 40 GiB free."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.volumes: dict[str, int] = {}
+        self.others_bytes, self.free_bytes = 60 * GIB, 40 * GIB
+        self.place = Place(lambda _: self, "kube", "mine")  # type: ignore[arg-type, return-value]
+        monkeypatch.setattr(rbd_engine, "_FRESH_S", 0.0)
+        monkeypatch.setattr(OwnBytes, "_bytes_of", lambda _, volume_id: self.volumes[volume_id])
+        self.engine = RbdProvisioning(self.place)
+        self.engine.own_bytes._volume_ids = lambda: self.volumes
+        self.index = Index()
+        self.capacity = PoolCapacity(self.index, self.engine, 1.0)
+
+    def command(self, prefix: str, **_: Any) -> str:
+        """`ceph df`."""
+        assert prefix == "df"
+        stored = self.others_bytes + sum(self.volumes.values())
+        stats = {"stored": stored, "max_avail": self.free_bytes}
+        return json.dumps({"pools": [{"name": "kube", "stats": stats}]})
+
+    def create(self, volume_id: str, size_bytes: int) -> None:
+        with self.capacity.reserved(volume_id, size_bytes, thick=False):
+            self.volumes[volume_id] = 0
+        self.index.note(volume_id, Summary(capacity_bytes=size_bytes))
+
+    def write(self, volume_id: str, size_bytes: int) -> None:
+        self.volumes[volume_id] += size_bytes
+        self.free_bytes -= size_bytes
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Pool:
+    return Pool(monkeypatch)
+
+
+def test_other_namespaces_bytes_are_not_promised(pool: Pool) -> None:
+    for number in range(4):
+        pool.create(f"v{number}", 10 * GIB)
+    with raised("OutOfCapacity"):
+        pool.create("one more", GIB)
+
+
+def test_written_bytes_of_volumes_count_once_after_a_look(pool: Pool) -> None:
+    pool.create(MINE, 20 * GIB)
+    pool.write(MINE, 15 * GIB)
+    assert pool.capacity.available_bytes() == 5 * GIB, "others may have written it"
+    assert pool.capacity.missing_bytes == 0
+    pool.engine.own_bytes.look()
+    assert pool.capacity.available_bytes() == 20 * GIB
+    pool.others_bytes, pool.free_bytes = 70 * GIB, 15 * GIB
+    assert pool.capacity.available_bytes() == 10 * GIB
+    pool.others_bytes, pool.free_bytes = 81 * GIB, 4 * GIB
+    assert (pool.capacity.available_bytes(), pool.capacity.missing_bytes) == (0, 0)
+    pool.engine.own_bytes.look()
+    assert (pool.capacity.available_bytes(), pool.capacity.missing_bytes) == (0, GIB)
+
+
+def test_discarded_bytes_are_not_promised_twice(pool: Pool) -> None:
+    pool.create(MINE, 20 * GIB)
+    pool.write(MINE, 20 * GIB)
+    pool.engine.own_bytes.look()
+    pool.write(MINE, -20 * GIB)
+    assert pool.capacity.available_bytes() == 20 * GIB
+    pool.engine.own_bytes.look()
+    assert pool.capacity.available_bytes() == 20 * GIB
+
+
+def test_removed_volume_is_not_counted_by_a_running_look(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes are in the trash, and not free yet."""
+    pool.create(MINE, 20 * GIB)
+    pool.write(MINE, 20 * GIB)
+    own = pool.engine.own_bytes
+    own.look()
+
+    def removed_meanwhile(_: OwnBytes, volume_id: str) -> int:
+        own.forget(volume_id)
+        pool.index.note(volume_id, None)
+        return 20 * GIB
+
+    monkeypatch.setattr(OwnBytes, "_bytes_of", removed_meanwhile)
+    own.look()
+    assert own.least_bytes(80 * GIB) == 0
+    assert pool.capacity.available_bytes() == 20 * GIB
