@@ -9,12 +9,13 @@ import sys
 from asyncio.subprocess import PIPE, Process, create_subprocess_exec
 
 from crust.core import errors, volumes
-from crust.runtime_handler import Claim, NotDeferred, claim_volume, resolve_source
-from crust.runtime_handler.registration import Feature, RegisterRequest, registered
+from crust.core.volumes import HandlerFeature
+from crust.runtime_handler import Claim, NotDeferred, claim_volume, process_of, resolve_source
+from crust.runtime_handler.registration import RegisterRequest, Registration
 from crust.runtime_handler.service import Handler, serving
 
 NAME = volumes.HandlerName("box")
-FEATURES = frozenset({Feature.STATS, Feature.READ_ONLY, Feature.GROW})
+FEATURES = frozenset({HandlerFeature.STATS, HandlerFeature.READ_ONLY, HandlerFeature.GROW})
 BOOT = 'mount --make-rprivate / && mount -t "$2" -o "$3" "$1" "$4" && echo up && exec sleep inf'
 
 
@@ -32,18 +33,22 @@ class Boxes(Handler):
         self.running: dict[volumes.TargetPath, tuple[Claim, Process]] = {}
 
     async def start(self, box: str, source: str) -> str:
-        resolved = await asyncio.to_thread(resolve_source, self.root, source)
+        resolved = await resolve_source(self.root, source)
         if isinstance(resolved, NotDeferred):
             return "ordinary"
         wanted = (self.root, resolved.require_whole().target, volumes.SandboxId(box), NAME)
-        claim = await asyncio.to_thread(claim_volume, *wanted, features=FEATURES)
+        claim = await claim_volume(*wanted, features=FEATURES)
         try:
             vm, disk = await self.boot(claim)
-            await claim.mounted(lambda: sh("nsenter", "-m", "-t", str(vm.pid), "resize2fs", disk))
+            await claim.grow_and_report(
+                lambda: sh("nsenter", "-m", "-t", str(vm.pid), "resize2fs", disk),
+                process=await process_of(vm.pid),
+            )
         except errors.CrustError as error:
-            claim.release(error=error.shown())  # `crust volumes` shows why
+            await claim.release(error=error.shown())  # `crust volumes` shows why
             raise
-        claim.hand_over(vm.pid)  # from here on the claim lives as long as the "virtual machine"
+        # from here on the claim lives as long as the "virtual machine"
+        await claim.hand_over(vm.pid)
         self.running[claim.record.target] = (claim, vm)
         return "ok"
 
@@ -65,11 +70,11 @@ class Boxes(Handler):
                 if vm.returncode is None:
                     vm.kill()
                 await vm.wait()
-                await asyncio.to_thread(claim.release)
+                await claim.release()
                 del self.running[target]
         return "ok"
 
-    async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
+    async def stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
         if target not in self.running:
             raise errors.NotReady(f"no sandbox has the volume at {target}")
         path = f"/proc/{self.running[target][1].pid}/root{self.directory}"
@@ -82,7 +87,7 @@ class Boxes(Handler):
 async def main(registry: str, own: str, directory: str) -> None:
     boxes = Boxes(directory)
     request = RegisterRequest(NAME, "1", own, frozenset({"ext4"}), FEATURES)
-    async with serving(own, boxes), registered(registry, request) as session:
+    async with serving(own, boxes), Registration(registry, request) as session:
         await session.registered.wait()
         boxes.root = session.response.volumes_directory if session.response else ""
         while words := (await asyncio.to_thread(sys.stdin.readline)).split():

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Builds examples/go as $1/driver, in one binary with the messages of crust.v1, as a runtime in Go generates them from
 # specs/proto: beside the public csi.v1, a second package of that name would end the program at its start.
+# $1/deferral.test has the tests of its package.
 set -eu
 directory=$(realpath -m "$1") source=$(realpath -m "$1/source") python=$(realpath -s .venv/bin/python)
 go=$(tests/find_go.sh "$directory")
@@ -20,7 +21,7 @@ printf 'package main\n\nimport _ "crust.dev/wire/v1"\n' >runtime.go
 export GOTOOLCHAIN=local GOFLAGS=-mod=mod
 {
 	"$go" mod edit -require=crust.dev/wire@v0.0.0 -replace=crust.dev/wire=./wire &&
-		"$go" vet ./... && "$go" build -o "$directory/driver" .
+		"$go" vet ./... && "$go" test -c -o "$directory/deferral.test" ./deferral && "$go" build -o "$directory/driver" .
 } || {
 	echo "error: examples/go cannot be built, see above: check the network, and GOPROXY" >&2
 	exit 1

@@ -8,7 +8,8 @@ clause are in a block `with co.should():` or `with co.beyond():`, and the case c
 MUST stands for MUST, REQUIRED and SHALL, which decide whether the tested program is compliant; SHOULD for SHOULD and
 RECOMMENDED. `beyond` stands for rules that the specification leaves open: a CO's practice, or crust's own contract.
 
-An operator chooses cases by their numbers: `C-101`, `c-101`, `101`, a range `C-100..C-199`, several with commas.
+An operator chooses cases by their numbers: `C-101`, `c-101`, `101`, a range `C-100..C-199`, several with commas; or
+by a regular expression that matches their number and rule.
 """
 
 import enum
@@ -101,14 +102,34 @@ def _clause(text: str, rule: str) -> Clause:
     return Clause(Strength(strength), section or rule.partition(": ")[0], gist)
 
 
-def chosen(numbers: Collection[str], only: Iterable[str], skip: Iterable[str]) -> frozenset[str]:
-    """The cases of `numbers` that `only` names (without it all), except the cases of `skip`.
+def chosen(
+    cases: Mapping[str, Case],
+    only: Iterable[str],
+    skip: Iterable[str],
+    focus: Iterable[str] = (),
+) -> frozenset[str]:
+    """The cases that `only` names and `focus` matches (without them all), except those of `skip`.
 
     Raises `errors.InvalidRequest` for an unknown case: a misspelt number would run no case, and pass.
     """
-    included = [_matching(numbers, part) for part in _parts(only)]
-    excluded = [_matching(numbers, part) for part in _parts(skip)]
-    return frozenset(numbers if not included else set().union(*included)).difference(*excluded)
+    included = [_matching(cases, part) for part in _parts(only)]
+    excluded = [_matching(cases, part) for part in _parts(skip)]
+    focused = [_focused(cases, pattern) for pattern in focus]
+    named = set(cases if not included else set().union(*included))
+    return frozenset(
+        named.intersection(*[set().union(*focused)] * bool(focused)).difference(*excluded)
+    )
+
+
+def _focused(cases: Mapping[str, Case], pattern: str) -> set[str]:
+    try:
+        words = re.compile(pattern)
+    except re.error as error:
+        raise _no_such_case(pattern, f"it is no regular expression: {error}") from error
+    matching = {number for number, case in cases.items() if words.search(f"{number} {case.rule}")}
+    if not matching:
+        raise _no_such_case(pattern, "it matches no number and no rule")
+    return matching
 
 
 def _parts(patterns: Iterable[str]) -> list[str]:

@@ -1,6 +1,10 @@
-"""`crust-conformance`, for drivers and for runtimes: turns flags into options, and checks them before a case runs."""
+"""`crust-conformance`, for drivers and for runtimes: turns flags into options, and checks them before a case runs.
+
+A flag of csi-sanity that means the same as one of ours is taken for it, with one dash or two, as Go's programs do.
+"""
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -20,12 +24,29 @@ from crust_conformance import catalogue, options
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NEW_FILE = click.Path(dir_okay=False, resolve_path=True, path_type=Path)
-_OF_BOTH = {"only", "skip", "list_cases", "timeout_s", "strict", "junit", "json"}
+_OF_BOTH = {"only", "skip", "focus", "list_cases", "timeout_s", "strict", "junit", "json"}
 """The flags for drivers that serve for a runtime too."""
+_CHOOSING = ("only", "skip", "focus")
+
+
+_OF_CSI_SANITY = {
+    "csi.endpoint": "--endpoint",
+    "csi.controllerendpoint": "--controller-endpoint",
+    "csi.mountdir": "--target-root",
+    "csi.junitfile": "--junit",
+    "ginkgo.junit-report": "--junit",
+    "ginkgo.json-report": "--json",
+    "ginkgo.focus": "--focus",
+}
+_FLAG_OF_GO = re.compile(r"^--?([a-z]+\.[a-z-]+)(?==|$)")
 
 
 class _Command(click.Command):
-    """Prints the error of a refused command."""
+    """Takes csi-sanity's flags, and prints the error of a refused command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words of the command line."""
+        return super().parse_args(ctx, [_FLAG_OF_GO.sub(_ours, word) for word in args])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. An error of crust is its sentence, and the exit code 2 if the request is wrong, else 1."""
@@ -36,10 +57,17 @@ class _Command(click.Command):
             sys.exit(2 if isinstance(error, errors.InvalidRequest) else 1)
 
 
+def _ours(flag: re.Match[str]) -> str:
+    return _OF_CSI_SANITY.get(flag[1], flag[0])
+
+
 @click.command(
     "crust-conformance", cls=_Command, context_settings={"help_option_names": ["-h", "--help"]}
 )
-@click.option("--endpoint", help="The driver's socket, unix:///…/csi.sock.")
+@click.option(
+    "--endpoint",
+    help="The driver's socket, unix:///…/csi.sock.",
+)
 @click.option(
     "--controller-endpoint",
     help="The socket of a separate controller part; --endpoint is then the node part's.",
@@ -77,6 +105,12 @@ class _Command(click.Command):
 )
 @click.option("--restart-command", default="", help="A command that restarts the driver.")
 @click.option("--only", multiple=True, metavar="C-101", help="Run these: C-101, C-100..C-199.")
+@click.option(
+    "--focus",
+    multiple=True,
+    metavar="REGEX",
+    help="Run the cases whose number or rule matches.",
+)
 @click.option("--skip", multiple=True, metavar="C-101", help="Run all but these cases.")
 @click.option(
     "--strict", is_flag=True, help="Fail also on a broken SHOULD, and beyond the specification."
@@ -94,8 +128,8 @@ class _Command(click.Command):
     metavar="COMMAND",
     is_flag=False,
     flag_value="",
-    help="Check a runtime against the contract of the handoff directory instead, with --only, --skip, --list, "
-    "--strict, --junit, --json and --timeout-s. Default of --timeout-s then: 120.",
+    help="Check a runtime against the contract of the handoff directory instead, with --only, --skip, --focus, "
+    "--list, --strict, --junit, --json and --timeout-s. Default of --timeout-s then: 120.",
 )
 @click.version_option(crust.__version__, prog_name="crust-conformance")
 @click.pass_context
@@ -104,6 +138,9 @@ def main(context: click.Context, /, runtime: str | None, **flags: Any) -> None:
 
     Run it as root where the driver's mounts are visible. Exit codes: 0 no MUST is broken, 1 a MUST is broken, 2 the
     command cannot be understood or was interrupted, 3 the driver does not answer.
+
+    Flags of csi-sanity that mean the same are taken too: --csi.endpoint, --csi.controllerendpoint, --csi.mountdir
+    (--target-root, which must exist), --csi.junitfile, --ginkgo.junit-report, --ginkgo.json-report, --ginkgo.focus.
     """
     if runtime is None:
         sys.exit(of_driver(**flags))
@@ -131,7 +168,7 @@ def of_driver(
     Raises click.UsageError, `errors.InvalidRequest`.
     """
     if list_cases:
-        return _list("C", flags["only"], flags["skip"])
+        return _list("C", options.RunOptions(**{name: flags[name] for name in _CHOOSING}))
     if endpoint is None:
         raise click.UsageError("give the driver's socket: --endpoint unix:///…/csi.sock")
     chosen = options.Options(
@@ -162,7 +199,7 @@ def of_runtime(command: str, *, list_cases: bool = False, **flags: Any) -> int:
     Raises click.UsageError, `errors.InvalidRequest`.
     """
     if list_cases:
-        return _list("R", flags.get("only", ()), flags.get("skip", ()))
+        return _list("R", options.RunOptions(**{name: flags.get(name, ()) for name in _CHOOSING}))
     if not command:
         raise click.UsageError("--runtime needs the command that starts the runtime")
     if os.geteuid() != 0:
@@ -180,7 +217,7 @@ def _checked_run(kind: str, chosen: options.RunOptions) -> Iterator[None]:
 
     SIGTERM ends the run as SIGINT does: the suite removes the objects of the running case.
     """
-    catalogue.chosen(catalogue.cases(kind), chosen.only, chosen.skip)
+    catalogue.chosen(catalogue.cases(kind), chosen.only, chosen.skip, chosen.focus)
     for report in filter(None, (chosen.junit, chosen.json)):
         _check_writable(report)
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -190,10 +227,10 @@ def _checked_run(kind: str, chosen: options.RunOptions) -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _list(kind: str, only: tuple[str, ...], skip: tuple[str, ...]) -> int:
+def _list(kind: str, chosen: options.RunOptions) -> int:
     """Print a line for each chosen case."""
     cases = catalogue.cases(kind)
-    for number in sorted(catalogue.chosen(cases, only, skip)):
+    for number in sorted(catalogue.chosen(cases, chosen.only, chosen.skip, chosen.focus)):
         case = cases[number]
         needs = f" (needs {', '.join(case.needs)})" if case.needs else ""
         click.echo(f"{number} {case.strength:<6} {case.rule}{needs}")

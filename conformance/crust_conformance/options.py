@@ -45,8 +45,6 @@ class Parameters(pydantic.BaseModel):
     """
     block: bool | None = None
     """Whether the driver takes raw block volumes. Without it, CreateVolume is tried."""
-    deferral: bool = True
-    """Whether to try deferral if it is advertised. A crust proxy in front of the driver answers such calls itself."""
     multi_node: bool = False
     """Whether a volume can be used on several nodes at once; without it the MULTI_NODE modes are not tried."""
     other_node_id: str = ""
@@ -55,10 +53,11 @@ class Parameters(pydantic.BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The options of both suites. `only` and `skip` select cases; `strict` fails on findings of every strength."""
+    """The options of both suites. `only`, `skip` and `focus` choose cases; `strict` fails on any finding."""
 
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
+    focus: tuple[str, ...] = ()
     strict: bool = False
     junit: Path | None = None
     json: Path | None = None

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import click
 import pytest
 
-from crust_conformance import catalogue
+from crust_conformance import catalogue, comparisons
 from crust_conformance.catalogue import Case
 from crust_conformance.options import RunOptions
 from crust_conformance.report import Report, write_json, write_junit
@@ -50,7 +50,10 @@ class Subject(Protocol):
         """
 
     def using(self, case: Case, findings: list[Finding]) -> AbstractContextManager[Any]:
-        """The argument of the case's function. The end removes the objects of the case, and adds findings."""
+        """The argument of the case's function. The end removes the objects of the case, and adds findings.
+
+        The end raises `Gone` if what it could not remove would fail other cases.
+        """
 
     def call(self, case: Callable[[], Any]) -> None:
         """Run the case's function."""
@@ -131,6 +134,11 @@ class Plugin:
         return report
 
     @pytest.hookimpl(tryfirst=True)
+    def pytest_assertrepr_compare(self, op: str, left: object, right: object) -> list[str]:
+        """The words of a failed comparison."""
+        return [comparisons.in_words(op, left, right)]
+
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
         """If a case crashed the subject, end the run."""
         if self._findings:
@@ -143,7 +151,7 @@ class Plugin:
         yield from self._used(request)
 
     @pytest.fixture
-    def s(self, request: pytest.FixtureRequest) -> Iterator[Any]:
+    def subject(self, request: pytest.FixtureRequest) -> Iterator[Any]:
         """The runtime and its volumes, for a case that tests a runtime."""
         yield from self._used(request)
 
@@ -154,7 +162,8 @@ class Plugin:
 
     def _used(self, request: pytest.FixtureRequest) -> Iterator[Any]:
         case_findings: list[Finding] = []
-        with self._subject.using(self._of(request.node), case_findings) as used:
+        using = self._subject.using(self._of(request.node), case_findings)
+        with self._ending(request.node), using as used:
             yield used
             self._findings = [*case_findings, *self._findings]
             case_findings.clear()
@@ -178,7 +187,7 @@ def run_cases(
 ) -> Results:
     """Run the cases of a kind ("C", "R") in the directory. Raises `errors.InvalidRequest` for an unknown case."""
     cases = catalogue.cases(kind)
-    numbers = catalogue.chosen(cases, options.only, options.skip)
+    numbers = catalogue.chosen(cases, options.only, options.skip, options.focus)
     plugin = Plugin(subject, [cases[number] for number in numbers], report)
     try:
         subject.open()

@@ -1,14 +1,19 @@
 """The results of a run: an outcome for each case, and a finding for each broken clause."""
 
 import itertools
+import linecache
 import re
+import traceback
 from dataclasses import dataclass, field
 from typing import Literal
 
 from crust.core import errors
+from crust_conformance import comparisons
 from crust_conformance.catalogue import Case, Clause, Strength
 
 _LINES = 8
+_COMPARED = "assert "
+"""How pytest's explanation of a comparison begins."""
 _ADDRESS = re.compile(r"<([^<>]*) object at 0x[0-9a-f]+>")
 Outcome = Literal["passed", "failed", "warning", "note", "skipped"]
 OUTCOMES: dict[Strength, Outcome] = {
@@ -36,15 +41,28 @@ class Finding:
 
 
 def explained(error: BaseException) -> str:
-    """The message of a failed assertion, without the suite's own objects."""
-    text = str(error) or type(error).__name__
-    if not isinstance(error, (AssertionError, errors.CrustError)):
-        text = f"{type(error).__name__}: {text}"
+    """The message of a failed assertion; without one what must hold, and the compared values in words."""
+    text = str(error).strip().removesuffix(":")
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    elif not isinstance(error, (AssertionError, errors.CrustError)):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     lines = [_ADDRESS.sub(r"\1", line) for line in text.splitlines() if line.strip()]
-    # the case's own sentence is better than the comparison below it
-    if not text.startswith("assert "):
-        lines = list(itertools.takewhile(lambda line: not line.startswith("assert "), lines))
-    return "\n".join(lines[:_LINES]) or type(error).__name__
+    # the case's own sentence stands before the comparison
+    own = list(itertools.takewhile(lambda line: not line.startswith(_COMPARED), lines))
+    if own:
+        return "\n".join(own[:_LINES])
+    found = lines[0].removeprefix(_COMPARED) if lines else ""
+    held = f"this must hold: {_asserted(error)}"
+    return f"{held}\n{found}" if found.startswith(comparisons.BEGIN) else held
+
+
+def _asserted(error: BaseException) -> str:
+    """The expression of the failed assertion, as the case has it."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    last = frame.end_lineno or frame.lineno or 0
+    lines = linecache.getlines(frame.filename)[(frame.lineno or 1) - 1 : last]
+    return " ".join(line.strip() for line in lines).removeprefix("assert ")
 
 
 @dataclass(frozen=True, slots=True)

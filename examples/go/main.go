@@ -5,17 +5,17 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log"
 	"net"
 	"os"
-	"strconv"
 	"strings"
 	"syscall"
 
 	"crust.dev/examples/go/deferral"
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -51,10 +51,7 @@ func (driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGe
 
 func (driver) NodeGetCapabilities(ctx context.Context, _ *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
 	response := &csi.NodeGetCapabilitiesResponse{}
-	if deferral.OptedIn(ctx) {
-		rpc := &csi.NodeServiceCapability_RPC{Type: deferral.Capability}
-		response.Capabilities = []*csi.NodeServiceCapability{{Type: &csi.NodeServiceCapability_Rpc{Rpc: rpc}}}
-	}
+	deferral.Advertise(ctx, response)
 	return response, nil
 }
 
@@ -62,14 +59,18 @@ func (driver) NodePublishVolume(_ context.Context, request *csi.NodePublishVolum
 	if !deferral.Requested(request) {
 		return nil, status.Error(codes.FailedPrecondition, "go.csi.example mounts nothing on the host: defer the volume")
 	}
-	mount, err := describe(request.GetVolumeId())
-	if err != nil {
+	if request.GetVolumeCapability().GetMount() == nil {
+		return nil, status.Error(codes.InvalidArgument, "a raw block volume is not deferred")
+	}
+	mount, err := deferral.Describe(request.GetVolumeId(), "ext4")
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, deferral.ErrNoBlockDevice) {
 		return nil, status.Errorf(codes.NotFound, "volume %s: %v", request.GetVolumeId(), err)
 	}
-	mount.Readonly = request.GetReadonly()
-	mount.MountOptions = request.GetVolumeCapability().GetMount().GetMountFlags()
+	if err != nil { // any other error does not say that there is no volume
+		return nil, status.Errorf(codes.Internal, "volume %s: %v", request.GetVolumeId(), err)
+	}
 	response := &csi.NodePublishVolumeResponse{}
-	deferral.Answer(response, mount)
+	deferral.Answer(request, response, mount)
 	return response, nil
 }
 
@@ -78,42 +79,39 @@ func (driver) NodeUnpublishVolume(context.Context, *csi.NodeUnpublishVolumeReque
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
-// describe names a block device by its identity: another disk may have the path tomorrow, and another sequence then.
-func describe(path string) (deferral.Mount, error) {
-	var found syscall.Stat_t
-	if err := syscall.Stat(path, &found); err != nil {
-		return deferral.Mount{}, err
+// listen listens at the path of a Unix socket, in place of a socket that a killed driver has left.
+func listen(path string) (net.Listener, error) {
+	listener, err := net.Listen("unix", path)
+	if !errors.Is(err, syscall.EADDRINUSE) {
+		return listener, err
 	}
-	if found.Mode&syscall.S_IFMT != syscall.S_IFBLK {
-		return deferral.Mount{}, fmt.Errorf("it is no block device")
-	}
-	major, minor := unix.Major(found.Rdev), unix.Minor(found.Rdev)
-	of := fmt.Sprintf("/sys/dev/block/%d:%d/", major, minor)
-	sequence, err := number(of + "diskseq")
+	found, err := os.Lstat(path)
 	if err != nil {
-		return deferral.Mount{}, err
+		return nil, err
 	}
-	sectors, err := number(of + "size")
-	if err != nil {
-		return deferral.Mount{}, err
+	if found.Mode().Type() != fs.ModeSocket {
+		return nil, fmt.Errorf("%s is no socket", path)
 	}
-	return deferral.Mount{
-		Device: path, Major: major, Minor: minor, DiskSequence: sequence, FsType: "ext4",
-		CapacityBytes: int64(sectors) * 512,
-	}, nil
-}
-
-func number(path string) (uint64, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return 0, err
+	connection, err := net.Dial("unix", path)
+	if err == nil {
+		connection.Close()
+		return nil, fmt.Errorf("another process listens at %s", path)
 	}
-	return strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	if !errors.Is(err, syscall.ECONNREFUSED) { // any other error does not say that nobody listens
+		return nil, err
+	}
+	if err := os.Remove(path); err != nil {
+		return nil, err
+	}
+	return net.Listen("unix", path)
 }
 
 func main() {
-	path := strings.TrimPrefix(os.Args[1], "unix://")
-	listener, err := net.Listen("unix", path)
+	if len(os.Args) != 2 {
+		fmt.Fprintf(os.Stderr, "usage: %s unix://SOCKET\n", os.Args[0])
+		os.Exit(2)
+	}
+	listener, err := listen(strings.TrimPrefix(os.Args[1], "unix://"))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-"""Overlapping and cancelled calls, and calls that a kill of the driver interrupts (C-401 to C-416, C-701 to C-708).
+"""Overlapping and cancelled calls, and calls that a kill of the driver interrupts (C-401 to C-416, C-701 to C-709).
 
 An identical call joins the running one, or is ABORTED; any other code means to a CO that the call failed. The retry
 of a disturbed call succeeds.
@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2
 from crust_conformance.orchestrator import copies, expansion, undo
 from crust_conformance.orchestrator.calls import Code
@@ -52,7 +53,8 @@ def test_c404_concurrent_create_and_delete_leave_volume_complete_or_deleted(co: 
     deleting = co.begun(delete)
     co.concurrently([request] * 2)
     with co.should():
-        assert deleting.code() in (Code.OK, Code.ABORTED), deleting.code()
+        answered = deleting.code()
+        assert answered in (Code.OK, Code.ABORTED), f"DeleteVolume was answered {answered.name}"
     second = co.until_final(request).volume
     validate = co.validate_request(second, co.mount)
     assert co.ask(validate).HasField("confirmed")
@@ -324,9 +326,28 @@ def test_c708_unpublish_to_delete_killed_midway_succeeds_when_retried(co: Co) ->
     co.answered(co.validate_request(volume, co.mount), Code.NOT_FOUND)
 
 
-def _killed_during(co: Co, request: Any) -> None:
+def test_c709_deferred_publish_killed_midway_succeeds_when_retried(co: Co) -> None:
+    volume, target = co.staged()
+    publish = co.publish_request(volume, target)
+    publish.defer_fs_ops = True
+    _killed_during(co, publish, metadata=extensions.METADATA)
+    first = co.deferred(publish).deferred_mount
+    assert first.HasField("block_device") or first.HasField("network_image"), "it has no source"
+    _restart(co)
+    second = co.deferred(publish).deferred_mount
+    assert second.block_device == first.block_device, "the retry has another device"
+    assert not co.host.mounts_at(target), "the retry has mounted the volume"
+    unpublish = co.unpublish_request(volume.volume_id, target)
+    _killed_during(co, unpublish)
+    co.until_final(unpublish)
+    co.unstage(volume)
+    co.detach(volume.volume_id)
+    co.delete(volume.volume_id)
+
+
+def _killed_during(co: Co, request: Any, **options: Any) -> None:
     """Kill the driver at a random point of the call; the retry must succeed at every point."""
-    running = co.begun(request)
+    running = co.begun(request, **options)
     _restart(co)
     running.cancel()
 

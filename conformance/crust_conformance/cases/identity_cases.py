@@ -1,4 +1,4 @@
-"""Identity, capabilities, a node's report of itself, and the controller's report of a node (C-001 to C-017).
+"""Identity, capabilities, a node's report of itself, and the controller's report of a node (C-001 to C-018).
 
 The last is CSI pull request 603, as described in specs/node-identity.md.
 """
@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 
 from crust.wire.csi.v1 import csi_pb2
 from crust_conformance.orchestrator.calls import Code
+from crust_conformance.orchestrator.capabilities import CONSTRAINTS
 from crust_conformance.orchestrator.co import Co
 from crust_conformance.orchestrator.optional_rpcs import RPCS
 
@@ -25,6 +26,13 @@ _REQUESTS: dict[str, Message] = {
 }
 _ONLY_1_12 = {"controller": {11}, "node": {4}}
 _ONLY_1_13 = {"controller": {16, 17}, "node": {7, 8}}
+_BESIDE = {
+    "controller.LIST_VOLUMES_PUBLISHED_NODES": {"controller.PUBLISH_UNPUBLISH_VOLUME"},
+    "controller.LIST_VOLUME_HEALTH": {"controller.GET_VOLUME_HEALTH"},
+    "plugin.ONLINE": {"controller.EXPAND_VOLUME", "node.EXPAND_VOLUME"},
+    "plugin.OFFLINE": {"controller.EXPAND_VOLUME"},
+}
+"""What has to be advertised, too: one of these."""
 _LOOKS = 20
 """The limit changes when other programs attach: the case compares it when it has not changed for a moment."""
 
@@ -158,8 +166,7 @@ def test_c016_controller_node_info_of_a_full_node_leaves_no_free_slot(co: Co) ->
     own_ids, refused = set[str](), False
     for number in range(co.node_info().max_volumes_per_node + 1):
         volume = co.volume()
-        code, message = co.outcome(co.attach_request(volume))
-        assert code in (Code.OK, Code.RESOURCE_EXHAUSTED), f"{code.name}: {message}"
+        code = co.answered(co.attach_request(volume), Code.OK, Code.RESOURCE_EXHAUSTED)
         if refused := code is Code.RESOURCE_EXHAUSTED:
             break
         if number % 2:
@@ -184,6 +191,15 @@ def test_c017_controller_node_info_for_a_co_that_names_its_volumes(co: Co) -> No
         if full == repeated:
             break
     assert limits[1] == max(limits[0] - 1, 1) or limits[0] == 0
+
+
+def test_c018_a_capability_has_those_that_csi_demands_beside_it(co: Co) -> None:
+    for capability, beside in _BESIDE.items():
+        assert capability not in co.has or beside & co.has, (
+            f"{capability} is advertised without {' or '.join(sorted(beside))}"
+        )
+    if "node.info" in co.has and co.node_info().accessible_topology.segments:
+        assert CONSTRAINTS in co.has, f"NodeGetInfo has a topology without {CONSTRAINTS}"
 
 
 def _ask(co: Co, *ids: str) -> csi_pb2.ControllerGetNodeInfoResponse:

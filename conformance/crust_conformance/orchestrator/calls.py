@@ -117,11 +117,12 @@ class Calls:
             raise reply
         return reply
 
-    def answered(self, request: Message, *codes: grpc.StatusCode) -> grpc.StatusCode:
+    def answered(
+        self, request: Message, *codes: grpc.StatusCode, **options: Any
+    ) -> grpc.StatusCode:
         """A call that must be answered with one of `codes`; returns the code. Raises AssertionError."""
-        code, _ = self.outcome(request)
-        name, expected = type(request).__name__, " or ".join(code.name for code in codes)
-        assert code in codes, f"{name} was answered {code.name}, must be {expected}"
+        code, _ = self.outcome(request, **options)
+        check_code(request, code, *codes)
         return code
 
     def refused_without(self, request: Message, *fields: str) -> None:
@@ -142,16 +143,16 @@ class Calls:
         """An undo for a volume that does not exist: CSI says NOT_FOUND, and idempotency OK."""
         self.answered(request, Code.OK, Code.NOT_FOUND)
 
-    def reply(self, request: Message) -> Any:
+    def reply(self, request: Message, **options: Any) -> Any:
         """The answer of a call that a driver may refuse, or the `Refusal`, whose code the case judges."""
-        reply = self.sent(request)
+        reply = self.sent(request, **options)
         if isinstance(reply, Refusal):
             check_refusal(reply.error)
         return reply
 
-    def outcome(self, request: Message) -> tuple[grpc.StatusCode, str]:
+    def outcome(self, request: Message, **options: Any) -> tuple[grpc.StatusCode, str]:
         """A call that may be answered or refused; returns the code and the message."""
-        reply = self.reply(request)
+        reply = self.reply(request, **options)
         return (reply.code, reply.message) if isinstance(reply, Refusal) else (Code.OK, "")
 
     def concurrently(self, requests: Sequence[Message]) -> list[Any]:
@@ -163,20 +164,20 @@ class Calls:
         self._last = lambda: exchange(requests[0], summary, "", times=times)
         return replies
 
-    def begun(self, request: Message, timeout_s: float = 0) -> Any:
+    def begun(self, request: Message, timeout_s: float = 0, **options: Any) -> Any:
         """The future of a running call, by default with the usual deadline."""
         request = self._with_secrets(request)
-        return self.method(request).future(request, timeout=timeout_s or self.timeout_s)
+        return self.method(request).future(request, timeout=timeout_s or self.timeout_s, **options)
 
     def abandoned(self, request: Message, after_s: float) -> None:
         """A call that is cancelled after `after_s`; its result does not matter."""
         _settled(self.begun(request, after_s))
 
-    def until_final(self, request: Message) -> Any:
+    def until_final(self, request: Message, **options: Any) -> Any:
         """A call that is sent again until its code is final, as a CO does. Raises AssertionError."""
         until, pause_s = time.monotonic() + self.timeout_s, _RETRY_FIRST_S
         while True:
-            reply = self.sent(request, wait_for_ready=True)
+            reply = self.sent(request, wait_for_ready=True, **options)
             if not isinstance(reply, Refusal):
                 return reply
             if reply.code not in PENDING or time.monotonic() > until:
@@ -228,6 +229,14 @@ def _settled(future: Any) -> Any:
         return error.code()
     except grpc.FutureCancelledError:
         return Code.CANCELLED
+
+
+def check_code(
+    request: Message, code: grpc.StatusCode, *codes: grpc.StatusCode, asked: str = ""
+) -> None:
+    """The code must be one of `codes`; `asked` says what was special. Raises AssertionError, a sentence."""
+    name, expected = f"{type(request).__name__}{asked}", " or ".join(code.name for code in codes)
+    assert code in codes, f"{name} was answered {code.name}, must be {expected}"
 
 
 def check_limits(answer: Message) -> None:

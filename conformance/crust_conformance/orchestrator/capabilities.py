@@ -1,7 +1,8 @@
 """A driver's capabilities, as one set of names: `controller.LIST_VOLUMES`, `node.EXPAND_VOLUME`, `plugin.ONLINE`.
 
 The catalogue has the names that a case needs. An option of the operator has a name too (`option.log`), and so has an
-ability that the suite tries out, because CSI has no capability for it (`driver.block`).
+ability that the suite tries out, because CSI has no capability for it (`driver.block`). A case that
+needs `driver.without-proxy` judges what a crust proxy answers itself.
 """
 
 import secrets as tokens
@@ -13,7 +14,7 @@ import grpc
 from google.protobuf.message import Message
 
 from crust.rpc.messages import extensions
-from crust.wire.csi.v1 import csi_pb2
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust_conformance.options import Options
 from crust_conformance.orchestrator.calls import Calls, Channels, Code, Refusal
 from crust_conformance.orchestrator.volume_capabilities import NO_FILESYSTEM, block, mount
@@ -28,6 +29,8 @@ GET_SNAPSHOT = "controller.GET_SNAPSHOT"
 CLONE = "controller.CLONE_VOLUME"
 EXPAND = "controller.EXPAND_VOLUME"
 GROUP = "group.CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT"
+CONSTRAINTS = "plugin.VOLUME_ACCESSIBILITY_CONSTRAINTS"
+SNAPSHOT_CONSTRAINTS = "plugin.SNAPSHOT_ACCESSIBILITY_CONSTRAINTS"
 METADATA = "plugin.SNAPSHOT_METADATA_SERVICE"
 ONLINE = "plugin.ONLINE"
 NODE = "node"
@@ -35,6 +38,8 @@ STAGE = "node.STAGE_UNSTAGE_VOLUME"
 NODE_EXPAND = "node.EXPAND_VOLUME"
 BLOCK = "driver.block"
 CHECKS_FS_TYPE = "driver.checks-fs-type"
+UNPROXIED = "driver.without-proxy"
+"""That no crust proxy is in front of it: a proxy answers a deferred publish itself."""
 FEW_VOLUMES_MAX = 32
 """The suite tries out an attach limit up to this."""
 
@@ -58,12 +63,29 @@ _SERVICES: dict[str, tuple[Message, object]] = {
 def of_driver(channels: Channels, options: Options) -> frozenset[str]:
     """Ask the driver. Raises AssertionError if it does not answer."""
     names = {*_advertised(channels, options.timeout_s), *_option_names(options)}
+    if not _is_proxied(channels, options.timeout_s):
+        names.add(UNPROXIED)
     return frozenset(names | {f"profile.{options.profile or _profile(names)}"})
 
 
 def _profile(names: set[str]) -> str:
     """CSI 1.13 removed the volume condition, so a driver that advertises it speaks an older version."""
     return "1.12" if names & {"controller.VOLUME_CONDITION", "node.VOLUME_CONDITION"} else "1.13"
+
+
+def _is_proxied(channels: Channels, timeout_s: float) -> bool:
+    """Whether a crust proxy passes the node's calls on: it says so to a caller that asks for versions.
+
+    A refused Probe says nothing of the kind, and has a case of its own.
+    """
+    asked = ((extensions.KEY, extensions.VERSIONS),)
+    try:
+        _, call = csi_pb2_grpc.IdentityStub(channels.node).Probe.with_call(
+            csi_pb2.ProbeRequest(), timeout=timeout_s, metadata=asked, wait_for_ready=True
+        )
+    except grpc.RpcError:
+        return False
+    return any(key == extensions.PROXY_VERSION for key, _ in call.trailing_metadata() or ())
 
 
 def _advertised(channels: Channels, timeout_s: float) -> Iterable[str]:
@@ -116,7 +138,6 @@ def _option_names(options: Options) -> Iterable[str]:
         "parameters.ephemeral_context": params.ephemeral_context,
         "parameters.multi_node": params.multi_node,
         "parameters.other_node_id": params.other_node_id,
-        "parameters.deferral": params.deferral,
     }
     yield from (name for name, value in values.items() if value)
 

@@ -312,11 +312,9 @@ class Co(Calls):
         self.until_final(self.unpublish_request(volume_id, target))
 
     def deferred(self, request: csi_pb2.NodePublishVolumeRequest) -> Any:
-        """A NodePublishVolume of a CO that knows deferral, and must be OK. Raises grpc.RpcError."""
+        """A NodePublishVolume of a CO that knows deferral, and must be OK."""
         request.defer_fs_ops = True
-        return self.method(request)(
-            self._with_secrets(request), timeout=self.timeout_s, metadata=extensions.METADATA
-        )
+        return self.until_final(request, metadata=extensions.METADATA)
 
     def use(self, volume: Volume, capability: VolumeCapability | None = None) -> Path:
         """Attach, stage and publish; returns the target."""

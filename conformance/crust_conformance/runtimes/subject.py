@@ -1,24 +1,17 @@
-"""The runtime under test. Its command reads lines and answers each with one line:
-
-    start SANDBOX MOUNT_SOURCE   ok: the volume is mounted; refused WHY: it cannot be used; ordinary: not deferred
-    stop SANDBOX                 ok: the sandbox has ended, and its claims are released
+"""The runtime under test, with the sandboxes and volumes of a case.
 
 Volumes are on loop devices in memory, which end with this process. After a case, its volumes and sandboxes are
-removed; processes that the runtime leaves running are found by their open claim.lock.
+removed; processes that the runtime leaves running are found by their open claim.lock. The clean-up is a part of its
+case: what the runtime answers to it, and an end of the command, is that case's finding.
 """
 
 import asyncio
 import contextlib
 import datetime
-import errno
 import os
-import shlex
 import signal
-import socket
-import stat
 import time
-from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,163 +22,38 @@ from crust.handoff import claims
 from crust.host import answers
 from crust.host.block import loop
 from crust.host.mounts import mount_api
-from crust.host.process import arguments, commands, open_files, processes, workers
-from crust_conformance.runtimes.testing import FakeProxy, Runtime
+from crust.host.process import arguments, commands, open_files, processes
+from crust_conformance.runtimes.runtime_process import RuntimeNotUsable, RuntimeProcess
+from crust_conformance.runtimes.testing import FakeProxy
 
 MIB = 1 << 20
 SIZE = 64 * MIB
 GONE_S = 10.0
 KEEPER = "keeper"
 """A need that only a running sandbox shows: `RuntimeUnderTest.keepers` skips the case."""
+FANOTIFY = "fanotify"
+"""A need that the host's kernel has, or not: `file_opens`."""
+_NO_SANDBOX = "box-none"
+"""The last stop of a clean-up has the runtime finish the ones before."""
 
 
-class RuntimeNotUsable(errors.NotReady):
-    """The command under test does not register, or has ended."""
-
-    def __init__(self, command: str, why: str) -> None:
-        super().__init__(
-            f"the runtime {command!r} cannot be tested",
-            why=why,
-            hint="it must register at the socket that its command line names, and answer each line of its input",
-        )
-
-
-class RuntimeUnderTest:
-    """The runtime and its volumes. `transcript` has the lines and calls of the running case."""
+class RuntimeUnderTest(RuntimeProcess):
+    """The runtime, its sandboxes and volumes."""
 
     def __init__(self, command: str, directory: str, proxy: FakeProxy, timeout_s: float) -> None:
-        self.proxy = proxy
-        self.directory = directory
-        self.transcript: list[str] = []
-        self._command = command
-        self._timeout_s = timeout_s
-        self._process: Process | None = None
-        self._runtime: Runtime | None = None
+        super().__init__(command, directory, proxy, timeout_s)
         self._sandboxes: set[str] = set()
         self._targets: dict[str, bool] = {}
         self._devices = contextlib.ExitStack()
         self._scratch: dict[str, loop.Scratch] = {}
 
-    @property
-    def runtime(self) -> Runtime:
-        """The registered runtime."""
-        assert self._runtime is not None
-        return self._runtime
-
-    @property
-    def name(self) -> str:
-        """The name under which it is registered."""
-        return self.runtime.request.name
-
-    async def serve(self) -> None:
-        """Start the command and wait until it is registered. Raises `RuntimeNotUsable`."""
-        places = {"{registry}": self.proxy.socket, "{directory}": self.directory}
-        argv = shlex.split(self._command)
-        for place, value in places.items():
-            argv = [word.replace(place, value) for word in argv]
-        try:
-            self._process = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE)
-        except OSError as error:
-            raise RuntimeNotUsable(self._command, str(error)) from error
-        registered = asyncio.ensure_future(self._registered())
-        ended = asyncio.ensure_future(self._process.wait())
-        await asyncio.wait(
-            (registered, ended), timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        for waiting in (registered, ended):
-            waiting.cancel()
-        if not registered.done() or registered.cancelled():
-            code = self._process.returncode
-            how = "in" if code is None else f"and ended with {code}, within"
-            raise RuntimeNotUsable(
-                self._command, f"it did not register {how} {self._timeout_s:g} s"
-            )
-        self._runtime = registered.result()
-
-    async def _registered(self) -> Runtime:
-        async with self.proxy.changed:
-            await self.proxy.changed.wait_for(lambda: self.proxy.runtimes)
-            return next(iter(self.proxy.runtimes.values()))
-
-    async def revive(self) -> None:
-        """Start the command again if an earlier case has ended it. Raises `RuntimeNotUsable`.
-
-        Dead sockets are removed before. A command that does not remove them itself may have ended for that reason,
-        which one case has reported.
-        """
-        if self._process is not None and self._process.returncode is None:
-            return
-        await self.kill()
-        await self._lost()
-        for path in await workers.run(_dead_sockets, self.directory):
-            os.unlink(path)
-        await self.serve()
-
-    async def kill(self) -> None:
-        """SIGKILL the command; its sandboxes live on. Raises `RuntimeNotUsable` if the runtime also lives on."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        if await self._has_ended(process):
-            return
-        assert process.stdin is not None
-        process.stdin.close()  # a runtime that lives on reads from it
-        await self._has_ended(process)
-        raise self._outlived()
-
-    async def _has_ended(self, process: Process) -> bool:
-        """Whether it ends in time, with all processes that have its output."""
-        ended = asyncio.ensure_future(process.wait())
-        await asyncio.wait((ended,), timeout=self._timeout_s)
-        return not ended.cancel()
-
-    async def _lost(self) -> None:
-        try:
-            await self.proxy.lost(self.name, self._timeout_s)
-        except TimeoutError:
-            raise self._outlived() from None
-
-    def _outlived(self) -> RuntimeNotUsable:
-        return RuntimeNotUsable(
-            self._command,
-            "it was killed, and the runtime lives on: it must be the runtime's own process, without a shell",
-        )
-
-    async def restart(self) -> None:
-        """Start the command again, under the same name. Raises `RuntimeNotUsable`."""
-        await self.kill()
-        await self._lost()
-        await self.serve()
-
     async def close(self) -> None:
-        """End the command, and remove the volumes and sandboxes of the last case."""
-        await self.reset()
+        """End the command, and remove what the last case has left, also what the command itself held."""
+        if self._sandboxes or self._targets:
+            await self.reset()
         with contextlib.suppress(RuntimeNotUsable):  # a case, or the end of the run, reports it
             await self.kill()
-
-    async def send(self, *words: str) -> str:
-        """Write a line; return the answer."""
-        line = " ".join(words)
-        self.transcript.append(f"-> {line}")
-        process = self._process
-        if process is None or process.returncode is not None:
-            raise AssertionError("the runtime's command has ended")
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(f"{line}\n".encode())
-            await process.stdin.drain()
-            async with asyncio.timeout(self._timeout_s):
-                answer = (await process.stdout.readline()).decode(errors="replace").strip()
-        except (TimeoutError, BrokenPipeError, ConnectionResetError) as error:
-            how = f"within {self._timeout_s:g} s" if isinstance(error, TimeoutError) else "any more"
-            raise AssertionError(
-                f"no line on its standard output {how}: is each answer flushed?"
-            ) from error
-        self.transcript.append(f"<- {answer or '(the command has ended)'}")
-        return answer
+        await self._unpublish()
 
     async def start(self, sandbox: str, source: str) -> str:
         """Start a sandbox with the mount source; returns the first word of the answer."""
@@ -251,16 +119,58 @@ class RuntimeUnderTest:
 
         `pid` is its hypervisor's process; 0: it names none.
         """
-        paths, name = self.proxy.paths(target), self.name
-        process = answers.seen(processes.of(pid)) if pid else None
-        now = datetime.datetime.now(datetime.UTC)
-        state = claims.State.MOUNTED
-        with claims.ClaimLock.acquire(paths, volumes.TargetPath.parse(target)):
-            claim = claims.Claim("box-0", name, state, "", pid, now, live=False, process=process)
-            claims.write(paths, claim)
-        content = Path(paths.claim).read_bytes()
+        with claims.ClaimLock.acquire(
+            self.proxy.paths(target), volumes.TargetPath.parse(target)
+        ) as lock:
+            content = self._write_claim(lock, pid)
         self.transcript.append(f"(a dead claim: {content.decode().strip()})")
         return content
+
+    @contextlib.contextmanager
+    def held_by_another(self, target: str, *, is_named: bool = True) -> Iterator[bytes]:
+        """Hold the lock as another sandbox, whose claim.json this returns, or without a name as an unpublish does."""
+        paths = self.proxy.paths(target)
+        with claims.ClaimLock.acquire(paths, volumes.TargetPath.parse(target)) as lock:
+            content = self._write_claim(lock, 0) if is_named else b""
+            self.transcript.append(f"(claim.lock is held: {content.decode().strip() or 'no name'})")
+            try:
+                yield content
+            finally:
+                if is_named:
+                    claims.remove(paths)
+        self.transcript.append("(claim.lock is free)")
+
+    def _write_claim(self, lock: claims.ClaimLock, pid: int) -> bytes:
+        """Write the claim of sandbox box-0 in place of the earlier one; returns the bytes of claim.json."""
+        process = answers.seen(processes.of(pid)) if pid else None
+        now, state = datetime.datetime.now(datetime.UTC), claims.State.MOUNTED
+        claim = claims.Claim("box-0", self.name, state, "", pid, now, live=False, process=process)
+        claims.write(lock.paths, claim)
+        lock.settle()
+        return Path(lock.paths.claim).read_bytes()
+
+    @contextlib.asynccontextmanager
+    async def claim_lost(self, target: str) -> AsyncIterator[None]:
+        """While the block runs there is no claim.json, and nobody holds the lock but a claimant for a moment."""
+        paths, where = self.proxy.paths(target), volumes.TargetPath.parse(target)
+        with claims.ClaimLock.acquire(paths, where) as lock:
+            content = Path(paths.dead_claim).read_bytes()
+            lock.settle()
+        self.transcript.append("(claim.json is lost)")
+
+        def put_back() -> bool:
+            with contextlib.suppress(claims.HeldBySandbox), claims.ClaimLock.acquire(paths, where):
+                Path(paths.claim).touch(0o600)
+                Path(paths.claim).write_bytes(content)
+                return True
+            return False
+
+        try:
+            yield
+        finally:
+            is_back = await self._until(put_back)
+            assert is_back, f"claim.lock is held without a claim.json; {self.holders_text(target)}"
+            self.transcript.append("(claim.json is there again)")
 
     def remove_guard(self, target: str) -> None:
         """Remove the guard mount of a target whose entry is gone."""
@@ -289,7 +199,7 @@ class RuntimeUnderTest:
         that have claim.lock open.
         """
         pid = self.claimed_pid(target)
-        machine = [pid] if pid else self._other_holders(target)
+        machine = [pid] if pid else self.other_holders(target)
         self.transcript.append(f"(SIGKILL to the virtual machine: {machine})")
         await self.kill_processes(machine)
         await self._until(lambda: not self.is_held(target))
@@ -301,7 +211,7 @@ class RuntimeUnderTest:
                 os.kill(pid, signal.SIGKILL)
         await self._until(lambda: not any(map(_is_running, pids)))
 
-    async def ended(self, pids: list[int], *, within_s: float) -> bool:
+    async def ended(self, pids: list[int], *, within_s: float = GONE_S) -> bool:
         """Whether a process of them ends in that time."""
         return await self._until(lambda: not all(map(_is_running, pids)), within_s)
 
@@ -313,24 +223,22 @@ class RuntimeUnderTest:
         machine = self.claimed_pid(target)
         if not machine or machine in self.holders(target):
             pytest.skip(KEEPER)
-        if not await self._until(lambda: len(self._other_holders(target)) > 1):
+        if not await self._until(lambda: len(self.other_holders(target)) > 1):
             raise AssertionError("one process alone holds the claim, and its end would free it")
-        return self._other_holders(target)
+        return self.other_holders(target)
 
-    async def claimed_again_or_ended(self, target: str, machine: int) -> bool:
+    async def claimed_again_or_ended(
+        self, target: str, machine: int, *, within_s: float = GONE_S
+    ) -> bool:
         """Whether the claim is taken again, and named, or the hypervisor ends, in time."""
-        return await self._until(lambda: self._is_named(target) or not _is_running(machine))
+        return await self._until(
+            lambda: self._is_named(target) or not _is_running(machine), within_s
+        )
 
     def _is_named(self, target: str) -> bool:
         """Whether a live claim names a sandbox: a claimant takes the lock first, and then writes its name."""
         claim = self.proxy.claim(target)
         return claim is not None and claim.live and claim.sandbox_id != ""
-
-    @property
-    def session(self) -> int:
-        """The session of the runtime's command."""
-        assert self._process is not None
-        return os.getsid(self._process.pid)
 
     def may_answer(self, pid: int) -> bool:
         """Whether the process runs, and the runtime can have started it: no other process may be killed."""
@@ -345,7 +253,8 @@ class RuntimeUnderTest:
             return 0
         return claim.pid
 
-    def _other_holders(self, target: str) -> list[int]:
+    def other_holders(self, target: str) -> list[int]:
+        """The processes but the runtime's command that have claim.lock open."""
         own_pid = self._process.pid if self._process is not None else 0
         return [pid for pid in self.holders(target) if pid != own_pid]
 
@@ -355,40 +264,48 @@ class RuntimeUnderTest:
             await asyncio.sleep(0.05)
         return it_is
 
-    async def reset(self) -> None:
-        """Remove the sandboxes and volumes of the case."""
-        for sandbox in sorted(self._sandboxes):
-            with contextlib.suppress(AssertionError):
-                await self.send("stop", sandbox)
+    async def reset(self) -> list[str]:
+        """Remove the sandboxes and volumes of the case; returns what was wrong, a sentence each."""
+        wrong = []
+        for sandbox in (*sorted(self._sandboxes), _NO_SANDBOX):
+            if self._process is None:  # the case has killed it
+                break
+            try:
+                is_running = self._process.returncode is None
+                answer = await self.send("stop", sandbox) if is_running else ""
+            except (AssertionError, RuntimeNotUsable) as error:
+                wrong.append(str(error))
+                break
+            if not answer:
+                wrong.append(await self.end_of_command())
+                break
+            if answer != "ok":
+                wrong.append(f"stop {sandbox} was answered {answer!r}, must be ok")
         self._sandboxes.clear()
-        for target, guard in self._targets.items():
-            await self.kill_machine(target)
-            await self.kill_processes(self._other_holders(target))
-            with contextlib.suppress(claims.HeldBySandbox):
+        return wrong + await self._unpublish()
+
+    @property
+    def left(self) -> list[str]:
+        """The targets that could not be unpublished."""
+        return list(self._targets)
+
+    async def _unpublish(self) -> list[str]:
+        """Returns why a target is left, a sentence each."""
+        wrong = []
+        for target, guard in list(self._targets.items()):
+            try:
+                await self.kill_machine(target)
+                await self.kill_processes(self.other_holders(target))
                 self.proxy.unpublish(target, guard=guard)
-        self._targets.clear()
+            except claims.HeldBySandbox:
+                wrong.append(f"the volume is still claimed; {self.holders_text(target)}")
+            except errors.CrustError as error:
+                wrong.append(f"the volume cannot be unpublished: {error.shown()}")
+            else:
+                del self._targets[target]
         self._devices.close()
         self._scratch.clear()
-        self.transcript.clear()
-
-
-def _dead_sockets(directory: str) -> list[str]:
-    """The sockets below the directory that no process serves. Raises `OSError`."""
-    paths = []
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
-                if entry.is_dir(follow_symlinks=False):
-                    paths += _dead_sockets(entry.path)
-                elif _is_dead_socket(entry.path):
-                    paths.append(entry.path)
-    return paths
-
-
-def _is_dead_socket(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX) as client:
-        is_socket = stat.S_ISSOCK(os.lstat(path).st_mode)
-        return is_socket and client.connect_ex(path) == errno.ECONNREFUSED
+        return wrong
 
 
 def _is_running(pid: int) -> bool:

@@ -49,7 +49,7 @@ class Runtime:
     @property
     def features(self) -> frozenset[volumes.HandlerFeature]:
         """The features that it offers and that this version knows."""
-        return crust_v1.registration(self.request).features
+        return frozenset(crust_v1.registration(self.request).features)
 
 
 @dataclass

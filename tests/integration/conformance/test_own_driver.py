@@ -26,10 +26,17 @@ RAW_SIZE_BYTES = 64 * MIB
 _JUDGED: tuple[Outcome, ...] = ("passed", "failed", "warning", "note")
 # Cases that need a second node, a driver that expands volumes offline only, or one with inline ephemeral volumes.
 _NOT_APPLICABLE = {"C-137", "C-165", "C-176", "C-227", "C-235"}
-_DEFERRAL = {"C-501", "C-502", "C-503"}  # the proxy does not offer it to its caller
+_DEFERRAL = {
+    "C-501",
+    "C-502",
+    "C-503",
+    "C-504",
+    "C-505",
+    "C-709",
+}  # the proxy does not offer it to its caller
 _OTHER_PROFILE: dict[Profile, set[str]] = {
     "1.12": {"C-145", "C-146", "C-158", "C-261", "C-262"},
-    "1.13": {"C-244"},
+    "1.13": {"C-138", "C-139", "C-244"},
 }
 # What a profile concerns; shim and proxy are told it in another way in each of these.
 _OF_PROFILE = {"C-003", "C-004", "C-005", "C-006"}.union(*_OTHER_PROFILE.values())
@@ -63,7 +70,6 @@ def test_the_driver_conforms(short_dir: Path, profile: Profile, way: own_driver.
             size_bytes=SIZE_BYTES,
             raw_size_bytes=RAW_SIZE_BYTES,
             fs_types=("xfs", "ext4", "btrfs"),
-            deferral=way in _ALONE,
         )
         outcome = suite.run_suite(
             Options(
@@ -138,7 +144,6 @@ def _outcome(base: Path, kind: str, *, way: str) -> Results:
         given = Parameters(
             secrets={"token": cloud.TOKEN},
             size_bytes=ember.MIN_BYTES if kind == "ember" else 64 * MIB,
-            deferral=False,
         )
         options = Options(
             socket=socket,
@@ -173,7 +178,6 @@ def test_own_driver_without_its_deferral_conforms_behind_the_wrap(short_dir: Pat
             size_bytes=320 * MIB,  # an xfs grows without CAP_SYS_RESOURCE, and cannot be smaller
             raw_size_bytes=64 * MIB,
             fs_types=("xfs",),
-            deferral=False,
         )
         options = Options(
             socket=str(driver.socket),
@@ -204,12 +208,8 @@ def _is_built() -> None:
 @pytest.mark.parametrize("way", ["alone", "behind-proxy"])
 def test_own_driver_passes_every_case(short_dir: Path, way: own_driver.Way) -> None:
     with own_driver.serving(short_dir, "1.12", way) as driver:
-        mutable = short_dir / "mutable.yaml"
-        mutable.write_text('writeIOPS: "0"\n')  # no limit, which every host keeps
-        outcome = csi_sanity.run(
-            str(driver.socket), driver.target_root,
-            f"--csi.testvolumemutableparameters={mutable}", "--csi.testnodevolumeattachlimit", SIZE,
-        )  # fmt: skip
+        flags = csi_sanity.flags_of_page(short_dir / "mutable.yaml")
+        outcome = csi_sanity.run(str(driver.socket), driver.target_root, *flags)
     assert (outcome.failed, outcome.skipped) == ({}, frozenset())
     assert len(outcome.passed) == CASES
 

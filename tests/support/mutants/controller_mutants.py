@@ -1,5 +1,7 @@
 """Drivers that break one rule each of identity, creation, placement and lists, and the case that must fail."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from crust.wire.csi.v1 import csi_pb2
@@ -24,6 +26,7 @@ from tests.support.mutants.mutant import (
 
 _TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
 _Node = csi_pb2.NodeServiceCapability
+_Rpc = csi_pb2.ControllerServiceCapability.RPC
 _Plugin = csi_pb2.PluginCapability
 _CONDITION = _Node(rpc=_Node.RPC(type=_Node.RPC.VOLUME_CONDITION))
 _DEGRADED = csi_pb2.VolumeHealth.VolumeHealthEntry(status=csi_pb2.DEGRADED, reason="r", message="m")
@@ -47,6 +50,23 @@ def _with_number(before: int, answer: Any) -> Any:
     if not isinstance(answer, Failure):
         answer.volume.volume_context["number"] = str(before)
     return answer
+
+
+def _change_status(answer: Any, change: Callable[[Any], None]) -> None:
+    for entry in answer.entries:
+        change(entry.status)
+
+
+def _without_condition(status: Any) -> None:
+    status.ClearField("volume_condition")
+
+
+def _without_message(status: Any) -> None:
+    status.volume_condition.ClearField("message")
+
+
+def _abnormal(status: Any) -> None:
+    status.volume_condition.abnormal = True
 
 
 def _mode_of(request: Any) -> int:
@@ -100,13 +120,29 @@ IDENTITY = (
     altered(
         15,
         "ControllerGetCapabilities",
-        lambda a: _remove(a, csi_pb2.ControllerServiceCapability.RPC.GET_NODE_INFO),
+        lambda a: _remove(a, _Rpc.GET_NODE_INFO),
         "no-node-info",
     ),
     altered(
         16, "ControllerGetNodeInfo", lambda a: a.ClearField("published_volume_ids"), "none-on-full"
     ),
     faulty(17, "counts-all"),
+    replace(
+        altered(
+            18,
+            "ControllerGetCapabilities",
+            lambda a: _remove(a, _Rpc.EXPAND_VOLUME),
+            "expands-nowhere",
+        ),
+        offline=True,
+    ),
+    altered(
+        18,
+        "ControllerGetCapabilities",
+        lambda a: _remove(a, _Rpc.PUBLISH_UNPUBLISH_VOLUME),
+        "lists-nodes-alone",
+    ),
+    altered(18, "GetPluginCapabilities", lambda a: a.capabilities.pop(1), "topology-alone"),
     wrong_code(21, "DeleteSnapshot", INVALID),
     wrong_code(21, "NodeUnpublishVolume", INVALID),
     wrong_code(21, "GetMetadataDelta", GONE),
@@ -120,6 +156,19 @@ IDENTITY = (
     not_refused(25, "NodePublishVolume", INVALID),
 )
 
+_LISTED, _GOT = "ListVolumes", "ControllerGetVolume"
+_CONDITIONS = tuple(
+    replace(mutant, profile="1.12")
+    for mutant in (
+        altered(138, _LISTED, lambda a: _change_status(a, _without_condition), "no-condition"),
+        altered(138, _LISTED, lambda a: _change_status(a, _without_message), "no-message"),
+        noted(altered(138, _LISTED, lambda a: _change_status(a, _abnormal), "abnormal")),
+        altered(139, _GOT, lambda a: _without_condition(a.status), "no-condition"),
+        altered(139, _GOT, lambda a: _without_message(a.status), "no-message"),
+        noted(altered(139, _GOT, lambda a: _abnormal(a.status), "abnormal")),
+    )
+)
+
 CREATING = (
     wrong_code(101, "CreateVolume", INVALID),
     not_refused(101, "CreateVolume", INVALID),
@@ -128,6 +177,7 @@ CREATING = (
     altered(102, "CreateVolume", lambda a: setattr(a.volume, "capacity_bytes", 1), "too-small"),
     altered(102, "CreateVolume", lambda a: setattr(a.volume, "volume_id", "v" * 129), "long-id"),
     altered(102, "CreateVolume", lambda a: a.volume.volume_context.update(a="x" * 4096), "big-map"),
+    altered(102, "GetPluginCapabilities", lambda a: a.capabilities.pop(1), "topology-alone"),
     faulty(103, "never-idempotent"),
     wrong_code(104, "CreateVolume", EXISTS),
     not_refused(104, "CreateVolume", EXISTS),
@@ -213,7 +263,9 @@ LISTING = (
         "nowhere",
     ),
     wrong_code(136, "ControllerGetVolume", GONE),
+    altered(136, "ControllerGetVolume", lambda a: a.ClearField("status"), "nowhere"),
     faulty(137, "lists-ephemeral"),
+    *_CONDITIONS,
     altered(136, "ControllerGetVolume", lambda a: setattr(a.volume, "capacity_bytes", 1), "size"),
     altered(141, "GetCapacity", lambda a: setattr(a, "available_capacity", -1), "negative"),
     wrong_code(142, "CreateVolume", RANGE),

@@ -52,6 +52,12 @@ def _new_each_time(before: int, answer: Any) -> Any:
     return changed
 
 
+def _on_another_device(before: int, answer: Any) -> Any:
+    if before and not isinstance(answer, Failure):
+        answer.deferred_mount.block_device.path += f"-{before}"
+    return answer
+
+
 ATTACHING = (
     wrong_code(161, "ControllerPublishVolume", GONE),
     not_refused(161, "ControllerPublishVolume", INVALID),
@@ -178,6 +184,7 @@ COPYING = (
     noted(wrong_code(301, "CreateSnapshot", GONE)),
     not_refused(301, "CreateSnapshot", INVALID),
     not_refused(302, "CreateSnapshot", EXISTS),
+    altered(302, "GetPluginCapabilities", lambda a: a.capabilities.pop(4), "topology-alone"),
     not_refused(303, "DeleteSnapshot", INVALID),
     refused(304, "CreateSnapshot", lambda r: not r.name.isascii(), INVALID),
     noted(not_refused(304, "CreateSnapshot", INVALID)),
@@ -190,6 +197,9 @@ COPYING = (
     wrong_code(308, "CreateVolume", GONE),
     faulty(309, "snapshots-die"),
     not_refused(310, "CreateVolume", EXISTS),
+    faulty(310, "source-is-open"),
+    not_refused(317, "CreateVolume", EXISTS),
+    faulty(317, "source-is-open"),
     faulty(311, "clone-shares"),
     faulty(313, "restores-die"),
     wrong_code(314, "CreateVolume", RANGE),
@@ -267,6 +277,18 @@ TROUBLE = (
     Mutant(
         "C-503", "refuses-the-first", by_call("NodeUnpublishVolume", lambda n, a: a if n else _NO)
     ),
+    altered(
+        504,
+        "NodePublishVolume",
+        lambda a: a.deferred_mount.ClearField("supplemental_group"),
+        "no-group",
+    ),
+    altered(
+        504, "NodePublishVolume", lambda a: setattr(a.deferred_mount, "fs_type", "xfs"), "other-fs"
+    ),
+    not_refused(505, "NodePublishVolume", INVALID),
+    wrong_code(505, "NodePublishVolume", INVALID),
+    *(faulty(505, fault) for fault in ("any-group", "any-policy", "policy-alone", "two-groups")),
     faulty(601, "logs-requests"),
     faulty(602, "logs-requests"),
     says(602, "bad: {}", b"", "refusals-repeat-requests"),
@@ -281,6 +303,8 @@ TROUBLE = (
     faulty(706, "never-grows"),
     faulty(706, "grow-loses"),
     faulty(707, "restart-freezes"),
+    faulty(709, "restart-forgets"),
+    Mutant("C-709", "another-device", by_call("NodePublishVolume", _on_another_device)),
     faulty(707, "restart-loses-snapshots"),
     faulty(708, "target-stays"),
     faulty(708, "delete-is-nothing"),

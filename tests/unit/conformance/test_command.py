@@ -94,6 +94,9 @@ def test_unknown_case_ends_the_run(tmp_path: Path, option: str, pattern: str) ->
         (("--runtime", "--only", "C-101", "--list"), "begin with R"),
         (("--runtime", "--only", "R-999", "--list"), "no case has such a number"),
         (("--runtime", "--only", "R-101"), "--runtime needs the command"),
+        (("--focus=no such words", "--list"), "it matches no number and no rule"),
+        (("--focus=[", "--list"), "it is no regular expression"),
+        (("--csi.stagingdir=/a",), "--csi.stagingdir"),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_exit_code_2(flags: tuple[str, ...], why: str) -> None:
@@ -107,6 +110,12 @@ def test_wrong_usage_is_one_sentence_and_exit_code_2(flags: tuple[str, ...], why
         (("--only=c-101..C-103,114", "--skip=102"), ["C-101", "C-103", "C-114"]),
         (("--runtime", "--only", "R-301..R-303", "--skip", "302"), ["R-301", "R-303"]),
         (("--runtime",), sorted(catalogue.cases("R"))),
+        (
+            ("--focus=ListVolumes: at|^C-132", "--focus=DeleteVolume: OK"),
+            ["C-112", "C-132", "C-133"],
+        ),
+        (("--ginkgo.focus", "ListVolumes", "--only=C-131..C-133"), ["C-131", "C-132", "C-133"]),
+        (("--runtime", "-ginkgo.focus=dead claim", "--skip=R-123"), ["R-107", "R-114", "R-115"]),
     ],
 )
 def test_list_shows_what_only_and_skip_leave(flags: tuple[str, ...], numbers: list[str]) -> None:
@@ -273,6 +282,32 @@ def test_flags_reach_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked.pop() == ("mine", RunOptions(only=("R-101",), timeout_s=7.0, strict=True))
     assert command("--runtime", "mine").exit_code == 0
     assert asked.pop() == ("mine", RunOptions(timeout_s=options.RUNTIME_TIMEOUT_S))
+
+
+def test_flags_of_csi_sanity_reach_the_suite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Options] = []
+
+    def record(options: Options) -> Results:
+        asked.append(options)
+        return Results()
+
+    monkeypatch.setattr(suite, "run_suite", record)
+    sockets = (f"-csi.endpoint=unix://{tmp_path}/a", "--csi.controllerendpoint", f"{tmp_path}/b")
+    reports = (f"--csi.junitfile={tmp_path}/xml", f"-ginkgo.json-report={tmp_path}/json")
+    chosen = (f"-csi.mountdir={tmp_path}", "--ginkgo.focus=NodeStage")
+    assert command(*sockets, *reports, *chosen).exit_code == 0
+    assert asked == [
+        Options(
+            socket=f"{tmp_path}/a",
+            controller_socket=f"{tmp_path}/b",
+            target_root=tmp_path,
+            junit=tmp_path / "xml",
+            json=tmp_path / "json",
+            focus=("NodeStage",),
+        )
+    ]
 
 
 def test_restart_command_may_leave_its_output_open(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from crust.wire.csi.v1 import csi_pb2
 from crust_conformance.orchestrator.calls import Code
+from crust_conformance.orchestrator.capabilities import NODE, PUBLISH
 from crust_conformance.orchestrator.co import Co
 
 _HEALTH_LIST = "controller.LIST_VOLUME_HEALTH"
+_PUBLISHED_NODES = {NODE, PUBLISH, "controller.LIST_VOLUMES_PUBLISHED_NODES"}
 _COUNT = 7
 
 
@@ -73,6 +75,9 @@ def test_c136_get_volume_returns_volume_as_created(co: Co) -> None:
     answer = co.ask(request)
     assert answer.volume.volume_id == volume.volume_id
     assert answer.volume.capacity_bytes in (0, volume.capacity_bytes)
+    if co.has >= _PUBLISHED_NODES:
+        co.attach(volume)
+        assert co.node_id() in co.ask(request).status.published_node_ids
     co.refused_with_unknown(request, "volume_id")
     co.refused_without(request, "volume_id")
 
@@ -82,6 +87,27 @@ def test_c137_lists_leave_out_ephemeral_volumes(co: Co) -> None:
     target = co.target()
     co.ask(co.ephemeral_request(target))
     assert _ids(co) <= earlier, "an ephemeral volume is listed"
+
+
+def test_c138_listed_condition_of_new_volume_has_message(co: Co) -> None:
+    volume = co.volume()
+    _check_condition(co, _listed(co, volume.volume_id).status)
+
+
+def test_c139_condition_of_new_volume_has_message(co: Co) -> None:
+    request = csi_pb2.ControllerGetVolumeRequest(volume_id=co.volume().volume_id)
+    _check_condition(co, co.ask(request).status)
+
+
+def _check_condition(
+    co: Co,
+    status: csi_pb2.ListVolumesResponse.VolumeStatus
+    | csi_pb2.ControllerGetVolumeResponse.VolumeStatus,
+) -> None:
+    assert status.HasField("volume_condition"), "there is no condition"
+    assert status.volume_condition.message, "the condition has no message"
+    with co.beyond():
+        assert not status.volume_condition.abnormal, status.volume_condition.message
 
 
 def test_c141_capacity_is_not_negative(co: Co) -> None:
@@ -128,7 +154,11 @@ def _ids(co: Co) -> set[str]:
     return ids
 
 
-def _nodes(co: Co, volume_id: str) -> list[str]:
+def _listed(co: Co, volume_id: str) -> csi_pb2.ListVolumesResponse.Entry:
     entries = [entry for entry in _all(co, 0) if entry.volume.volume_id == volume_id]
     assert entries, "the volume is not listed"
-    return list(entries[0].status.published_node_ids)
+    return entries[0]
+
+
+def _nodes(co: Co, volume_id: str) -> list[str]:
+    return list(_listed(co, volume_id).status.published_node_ids)

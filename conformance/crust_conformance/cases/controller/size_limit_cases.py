@@ -5,7 +5,7 @@ from typing import Any
 
 from crust.wire.csi.v1 import csi_pb2
 from crust_conformance.orchestrator import copies
-from crust_conformance.orchestrator.calls import Code
+from crust_conformance.orchestrator.calls import Code, check_code
 from crust_conformance.orchestrator.capabilities import (
     CAPACITY,
     CREATE,
@@ -39,8 +39,9 @@ def test_c021_odd_ids_are_refused_or_not_found(co: Co) -> None:
             if field not in rpc.request.DESCRIPTOR.fields_by_name:
                 continue
             for odd in _ODD_IDS:
-                code = co.outcome(_with(co, rpc.request, field, odd))[0]
-                assert code in _NOT_THERE, f"{rpc.request.DESCRIPTOR.name}.{field}: {code.name}"
+                request = _with(co, rpc.request, field, odd)
+                code, _ = co.outcome(request)
+                check_code(request, code, *_NOT_THERE, asked=f" with an odd {field}")
 
 
 def test_c022_every_map_of_parameters_has_at_most_4_kib(co: Co) -> None:

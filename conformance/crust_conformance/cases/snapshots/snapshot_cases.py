@@ -3,6 +3,7 @@
 from crust.wire.csi.v1 import csi_pb2
 from crust_conformance.orchestrator import copies
 from crust_conformance.orchestrator.calls import UNKNOWN, Code
+from crust_conformance.orchestrator.capabilities import SNAPSHOT_CONSTRAINTS
 from crust_conformance.orchestrator.co import Co
 
 
@@ -23,6 +24,10 @@ def test_c302_a_snapshot_is_made_once(co: Co) -> None:
     assert first.source_volume_id == volume.volume_id
     assert first.creation_time.seconds > 0
     assert first.size_bytes >= 0
+    has_place = bool(first.accessible_topology)
+    assert not has_place or SNAPSHOT_CONSTRAINTS in co.has, (
+        f"a snapshot has a topology without {SNAPSHOT_CONSTRAINTS}"
+    )
     other_volume = co.volume()
     request.source_volume_id = other_volume.volume_id
     co.answered(request, Code.ALREADY_EXISTS)
@@ -43,11 +48,13 @@ def test_c304_a_snapshot_may_have_any_name(co: Co) -> None:
     assert len({snapshot.snapshot_id for snapshot in snapshots}) == len(names)
     for bad in (stem.ljust(129, "x"), f"a\x07{stem}"):
         request = copies.snapshot_request(co, volume.volume_id, name=bad)
-        code, message = co.outcome(request)
+        code, _ = co.outcome(request)
         if code is Code.OK:
             co.until_final(request)
         with co.beyond():
-            assert code is Code.INVALID_ARGUMENT, f"{code.name}: {message}"
+            assert code is Code.INVALID_ARGUMENT, (
+                f"CreateSnapshotRequest was answered {code.name}, must be INVALID_ARGUMENT"
+            )
 
 
 def test_c308_create_from_unknown_snapshot_is_not_found(co: Co) -> None:
@@ -58,11 +65,24 @@ def test_c308_create_from_unknown_snapshot_is_not_found(co: Co) -> None:
 def test_c310_create_again_with_other_source_is_already_exists(co: Co) -> None:
     volume = co.volume()
     first, second = (copies.snapshot(co, volume.volume_id) for _ in range(2))
-    request = co.create_request(source=copies.of_snapshot(first.snapshot_id))
-    co.create(request)
-    for source in (copies.of_snapshot(second.snapshot_id), None):
-        repeated = co.create_request(name=request.name, source=source)
-        co.answered(repeated, Code.ALREADY_EXISTS)
+    sources = (copies.of_snapshot(snapshot.snapshot_id) for snapshot in (first, second))
+    _check_keeps_source(co, *sources)
+
+
+def test_c317_create_again_with_other_source_volume_is_already_exists(co: Co) -> None:
+    _check_keeps_source(co, *(copies.of_volume(co.volume().volume_id) for _ in range(2)))
+
+
+def _check_keeps_source(
+    co: Co, one: csi_pb2.VolumeContentSource, other: csi_pb2.VolumeContentSource
+) -> None:
+    """A name is of a volume with its source: with another, without it, and with one where it has none, is refused."""
+    for made, repeated in ((one, (other, None)), (None, (one,))):
+        request = co.create_request(source=made)
+        co.create(request)
+        for source in repeated:
+            again = co.create_request(name=request.name, source=source)
+            co.answered(again, Code.ALREADY_EXISTS)
 
 
 def test_c312_a_clone_needs_its_source_and_its_size(co: Co) -> None:
