@@ -11,6 +11,7 @@ from typing import Any
 
 import crust
 from benchmarks import (
+    brings,
     ceph_guest_io,
     ceph_publish,
     figures,
@@ -21,6 +22,7 @@ from benchmarks import (
     look_at_rest,
     machine,
     one_process,
+    one_tenant,
     page,
     pass_through,
     plot,
@@ -45,6 +47,7 @@ BENCHMARKS: dict[str, Callable[[], Coroutine[Any, Any, figures.Result]]] = {
     first_stage.NAME: first_stage.measure,
     large_pool.NAME: large_pool.measure,
     snapshots.NAME: snapshots.measure,
+    one_tenant.NAME: one_tenant.measure,
     kata_bridge.NAME: kata_bridge.measure,
     ceph_guest_io.NAME: ceph_guest_io.measure,
     ceph_publish.NAME: ceph_publish.measure,
@@ -75,6 +78,7 @@ def main() -> int:
         text = page.render(machine.describe(), reports)
         (arguments.docs / "benchmarks.md").write_text(text)
         plot.draw(reports, arguments.docs / "benchmarks.svg")
+        brings.draw()
     return 0
 
 

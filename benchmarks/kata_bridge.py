@@ -2,8 +2,8 @@
 
 The daemon is a process of its own. The container engine is a stand-in in this process, which calls it by containerd's
 protocol, one call after the other; virtual machines are processes that have the sandbox's id among their arguments.
-The volumes are valid records of devices that do not exist, but for one loop device, which each sandbox claims after
-the end of the one before.
+The volumes are valid records of devices that do not exist, but for ten loop devices, whose files are on a disk, as in
+our driver's pool; each sandbox claims them after the end of the one before.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,12 +31,19 @@ from tests.support.kata import sandbox
 
 NAME = "kata"
 VOLUMES = 250
-PLAIN_ROUNDS, CREATES, RESTORES = 500, 20, 10
+PLAIN_ROUNDS, CREATES, RESTORES, ENDS = 500, 20, 10, 20
 REST_S = 20.0
 CALL = "a call of the engine that asks nothing"
 PLAIN = "CreateContainer without a deferred volume"
 CREATE = "CreateContainer and its validation, with one"
+MANY = 10
+CREATE_MANY = f"the same, with {MANY} of one container"
+MORE_MS = 2.0
+"""For each volume beside the first."""
 RESTORE = f"{VOLUMES} placeholders, made again"
+BACK = "from the end of the engine's connection to the plugin's registration"
+AGAIN = "from the start of an engine that was away to the plugin's registration"
+BACK_MS = 200.0
 REST = "at rest, of a core"
 MEMORY = {
     "Anonymous": "memory of its own, without the files of programs and libraries",
@@ -62,8 +69,8 @@ class Result:
             name=NAME,
             title=f"`crust kata` with {VOLUMES} volumes",
             method=f"{PLAIN_ROUNDS} calls without a volume, which has four mounts, in turn with calls that ask "
-            f"nothing; {CREATES} sandboxes with one, each with its keeper; "
-            f"{RESTORES} restores; {REST_S:g} s at rest.",
+            f"nothing; {CREATES} sandboxes with one, in turn with as many with {MANY}, each with its keeper; "
+            f"{RESTORES} restores; {ENDS} ends of the connection, and as many of the engine; {REST_S:g} s at rest.",
             rows=tuple(
                 figures.Row(label, samples, CALL if label == PLAIN else "")
                 for label, samples in self.samples.items()
@@ -71,7 +78,19 @@ class Result:
             goals=(
                 figures.at_most("a container without a deferred volume: 1 ms", of[PLAIN], 1, "ms"),
                 figures.at_most("a create with one: 150 ms", of[CREATE], 150, "ms"),
+                figures.at_most(
+                    f"a create with {MANY}: that of one, and {MORE_MS:g} ms for each other",
+                    of[CREATE_MANY],
+                    of[CREATE] + MORE_MS * (MANY - 1),
+                    "ms",
+                ),
                 figures.at_most(f"{VOLUMES} entries restored: 1 s", of[RESTORE], 1000, "ms"),
+                *(
+                    figures.at_most(
+                        f"{label}: {BACK_MS:g} ms", self.samples[label].p99, BACK_MS, "ms"
+                    )
+                    for label in (BACK, AGAIN)
+                ),
                 figures.at_most("`crust kata` at rest: 0.2 % of a core", of[REST], 0.2, "%"),
                 figures.at_most("`crust kata`: 40 MiB beside the keepers", own, 40, "MiB"),
             ),
@@ -89,13 +108,14 @@ class _Node:
 
 
 async def measure() -> Result:
-    """Measure on a tmpfs."""
+    """Measure on a tmpfs, as /run is on a node."""
     measured = Measured()
     with tempfile.TemporaryDirectory(dir="/run", prefix="crust-k-") as directory:
         _restored(Path(directory), measured)
         async with _node(Path(directory)) as node:
             await _plain(node, measured)
             await _creates(node, measured)
+            await _ends(node, measured)
             rest = await _at_rest(node.daemon)
     return Result({**measured.samples(), **rest})
 
@@ -121,7 +141,7 @@ def _restored(directory: Path, measured: Measured) -> None:
 async def _node(directory: Path) -> AsyncIterator[_Node]:
     (directory / "sbs").mkdir()
     (directory / "kata.toml").write_text(
-        "[hypervisor.clh]\ndisable_block_device_use = false\n[runtime]\n"
+        "[hypervisor.clh]\ndisable_block_device_use = false\nblock_device_driver = 'virtio-blk'\n"
     )
     (directory / "crust.toml").write_text(
         f'run_dir = "{directory}"\nvolumes_root = "{directory}/volumes"\n'
@@ -152,29 +172,35 @@ async def _plain(node: _Node, measured: Measured) -> None:
         await measured.timed(PLAIN, node.engine.raw("CreateContainer", asked))
 
 
-def _disk(directory: Path) -> loop.LoopDevice:
-    image = directory / "image"
+def _disk(directory: Path, number: int) -> loop.LoopDevice:
+    image = directory / f"image-{number}"
     image.touch()
     os.truncate(image, 64 << 20)
     return loop.attach(str(image))
 
 
 async def _creates(node: _Node, measured: Measured) -> None:
-    attached = _disk(node.directory)
-    target = f"{node.directory}/target"
-    os.mkdir(target)
-    try:
-        node.proxy.publish(attached.path, target, handler=HANDLER, guard=True)
-        for number in range(CREATES):
+    with ExitStack() as stack:
+        disk = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="crust-k-")))
+        paths = {}
+        for number in range(MANY):
+            attached = _disk(disk, number)
+            stack.callback(loop.detach, attached)
+            target = f"{node.directory}/target-{number}"
+            os.mkdir(target)
+            paths[target] = attached.path
+        for number in range(2 * CREATES):
+            label, count = ((CREATE, 1), (CREATE_MANY, MANY))[number % 2]
+            targets = list(paths)[:count]
+            for target in targets:
+                node.proxy.publish(paths[target], target, handler=HANDLER, guard=True)
             with sandbox.running(node.directory / "sbs", f"sandbox-{number:04}") as box:
                 pod = engines.pod(box.id, handler=HANDLER, pid=box.pid)
-                app = engines.container((target, "/data"), pod_id=box.id, id_=f"c-{number:08}")
-                await measured.timed(CREATE, node.engine.create(pod, app))
-            await asyncio.to_thread(_unpublish, node.proxy, target)
-            node.proxy.publish(attached.path, target, handler=HANDLER, guard=True)
-        node.proxy.unpublish(target, guard=True)
-    finally:
-        loop.detach(attached)
+                mounts = [(target, f"/data{place}") for place, target in enumerate(targets)]
+                app = engines.container(*mounts, pod_id=box.id, id_=f"c-{number:08}")
+                await measured.timed(label, node.engine.create(pod, app))
+            for target in targets:
+                await asyncio.to_thread(_unpublish, node.proxy, target)
 
 
 def _unpublish(proxy: testing.FakeProxy, target: str) -> None:
@@ -186,6 +212,20 @@ def _unpublish(proxy: testing.FakeProxy, target: str) -> None:
             time.sleep(0.01)
         else:
             return
+
+
+async def _ends(node: _Node, measured: Measured) -> None:
+    """The engine ends the connection, and then is away itself: until moments of the plugin's pause that differ."""
+    for _ in range(ENDS):
+        node.engine.disconnect()
+        await measured.timed(BACK, node.engine.registered.wait())
+    socket = f"{node.directory}/nri.sock"
+    os.unlink(socket)
+    node.engine.disconnect()
+    for number in range(ENDS):
+        await asyncio.sleep(1 + number / ENDS)
+        async with engines.serving(socket, engines.Engine()) as engine:
+            await measured.timed(AGAIN, engine.registered.wait())
 
 
 async def _at_rest(pid: int) -> dict[str, figures.Samples]:

@@ -32,7 +32,7 @@ def directories() -> Iterator[NodePaths]:
     paths = NodePaths(base)
     with contextlib.ExitStack() as undo:
         undo.callback(shutil.rmtree, base)
-        undo.callback(_clean_up, base)
+        undo.callback(clean_up, base, base)
         for run in (paths.crust_run, base / "driver-run"):
             run.mkdir()
             _run("mount", "-t", "tmpfs", "-o", "mode=0700", "crust-bench", str(run))
@@ -102,12 +102,12 @@ async def registered(paths: NodePaths) -> AsyncIterator[registration.Registratio
         version="0",
         endpoint=str(paths.base / "handler.sock"),
         filesystems=frozenset({"ext4", "xfs"}),
-        features=frozenset(registration.Feature),
+        features=frozenset(volumes.HandlerFeature),
     )
     handlers_socket = str(paths.crust_run / "handlers.sock")
     async with (
         service.serving(request.endpoint, service.Handler()),
-        registration.registered(handlers_socket, request) as session,
+        registration.Registration(handlers_socket, request) as session,
     ):
         yield session
 
@@ -193,12 +193,12 @@ check_propagation = false
 """
 
 
-def _clean_up(base: Path) -> None:
-    """Unmount and detach everything below `base`, also after a benchmark that failed."""
-    for mount in reversed(mountinfo.below(str(base))):
+def clean_up(targets: Path, files: Path) -> None:
+    """Unmount everything below `targets`, and detach the files below `files`, also after a benchmark that failed."""
+    for mount in reversed(mountinfo.below(str(targets))):
         mount_api.unmount(mount.target)
     for device in loop.list_named(lambda _: True):
-        if device.backing.startswith(f"{base}/"):
+        if device.backing.startswith(f"{files}/"):
             loop.detach(device)
 
 

@@ -30,6 +30,12 @@ POOL_BYTES = 32 * 1024 * MIB
 TIMEOUT_S = 120.0
 SAME = 1.5
 SNAPSHOT, CLONE = "snapshot", "clone"
+BLOCK = csi_pb2.VolumeCapability(
+    block=csi_pb2.VolumeCapability.BlockVolume(),
+    access_mode=csi_pb2.VolumeCapability.AccessMode(
+        mode=csi_pb2.VolumeCapability.AccessMode.SINGLE_NODE_WRITER
+    ),
+)
 FILESYSTEMS = {"xfs": ("mkfs.xfs", "-q", "-m", "reflink=1"), "btrfs": ("mkfs.btrfs", "-q")}
 
 Key = tuple[str, str, int]
@@ -83,7 +89,7 @@ async def measure() -> Result:
     """Measure with a pool on each filesystem, one after the other."""
     times = Times()
     for fs_type in FILESYSTEMS:
-        with node.directories() as paths, _filesystem(paths, fs_type):
+        with node.directories() as paths, filesystem(paths, fs_type):
             async with _pool(paths, fs_type) as pool:
                 await _rounds(pool, WARM_UP, Times())
                 await _rounds(pool, ROUNDS, times)
@@ -91,7 +97,7 @@ async def measure() -> Result:
 
 
 @contextlib.contextmanager
-def _filesystem(paths: NodePaths, fs_type: str) -> Iterator[None]:
+def filesystem(paths: NodePaths, fs_type: str) -> Iterator[None]:
     """A new filesystem in a file, mounted where the driver has its pool."""
     backing, pool = paths.base / "backing", paths.base / "pool"
     with backing.open("wb") as file:
@@ -103,6 +109,7 @@ def _filesystem(paths: NodePaths, fs_type: str) -> Iterator[None]:
         mount_api.mount_device(device.path, str(pool), fs_type)
         yield
     finally:
+        node.clean_up(paths.kubelet, pool)
         mount_api.unmount(str(pool))
         loop.detach(device)
 
@@ -158,16 +165,10 @@ async def _clone(pool: _Pool, data_bytes: int, name: str, times: Times) -> None:
 
 
 def _volume(name: str) -> csi_pb2.CreateVolumeRequest:
-    capability = csi_pb2.VolumeCapability(
-        block=csi_pb2.VolumeCapability.BlockVolume(),
-        access_mode=csi_pb2.VolumeCapability.AccessMode(
-            mode=csi_pb2.VolumeCapability.AccessMode.SINGLE_NODE_WRITER
-        ),
-    )
     return csi_pb2.CreateVolumeRequest(
         name=name,
         capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE_BYTES),
-        volume_capabilities=[capability],
+        volume_capabilities=[BLOCK],
     )
 
 
