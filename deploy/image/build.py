@@ -12,6 +12,9 @@ The result is a tar file that containerd, podman and skopeo read; the image's na
 `--base-name` says the rest:
 
     ctr --namespace k8s.io images import --base-name docker.io/library/crust-csi build/crust-csi-<version>.tar
+
+With `--architecture arm64` it is the image of another machine, whose programs QEMU's user mode runs during the build:
+Debian's packages qemu-user-static and arch-test, with the kernel's binfmt_misc.
 """
 
 import argparse
@@ -52,15 +55,22 @@ _CEPH = "usr/lib/python3/dist-packages"
 _SITE = f"opt/crust/lib/python{PYTHON}/site-packages"
 _IMPORTED = "import lightkube, opentelemetry.sdk, rados, rbd, yaml"
 """What engines and extras need: a build without it fails, and not a pod."""
+ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
+"""Debian's name, which is OCI's too, and the one in the names of wheels."""
 _PATH = "PATH=/opt/crust/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def main() -> None:
-    """The command; writes build/crust-csi-<version>.tar."""
+    """The command; writes build/crust-csi-<version>.tar, or for another architecture …-<architecture>.tar."""
+    (own,) = (name for name, machine in ARCHITECTURES.items() if machine == platform.machine())
     parser = argparse.ArgumentParser(description=__doc__)
-    default = CHECKOUT / "build" / f"crust-csi-{tag_of(version())}.tar"
-    parser.add_argument("--output", type=Path, default=default)
-    output: Path = parser.parse_args().output
+    parser.add_argument("--architecture", choices=ARCHITECTURES, default=own)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    architecture = arguments.architecture
+    ending = "" if architecture == own else f"-{architecture}"
+    default = CHECKOUT / "build" / f"crust-csi-{tag_of(version())}{ending}.tar"
+    output: Path = arguments.output or default
     missing = [name for name in ("mmdebstrap", "umoci") if shutil.which(name) is None]
     if missing or os.geteuid():
         sys.exit(
@@ -68,7 +78,7 @@ def main() -> None:
         )
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".image-") as directory:
-        built = build(Path(directory))
+        built = build(Path(directory), architecture)
         os.replace(built.with_suffix(".cdx.json"), output.with_suffix(".cdx.json"))
         os.replace(built, output)
     sys.stdout.write(f"{output}\n")
@@ -100,13 +110,13 @@ def _labels() -> Iterator[tuple[str, str]]:
     yield "created", datetime.fromtimestamp(epoch_s(), UTC).isoformat()
 
 
-def build(directory: Path) -> Path:
+def build(directory: Path, architecture: str) -> Path:
     """Build in a directory that is removed afterwards; returns the image, beside which is its bill of materials.
 
     Raises `CalledProcessError`.
     """
-    _fetch_wheels(directory / "wheels")
-    _make_root(directory)
+    _fetch_wheels(directory / "wheels", ARCHITECTURES[architecture])
+    _make_root(directory, architecture)
     layout = directory / "layout"
     image = f"{layout}:{tag_of(version())}"
     _run("umoci", "init", "--layout", layout)
@@ -118,6 +128,7 @@ def build(directory: Path) -> Path:
         "config",
         "--image",
         image,
+        f"--architecture={architecture}",
         f"--config.env={_PATH}",
         *entrypoint,
         "--config.cmd=--help",
@@ -132,7 +143,7 @@ def build(directory: Path) -> Path:
     return directory / "image.tar"
 
 
-def _fetch_wheels(wheels: Path) -> None:
+def _fetch_wheels(wheels: Path, machine: str) -> None:
     pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
     with tempfile.TemporaryDirectory() as built:  # setuptools writes beside the sources
         left_out = shutil.ignore_patterns(".*", "build", "tests", "*.egg-info")
@@ -140,18 +151,17 @@ def _fetch_wheels(wheels: Path) -> None:
         environment = {**os.environ, "SETUPTOOLS_SCM_PRETEND_VERSION": version()}
         _run(*pip, "wheel", "--no-deps", "--wheel-dir", wheels, source, env=environment)
     target = ("--only-binary=:all:", "--python-version", PYTHON)
-    machine = platform.machine()
     platforms = [f"--platform=manylinux{each}_{machine}" for each in ("2014", "_2_17", "_2_28")]
     listed = ("--require-hashes", "--requirement", sbom.REQUIREMENTS)
     _run(*pip, "download", *target, *platforms, "--dest", wheels, *listed)
 
 
-def _make_root(directory: Path) -> None:
+def _make_root(directory: Path, architecture: str) -> None:
     root = directory / "root"
     _run(
         "mmdebstrap", "--quiet", "--mode=root", "--format=directory", "--variant=essential",
-        f"--include={','.join(PACKAGES)}", *(f"--dpkgopt=path-exclude={each}" for each in _LEFT_OUT),
-        f"--dpkgopt=path-include={_KEPT}",
+        f"--architectures={architecture}", f"--include={','.join(PACKAGES)}",
+        *(f"--dpkgopt=path-exclude={each}" for each in _LEFT_OUT), f"--dpkgopt=path-include={_KEPT}",
         SUITE, root, *_sources(),
     )  # fmt: skip
     shutil.copytree(directory / "wheels", root / "opt/wheels")
