@@ -9,7 +9,8 @@ backup is complete: so the pool keeps one snapshot. A backup appears by a rename
 is read, and the new volume written, as a raw block volume below WORK, a directory below the kubelet's that the
 script removes. The next run finishes what a killed one began.
 
-It refuses what it cannot tell: a driver that knows no changed blocks fails the call, and nothing is kept of it.
+It refuses what it cannot tell: a driver that knows no changed blocks fails the call, and nothing is kept of it. It
+never writes to a volume that holds something: a restore that was killed is deleted, and begun again.
 """
 
 import json
@@ -26,6 +27,7 @@ from crust.wire.csi.v1 import csi_pb2 as csi
 from crust.wire.csi.v1 import csi_pb2_grpc
 
 _PIECE_BYTES = 1 << 20
+_SIGNED_BYTES = 128 << 10  # where each filesystem has its signature, Btrfs the last one
 _WRITER = csi.VolumeCapability.AccessMode(mode=csi.VolumeCapability.AccessMode.SINGLE_NODE_WRITER)
 BLOCK = csi.VolumeCapability(block=csi.VolumeCapability.BlockVolume(), access_mode=_WRITER)
 FILESYSTEM = csi.VolumeCapability(
@@ -87,7 +89,10 @@ class Backups:
         return path
 
     def restore(self, name: str) -> str:
-        """The id of a new volume called `name`, with what the last backup saw; it can be mounted."""
+        """The id of a new volume called `name`, with what the last backup saw; it can be mounted.
+
+        Ends the program if a volume of this name exists and is not blank: CreateVolume answers with that one.
+        """
         backups = self._all()
         if not backups:
             sys.exit(f"error: {self._directory} holds no backup")
@@ -96,6 +101,10 @@ class Backups:
                 pass
         made = self._create(name, _header(backups[-1])["size"], None, FILESYSTEM, BLOCK)
         with self._device(made) as device:
+            if any(os.pread(device, _SIGNED_BYTES, 0)):
+                sys.exit(
+                    f"error: volume {made} is called {name} and is not blank: choose another name"
+                )
             for path in backups:
                 for offset, piece in _pieces(path):
                     if os.pwrite(device, piece, offset) != len(piece):
