@@ -14,6 +14,7 @@ from crust.host.filesystems import mkfs
 from crust.host.mounts import mount_api
 from tests.integration.host.conftest import Attach, run
 from tests.support.frozen import is_frozen
+from tests.support.leaks import children
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -36,9 +37,11 @@ def test_thaw_leaves_no_process(attach: Attach, mountpoint: str) -> None:
     device = attach()
     run("mkfs.ext4", "-q", device.path)
     mount_api.mount_device(device.path, mountpoint, "ext4")
-    assert fsfreeze.Freeze(mountpoint).thaw()
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    before = set(children())
+    freeze = fsfreeze.Freeze(mountpoint)
+    assert len(set(children()) - before) == 1
+    assert freeze.thaw()
+    assert set(children()) <= before
 
 
 def test_killed_process_leaves_nothing_frozen(attach: Attach, mountpoint: str) -> None:
