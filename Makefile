@@ -126,12 +126,13 @@ demo: root guest ## publish volumes to a microVM on this machine, step by step (
 cluster-demo: root guest ## three nodes with local pools of their own, and Ceph, on this machine (root)
 	$(PRIVATE) $(PY) -m examples.cluster
 
-test integration conformance e2e forms lies kills false-refusals simulate: WITHIN = tests/in_memory.sh
+test integration conformance e2e forms upgrade lies kills false-refusals simulate: WITHIN = tests/in_memory.sh
 test: REQUIRED = mount,loop,cgroups,vm,containerd,systemd,ember,csi-sanity,go-driver
 e2e: REQUIRED = mount,loop,vm,ember
 integration: REQUIRED = mount,loop,cgroups,containerd,systemd,ember,csi-sanity,go-driver
 conformance: REQUIRED = mount,loop,ember,csi-sanity
 forms: REQUIRED = mount,loop,containerd,systemd
+upgrade: REQUIRED = mount,loop,systemd
 lies kills false-refusals simulate: REQUIRED = mount,loop
 
 .PHONY: test
@@ -167,6 +168,11 @@ lies: root $(VENV)/.done ## each call by which a device is asked about, and at e
 forms: export TESTS_FORMS = all
 forms: root setup $(HELM) ## the whole list of what a node must be able to do, under the units and in the pods of the chart (root)
 	@$(PYTEST) $(SIDE_BY_SIDE) tests/integration/systemd/test_units.py tests/integration/systemd/test_capabilities.py tests/integration/containers/test_pods.py
+
+.PHONY: upgrade
+upgrade: export TESTS_UPGRADE_FROM = $(FROM)
+upgrade: root setup ## the upgrade and the way back by docs/operations.md, from the wheel of an earlier commit; FROM=<commit> (root)
+	@$(PYTEST) $(SIDE_BY_SIDE) tests/integration/systemd/test_upgrade.py
 
 .PHONY: kills
 kills: export TESTS_KILLS = all

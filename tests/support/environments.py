@@ -20,13 +20,21 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 _PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 
 
-def build_wheel(into: Path, project: str = ".", *, named: str = "") -> Path:
-    """Build the wheel of a project of this checkout, or of another version of it, into a directory that has none."""
+def build_wheel(into: Path, project: str = ".", *, named: str = "", commit: str = "") -> Path:
+    """Build the wheel of a project of this checkout, or of an earlier commit, into a directory that has none.
+
+    `named`: the version, if it is not the checkout's own.
+    """
     own_version = {**os.environ, "SETUPTOOLS_SCM_PRETEND_VERSION": named or version()}
     with tempfile.TemporaryDirectory() as built:  # setuptools writes beside the sources
-        source = shutil.copytree(
-            CHECKOUT, f"{built}/source", ignore=shutil.ignore_patterns(".*", "build", "tests")
-        )
+        source = Path(built, "source")
+        if commit:
+            source.mkdir()
+            do("git", "-C", CHECKOUT, "archive", "--output", f"{built}/source.tar", commit)
+            do("tar", "--extract", "--file", f"{built}/source.tar", "--directory", source)
+        else:
+            leave = shutil.ignore_patterns(".*", "build", "tests")
+            shutil.copytree(CHECKOUT, source, ignore=leave)
         here = ("--no-deps", "--no-build-isolation")
         do(*_PIP, "wheel", *here, "--wheel-dir", str(into), f"{source}/{project}", env=own_version)
     (wheel,) = into.glob("*.whl")

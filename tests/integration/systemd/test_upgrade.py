@@ -1,10 +1,13 @@
 """An upgrade and the way back, by the page, under a sandbox that has a volume and a pod that writes to another one.
 
 The earlier build is this tree with an earlier version: what pip, systemd and the daemons do at an upgrade. Layouts of
-earlier commits are tested by frozen data (tests/data/pools, tests/data/nodes).
+earlier commits are tested by frozen data (tests/data/pools, tests/data/nodes). `make upgrade FROM=<commit>` takes a
+build of an earlier commit. It must know the immutable directories below guard mounts (decision 42): any other cannot
+unpublish on the way back.
 """
 
 import asyncio
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +18,7 @@ import pytest
 from crust.blockdriver.engines.files import pool
 from tests.integration.systemd.test_installed import follow
 from tests.support import booted_systemd, capabilities, environments
-from tests.support.booted_systemd import ENVIRONMENT, Machine
+from tests.support.booted_systemd import CHECKOUT, ENVIRONMENT, Machine
 from tests.support.faults.refusals import refused
 from tests.support.forms.form import KUBELET, staged
 from tests.support.forms.units import Units
@@ -23,11 +26,20 @@ from tests.support.forms.units import Units
 pytestmark = [pytest.mark.root, pytest.mark.timeout(400)]  # the first one waits for the boot
 
 EARLIER = "0.1.dev1"
+POOL = "/var/lib/crust/block/pool.json"
 HOST_STAGING, HOST_TARGET = (
     f"{KUBELET}/plugins/kubernetes.io/csi/w/globalmount",
     f"{KUBELET}/pods/q/mount",
 )
 WRITES = "while :; do date +%s%N >>{target}/lines; sync {target}/lines; done"
+
+
+class Upgraded(Units):
+    """Units beside a runtime that has an SDK of its own, which stays."""
+
+    @property
+    def python(self) -> str:
+        return f"{CHECKOUT}/.venv/bin/python"
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +49,11 @@ def machine() -> Iterator[Machine]:
     with booted_systemd.machine() as booted:
         for version in ("earlier", "later"):
             (booted.root / "opt" / version).mkdir()
-        environments.build_wheel(booted.root / "opt/earlier", named=EARLIER)
+        environments.build_wheel(
+            booted.root / "opt/earlier",
+            named=EARLIER,
+            commit=os.environ.get("TESTS_UPGRADE_FROM", ""),
+        )
         (own,) = (booted.root / "opt").glob("crust_csi-*.whl")
         own.rename(booted.root / "opt/later" / own.name)
         install(booted, "earlier")
@@ -73,7 +89,7 @@ def wait_for_more_than(written: int, machine: Machine) -> bool:
 async def test_upgrade_and_way_back_leave_volumes_in_use(machine: Machine) -> None:
     for path in (HOST_STAGING, str(Path(HOST_TARGET).parent)):
         machine.output("mkdir", "-p", path)
-    units = Units(machine)
+    units = Upgraded(machine)
     async with staged(units) as volume:
         co = volume.co
         await volume.publish()
@@ -103,19 +119,22 @@ async def test_upgrade_and_way_back_leave_volumes_in_use(machine: Machine) -> No
         await volume.unpublish()
 
 
-def renumber(machine: Machine, here: int, there: int) -> None:
+def renumber(machine: Machine, there: int) -> None:
     """Give the pool another schema number."""
-    swap = f's/"schema":{here}/"schema":{there}/'
-    machine.output("sed", "--in-place", swap, "/var/lib/crust/block/pool.json")
+    swap = f's/"schema":[0-9]*/"schema":{there}/'
+    machine.output("sed", "--in-place", swap, POOL)
 
 
 def test_way_back_over_raised_layout_is_refused_before_a_restart(machine: Machine) -> None:
-    """The later version's pool has a number that the installed one does not know."""
+    """The pool has a number that the installed version does not know."""
+    install(machine, "later")
+    follow(machine, "Upgrade")
     pid, later = Units(machine).main_pid("crust-node"), pool.SCHEMA + 1
-    renumber(machine, pool.SCHEMA, later)
+    (number,) = machine.output("sed", "--quiet", 's/.*"schema":\\([0-9]*\\).*/\\1/p', POOL).split()
+    renumber(machine, later)
     with pytest.raises(AssertionError, match=f"SettingsRefused.*schema {later}"):
         follow(machine, "Upgrade")
     assert Units(machine).main_pid("crust-node") == pid
-    renumber(machine, later, pool.SCHEMA)
+    renumber(machine, int(number))
     follow(machine, "Upgrade")
     assert Units(machine).main_pid("crust-node") != pid
