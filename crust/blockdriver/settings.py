@@ -56,7 +56,7 @@ class RbdSettings(Table):
     """The namespace of the pool, for this driver alone; empty: the pool's default one."""
 
     user: Annotated[str, Field(max_length=128)] = ""
-    """The user, without `client.`; docs/multi-node.md has the capabilities that it needs. Empty in mode node: the
+    """The user, without `client.`; docs/ceph.md has the capabilities that it needs. Empty in mode node: the
     user and the key of each volume come with the calls, as secrets."""
 
     key_file: AbsolutePath | Literal[""] = ""

@@ -136,7 +136,7 @@ async def test_connections_are_bounded_and_opened_again_for_their_volumes(
     await node.until_connected_as()
 
 
-PAGE = Path(__file__).parents[3] / "docs" / "multi-node.md"
+PAGE = Path(__file__).parents[3] / "docs" / "ceph.md"
 Mode = csi_pb2.VolumeCapability.AccessMode.Mode
 
 
@@ -157,7 +157,7 @@ class Row:
 
 def rows() -> Iterator[Row]:
     """The rows of the page, one per mode."""
-    text = PAGE.read_text(encoding="utf-8").partition("### Access modes\n")[2].partition("\n###")[0]
+    text = PAGE.read_text(encoding="utf-8").partition("## Access modes\n")[2].partition("\n##")[0]
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if cells[0] in ("filesystem", "raw"):

@@ -304,3 +304,19 @@ def test_table_of_doctor_has_every_check() -> None:
     assert {name for cell in first for name in re.findall(r"`([\w-]+)`", cell)} == set(
         checks.CHECKS
     )
+
+
+OPERATORS = (
+    *("ceph", "install", "kubernetes", "monitoring", "multi-node"),
+    *("operations", "pool-disk", "settings", "wrapping"),
+)
+INNER = re.compile(
+    r"\b(keeper|placeholder|settle|residue|spare|join|successor)(s|d|ed|ing)?\b", re.I
+)
+"""The words of crust's inside."""
+
+
+@pytest.mark.parametrize("page", OPERATORS)
+def test_page_for_operators_has_no_word_of_the_inside(page: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    assert not INNER.search(re.sub(r"`[^`\n]*`", "", text))
