@@ -19,7 +19,8 @@ from examples.kata.runtime import messages
 from examples.kata.runtime.client import Client
 from examples.kata.vm import spec
 
-RUN_DIR = "/run/crust-kata"
+RUN_DIR = "/run/crust/example"
+"""Below the proxy's, which its pod has too: the proxy calls the handler's socket there."""
 CACHE = Path(".cache/guest")
 
 Answer = TypeVar("Answer")
