@@ -116,7 +116,7 @@ async def make(
     mkfs has the descriptors `inherits` open.
 
     Raises `UnknownFilesystem`, `DeviceNotBlank`, `DeviceTooSmallForFilesystem`, `DeviceInUse`, `AmbiguousSignature`,
-    `CommandFailed`.
+    `MkfsVersionUnknown`, `CommandFailed`.
     """
     mkfs = row(_TABLE, fs_type)
     if looks:
@@ -124,7 +124,14 @@ async def make(
     chosen = [word.format(uuid) for word in mkfs.uuid] if uuid else []
     if mkfs.later:
         asked = await commands.run_command([f"mkfs.{fs_type}", "-V"], timeout_s=_MAKE_TIMEOUT_S)
-        version = number_in(asked.stdout.decode("utf-8", "replace"))
+        version = number_in(said := asked.stdout.decode("utf-8", "replace"))
+        if version == (0, 0):
+            raise errors.NotReady.named(
+                "MkfsVersionUnknown",
+                f"{fs_type} is not made on {path}",
+                why=f"mkfs.{fs_type} -V names no version, so its features are not known: {said[:128]!r}",
+                hint=f"install the mkfs.{fs_type} of the node's distribution",
+            )
         chosen += [word for since, words in mkfs.later if version >= since for word in words]
     argv = [*mkfs.command, *chosen, *extra_options, path]
     busy: commands.CommandFailed | None = None

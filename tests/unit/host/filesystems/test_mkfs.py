@@ -39,6 +39,19 @@ async def test_make_by_newer_mkfs_switches_off_the_later_features(
     assert {word for word in made if word in known} == set(absent)
 
 
+async def test_make_by_mkfs_of_unknown_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    run: list[Sequence[str]] = []
+
+    async def answer(argv: Sequence[str], **_: Any) -> commands.Completed:
+        run.append(argv)
+        return commands.Completed(0, b"mkfs.xfs of a vendor", "")
+
+    monkeypatch.setattr(commands, "run_command", answer)
+    with raised("MkfsVersionUnknown", match="of a vendor"):
+        await mkfs.make("/dev/none", "xfs", looks=False)
+    assert run == [["mkfs.xfs", "-V"]]
+
+
 @pytest.mark.parametrize(
     ("fs_type", "oldest", "older"),
     [("ext4", "3.18", "3.17.9"), ("xfs", "5.10.0-rc1", "5.9.16"), ("btrfs", "4.9", "4.8-custom")],
