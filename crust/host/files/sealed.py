@@ -9,29 +9,24 @@ A filesystem without the attribute (NFS, 9p) takes none: the answer is False, an
 right to set it is CAP_LINUX_IMMUTABLE. All functions block.
 """
 
-import array
-import errno
-import fcntl
 import os
 import tempfile
 from contextlib import AbstractContextManager
 
 from crust.core import errors
+from crust.host.files import attributes
+from crust.host.files.attributes import IMMUTABLE
 from crust.host.files.durable import AnyPath
 from crust.host.process import syscalls
 
 NEEDS = "CAP_LINUX_IMMUTABLE"
-
-_FS_IOC_GETFLAGS = 0x80086601  # _IOR('f', 1, long); the kernel writes an int all the same
-_FS_IOC_SETFLAGS = 0x40086602  # _IOW('f', 2, long); it reads an int
-_FS_IMMUTABLE_FL = 0x10
 
 
 def seal(path: AnyPath, shown: object) -> bool:
     """Seal the directory; False if its filesystem has no such attribute. Raises `errors.CrustError` with `shown`."""
     action, hint = f"cannot make {shown} immutable", f"it needs {NEEDS}"
     with syscalls.translating(action, hint=hint), _opened(path) as directory:
-        return _set(directory, _FS_IMMUTABLE_FL) is not None
+        return attributes.change(directory, IMMUTABLE, IMMUTABLE) is not None
 
 
 def unseal(path: AnyPath, shown: object) -> bool:
@@ -39,41 +34,22 @@ def unseal(path: AnyPath, shown: object) -> bool:
     action, hint = f"{shown} stays immutable", f"it needs {NEEDS}"
     try:
         with syscalls.translating(action, hint=hint), _opened(path) as directory:
-            before = _set(directory, 0)
+            before = attributes.change(directory, IMMUTABLE, 0)
     except (errors.NotFound, syscalls.FileInTheWay):
         return False
-    return bool(before and before & _FS_IMMUTABLE_FL)
+    return bool(before and before & IMMUTABLE)
 
 
 def try_to_seal() -> None:
     """Seal a file without a name, which is gone with its descriptor; raises `OSError` without the right."""
     with tempfile.TemporaryFile(buffering=0) as nameless:
-        _set(nameless.fileno(), _FS_IMMUTABLE_FL)
+        attributes.change(nameless.fileno(), IMMUTABLE, IMMUTABLE)
 
 
 def is_offered(path: AnyPath) -> bool:
     """Whether the filesystem of this directory has the attribute. Raises `errors.CrustError`."""
     with syscalls.translating(f"cannot read the attributes of {path}"), _opened(path) as directory:
-        return _flags(directory) is not None
-
-
-def _set(file: int, immutable: int) -> int | None:
-    """Set the attribute where it differs; the flags before, or None for a filesystem without flags."""
-    before = _flags(file)
-    if before is not None and before & _FS_IMMUTABLE_FL != immutable:
-        fcntl.ioctl(file, _FS_IOC_SETFLAGS, array.array("i", [before ^ _FS_IMMUTABLE_FL]))
-    return before
-
-
-def _flags(file: int) -> int | None:
-    flags = array.array("i", [0])
-    try:
-        fcntl.ioctl(file, _FS_IOC_GETFLAGS, flags)
-    except OSError as err:
-        if err.errno not in (errno.ENOTTY, errno.EOPNOTSUPP):
-            raise
-        return None
-    return flags[0]
+        return attributes.of(directory) is not None
 
 
 def _opened(path: AnyPath) -> AbstractContextManager[int]:
