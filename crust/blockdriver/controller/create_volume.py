@@ -172,9 +172,12 @@ class Provisioner:
 
     @contextmanager
     def _making(self, record: VolumeRecord) -> Iterator[NewVolume]:
-        volume_id = record.volume_id
+        volume_id, source = record.volume_id, record.content_source
+        cloned = volumes.VolumeId(source.id) if source and source.kind == "volume" else None
         with (
-            self.stores.capacity.reserved(volume_id, record.capacity_bytes, thick=record.thick),
+            self.stores.capacity.reserved(
+                volume_id, record.capacity_bytes, thick=record.thick, cloned=cloned
+            ),
             self.stores.provisioning.making(volume_id) as making,
         ):
             yield making

@@ -288,6 +288,11 @@ class Provisioning(Protocol):
         other snapshots have too. 0 if the engine does not count the blocks of snapshots.
         """
 
+    def cloned_bytes(self, volume_id: volumes.VolumeId) -> int:
+        """The free bytes that a clone of the volume needs beside its own size: what the volume cannot write over any
+        more once it shares it.
+        """
+
     def check_snapshot(self, image: Image) -> None:
         """Raise `SnapshotMissing` if a complete snapshot does not exist."""
 

@@ -119,11 +119,12 @@ class Occupied:
         self._starts, self._ends = array("Q"), array("Q")
         self._unknown_bytes = 0
 
-    def add(self, path: AnyPath) -> None:
-        """Count a file. Raises `OSError`, and `NotSeen` for more than `_MOST_PARTS` parts."""
+    def add(self, path: AnyPath, *, shared: bool = True) -> None:
+        """Count a file, or what it shares with none. Raises `OSError`, and `NotSeen` for over `_MOST_PARTS` parts."""
+        skipped = _INLINE if shared else _INLINE | _SHARED
         with syscalls.closing(_open(path)) as fd:
             for part in _placed_of(fd, 0):
-                if part.flags & _INLINE:
+                if part.flags & skipped:
                     continue
                 if part.place is None:
                     self._unknown_bytes += part.end - part.start

@@ -18,7 +18,8 @@ from contextlib import contextmanager, suppress
 
 from crust.blockdriver.host import extents
 from crust.core import errors
-from crust.host.files import durable
+from crust.host.files import attributes, durable
+from crust.host.files.attributes import NO_COPY_ON_WRITE
 from crust.host.files.durable import AnyPath
 from crust.host.process import syscalls
 
@@ -67,8 +68,7 @@ def copy(
                         raise errors.NotReady.named(
                             "FileNotCloneable",
                             f"{source} is not copied",
-                            why="its filesystem clones files but refused this one: "
-                            "it may be a file without checksums (chattr +C)",
+                            why="its filesystem clones files but refused this one",
                             hint="while the volume is unused, copy it to a new file (cp --reflink=never) and rename "
                             "that over it",
                         )
@@ -103,6 +103,8 @@ def _opened(source: AnyPath, least_bytes: int) -> Iterator[tuple[int, int]]:
 
 def _clone(source: int, target: int) -> bool:
     try:
+        # btrfs clones no file with copy-on-write to one without, and takes the change for an empty file alone
+        attributes.change(target, NO_COPY_ON_WRITE, attributes.of(source) or 0)
         fcntl.ioctl(target, _FICLONE, source)
     except OSError as err:
         if err.errno in _NO_CLONES:

@@ -75,10 +75,20 @@ class PoolCapacity:
         self._unrecorded = tuple(image for image in images if not self._index.has(image))
 
     def reserved(
-        self, volume_id: str, size_bytes: int, *, thick: bool, present_bytes: int = 0
+        self,
+        volume_id: str,
+        size_bytes: int,
+        *,
+        thick: bool,
+        present_bytes: int = 0,
+        cloned: volumes.VolumeId | None = None,
     ) -> AbstractContextManager[None]:
-        """Reserve `size_bytes` for a volume of `present_bytes` until its record has them. Raises `OutOfCapacity`."""
+        """Reserve `size_bytes` for a volume of `present_bytes` until its record has them, and what the volume that it
+        is `cloned` from loses. Raises `OutOfCapacity`.
+        """
         pending = self._pending_thick if thick else self._pending
+        if cloned is not None and self._is_promised(cloned):
+            size_bytes += self._provisioning.cloned_bytes(cloned)
         return self._reserving(pending, volume_id, size_bytes, size_bytes - present_bytes)
 
     def set_aside(

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust.core import errors
+from crust.host.files import attributes
+from crust.host.files.attributes import NO_COPY_ON_WRITE
 from crust.host.files.durable import AnyPath
 from crust.host.process import syscalls
 
@@ -42,11 +44,16 @@ class Space:
     readonly: bool
 
 
-def create(path: AnyPath, size_bytes: int) -> None:
-    """Create the image, its content synced. Its name becomes durable with its directory (`publish_directory`)."""
+def create(path: AnyPath, size_bytes: int, *, in_place: bool = False) -> None:
+    """Create the image, its content synced. Its name becomes durable with its directory (`publish_directory`).
+
+    With `in_place` btrfs writes over its blocks: without copy-on-write, as an empty file alone can become.
+    """
     with syscalls.translating(f"cannot create the image {path}"):
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with _opened(path, flags) as fd:
+            if in_place:
+                attributes.change(fd, NO_COPY_ON_WRITE, NO_COPY_ON_WRITE)
             os.ftruncate(fd, size_bytes)
             os.fsync(fd)
 

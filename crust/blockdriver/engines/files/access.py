@@ -44,14 +44,14 @@ class FileAccess:
         self._known: dict[volumes.VolumeId, loop.LoopDevice] = {}
         self._tag = ""
         """The tag of this pool's loop devices, to which the end of the volume's id is appended."""
-        self._direct_io = True
+        self._is_btrfs = False
 
     def open(self) -> None:
         """Find the attached volumes of the pool, whose directory exists."""
         pool = os.stat(self._directories.directory)
         digest = hashlib.sha256(f"{pool.st_dev}:{pool.st_ino}".encode()).hexdigest()
         self._tag = f"{_MARK}{digest[:12]}:"
-        self._direct_io = not btrfs.filesystem_id(self._directories.directory)
+        self._is_btrfs = bool(btrfs.filesystem_id(self._directories.directory))
         ours, images = self._devices(), self._images_by_tag()
         by_volume = {self._volume_of(device, images): device for device in ours}
         self._known = {
@@ -63,7 +63,8 @@ class FileAccess:
 
     def attach(self, volume_id: volumes.VolumeId, access: Access = READ_WRITE) -> Attachment:
         """One loop device per file, for any access, because no other node reaches the file; with direct I/O unless
-        that makes clones slow.
+        that makes clones slow. On btrfs it frees no block: a part of an extent that is discarded stays allocated, and
+        a later write there takes another block.
         """
         device = self._usable(volume_id) if volume_id in self._known else None
         is_new = False
@@ -72,13 +73,15 @@ class FileAccess:
             # Only this process attaches files of the pool: a file without a writer has no device.
             is_new, tag = not sparse.has_writers(path), self._tag + _end_of(volume_id)
             try:
-                device = loop.attach(path, direct_io=self._direct_io, tag=tag, once=not is_new)
+                device = loop.attach(path, direct_io=not self._is_btrfs, tag=tag, once=not is_new)
             except errors.NotFound as err:
                 if listing.exists(path):
                     raise
                 raise ImageMissing(volume_id) from err
             self._known[volume_id] = device
-        if access.keeps_blocks:  # at each attach: a driver may have been killed before it
+        if (
+            access.keeps_blocks or self._is_btrfs
+        ):  # at each attach: a driver may have been killed before it
             loop.keep_blocks(device)
         return replace(_attachment(device), is_new=is_new)
 

@@ -13,7 +13,9 @@ Where the filesystem clones no files, no two files share a block, and st_blocks 
 its source are a *family*, from the clone on until the next start; a file without a family shares no block. The driver
 knows each clone, because it makes it. At a start, and when a file is there that it did not make, it finds the
 families by the parts that the filesystem names as shared (FIEMAP). btrfs counts in st_blocks what it has not
-allocated yet; there each file is a family of its own.
+allocated yet; there each file is a family of its own, and what a volume shares is own only if a snapshot has it: a
+write to a part of a shared extent takes new blocks, and frees none (`host.btrfs`). A file that was deleted shares its
+blocks until a commit, so the look after it waits for one.
 
 A look at the extents of a large family takes time: after it changed contents are estimated for a while. What took the
 place of shared blocks counts as others' then. A snapshot causes no look: it adds what it does not share with the one
@@ -39,7 +41,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from crust.blockdriver.engines.files.directories import Directories, VolumeDirectories
-from crust.blockdriver.host import extents
+from crust.blockdriver.host import btrfs, extents
 from crust.core.volumes import VolumeId
 from crust.host import answers
 from crust.host.files.durable import Place
@@ -98,8 +100,7 @@ class _Family:
 class OwnBlocks:
     """The blocks of the pool with `directories` and `sets`. Safe from any thread.
 
-    `attached` names the volumes that can be written to. `clones` says whether files may share blocks, `counts_early`
-    whether st_blocks counts what statvfs(3) does not.
+    `attached` names the volumes that can be written to. `clones` says whether files may share blocks.
     """
 
     def __init__(
@@ -109,13 +110,13 @@ class OwnBlocks:
         attached: Callable[[], Iterable[str]],
         *,
         clones: Callable[[], bool],
-        counts_early: Callable[[], bool],
+        is_btrfs: Callable[[], bool],
     ) -> None:
         self._directories = directories
         self._sets = sets
         self._attached = attached
         self._clones = clones
-        self._counts_early = counts_early
+        self._is_btrfs = is_btrfs
         self._guard = threading.Lock()
         self._files: dict[str, tuple[_File, ...]] = {}
         self._family_of: dict[str, _Family] = {}
@@ -133,6 +134,8 @@ class OwnBlocks:
         """What sets have added to the bytes of snapshots since the last call."""
         self._estimated: set[_Family] = set()
         """The families that have changed since the last look at their extents."""
+        self._is_uncommitted = True
+        """Whether a file of the pool may have been deleted since the last commit."""
         self._unseen: set[str] = set()
         """The volumes and sets that could not be looked at; the next call tries again."""
 
@@ -142,6 +145,7 @@ class OwnBlocks:
             for known in (self._files, self._family_of, self._last_copy, self._added):
                 known.clear()
             self._estimated, self._full_at_s = set(), -math.inf
+            self._is_uncommitted = True
 
     @contextmanager
     def changing(self, volume_or_set_id: str) -> Iterator[None]:
@@ -224,6 +228,12 @@ class OwnBlocks:
             return blocks_bytes
         return occupied.most_bytes() - snapshot_bytes
 
+    def unshared_bytes(self, file: Place) -> int:
+        """What a file shares with no other one; all of its blocks if that is not seen. Raises `NotSeen`."""
+        occupied = extents.Occupied()
+        seen = _add(occupied, (os.fspath(file),), shared=False)
+        return occupied.most_bytes() if seen else _blocks_bytes(file)
+
     def _beyond_last(self, volume_id: str, file: Place) -> int | None:
         """The bytes of the file that its volume's last snapshot lacks; None if that is not known."""
         last = self._last_copy.get(volume_id)
@@ -262,11 +272,12 @@ class OwnBlocks:
         changed = {one for one, files in present.items() if self._files.get(one, ()) != files}
         is_strange = any(self._is_strange(one, files) for one, files in present.items())
         new = changed - self._files.keys()
-        for one in changed:
+        for one in again:
+            is_gone = one not in self._changing
             if present[one]:
                 self._files[one] = present[one]
-            else:
-                self._drop(one)
+            elif one in self._files or (is_gone and one in self._family_of):
+                self._drop(one, is_gone=is_gone)
         if is_strange:
             self._find_families()
         else:
@@ -304,14 +315,16 @@ class OwnBlocks:
         is_new = volume_or_set_id in self._changed | self._changing.keys()
         return not is_ours or not (is_new or known == {file.inode for file in files})
 
-    def _drop(self, volume_or_set_id: str) -> None:
-        """Not count a volume or set any more."""
+    def _drop(self, volume_or_set_id: str, *, is_gone: bool = True) -> None:
+        """Not count a volume or set any more. Until it `is_gone`, others may share its blocks."""
         self._files.pop(volume_or_set_id, None)
-        family = self._family_of.pop(volume_or_set_id, None)
+        family = self._family_of.get(volume_or_set_id)
         if family is not None:
-            family.members.discard(volume_or_set_id)
             family.due_at_s = -math.inf
             self._estimated.add(family)
+            if is_gone:
+                self._family_of.pop(volume_or_set_id).members.discard(volume_or_set_id)
+                self._is_uncommitted = True
 
     def _find_families(self) -> None:
         """Find the families of all files, and count them."""
@@ -369,7 +382,7 @@ class OwnBlocks:
         blocks_bytes = sum(file.blocks_bytes for file in self._files_in(family))
         shared_bytes = family.blocks_bytes - seen.own_bytes
         own_bytes = blocks_bytes - shared_bytes
-        if self._counts_early():
+        if self._is_btrfs():
             own_bytes = min(own_bytes, seen.own_bytes)
         own_bytes = max(own_bytes, 0)
         return Counted(own_bytes, blocks_bytes - own_bytes, seen.snapshot_bytes)
@@ -378,6 +391,9 @@ class OwnBlocks:
         """Look at the extents of families."""
         for family in families:
             began_s = time.monotonic()
+            if self._is_uncommitted and self._is_btrfs():
+                btrfs.commit(self._directories.directory)
+                self._is_uncommitted = False
             files = self._files_in(family)
             family.seen = self._counted(files)
             family.blocks_bytes = sum(file.blocks_bytes for file in files)
@@ -398,25 +414,26 @@ class OwnBlocks:
             own_bytes=sum(file.blocks_bytes for file in files),
             snapshot_bytes=sum(file.blocks_bytes for file in files if file.is_snapshot),
         )
-        if not files or not self._clones() or (len(files) == 1 and not self._counts_early()):
+        if not files or not self._clones() or (len(files) == 1 and not self._is_btrfs()):
             return by_blocks
         occupied = extents.Occupied()
         snapshots = {file.path for file in files if file.is_snapshot}
         if not _add(occupied, snapshots):
             return replace(by_blocks, own_bytes=0, unseen_bytes=by_blocks.own_bytes)
         snapshot_bytes = occupied.most_bytes()
-        if not _add(occupied, {file.path for file in files} - snapshots):
+        rest = {file.path for file in files} - snapshots
+        if not _add(occupied, rest, shared=not self._is_btrfs()):
             return Counted(0, by_blocks.own_bytes, snapshot_bytes)
         own_bytes = occupied.least_bytes()
         return Counted(own_bytes, occupied.most_bytes() - own_bytes, snapshot_bytes)
 
 
-def _add(occupied: extents.Occupied, files: Iterable[str]) -> bool:
-    """Count files; whether all were seen."""
+def _add(occupied: extents.Occupied, files: Iterable[str], *, shared: bool = True) -> bool:
+    """Count files, or what they do not share; whether all were seen."""
 
     def add() -> None:
         for file in files:
-            occupied.add(file)
+            occupied.add(file, shared=shared)
 
     return isinstance(answers.ask("the blocks of files", add), answers.Present)
 

@@ -75,7 +75,7 @@ class NewFileVolume:
 
     def create(self, size_bytes: int) -> None:
         """A sparse file, which takes no space yet."""
-        sparse.create(self.image, size_bytes)
+        sparse.create(self.image, size_bytes, in_place=self.pool.is_btrfs())
 
     def allocate(self, size_bytes: int) -> None:
         """By fallocate(2)."""
@@ -184,7 +184,7 @@ class FileProvisioning:
             sets,
             access.attached_here,
             clones=self.copies_at_once,
-            counts_early=self._counts_early,
+            is_btrfs=self.is_btrfs,
         )
         self._clones: bool | None = None
 
@@ -196,7 +196,8 @@ class FileProvisioning:
         self._clones = None
         self.own_blocks.forget()
 
-    def _counts_early(self) -> bool:
+    def is_btrfs(self) -> bool:
+        """Whether the pool is on btrfs."""
         return bool(btrfs.filesystem_id(self._pool))
 
     def check_usable(self) -> None:
@@ -220,6 +221,7 @@ class FileProvisioning:
         """In a directory without a name. Raises `PoolFull`."""
         with (
             self.naming_full_pool(volume_id),
+            self.own_blocks.changing(volume_id),
             self.directories.making(volume_id) as staged,
             self.own_blocks.making(volume_id, staged.path),
         ):
@@ -237,7 +239,11 @@ class FileProvisioning:
     @contextmanager
     def taking(self, set_id: str, images: Sequence[Image]) -> Iterator[NewFileSnapshotSet]:
         """In a directory without a name."""
-        with self.sets.making(set_id) as staged, self.own_blocks.making(set_id, staged.path):
+        with (
+            self.own_blocks.changing(set_id),
+            self.sets.making(set_id) as staged,
+            self.own_blocks.making(set_id, staged.path),
+        ):
             yield NewFileSnapshotSet(self, set_id, staged)
 
     def remove_set(self, set_id: str, images: Sequence[Image]) -> None:
@@ -353,6 +359,12 @@ class FileProvisioning:
     def added_bytes(self, volume_id: volumes.VolumeId) -> int:
         """By the places of the blocks. Raises `NotSeen`."""
         return self.own_blocks.added_bytes({volume_id: self.directories.image(volume_id)})
+
+    def cloned_bytes(self, volume_id: volumes.VolumeId) -> int:
+        """On btrfs what the image shares with no file; 0 elsewhere. Raises `NotSeen`."""
+        if not self.is_btrfs():
+            return 0
+        return self.own_blocks.unshared_bytes(self.directories.image(volume_id))
 
     def check_snapshot(self, image: Image) -> None:
         """By the file's name."""

@@ -85,6 +85,10 @@ class RbdProvisioning(RbdSnapshots):
         """0: Ceph does not count the blocks of snapshots apart."""
         return 0
 
+    def cloned_bytes(self, volume_id: volumes.VolumeId) -> int:
+        """0: a volume writes over its own objects, whatever its clones share."""
+        return 0
+
     def thick_obstacle(self) -> str:
         """Always: an object of an image exists from its first write on."""
         return "Ceph allocates the blocks of an image when they are written"
