@@ -1,6 +1,7 @@
 """Thick volumes: their blocks are there when CreateVolume answers, and stay there."""
 
 import fcntl
+import itertools
 import os
 import struct
 import subprocess
@@ -20,6 +21,7 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 thick = benches_on("ext4", "xfs", size=1024 * MIB)
 on_btrfs = benches_on("btrfs")
+on_xfs = benches_on("xfs", size=1024 * MIB)
 CLASS = {"crust.dev/provisioning": "thick"}
 SIZE = 160 * MIB
 _BLKDISCARD, _PUNCH_HOLE = 0x1277, 0x03
@@ -99,6 +101,38 @@ async def test_thick_volume_keeps_its_blocks_after_snapshot_and_growth(thick: Be
     write_all(target, 0)
     (thick.root / "fill").unlink()
     await down(thick, volume_id)
+
+
+async def test_pool_with_snapshot_of_thick_volume_fills_every_volume(on_xfs: Bench) -> None:
+    """It needs new blocks for what it shares, until the snapshot is deleted: no other volume is promised them."""
+    bench, names = on_xfs, itertools.count()
+
+    async def fill_all(*ids: str) -> tuple[str, ...]:
+        """Promise what is left, then write each volume full, after a restart too."""
+        left = await bench.co.capacity(parameters=CLASS)
+        one_more = (
+            await bench.create(f"v{next(names)}", block(), size=left, parameters=CLASS)
+        ).volume_id
+        assert await bench.co.capacity() == 0
+        bench.restart()
+        await bench.up(one_more, bench.target(one_more), block())
+        for volume_id in (*ids, one_more):
+            write_all(bench.target(volume_id), 0)
+        assert await bench.co.capacity() == 0
+        return *ids, one_more
+
+    before = await bench.co.capacity(parameters=CLASS)
+    thick, target = await in_use(bench, "thick", block(), size=SIZE, parameters=CLASS)
+    write_all(target, 0)
+    taken = await bench.co.snapshot(thick)
+    assert before - await bench.co.capacity(parameters=CLASS) >= 2 * SIZE
+    ids = await fill_all(thick)
+    await bench.co.delete_snapshot(taken.snapshot_id)
+    bench.restart()
+    ids = await fill_all(*ids)
+    for volume_id in ids:
+        assert allocated(bench, volume_id) >= bench.image(volume_id).stat().st_size
+        await down(bench, volume_id)
 
 
 async def test_copies_that_are_thick_have_blocks_of_their_own(thick: Bench) -> None:
