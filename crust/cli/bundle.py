@@ -15,10 +15,12 @@ import sys
 import tarfile
 import tempfile
 import time
+import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import crust
 from crust.cli.doctor import examine
@@ -111,17 +113,17 @@ async def _files(places: NodeFiles, missing: list[str]) -> AsyncIterator[tuple[s
     """The files, as they are. On a disk that hangs each file takes a thread; after 16 no file is read any more."""
     calls = operations.KeyedOperations(workers.Workers("crust bundle", limit=16))
     # directory, pattern below it, and the directory in the archive; a pipe that matches is listed as missing
-    for root, pattern, into in (
+    wanted = [
         (places.config_dir, "*.toml", "settings"),
         (f"{places.run_dir}/volumes", "*/*.json", "handoff"),
         (f"{places.run_dir}/driver", "*/*.json*", "node-state"),
-        (places.state_dir, "pool.json", "pool"),
-        (places.state_dir, "volumes/*/*.json", "pool"),
-        (places.state_dir, "snapshots/*.json", "pool"),
+        (f"{places.run_dir}/driver", "pools/*/*/*.json*", "node-state"),
+        *_of_pool(places.state_dir, "pool"),
         ("/", "proc/self/mountinfo", "kernel"),
         ("/", "proc/locks", "kernel"),
         ("/", "proc/filesystems", "kernel"),
-    ):
+    ]
+    for root, pattern, into in wanted:  # it grows by the pools that the settings name
         glob = f"{root}/{pattern}"
         try:
             paths = await calls.look(
@@ -139,6 +141,34 @@ async def _files(places: NodeFiles, missing: list[str]) -> AsyncIterator[tuple[s
                 missing.append(f"{path}: {daemon_calls.reason(err)}")
                 continue
             yield f"{into}/{path.relative_to(root)}", data
+            named = _pools_in(path, data, missing) if into == "settings" else set()
+            for pool in sorted(named - {root for root, *_ in wanted}):
+                wanted += _of_pool(pool, f"pools/{pool.strip('/')}")
+
+
+def _pools_in(path: Path, settings: bytes, missing: list[str]) -> set[str]:
+    """The directories of the pools that a file of settings names."""
+    try:
+        return _state_dirs(tomllib.loads(settings.decode(errors="replace")))
+    except tomllib.TOMLDecodeError as err:
+        missing.append(f"the pools that {path} names: {err}")
+        return set()
+
+
+def _of_pool(state_dir: str, into: str) -> list[tuple[str, str, str]]:
+    """The identity and the records of a pool, as directory, pattern and directory in the archive."""
+    patterns = ("pool.json", "volumes/*/*.json", "snapshots/*/*.json")
+    return [(state_dir, pattern, into) for pattern in patterns]
+
+
+def _state_dirs(table: Any) -> set[str]:
+    """Each `state_dir` of a table of settings and of the tables in it."""
+    if isinstance(table, list):
+        return set().union(*map(_state_dirs, table))
+    if not isinstance(table, dict):
+        return set()
+    own = table.get("state_dir")
+    return ({own} if isinstance(own, str) else set()) | _state_dirs(list(table.values()))
 
 
 def _end_of(path: Path) -> bytes:

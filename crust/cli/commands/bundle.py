@@ -9,7 +9,12 @@ from crust.inspection.options import RUN_DIR
 
 @click.command("bundle")
 @RUN_DIR
-@click.option("--state-dir", default="/var/lib/crust/block", show_default=True, help="The pool.")
+@click.option(
+    "--state-dir",
+    default="/var/lib/crust/block",
+    show_default=True,
+    help="A pool beside those that /etc/crust names.",
+)
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 def command(run_dir: str, state_dir: str, file: Path) -> None:
     """Write a support archive, FILE.tar.gz, without secrets.

@@ -82,6 +82,31 @@ async def test_archive_of_a_node_has_its_entries_and_status(root: Path, places: 
     assert any(name.startswith("handoff/") for name in archived)
 
 
+async def test_archive_has_every_pool_that_the_settings_name(
+    root: Path, leaking: bundle.NodeFiles
+) -> None:
+    for name in ("state", "fast", "slow"):
+        for file in ("pool.json", "volumes/v/content.json", "snapshots/s/set.json"):
+            path = root / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("{}")
+    (root / "etc" / "driver.toml").write_text(
+        f'state_dir = "{root}/state"\npools.fast.state_dir = "{root}/fast"\n'
+    )
+    (root / "etc" / "node.toml").write_text(f'[[drivers]]\nstate_dir = "{root}/slow"\n')
+    node_state = root / "run" / "driver" / "pools" / "fast" / "boot" / "v.json"
+    node_state.parent.mkdir(parents=True)
+    node_state.write_text("{}")
+    await bundle.write(root / "a.tar.gz", bundle.parts(leaking))
+    archived = contents(root / "a.tar.gz")
+    for into in ("pool", f"pools{root}/fast", f"pools{root}/slow"):
+        assert {f"{into}/pool.json", f"{into}/volumes/v/content.json"} <= set(archived)
+        assert f"{into}/snapshots/s/set.json" in archived
+    assert not any(name.startswith(f"pools{root}/state") for name in archived)
+    assert "node-state/pools/fast/boot/v.json" in archived
+    assert b"the pools that" in archived["missing.txt"], "proxy.toml is no TOML"
+
+
 async def test_directory_that_cannot_be_listed_is_named_as_missing(
     root: Path, leaking: bundle.NodeFiles
 ) -> None:
