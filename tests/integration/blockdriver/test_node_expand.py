@@ -90,11 +90,15 @@ async def test_publish_and_node_expand_ask_kernel_to_grow_ext4(
     assert await conditions(bench, volume.volume_id, target) == set()
 
 
-async def test_publish_of_ungrowable_ext4_keeps_and_reports_its_size(
-    bench: Bench, may_not_resize: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_staged", [True, False], ids=["while staged", "between two stages"])
+async def test_ungrowable_ext4_keeps_and_reports_its_size(
+    bench: Bench, may_not_resize: None, monkeypatch: pytest.MonkeyPatch, *, is_staged: bool
 ) -> None:
     volume_id, target = await bench.staged(), bench.target("pod-a")
+    if not is_staged:
+        await bench.unstage(volume_id)
     await bench.grow(volume_id, 128 * MIB)
+    await bench.stage(volume_id)
     for path in (bench.staging(volume_id), target):
         with pytest.raises(node_expand.OnlineGrowthRefused, match="CAP_SYS_RESOURCE"):
             await bench.expand(volume_id, path, 128 * MIB)
