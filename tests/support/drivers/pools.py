@@ -41,8 +41,15 @@ def mounted(fs_type: str, base: Path, home: Path, *, size: int) -> Iterator[None
     with backing.open("wb") as file:
         file.truncate(size)
     subprocess.run([*_MKFS[fs_type], str(backing)], check=True, capture_output=True)
-    device = loop.attach(str(backing), once=True)
     home.mkdir()
+    with mounted_from(backing, fs_type, home):
+        yield
+
+
+@contextmanager
+def mounted_from(backing: Path, fs_type: str, home: Path) -> Iterator[None]:
+    """The filesystem in a file, mounted; unmounted, and the file removed, when the block is left."""
+    device = loop.attach(str(backing), once=True)
     try:
         mount_api.mount_device(device.path, str(home), fs_type)
         try:

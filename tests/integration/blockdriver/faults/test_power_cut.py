@@ -6,17 +6,22 @@ driver on a node that has just booted: no mounts, no loop devices, no run direct
 
 import asyncio
 import os
+import shutil
+import subprocess
 import tempfile
+import threading
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from crust.core import errors
+from crust.blockdriver.host import fsfreeze
+from crust.core import errors, volumes
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.drivers import remnants
-from tests.support.drivers.block_driver import MIB, Bench, caller
-from tests.support.faults import power_cut
+from tests.support.drivers import pools, remnants
+from tests.support.drivers.block_driver import MIB, Bench, block, caller
+from tests.support.faults import crashes, power_cut, syncs
 from tests.support.records import pool_layout
 from tests.support.records.copies import made_of
 
@@ -24,6 +29,7 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(900)]
 
 DATA = b"every byte" * 1000
 SIZE, GROWN = 32 * MIB, 48 * MIB
+POOL_BYTES, SLACK_BYTES = 512 * MIB, 2 * MIB
 THICK = {"crust.dev/provisioning": "thick"}
 
 
@@ -195,6 +201,101 @@ class AfterTheCut:
         root = self._node.bench.root
         assert pool_layout.files(root / "state") == set()
         assert remnants.devices(root) == []
+
+
+@dataclass(frozen=True, slots=True)
+class DiskCut:
+    """When a disk was copied: after so many answers, and whether a step was without one."""
+
+    answered: int
+    in_step: bool
+
+
+class ThickLife:
+    """The steps of a thick volume on a disk of its own, and what the pool has left after each."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.volume_id = bench.ids.volume_id("v")
+
+    def steps(self) -> list[Callable[[], Awaitable[object]]]:
+        bench = self.bench
+        return [
+            lambda: bench.create("v", block(), size=SIZE, parameters=THICK),
+            self.write,
+            lambda: bench.co.snapshot(self.volume_id),
+            lambda: bench.grow(self.volume_id, GROWN),
+            lambda: bench.co.delete_snapshot(bench.ids.snapshot_id("snap")),
+            lambda: bench.delete(self.volume_id),
+        ]
+
+    async def write(self) -> None:
+        with self.bench.image(self.volume_id).open("r+b") as image:
+            image.write(os.urandom(SIZE))
+            os.fsync(image.fileno())
+
+    async def left(self) -> int:
+        """Once the filesystem has freed all blocks of deleted files: a freeze waits for that."""
+        fsfreeze.Freeze(str(self.bench.root)).thaw()
+        return await self.bench.co.capacity(parameters=THICK)
+
+    async def check(self, cut: DiskCut, lefts: list[int]) -> None:
+        """As much is left as before the step without an answer, or as after it. It and the later ones run."""
+        possible, left = lefts[cut.answered : cut.answered + 1 + cut.in_step], await self.left()
+        assert min(abs(one - left) for one in possible) <= SLACK_BYTES, (left, possible)
+        self.check_blocks()
+        for number, step in enumerate(self.steps()[cut.answered :], cut.answered + 1):
+            await step()
+            assert abs(await self.left() - lefts[number]) <= SLACK_BYTES, number
+            self.check_blocks()
+        assert pool_layout.files(self.bench.root / "state") == set()
+
+    def check_blocks(self) -> None:
+        """The volume has all of its blocks, as large as its record says."""
+        record = self.bench.driver.stores.volume_records.find(volumes.VolumeId(self.volume_id))
+        if record is not None:
+            status = self.bench.image(self.volume_id).stat()
+            assert status.st_blocks * 512 >= status.st_size >= record.capacity_bytes
+
+
+@pytest.mark.parametrize("fs_type", ["xfs", "ext4"])
+def test_power_cut_at_any_call_keeps_thick_volume_and_sum(base: Path, fs_type: str) -> None:
+    """A copy of the disk, at one moment before each call, has what the filesystem had written to it until then."""
+    cuts: list[DiskCut] = []
+    lefts: list[int] = []
+    disks, guard = base / "disks", threading.Lock()
+
+    def cut(*, in_step: bool = True) -> None:
+        with guard:
+            copy = disks / str(len(cuts))
+            subprocess.run(
+                ["cp", "--reflink=always", disks / "pool.backing", copy], check=True
+            )  # by another process: its calls are not watched
+            cuts.append(DiskCut(len(lefts) - in_step, in_step))
+
+    async def life(bench: Bench) -> None:
+        thick = ThickLife(bench)
+        lefts.append(await thick.left())
+        for step in thick.steps():
+            with syncs.watched(crashes.CALLS, before=lambda *_: cut()):
+                await step()
+            cut(in_step=False)
+            lefts.append(await thick.left())
+
+    with pools.mounted("xfs", base, disks, size=16 * 1024 * MIB):
+        with pools.bench_on(fs_type, disks, size=POOL_BYTES) as bench:
+            asyncio.run(life(bench))
+        assert len(cuts) > 30
+        for number, made in enumerate(cuts):
+            with pools.mounted_from(disks / str(number), fs_type, disks / "home"):
+                shutil.rmtree(disks / "home" / "run")  # a reboot clears it
+                bench = Bench(disks / "home")
+                try:
+                    asyncio.run(ThickLife(bench).check(made, lefts))
+                except (errors.CrustError, AssertionError) as error:
+                    raise AssertionError(f"cut {number}, {made}") from error
+                finally:
+                    bench.let_go()
 
 
 @pytest.fixture
