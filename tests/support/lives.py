@@ -6,9 +6,12 @@ The choices follow from the seed; how the calls of many lives meet one another, 
 import asyncio
 import os
 import random
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from crust.blockdriver.controller.class_parameters import POOL
+from crust.blockdriver.settings import DEFAULT_POOL
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import encoded
 from tests.support.drivers.block_driver import MIB, block, mount
@@ -28,6 +31,7 @@ class Volume:
     name: str
     fs_type: str
     size_bytes: int
+    pool: str
     volume_id: str = ""
     content: list[bytes] = field(default_factory=list)
 
@@ -37,14 +41,24 @@ class Volume:
 
 
 class Life:
-    """One caller's volume, from creation to its end. `number` makes its name and, with the seed, its choices."""
+    """One caller's volume, from creation to its end, in one of the driver's `pools`. `number` makes its name and pool
+    and, with the seed, its choices.
+    """
 
-    def __init__(self, co: RetryingCo, root: Path, seed: int, number: int) -> None:
+    def __init__(
+        self,
+        co: RetryingCo,
+        root: Path,
+        seed: int,
+        number: int,
+        pools: Sequence[str] = (DEFAULT_POOL,),
+    ) -> None:
         self._co = co
         self._root = root
         self._chance = random.Random(f"{seed}:{number}")
         fs_type = self._chance.choice(("ext4", "ext4", "", "", "xfs"))
-        self.volume = Volume(f"pvc-{number}", fs_type, _SIZES[fs_type])
+        pool = pools[number % len(pools)]
+        self.volume = Volume(f"pvc-{number}", fs_type, _SIZES[fs_type], pool)
 
     async def run(self, turns: int) -> Volume | None:
         """Take so many steps; returns the volume if it is to stay."""
@@ -78,7 +92,11 @@ class Life:
 
     async def _create(self, volume: Volume, snapshot_id: str = "") -> None:
         made = await self._co.create(
-            volume.name, volume.wire, size=volume.size_bytes, snapshot=snapshot_id
+            volume.name,
+            volume.wire,
+            size=volume.size_bytes,
+            snapshot=snapshot_id,
+            parameters={POOL: volume.pool},
         )
         assert made.capacity_bytes >= volume.size_bytes
         volume.volume_id = made.volume_id
@@ -116,7 +134,7 @@ class Life:
         name = f"of-{volume.name}-{len(volume.content)}"
         snapshot = await self._co.snapshot(volume.volume_id, name)
         name = f"from-{snapshot.snapshot_id}"
-        copy = Volume(name, volume.fs_type, volume.size_bytes, content=list(volume.content))
+        copy = replace(volume, name=name, volume_id="", content=list(volume.content))
         await self._create(copy, snapshot.snapshot_id)
         await self._co.delete_snapshot(snapshot.snapshot_id)
         await self.verify(copy)

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from crust.blockdriver.settings import DEFAULT_POOL
 from tests.support.co import Answer, Co
 from tests.support.faults.refusals import repeated
 from tests.support.processes import Program
@@ -20,10 +21,14 @@ _RETRIED = (
 
 
 class KilledDriver:
-    """A driver below `root`, started again whenever it was killed. Its pool is `root/pool`, a directory."""
+    """A driver below `root`, started again whenever it was killed. Its pool is in the directory `root/pool`, another
+    one in a directory of its name.
+    """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *further: str) -> None:
         self.root = root
+        self.homes = {DEFAULT_POOL: root / "pool", **{name: root / name for name in further}}
+        """The directory above the state of each pool, by the pool's name."""
         self.socket = str(root / "csi.sock")
         self.answered = 0
         self._answers = asyncio.Condition()
@@ -35,6 +40,13 @@ class KilledDriver:
         }
         flags = [f"--{name}={root / path}" for name, path in arguments.items()]
         flags += ["--no-check-propagation", "--create-pool", "--node-id=node-1"]
+        config = root / "driver.toml"
+        tables = (
+            f'pools.{name} = {{state_dir = "{root / name}/state", pool_id_file = "{root / name}.pool-id"}}\n'
+            for name in further
+        )
+        config.write_text("".join(tables))
+        flags.append(f"--config={config}")
         self._program = Program(root, "driver", ("crust", "driver", *flags), root / "log")
 
     def start(self) -> None:

@@ -4,17 +4,20 @@ import asyncio
 import os
 import random
 import subprocess
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from crust.blockdriver.controller.class_parameters import POOL
 from crust.blockdriver.host import fsfreeze
 from crust.core import errors, volumes
 from crust.host.block import loop, loopctl
 from crust.host.mounts import mountinfo
 from crust.rpc import channel
+from tests.integration.blockdriver.conftest import benches_on
 from tests.support.drivers import pools, remnants
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.drivers.killed_driver import KilledDriver, RetryingCo
@@ -23,6 +26,9 @@ from tests.support.lives import Life, Volume
 from tests.support.records import pool_layout
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+
+on_disk = benches_on("xfs", "ext4", size=512 * MIB)
+SIZE = 64 * MIB
 
 
 async def bring_up(bench: Bench, name: str, *, deferred: bool = False, thick: bool = False) -> str:
@@ -42,7 +48,7 @@ def check_nothing_left(bench: Bench) -> None:
     assert mountinfo.below(str(bench.root)) == ()
     assert remnants.devices(bench.root) == []
     assert pool_layout.files(bench.root / "state") == set()
-    assert [path for path in bench.root.glob("run/*/*/*") if path.suffix == ".json"] == []
+    assert list(bench.root.joinpath("run").rglob("*.json")) == []
 
 
 def killed_in(
@@ -137,6 +143,47 @@ def test_driver_killed_during_expand_is_finished_by_the_retry(
     check_nothing_left(bench)
 
 
+@pytest.mark.parametrize("step", ["create", "snapshot"])
+def test_killed_thick_create_or_snapshot_reserves_its_bytes_once(
+    on_disk: Bench, reap: Callable[[], None], step: str
+) -> None:
+    """Also while no call repeats it: then its blocks are free again."""
+    bench, kind = on_disk, {"crust.dev/provisioning": "thick"}
+
+    def left() -> int:
+        fsfreeze.Freeze(str(bench.root)).thaw()  # it waits until blocks of removed files are free
+        return asyncio.run(bench.co.capacity(parameters=kind))
+
+    async def create(number: int) -> None:
+        await bench.create(f"v{number}", block(), size=SIZE, parameters=kind)
+
+    async def snapshot(number: int) -> None:
+        await bench.co.snapshot(bench.ids.volume_id("source"), f"v{number}")
+
+    async def remove(number: int) -> None:
+        if step == "create":
+            await bench.delete(bench.ids.volume_id(f"v{number}"))
+        else:
+            await bench.co.delete_snapshot(bench.ids.snapshot_id(f"v{number}"))
+
+    source = asyncio.run(bench.create("source", size=SIZE, parameters=kind)).volume_id
+    with bench.image(source).open("r+b") as image:
+        image.write(os.urandom(SIZE))
+    act = create if step == "create" else snapshot
+    before, last = left(), 0
+    for number in killed_in(bench, reap, act):
+        assert min(abs(before - left()), abs(before - SIZE - left())) <= SLACK_BYTES
+        asyncio.run(act(number))
+        assert abs(before - SIZE - left()) <= SLACK_BYTES
+        asyncio.run(remove(number))
+        assert abs(before - left()) <= SLACK_BYTES
+        last = number + 1
+    assert last > 10
+    asyncio.run(remove(last))
+    asyncio.run(bench.delete(source))
+    check_nothing_left(bench)
+
+
 def test_driver_killed_during_thick_expand_is_finished_by_retry(
     bench: Bench, reap: Callable[[], None]
 ) -> None:
@@ -199,22 +246,22 @@ SLACK_BYTES = 2 * MIB
 """Capacity is reported in mebibytes, and xfs may keep some blocks for its own btrees."""
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Iterator[Path]:
-    """A directory with an xfs pool in it."""
-    with pools.mounted("xfs", tmp_path, tmp_path / "pool", size=32 * 1024 * MIB):
-        yield tmp_path
-
-
-@pytest.fixture
-async def driver(root: Path) -> AsyncIterator[KilledDriver]:
-    running = KilledDriver(root)
-    running.start()
-    try:
-        yield running
-    finally:
-        running.kill()
-        remnants.remove(root / "pool", keep=str(root / "pool"))
+@pytest.fixture(params=[(), ("fast",)], ids=["one pool", "two pools"])
+def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KilledDriver]:
+    """Each pool is on an xfs of its own."""
+    running = KilledDriver(tmp_path, *request.param)
+    with ExitStack() as disks:
+        for name, home in running.homes.items():
+            base = tmp_path / f"disk-{name}"
+            base.mkdir()
+            disks.enter_context(pools.mounted("xfs", base, home, size=32 * 1024 * MIB))
+        running.start()
+        try:
+            yield running
+        finally:
+            running.kill()
+            for home in running.homes.values():
+                remnants.remove(home, keep=str(home))
 
 
 async def _kill(driver: KilledDriver, chance: random.Random) -> None:
@@ -228,11 +275,11 @@ async def _kill(driver: KilledDriver, chance: random.Random) -> None:
             driver.start()
 
 
-async def _live(co: RetryingCo, root: Path, numbers: Iterator[int]) -> list[Volume]:
+async def _live(co: RetryingCo, driver: KilledDriver, numbers: Iterator[int]) -> list[Volume]:
     """One caller: volume after volume; those that stay."""
     stay = []
     for number in numbers:
-        volume = await Life(co, root, SEED, number).run(TURNS)
+        volume = await Life(co, driver.root, SEED, number, list(driver.homes)).run(TURNS)
         if volume is not None:
             stay.append(volume)
     return stay
@@ -243,7 +290,7 @@ async def _survivors(driver: KilledDriver, co: RetryingCo) -> list[Volume]:
     killer = asyncio.create_task(_kill(driver, random.Random(SEED)), name="killer")
     async with asyncio.TaskGroup() as group:
         callers = [
-            group.create_task(_live(co, driver.root, numbers), name=f"caller {number}")
+            group.create_task(_live(co, driver, numbers), name=f"caller {number}")
             for number in range(CALLERS)
         ]
     killer.cancel()
@@ -253,42 +300,42 @@ async def _survivors(driver: KilledDriver, co: RetryingCo) -> list[Volume]:
     return [volume for caller in callers for volume in caller.result()]
 
 
-def _check_nothing_left(root: Path, survivors: list[Volume]) -> None:
-    ids = {volume.volume_id for volume in survivors}
-    state = root / "pool" / "state"
-    assert [mounted.target for mounted in mountinfo.below(str(root))] == [str(root / "pool")]
-    assert remnants.devices(root / "pool") == []
-    assert pool_layout.files(state) == pool_layout.files_of(state, ids)
-    assert [path for path in root.glob("run/*/*/*") if path.suffix == ".json"] == []
+def _check_nothing_left(driver: KilledDriver, survivors: list[Volume]) -> None:
+    root = driver.root
+    mounted = {mount.target for mount in mountinfo.below(str(root))}
+    assert mounted == set(map(str, driver.homes.values()))
+    for name, home in driver.homes.items():
+        ids = {volume.volume_id for volume in survivors if volume.pool == name}
+        assert remnants.devices(home) == []
+        assert pool_layout.files(home / "state") == pool_layout.files_of(home / "state", ids)
+    assert list(root.joinpath("run").rglob("*.json")) == []
 
 
-async def _capacity(root: Path, co: RetryingCo) -> int:
+async def _capacity(driver: KilledDriver, co: RetryingCo, pool: str) -> int:
     """The available capacity, once xfs has freed all blocks of deleted files: a freeze waits for that."""
-    pool = str(root / "pool")
-    fsfreeze.Freeze(pool).thaw()
-    return await co.capacity()
+    fsfreeze.Freeze(str(driver.homes[pool])).thaw()
+    return await co.capacity(parameters={POOL: pool})
 
 
 @pytest.mark.timeout(300 * ROUNDS)
-async def test_driver_killed_under_load_loses_nothing(driver: KilledDriver, root: Path) -> None:
+async def test_driver_killed_under_load_loses_nothing(driver: KilledDriver) -> None:
+    root = driver.root
     async with channel.connect(driver.socket) as connected:
         co = RetryingCo(driver, connected)
-        before = await _capacity(root, co)
+        before = {pool: await _capacity(driver, co, pool) for pool in driver.homes}
         survivors = await _survivors(driver, co)
         for volume in survivors:
             await Life(co, root, SEED, 0).verify(volume)
-        _check_nothing_left(root, survivors)
+        _check_nothing_left(driver, survivors)
         for volume in survivors:
             if volume.fs_type == "ext4":
-                image = pool_layout.image(root / "pool" / "state", volume.volume_id)
+                image = pool_layout.image(driver.homes[volume.pool] / "state", volume.volume_id)
                 subprocess.run(["e2fsck", "-fn", str(image)], check=True, capture_output=True)  # noqa: ASYNC221
-        provisioned = sum(volume.size_bytes for volume in survivors)
-        assert (
-            before - provisioned - SLACK_BYTES
-            <= await _capacity(root, co)
-            <= before - provisioned + MIB
-        )
+        for pool, most in before.items():
+            rest = most - sum(volume.size_bytes for volume in survivors if volume.pool == pool)
+            assert rest - SLACK_BYTES <= await _capacity(driver, co, pool) <= rest + MIB
         for volume in survivors:
             await Life(co, root, SEED, 0).delete(volume)
-        _check_nothing_left(root, [])
-        assert before - SLACK_BYTES <= await _capacity(root, co) <= before
+        _check_nothing_left(driver, [])
+        for pool, most in before.items():
+            assert most - SLACK_BYTES <= await _capacity(driver, co, pool) <= most
