@@ -2,15 +2,17 @@
 
 The driver, proxy and shim do the same in both profiles but for what a profile concerns: one complete run of each way
 is enough, and in the other profile those cases. With TESTS_REPORTS, a directory, all eight runs are complete, and
-each leaves a JUnit and a JSON report there (`make conformance`).
+each leaves a JUnit and a JSON report there (`make conformance`). A driver with two pools runs all in the second.
 """
 
+import json
 import os
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from crust.blockdriver.controller.class_parameters import POOL
 from crust_conformance import catalogue, suite
 from crust_conformance.options import MIB, Options, Parameters, Profile
 from crust_conformance.results import Outcome, Results
@@ -40,7 +42,7 @@ _OTHER_PROFILE: dict[Profile, set[str]] = {
 }
 # What a profile concerns; shim and proxy are told it in another way in each of these.
 _OF_PROFILE = {"C-003", "C-004", "C-005", "C-006"}.union(*_OTHER_PROFILE.values())
-_ALONE: tuple[own_driver.Way, ...] = ("alone", "node-deployment")
+_ALONE: tuple[own_driver.Way, ...] = ("alone", "two-pools", "node-deployment")
 # What external-attacher and external-resizer call, which have no node deployment.
 _OF_SIDECARS = {
     *(
@@ -62,9 +64,26 @@ _COMPLETE: dict[own_driver.Way, set[Profile]] = {
 @pytest.mark.parametrize("way", ["alone", "node-deployment", "behind-proxy", "node"])
 def test_the_driver_conforms(short_dir: Path, profile: Profile, way: own_driver.Way) -> None:
     is_complete = "TESTS_REPORTS" in os.environ or profile in _COMPLETE[way]
-    only = set() if is_complete else _OF_PROFILE | _DEFERRAL
+    _check_conforms(short_dir, profile, way, set() if is_complete else _OF_PROFILE | _DEFERRAL, {})
+
+
+def test_driver_conforms_in_the_second_of_two_pools(short_dir: Path) -> None:
+    _check_conforms(short_dir, "1.12", "two-pools", set(), IN_FURTHER_POOL)
+
+
+IN_FURTHER_POOL = {POOL: own_driver.FURTHER_POOL}
+
+
+def _check_conforms(
+    short_dir: Path,
+    profile: Profile,
+    way: own_driver.Way,
+    only: set[str],
+    parameters: dict[str, str],
+) -> None:
     with own_driver.serving(short_dir, profile, way) as driver:
         given = Parameters(
+            parameters=parameters,
             # No limit, which every host keeps: the suite sees answers and not effects.
             mutable_parameters={"writeIOPS": "0", "readBytesPerSecond": "0"},
             size_bytes=SIZE_BYTES,
@@ -205,10 +224,14 @@ def _is_built() -> None:
     capabilities.need("csi-sanity")
 
 
-@pytest.mark.parametrize("way", ["alone", "behind-proxy"])
+@pytest.mark.parametrize("way", ["alone", "two-pools", "behind-proxy"])
 def test_own_driver_passes_every_case(short_dir: Path, way: own_driver.Way) -> None:
     with own_driver.serving(short_dir, "1.12", way) as driver:
         flags = csi_sanity.flags_of_page(short_dir / "mutable.yaml")
+        if way == "two-pools":
+            parameters = short_dir / "parameters.yaml"
+            parameters.write_text(json.dumps(IN_FURTHER_POOL))  # which is YAML
+            flags.append(f"--csi.testvolumeparameters={parameters}")
         outcome = csi_sanity.run(str(driver.socket), driver.target_root, *flags)
     assert (outcome.failed, outcome.skipped) == ({}, frozenset())
     assert len(outcome.passed) == CASES

@@ -1,6 +1,7 @@
 """Proxy and shim as processes around a driver, in two processes or in one, and crust's own driver in each such way.
 
-The own driver is alone, behind shim and proxy, in one process with them, or wrapped as a driver that does not defer.
+The own driver is alone, with one pool or two, behind shim and proxy, in one process with them, or wrapped as a driver
+that does not defer.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from tests.support.faults.refusals import until_probe
 from tests.support.nodes.places import Places
 from tests.support.processes import TIMEOUT_S, Program
 
-Way = Literal["alone", "node-deployment", "behind-proxy", "node", "wrapped"]
+Way = Literal["alone", "two-pools", "node-deployment", "behind-proxy", "node", "wrapped"]
 NAME = "block.csi.crust.dev"
 NODE_ID = "conformance-node"
 POOL_BYTES = 64 << 30
@@ -86,7 +87,7 @@ def _reflinking_pool(base: Path) -> Iterator[None]:
 
 
 def _programs(base: Path, profile: str, way: Way) -> dict[str, Program]:
-    at = FrontPlaces(str(base), is_alone=way in ("alone", "node-deployment"))
+    at = FrontPlaces(str(base), is_alone=way in ("alone", "two-pools", "node-deployment"))
     if way == "node":
         return crust_programs(at, {"node": _node(at, NAME, _driver_toml(base, profile))})
     older = f"{base}/older.sock" if way == "wrapped" else ""
@@ -96,6 +97,8 @@ def _programs(base: Path, profile: str, way: Way) -> dict[str, Program]:
         f"--node-id={NODE_ID}", f"--max-volumes={MAX_VOLUMES}", f"--csi-profile={profile}",
         *["--node-deployment"] * (way == "node-deployment"),
     )  # fmt: skip
+    if way == "two-pools":
+        lines["driver"] += (f"--config={_with_pool(base)}",)
     if at.is_alone:
         return crust_programs(at, {"driver": lines["driver"]})
     made = crust_programs(at, lines)
@@ -103,6 +106,19 @@ def _programs(base: Path, profile: str, way: Way) -> dict[str, Program]:
         program = ("tests.support.drivers.without_deferral", at.driver, older)
         made["older"] = Program(base, "older", program, base / "log")
     return made
+
+
+FURTHER_POOL = "fast"
+
+
+def _with_pool(base: Path) -> Path:
+    """A file of settings with a further pool."""
+    config = base / "driver.toml"
+    state_dir, pool_id_file = base / "pool" / FURTHER_POOL, base / f"{FURTHER_POOL}.pool-id"
+    config.write_text(
+        f'[pools.{FURTHER_POOL}]\nstate_dir = "{state_dir}"\npool_id_file = "{pool_id_file}"\n'
+    )
+    return config
 
 
 def crust_programs(at: Places, lines: Mapping[str, Sequence[str]]) -> dict[str, Program]:
