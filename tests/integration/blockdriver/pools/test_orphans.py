@@ -58,8 +58,8 @@ async def test_gc_passes_over_a_volume_that_a_call_works_on(
 ) -> None:
     create, copying, go_on = sparse.create, threading.Event(), threading.Event()
 
-    def slowly(path: AnyPath, size_bytes: int) -> None:
-        create(path, size_bytes)
+    def slowly(path: AnyPath, size_bytes: int, *, in_place: bool) -> None:
+        create(path, size_bytes, in_place=in_place)
         copying.set()
         assert go_on.wait(60)
 
