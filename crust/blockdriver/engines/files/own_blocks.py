@@ -391,8 +391,9 @@ class OwnBlocks:
         """Look at the extents of families."""
         for family in families:
             began_s = time.monotonic()
-            if self._is_uncommitted and self._is_btrfs():
-                btrfs.commit(self._directories.directory)
+            if self._is_uncommitted:
+                if self._is_btrfs():
+                    btrfs.commit(self._directories.directory)
                 self._is_uncommitted = False
             files = self._files_in(family)
             family.seen = self._counted(files)
