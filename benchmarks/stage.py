@@ -11,11 +11,12 @@ import os
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, Self, cast
+from typing import Protocol, Self
 
 from benchmarks import figures, node
 from crust.blockdriver.driver import Driver, build
 from crust.blockdriver.engines import files
+from crust.rpc.call import Call
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.kubelet import MOUNT, Kubelet
 from tests.support.records import pool_layout
@@ -26,17 +27,8 @@ WARM_UP = 20
 SIZE_BYTES = 256 << 20
 LIMIT = 0.5
 
-
-class _Caller:
-    """The part of a gRPC context that these calls use: a caller without a deadline."""
-
-    method = "/benchmarks/call"
-
-    def time_remaining(self) -> None:
-        """None: as long as it takes."""
-
-
-_NO_CONTEXT = cast("Any", _Caller())
+_CALL = Call("/benchmarks/call")
+"""Of a caller without a deadline."""
 UP, DOWN = "stage and publish", "unpublish and unstage"
 PROGRAMS = "the programs"
 DRIVER = "the driver"
@@ -143,7 +135,7 @@ class InProcess:
             capacity_range=csi_pb2.CapacityRange(required_bytes=size_bytes),
             volume_capabilities=[MOUNT],
         )
-        made = await self.driver.controller.CreateVolume(request, _NO_CONTEXT)
+        made = await self.driver.controller.CreateVolume(request, _CALL)
         return replace(self, volume_id=made.volume.volume_id)
 
     @property
@@ -160,14 +152,14 @@ class InProcess:
             target_path=self._target,
             volume_capability=MOUNT,
         )
-        await self.driver.node.NodePublishVolume(publish, _NO_CONTEXT)
+        await self.driver.node.NodePublishVolume(publish, _CALL)
 
     async def down(self) -> None:
         """Unpublish and unstage."""
         unpublish = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=self.volume_id, target_path=self._target
         )
-        await self.driver.node.NodeUnpublishVolume(unpublish, _NO_CONTEXT)
+        await self.driver.node.NodeUnpublishVolume(unpublish, _CALL)
         await self.unstage()
 
     async def stage(self) -> None:
@@ -175,19 +167,19 @@ class InProcess:
         stage = csi_pb2.NodeStageVolumeRequest(
             volume_id=self.volume_id, staging_target_path=self._staging, volume_capability=MOUNT
         )
-        await self.driver.node.NodeStageVolume(stage, _NO_CONTEXT)
+        await self.driver.node.NodeStageVolume(stage, _CALL)
 
     async def unstage(self) -> None:
         """Unstage the volume."""
         unstage = csi_pb2.NodeUnstageVolumeRequest(
             volume_id=self.volume_id, staging_target_path=self._staging
         )
-        await self.driver.node.NodeUnstageVolume(unstage, _NO_CONTEXT)
+        await self.driver.node.NodeUnstageVolume(unstage, _CALL)
 
     async def delete(self) -> None:
         """Delete the volume."""
         request = csi_pb2.DeleteVolumeRequest(volume_id=self.volume_id)
-        await self.driver.controller.DeleteVolume(request, _NO_CONTEXT)
+        await self.driver.controller.DeleteVolume(request, _CALL)
 
     @property
     def _staging(self) -> str:
