@@ -16,7 +16,7 @@ from crust.blockdriver.controller import topology
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.files import own_blocks
 from crust.blockdriver.engines.files.provisioning import FileProvisioning, NewFileSnapshotSet
-from crust.blockdriver.host import extents
+from crust.blockdriver.host import btrfs, extents
 from crust.blockdriver.services import snapshots
 from crust.core import errors
 from crust.host import answers
@@ -44,6 +44,7 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 small = benches_on("ext4", "xfs", size=512 * MIB)
 shared = benches_on("ext4", "xfs", "btrfs", size=1024 * MIB)
 by_reference = benches_on("xfs", "btrfs", size=1024 * MIB)
+on_btrfs = benches_on("btrfs")
 reserving = benches_on("ext4", "xfs", "btrfs", size=320 * MIB)
 
 
@@ -254,6 +255,26 @@ async def test_snapshots_of_an_unchanged_volume_set_its_blocks_aside_once(
     await bench.co.snapshot(source, "after the last one was deleted")
     await check_set_aside(96 * MIB)
     await down(bench, source)
+
+
+async def test_capacity_on_btrfs_commits_each_deletion_once(
+    on_btrfs: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then the kernel takes what the deleted file shared for shared, and FIEMAP does not."""
+    commit, commits = btrfs.commit, []
+
+    def counted(directory: Place) -> None:
+        commits.append(directory)
+        commit(directory)
+
+    source = await on_btrfs.create("source", size=64 * MIB)
+    taken = await on_btrfs.co.snapshot(source.volume_id)
+    await on_btrfs.co.capacity()
+    monkeypatch.setattr(btrfs, "commit", counted)
+    await on_btrfs.co.delete_snapshot(taken.snapshot_id)
+    for _ in range(2):
+        await on_btrfs.co.capacity()
+        assert len(commits) == 1
 
 
 METADATA_BYTES = 16 * MIB

@@ -233,7 +233,7 @@ def rewrite(path: Path, size: int, share: float, chance: random.Random) -> None:
         os.close(fd)
 
 
-@pytest.mark.parametrize("copy", [None, "snapshot", "clone"])
+@pytest.mark.parametrize("copy", [None, "snapshot", "deleted snapshot", "clone"])
 async def test_volume_rewritten_in_small_pieces_fits_its_size(
     tight: Bench, copy: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,7 +243,9 @@ async def test_volume_rewritten_in_small_pieces_fits_its_size(
     written = await life.made(64 * MIB)
     write_all(life.device(written), 64 * MIB)
     if copy is not None:
-        await (life.snapshot() if copy == "snapshot" else life.clone())
+        await (life.clone() if copy == "clone" else life.snapshot())
+    if copy == "deleted snapshot":
+        await life.delete_snapshot()
     for share in (0.99, 1):
         if left := await tight.co.capacity():
             write_all(life.device(await life.made(left)), left)

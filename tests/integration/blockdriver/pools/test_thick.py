@@ -191,6 +191,15 @@ async def test_growth_without_space_leaves_a_thick_volume_as_it_was(thick: Bench
     assert allocated(thick, volume_id) >= 2 * SIZE
 
 
+async def test_device_of_a_volume_on_btrfs_frees_no_block(on_btrfs: Bench) -> None:
+    """A part of an extent that is discarded stays allocated, and a write there takes another block."""
+    volume_id, target = await in_use(on_btrfs, "v", block(), size=SIZE)
+    write_all(target, 0)
+    assert run("blkdiscard", target) != 0
+    assert allocated(on_btrfs, volume_id) >= SIZE
+    await down(on_btrfs, volume_id)
+
+
 async def test_thick_volume_on_btrfs_is_refused(on_btrfs: Bench) -> None:
     with raised("ThickNotPossible"):
         await on_btrfs.create("v", parameters=CLASS)
