@@ -15,6 +15,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ from examples.drivers import cloud
 from tests.real_kata.orchestrator import DRIVERS
 
 ROOT = Path(__file__).parents[2]
+Volume = tuple[str, str]
+"""A volume's name, and its target."""
 NO_DEVICE = "/dev/crust-no-device-until-claimed/"
 _CALL_S = 200.0
 _SERVES = {"node": "proxy serves", "kata": "registered with the proxy"}
@@ -60,13 +63,17 @@ class Daemon:
 
     process: "subprocess.Popen[bytes]"
 
-    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Send a signal, and wait until it has ended; idempotent. The process that was started waits for it."""
+    def pids(self) -> list[int]:
+        """The daemon; the process that was started waits for it."""
         pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in children] or [pid]
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Send a signal, and wait until it has ended; idempotent."""
         if self.process.poll() is None:
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            for child in children or [str(pid)]:
-                os.kill(int(child), number)
+            for pid in self.pids():
+                os.kill(pid, number)
             self.process.wait(60)
 
 
@@ -78,6 +85,8 @@ class KataNode:
     handler: str
     configuration: Path
     is_rust: bool
+    hypervisor: str
+    """Its table's name in Kata's configuration."""
     state: Path
 
     def __post_init__(self) -> None:
@@ -133,6 +142,10 @@ class KataNode:
         program = str(ROOT / "tests" / "real_kata" / "orchestrator.py")
         return self.run(sys.executable, program, command, name, self.handler, str(self.state))
 
+    def taken_down(self, name: str) -> bool:
+        """Whether a volume is unpublished, unstaged and deleted now."""
+        return self.co("down", name).is_ok
+
     def formatted(self, name: str) -> int:
         """How often the proxy has made the filesystem of a volume."""
         volume = csi_pb2.Volume.FromString((self.state / f"{name}.volume").read_bytes())
@@ -155,10 +168,21 @@ class KataNode:
         record = self.run("cat", f"/run/crust/volumes/{digest}/mountInfo.json").text
         return str(json.loads(record)["device"])
 
+    def machines(self, pod: str = "") -> list[str]:
+        """The processes of the node's virtual machines, or of one sandbox's."""
+        return self.run("pgrep", "-f", "--", f"(api-socket|-name sandbox-).*{pod}").text.split()
+
     def open_in_machines(self) -> str:
         """What the virtual machines of the node have open."""
-        script = "for p in $(pgrep -f api-socket); do ls -l /proc/$p/fd; done"
-        return self.run("sh", "-c", script).text
+        return self.run("ls", "-l", *(f"/proc/{pid}/fd" for pid in self.machines())).text
+
+    def kill(self, pids: list[str]) -> None:
+        """End processes of the node at once."""
+        self.run("kill", "-9", *pids)
+
+    def kill_shim(self, pod: str) -> None:
+        """End the shim of a sandbox at once."""
+        self.kill(self.run("pgrep", "-f", f"containerd-shim-kata.*{pod}").text.split())
 
     def pod(
         self, name: str, handler: str = "", *, attempt: int = 0, annotations: str = "{}"
@@ -230,12 +254,11 @@ def node(
     directory = Path(os.environ.get("KATA_NODE", "/nonexistent"))
     for needed in ("run/in.sh", "run/cri"):
         if not (directory / needed).exists():
-            pytest.fail(
-                f"{directory / needed} is missing: name a node in KATA_NODE, see docs/kata.md",
-                pytrace=False,
+            pytest.exit(
+                f"{directory / needed} is missing: name a node in NODE, see docs/kata.md", 2
             )
     if request.param == "(none)":
-        pytest.fail("KATA_RUNTIMES is empty: name=configuration,…, see docs/kata.md", pytrace=False)
+        pytest.exit("RUNTIMES is empty: name=configuration.toml,…, see docs/kata.md", 2)
     state = tmp_path_factory.mktemp("crust")
     configured = "".join(
         f'[[runtimes]]\nname = "{name}"\nconfiguration = "{path}"\nshim = "{shim}"\n'
@@ -244,8 +267,10 @@ def node(
     (state / "kata.toml").write_text(f'default_runtime = "runc"\n{configured}')
     (state / "node.toml").write_text(_NODE)
     configuration = Path(_runtimes()[request.param][0])
-    is_rust = "name" in tomllib.loads(configuration.read_text())["runtime"]
-    made = KataNode(directory, str(request.param), configuration, is_rust, state)
+    read = tomllib.loads(configuration.read_text())
+    (hypervisor,) = read["hypervisor"]
+    is_rust = "name" in read["runtime"]
+    made = KataNode(directory, str(request.param), configuration, is_rust, hypervisor, state)
     try:
         yield made
     finally:
@@ -262,18 +287,41 @@ def bridge(node: KataNode) -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def volume(
-    request: pytest.FixtureRequest, node: KataNode, bridge: object
-) -> Iterator[tuple[str, str]]:
-    """A published volume: its name, and its target. It is crust's own driver's unless a test says `wrapped`."""
-    name = f"{getattr(request, 'param', 'own')}-{secrets.token_hex(3)}"
-    answer = node.co("up", name)
-    assert answer.is_ok, answer.text
-    node.wait(node.entries)
-    yield name, answer.text.splitlines()[-1]
+def publish(node: KataNode, bridge: object) -> Iterator[Callable[[str], Volume]]:
+    """Publishes a volume of a kind, as `orchestrator` reads it."""
+    names: list[str] = []
+
+    def published(kind: str) -> Volume:
+        names.append(f"{kind}-{secrets.token_hex(3)}")
+        answer = node.co("up", names[-1])
+        assert answer.is_ok, answer.text
+        node.wait(lambda: len(node.entries()) >= len(names))
+        return names[-1], answer.text.splitlines()[-1]
+
+    yield published
     for pod in node.sandboxes():
         node.cri("stopp", pod)
         node.cri("rmp", pod)
-        node.run("sh", "-c", f"kill -9 $(pgrep -f 'api-socket.*{pod}')")  # an orphan
-    node.wait(lambda: not node.run("pgrep", "-f", "api-socket").is_ok)
-    node.wait(lambda: node.co("down", name).is_ok)
+        node.kill(node.machines(pod))  # an orphan
+    node.wait(lambda: not node.machines())
+    for name in names:
+        node.wait(partial(node.taken_down, name))
+
+
+@pytest.fixture
+def volume(request: pytest.FixtureRequest, publish: Callable[[str], Volume]) -> Volume:
+    """A published volume; it is crust's own driver's unless a test says `wrapped`."""
+    return publish(getattr(request, "param", "own"))
+
+
+@pytest.fixture
+def unit() -> Iterator[Path]:
+    """A control group that is named as a unit's; it goes with those that were made beside it."""
+    roots = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
+    slice_ = next(path for path in roots if (path / "cgroup.procs").exists())
+    slice_ /= f"crust-{secrets.token_hex(3)}"
+    (slice_ / "crust-kata.service").mkdir(parents=True)
+    yield slice_ / "crust-kata.service"
+    for group in (*slice_.iterdir(), slice_):
+        if group.is_dir():
+            group.rmdir()

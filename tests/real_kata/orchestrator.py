@@ -8,6 +8,7 @@
 
 The name begins with the driver, `own` or `wrapped`, and a dash; then may follow
     xfs-   another filesystem than ext4: it grows on a host without CAP_SYS_RESOURCE, and has 300 MiB at least
+    grows- its class lets the host grow the filesystem (crust.dev/grow-in)
     ro-    published read-only, after the host has written the file `x`
     long-  a target whose path is too long for Kata
 """
@@ -62,6 +63,8 @@ async def main(command: str, name: str, handler: str, state: str) -> None:
     kubelet = Kubelet(root, of.socket, "/run/crust/inspect.sock", of.controller)
     kubelet.secrets, kubelet.attaches = of.secrets, of.attaches
     wishes = {"crust.dev/defer": "always", "crust.dev/runtime-handler": handler}
+    if "grows" in rest:
+        wishes["crust.dev/grow-in"] = "host"
     kubelet.parameters = {**of.parameters, **wishes}
     try:
         if not remembered.exists():
