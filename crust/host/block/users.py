@@ -18,6 +18,7 @@ itself, until the kubelet binds it.
 
 import enum
 import errno
+import functools
 import os
 import stat
 import time
@@ -74,7 +75,7 @@ class Look:
     mounts: tuple[mountinfo.Mount, ...]
     """Those that may be binds of nodes."""
     loops: tuple[tuple[int, str], ...]
-    """The numbers of the attached loop devices, with their backing files."""
+    """The numbers of the loop devices that may be upon another device, with their backing files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +128,19 @@ def look_at_host(opened: Openers | None = None) -> Look:
     """For several devices; `opened` is an earlier look at all processes. Raises `OSError`, `NotSeen`. Blocks."""
     opened = openers() if opened is None else opened
     mounts, loops = mountinfo.with_texts(*_LINES), []
+    in_memory = [mount for mount in mounts if mount.fs_type in _IN_MEMORY]
+    all_mounts = functools.cache(
+        mountinfo.read_all
+    )  # a text of all pods' mounts, which few nodes need
     for number in loopctl.attached_numbers():
         try:
-            loops.append((number, loopctl.backing_file(number)))
+            backing = loopctl.backing_file(number)
         except OSError as err:
             if err.errno not in _GONE:  # else it was detached meanwhile
                 raise
+            continue
+        if backing == "/" or _is_in_memory(backing, in_memory, all_mounts):
+            loops.append((number, backing))
     return Look(opened, mounts, tuple(loops))
 
 
@@ -393,14 +401,15 @@ def _loops_on(numbers: Collection[Number], seen: Look) -> list[str]:
     it opens such a loop device if that is no larger than the device.
     """
     loops = []
-    in_memory = [mount for mount in seen.mounts if mount.fs_type in _IN_MEMORY]
     below = {
         os.makedev(*number): int(syscalls.read_attribute(f"{_directory(number)}/size")) * 512
         for number in numbers
     }
+    size_bytes = max(below.values(), default=0)
     for number, backing in seen.loops:
         try:
-            if not _is_askable(number, backing, in_memory, max(below.values(), default=0)):
+            # a loop device keeps its size when the device below it grows
+            if backing == "/" and loopctl.size_bytes(number) > size_bytes:
                 continue
             node = loopctl.ensure_node(number)
             with syscalls.closing(os.open(node, os.O_RDONLY)) as fd:
@@ -412,14 +421,14 @@ def _loops_on(numbers: Collection[Number], seen: Look) -> list[str]:
     return loops
 
 
-def _is_askable(
-    number: int, backing: str, in_memory: Sequence[mountinfo.Mount], size_bytes: int
+def _is_in_memory(
+    backing: str,
+    in_memory: Sequence[mountinfo.Mount],
+    all_mounts: Callable[[], Sequence[mountinfo.Mount]],
 ) -> bool:
-    if backing == "/":  # a loop device keeps its size when the device below it grows
-        return loopctl.size_bytes(number) <= size_bytes
     if not any(mount.is_above(backing) for mount in in_memory):
         return False
-    above = mountinfo.listed_above(backing)
+    above = mountinfo.listed_above(backing, all_mounts())
     return above is not None and above.fs_type in _IN_MEMORY
 
 

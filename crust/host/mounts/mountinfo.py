@@ -12,7 +12,7 @@ import re
 import select
 import stat
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from crust.host import answers
@@ -105,13 +105,13 @@ def holding(path: str) -> Mount | None:
         absent=(errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG),
     )
     mount_id = answers.seen(answer)
-    return listed_above(path) if mount_id is None else _of_id(mount_id)
+    return listed_above(path, read_all()) if mount_id is None else _of_id(mount_id)
 
 
-def listed_above(path: str) -> Mount | None:
-    """The deepest mount above a path, and the topmost of several on one directory."""
+def listed_above(path: str, mounts: Iterable[Mount]) -> Mount | None:
+    """The deepest of the mounts above a path, and the topmost of several on one directory."""
     deepest = None
-    for mount in read_all():
+    for mount in mounts:
         if mount.is_above(path) and len(mount.target) >= len(deepest.target if deepest else ""):
             deepest = mount
     return deepest

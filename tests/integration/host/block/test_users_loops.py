@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from crust.core import volumes
 from crust.host.block import devices, holders, loop, loopctl, users
-from crust.host.mounts import mount_api
-from tests.integration.host.conftest import Attach
+from crust.host.mounts import mount_api, mountinfo
+from tests.integration.host.conftest import Attach, run
 
 pytestmark = pytest.mark.root
 
@@ -71,3 +72,32 @@ def test_in_use_asks_no_loop_device_on_a_file(
     monkeypatch.setattr(loopctl, "status", recorded)
     assert not users.in_use(device.path).loops
     assert not {os.stat(attached.path).st_rdev for attached in (device, other)} & set(asked)
+
+
+@pytest.fixture
+def in_memory(tmp_path: Path) -> Iterator[None]:
+    """The files of the test are in memory."""
+    run("mount", "-t", "tmpfs", "tmpfs", str(tmp_path))
+    yield
+    run("umount", str(tmp_path))
+
+
+@pytest.mark.usefixtures("in_memory")
+def test_one_look_for_several_devices_reads_the_mounts_once(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a node without a disk each file may be the node of a device."""
+    attached = [attach(name=f"{at}.img") for at in range(3)]
+    texts: list[tuple[mountinfo.Mount, ...]] = []
+    read_all = mountinfo.read_all
+
+    def recorded() -> tuple[mountinfo.Mount, ...]:
+        texts.append(read_all())
+        return texts[-1]
+
+    monkeypatch.setattr(mountinfo, "read_all", recorded)
+    look = users.look_at_host()
+    for device in attached:
+        source = volumes.BlockSource(device.path, devices.identify(device.path))
+        users.check(source, users.Purpose.GUEST_WRITES, look=lambda: look)
+    assert len(texts) == 1

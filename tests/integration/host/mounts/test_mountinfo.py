@@ -51,7 +51,10 @@ def test_mount_that_holds_path_is_deepest_and_topmost_of_list(
     mount_api.mount_guard(str(inner))
     try:
         for path in (inner, inner / "not" / "there", tmp_path, tmp_path / "absent", "/", "/proc/1"):
-            held, listed = mountinfo.holding(str(path)), mountinfo.listed_above(str(path))
+            held, listed = (
+                mountinfo.holding(str(path)),
+                mountinfo.listed_above(str(path), mountinfo.read_all()),
+            )
             assert held is not None
             assert listed is not None
             assert (held.mount_id, held.target) == (listed.mount_id, listed.target)
