@@ -1,6 +1,7 @@
 #!/bin/sh
-# Builds Kubernetes, etcd, containerd and the plugins of a pod's network into the directory $1, with Go 1.26 or newer.
-# Modules and what Go compiles stay beside it: 5 GB. The versions: tests/support/third_party/kubernetes.
+# Builds Kubernetes, etcd, containerd, the plugins of a pod's network and CSI's sidecars into the directory $1, with Go 1.26
+# or newer, and puts the CustomResourceDefinitions of snapshots there. Modules and what Go compiles stay beside it: 7 GB.
+# The versions: tests/support/third_party/kubernetes.
 set -eu
 directory=$(realpath -m "$1") source=$(realpath tests/support/third_party/kubernetes)
 go=$(tests/find_go.sh "$directory/..")
@@ -16,6 +17,7 @@ for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
 	flags="$flags -X $package.gitVersion=$version -X $package.gitTreeState=clean"
 done
 programs="kube-apiserver kube-controller-manager kube-scheduler kubectl kubelet"
+client=github.com/kubernetes-csi/external-snapshotter/client/v8
 {
 	cd "$source"
 	for program in $programs; do
@@ -23,7 +25,9 @@ programs="kube-apiserver kube-controller-manager kube-scheduler kubectl kubelet"
 	done
 	shift
 	"$go" build -ldflags "$flags" -o "$directory/" ./etcd "$@" &&
-		xargs -n 1 env GOBIN="$directory" "$go" install -ldflags "-s -w" <containerd.txt
+		xargs -n 1 env GOBIN="$directory" "$go" install -ldflags "-s -w" <containerd.txt &&
+		cd sidecars && GOBIN="$directory" "$go" install -ldflags "-s -w" tool &&
+		cat "$("$go" list -m -f '{{.Dir}}' $client)"/config/crd/*snapshot*.yaml >"$directory/../snapshots.yaml"
 } || {
 	echo "error: Kubernetes cannot be built, see above: check the network, and GOPROXY" >&2
 	exit 1

@@ -7,16 +7,30 @@ from pathlib import Path
 import pytest
 
 from tests.support import capabilities
+from tests.support.kubernetes import cluster as clusters
 from tests.support.kubernetes.cluster import Cluster
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    """The control groups of its pods have the name of the run, by which those of a killed one are found."""
-    capabilities.need("mount", "loop", "kubernetes")
+def installed() -> Iterator[Cluster]:
+    """With the values that the page installs. The control groups of its pods have the name of the run, by which those
+    of a killed one are found."""
+    capabilities.need("mount", "loop", "vm", "kubernetes")
     group = f"crust-tests-{Path(tempfile.gettempdir()).name}"
     with (
         tempfile.TemporaryDirectory(prefix="k-", ignore_cleanup_errors=True) as directory,
         Cluster.started(Path(directory), group) as started,
     ):
         yield started
+
+
+@pytest.fixture(scope="session")
+def cluster(installed: Cluster) -> Iterator[Cluster]:
+    """With snapshots, and with a class whose volumes the pod's RuntimeClass decides about."""
+    flags = (
+        "--enable-distributed-snapshotting=true",
+        "--feature-gates=CSIVolumeGroupSnapshot=true",
+    )
+    with installed.plane.snapshots_served(*flags):
+        installed.upgrade(clusters.values())
+        yield installed

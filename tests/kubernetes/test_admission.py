@@ -6,8 +6,7 @@ cluster runs: objects are kept, and nobody acts on them.
 
 import json
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from tests.support import admitted_objects, capabilities, chart, chart_forms
 from tests.support.admission import Object
 from tests.support.admitted_objects import ELSEWHERE, OTHER_SOURCES, changed, content, volume
 from tests.support.kubernetes.control_plane import ControlPlane
-from tests.support.kubernetes.kubectl import Kubectl
+from tests.support.kubernetes.kubectl import Kubectl, until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -29,8 +28,6 @@ RIGHTS = (
     "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
 )  # fmt: skip
 VOLUMES, CONTENTS = "crust-persistentvolumes", "crust-snapshotcontents"
-FOLLOWED_S = 60.0
-"""It is only waited for in a failure."""
 SPEC: Object = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 SNAPSHOTS = "snapshot.storage.k8s.io"
 
@@ -85,13 +82,6 @@ def says(refusal: str, policy: str, words: str) -> bool:
     return f"ValidatingAdmissionPolicy '{policy}'" in refusal and words in refusal
 
 
-def in_force(is_refused: Callable[[], bool]) -> None:
-    """Ask until a policy refuses: the API server reads its own policies by a watch."""
-    ends_s = time.monotonic() + FOLLOWED_S
-    while not is_refused():
-        assert time.monotonic() < ends_s, "the policy is not in force"
-
-
 @dataclass(frozen=True, slots=True)
 class Api:
     """Its users: an administrator, the account with a token of a pod on each node, and with a token of no pod."""
@@ -124,8 +114,9 @@ class Api:
         admin.apply(named(content("node-2"), "theirs"))
         item, change = admitted_objects.of_source("hostPath"), {"metadata": {"labels": {"a": "b"}}}
         kind = "volumesnapshotcontent"
-        in_force(lambda: says(api.refusal_to_make(item), VOLUMES, ""))
-        in_force(lambda: says(api.refusal_to_change(kind, "theirs", change), CONTENTS, ""))
+        # the API server reads its own policies by a watch
+        until(lambda: says(api.refusal_to_make(item), VOLUMES, ""))
+        until(lambda: says(api.refusal_to_change(kind, "theirs", change), CONTENTS, ""))
         return api
 
     def refusal_to_make(self, item: Object, node: str = "node-1") -> str:

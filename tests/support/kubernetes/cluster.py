@@ -1,26 +1,31 @@
-"""A cluster of one node with crust's chart, as docs/kubernetes.md installs it: image, chart, label, claim and pod."""
+"""A cluster of one node, with crust as docs/kubernetes.md installs it, word by word; and objects for its tests."""
 
 import json
+import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tests.support import chart
-from tests.support.kubernetes import images
+from tests.support.kubernetes import images, microvm
 from tests.support.kubernetes.control_plane import NODE, ControlPlane
+from tests.support.kubernetes.daemons import PATH
 from tests.support.kubernetes.kubectl import Kubectl
 from tests.support.kubernetes.node import Node
+from tests.support.pages import page_blocks
 
-VALUES = {
-    "sidecars": {"provisioner": {"image": images.PROVISIONER}, "resizer": {"enabled": False}},
-    "local": {
-        "storageClasses": [{"name": "crust-host", "defer": "never", "allowVolumeExpansion": False}]
-    },
-}
-"""Without csi-resizer no class may allow expansion."""
+DAEMONSET = "daemonset/crust-node"
+OF_CRUST = ("--selector=app.kubernetes.io/name=crust-node", f"--namespace={chart.NAMESPACE}")
+_CLASSES = [
+    {"name": "crust-xfs", "defer": "never", "fsType": "xfs", "allowVolumeExpansion": True},
+    {"name": "by-runtime-class", "defer": "runtime-class", "allowVolumeExpansion": True},
+]
+"""A mounted ext4 grows only for a process with CAP_SYS_RESOURCE, which a machine may not have; xfs grows."""
 _SCRIPT = "trap 'exit 0' TERM; sleep infinity & wait"
 
 
@@ -30,60 +35,119 @@ class Cluster:
 
     kubectl: Kubectl
     node: Node
+    plane: ControlPlane
 
     @classmethod
     @contextmanager
     def started(cls, directory: Path, group: str) -> Iterator["Cluster"]:
-        """The pods of crust are ready when the block begins, and gone before the node ends."""
-        node = Node(directory, images.SHELL, group)
-        control_plane = ControlPlane(directory)
-        loaded = ((images.own(), images.OWN), (images.make(directory), images.TESTS))
-        with node.directories(), control_plane.running(), node.running(control_plane, *loaded):
-            cluster = cls(control_plane.admin, node)
-            cluster.kubectl.wait("create", f"node/{NODE}")
-            cluster.kubectl.wait("condition=Ready", f"node/{NODE}")
-            try:
-                cluster._install()
-                yield cluster
-            finally:
-                cluster.kubectl.run("label", "node", NODE, "crust.dev/enabled-")
-                of_crust = "--selector=app.kubernetes.io/name=crust-node"
-                cluster.kubectl.gone("pods", of_crust, f"--namespace={chart.NAMESPACE}")
+        """Steps 1 to 3 of the page are done when the block begins; crust's pods are gone before the node ends."""
+        plane = ControlPlane(directory)
+        with images.served(directory) as registry:
+            node = Node(directory, registry, group)
+            with node.directories(), plane.running(), node.running(plane):
+                cluster = cls(plane.admin, node, plane)
+                cluster.kubectl.wait("create", f"node/{NODE}")
+                cluster.kubectl.wait("condition=Ready", f"node/{NODE}")
+                cluster.kubectl.apply(_RUNTIME_CLASS)
+                try:
+                    for step in steps()[:3]:
+                        cluster.follow(step)
+                    yield cluster
+                finally:
+                    cluster.kubectl.run("label", "node", NODE, "crust.dev/enabled-")
+                    cluster.kubectl.gone("pods", *OF_CRUST)
 
-    def _install(self) -> None:
-        namespace = f"--namespace={chart.NAMESPACE}"
-        self.kubectl.run("create", "namespace", chart.NAMESPACE)
-        label = "pod-security.kubernetes.io/enforce=privileged"
-        self.kubectl.run("label", "namespace", chart.NAMESPACE, label)
+    def follow(self, step: str, **names: str) -> str:
+        """The output of a step of the page, run by a shell in the checkout; `names` are the words in its place."""
+        for word, value in {"<version>": images.tag(), "NODE": NODE, **names}.items():
+            step = step.replace(word, value)
+        found = {"KUBECONFIG": str(self.kubectl.kubeconfig), "PATH": f"{chart.HELM.parent}:{PATH}"}
         done = subprocess.run(
-            [chart.HELM, f"--kubeconfig={self.kubectl.kubeconfig}", "install", "crust", chart.CHART, namespace,
-             "--set", f"image.tag={images.tag()}", "--values=-"],
-            input=json.dumps(VALUES), text=True, check=False, capture_output=True,
+            ["bash", "-euc", step], cwd=images.CHECKOUT, env={**os.environ, **found},
+            check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{step}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def upgrade(self, values: Mapping[str, Any]) -> None:
+        """Other values of the chart; returns when the updated pod of crust serves."""
+        done = subprocess.run(
+            [chart.HELM, f"--kubeconfig={self.kubectl.kubeconfig}", "upgrade", "crust", chart.CHART,
+             f"--namespace={chart.NAMESPACE}", f"--set=image.tag={images.tag()}", "--values=-"],
+            input=json.dumps(values), text=True, check=False, capture_output=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        self.kubectl.run("label", "node", NODE, "crust.dev/enabled=true")
-        self.kubectl.wait("jsonpath={.status.numberAvailable}=1", "daemonset/crust-node", namespace)
+        self.rolled_out()
+
+    def rolled_out(self) -> None:
+        """Wait until the pod of crust is the newest one, and serves."""
+        status = ("rollout", "status", DAEMONSET, f"--namespace={chart.NAMESPACE}")
+        self.kubectl.run(*status, "--timeout=180s")
+
+    def crust(self, *command: str) -> str:
+        """The output of a command in the pod of crust on the node."""
+        inside = ("exec", DAEMONSET, f"--namespace={chart.NAMESPACE}", "--container=crust", "--")
+        return self.kubectl.run(*inside, "crust", *command)
+
+    def in_guest(self, pod: str, script: str) -> str:
+        """The output of a script in the microVM of a pod, with its volume at /data."""
+        uid = self.kubectl.get("pod", pod)["metadata"]["uid"]
+        (target,) = (each for each in self.node.targets_of_volumes() if uid in each)
+        return microvm.output(target, script)
+
+    def start(self, item: dict[str, Any]) -> None:
+        """Make a pod, and wait until it is ready."""
+        self.kubectl.apply(item)
+        self.kubectl.wait("condition=Ready", f"pod/{item['metadata']['name']}")
+
+    def remove(self, *claims: str) -> None:
+        """Delete claims, and wait until their volumes are gone, also from the disk."""
+        volumes = [self.kubectl.get("pvc", name)["spec"]["volumeName"] for name in claims]
+        self.kubectl.run("delete", "pvc", *claims)
+        self.kubectl.gone("pv", *volumes)
 
 
-def claim(name: str, storage_class: str, size: str = "320Mi") -> dict[str, Any]:
+def values() -> dict[str, Any]:
+    """Those of the chart for the tests: snapshots, and classes beside its own."""
+    given = yaml.safe_load((chart.CHART / "values.yaml").read_text(encoding="utf-8"))
+    classes = [*given["local"]["storageClasses"], *_CLASSES]
+    return {"local": {"storageClasses": classes}, "snapshots": {"enabled": True}}
+
+
+def steps() -> list[str]:
+    """The five steps of docs/kubernetes.md, as the page has them."""
+    return page_blocks.blocks("kubernetes.md")[:5]
+
+
+_RUNTIME_CLASS = {
+    "apiVersion": "node.k8s.io/v1",
+    "kind": "RuntimeClass",
+    "metadata": {"name": microvm.HANDLER},
+    "handler": microvm.HANDLER,
+}
+
+
+def claim(name: str, storage_class: str, size: str = "320Mi", **spec: Any) -> dict[str, Any]:
     """A PersistentVolumeClaim of one pod."""
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": {"name": name},
+        "metadata": {"name": name, "labels": {"claim": name}},
         "spec": {
             "accessModes": ["ReadWriteOncePod"],
             "storageClassName": storage_class,
             "resources": {"requests": {"storage": size}},
+            **spec,
         },
     }
 
 
-def pod(name: str, claim_name: str) -> dict[str, Any]:
+def pod(name: str, claim_name: str, **spec: Any) -> dict[str, Any]:
     """A pod that waits, with the volume of a claim at /data."""
     container = {
         "name": "shell",
         "image": images.SHELL,
+        "imagePullPolicy": "IfNotPresent",
         "command": ["sh", "-c", _SCRIPT],
         "volumeMounts": [{"name": "data", "mountPath": "/data"}],
     }
@@ -96,5 +160,6 @@ def pod(name: str, claim_name: str) -> dict[str, Any]:
             "containers": [container],
             "volumes": [volume],
             "terminationGracePeriodSeconds": 5,
+            **spec,
         },
     }

@@ -17,6 +17,7 @@ from tests.support.kubernetes.kubectl import Kubectl
 
 SERVICE, SERVICES = "10.96.0.1", "10.96.0.0/24"
 NODE, ADDRESS = "node-1", "10.99.0.1"
+_SNAPSHOTS = PROGRAMS.parent / "snapshots.yaml"
 _USERS = {
     "admin": ("admin", "system:masters"),
     "kubelet": (f"system:node:{NODE}", "system:nodes"),
@@ -61,6 +62,14 @@ class ControlPlane:
             ["openssl", "genrsa", "-out", self._key, "2048"], check=True, capture_output=True
         )
         with self._etcd().running(), self._api_server().running():
+            yield
+
+    @contextmanager
+    def snapshots_served(self, *flags: str) -> Iterator[None]:
+        """external-snapshotter's definitions are there, and its snapshot-controller runs while the block does."""
+        self.admin.run("apply", "--server-side", f"--filename={_SNAPSHOTS}")
+        user = f"--kubeconfig={self.kubeconfig('admin')}"
+        with self._daemon("snapshot-controller", user, *flags, notifies=False).running():
             yield
 
     def user(self, name: str, token: str) -> Kubectl:

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,8 @@ class Daemon:
     command: tuple[str, ...]
     directory: Path
     notifies: bool = True
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Beside that of the tests."""
     _process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
 
     @property
@@ -45,7 +47,8 @@ class Daemon:
         ):
             notified.bind(str(address))
             notified.settimeout(START_S)
-            environment = {**os.environ, "PATH": PATH, "NOTIFY_SOCKET": str(address)}
+            given = {"PATH": PATH, "NOTIFY_SOCKET": str(address)}
+            environment = {**os.environ, **given, **self.environment}
             self._process = subprocess.Popen(
                 self.command, stdout=log, stderr=log, cwd="/", env=environment
             )

@@ -2,14 +2,26 @@
 
 import json
 import subprocess
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.support.kubernetes.daemons import PROGRAMS
 
+Answer = TypeVar("Answer")
+
 WITHIN_S = 180
 """It is only waited for in a failure."""
+
+
+def until(asked: Callable[[], Answer]) -> Answer:
+    """Ask until the answer is not empty: for what kubectl cannot watch."""
+    ends_s = time.monotonic() + WITHIN_S
+    while not (answer := asked()):
+        assert time.monotonic() < ends_s, f"not within {WITHIN_S} s: the answer is {answer!r}"
+    return answer
 
 
 @dataclass(frozen=True, slots=True)

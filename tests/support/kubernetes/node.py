@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from crust.host.mounts import mountinfo
+from tests.support.kubernetes import images, microvm
 from tests.support.kubernetes.control_plane import ADDRESS, NODE, SERVICE, ControlPlane
 from tests.support.kubernetes.daemons import PROGRAMS, Daemon
 
@@ -34,6 +35,8 @@ state = "/run/containerd"
 address = "/run/containerd/containerd.sock"
 [plugins."io.containerd.cri.v1.images".pinned_images]
 sandbox = "{sandbox}"
+[plugins."io.containerd.cri.v1.images".registry]
+config_path = "{directory}/registries"
 [plugins."io.containerd.cri.v1.runtime"]
 disable_apparmor = true
 restrict_oom_score_adj = true
@@ -42,6 +45,10 @@ bin_dirs = ["{programs}"]
 conf_dir = "{directory}/cni"
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{handler}]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{handler}.options]
+BinaryName = "{oci_runtime}"
 """
 _NETWORK = {
     "cniVersion": "1.0.0",
@@ -62,29 +69,37 @@ _NETWORK = {
 
 @dataclass(slots=True)
 class Node:
-    """Its files are below `directory`, which must exist; `sandbox` is the image of each pod's first container."""
+    """Its files are below `directory`, which must exist; `registry` is the URL of the one that has all images."""
 
     directory: Path
-    sandbox: str
+    registry: str
     group: str
     kubelet: Daemon = field(init=False)
 
     @contextmanager
-    def running(self, control_plane: ControlPlane, *tars: tuple[Path, str]) -> Iterator[None]:
-        """Containerd and kubelet serve while the block runs; `tars` are images, with the base of their names."""
+    def running(self, control_plane: ControlPlane) -> Iterator[None]:
+        """Containerd, kubelet and a runtime of microVMs serve while the block runs."""
         with ExitStack() as stack:
             self._make_groups()
             stack.callback(self._remove_groups)
-            stack.enter_context(self._containerd().running())
-            for tar, base_name in tars:
-                self._load_images(tar, base_name)
             self.kubelet = self._kubelet(control_plane)
-            stack.enter_context(self.kubelet.running())
+            for daemon in (self._containerd(), microvm.daemon(self.directory), self.kubelet):
+                stack.enter_context(daemon.running())
             yield
 
     def _containerd(self) -> Daemon:
         self._write("cni/pods.conflist", json.dumps(_NETWORK))
-        paths = {"sandbox": self.sandbox, "programs": PROGRAMS, "directory": self.directory}
+        self._write(
+            "registries/_default/hosts.toml",
+            f'[host."{self.registry}"]\ncapabilities = ["pull", "resolve"]\n',
+        )
+        paths = {
+            "sandbox": images.SANDBOX,
+            "programs": PROGRAMS,
+            "directory": self.directory,
+            "handler": microvm.HANDLER,
+            "oci_runtime": microvm.oci_runtime(self.directory),
+        }
         configured = self._write("containerd.toml", _CONTAINERD.format(**paths))
         return Daemon((str(PROGRAMS / "containerd"), f"--config={configured}"), self.directory)
 
@@ -103,18 +118,16 @@ class Node:
         yield from Path(_POOL).rglob("*.img")
 
     def mounts_of_volumes(self) -> list[str]:
-        """The filesystems at the targets of CSI volumes."""
-        pods = mountinfo.below("/var/lib/kubelet/pods")
-        return [mount.fs_type for mount in pods if "kubernetes.io~csi" in mount.target]
+        """The filesystems at the targets of CSI volumes: a guard is a tmpfs."""
+        return [mount.fs_type for mount in _mounts_of_volumes()]
 
-    def _load_images(self, tar: Path, base_name: str) -> None:
-        """Import images for pods."""
-        imported = ("--namespace=k8s.io", "images", "import", f"--base-name={base_name}", str(tar))
-        subprocess.run([PROGRAMS / "ctr", *imported], check=True, capture_output=True)
+    def targets_of_volumes(self) -> list[str]:
+        """The targets of CSI volumes."""
+        return [mount.target for mount in _mounts_of_volumes()]
 
     def _write(self, name: str, text: str) -> Path:
         path = self.directory / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         return path
 
@@ -181,6 +194,11 @@ class Node:
             "clusterDNS": [SERVICE],
             "volumeStatsAggPeriod": "10s",
         }
+
+
+def _mounts_of_volumes() -> list[mountinfo.Mount]:
+    pods = mountinfo.below("/var/lib/kubelet/pods")
+    return [mount for mount in pods if "kubernetes.io~csi" in mount.target]
 
 
 def _hierarchies() -> list[Path]:

@@ -1,4 +1,4 @@
-"""The code blocks of a page of docs/, in their order: fenced, or indented by four spaces or more."""
+"""The code blocks of a page of docs/, in their order: fenced, also in a list, or indented by four spaces or more."""
 
 import textwrap
 from pathlib import Path
@@ -12,7 +12,7 @@ def blocks(page: str) -> list[str]:
     found: list[list[str]] = []
     is_fenced, before = False, ""
     for line in (DOCS / page).read_text(encoding="utf-8").splitlines():
-        if line.startswith(_FENCE):
+        if line.strip().startswith(_FENCE):
             is_fenced = not is_fenced
             if is_fenced:
                 found.append([])

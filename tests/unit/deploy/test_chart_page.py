@@ -10,6 +10,7 @@ import yaml
 from tests.support import chart
 from tests.support.chart import objects, of_kind, one
 from tests.support.chart_forms import FORMS
+from tests.support.kubernetes import images
 
 PAGE = (chart.CHECKOUT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 STEPS = PAGE.partition("\n## Five steps")[2].partition("\n## ")[0]
@@ -57,6 +58,12 @@ def value_at(path: str) -> Any:
     for key in path.split("."):
         found = found[key]
     return found
+
+
+def test_sidecars_of_kubernetes_tests_are_those_of_chart() -> None:
+    modules = (chart.CHECKOUT / "tests/support/third_party/kubernetes/sidecars/go.mod").read_text()
+    built = dict(re.findall(r"kubernetes-csi/external-(\w+)/v\d+ (v\S+)", modules))
+    assert built == {role: name.rpartition(":")[2] for role, name in images.sidecars().items()}
 
 
 def test_values_of_the_pages_exist() -> None:
