@@ -7,9 +7,11 @@ All control groups of pods are below one that has the run's name.
 
 import json
 import os
+import select
+import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +30,7 @@ _SYSCTLS = {
 }
 _POOL = "/var/lib/crust/block"
 _DIRECTORIES = ("/var/lib/kubelet", "/var/lib/crust", "/var/lib/containerd", "/var/log")
+_RUN = ("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
 _CONTAINERD = """version = 3
 root = "/var/lib/containerd"
 state = "/run/containerd"
@@ -75,6 +78,8 @@ class Node:
     registry: str
     group: str
     kubelet: Daemon = field(init=False)
+    _daemons: list[Daemon] = field(init=False)
+    """In the order of their start."""
 
     @contextmanager
     def running(self, control_plane: ControlPlane) -> Iterator[None]:
@@ -83,9 +88,38 @@ class Node:
             self._make_groups()
             stack.callback(self._remove_groups)
             self.kubelet = self._kubelet(control_plane)
-            for daemon in (self._containerd(), microvm.daemon(self.directory), self.kubelet):
+            self._daemons = [self._containerd(), microvm.daemon(self.directory), self.kubelet]
+            for daemon in self._daemons:
                 stack.enter_context(daemon.running())
             yield
+
+    def reboot(self) -> None:
+        """End all of the node but its disks, and start it again; the control plane goes on.
+
+        What was written is synced by the unmounts, so this is no cut of the power.
+        """
+        for daemon in reversed(self._daemons):
+            daemon.end()
+        _end_strangers()
+        self._remove_groups()
+        self._make_groups()
+        for directory in ("/run", "/var/lib/kubelet"):
+            subprocess.run(["umount", "--recursive", directory], check=True)
+        for image in self.images_of_volumes():
+            listed = subprocess.run(
+                ["losetup", "--noheadings", "--output=NAME", f"--associated={image}"],
+                check=True, capture_output=True, text=True,
+            )  # fmt: skip
+            for device in listed.stdout.split():
+                subprocess.run(["losetup", "--detach", device], check=True)
+        _mount(*_RUN)
+        _mount("--bind", self._own("/var/lib/kubelet"), "/var/lib/kubelet")
+        for daemon in self._daemons:
+            daemon.start()
+
+    def _own(self, path: str) -> Path:
+        """What is mounted at a path of the node."""
+        return self.directory / path.replace("/", "_")
 
     def _containerd(self) -> Daemon:
         self._write("cni/pods.conflist", json.dumps(_NETWORK))
@@ -147,12 +181,11 @@ class Node:
 
     def _make_directories(self) -> None:
         _mount("--make-rshared", "/")
-        _mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
+        _mount(*_RUN)
         for path in _DIRECTORIES:
             Path(path).mkdir(parents=True, exist_ok=True)
-            own = self.directory / path.replace("/", "_")
-            own.mkdir()
-            _mount("--bind", own, path)
+            self._own(path).mkdir()
+            _mount("--bind", self._own(path), path)
         for name, value in _SYSCTLS.items():
             given = Path("/run/sysctl") / name
             given.parent.mkdir(parents=True, exist_ok=True)
@@ -194,6 +227,33 @@ class Node:
             "clusterDNS": [SERVICE],
             "volumeStatsAggPeriod": "10s",
         }
+
+
+def _end_strangers() -> None:
+    """Kill all processes in here but this one, those that it descends from, and its descendants."""
+    parents = {int(path.name): _parent(path) for path in Path("/proc").glob("[0-9]*")}
+
+    def line(pid: int | None) -> Iterator[int]:
+        while pid:
+            yield pid
+            pid = parents.get(pid)
+
+    own = set(line(os.getpid()))
+    for pid in [pid for pid in parents if pid not in own and os.getpid() not in line(pid)]:
+        with suppress(ProcessLookupError):
+            ended = os.pidfd_open(pid)
+            with os.fdopen(ended):
+                signal.pidfd_send_signal(ended, signal.SIGKILL)
+                select.select([ended], [], [])
+
+
+def _parent(process: Path) -> int | None:
+    """Its parent's pid; None if it has ended."""
+    try:
+        stat = (process / "stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(stat.rpartition(")")[2].split()[1])
 
 
 def _mounts_of_volumes() -> list[mountinfo.Mount]:
