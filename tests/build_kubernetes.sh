@@ -1,7 +1,7 @@
 #!/bin/sh
-# Builds Kubernetes, etcd, containerd, the plugins of a pod's network and CSI's sidecars into the directory $1, with Go 1.26
-# or newer, and puts the CustomResourceDefinitions of snapshots there. Modules and what Go compiles stay beside it: 7 GB.
-# The versions: tests/support/third_party/kubernetes.
+# Builds Kubernetes with its storage suite, etcd, containerd, the plugins of a pod's network and CSI's sidecars into the
+# directory $1, with Go 1.26 or newer. Beside it are the CustomResourceDefinitions of snapshots, and the modules and what Go
+# compiles: 9 GB. The versions: tests/support/third_party/kubernetes.
 set -eu
 directory=$(realpath -m "$1") source=$(realpath tests/support/third_party/kubernetes)
 go=$(tests/find_go.sh "$directory/..")
@@ -26,6 +26,8 @@ client=github.com/kubernetes-csi/external-snapshotter/client/v8
 	shift
 	"$go" build -ldflags "$flags" -o "$directory/" ./etcd "$@" &&
 		xargs -n 1 env GOBIN="$directory" "$go" install -ldflags "-s -w" <containerd.txt &&
+		"$go" test -c -vet=off -ldflags "-s -w" -o "$directory/e2e.test" ./e2e &&
+		GOBIN="$directory" "$go" install -ldflags "-s -w" tool &&
 		cd sidecars && GOBIN="$directory" "$go" install -ldflags "-s -w" tool &&
 		cat "$("$go" list -m -f '{{.Dir}}' $client)"/config/crd/*snapshot*.yaml >"$directory/../snapshots.yaml"
 } || {

@@ -4,6 +4,8 @@ Crust's image has what a shell of tests needs, and the sidecars' programs need n
 the layers are there once. `make image` builds it; `make kubernetes` builds the sidecars.
 """
 
+import io
+import re
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -22,6 +24,11 @@ SHELL = "docker.io/library/busybox:latest"
 SANDBOX = "registry.k8s.io/pause:tests"
 """What containerd keeps a pod's namespaces with."""
 _SHELLS = (SHELL, SANDBOX)
+_SCRIPTS = {
+    "usr/bin/mount": "#!/bin/sh\nexec cat /proc/self/mounts\n",
+    "usr/bin/nsenter": '#!/bin/sh\nshift 2\nexec chroot /rootfs "$@"\n',
+}
+"""What the suite runs and crust's image lacks. Its nsenter would enter process 1, whose mounts are not the node's."""
 
 
 def tag() -> str:
@@ -45,13 +52,17 @@ def served(directory: Path) -> Iterator[str]:
     base = f"{layout}:{tag()}"
     _umoci("config", "--image", base, "--tag", "shell", *_entrypoint("sleep", "infinity"))
     tags = {_within_registry(name): "shell" for name in _SHELLS}
-    for name in sidecars().values():
-        program = Path(name.partition(":")[0]).name
-        layer = directory / f"{program}.tar"
-        with tarfile.open(layer, "w") as tar:
-            tar.add(PROGRAMS / program, f"usr/bin/{program}")
-        _umoci("raw", "add-layer", "--image", base, "--tag", program, str(layer))
-        _umoci("config", "--image", f"{layout}:{program}", *_entrypoint(program))
+    of_suite = _of_storage_suite()
+    for name in (*sidecars().values(), *of_suite):
+        program = "agnhost" if name in of_suite else Path(name.rpartition(":")[0]).name
+        if program not in tags.values():
+            layer = directory / f"{program}.tar"
+            with tarfile.open(layer, "w") as tar:
+                tar.add(PROGRAMS / program, program)
+                for path, text in _SCRIPTS.items() if name in of_suite else ():
+                    _add_script(tar, path, text)
+            _umoci("raw", "add-layer", "--image", base, "--tag", program, str(layer))
+            _umoci("config", "--image", f"{layout}:{program}", *_entrypoint(f"/{program}"))
         tags[_within_registry(name)] = program
     with registry.serving(layout, tags) as url:
         yield url
@@ -61,6 +72,21 @@ def sidecars() -> dict[str, str]:
     """The images that the chart names, and third_party/kubernetes/sidecars builds, by what each does."""
     named = yaml.safe_load((chart.CHART / "values.yaml").read_text(encoding="utf-8"))["sidecars"]
     return {role: named[role]["image"] for role in ("provisioner", "resizer", "snapshotter")}
+
+
+def _add_script(tar: tarfile.TarFile, path: str, text: str) -> None:
+    entry = tarfile.TarInfo(path)
+    entry.mode, entry.size = 0o755, len(text)
+    tar.addfile(entry, io.BytesIO(text.encode()))
+
+
+def _of_storage_suite() -> list[str]:
+    """The images of Kubernetes' external storage suite that one with a shell and agnhost takes the place of."""
+    listing = (PROGRAMS / "e2e.test", "--list-images")
+    listed = subprocess.run(listing, check=True, capture_output=True, text=True).stdout.split()
+    return [
+        name for name in listed if re.search(r"/e2e-test-images/(agnhost|busybox|nginx):", name)
+    ]
 
 
 def _within_registry(name: str) -> str:
