@@ -107,9 +107,11 @@ async def test_pool_with_snapshot_of_thick_volume_fills_every_volume(on_xfs: Ben
     """It needs new blocks for what it shares, until the snapshot is deleted: no other volume is promised them."""
     bench, names = on_xfs, itertools.count()
 
-    async def fill_all(*ids: str) -> tuple[str, ...]:
+    async def fill_all(*ids: str, least: int) -> tuple[str, ...]:
         """Promise what is left, then write each volume full, after a restart too."""
-        left = await bench.co.capacity(parameters=CLASS)
+        left = 0
+        while left < least:  # xfs frees the blocks of an unlinked file after unlink(2) has returned
+            left = await bench.co.capacity(parameters=CLASS)
         one_more = (
             await bench.create(f"v{next(names)}", block(), size=left, parameters=CLASS)
         ).volume_id
@@ -126,10 +128,10 @@ async def test_pool_with_snapshot_of_thick_volume_fills_every_volume(on_xfs: Ben
     write_all(target, 0)
     taken = await bench.co.snapshot(thick)
     assert before - await bench.co.capacity(parameters=CLASS) >= 2 * SIZE
-    ids = await fill_all(thick)
+    ids = await fill_all(thick, least=MIB)
     await bench.co.delete_snapshot(taken.snapshot_id)
     bench.restart()
-    ids = await fill_all(*ids)
+    ids = await fill_all(*ids, least=SIZE)
     for volume_id in ids:
         assert allocated(bench, volume_id) >= bench.image(volume_id).stat().st_size
         await down(bench, volume_id)
