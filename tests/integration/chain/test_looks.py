@@ -4,29 +4,17 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from crust.host.block import openers
+from tests.support.measures.looks import counted
 from tests.support.nodes.served_node import BlockNode
 
 pytestmark = pytest.mark.root
 
 
-@pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One number for each look."""
-    made: list[int] = []
-    look = openers._all_openers
-
-    def counted() -> openers.Openers:
-        made.append(1)
-        return look()
-
-    monkeypatch.setattr(openers, "_all_openers", counted)
-    return made
-
-
 async def test_host_publish_takes_no_look_and_others_one(
-    chain: BlockNode, looks: list[int]
+    chain: BlockNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    looks = counted(monkeypatch)
+
     async def count(step: Callable[[], Awaitable[object]]) -> int:
         looks.clear()
         await step()

@@ -17,7 +17,7 @@ from crust.core import errors, volumes
 from crust.handoff import claims
 from crust.handoff.claims import State
 from crust.handoff.record import Record
-from crust.host.block import devices, holders, loop, openers
+from crust.host.block import devices, holders, loop
 from crust.host.mounts import mount_api
 from crust.kata import entry, grants, nri
 from crust.kata.entry import Kind
@@ -39,6 +39,7 @@ from tests.integration.kata.conftest import (
 )
 from tests.support import processes
 from tests.support.kata.sandbox import StandInSandbox
+from tests.support.measures.looks import counted
 from tests.support.raised import raised
 from tests.support.records.records import HANDLER
 from tests.support.runtimes.keeper_processes import kill_all_keepers
@@ -324,19 +325,13 @@ async def test_volumes_of_a_container_share_look_and_keeper_changes(
     node: KataNode, device: MakeDevice, one: StandInSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each change of a keeper is a fork of it, and each look reads the open files of all processes."""
-    looks, standbys = list[int](), list[int]()
-    look, ask = openers._all_openers, keepers.Keeper._ask
-
-    def counted() -> openers.Openers:
-        looks.append(1)
-        return look()
+    looks, standbys, ask = counted(monkeypatch), list[int](), keepers.Keeper._ask
 
     def asked(line: keepers.Keeper, *request: Any) -> dict[str, int]:
         counts = ask(line, *request)
         standbys.append(line.pids[1])
         return counts
 
-    monkeypatch.setattr(openers, "_all_openers", counted)
     monkeypatch.setattr(keepers.Keeper, "_ask", asked)
     records = [node.publish(name, device(name).path) for name in "abc"]
     bridge, app = node.bridge(), container(*(record.target.text for record in records))

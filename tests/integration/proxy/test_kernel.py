@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from crust.core import volumes
-from crust.host.block import loop, openers
+from crust.host.block import loop
 from crust.host.files import sealed, target_paths
 from crust.host.mounts import mount_api, mountinfo
 from crust.host.process import syscalls
@@ -23,6 +23,7 @@ from crust.wire.v1 import inspect_pb2
 from tests.support.drivers.fake_driver import MIB, Failure
 from tests.support.faults.refusals import refused
 from tests.support.kubelet import sub_paths
+from tests.support.measures.looks import counted
 from tests.support.nodes.fake_node import FakeNode, node_on
 from tests.support.nodes.places import Places
 from tests.support.raised import raised
@@ -446,14 +447,7 @@ async def test_sdk_claim_blocks_host_mounts_and_unpublish(
 async def test_publish_claim_and_unpublish_look_at_all_processes_once(
     node: FakeNode, ext4_device: loop.LoopDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = openers._all_openers
-    looks: list[None] = []
-
-    def counted() -> openers.Openers:
-        looks.append(None)
-        return look()
-
-    monkeypatch.setattr(openers, "_all_openers", counted)
+    looks = counted(monkeypatch)
     target = node.places.target("one")
     await node.co.publish("vol-1", target)
     assert len(looks) == 1
