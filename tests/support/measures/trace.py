@@ -3,9 +3,9 @@
 A profile function (`sys.setprofile`, in every thread) notes crust's own functions; generated code, lambdas and
 comprehensions do not count. Before a call that processes repeat (a creation, a publish through the proxy) another
 volume has had it, so that no cache that is filled once is in its figure; the stage is the first of its driver. Of
-CreateVolume the files of records are counted too: those opened for reading, and those that are made under their name
-or get it (rename or link), from Python's audit events, and the files and directories that are synced. The syncs
-between two renames are one wait for the disk: none of them orders another.
+CreateVolume and DeleteVolume the files of records are counted too: those opened for reading, and those that are made
+under their name or get it (rename or link), from Python's audit events, and the files and directories that are synced.
+The syncs between two renames are one wait for the disk: none of them orders another.
 """
 
 import argparse
@@ -133,8 +133,10 @@ async def inside_the_driver(trace: Trace, root: str) -> None:
     await bench.unpublish(volume.volume_id, target)
 
     await bench.unstage(volume.volume_id)
-    for made in (volume, *earlier):
+    for made in earlier:
         await bench.delete(made.volume_id)
+    delete = bench.delete(volume.volume_id)
+    await trace.print_call("DeleteVolume (files)", delete, records=True)
     bench.let_go()
 
 
