@@ -4,7 +4,7 @@ A profile function (`sys.setprofile`, in every thread) notes crust's own functio
 comprehensions do not count. Before a call that processes repeat (a creation, a publish through the proxy) another
 volume has had it, so that no cache that is filled once is in its figure; the stage is the first of its driver. Of
 CreateVolume and DeleteVolume the files of records are counted too: those opened for reading, and those that are made
-under their name or get it (rename or link), from Python's audit events, and the files and directories that are synced.
+under their name or get it (rename or link), from Python's audit events, and what is synced.
 The syncs between two renames are one wait for the disk: none of them orders another.
 """
 
