@@ -1,11 +1,6 @@
-"""A pool whose disk is full, hangs or has failed, and a kernel that hides processes, fire their critical alerts.
-
-A real Prometheus has the rules. Their times are promtool's to test: minutes are a second here.
-"""
+"""A pool whose disk is full, hangs or has failed, and a kernel that hides processes, fire their critical alerts."""
 
 import asyncio
-import logging
-import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -20,13 +15,19 @@ from crust.blockdriver.controller import class_parameters
 from crust.blockdriver.engines import files
 from crust.blockdriver.host import fsfreeze
 from crust.blockdriver.services import calls
-from crust.cli.programs import monitoring
 from crust.core.settings import OWN_DRIVER
 from crust.rpc import channel
 from crust.rpc.serving import worker_watch
-from tests.integration.chain.test_prometheus import RULES, fires, free_port, scraped_often, scraping
 from tests.support.co import MIB, Co
 from tests.support.drivers import pools
+from tests.support.prometheus import (
+    fires,
+    free_port,
+    quick_rules,
+    scraped_often,
+    scraping,
+    scraping_this_process,
+)
 
 pytestmark = pytest.mark.root
 
@@ -58,21 +59,6 @@ async def driver_on_disk(root: Path) -> AsyncIterator[Co]:
             yield Co(connected)
 
 
-def quick_rules(directory: Path) -> Path:
-    rules = directory / "rules.yaml"
-    rules.write_text(re.sub(r"for: \d+m", "for: 1s", RULES.read_text()))
-    return rules
-
-
-@asynccontextmanager
-async def scraped(directory: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[str]:
-    """The URL of a Prometheus that reads this process' metrics."""
-    with monitoring.serving("127.0.0.1:0"):
-        (line,) = [vars(record) for record in caplog.records if record.msg == "metrics"]
-        async with scraping(directory, line["address"], quick_rules(directory)) as address:
-            yield address
-
-
 @pytest.mark.parametrize(
     ("fault", "alert", "reason"),
     [
@@ -90,13 +76,12 @@ async def test_disk_of_a_pool_fires_its_critical_alert(
     alert: str,
     reason: str | None,
 ) -> None:
-    caplog.set_level(logging.INFO)
     for period in ("MEASURE_PERIOD_S", "EXAMINE_PERIOD_S"):
         monkeypatch.setattr(drivers, period, 0.2)
     async with driver_on_disk(tmp_path) as co:
         await co.create("thin")
         await co.create("thick", parameters={class_parameters.PROVISIONING: "thick"})
-        async with scraped(tmp_path, caplog) as address:
+        async with scraping_this_process(tmp_path, caplog, quick_rules(tmp_path)) as address:
             await asyncio.to_thread(fault, tmp_path / "state")
             labels = await fires(address, alert)
     assert (labels["severity"], labels["driver"]) == ("critical", OWN_DRIVER)
@@ -107,10 +92,12 @@ async def test_filesystem_that_hangs_fires_its_critical_alert(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writes to it wait for a thaw that does not come, as for a disk that does not answer."""
-    caplog.set_level(logging.INFO)
     monkeypatch.setattr(worker_watch, "CHECK_S", 0.2)
     monkeypatch.setattr(calls, "_LONG_S", 1.0)
-    async with driver_on_disk(tmp_path) as co, scraped(tmp_path, caplog) as address:
+    async with (
+        driver_on_disk(tmp_path) as co,
+        scraping_this_process(tmp_path, caplog, quick_rules(tmp_path)) as address,
+    ):
         frozen = fsfreeze.Freeze(str(tmp_path / "state"))
         try:
             creating = asyncio.create_task(co.create(), name="create")
