@@ -45,4 +45,5 @@ def form(request: pytest.FixtureRequest, containerd: Containerd) -> Iterator[Pod
 
 @pytest.mark.parametrize(("form", "entry"), ENTRIES, indirect=["form"], scope="module")
 async def test_pods_do_what_a_node_must(form: Pod, entry: node_list.Entry) -> None:
-    await entry(form)
+    async with form.cleaned():
+        await entry(form)

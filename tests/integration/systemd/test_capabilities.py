@@ -113,11 +113,12 @@ def without(form: Units, unit: str, capability: str) -> Iterator[None]:
 async def test_unit_needs_each_of_its_capabilities(form: Units, name: str, capability: str) -> None:
     _, unit, needs = NEEDS[name]
     need = needs[capability]
-    if capability != "CAP_SYS_RESOURCE" or growth.has_cap_sys_resource():
-        await need.entry(form)
-    with (
-        without(form, unit, capability),
-        pytest.raises((grpc.aio.AioRpcError, AssertionError)) as failed,
-    ):
-        await need.entry(form)
+    async with form.cleaned():
+        if capability != "CAP_SYS_RESOURCE" or growth.has_cap_sys_resource():
+            await need.entry(form)
+        with (
+            without(form, unit, capability),
+            pytest.raises((grpc.aio.AioRpcError, AssertionError)) as failed,
+        ):
+            await need.entry(form)
     assert need.failure in str(failed.value)

@@ -93,7 +93,8 @@ def form(request: pytest.FixtureRequest, machine: Machine) -> Iterator[Units]:
 
 @pytest.mark.parametrize(("form", "entry"), ENTRIES, indirect=["form"], scope="module")
 async def test_units_do_what_a_node_must(form: Units, entry: node_list.Entry) -> None:
-    await entry(form)
+    async with form.cleaned():
+        await entry(form)
 
 
 def _leaf_mounts(mountinfo: str) -> list[str]:

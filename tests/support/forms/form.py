@@ -9,13 +9,12 @@ import asyncio
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import grpc
-import grpc.aio
 
 from crust.core import deferral_keys
 from crust.core.settings import OWN_DRIVER
@@ -82,6 +81,8 @@ class Form(ABC):
     """Whose volumes the list is about."""
     unseen: str = ""
     """What crust cannot look at in this form on this machine; empty: nothing."""
+    left: "Volume | None" = None
+    """That of an entry that failed."""
 
     @property
     @abstractmethod
@@ -175,6 +176,18 @@ class Form(ABC):
         with self.running("sh", "-c", line):
             yield
 
+    @asynccontextmanager
+    async def cleaned(self) -> AsyncIterator[None]:
+        """After the block the volume of a failed entry is removed, by a node that can do so again."""
+        try:
+            yield
+        finally:
+            if self.left is not None:
+                left, self.left = self.left, None
+                with self.vendors_driver() if left.driver != self.driver else nullcontext():
+                    async with self.called(left.driver) as co:
+                        await replace(left, co=co).remove()
+
 
 @dataclass(frozen=True, slots=True)
 class Volume:
@@ -183,14 +196,18 @@ class Volume:
     co: Co
     created: csi_pb2.Volume
     capability: csi_pb2.VolumeCapability
-    stages: bool = True
-    """Whether the driver has STAGE_UNSTAGE_VOLUME."""
+    driver: str = OWN_DRIVER
     secrets: Mapping[str, str] = field(default_factory=dict)
     """Of the stage."""
 
     @property
     def id(self) -> str:
         return self.created.volume_id
+
+    @property
+    def stages(self) -> bool:
+        """Whether the driver has STAGE_UNSTAGE_VOLUME."""
+        return self.driver == OWN_DRIVER
 
     async def stage(self) -> None:
         if self.stages:
@@ -216,6 +233,11 @@ class Volume:
         if self.stages:
             await self.co.unstage(self.id, STAGING)
 
+    async def remove(self) -> None:
+        await self.unpublish()
+        await self.unstage()
+        await self.co.delete(self.id)
+
 
 @asynccontextmanager
 async def staged(
@@ -227,18 +249,14 @@ async def staged(
     secrets: Mapping[str, str] | None = None,
     **fields: Any,
 ) -> AsyncIterator[Volume]:
-    """A new volume, staged beside a runtime handler; the block unpublishes it."""
+    """A new volume, staged beside a runtime handler; the block unpublishes it, or fails in `form.cleaned`."""
     given, driver = given or capability(), driver or form.driver
     async with form.called(driver) as co, form.handler(features):
         created = await co.create("v", given, **fields)
-        volume = Volume(co, created, given, driver == OWN_DRIVER, secrets or {})
-        try:
-            await volume.stage()
-            yield volume
-            await volume.unstage()
-            await co.delete(volume.id)
-        except BaseException:
-            for undo in (volume.unpublish(), volume.unstage(), co.delete(volume.id)):
-                with suppress(grpc.aio.AioRpcError):  # the next entry shall not fail for this one
-                    await undo
-            raise
+        volume = Volume(co, created, given, driver, secrets or {})
+        form.left = volume
+        await volume.stage()
+        yield volume
+        await volume.unstage()
+        await co.delete(volume.id)
+        form.left = None

@@ -11,7 +11,7 @@ from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.co import MIB, capability
 from tests.support.faults.refusals import until_probe
-from tests.support.forms.form import ANSWER_S, STAGING, TARGET, VENDORS_SOCKET, Form, staged
+from tests.support.forms.form import ANSWER_S, TARGET, VENDORS_SOCKET, Form, staged
 from tests.support.forms.kata_beside import AS_STRANGER, STRANGER
 from tests.support.forms.units import KataUnits, Units
 
@@ -59,13 +59,6 @@ async def device_without_a_node(form: Form) -> None:
     try:
         async with staged(form):
             pass
-    except grpc.aio.AioRpcError:
-        form.output("sh", "-ec", made)
-        async with form.called() as co:  # it can end now what it could not
-            left = await co.create("v", capability())
-            await co.unstage(left.volume_id, STAGING)
-            await co.delete(left.volume_id)
-        raise
     finally:
         form.output("sh", "-ec", made)
 
