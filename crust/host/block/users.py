@@ -22,7 +22,7 @@ import functools
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -41,6 +41,8 @@ T = TypeVar("T")
 _BY_NUMBER = "/sys/dev/block"
 _GONE = (errno.ENOENT, errno.ENXIO, errno.ENODEV)
 """The kernel does not have the device any more."""
+_NODE = "the node of that loop device, which it may open; CAP_MKNOD makes one that is missing"
+"""What LOOP_GET_STATUS64 needs: no file of sysfs names the device below."""
 _PAUSES_S = (0.0, 0.01, 0.05, 0.15)
 """Before each look at a busy device: udev, smartd or the probe of another publish has it for a moment."""
 _FLIGHT_S = 2.0
@@ -405,20 +407,22 @@ def _loops_on(numbers: Collection[Number], seen: Look) -> list[str]:
         os.makedev(*number): int(syscalls.read_attribute(f"{_directory(number)}/size")) * 512
         for number in numbers
     }
-    size_bytes = max(below.values(), default=0)
     for number, backing in seen.loops:
-        try:
-            # a loop device keeps its size when the device below it grows
-            if backing == "/" and loopctl.size_bytes(number) > size_bytes:
-                continue
-            node = loopctl.ensure_node(number)
-            with syscalls.closing(os.open(node, os.O_RDONLY)) as fd:
-                if loopctl.status(fd).backing_device in below:
-                    loops.append(node)
-        except OSError as err:
-            if err.errno not in _GONE:  # else it was detached meanwhile
-                raise
+        loop, question = f"/dev/loop{number}", partial(_is_upon, number, backing, below)
+        if answers.seen(
+            answers.ask(f"the device below {loop}", question, absent=_GONE, needs=_NODE)
+        ):
+            loops.append(loop)
     return loops
+
+
+def _is_upon(number: int, backing: str, sizes_bytes: Mapping[int, int]) -> bool:
+    """Whether a loop device is upon one of the devices, by their numbers. Raises `OSError`."""
+    # a loop device keeps its size when the device below it grows
+    if backing == "/" and loopctl.size_bytes(number) > max(sizes_bytes.values(), default=0):
+        return False
+    with syscalls.closing(os.open(loopctl.ensure_node(number), os.O_RDONLY)) as fd:
+        return loopctl.status(fd).backing_device in sizes_bytes
 
 
 def _is_in_memory(

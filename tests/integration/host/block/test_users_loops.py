@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,22 @@ from crust.host.mounts import mount_api, mountinfo
 from tests.integration.host.conftest import Attach, run
 
 pytestmark = pytest.mark.root
+
+_WITHOUT_NODE = """
+mount -t tmpfs tmpfs /mnt
+cp --archive /dev/null /dev/urandom "$1" /mnt
+mount --move /mnt /dev
+exec setpriv --bounding-set=-mknod --inh-caps=-mknod "$0" -c '
+import sys
+from crust.core import volumes
+from crust.host import answers
+from crust.host.block import devices, users
+device = volumes.BlockSource(sys.argv[1], devices.identify(sys.argv[1]))
+try:
+    users.check(device, users.Purpose.GUEST_WRITES)
+except answers.NotSeen as error:
+    print(error.shown())' "$1"
+"""
 
 
 @contextmanager
@@ -46,7 +63,10 @@ def test_in_use_names_a_loop_device_on_it(attach: Attach, tmp_path: Path) -> Non
 def test_in_use_names_loop_device_of_shortened_path(
     attach: Attach, tmp_path: Path, detached: str
 ) -> None:
-    """A kubelet in a container that ended: its loop device is left, and sysfs has "/" for its path."""
+    """A kubelet in a container that ended: its loop device is left, and sysfs has "/" for its path.
+
+    A daemon that has no node of that device, and may make none, is told so, and does not call the device unused.
+    """
     tree = tmp_path / "kubelet"
     tree.mkdir()
     mount_api.bind(str(tree), str(tree))
@@ -54,6 +74,12 @@ def test_in_use_names_loop_device_of_shortened_path(
         subprocess.run(["umount", "--lazy", str(tree / detached)], check=True)
         assert loopctl.backing_file(int(upper.removeprefix("/dev/loop"))) == "/"
         assert users.in_use(device.path).loops == (upper,)
+        refused = subprocess.run(
+            ["unshare", "--mount", "sh", "-ec", _WITHOUT_NODE, sys.executable, device.path],
+            check=True, capture_output=True, text=True,
+        ).stdout  # fmt: skip
+        assert "(EPERM); it needs the node of that loop device" in refused
+        assert "CAP_MKNOD" in refused
     subprocess.run(["umount", "--recursive", "--quiet", str(tree)], check=False)
 
 
