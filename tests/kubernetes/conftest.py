@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import capabilities
+from tests.support import capabilities, trees
 from tests.support.kubernetes import cluster as clusters
 from tests.support.kubernetes.cluster import Cluster
 
@@ -18,8 +18,8 @@ def installed() -> Iterator[Cluster]:
     capabilities.need("mount", "loop", "vm", "kubernetes")
     group = f"crust-tests-{Path(tempfile.gettempdir()).name}"
     with (
-        tempfile.TemporaryDirectory(prefix="k-", ignore_cleanup_errors=True) as directory,
-        Cluster.started(Path(directory), group) as started,
+        trees.of_mounts("k-") as directory,
+        Cluster.started(directory, group) as started,
     ):
         yield started
 

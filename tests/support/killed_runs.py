@@ -2,8 +2,9 @@
 
 All files of a run lie below a directory /tmp/ct-XXXXXX, whose file `.run` the run's first process has locked until it
 ends (flock(2)); the Makefile makes both. The directory's name is the mark of a run: its processes have it in their
-environment or among their mounts, its loop devices in the name of their file, or their file lies on such a device. A
-run is dead if nobody has the lock. What has no mark stays.
+environment or among their mounts, its loop devices in the name of their file; or a loop device is upon another one of
+the run, as a kubelet's upon a raw volume, or its file lies on one. A run is dead if nobody has the lock. What has no
+mark stays.
 
 Processes end first: a directory that is removed under the mounts of a process takes them out of its namespace, and
 then a filesystem on a loop device keeps the device, whose file keeps the filesystem, and nothing reaches either.
@@ -26,7 +27,8 @@ from pathlib import Path
 
 from crust.blockdriver.host import fsfreeze
 from crust.core import errors
-from crust.host.block import loop
+from crust.host.block import loop, loopctl
+from crust.host.process import syscalls
 from tests.support import trees
 
 RUNS = "/tmp"
@@ -155,7 +157,7 @@ def devices() -> Mapping[str, list[loop.LoopDevice]]:
     ) in every:  # a file may lie on a device that is known to be a run's only in the round before
         for device in every:
             marks = _MARK.findall(f"{device.backing} {device.tag}")
-            name = marks[0] if marks else runs.get(device.file[0])
+            name = marks[0] if marks else runs.get(_below(device))
             if name is not None:
                 runs[_number(device)] = name
     found: defaultdict[str, list[loop.LoopDevice]] = defaultdict(list)
@@ -168,6 +170,18 @@ def devices() -> Mapping[str, list[loop.LoopDevice]]:
 def _number(device: loop.LoopDevice) -> int:
     """As st_dev of a file has it, if the file lies on this device."""
     return os.makedev(device.identity.major, device.identity.minor)
+
+
+def _below(device: loop.LoopDevice) -> int:
+    """The number of the device that it is upon, or that its file lies on."""
+    try:
+        with syscalls.closing(os.open(device.path, os.O_RDONLY)) as descriptor:
+            status = loopctl.status(descriptor)
+    except OSError as err:
+        if err.errno not in (errno.ENXIO, errno.ENOENT):  # another run has detached it meanwhile
+            raise
+        return 0
+    return status.backing_device or status.device
 
 
 def _detach(name: str) -> int:

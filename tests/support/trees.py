@@ -32,6 +32,17 @@ def temporary(prefix: str) -> Iterator[str]:
         remove(path)
 
 
+@contextmanager
+def of_mounts(prefix: str) -> Iterator[Path]:
+    """A new directory, removed after the block but for mount points: these go with the mount namespace of the run."""
+    path = tempfile.mkdtemp(prefix=prefix)
+    try:
+        yield Path(path)
+    finally:
+        with suppress(OSError):
+            remove(path)
+
+
 def _unseal(_: object, path: str, error: tuple[type[BaseException], BaseException, object]) -> None:
     with suppress(errors.CrustError, OSError):
         if isinstance(error[1], PermissionError) and sealed.unseal(path, path):

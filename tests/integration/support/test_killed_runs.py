@@ -1,4 +1,4 @@
-"""A test run that is killed leaves processes, a frozen filesystem and loop devices; the next one removes them."""
+"""A killed test run leaves processes, a frozen filesystem, loop devices and a seal; the next one removes them."""
 
 import os
 import select
@@ -17,12 +17,16 @@ from tests.support import killed_runs
 pytestmark = pytest.mark.root
 
 RUN = """
-import os, signal, subprocess, sys
+import os, signal, subprocess
 from crust.blockdriver.host import fsfreeze
 from crust.host.block import loop
+from crust.host.files import sealed
 from crust.host.mounts import mount_api
 
 directory = os.environ["TMPDIR"]
+subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/mnt"], check=True)
+os.makedirs(f"{directory}/pods/sealed")
+sealed.seal(f"{directory}/pods/sealed", "a target")
 subprocess.run(["mount", "-t", "tmpfs", "tmpfs", directory], check=True)
 open(f"{directory}/disk", "wb").truncate(32 << 20)
 subprocess.run(["mkfs.ext4", "-q", f"{directory}/disk"], check=True)
@@ -31,9 +35,13 @@ os.mkdir(f"{directory}/m")
 subprocess.run(["mount", disk.path, f"{directory}/m"], check=True)
 open(f"{directory}/m/inner", "wb").truncate(1 << 20)
 inner = loop.attach(f"{directory}/m/inner")
+open("/mnt/target", "wb").close()
+mount_api.bind(inner.path, "/mnt/target")
+attach = ["losetup", "--find", "--show", "/mnt/target"]
+raw = subprocess.run(attach, check=True, capture_output=True, text=True).stdout.strip()
 frozen = fsfreeze.Freeze(f"{directory}/m")
 without = subprocess.Popen(["sleep", "infinity"], env={}, start_new_session=True)
-print(os.getpid(), without.pid, disk.path, inner.path, flush=True)
+print(os.getpid(), without.pid, disk.path, inner.path, raw, flush=True)
 signal.pause()
 """
 
