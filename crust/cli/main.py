@@ -31,7 +31,6 @@ from crust.cli.commands import (
     proxy,
     shim,
     status,
-    try_publish,
     uninstall,
     volumes,
 )  # fmt: skip
@@ -71,6 +70,6 @@ def main() -> None:
 
 for _module in (
     bundle, ceph, completion, config, describe, device_writers, doctor, driver, drivers, end_orphan, explain, gc,
-    handlers, install, kata, keeper, node, policy, pool, proxy, shim, status, try_publish, uninstall, volumes,
+    handlers, install, kata, keeper, node, policy, pool, proxy, shim, status, uninstall, volumes,
 ):  # fmt: skip
     main.add_command(_module.command)
