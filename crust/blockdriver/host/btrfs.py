@@ -35,10 +35,7 @@ _DATA = ("data", "mixed")
 def filesystem_id(directory: AnyPath) -> str:
     """The id of the btrfs that has the directory; empty on another filesystem."""
     info = bytearray(_FS_INFO_BYTES)
-    with (
-        syscalls.translating(f"cannot look at {directory}"),
-        syscalls.closing(os.open(directory, os.O_RDONLY | os.O_DIRECTORY)) as fd,
-    ):
+    with syscalls.opened(directory, f"cannot look at {directory}", os.O_DIRECTORY) as fd:
         try:
             fcntl.ioctl(fd, _FS_INFO, info)
         except OSError as err:
@@ -50,10 +47,9 @@ def filesystem_id(directory: AnyPath) -> str:
 
 def commit(directory: AnyPath) -> None:
     """Commit the present transaction. Blocks as long as the disk takes."""
-    with (
-        syscalls.translating(f"cannot commit what was deleted in {directory}"),
-        syscalls.closing(os.open(directory, os.O_RDONLY | os.O_DIRECTORY)) as fd,
-    ):
+    with syscalls.opened(
+        directory, f"cannot commit what was deleted in {directory}", os.O_DIRECTORY
+    ) as fd:
         fcntl.ioctl(fd, _WAIT_SYNC, fcntl.ioctl(fd, _START_SYNC, bytes(8)))
 
 

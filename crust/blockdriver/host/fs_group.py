@@ -53,10 +53,7 @@ def steps(root: str, change: volumes.GroupChange) -> Generator[bool, None, None]
     A caller that ends early closes the generator. Raises `DirectoryDamaged`, `TreeMoved`, and the translated
     `OSError` of a call.
     """
-    with (
-        syscalls.translating(f"cannot change the group of the files in {root}"),
-        syscalls.closing(os.open(root, _OPEN)) as fd,
-    ):
+    with syscalls.opened(root, f"cannot change the group of the files in {root}", _OPEN) as fd:
         status = os.fstat(fd)
         if change.policy is volumes.GroupPolicy.ON_ROOT_MISMATCH and _matches(status, change.gid):
             return

@@ -83,10 +83,7 @@ class Freeze:
 
 def thaw(mountpoint: str) -> None:
     """Let writers continue; not frozen is a success."""
-    with (
-        syscalls.translating(f"cannot thaw {mountpoint}"),
-        syscalls.closing(os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)) as root,
-    ):
+    with syscalls.opened(mountpoint, f"cannot thaw {mountpoint}", os.O_DIRECTORY) as root:
         _thaw(root)
 
 

@@ -292,8 +292,7 @@ def host_network() -> Iterator[None]:
     from pyroute2 import netns  # 10 MiB, which only a driver in a pod's network needs, once it maps
 
     with (
-        syscalls.translating("cannot use the host's network namespace"),
-        syscalls.closing(os.open(_OWN, os.O_RDONLY)) as pod,
+        syscalls.opened(_OWN, "cannot use the host's network namespace") as pod,
         syscalls.closing(os.open(_FIRST, os.O_RDONLY)) as host,
     ):
         netns.setns(host)

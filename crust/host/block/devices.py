@@ -176,10 +176,7 @@ def open_shared(path: str) -> int:
 
 def sync(path: str) -> None:
     """Write back the dirty pages of the device, durably: all writes to its node."""
-    with (
-        syscalls.translating(f"cannot write back {path}"),
-        syscalls.closing(os.open(path, os.O_RDONLY)) as fd,
-    ):
+    with syscalls.opened(path, f"cannot write back {path}") as fd:
         os.fsync(fd)
 
 
@@ -188,10 +185,7 @@ def write_back(path: str) -> None:
 
     It flushes no cache of a disk, so it does not replace `sync`.
     """
-    with (
-        syscalls.translating(f"cannot write back {path}"),
-        syscalls.closing(os.open(path, os.O_RDONLY)) as fd,
-    ):
+    with syscalls.opened(path, f"cannot write back {path}") as fd:
         if _libc.sync_file_range(fd, 0, 0, _WAIT_WRITE_WAIT):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
@@ -210,10 +204,7 @@ def try_exclusive(path: str, access: int = os.O_RDONLY) -> int | None:
 
 def set_readonly(path: str, *, readonly: bool) -> None:
     """Let the device itself refuse writes, or accept them again (BLKROSET)."""
-    with (
-        syscalls.translating(f"cannot set {path} read-only or writable"),
-        syscalls.closing(os.open(path, os.O_RDONLY)) as fd,
-    ):
+    with syscalls.opened(path, f"cannot set {path} read-only or writable") as fd:
         fcntl.ioctl(fd, _BLKROSET, struct.pack("i", int(readonly)))
 
 
@@ -229,10 +220,9 @@ def is_blank(path: str) -> bool:
 
 def reads_zero(path: str, windows: Iterable[tuple[int, int]]) -> bool:
     """Whether the (offset, length) windows of a device or a file hold only zeros; beyond the end counts as zeros."""
-    with (
-        syscalls.translating(f"cannot read {path}", hint="an unreadable device is never formatted"),
-        syscalls.closing(os.open(path, os.O_RDONLY | os.O_NONBLOCK)) as fd,
-    ):
+    with syscalls.opened(
+        path, f"cannot read {path}", os.O_NONBLOCK, hint="an unreadable device is never formatted"
+    ) as fd:
         size = os.lseek(fd, 0, os.SEEK_END)
         if not size:  # a device that was detached meanwhile: "blank" would be true of it
             raise errors.NotReady(f"{path} has no size", hint="attach it first")

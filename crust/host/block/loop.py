@@ -139,10 +139,7 @@ def scratch(size_bytes: int) -> Iterator[Scratch]:
 
 def refresh_size(device: LoopDevice) -> None:
     """Make the device as large as its file now is (LOOP_SET_CAPACITY): growing the file does not change it."""
-    with (
-        syscalls.translating(f"cannot resize {device.path}"),
-        syscalls.closing(os.open(device.path, os.O_RDONLY)) as fd,
-    ):
+    with syscalls.opened(device.path, f"cannot resize {device.path}") as fd:
         if not _is_same(device, fd):
             raise errors.NotFound(f"{device.path} is no longer attached to {device.backing}")
         fcntl.ioctl(fd, loopctl.SET_CAPACITY)
@@ -150,10 +147,7 @@ def refresh_size(device: LoopDevice) -> None:
 
 def keep_blocks(device: LoopDevice) -> None:
     """Have the device free no block of its file: it refuses a discard, and writes zeros where it would unmap."""
-    with (
-        syscalls.translating(f"cannot keep the blocks of {device.backing}"),
-        syscalls.closing(os.open(device.path, os.O_RDONLY | os.O_CLOEXEC)) as fd,
-    ):
+    with syscalls.opened(device.path, f"cannot keep the blocks of {device.backing}") as fd:
         if not _is_same(device, fd):
             raise errors.NotFound(f"{device.path} is no longer attached to {device.backing}")
         if loopctl.frees_blocks(device.number):

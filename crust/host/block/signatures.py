@@ -84,10 +84,7 @@ def probe(path: str) -> Signature:
     Raises `NotFound`, `AmbiguousSignature`, `ProbeFailed`, `CannotConfine`, `CrustError` for a device that cannot be
     read.
     """
-    with (
-        syscalls.translating(f"cannot open {path}"),
-        syscalls.closing(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd,
-    ):
+    with syscalls.opened(path, f"cannot open {path}", os.O_NONBLOCK) as fd:
         # a loop device that was detached meanwhile
         if not os.lseek(fd, 0, os.SEEK_END):
             raise ProbeFailed(path, "it has no size")

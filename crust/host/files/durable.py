@@ -240,10 +240,7 @@ def write_staged(
     It needs no rename and no sync of its name: `publish_directory` makes file and name visible and durable at once.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with (
-        syscalls.translating(f"cannot write {shown or path}"),
-        syscalls.closing(os.open(path, flags, 0o600)) as fd,
-    ):
+    with syscalls.opened(path, f"cannot write {shown or path}", flags) as fd:
         os.fchmod(fd, mode)  # the umask must not decide
         unwritten = memoryview(data)
         while unwritten:

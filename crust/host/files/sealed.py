@@ -11,7 +11,6 @@ right to set it is CAP_LINUX_IMMUTABLE. All functions block.
 
 import os
 import tempfile
-from contextlib import AbstractContextManager
 
 from crust.core import errors
 from crust.host.files import attributes
@@ -20,12 +19,13 @@ from crust.host.files.durable import AnyPath
 from crust.host.process import syscalls
 
 NEEDS = "CAP_LINUX_IMMUTABLE"
+_DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def seal(path: AnyPath, shown: object) -> bool:
     """Seal the directory; False if its filesystem has no such attribute. Raises `errors.CrustError` with `shown`."""
     action, hint = f"cannot make {shown} immutable", f"it needs {NEEDS}"
-    with syscalls.translating(action, hint=hint), _opened(path) as directory:
+    with syscalls.opened(path, action, _DIRECTORY, hint=hint) as directory:
         return attributes.change(directory, IMMUTABLE, IMMUTABLE) is not None
 
 
@@ -33,7 +33,7 @@ def unseal(path: AnyPath, shown: object) -> bool:
     """Take the seal off; returns whether there was one. An absent path, a file and a link have none."""
     action, hint = f"{shown} stays immutable", f"it needs {NEEDS}"
     try:
-        with syscalls.translating(action, hint=hint), _opened(path) as directory:
+        with syscalls.opened(path, action, _DIRECTORY, hint=hint) as directory:
             before = attributes.change(directory, IMMUTABLE, 0)
     except (errors.NotFound, syscalls.FileInTheWay):
         return False
@@ -48,11 +48,5 @@ def try_to_seal() -> None:
 
 def is_offered(path: AnyPath) -> bool:
     """Whether the filesystem of this directory has the attribute. Raises `errors.CrustError`."""
-    with syscalls.translating(f"cannot read the attributes of {path}"), _opened(path) as directory:
+    with syscalls.opened(path, f"cannot read the attributes of {path}", _DIRECTORY) as directory:
         return attributes.of(directory) is not None
-
-
-def _opened(path: AnyPath) -> AbstractContextManager[int]:
-    return syscalls.closing(
-        os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    )

@@ -24,6 +24,7 @@ from crust.host.files.durable import AnyPath
 from crust.host.process import syscalls
 
 _KEEP_SIZE, _UNSHARE_RANGE = 0x01, 0x40
+_WRITE = os.O_RDWR | os.O_NOFOLLOW
 
 
 class NotAnImage(errors.Corrupt):
@@ -49,21 +50,16 @@ def create(path: AnyPath, size_bytes: int, *, in_place: bool = False) -> None:
 
     With `in_place` btrfs writes over its blocks: without copy-on-write, as an empty file alone can become.
     """
-    with syscalls.translating(f"cannot create the image {path}"):
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with _opened(path, flags) as fd:
-            if in_place:
-                attributes.change(fd, NO_COPY_ON_WRITE, NO_COPY_ON_WRITE)
-            os.ftruncate(fd, size_bytes)
-            os.fsync(fd)
+    with _opened(path, f"cannot create the image {path}", _WRITE | os.O_CREAT | os.O_EXCL) as fd:
+        if in_place:
+            attributes.change(fd, NO_COPY_ON_WRITE, NO_COPY_ON_WRITE)
+        os.ftruncate(fd, size_bytes)
+        os.fsync(fd)
 
 
 def grow(path: AnyPath, size_bytes: int) -> int:
     """Make the image at least `size_bytes` large, durably; returns its size."""
-    with (
-        syscalls.translating(f"cannot grow the image {path}"),
-        _opened(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC) as fd,
-    ):
+    with _opened(path, f"cannot grow the image {path}") as fd:
         size = os.fstat(fd).st_size
         if size < size_bytes:
             os.ftruncate(fd, size_bytes)
@@ -78,10 +74,7 @@ def allocate(path: AnyPath, start: int, end: int, *, is_clone: bool = False) -> 
     free as the part has, also where they are allocated. After an error the image may have some blocks more, also
     beyond its size.
     """
-    with (
-        syscalls.translating(f"cannot allocate the blocks of {path}"),
-        _opened(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC) as fd,
-    ):
+    with _opened(path, f"cannot allocate the blocks of {path}") as fd:
         mode = _KEEP_SIZE | _UNSHARE_RANGE if is_clone else _KEEP_SIZE
         syscalls.fallocate(fd, mode, start, end - start)
         os.fsync(fd)
@@ -89,10 +82,7 @@ def allocate(path: AnyPath, start: int, end: int, *, is_clone: bool = False) -> 
 
 def free_beyond_size(path: AnyPath) -> None:
     """Free the blocks beyond the image's size."""
-    with (
-        syscalls.translating(f"cannot free blocks of {path}"),
-        _opened(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC) as fd,
-    ):
+    with _opened(path, f"cannot free blocks of {path}") as fd:
         os.ftruncate(fd, os.fstat(fd).st_size)
 
 
@@ -110,10 +100,7 @@ def is_hole(path: AnyPath) -> bool:
 
     Data that only the page cache has counts as data, and so does each byte on a filesystem that cannot tell.
     """
-    with (
-        syscalls.translating(f"cannot look for the data of {path}"),
-        _opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) as fd,
-    ):
+    with _opened(path, f"cannot look for the data of {path}", os.O_NOFOLLOW) as fd:
         if not os.fstat(fd).st_size:
             return False
         try:
@@ -145,8 +132,8 @@ def names(directory: AnyPath, suffix: str) -> Iterator[str]:
 
 
 @contextmanager
-def _opened(path: AnyPath, flags: int) -> Iterator[int]:
-    with syscalls.closing(open_file(path, flags)) as fd:
+def _opened(path: AnyPath, what: str, flags: int = _WRITE) -> Iterator[int]:
+    with syscalls.translating(what), syscalls.closing(open_file(path, flags)) as fd:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise NotAnImage(str(path))
         yield fd

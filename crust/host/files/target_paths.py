@@ -78,10 +78,7 @@ def parent_of(target: TargetPath, roots: Sequence[str]) -> Iterator[int]:
     """
     root = root_of(target, roots)
     above, _, _ = target.text[len(root.rstrip("/")) + 1 :].rpartition("/")
-    with (
-        syscalls.translating(f"cannot reach {target}"),
-        syscalls.closing(os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as directory,
-    ):
+    with syscalls.opened(root, f"cannot reach {target}", os.O_PATH | os.O_DIRECTORY) as directory:
         try:
             parent = syscalls.open_beneath(directory, above or ".")
         except OSError:

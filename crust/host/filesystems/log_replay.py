@@ -31,10 +31,7 @@ def is_due(path: str, fs_type: str) -> bool:
     superblock = superblocks.find(path, fs_type)
     if superblock is None or fs_type != "xfs":
         return superblock is not None and superblock.needs_replay
-    with (
-        syscalls.translating(f"cannot read the log of {path}"),
-        syscalls.closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd,
-    ):
+    with syscalls.opened(path, f"cannot read the log of {path}") as fd:
         start, length = _place(os.pread(fd, _BLOCK_BYTES, 0))
         if not 0 < start < start + length <= superblock.size_bytes:
             raise superblocks.InvalidSuperblock(path, fs_type, "its log is not inside of it")

@@ -241,8 +241,5 @@ def _field(code: str, data: bytes, offset: int) -> int:
 
 def _read(path: str, offset: int) -> tuple[bytes, int]:
     """1024 bytes at the offset, and the size of the device."""
-    with (
-        syscalls.translating(f"cannot read the superblock of {path}"),
-        syscalls.closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd,
-    ):
+    with syscalls.opened(path, f"cannot read the superblock of {path}") as fd:
         return os.pread(fd, 1024, offset).ljust(1024, b"\0"), os.lseek(fd, 0, os.SEEK_END)

@@ -70,10 +70,9 @@ def grow_mounted(mountpoint: str, fs_type: str) -> None:
             f"no {fs_type} is mounted at {mountpoint}",
             hint="stage the volume first",
         )
-    with (
-        syscalls.translating(f"cannot grow the {fs_type} at {mountpoint}"),
-        syscalls.closing(os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)) as fd,
-    ):
+    with syscalls.opened(
+        mountpoint, f"cannot grow the {fs_type} at {mountpoint}", os.O_DIRECTORY
+    ) as fd:
         _grow(fd, fs_type, mount.source)
 
 

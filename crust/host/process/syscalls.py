@@ -213,6 +213,15 @@ def closing(descriptor: int) -> Iterator[int]:
         os.close(descriptor)
 
 
+@contextmanager
+def opened(
+    path: str | os.PathLike[str], what: str, flags: int = os.O_RDONLY, *, hint: str = ""
+) -> Iterator[int]:
+    """A descriptor of the path, of a new file with mode 0600. An `OSError`, also of the block, as `translating`."""
+    with translating(what, hint=hint), closing(os.open(path, flags, 0o600)) as descriptor:
+        yield descriptor
+
+
 def _raising(function: Callable[..., int]) -> Callable[..., int]:
     """A function of the C library that raises `OSError`."""
 

@@ -79,10 +79,9 @@ class Reserve:
     def keep(self) -> None:
         """Fill the reserve again; if the disk is full now, the next call does. Another failure is in the log."""
         try:
-            with (
-                syscalls.translating(f"cannot fill {self._path}"),
-                syscalls.closing(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)) as fd,
-            ):
+            with syscalls.opened(
+                self._path, f"cannot fill {self._path}", os.O_WRONLY | os.O_CREAT
+            ) as fd:
                 os.posix_fallocate(fd, 0, _RESERVE_BYTES)
         except errors.Exhausted:
             return
