@@ -20,9 +20,9 @@ import pytest
 from crust.core import errors, volumes
 from crust.handoff import claims
 from crust.host import answers
-from crust.host.block import loop
 from crust.host.mounts import mount_api
 from crust.host.process import arguments, commands, open_files, processes
+from crust_conformance.runtimes import scratch_device
 from crust_conformance.runtimes.runtime_process import RuntimeNotUsable, RuntimeProcess
 from crust_conformance.runtimes.testing import FakeProxy
 
@@ -45,7 +45,7 @@ class RuntimeUnderTest(RuntimeProcess):
         self._sandboxes: set[str] = set()
         self._targets: dict[str, bool] = {}
         self._devices = contextlib.ExitStack()
-        self._scratch: dict[str, loop.Scratch] = {}
+        self._scratch: dict[str, scratch_device.ScratchDevice] = {}
 
     async def close(self) -> None:
         """End the command, and remove what the last case has left, also what the command itself held."""
@@ -78,7 +78,7 @@ class RuntimeUnderTest(RuntimeProcess):
 
     def device(self, size: int = SIZE) -> str:
         """A blank device, which is removed after the case."""
-        scratch = self._devices.enter_context(loop.scratch(size))
+        scratch = self._devices.enter_context(scratch_device.blank(size))
         self._scratch[scratch.path] = scratch
         return scratch.path
 

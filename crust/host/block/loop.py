@@ -84,7 +84,7 @@ def attach(
         if once and (devices := of_open_file(file)):
             return _only_usable(backing, devices)
         with syscalls.translating(f"cannot attach {backing} to a loop device"):
-            number, fd = _configure(file, loopctl.DIRECT_IO * direct_io, tag or str(backing))
+            number, fd = configure(file, loopctl.DIRECT_IO * direct_io, tag or str(backing))
             with syscalls.closing(fd):
                 return _describe(number, loopctl.status(fd))
 
@@ -101,40 +101,6 @@ def _locked(file: int, backing: AnyPath) -> Iterator[None]:
         yield
     finally:
         locks.unlock(file)
-
-
-@dataclass(frozen=True, slots=True)
-class Scratch:
-    """A device in memory."""
-
-    path: str
-    _memory: int
-    _fd: int
-
-    def grow(self, size_bytes: int) -> None:
-        """Make it larger, as a volume is expanded."""
-        with syscalls.translating(f"cannot resize {self.path}"):
-            os.ftruncate(self._memory, size_bytes)
-            fcntl.ioctl(self._fd, loopctl.SET_CAPACITY)
-
-
-@contextmanager
-def scratch(size_bytes: int) -> Iterator[Scratch]:
-    """A blank device in memory, while the block runs.
-
-    The kernel detaches it at its last close, so a killed process leaves no device.
-    """
-    with (
-        syscalls.translating("cannot make a scratch device"),
-        syscalls.closing(os.memfd_create("crust-scratch")) as memory,
-    ):
-        os.ftruncate(memory, size_bytes)
-        number, configured = _configure(memory, loopctl.AUTOCLEAR, "crust-scratch")
-        # not for writing: the process of such a descriptor would be a user of the device
-        with syscalls.closing(configured):
-            held = os.open(loopctl.ensure_node(number), os.O_RDONLY | os.O_CLOEXEC)
-        with syscalls.closing(held):
-            yield Scratch(loopctl.ensure_node(number), memory, held)
 
 
 def refresh_size(device: LoopDevice) -> None:
@@ -230,8 +196,8 @@ def is_attached(device: LoopDevice) -> bool:
         return False  # the number itself was removed
 
 
-def _configure(backing_fd: int, flags: int, name: str) -> tuple[int, int]:
-    """Attach to a free number; returns the number and an open descriptor of the device."""
+def configure(backing_fd: int, flags: int, name: str) -> tuple[int, int]:
+    """Attach an open file to a free number; returns that, and an open descriptor of the device. Raises `OSError`."""
     config = loopctl.configuration(backing_fd, flags, name)
     for _ in range(_ATTEMPTS):
         with syscalls.closing(os.open("/dev/loop-control", os.O_RDWR)) as control:
