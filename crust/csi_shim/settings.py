@@ -27,7 +27,8 @@ class ShimSettings(ProgramSettings):
     """`crust shim`."""
 
     gone: ClassVar[Mapping[str, str]] = {
-        "defer": "the proxy decides: set `defer` in its table of the driver"
+        **ProgramSettings.gone,
+        "defer": "the proxy decides: set `defer` in its table of the driver",
     }
 
     socket: SocketPath
