@@ -34,39 +34,42 @@ RESCAN_S = 5.0
 rest less than a hundredth.
 """
 
-_Kinds = list[type[watchdog_events.FileSystemEvent]]
+Kinds = tuple[type[watchdog_events.FileSystemEvent], ...]
 
-_TOUCHES: _Kinds = [
+TOUCHES: Kinds = (
     watchdog_events.DirDeletedEvent,
     watchdog_events.DirAttribEvent,
     # Its inotify mask includes attribute changes. So does that of DirModifiedEvent, but with that one watchdog adds
     # an event of the root to every other event.
     watchdog_events.FileModifiedEvent,
-]
+)
 """The events that runtimes cause, and the deletion of the root."""
 
-_EVENTS: _Kinds = [
-    *_TOUCHES,
+RENAMES: Kinds = (
+    watchdog_events.DirDeletedEvent,
     watchdog_events.FileMovedEvent,
     watchdog_events.FileDeletedEvent,
     watchdog_events.DirMovedEvent,
-]
-"""Without events of opening and closing: each scan would cause more of them, without end."""
+)
+"""The events of entries that appear and disappear, and the deletion of the root. No event is one of opening and
+closing: each scan would cause more of them, without end.
+"""
 
 
 class Watch:
     """Hints that something in the directory `root` may have changed. An async context manager and iterator.
 
-    `touches_only` is for the process that publishes: it knows the entries that it renames itself, and watchdog's work
-    for each of these events would delay its next step. It finds renames by other processes at the next periodic scan.
+    `TOUCHES` alone are for the process that publishes: it knows the entries that it renames itself, and watchdog's
+    work for each of these events would delay its next step. `RENAMES` alone are for a process that asks which volumes
+    are published, and claims some of them itself. Each finds the other changes at the next periodic scan.
     """
 
     def __init__(
-        self, root: str, *, rescan_s: float | None = None, touches_only: bool = False
+        self, root: str, *, rescan_s: float | None = None, kinds: Kinds = (*TOUCHES, *RENAMES)
     ) -> None:
         self.root = root
         self._rescan_s = RESCAN_S if rescan_s is None else rescan_s
-        self._events = _TOUCHES if touches_only else _EVENTS
+        self._kinds = kinds
         self._hint = asyncio.Event()
         self._observer: BaseObserver | None = None
         self._watched: tuple[ObservedWatch, tuple[int, int]] | None = None
@@ -150,7 +153,7 @@ class Watch:
             return
         try:
             watch = self._observer.schedule(
-                _EventBridge(self), self.root, recursive=False, event_filter=self._events
+                _EventBridge(self), self.root, recursive=False, event_filter=list(self._kinds)
             )
         except OSError as err:
             # The root was deleted again, or inotify's limits are reached. Periodic scans still find every change.

@@ -12,7 +12,7 @@ from crust.core import errors, volumes
 from crust.handoff.entry import Looks
 from crust.handoff.record import Record
 from crust.handoff.store import Store
-from crust.handoff.watch import Watch
+from crust.handoff.watch import RENAMES, Watch
 from crust.host.process import workers
 from crust.kata import entry
 
@@ -36,7 +36,7 @@ class Placeholders:
 
     async def keep(self) -> None:
         """Look until cancelled."""
-        async with Watch(self._store.root) as watch:
+        async with Watch(self._store.root, kinds=RENAMES) as watch:  # a claim is a touch
             async for _ in watch:
                 await workers.run(self.look_at_volumes)
 

@@ -122,7 +122,7 @@ class Looks:
         If looks keep failing, `end` is called: a proxy that sees no claims and no changes must be restarted.
         """
         root, health = self._entries.store.root, self._entries.health
-        async with watch.Watch(root, rescan_s=rescan_s, touches_only=True) as hints:
+        async with watch.Watch(root, rescan_s=rescan_s, kinds=watch.TOUCHES) as hints:
 
             async def follow() -> None:
                 async for _ in hints:

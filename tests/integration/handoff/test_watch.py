@@ -23,7 +23,7 @@ from crust.handoff.directories import UntrustedDirectory
 from crust.handoff.entry import Entry
 from crust.handoff.layout import Layout
 from crust.handoff.store import Store
-from crust.handoff.watch import Watch
+from crust.handoff.watch import RENAMES, Kinds, Watch
 from crust.runtime_handler.blocking import resolve_source
 from tests.support.records.records import TARGET, a_record
 
@@ -104,8 +104,8 @@ async def test_each_change_of_an_entry_is_a_hint(store: Store, looking: Watch) -
 class CountingWatch(Watch):
     """Counts the hints before they coalesce."""
 
-    def __init__(self, root: str) -> None:
-        super().__init__(root, rescan_s=HOUR_S)
+    def __init__(self, root: str, **kinds: Kinds) -> None:
+        super().__init__(root, rescan_s=HOUR_S, **kinds)
         self.hints = 0
 
     def notify(self) -> None:
@@ -123,6 +123,18 @@ async def test_hidden_names_cause_no_hint(store: Store) -> None:
             os.rmdir(f"{store.root}/.gone-x")
         # events keep their order: when its hint is there, all others were handled
         store.write(a_record())
+        async with asyncio.timeout(DEADLINE_S):
+            await anext(aiter(looking))
+        assert looking.hints == 1
+
+
+async def test_claim_is_no_hint_where_renames_are_asked_for(store: Store) -> None:
+    """A runtime's daemon that claims many volumes would scan beside each claim."""
+    store.write(a_record())
+    async with CountingWatch(store.root, kinds=RENAMES) as looking:
+        await anext(aiter(looking))
+        claims.touch(store.layout.entry(TARGET))
+        _unpublish(store)  # events keep their order
         async with asyncio.timeout(DEADLINE_S):
             await anext(aiter(looking))
         assert looking.hints == 1
