@@ -190,7 +190,8 @@ def check_configuration(runtime: KataRuntime, configuration: dict[str, Any]) -> 
 def _check_hypervisor(path: Path, kind: Kind, name: str, hypervisor: dict[str, Any]) -> None:
     """Raise KataUnfit for a hypervisor that cannot work."""
     table = f"[hypervisor.{name}]"
-    shares = kind is Kind.GO and hypervisor.get("disable_block_device_use", True) is not False
+    forbids = hypervisor.get("disable_block_device_use", kind is Kind.GO) is not False
+    lacks_disk = "share the host's directory" if kind is Kind.GO else "attach no disk"
     driver = _driver(kind, hypervisor)
     refused = (
         (
@@ -200,13 +201,13 @@ def _check_hypervisor(path: Path, kind: Kind, name: str, hypervisor: dict[str, A
             "[hypervisor.clh]",
         ),
         (
-            kind is Kind.RUST and name != "clh",
-            f"{table}: with runtime-rs the machine of a sandbox is found by Cloud Hypervisor's socket",
-            "name a configuration with [hypervisor.clh], or Kata's Go runtime",
+            kind is Kind.RUST and name not in ("clh", "qemu"),
+            f"{table}: with runtime-rs the process of Cloud Hypervisor or QEMU alone is found",
+            "name a configuration with [hypervisor.qemu] or [hypervisor.clh]",
         ),
         (
-            shares,
-            f"{table} disable_block_device_use is not false: Kata would share the host's directory",
+            forbids and (kind is Kind.GO or name == "qemu"),
+            f"{table} disable_block_device_use is not false: Kata would {lacks_disk}",
             f"set disable_block_device_use = false in {table}",
         ),
         (

@@ -1,9 +1,13 @@
-"""Kata's runtime-rs with Cloud Hypervisor: its sockets, the sandbox's share, and statistics by the guest's agent.
+"""Kata's runtime-rs: the machine of a sandbox, the sandbox's share, and statistics by the guest's agent.
 
-The runtime names neither a machine's process nor its devices in a file. The machine is the process that listens at
-/run/kata/<sandbox>/ch-api.sock: the kernel names it. The runtime makes an empty directory in the sandbox's share for
-each mount; its name contains the last part of the mount's destination, and gives the guest's path. The directory
-stays until the sandbox ends. If two mounts have the same last part, neither has statistics.
+The runtime names neither a machine's process nor its devices in a file. Cloud Hypervisor is the process that listens
+at /run/kata/<sandbox>/ch-api.sock: the kernel names it. QEMU is the process that the container engine names, if its
+own arguments say `-name sandbox-<sandbox>`. All other processes are no candidates, because any user can write these
+arguments. The sockets of QEMU are no help: each takes one client, which is Kata's shim.
+
+The runtime makes an empty directory in the sandbox's share for each mount; its name contains the last part of the
+mount's destination, and gives the guest's path. The directory stays until the sandbox ends. If two mounts have the
+same last part, neither has statistics.
 
 If two containers have one volume, the end of the first makes the runtime forget the device, which stays attached: the
 next container would attach the device twice, and mount the filesystem twice. So a container is refused while the
@@ -18,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from socket import AF_VSOCK, SOCK_NONBLOCK, SOCK_STREAM, socket
 
 from google.protobuf.message import DecodeError
 
@@ -25,6 +30,7 @@ from crust.core import errors, volumes
 from crust.handoff.record import Record
 from crust.host import answers
 from crust.host.block import devices, openers
+from crust.host.process import arguments
 from crust.kata import evidence, mux, shim_socket, ttrpc
 from crust.kata.evidence import Kind, Use, VmUnknown
 from crust.rpc.serving import sockets
@@ -32,7 +38,8 @@ from crust.wire.kata.v1 import agent_pb2
 
 _GUEST = "/run/kata-containers/shared/containers/passthrough"
 _NAME = re.compile(r"[0-9a-f]{10}-[0-9a-f]{8}-(?P<last>.+)", re.DOTALL)
-_URL = re.compile(r"hvsock://(?P<path>/[^:\s]{1,107}):(?P<port>\d{1,5})")
+_HYBRID_URL = re.compile(r"hvsock://(?P<path>/[^:\s]{1,107}):(?P<port>\d{1,5})")
+_VSOCK_URL = re.compile(r"vsock://(?P<cid>\d{1,10}):(?P<port>\d{1,5})")
 _READ_BYTES = 4096
 _LINE_BYTES = 64
 _LIMIT_BYTES = 64 * 1024
@@ -54,8 +61,11 @@ class RustRuntime(evidence.KataBuild):
         evidence.check_id(sandbox_id)
         path = f"{self.root}/{sandbox_id}/ch-api.sock"
         pid = sockets.listener(path)
+        if pid is None and arguments.has(engine_pid, "-name", f"sandbox-{sandbox_id}"):
+            pid = engine_pid
         if pid is None:
-            raise VmUnknown(sandbox_id, f"no process listens at {path}")
+            why = f"no process listens at {path}, and the engine names no QEMU of it"
+            raise VmUnknown(sandbox_id, why)
         evidence.check_machine(sandbox_id, pid, engine_pid)
         return pid
 
@@ -121,11 +131,9 @@ class RustRuntime(evidence.KataBuild):
             answer = await shim_socket.get(
                 f"{self.root}/{use.sandbox_id}/shim-monitor.sock", "/agent-url"
             )
-            url = _URL.fullmatch(answer.decode("ascii", "replace").strip())
-            if url is None:
-                raise ValueError("the shim names no agent behind a hybrid vsock")
+            url = answer.decode("ascii", "replace").strip()
             try:
-                return parsed(await _called(url["path"], int(url["port"]), use.guest_path))
+                return parsed(await _called(url, use.guest_path))
             except mux.ProtocolViolated as err:
                 raise ValueError("an answer that is not ttrpc") from err
 
@@ -149,18 +157,40 @@ def _last(destination: str) -> str:
     return os.path.basename(destination.rstrip("/"))
 
 
-async def _called(path: str, port: int, guest_path: str) -> bytes:
-    """GetVolumeStats of the agent behind a hypervisor's hybrid vsock. Raises OSError and ValueError."""
-    reader, writer = await asyncio.open_unix_connection(path, limit=_LINE_BYTES)
+async def _called(url: str, guest_path: str) -> bytes:
+    """GetVolumeStats of the agent at an address as its shim tells it. Raises OSError and ValueError."""
+    reader, writer = await _opened(url)
     try:
-        writer.write(f"CONNECT {port}\n".encode())
-        if not (await reader.readline()).startswith(b"OK "):
-            raise ValueError("the hypervisor does not connect to the agent")
         request = agent_pb2.VolumeStatsRequest(volume_guest_path=guest_path)
         writer.write(ttrpc.request(1, "grpc.AgentService", "GetVolumeStats", request))
         return await _response(reader)
     finally:
         writer.close()
+
+
+async def _opened(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection by vsock(7), or by the hypervisor's hybrid vsock on a unix socket."""
+    if vsock := _VSOCK_URL.fullmatch(url):
+        connected = socket(AF_VSOCK, SOCK_STREAM | SOCK_NONBLOCK)
+        try:
+            address = (int(vsock["cid"]), int(vsock["port"]))
+            await asyncio.get_running_loop().sock_connect(connected, address)
+            return await asyncio.open_connection(sock=connected)
+        except BaseException:
+            connected.close()
+            raise
+    hybrid = _HYBRID_URL.fullmatch(url)
+    if hybrid is None:
+        raise ValueError("the shim names no agent behind a vsock")
+    reader, writer = await asyncio.open_unix_connection(hybrid["path"], limit=_LINE_BYTES)
+    try:
+        writer.write(f"CONNECT {hybrid['port']}\n".encode())
+        if not (await reader.readline()).startswith(b"OK "):
+            raise ValueError("the hypervisor does not connect to the agent")
+    except BaseException:
+        writer.close()
+        raise
+    return reader, writer
 
 
 async def _response(reader: asyncio.StreamReader) -> bytes:

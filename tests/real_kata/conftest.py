@@ -89,6 +89,11 @@ class KataNode:
     """Its table's name in Kata's configuration."""
     state: Path
 
+    @property
+    def has_orphans(self) -> bool:
+        """Whether a machine outlives its shim: the engine's clean-up ends QEMU by the state of the Go runtime."""
+        return self.is_rust or self.hypervisor != "qemu"
+
     def __post_init__(self) -> None:
         self.drop_in = self.configuration.parent / "config.d" / "99-crust-test.toml"
         driver = ("--socket", _INNER, "--state-dir", "/var/lib/crust/vendor", "--node-id", "node")

@@ -152,10 +152,12 @@ def running(node: KataNode, id_: str) -> Iterator[sandbox.StandInSandbox]:
 
 
 @contextmanager
-def running_rust(node: KataNode, id_: str) -> Iterator[sandbox.StandInRustSandbox]:
+def running_rust(
+    node: KataNode, id_: str, hypervisor: str = "clh"
+) -> Iterator[sandbox.StandInRustSandbox]:
     """The same of runtime-rs."""
     directory = node.directory
-    with sandbox.running_rust(directory / "rs", directory / "shares", id_) as made:
+    with sandbox.running_rust(directory / "rs", directory / "shares", id_, hypervisor) as made:
         try:
             yield made
         finally:

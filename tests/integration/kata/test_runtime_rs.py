@@ -1,11 +1,13 @@
 """What is different with Kata's runtime-rs: one container at a time has a volume, no group, the shim's version."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from crust.host.block import devices, loop, users
+from crust.kata import keeper_watch
 from crust.kata.entry import Kind
 from crust.kata.preflight import KataUnfit
 from tests.integration.kata.conftest import (
@@ -14,11 +16,13 @@ from tests.integration.kata.conftest import (
     KataNode,
     container,
     end,
+    keeper_pids,
     pod,
     running,
     running_rust,
     soon,
 )
+from tests.support import processes
 from tests.support.kata.sandbox import StandInRustSandbox
 from tests.support.raised import raised
 
@@ -98,6 +102,39 @@ async def test_next_attempt_gets_the_volume_after_a_failed_one(
     one.create_container("container-0003", record.device, "/data0")
     await bridge.start(pod(), container(record.target.text, id_="container-0003"), soon())
     assert rs.kind(record) is Kind.PLACEHOLDER
+
+
+async def test_machine_of_qemu_has_volume_until_it_ends(rs: KataNode, device: MakeDevice) -> None:
+    """No file or socket names it: only the process that the engine names, with the sandbox's name, may claim."""
+    record = rs.publish("a", device("a").path)
+    app = container(record.target.text)
+    with running_rust(rs, ONE, "qemu") as qemu, running_rust(rs, TWO, "qemu") as other:
+        for named in (0, other.pid):
+            with raised("VmUnknown", match="the engine names no QEMU of it"):
+                await rs.bridge().create(pod(pid=named), app, soon())
+            assert rs.claim(record) is None
+        bridge, of_qemu = rs.bridge(), pod(pid=qemu.pid)
+        await bridge.create(of_qemu, app, soon())
+        qemu.create_container(app.id, record.device, "/data0")
+        await bridge.start(of_qemu, app, soon())
+        watch = keeper_watch.KeeperWatch(rs.grants(), rs.runtimes())
+        _kill_keepers(rs, ONE)
+        try:
+            await watch.look_at_keepers()  # the engine names no process to it
+        finally:
+            watch.close()
+        second = container(record.target.text, pod_id=TWO, id_="container-0002")
+        with raised("HeldBySandbox"):
+            await rs.bridge().create(pod(TWO, pid=other.pid), second, soon())
+        end(rs, qemu)
+        await rs.bridge().create(pod(TWO, pid=other.pid), second, soon())
+
+
+def _kill_keepers(node: KataNode, sandbox_id: str) -> None:
+    pids = keeper_pids(node, sandbox_id)
+    with processes.ending(*pids):
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
 
 
 async def test_path_in_guest_is_noted_from_start_to_end(

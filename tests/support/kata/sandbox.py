@@ -3,8 +3,8 @@
 The files have the keys and the order that the real shims 3.30.0 and 4.1.0 wrote, as far as crust reads them. The
 process has the sandbox's id among its arguments, as cloud-hypervisor has it in the path of its API socket, and opens
 and closes devices on command, as the real one does when a container is created and ends. With runtime-rs it listens
-at that socket, and the runtime makes an empty directory in the sandbox's share for each mount. Another process is the
-shim, by its arguments alone.
+at that socket, or has the name that runtime-rs gives to QEMU, and the runtime makes an empty directory in the
+sandbox's share for each mount. Another process is the shim, by its arguments alone.
 """
 
 import json
@@ -145,10 +145,16 @@ def running(root: Path, id_: str) -> Iterator[StandInSandbox]:
 
 
 @contextmanager
-def running_rust(root: Path, shares: Path, id_: str) -> Iterator[StandInRustSandbox]:
-    """A sandbox of runtime-rs whose virtual machine runs while the block does."""
+def running_rust(
+    root: Path, shares: Path, id_: str, hypervisor: str = "clh"
+) -> Iterator[StandInRustSandbox]:
+    """A sandbox of runtime-rs whose virtual machine, `clh` or `qemu`, runs while the block does."""
     (root / id_).mkdir(parents=True)
-    with a_shim(id_) as shim, _machine("--api-socket", str(root / id_ / "ch-api.sock")) as process:
+    machine = {
+        "clh": ("--api-socket", str(root / id_ / "ch-api.sock")),
+        "qemu": ("-name", f"sandbox-{id_}"),
+    }[hypervisor]
+    with a_shim(id_) as shim, _machine(*machine) as process:
         sandbox = StandInRustSandbox(root, id_, process, shim, shares)
         try:
             yield sandbox

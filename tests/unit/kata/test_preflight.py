@@ -14,6 +14,7 @@ from tests.support.raised import raised
 
 HANDLER = volumes.HandlerName("kata")
 RUST = "[hypervisor.clh]\n[runtime]\nname = 'virt_container'\n"
+RUST_QEMU = RUST.replace("clh]", "qemu]\nblock_device_driver = '{}'")
 FIT = (
     "[hypervisor.clh]\ndisable_block_device_use = false\nblock_device_driver = 'virtio-blk'\n"
     "[runtime]\nenable_debug = false\n"
@@ -68,8 +69,14 @@ def _written(path: Path, text: str) -> Path:
             FIT.replace("\n[r", "\nshared_fs = 'virtio-9p'\n[r"),
             "shared_fs is virtio-9p, and virtio-fs alone",
         ),
-        (RUST.replace("clh", "qemu"), "found by Cloud Hypervisor's socket"),
+        (RUST.replace("clh", "openvmm"), "process of Cloud Hypervisor or QEMU alone is found"),
         (RUST.replace("[r", "block_device_driver = 'virtio-scsi'\n[r"), "and virtio-blk-pci alone"),
+        (RUST_QEMU.format("nvdimm"), "attaches a read-only volume writable"),
+        (
+            RUST_QEMU.format("virtio-scsi").replace("[r", "disable_block_device_use = true\n[r"),
+            "disable_block_device_use is not false: Kata would attach no disk",
+        ),
+        (RUST_QEMU.format("virtio-scsi"), "is qemu, and clh alone was run.*set unproven = true"),
         ("[hypervisor]\nclh = 1", "no table"),
         ("[hypervisor.clh", "cannot be read"),
     ],
@@ -169,12 +176,13 @@ def test_untested_runtime_needs_setting_and_broken_one_never_passes(
     with pytest.raises(KataUnfit, match="drops the options"):
         check_configuration(_runtime(path, shim), read(path))
     assert check_configuration(_runtime(path, shim, unproven=True), read(path)).version == (3, 30)
+    _written(path, RUST_QEMU.format("virtio-scsi"))
+    assert check_configuration(_runtime(path, shim, unproven=True), read(path)).kind is Kind.RUST
     _written(path, RUST.replace("clh", "remote"))
     with pytest.raises(KataUnfit, match="peer pods"):
         check_configuration(_runtime(path, shim, unproven=True), read(path))
     for never, why in (
-        ("qemu", "found by Cloud Hypervisor's socket"),
-        ("openvmm", "found by Cloud Hypervisor's socket"),
+        ("openvmm", "process of Cloud Hypervisor or QEMU alone is found"),
         ("dragonball", "a thread of the shim"),
         ("firecracker", "attaches every disk writable"),
         ("stratovirt", "never run with crust"),

@@ -1,7 +1,9 @@
-"""Kata's runtime-rs: the machine by the socket that it listens at, the guest's paths, and the agent's own bytes."""
+"""Kata's runtime-rs: the machine by its socket or its name, the guest's paths, and the agent's own bytes."""
 
 import asyncio
+import errno
 import os
+import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -18,6 +20,7 @@ from crust.host.block import devices, openers
 from crust.kata import rust_runtime
 from crust.kata.evidence import Use
 from crust.kata.rust_runtime import RustRuntime
+from tests.support.faults import lies
 from tests.support.kata import sandbox
 from tests.support.kata.sandbox import StandInRustSandbox
 from tests.support.raised import raised
@@ -82,6 +85,23 @@ def test_listener_that_is_not_of_sandbox_is_not_its_machine(
     assert not runtime.has("sandbox-unknown")
     with raised("VmUnknown"):
         runtime.vm_of("../../etc")
+
+
+def test_qemu_is_the_named_process_that_has_sandboxs_name(
+    short: Path, runtime: RustRuntime
+) -> None:
+    root, shares = short / "kata", short / "shares"
+    with (
+        sandbox.running_rust(root, shares, ID, "qemu") as running,
+        sandbox.running_rust(root, shares, f"{ID}-2", "qemu") as other,
+    ):
+        assert runtime.vm_of(ID, running.pid) == running.pid
+        for named in (0, other.pid, os.getpid(), running.shim.pid):
+            with raised("VmUnknown", match="the engine names no QEMU of it"):
+                runtime.vm_of(ID, named)
+        unseen = lies.Concerns(frozenset({f"/proc/{running.pid}/cmdline"}), ())
+        with lies.failing(unseen, lies.Failure(0, errno.EACCES)), pytest.raises(NotSeen):
+            runtime.vm_of(ID, running.pid)
 
 
 def test_disk_of_an_ended_container_is_waited_for(
@@ -187,10 +207,57 @@ async def test_the_agent_is_asked_with_its_own_bytes(short: Path, runtime: RustR
     assert (inodes.unit, inodes.total, inodes.used) == (volumes.UsageUnit.INODES, 16384, 11)
 
 
+class _HostVsock(socket.socket):
+    """vsock(7) of a host with one guest, whose ports are unix sockets of the directory `ports`."""
+
+    ports: Path
+
+    def __init__(self, family: int, kind: int) -> None:
+        assert family == socket.AF_VSOCK
+        super().__init__(socket.AF_UNIX, kind)
+
+    def connect(self, address: object) -> None:
+        assert isinstance(address, tuple)
+        cid, port = address
+        if cid != 3:
+            raise OSError(errno.ENODEV, "No such device")
+        super().connect(f"{self.ports}/{port}.sock")
+
+
+@pytest.fixture
+def vsock(short: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of the guest's ports."""
+    monkeypatch.setattr(_HostVsock, "ports", short, raising=False)
+    monkeypatch.setattr(rust_runtime, "socket", _HostVsock)
+    return short
+
+
+async def test_agent_of_qemu_is_asked_by_vsock(
+    short: Path, vsock: Path, runtime: RustRuntime
+) -> None:
+    asked: list[bytes] = []
+
+    async def agent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readexactly(len(CALL)))
+        writer.write(ANSWER)
+        writer.close()
+
+    async with (
+        await asyncio.start_unix_server(agent, str(vsock / "1024.sock")),
+        _sockets(short / "kata", "vsock://3:1024", b""),
+    ):
+        stats = await runtime.stats(a_record(), Use(ID, "container-1", GUEST))
+    assert asked == [CALL]
+    assert stats.usage[0].total == 57381888
+
+
+@pytest.mark.usefixtures("vsock")
 @pytest.mark.parametrize(
     ("url", "answers"),
     [
-        ("vsock://3:1024", [b""]),
+        ("vsock://3:1025", [b""]),
+        ("vsock://4:1024", [b""]),
+        ("vsock://three:1024", [b""]),
         ("", [b""]),
         ("hvsock://{0}/ch-vm.sock:1024", [b"NO\n"]),
         ("hvsock://{0}/ch-vm.sock:1024", [b"OK 1\n"]),
