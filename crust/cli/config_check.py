@@ -18,8 +18,8 @@ from crust.cli.programs import PROGRAMS, daemons
 from crust.core import credentials, errors
 from crust.core.settings import loading
 from crust.core.settings.program import ProgramSettings
-from crust.inspection import output, refusals, screen, show
-from crust.inspection.output import Column, Format
+from crust.inspection import Format, output, refusals, screen, show
+from crust.inspection.output import Column
 
 
 @dataclass(frozen=True, slots=True)

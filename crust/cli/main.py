@@ -3,6 +3,8 @@
 Packages are imported when their command runs: `crust status` should not pay for the driver.
 """
 
+import importlib
+import pkgutil
 import sys
 from typing import Any
 
@@ -10,30 +12,7 @@ import click
 
 import crust
 from crust.blockdriver.commands import ceph, pool
-from crust.cli.commands import (
-    bundle,
-    completion,
-    config,
-    describe,
-    device_writers,
-    doctor,
-    driver,
-    drivers,
-    end_orphan,
-    explain,
-    gc,
-    handlers,
-    install,
-    kata,
-    keeper,
-    node,
-    policy,
-    proxy,
-    shim,
-    status,
-    uninstall,
-    volumes,
-)  # fmt: skip
+from crust.cli import commands
 from crust.core import errors
 from crust.inspection import refusals
 
@@ -68,8 +47,8 @@ def main() -> None:
     """Hand CSI volumes to unpatched microVM runtimes."""
 
 
-for _module in (
-    bundle, ceph, completion, config, describe, device_writers, doctor, driver, drivers, end_orphan, explain, gc,
-    handlers, install, kata, keeper, node, policy, pool, proxy, shim, status, uninstall, volumes,
-):  # fmt: skip
+for _found in pkgutil.iter_modules(commands.__path__, f"{commands.__name__}."):
+    main.add_command(importlib.import_module(_found.name).command)
+for _module in (ceph, pool):
     main.add_command(_module.command)
+main.commands = dict(sorted(main.commands.items()))  # the order of its man page

@@ -3,15 +3,17 @@
 import functools
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import click
 
+from crust.inspection import Format
+
 if TYPE_CHECKING:  # it imports rich, which would slow down each start of a daemon
-    from crust.inspection.output import Format
-    from crust.inspection.show import Question
+    from crust.inspection import show
 
 Command = Callable[..., None]
+Question: TypeAlias = "show.Question"
 
 RUN_DIR = click.option(
     "--run-dir", default="/run/crust", show_default=True, help="The proxy's run directory."
@@ -20,7 +22,7 @@ FORMAT = click.option(
     "-o",
     "--output",
     "form",
-    type=click.Choice(["table", "wide", "json", "yaml", "name"]),
+    type=click.Choice(get_args(Format)),
     default="table",
     show_default=True,
 )
@@ -30,11 +32,11 @@ _CODES = """\b
     3 the proxy does not answer, 130 interrupted."""
 
 
-def shows(ask: Callable[..., "Question | None"]) -> Command:
+def shows(ask: "Callable[..., Question | None]") -> Command:
     """A command that prints the answer to its question, once or at each change; for None it prints nothing."""
 
     @functools.wraps(ask)
-    def command(run_dir: str, form: "Format", *, watch: bool, **options: Any) -> None:
+    def command(run_dir: str, form: Format, *, watch: bool, **options: Any) -> None:
         if (question := ask(**options)) is not None:
             from crust.inspection import screen
 

@@ -11,14 +11,12 @@ import enum
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from rich import cells
 from rich.text import Text
 
 from crust.core.printable import printable
-
-Format = Literal["table", "wide", "json", "yaml", "name"]
 
 GOOD, BUSY, BAD = "green", "yellow", "bold red"
 _TITLE = "bold"

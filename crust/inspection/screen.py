@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.text import Text
 
 from crust.core import errors
-from crust.inspection import daemon_calls, output, show
+from crust.inspection import Format, daemon_calls, output, show
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -28,9 +28,7 @@ _REFRESH_S = 5.0
 """For facts without events: whether the drivers answer, and ages."""
 
 
-def print_answers(
-    run_dir: str, question: show.Question, form: output.Format, *, watch: bool
-) -> int:
+def print_answers(run_dir: str, question: show.Question, form: Format, *, watch: bool) -> int:
     """Print the answer; returns the exit code."""
     try:
         if watch:
@@ -46,13 +44,13 @@ def print_answers(
         return 0
 
 
-def print_once(answer: show.Shown, form: output.Format) -> int:
+def print_once(answer: show.Shown, form: Format) -> int:
     """Print an answer; returns the exit code."""
     _printed(Console(), answer.rendered(form))
     return 0 if answer.healthy else 1
 
 
-async def _watch(run_dir: str, question: show.Question, form: output.Format) -> None:
+async def _watch(run_dir: str, question: show.Question, form: Format) -> None:
     console = Console()
     with ExitStack() as stack:
         display = _putter(console, form, stack)
@@ -65,7 +63,7 @@ async def _watch(run_dir: str, question: show.Question, form: output.Format) -> 
 
 
 async def _follow(
-    run_dir: str, question: show.Question, form: output.Format, display: Callable[[Text], None]
+    run_dir: str, question: show.Question, form: Format, display: Callable[[Text], None]
 ) -> None:
     async with daemon_calls.inspecting(run_dir) as stub:
         events = await daemon_calls.events_of(stub)  # later changes are events
@@ -82,7 +80,7 @@ async def _follow(
             event.cancel()
 
 
-def _putter(console: Console, form: output.Format, stack: ExitStack) -> Callable[[Text], None]:
+def _putter(console: Console, form: Format, stack: ExitStack) -> Callable[[Text], None]:
     """The function that shows an answer in place of the last one, or after it."""
     if console.is_terminal and form != "json":
         live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))

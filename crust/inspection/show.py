@@ -10,7 +10,7 @@ from rich.text import Text
 
 from crust.core import errors
 from crust.host.process import arguments, hidden, open_files
-from crust.inspection import daemon_calls, output, probes, views
+from crust.inspection import Format, daemon_calls, output, probes, views
 from crust.inspection.daemon_calls import Stub
 from crust.wire.v1 import inspect_pb2
 
@@ -26,7 +26,7 @@ class Shown:
     table: Callable[[bool], Text]
     healthy: bool = True
 
-    def rendered(self, form: output.Format) -> Text:
+    def rendered(self, form: Format) -> Text:
         """The text of one format, without the last line's end."""
         if form == "json":
             return Text(output.document(self.document))

@@ -1,13 +1,8 @@
 """`crust pool`."""
 
-from typing import TYPE_CHECKING
-
 import click
 
-from crust.inspection.options import shows
-
-if TYPE_CHECKING:  # it imports rich, which would slow down each start of a daemon
-    from crust.inspection.show import Question
+from crust.inspection.options import Question, shows
 
 
 @click.group("pool", invoke_without_command=True)

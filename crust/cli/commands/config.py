@@ -2,15 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from crust.cli.programs import PROGRAMS
+from crust.inspection import Format
 from crust.inspection.options import FORMAT
-
-if TYPE_CHECKING:  # it imports rich, which would slow down each start of a daemon
-    from crust.inspection.output import Format
 
 
 @click.group("config")
@@ -27,7 +24,7 @@ def command() -> None:
     help="The settings file. Default: /etc/crust/<program>.toml.",
 )
 @FORMAT
-def config_check(programs: tuple[str, ...], path: Path | None, form: "Format") -> None:
+def config_check(programs: tuple[str, ...], path: Path | None, form: Format) -> None:
     """Show the settings that daemons would use, with their sources. Default: all programs with a file in /etc/crust.
 
     No daemon is started. Exit codes: 0 the settings are good, 1 some are refused, 2 the command cannot be understood.

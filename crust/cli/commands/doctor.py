@@ -1,21 +1,18 @@
 """`crust doctor`."""
 
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
+from crust.inspection import Format
 from crust.inspection.options import FORMAT, RUN_DIR
-
-if TYPE_CHECKING:  # it imports rich, which would slow down each start of a daemon
-    from crust.inspection.output import Format
 
 
 @click.command("doctor")
 @RUN_DIR
 @FORMAT
 @click.option("--check", "only", multiple=True, metavar="NAME", help="Run only this check.")
-def command(run_dir: str, form: "Format", only: tuple[str, ...]) -> None:
+def command(run_dir: str, form: Format, only: tuple[str, ...]) -> None:
     """Check this node: kernel, programs, settings, the kubelet's directories, sockets, versions.
 
     Exit codes: 0 no error was found (warnings may be), 1 an error, 2 the command cannot be understood.

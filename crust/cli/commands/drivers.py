@@ -1,20 +1,15 @@
 """`crust drivers`."""
 
-from typing import TYPE_CHECKING
-
 import click
 
-from crust.inspection.options import shows
-
-if TYPE_CHECKING:  # it imports rich, which would slow down each start of a daemon
-    from crust.inspection.show import Question
+from crust.inspection.options import Question, shows
 
 
 @click.command("drivers")
 @shows
 @click.option("--driver", default="", help="Only this driver.")
 @click.option("--state", type=click.Choice(["", "ready", "not-ready"]), default="")
-def command(driver: str, state: str) -> "Question":
+def command(driver: str, state: str) -> Question:
     """List the CSI drivers of this node; each is asked by Probe, within five seconds."""
     from crust.inspection import show
 

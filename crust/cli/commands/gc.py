@@ -1,14 +1,11 @@
 """`crust gc`."""
 
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
+from crust.inspection import Format
 from crust.inspection.options import FORMAT, RUN_DIR
-
-if TYPE_CHECKING:  # it imports rich, which would slow down each start of a daemon
-    from crust.inspection.output import Format
 
 
 @click.command("gc")
@@ -28,7 +25,7 @@ if TYPE_CHECKING:  # it imports rich, which would slow down each start of a daem
     help="The age that a publish must have.",
 )
 def command(
-    run_dir: str, form: "Format", *, dry_run: bool, kubelet_root: str, grace_s: float
+    run_dir: str, form: Format, *, dry_run: bool, kubelet_root: str, grace_s: float
 ) -> None:
     """Settle publishes that a kubelet forgot: their pod is gone, and a proof shows that no process uses them.
 

@@ -1,13 +1,8 @@
 """`crust volumes`."""
 
-from typing import TYPE_CHECKING
-
 import click
 
-from crust.inspection.options import shows
-
-if TYPE_CHECKING:  # it imports rich, which would slow down each start of a daemon
-    from crust.inspection.show import Question
+from crust.inspection.options import Question, shows
 
 
 @click.command("volumes")
@@ -17,7 +12,7 @@ if TYPE_CHECKING:  # it imports rich, which would slow down each start of a daem
 @click.option("--state", default="", help="published, claimed, mounted, error or unreadable.")
 @click.option("--target", default="", help="Only volumes at or below this path.")
 @click.option("--pod", default="", help="Of a pod: NAMESPACE/NAME, NAME, or the start of its UID.")
-def command(**filters: str) -> "Question":
+def command(**filters: str) -> Question:
     """List the deferred volumes of this node."""
     from crust.inspection import show
 
