@@ -34,7 +34,6 @@ class Page:
     advice: str
 
     def text(self) -> str:
-        """The page for a terminal."""
         paragraphs = (
             ("what happened", self.happened),
             ("gRPC code", self.code),

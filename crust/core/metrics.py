@@ -54,32 +54,15 @@ class Sampled(Collector):
         yield family
 
 
+# from 0.1 s on a kubelet's buckets; most calls take milliseconds
+_BUCKETS_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 25, 50, 120, 300, 600
+)  # fmt: skip
 csi_operations = Histogram(
     "csi_operations_seconds",
     "Time to answer a CSI call.",
     ("driver_name", "method_name", "grpc_status_code", "migrated"),
-    # from 0.1 s on a kubelet's buckets; most calls take milliseconds
-    buckets=(
-        0.001,
-        0.0025,
-        0.005,
-        0.01,
-        0.025,
-        0.05,
-        0.1,
-        0.25,
-        0.5,
-        1,
-        2.5,
-        5,
-        10,
-        15,
-        25,
-        50,
-        120,
-        300,
-        600,
-    ),
+    buckets=_BUCKETS_S,
 )
 log_lines_dropped = Counter(
     "crust_log_lines_dropped_total", "Log lines that were lost because their reader was too slow."

@@ -264,7 +264,6 @@ class KeyedOperations:
             _log.error("a look failed inside crust", exc_info=error)
 
     def running(self) -> int:
-        """The number of running operations."""
         return len(self._operations())
 
     def _operations(self) -> list[_Running]:

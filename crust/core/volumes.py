@@ -307,7 +307,6 @@ class DeferredMount:
 
     @property
     def image(self) -> NetworkImage | None:
-        """The image, if the source is one."""
         return self.source if isinstance(self.source, NetworkImage) else None
 
     @property

@@ -198,7 +198,6 @@ class Record(Model):
 
     @cached_property
     def key(self) -> volumes.VolumeKey:
-        """The volume."""
         part = self.crust
         return volumes.VolumeKey(volumes.DriverName(part.driver), volumes.VolumeId(part.volume_id))
 

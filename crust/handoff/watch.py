@@ -15,7 +15,6 @@ The root may be deleted and created again: each hint compares the watched direct
 import asyncio
 import logging
 import os
-from types import TracebackType
 from typing import Self
 
 from watchdog import events as watchdog_events
@@ -86,12 +85,7 @@ class Watch:
         self._hint.set()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         logging.getLogger("watchdog").removeHandler(self._overflow)
         self._loop = None
         await workers.run(self._stop)

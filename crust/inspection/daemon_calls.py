@@ -85,13 +85,11 @@ async def inspecting(run_dir: str) -> AsyncIterator[Stub]:
 
 
 async def drivers(inspect: Stub) -> Sequence[inspect_pb2.ListDriversResponse.Driver]:
-    """The drivers that the proxy serves."""
     request = inspect_pb2.ListDriversRequest()
     return (await inspect.ListDrivers(request, timeout=ANSWER_S)).drivers
 
 
 async def deferred(inspect: Stub) -> Sequence[inspect_pb2.DeferredVolume]:
-    """The deferred volumes of this node."""
     request = inspect_pb2.ListDeferredVolumesRequest()
     return (await inspect.ListDeferredVolumes(request, timeout=ANSWER_S)).volumes
 
@@ -132,5 +130,4 @@ async def _joined(
 
 
 def reason(err: errors.CrustError | OSError) -> str:
-    """The error as one sentence."""
     return err.shown() if isinstance(err, errors.CrustError) else str(err)

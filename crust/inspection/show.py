@@ -215,7 +215,6 @@ def _problems_of(node: views.ProxyAnswer) -> Iterable[views.Problem]:
             "`crust explain HandlerNotRegistered` says more"
         )
         yield views.Problem("handlers", "HandlerNotRegistered", message)
-    own = {problem.part for problem in node.problems}
     for handler in node.handlers:
         if handler.message and f"runtime handler {handler.name}" not in own:
             yield _problem(f"handler {handler.name}", handler.message)

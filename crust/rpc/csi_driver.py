@@ -41,7 +41,6 @@ def _expands_volumes(answer: bytes) -> bool:
 
 
 def numbers_in(answer: csi_pb2.NodeGetCapabilitiesResponse) -> frozenset[int]:
-    """The numbers of the capabilities."""
     return frozenset(capability.rpc.type for capability in answer.capabilities)
 
 

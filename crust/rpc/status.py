@@ -208,7 +208,6 @@ _PUBLISHING = ("NodeStageVolume", "NodePublishVolume")
 
 
 def allowed_branch(rpc: str, error: errors.CrustError, residue: Residue) -> Branch:
-    """The branch of the answer for `error`."""
     error_branch = branch_of(type(error))
     if rpc == "RuntimeExpandVolume":
         waits = error_branch is errors.NotReady and error.error_name not in REMOVED_BY_RESTART

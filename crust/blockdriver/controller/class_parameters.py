@@ -58,7 +58,6 @@ def parse_mutable(mutable_parameters: Mapping[str, str]) -> Changes:
 
 
 def changed(limits: volumes.IoLimits, changes: Changes) -> volumes.IoLimits:
-    """`limits` with `changes` applied."""
     return replace(limits, **dict(changes))
 
 

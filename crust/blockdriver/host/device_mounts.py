@@ -18,7 +18,6 @@ def shows(mount: mountinfo.Mount, device: volumes.BlockSource) -> bool:
 
 
 def is_filesystem(mount: mountinfo.Mount, device: volumes.BlockSource) -> bool:
-    """Whether a mount is of the filesystem on the device."""
     return (mount.major, mount.minor) == (device.identity.major, device.identity.minor)
 
 

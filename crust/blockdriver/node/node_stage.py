@@ -310,7 +310,6 @@ class NodeStage:
         return entry.model_copy(update={"host": "image"})
 
     def _entry(self, request: Stage, record: VolumeRecord, content: ContentRecord) -> Staged:
-        """The entry of an allowed stage."""
         volume_id, access = request.volume_id, request.capability.access
         capability_check.check_not_elsewhere(record, self.stores.node_id)
         if obstacle := self.stores.supported.obstacle(request.capability):

@@ -83,7 +83,6 @@ class HealthCheck:
         return self._without_record(volume_id) if record is None else self.of(record)
 
     def of(self, record: VolumeRecord) -> Health:
-        """The health of a volume with this record."""
         volume_id = record.volume_id
         results = (
             self._of_image(volume_id, record.capacity_bytes),
@@ -153,7 +152,6 @@ class HealthCheck:
         return tuple(sorted(images.union(self.stores.volume_records.ids())))
 
     def pool(self) -> tuple[PoolFinding, ...]:
-        """The problems of the pool."""
         try:
             self.stores.pool.check_in_place()  # a held folder stays readable after it was moved
             self.stores.provisioning.check_usable()

@@ -183,7 +183,6 @@ class Limits(pydantic.BaseModel):
 
     @property
     def value(self) -> volumes.IoLimits:
-        """The limits as a value."""
         return volumes.IoLimits(
             self.read_iops,
             self.write_iops,
@@ -281,7 +280,6 @@ class SnapshotSet(StoredRecord):
 
     @property
     def summary(self) -> Summary:
-        """Its snapshots."""
         volumes_of = (
             (snapshot.snapshot_id, snapshot.source_volume_id) for snapshot in self.snapshots
         )

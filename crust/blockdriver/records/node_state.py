@@ -101,7 +101,6 @@ class Published(pydantic.BaseModel):
 
     @property
     def access_mode(self) -> volumes.AccessMode:
-        """The access mode as a value."""
         return volumes.AccessMode(self.mode)
 
 
@@ -166,12 +165,10 @@ class NodeState:
         return at_target[-1] if at_target else None
 
     def note_staged(self, entry: Staged) -> None:
-        """Record a stage."""
         volume_id = entry.volume_id
         self._write(volume_id, self.of(volume_id).model_copy(update={"stage": entry}))
 
     def note_published(self, entry: Published) -> None:
-        """Record a publish."""
         volume_id = entry.volume_id
         file = self.of(volume_id)
         others = tuple(publish for publish in file.publishes if publish.target != entry.target)

@@ -93,7 +93,6 @@ class Index:
             return record_id in self._summaries
 
     def get(self, record_id: str) -> Summary | None:
-        """The summary of a readable record."""
         with self._guard:
             return self._summaries.get(record_id)
 
@@ -216,7 +215,6 @@ class IndexedRecords(Records[M]):
         return record.model_copy(update={"stored": data})
 
     def save(self, record: M) -> M:
-        """As `Records.save`."""
         with self.changing(record.key, record.summary):
             return super().save(record)
 

@@ -100,7 +100,6 @@ class SnapshotCalls:
     async def GetSnapshot(
         self, request: csi_pb2.GetSnapshotRequest, call: Call
     ) -> csi_pb2.GetSnapshotResponse:
-        """A snapshot that exists."""
         snapshot_id = csi.required(request.snapshot_id, "snapshot_id")
         return csi_pb2.GetSnapshotResponse(
             snapshot=self._to_wire(*await self._snapshot(snapshot_id, call))
@@ -164,7 +163,6 @@ class SnapshotCalls:
         return pb
 
     def _group_to_wire(self, group: SnapshotSet) -> csi_pb2.VolumeGroupSnapshot:
-        """A group with its snapshots."""
         pb = csi_pb2.VolumeGroupSnapshot(
             group_snapshot_id=group.set_id,
             snapshots=[self._to_wire(group, snapshot) for snapshot in group.snapshots],
@@ -218,7 +216,6 @@ class SnapshotCalls:
     async def GetVolumeGroupSnapshot(
         self, request: csi_pb2.GetVolumeGroupSnapshotRequest, call: Call
     ) -> csi_pb2.GetVolumeGroupSnapshotResponse:
-        """A group that exists."""
         group_id = csi.required(request.group_snapshot_id, "group_snapshot_id")
         named = _snapshot_ids(request.snapshot_ids)
         group = await self.calls.read(

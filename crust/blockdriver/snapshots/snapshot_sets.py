@@ -199,7 +199,6 @@ class SnapshotSets:
             )
 
     def find_group(self, group_id: str) -> SnapshotSet | None:
-        """A group, if there is one."""
         return (
             self.stores.snapshot_sets.find(group_id)
             if self.stores.pool.ids.is_group_id(group_id)

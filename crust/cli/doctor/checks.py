@@ -12,7 +12,6 @@ CHECKS: dict[str, DoctorCheck] = {}
 
 
 def doctor_check(name: str) -> Callable[[DoctorCheck], DoctorCheck]:
-    """Register a check."""
 
     def register(function: DoctorCheck) -> DoctorCheck:
         CHECKS[name] = function

@@ -84,7 +84,6 @@ class Node:
         return self.proxy if isinstance(self.proxy, views.ProxyAnswer) else None
 
     def at(self, path: str) -> Path:
-        """An absolute path of the node."""
         return self.root / path.lstrip("/")
 
     def has(self, path: str) -> bool:

@@ -141,7 +141,6 @@ class _Answers(http.server.BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        """Answer, by path."""
         path = self.path.partition("?")[0]
         if path == "/metrics":
             self._send(200, *self.server.page.answer(self.headers.get("Accept", "")))

@@ -22,15 +22,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from crust.core import errors
-from crust.csi_shim.controller.created_volume import (
-    as_block,
-    class_keys,
-    context_of,
-    has_keys,
-    is_block,
-    remove_keys,
-    to_driver,
-)
+from crust.csi_shim.controller import created_volume
 from crust.csi_shim.settings import DetachAccess, ShimSettings
 from crust.host.process import workers
 from crust.kubernetes_api import api
@@ -86,29 +78,29 @@ class ControllerShim:
         return response.SerializeToString()
 
     async def _create(self, request: csi_pb2.CreateVolumeRequest, call: Call) -> Message | None:
-        keys = class_keys(request.parameters)
-        sent = to_driver(request, keys, await self._name(call))
+        keys = created_volume.class_keys(request.parameters)
+        sent = created_volume.to_driver(request, keys, await self._name(call))
         answer = await self._stub.CreateVolume(sent, **call.onward())
-        answer.volume.volume_context.update(context_of(request, answer, keys))
+        answer.volume.volume_context.update(created_volume.context_of(request, answer, keys))
         return answer
 
     async def _capacity(self, request: csi_pb2.GetCapacityRequest, call: Call) -> Message | None:
         """The capacity for volumes of a StorageClass, with the parameters that its CreateVolume would have."""
-        if not has_keys(request.parameters):
+        if not created_volume.has_keys(request.parameters):
             return None
-        if is_block(request.parameters):
-            as_block(request.volume_capabilities)
-        remove_keys(request.parameters)
+        if created_volume.is_block(request.parameters):
+            created_volume.as_block(request.volume_capabilities)
+        created_volume.remove_keys(request.parameters)
         return await self._stub.GetCapacity(request, **call.onward())
 
     async def _publish(
         self, request: csi_pb2.ControllerPublishVolumeRequest, call: Call
     ) -> Message | None:
-        if not has_keys(request.volume_context):
+        if not created_volume.has_keys(request.volume_context):
             return None
-        if is_block(request.volume_context):
-            as_block([request.volume_capability])
-        remove_keys(request.volume_context)
+        if created_volume.is_block(request.volume_context):
+            created_volume.as_block([request.volume_capability])
+        created_volume.remove_keys(request.volume_context)
         return await self._stub.ControllerPublishVolume(request, **call.onward())
 
     async def _unpublish(
@@ -125,15 +117,18 @@ class ControllerShim:
     async def _validate(
         self, request: csi_pb2.ValidateVolumeCapabilitiesRequest, call: Call
     ) -> Message | None:
-        if not (has_keys(request.volume_context) or has_keys(request.parameters)):
+        if not (
+            created_volume.has_keys(request.volume_context)
+            or created_volume.has_keys(request.parameters)
+        ):
             return None
-        is_deferred = is_block(request.volume_context)
+        is_deferred = created_volume.is_block(request.volume_context)
         sent = csi_pb2.ValidateVolumeCapabilitiesRequest()
         sent.CopyFrom(request)
-        remove_keys(sent.volume_context)
-        remove_keys(sent.parameters)
+        created_volume.remove_keys(sent.volume_context)
+        created_volume.remove_keys(sent.parameters)
         if is_deferred:
-            as_block(sent.volume_capabilities)
+            created_volume.as_block(sent.volume_capabilities)
         answer = await self._stub.ValidateVolumeCapabilities(sent, **call.onward())
         if answer.HasField("confirmed"):  # confirm the CO's request, and not the driver's
             answer.confirmed.volume_context.update(request.volume_context)

@@ -25,7 +25,6 @@ TIMEOUT_S = 100.0
 def stage_request(
     request: csi_pb2.NodeStageVolumeRequest, paths: PrivatePaths
 ) -> csi_pb2.NodeStageVolumeRequest:
-    """NodeStageVolume as block."""
     rewritten = csi_pb2.NodeStageVolumeRequest()
     rewritten.CopyFrom(request)
     rewritten.staging_target_path = paths.staging
@@ -37,7 +36,6 @@ def stage_request(
 def publish_request(
     request: csi_pb2.NodePublishVolumeRequest, paths: PrivatePaths, *, staged: bool
 ) -> csi_pb2.NodePublishVolumeRequest:
-    """NodePublishVolume as block."""
     rewritten = csi_pb2.NodePublishVolumeRequest()
     rewritten.CopyFrom(request)
     rewritten.target_path = paths.leaf(request.target_path)
@@ -103,7 +101,6 @@ def _take_own_keys(
 
 
 def unpublish_request(paths: PrivatePaths, leaf: str) -> csi_pb2.NodeUnpublishVolumeRequest:
-    """NodeUnpublishVolume at a leaf."""
     return csi_pb2.NodeUnpublishVolumeRequest(volume_id=paths.key.volume_id, target_path=leaf)
 
 

@@ -346,7 +346,6 @@ class NodeShim:
         return await self._operations.look(root, look, timeout_s=_LOOK_S, fresh=True)
 
     async def _is_staged(self, volume: Volume) -> bool:
-        """Whether the volume is staged as block."""
         return await self._look(volume, private_directories.is_staged, volume.paths)
 
     async def _defers_itself(self, volume: Volume, call: Call) -> bool:

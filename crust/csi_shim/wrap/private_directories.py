@@ -62,7 +62,6 @@ class PrivatePaths:
     @staticmethod
     @functools.lru_cache(maxsize=1024)  # every call about a volume comes here
     def of(kubelet_root: str, key: volumes.VolumeKey) -> "PrivatePaths":
-        """The paths of a volume."""
         name = f"{PREFIX}{_digest(chr(0).join((key.driver, key.volume_id)))}"
         staging, published = directories(kubelet_root)
         return PrivatePaths(

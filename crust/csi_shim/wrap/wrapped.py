@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from crust.core import deferral_keys, errors, volumes
 from crust.csi_shim.deferral import RuntimeClient
 from crust.csi_shim.wrap import admission, as_block, leaves, private_directories, vendors
-from crust.csi_shim.wrap.leaves import Kind, LeafState, LeafUse
+from crust.csi_shim.wrap.leaves import Kind, LeafUse
 from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp
 from crust.csi_shim.wrap.staging import Staging, Volume
 from crust.host.process import workers
@@ -66,7 +66,10 @@ class WrappedVolumes:
 
     async def _published(self, attempt: "_Attempt") -> csi_pb2.NodePublishVolumeResponse:
         key, request = attempt.volume.paths.key, attempt.request
-        seen, is_block = await workers.run(_observe, attempt)
+        paths = attempt.volume.paths
+        seen, is_block = await workers.run(
+            lambda: (leaves.look(attempt.leaf), private_directories.is_block(paths))
+        )
         attempt.before, attempt.mounts = leaves.use_of(seen), seen.mounts
         admitted = admission.admit(key.driver, request)
         secrets: Mapping[str, str] = {}
@@ -223,8 +226,3 @@ class WrappedVolumes:
             )
         rewritten = as_block.expand_request(request, volume.paths, path, staged=volume.stages)
         return await self._node.NodeExpandVolume(rewritten, **volume.onward)
-
-
-def _observe(attempt: _Attempt) -> tuple[LeafState, bool]:
-    """The observation of the leaf, and whether the volume is staged as block. Blocks."""
-    return leaves.look(attempt.leaf), private_directories.is_block(attempt.volume.paths)

@@ -209,7 +209,6 @@ def set_readonly(path: str, *, readonly: bool) -> None:
 
 
 def is_readonly(path: str) -> bool:
-    """Whether the device refuses writes."""
     return _attribute(path, "ro") == "1"
 
 

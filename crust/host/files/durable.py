@@ -423,7 +423,6 @@ class HeldPath(os.PathLike[str]):
         return f"/proc/self/fd/{self.directory.descriptor()}/{self.name}"
 
     def __str__(self) -> str:
-        """For people."""
         return f"{self.directory.path}/{self.name}"
 
 

@@ -167,7 +167,6 @@ def _is_sealed(mount: int) -> bool:
 
 
 def is_guard(mount: Mount) -> bool:
-    """Whether a mount is one of `mount_guard`."""
     return mount.fs_type == "tmpfs" and mount.source == GUARD_SOURCE
 
 

@@ -104,7 +104,6 @@ def registration(request: handlers_pb2.RegisterRequest) -> RegisterRequest:
 
 
 def registration_to_wire(value: RegisterRequest) -> handlers_pb2.RegisterRequest:
-    """Encode a request."""
     return handlers_pb2.RegisterRequest(
         name=value.name,
         version=value.version,
@@ -175,7 +174,6 @@ def capacity_range(
 
 
 def capacity_range_to_wire(value: volumes.CapacityRange) -> types_pb2.CapacityRange:
-    """Encode a range."""
     return types_pb2.CapacityRange(
         required_bytes=value.required_bytes, limit_bytes=value.limit_bytes
     )
@@ -202,5 +200,4 @@ def io_limits(pb: types_pb2.IoLimits | csi_pb2.DeferredMount.IoLimits) -> volume
 
 
 def io_limits_to_wire(value: volumes.IoLimits) -> types_pb2.IoLimits:
-    """Encode limits."""
     return types_pb2.IoLimits(**asdict(value))

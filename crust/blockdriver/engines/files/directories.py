@@ -275,7 +275,6 @@ class FileRecords:
         return durable.content(fd, path, limit_bytes=self._limit_bytes).rstrip(b" ")
 
     def shown(self, key: str) -> str:
-        """The path."""
         return str(self._path(key))
 
     def _path(self, key: str) -> Place:

@@ -88,7 +88,6 @@ class DirectoryPool:
 
     @property
     def shown(self) -> str:
-        """The directory."""
         return self.directory.path
 
     def find(self) -> None:

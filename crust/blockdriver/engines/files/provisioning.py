@@ -197,7 +197,6 @@ class FileProvisioning:
         self.own_blocks.forget()
 
     def is_btrfs(self) -> bool:
-        """Whether the pool is on btrfs."""
         return bool(btrfs.filesystem_id(self._pool))
 
     def check_usable(self) -> None:
