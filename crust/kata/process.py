@@ -28,7 +28,7 @@ from crust.kata.go_runtime import GoRuntime
 from crust.kata.grants import Grants
 from crust.kata.keeper_watch import KeeperWatch
 from crust.kata.placeholders import Placeholders
-from crust.kata.preflight import Configurations, FlushesDropped
+from crust.kata.preflight import Configurations
 from crust.kata.rust_runtime import RustRuntime
 from crust.kata.settings import KataSettings
 from crust.kata.statistics import KataHandler
@@ -121,8 +121,8 @@ def _requests(
         except errors.CrustError as error:
             report(f"runtime {handler}", error)
             continue
-        if installation.drops_flushes:
-            report(f"runtime {handler}", FlushesDropped(Path(runtime.configuration)))
+        if installation.flushes_dropped is not None:
+            report(f"runtime {handler}", installation.flushes_dropped)
         request = registration.RegisterRequest(
             name=handler,
             version=crust.__version__,

@@ -42,8 +42,8 @@ def runtimes(node: Node) -> Iterator[Finding]:
             finding = of_error(problem)
             yield replace(finding, what=f"runtime {runtime.name} gets no volumes: {finding.what}")
             continue
-        if fit.drops_flushes:
-            finding = of_error(preflight.FlushesDropped(configuration))
+        if fit.flushes_dropped is not None:
+            finding = of_error(fit.flushes_dropped)
             yield warning(f"runtime {runtime.name}: {finding.what}", finding.why, finding.todo)
         registered = node.answer is not None and any(
             handler.name == runtime.name for handler in node.answer.handlers

@@ -89,7 +89,7 @@ def test_configuration_that_drops_flushes_of_guests_is_a_warning(node: Node) -> 
     _write(node.root, "opt/kata/configuration.toml", FIT + keys)
     findings = _found(node, "kata")
     assert [finding.level.value for finding in findings] == ["warning", "ok"]
-    assert "drops the flushes of its guests" in findings[0].what
+    assert "can lose what its guests have synced" in findings[0].what
     assert findings[0].todo == "set block_device_cache_noflush = false"
 
 
