@@ -8,14 +8,12 @@ An error is the proxy's own, with its code, and `PeerUnavailable` while the prox
 guest's state is unknown; a guest may have the volume.
 """
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable
 
 from crust.core import errors, volumes
-from crust.rpc import channel, status
+from crust.rpc import channel
 from crust.rpc.messages import crust_v1
 from crust.rpc.port import Port, SocketPort, stub
-from crust.rpc.status import PeerStatus
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
 
 FREEZE_TIMEOUT_S = 60.0
@@ -23,8 +21,6 @@ FREEZE_TIMEOUT_S = 60.0
 
 THAW_TIMEOUT_S = 20.0
 LIMITS_TIMEOUT_S = 30.0
-
-T = TypeVar("T")
 
 
 class Guests:
@@ -59,17 +55,13 @@ class Guests:
         request = runtime_pb2.RuntimeFreezeVolumeRequest(
             volume_target_path=target.text, thaw_after_seconds=thaw_after_s
         )
-        answer = await self._ask(
-            lambda proxy: proxy.RuntimeFreezeVolume(request, timeout=FREEZE_TIMEOUT_S)
-        )
+        answer = await self._proxy().RuntimeFreezeVolume(request, timeout=FREEZE_TIMEOUT_S)
         return answer.frozen
 
     async def thaw(self, target: volumes.TargetPath) -> bool:
         """Thaw; whether it was frozen until now. Not frozen is a success, and False."""
         request = runtime_pb2.RuntimeThawVolumeRequest(volume_target_path=target.text)
-        answer = await self._ask(
-            lambda proxy: proxy.RuntimeThawVolume(request, timeout=THAW_TIMEOUT_S)
-        )
+        answer = await self._proxy().RuntimeThawVolume(request, timeout=THAW_TIMEOUT_S)
         return answer.was_frozen
 
     async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> bool:
@@ -77,9 +69,7 @@ class Guests:
         request = runtime_pb2.RuntimeSetVolumeLimitsRequest(
             volume_target_path=target.text, limits=crust_v1.io_limits_to_wire(limits)
         )
-        answer = await self._ask(
-            lambda proxy: proxy.RuntimeSetVolumeLimits(request, timeout=LIMITS_TIMEOUT_S)
-        )
+        answer = await self._proxy().RuntimeSetVolumeLimits(request, timeout=LIMITS_TIMEOUT_S)
         return answer.applied
 
     async def close(self) -> None:
@@ -88,13 +78,8 @@ class Guests:
             await self._port.aclose()
             self._port = None
 
-    async def _ask(
-        self, question: Callable[["runtime_pb2_grpc.RuntimeAsyncStub"], Awaitable[T]]
-    ) -> T:
+    def _proxy(self) -> "runtime_pb2_grpc.RuntimeAsyncStub":
         self.check_reachable()
         if self._port is None:
             self._port = self._connect(self._socket_path)
-        try:
-            return await question(stub(runtime_pb2_grpc.RuntimeStub, self._port))
-        except PeerStatus as err:
-            raise status.to_error(err) from err
+        return stub(runtime_pb2_grpc.RuntimeStub, self._port, raises_errors=True)

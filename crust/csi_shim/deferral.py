@@ -9,13 +9,11 @@ expansion goes to the driver first and then there.
 import os
 
 from crust.core import volumes
-from crust.rpc import status
 from crust.rpc.call import Call
 from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.messages import crust_v1, csi
 from crust.rpc.port import Port, stub
 from crust.rpc.serving.service import Methods, csi_methods
-from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
 
@@ -33,15 +31,12 @@ class RuntimeClient:
     """Calls the proxy for a volume, by its target path. Raises the proxy's errors, or `PeerUnavailable`."""
 
     def __init__(self, port: Port) -> None:
-        self._stub = stub(runtime_pb2_grpc.RuntimeStub, port)
+        self._stub = stub(runtime_pb2_grpc.RuntimeStub, port, raises_errors=True)
 
     async def stats(self, target_path: str) -> volumes.VolumeStats:
         """Statistics from the kernel that has the volume mounted."""
         request = runtime_pb2.RuntimeGetVolumeStatsRequest(volume_target_path=target_path)
-        try:
-            answer = await self._stub.RuntimeGetVolumeStats(request, timeout=STATS_TIMEOUT_S)
-        except PeerStatus as err:
-            raise status.to_error(err) from err
+        answer = await self._stub.RuntimeGetVolumeStats(request, timeout=STATS_TIMEOUT_S)
         condition = answer.volume_condition if answer.HasField("volume_condition") else None
         return crust_v1.stats(answer.usage, condition)
 
@@ -57,10 +52,7 @@ class RuntimeClient:
         timeout_s = EXPAND_TIMEOUT_S
         if time_left_s is not None:
             timeout_s = min(timeout_s, time_left_s * 0.98)
-        try:
-            answer = await self._stub.RuntimeExpandVolume(request, timeout=timeout_s)
-        except PeerStatus as err:
-            raise status.to_error(err) from err
+        answer = await self._stub.RuntimeExpandVolume(request, timeout=timeout_s)
         return answer.capacity_bytes
 
     async def check_unused(self, number: int) -> None:
@@ -71,10 +63,7 @@ class RuntimeClient:
         request = runtime_pb2.RuntimeCheckDeviceUnusedRequest(
             major=os.major(number), minor=os.minor(number)
         )
-        try:
-            await self._stub.RuntimeCheckDeviceUnused(request, timeout=UNUSED_TIMEOUT_S)
-        except PeerStatus as err:
-            raise status.to_error(err) from err
+        await self._stub.RuntimeCheckDeviceUnused(request, timeout=UNUSED_TIMEOUT_S)
 
 
 class Deferral:

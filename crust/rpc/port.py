@@ -22,7 +22,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from crust.core import errors
-from crust.rpc import channel
+from crust.rpc import channel, status
 from crust.rpc.call import Call, identified, pairs
 from crust.rpc.status import PeerStatus
 
@@ -222,18 +222,23 @@ def decoded(read: Callable[[bytes], T], answer: bytes, method: str) -> T:
         raise PeerStatus.of(unreadable) from error
 
 
-def stub(kind: Callable[[grpc.aio.Channel], Stub], port: Port) -> Stub:
+def stub(
+    kind: Callable[[grpc.aio.Channel], Stub], port: Port, *, raises_errors: bool = False
+) -> Stub:
     """A generated stub over the port. Its methods take the arguments of a `Call` and return an awaitable answer, or a
     generator of answers.
+
+    With `raises_errors` a method of one answer raises the error that a peer of crust answered with.
     """
-    return kind(cast("grpc.aio.Channel", _Codec(port)))
+    return kind(cast("grpc.aio.Channel", _Codec(port, raises_errors=raises_errors)))
 
 
 class _Codec:
     """The part of a channel that a generated stub uses: a callable for each method, from message to message."""
 
-    def __init__(self, port: Port) -> None:
+    def __init__(self, port: Port, *, raises_errors: bool) -> None:
         self._port = port
+        self._raises_errors = raises_errors
 
     def unary_unary(
         self,
@@ -243,8 +248,14 @@ class _Codec:
         **_: object,
     ) -> Any:
         async def ask(request: Any, **arguments: Any) -> Any:
-            answer = await self._port.answer(Call(method, **arguments), request_serializer(request))
-            return decoded(response_deserializer, answer, method)
+            call = Call(method, **arguments)
+            try:
+                answer = await self._port.answer(call, request_serializer(request))
+                return decoded(response_deserializer, answer, method)
+            except PeerStatus as refusal:
+                if not self._raises_errors:
+                    raise
+                raise status.to_error(refusal) from refusal
 
         return ask
 
