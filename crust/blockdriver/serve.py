@@ -11,7 +11,8 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 from crust.blockdriver import guests
 from crust.blockdriver.ceph.connection import Connection
@@ -204,40 +205,34 @@ NodesGone = Callable[[], Awaitable[frozenset[str]]]
 """Returns the nodes that are gone for good now, by the driver's ids."""
 
 
-@dataclass(frozen=True, slots=True)
-class LostNodes:
-    """Cuts the nodes that `declared` returns off from the volumes of `volume_ids`, and frees their claims.
+async def keep_fencing(
+    fencing: NodeFencing,
+    declared: NodesGone,
+    volume_ids: Callable[[], Iterable[volumes.VolumeId]],
+    period_s: float = FENCE_PERIOD_S,
+) -> None:
+    """Cut the nodes that `declared` returns off from the volumes of `volume_ids`, and free their claims.
 
-    No call triggers it: pods that wait for a claim go on by themselves. Each pass calls `declared` again; a node that
-    only does not answer is never in its result. Even so the pass leaves a connected client alone, because it lives
-    (`HolderConnected`), and repeats until the client has ended, or `declared` omits the node. A pass reads
-    the claim of each volume: 0.4 ms.
+    Until it is cancelled; `supervised` starts it again. No call triggers it: pods that wait for a claim go on by
+    themselves. Each pass calls `declared` again; a node that only does not answer is never in its result. Even so
+    the pass leaves a connected client alone, because it lives (`HolderConnected`), and repeats until the client has
+    ended, or `declared` omits the node. A pass reads the claim of each volume: 0.4 ms. After a pass that fails, the
+    metric still counts the nodes that wait.
     """
-
-    fencing: NodeFencing
-    declared: NodesGone
-    volume_ids: Callable[[], Iterable[volumes.VolumeId]]
-    period_s: float = FENCE_PERIOD_S
-
-    async def keep_fencing(self) -> None:
-        """Free the claims of nodes that are gone, until cancelled; `supervised` starts it again.
-
-        After a pass that fails, the metric still counts the nodes that wait.
-        """
-        while True:
-            try:
-                gone_nodes, waiting = await self.declared(), frozenset[str]()
-                if gone_nodes:
-                    waiting = await workers.run(self.fencing.fence, self.volume_ids(), gone_nodes)
-            except errors.CrustError as err:
-                metrics.fencing_failures.inc()
-                _log.warning("nodes that are gone are not fenced", extra={"error": err})
-            except Exception:
-                metrics.fencing_failures.inc()
-                raise
-            else:
-                metrics.nodes_waiting_for_fencing.set(len(waiting))
-            await asyncio.sleep(self.period_s)
+    while True:
+        try:
+            gone_nodes, waiting = await declared(), frozenset[str]()
+            if gone_nodes:
+                waiting = await workers.run(fencing.fence, volume_ids(), gone_nodes)
+        except errors.CrustError as err:
+            metrics.fencing_failures.inc()
+            _log.warning("nodes that are gone are not fenced", extra={"error": err})
+        except Exception:
+            metrics.fencing_failures.inc()
+            raise
+        else:
+            metrics.nodes_waiting_for_fencing.set(len(waiting))
+        await asyncio.sleep(period_s)
 
 
 async def run_driver(settings: DriverSettings) -> None:
@@ -284,9 +279,9 @@ async def _fencing(driver: Driver, nodes: NodesGone | None, daemon: Daemon) -> A
     fencing = driver.stores.engine.fencing
     assert fencing is not None, "checked with the settings"
     metrics.export(*metrics.FENCING)
-    lost = LostNodes(fencing, nodes, driver.stores.volume_records.ids)
+    work = partial(keep_fencing, fencing, nodes, driver.stores.volume_records.ids)
     async with AsyncExitStack() as stack:
-        fencing_loop = supervised("fencing of lost nodes", lost.keep_fencing, daemon.health)
+        fencing_loop = supervised("fencing of lost nodes", work, daemon.health)
         with driver.workers.used():  # the task that starts here uses them
             await stack.enter_async_context(fencing_loop)
         yield

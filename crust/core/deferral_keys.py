@@ -89,11 +89,9 @@ def guest_format(context: Mapping[str, str]) -> volumes.GuestFormat | None:
         raise InvalidDeferKey(CREATED_EMPTY, created_empty, "'true' or 'false'")
     if created_empty == "false":
         return None
-    options = volumes.GuestFormat(
+    return volumes.GuestFormat(
         _number(context, EXT4_BYTES_PER_INODE), _number(context, EXT4_RESERVED_PERCENT)
     )
-    options.check_options()
-    return options
 
 
 def of_format(options: volumes.GuestFormat) -> dict[str, str]:

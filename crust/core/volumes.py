@@ -68,7 +68,7 @@ class SandboxId(str):
 
     def __new__(cls, text: str) -> Self:
         why = "it is not 1 to 256 characters" * (not 0 < len(text) <= _SANDBOX_ID_MAX_CHARS)
-        why = why or "it holds a control character" * has_control(text)
+        why = why or "it holds a control character" * bool(CONTROL.search(text))
         if why:
             raise errors.InvalidRequest(f"a sandbox cannot have the id {text[:64]!r}", why=why)
         return super().__new__(cls, text)
@@ -79,14 +79,8 @@ def is_number(text: str) -> bool:
     return len(text) <= 20 and text.isascii() and text.isdecimal()
 
 
-_CONTROL = re.compile("[\0-\x1f\x7f-\x9f]")
-
-
-def has_control(text: str) -> bool:
-    """Whether a path has a control character of C0 or C1, as no CO and no runtime gives one."""
-    return _CONTROL.search(text) is not None
-
-
+CONTROL = re.compile("[\0-\x1f\x7f-\x9f]")
+"""A control character of C0 or C1: no CO and no runtime gives a path that has one."""
 _PRIVATE = re.compile(r"/volumeDevices/(staging|publish)/crust-[0-9a-f]{40}(/|$)")
 
 
@@ -109,7 +103,7 @@ class TargetPath:
         """Check `text`; raises `InvalidPath`."""
         if not text:
             raise InvalidPath(role, text, "it is empty")
-        if has_control(text):
+        if CONTROL.search(text):
             raise InvalidPath(role, text, "it holds a control character")
         if not text.startswith("/"):
             raise InvalidPath(role, text, "it is relative")
@@ -244,15 +238,6 @@ class IoLimits:
     read_bytes_per_second: int = 0
     write_bytes_per_second: int = 0
 
-    def check_limits(self) -> None:
-        """Raise `InvalidRequest` for values that no kernel and no hypervisor accepts."""
-        for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if not 0 <= value < 2**63:
-                raise errors.InvalidRequest(
-                    "the I/O limits are invalid", why=f"{name} is {value}", hint="0 is no limit"
-                )
-
 
 @dataclass(frozen=True, slots=True)
 class GuestFormat:
@@ -264,7 +249,7 @@ class GuestFormat:
     ext4_bytes_per_inode: int | None = None
     ext4_reserved_percent: int | None = None
 
-    def check_options(self) -> None:
+    def __post_init__(self) -> None:
         """Raise `InvalidRequest` for values that mkfs refuses."""
         ranges = {"ext4_bytes_per_inode": (4096, 2**26), "ext4_reserved_percent": (0, 50)}
         for name, (least, most) in ranges.items():
@@ -354,19 +339,6 @@ class CapacityRange:
 
     required_bytes: int = 0
     limit_bytes: int = 0
-
-    def check_range(self) -> None:
-        """Raise `InvalidRequest` or `OutOfRange` when no size can satisfy the range."""
-        if self.required_bytes < 0 or self.limit_bytes < 0:
-            raise errors.InvalidRequest(
-                "the capacity range is invalid", why="a number of bytes is negative"
-            )
-        if self.limit_bytes and self.required_bytes > self.limit_bytes:
-            raise errors.OutOfRange(
-                "the capacity range is empty",
-                why=f"required_bytes {self.required_bytes} is above limit_bytes {self.limit_bytes}",
-                hint="raise the limit or ask for less",
-            )
 
 
 class HandlerFeature(enum.Enum):

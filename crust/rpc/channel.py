@@ -73,7 +73,7 @@ def target_of(socket_path: str) -> str:
     if not socket_path.startswith("/"):
         hint = "give the full path of the socket, without 'unix://'"
         raise errors.InvalidRequest(what, why="it is not absolute", hint=hint)
-    if volumes.has_control(socket_path):  # gRPC would end the path at a NUL
+    if volumes.CONTROL.search(socket_path):  # gRPC would end the path at a NUL
         why = "it holds a control character"
         raise errors.InvalidRequest(what, why=why, hint="choose another path")
     if size_bytes > SOCKET_PATH_MAX_BYTES:

@@ -23,7 +23,8 @@ _CHANGES_MOUNTS = frozenset({"bind", "rbind", "remount", "move"})
 _NAMES_DEVICES = frozenset({"device", "journal_dev", "journal_path", "logdev", "rtdev", "source"})
 _TUNES_THE_HOST = re.compile(r"read_ahead_kb|directmount|btrfs-.+")
 """Flags that some drivers take out themselves: no option of any kernel (gce, azuredisk)."""
-_SECURITY_LABELS = frozenset({"context", "fscontext", "defcontext", "rootcontext", "seclabel"})
+_LABELS = frozenset({"context", "fscontext", "defcontext", "rootcontext", "seclabel"})
+"""Of the kernel's security modules, for every filesystem."""
 _CREDENTIAL = re.compile(r"pass|secret|token|cred|key")
 _LOGIN_IN_URL = re.compile(r"://[^/]*:[^/]*@")
 _OPTION = re.compile(r'(?:[^,"]|"[^"]*")+')
@@ -82,8 +83,6 @@ _ALLOWED = {
 Options that name another device or file (logdev, rtdev, journal_path, journal_dev, device, quota files), that choose
 another superblock or that serve debugging are not here.
 """
-_LABELS = ("context", "fscontext", "defcontext", "rootcontext", "seclabel")
-"""Of the kernel's security modules, for every filesystem."""
 _DEFAULTS = {"ext4": (("errors", "remount-ro"),)}
 """They override the superblock: a writer of the volume could have set errors=panic there."""
 _STOPS_THE_HOST = {("errors", "panic"), ("fatal_errors", "panic")}
@@ -114,7 +113,7 @@ def parse(flags: Iterable[str], *, for_guest: bool) -> tuple[str, ...]:
                 hint="remove it from the volume's mount options",
             )
         is_left_out = name in _HOST_ONLY or name.startswith(("x-", "X-"))
-        if for_guest and (name in _SECURITY_LABELS or _TUNES_THE_HOST.fullmatch(name)):
+        if for_guest and (name in _LABELS or _TUNES_THE_HOST.fullmatch(name)):
             is_left_out = True
         if option and option not in _READONLY and not is_left_out:
             options[option] = None

@@ -167,10 +167,18 @@ def condition_to_wire(value: volumes.VolumeCondition | None) -> types_pb2.Volume
 def capacity_range(
     pb: types_pb2.CapacityRange | csi_pb2.CapacityRange,
 ) -> volumes.CapacityRange:
-    """Decode and check a range; raises `errors.InvalidRequest`, `errors.OutOfRange`."""
-    value = volumes.CapacityRange(pb.required_bytes, pb.limit_bytes)
-    value.check_range()
-    return value
+    """Decode a range; raises `errors.InvalidRequest`, and `errors.OutOfRange` when no size can satisfy it."""
+    if pb.required_bytes < 0 or pb.limit_bytes < 0:
+        raise errors.InvalidRequest(
+            "the capacity range is invalid", why="a number of bytes is negative"
+        )
+    if pb.limit_bytes and pb.required_bytes > pb.limit_bytes:
+        raise errors.OutOfRange(
+            "the capacity range is empty",
+            why=f"required_bytes {pb.required_bytes} is above limit_bytes {pb.limit_bytes}",
+            hint="raise the limit or ask for less",
+        )
+    return volumes.CapacityRange(pb.required_bytes, pb.limit_bytes)
 
 
 def capacity_range_to_wire(value: volumes.CapacityRange) -> types_pb2.CapacityRange:
@@ -191,11 +199,15 @@ def thaw_after_s(seconds: int) -> int:
 
 
 def io_limits(pb: types_pb2.IoLimits | csi_pb2.DeferredMount.IoLimits) -> volumes.IoLimits:
-    """Decode and check limits; raises `errors.InvalidRequest`."""
+    """Decode limits; raises `errors.InvalidRequest` for values that no kernel and no hypervisor accepts."""
     value = volumes.IoLimits(
         pb.read_iops, pb.write_iops, pb.read_bytes_per_second, pb.write_bytes_per_second
     )
-    value.check_limits()
+    for name, limit in asdict(value).items():
+        if limit < 0:  # the wire has no more than 63 bits
+            raise errors.InvalidRequest(
+                "the I/O limits are invalid", why=f"{name} is {limit}", hint="0 is no limit"
+            )
     return value
 
 

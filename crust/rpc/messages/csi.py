@@ -258,9 +258,7 @@ def deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
 
 def _format(pb: csi_pb2.DeferredMount.Format) -> volumes.GuestFormat:
     percent = pb.ext4_reserved_percent if pb.HasField("ext4_reserved_percent") else None
-    value = volumes.GuestFormat(pb.ext4_bytes_per_inode or None, percent)
-    value.check_options()
-    return value
+    return volumes.GuestFormat(pb.ext4_bytes_per_inode or None, percent)
 
 
 def _source(pb: csi_pb2.DeferredMount) -> volumes.BlockSource | volumes.NetworkImage:

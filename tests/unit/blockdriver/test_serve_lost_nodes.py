@@ -4,13 +4,14 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from crust.blockdriver.ceph.failures import CephMonitorsUnreachable
-from crust.blockdriver.serve import LostNodes
+from crust.blockdriver.serve import keep_fencing
 from crust.cli.main import main
 from crust.core import metrics, volumes
 from crust.core.supervised import Health, supervised
@@ -69,9 +70,9 @@ async def eventually(check: Callable[[], bool]) -> None:
 async def cluster() -> AsyncIterator[Cluster]:
     """One whose lost nodes are fenced all the time."""
     made = Cluster()
-    lost = LostNodes(made, made.ids, lambda: VOLUMES, period_s=0.001)
+    work = partial(keep_fencing, made, made.ids, lambda: VOLUMES, period_s=0.001)
     metrics.nodes_waiting_for_fencing.set(0)
-    async with supervised("fencing of lost nodes", lost.keep_fencing, made.health):
+    async with supervised("fencing of lost nodes", work, made.health):
         yield made
 
 
