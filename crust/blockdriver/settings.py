@@ -149,9 +149,9 @@ class DriverSettings(ProgramSettings):
     written. thick: all of them at the creation, for good; not on btrfs and not with the engine rbd."""
 
     reserve_snapshots: bool = True
-    """Whether, with `overcommit` 1 or a thick volume, a snapshot that shares blocks with its volume (xfs, btrfs) is
-    refused unless as much is free as it adds: the volume's blocks that no other snapshot has. False: it is always
-    taken, and when the pool is full, volumes with snapshots get I/O errors at writes to their own data."""
+    """Whether, with `overcommit` 1 or a thick volume, a snapshot that shares blocks with its volume (xfs, btrfs,
+    Ceph) is refused unless as much is free as it adds: the volume's blocks that no other snapshot has. False: it is
+    always taken, and when the pool is full, volumes with snapshots get I/O errors at writes to their own data."""
 
     max_snapshots_per_volume: Annotated[int, Field(ge=1, le=100_000)] = (
         DEFAULT_MAX_SNAPSHOTS_PER_VOLUME
@@ -231,15 +231,9 @@ class DriverSettings(ProgramSettings):
 
     @pydantic.model_validator(mode="after")
     def _blocks_fit_the_engine(self) -> Self:
-        if self.engine != "rbd":
-            return self
-        if self.provisioning == "thick":
+        if self.engine == "rbd" and self.provisioning == "thick":
             raise ValueError(
                 "provisioning is thick, and Ceph allocates the blocks of an image when they are written"
-            )
-        if "reserve_snapshots" in self.model_fields_set:
-            raise ValueError(
-                "reserve_snapshots is set, and Ceph does not count the blocks of snapshots apart: leave it out"
             )
         return self
 

@@ -9,7 +9,7 @@ TENANT = """
     pool: kubernetes
     namespace: team-a
     user: team-a
-    settings: {csi_profile: "1.13", max_volumes: 10, max_snapshots_per_volume: 20}
+    settings: {csi_profile: "1.13", max_volumes: 10, max_snapshots_per_volume: 20, reserve_snapshots: false}
     snapshotClass: team-a
     storageClasses:
       - name: team-a

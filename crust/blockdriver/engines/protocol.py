@@ -177,9 +177,7 @@ class NewSnapshotSet(Uncommitted, Protocol):
         """
 
     def added_bytes(self) -> int:
-        """The bytes that the copies add to the pool's `snapshot_bytes` when they are committed; 0 as for
-        `Provisioning.added_bytes`.
-        """
+        """The bytes that the copies add to the pool's `snapshot_bytes` when they are committed."""
 
     def moved_on(self, image: Image) -> bool:
         """Whether the volume may differ from its copy by now; only where `copies_at_once`.
@@ -285,7 +283,7 @@ class Provisioning(Protocol):
 
     def added_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The bytes that a snapshot of the volume would add to the pool's `snapshot_bytes` now: without those that
-        other snapshots have too. 0 if the engine does not count the blocks of snapshots.
+        other snapshots have too.
         """
 
     def cloned_bytes(self, volume_id: volumes.VolumeId) -> int:

@@ -39,9 +39,9 @@ class Controllers:
         self._key = ceph.controller(self._user, self.namespace, pool=pool)
         self._made: list[Driver] = []
 
-    def start(self) -> Driver:
+    def start(self, **settings: Any) -> Driver:
         """The next active one, which has read the pool. The one before is treated as dead at once."""
-        driver = self.built()
+        driver = self.built(**settings)
         connection = connection_of(driver)
         nonce = uuid.uuid4().hex
         connection.controller_lock = ControllerLock(self._pool, self.namespace, nonce, patience_s=0)
@@ -51,8 +51,8 @@ class Controllers:
         driver.open()
         return driver
 
-    def built(self, name: str = "") -> Driver:
-        """A new one, which has done nothing yet; `name` is that of its run directory."""
+    def built(self, name: str = "", **settings: Any) -> Driver:
+        """A new one, which has done nothing yet; `name` is that of its run directory, `settings` are of `build`."""
         connection = Connection(
             CephUser(self._ceph.monitors, self._user, self._key), self._timeouts
         )
@@ -60,7 +60,9 @@ class Controllers:
         engine = rbd.engine(
             Place.of(connection, self._pool, self.namespace), run_dir=run_dir, create=True
         )
-        driver = build(engine=engine, run_dir=run_dir, node_id="controller", role=CONTROLLER)
+        driver = build(
+            engine=engine, run_dir=run_dir, node_id="controller", role=CONTROLLER, **settings
+        )
         self._made.append(driver)
         return driver
 

@@ -27,7 +27,6 @@ RBD = {"monitors": "v2:192.0.2.1:3300", "pool": "p", "user": "u", "key_file": "/
         ({"mode": "both"}, "mode must be"),
         ({"engine": "tape"}, "engine must be"),
         ({"engine": "rbd", "rbd": RBD, "provisioning": "thick"}, "when they are written"),
-        ({"engine": "rbd", "rbd": RBD, "reserve_snapshots": False}, "Ceph does not count"),
         ({"engine": "rbd", "rbd": RBD, "pools": {"a": {"state_dir": "/a"}}}, "engine is rbd"),
         ({"pools": {"Fast": {"state_dir": "/a"}}}, "must be a pool's name: small letters"),
         ({"pools": {"default": {"state_dir": "/a"}}}, "is the pool in state_dir"),

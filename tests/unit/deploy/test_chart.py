@@ -194,6 +194,7 @@ def test_controller_and_nodes_of_a_driver_have_its_settings() -> None:
     assert of_nodes.csi_profile == controller["csi_profile"] == "1.13"
     assert of_nodes.max_volumes == 10
     assert of_nodes.max_snapshots_per_volume == controller["max_snapshots_per_volume"] == 20
+    assert of_nodes.reserve_snapshots is controller["reserve_snapshots"] is False
     assert of_nodes.rbd is not None
     for key in ("monitors", "pool", "namespace"):
         assert getattr(of_nodes.rbd, key) == controller["rbd"][key]

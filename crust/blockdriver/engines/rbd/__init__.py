@@ -5,9 +5,10 @@
     provisioning/            the controller's side: `engine`, on top of `snapshots`, on top of `images`
       copies                 makes a volume: empty, or as a clone
       image_use              the clients that have an image open, and changes that harm none of them
-      librbd_objects         headers of images, librbd's names and its trash
+      librbd_objects         headers and object maps of images, librbd's names and its trash
       background             work that takes the time of the data
-      own_bytes              what the volumes have of the pool's stored bytes
+      own_bytes              what the volumes and snapshots have of the pool's stored bytes
+      snapshot_bytes         what the snapshots add, as librbd's object maps say
       freeing                images whose clients ended without closing them, or whose nodes are gone
     node/                    the node's side
       access, host_devices   a hypervisor opens an image itself, or this host's kernel maps it

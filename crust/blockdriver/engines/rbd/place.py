@@ -70,9 +70,20 @@ class Place:
                 raise ImageMissing(volume_id) from err
 
     @contextmanager
-    def image(self, ioctx: Ioctx, name: str, *, read_only: bool = True) -> Iterator[Image]:
-        """An open image; a read-only client registers no watch. Raises `rbd.ImageNotFound`."""
-        image: Image = binding.load().rbd.Image(ioctx, name, read_only=read_only)
+    def image(
+        self,
+        ioctx: Ioctx,
+        name: str | None = None,
+        *,
+        image_id: str | None = None,
+        read_only: bool = True,
+    ) -> Iterator[Image]:
+        """An open image, by its name, or by its id also in the trash; a read-only client registers no watch.
+
+        Raises `rbd.ImageNotFound`.
+        """
+        opening = binding.load().rbd.Image
+        image: Image = opening(ioctx, name, image_id=image_id, read_only=read_only)
         with closing(image):
             yield image
 

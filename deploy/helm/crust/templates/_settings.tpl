@@ -84,12 +84,7 @@ mode = "controller"
 engine = "rbd"
 driver_name = {{ toJson .driverName }}
 log_format = "json"
-{{- with (.settings | default dict).csi_profile }}
-csi_profile = {{ toJson . }}
-{{- end }}
-{{- with (.settings | default dict).max_snapshots_per_volume }}
-max_snapshots_per_volume = {{ int . }}
-{{- end }}
+{{- include "crust.toml" (pick (.settings | default dict) "csi_profile" "max_snapshots_per_volume" "reserve_snapshots") }}
 {{- include "crust.toml" $values.controller.settings }}
 metrics_address = {{ printf "0.0.0.0:%d" (int $values.metricsPort) | toJson }} # of the pod: /metrics, and the probes' /healthz and /readyz
 socket = "/csi/crust/csi.sock" # what the sidecars call

@@ -36,6 +36,7 @@ from crust.blockdriver.engines.rbd.provisioning.background import BackgroundWork
 from crust.blockdriver.engines.rbd.provisioning.copies import NewRbdVolume
 from crust.blockdriver.engines.rbd.provisioning.freeing import Freeing
 from crust.blockdriver.engines.rbd.provisioning.own_bytes import OwnBytes
+from crust.blockdriver.engines.rbd.provisioning.snapshot_bytes import SnapshotBytes, added_bytes
 from crust.blockdriver.engines.rbd.provisioning.snapshots import (
     NewRbdSnapshotSet,
     RbdSnapshots,
@@ -73,8 +74,12 @@ class RbdProvisioning(RbdSnapshots):
 
     def __post_init__(self) -> None:
         self.background, self.freeing = BackgroundWork(self.place), Freeing(self.place)
+        self.snapshot_bytes = SnapshotBytes(self.place, lambda key: self.own_bytes.forget(key))
         self.own_bytes = OwnBytes(
-            self.place, self.volume_records.ids, lambda: self._asked_space()[0]
+            self.place,
+            self.snapshot_bytes,
+            self.volume_records.ids,
+            lambda: self._asked_space()[0],
         )
 
     def copies_at_once(self) -> bool:
@@ -82,12 +87,16 @@ class RbdProvisioning(RbdSnapshots):
         return True
 
     def added_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """0: Ceph does not count the blocks of snapshots apart."""
-        return 0
+        """By the image's object map. Raises `ImageMissing`."""
+        with (
+            self.place.volume(volume_id, f"cannot count the blocks of {volume_id}") as ioctx,
+            self.place.image(ioctx, volume_id) as image,
+        ):
+            return added_bytes(ioctx, image)
 
     def cloned_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """0: a volume writes over its own objects, whatever its clones share."""
-        return 0
+        """Those of a snapshot: a clone reads one of its source, until it is flattened or removed."""
+        return self.added_bytes(volume_id)
 
     def thick_obstacle(self) -> str:
         """Always: an object of an image exists from its first write on."""
@@ -107,6 +116,7 @@ class RbdProvisioning(RbdSnapshots):
             except errors.CrustError as err:
                 extra = {"id": volume_or_set_id, "error": err}
                 _log.warning("an unfinished volume or set stays", extra=extra)
+        self.snapshot_bytes.ask_anew()
         self.background.start()
         self.freeing.start()
         self.own_bytes.start()
@@ -141,8 +151,8 @@ class RbdProvisioning(RbdSnapshots):
         state = self.volume_records.state(volume_id)
         if state.record is not None:
             self.check_removable(volume_id)
-            self.own_bytes.forget(volume_id)
             self.volume_records.begin_removal(volume_id, state.record, state.record)
+            self.own_bytes.forget(volume_id)
             state = State(removing=state.record)
         self._settle_volume(volume_id, state)
         self.background.wake()
@@ -153,7 +163,10 @@ class RbdProvisioning(RbdSnapshots):
         self._settle_set(set_id)
         taking = NewRbdSnapshotSet(self, set_id, noted(images))
         self.set_records.begin(set_id, taking.note)
-        with self._settled(volumes.VolumeId(set_id), taking):
+        with (
+            self.snapshot_bytes.without(set_id),
+            self._settled(volumes.VolumeId(set_id), taking),
+        ):
             yield taking
 
     def remove_set(self, set_id: str, images: Sequence[Image]) -> None:
@@ -230,11 +243,13 @@ class RbdProvisioning(RbdSnapshots):
         question. Raises CephStatisticsMissing, `CephMonitorsUnreachable`.
 
             free = bytes that can still be stored, at most the pool's quota
-            own  = bytes of the volumes, at least (`OwnBytes`), and not more than all that is stored
+            own  = bytes of volumes and snapshots, at least (`OwnBytes`), and not more than all that is stored
 
         Ceph gives the first without replicas, so they are bytes of volumes. All else that is stored is others': other
-        namespaces, other programs, and what snapshots and the trash keep, which Ceph does not count apart.
+        namespaces, other programs, what the trash keeps and no snapshot has. The snapshots' bytes are asked of images
+        that have changed alone (`SnapshotBytes`).
         """
+        snapshot_bytes = self.snapshot_bytes.total()
         space = self._space
         if space is None or time.monotonic() - self._space_at_s >= _FRESH_S:
             space = self._space = self._asked_space()
@@ -243,6 +258,7 @@ class RbdProvisioning(RbdSnapshots):
         return PoolSpace(
             free_bytes=free,
             own_bytes=min(self.own_bytes.least_bytes(stored), stored),
+            snapshot_bytes=snapshot_bytes,
             unseen_bytes=self.own_bytes.unseen_bytes(stored),
         )
 

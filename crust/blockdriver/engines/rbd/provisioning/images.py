@@ -14,6 +14,7 @@ volume's id is free, and the image goes with its last snapshot.
 """
 
 import errno
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -265,10 +266,53 @@ def own_objects(image: Image) -> list[Extent]:
     return parts
 
 
-def user_snapshots(image: Image) -> list[str]:
-    """The names of the snapshots that were not deleted."""
+def written(image: Image, parts: Iterable[Extent], since: str | None = None) -> list[Extent]:
+    """The bytes of these parts that the image's own objects hold; or those that were written or discarded since a
+    snapshot. In order.
+    """
+    found: list[Extent] = []
+
+    def note(offset: int, length: int, exists: bool) -> None:  # noqa: FBT001 - librbd calls it
+        if exists or since is not None:
+            found.append(Extent(offset, length))
+
+    for part in parts:
+        image.diff_iterate(
+            part.offset, part.length, since, note, include_parent=False, whole_object=False
+        )
+    return sorted(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Snap:
+    """A snapshot of an image: the cluster's number, its name, and whether it is not deleted."""
+
+    number: int
+    name: str
+    is_kept: bool
+
+
+def snaps(image: Image) -> list[Snap]:
+    """All snapshots by age, also the deleted ones that clones still read."""
     kind = binding.load().rbd.RBD_SNAP_NAMESPACE_TYPE_USER
-    return [str(snap["name"]) for snap in image.list_snaps() if snap["namespace"] == kind]
+    found = (
+        Snap(int(snap["id"]), str(snap["name"]), snap["namespace"] == kind)
+        for snap in image.list_snaps()
+    )
+    return sorted(found, key=lambda snap: snap.number)
+
+
+def show(image: Image, snap: Snap | None) -> None:
+    """Look at a snapshot of the image from now on, or at the image itself."""
+    if snap is None:
+        image.set_snap(None)
+    else:
+        image.set_snap_by_id(snap.number)
+
+
+def user_snapshots(image: Image) -> list[str]:
+    """The names of the snapshots that were not deleted, by age."""
+    return [snap.name for snap in snaps(image) if snap.is_kept]
 
 
 def hidden(image: Image, snapshot: str) -> list[int]:

@@ -1,7 +1,11 @@
-"""librbd's own objects in RADOS: the header of an image, the directory of names, the trash.
+"""librbd's own objects in RADOS: the header of an image, its object maps, the directory of names, the trash.
 
 *Header.* To open an image librbd makes about a dozen calls, one after the other, and starts threads; a publish needs
 the size and the mark. Every client of RBD, the kernel's too, opens an image of format 2 by these methods.
+
+*Object maps.* An image and each of its snapshots has one, with two bits for each object: it is absent, or was written
+since the snapshot before, or not. A client notes that before the first write to the object. When a snapshot is
+removed, librbd adds its map to the next one. The kernel's client reads the same form.
 
 *Directory and trash.* librbd moves an image to the trash in steps: the image is noted in the trash as moving, the
 object `rbd_id.NAME` goes, then the name's entry in the directory, and then it is noted that the image has arrived.
@@ -34,6 +38,11 @@ _NO_SNAPSHOT = struct.pack("<Q", 2**64 - 2)
 _SIZE = struct.Struct("<BQ")
 """The exponent of the objects' size, and the size of the image in bytes."""
 _LENGTH = struct.Struct("<I")
+_SNAPSHOTS = struct.Struct("<QI")
+"""The newest number that was given, and how many numbers follow."""
+_LEAST_ANSWER = 8192
+_MAP = struct.Struct("<IBBIQ")
+"""Of an object map: the length of what follows, two versions, the length of the rest, and the number of objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +67,80 @@ def read_header(ioctx: Ioctx, name: str, key: str) -> Header | None:
                 value = _text(_call(ioctx, image, "metadata_get", encoded(key.encode())))
             return Header(size_bytes, value)
         except (struct.error, UnicodeDecodeError) as err:
-            raise errors.Corrupt.named(
-                "HeaderUnreadable",
-                f"the header of the image {name} cannot be read",
-                why="the cluster answered it in an unknown form",
-                hint="look at the image: rbd info; crust knows images of format 2",
-            ) from err
+            raise _header_unreadable(name) from err
     return None
 
 
-def _call(ioctx: Ioctx, name: str, method: str, data: bytes = b"") -> bytes:
-    return ioctx.execute(name, "rbd", method, data)[1]
+def has_snapshots(ioctx: Ioctx, image_id: str) -> bool:
+    """Whether the image of that id has snapshots, also deleted ones that clones read; false without an image.
+
+    Raises HeaderUnreadable, and the binding's own errors.
+    """
+    with ignoring(errno.ENOENT):
+        try:
+            answer = _call(ioctx, f"rbd_header.{image_id}", "get_snapcontext")
+            _, count = _SNAPSHOTS.unpack_from(answer)
+        except struct.error as err:
+            raise _header_unreadable(image_id) from err
+        return bool(count)
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectMap:
+    """The states of the objects of an image or a snapshot: absent (0), written since the snapshot before (1), being
+    removed (2), or not written since (3); four in a byte, the first in the highest bits.
+    """
+
+    states: bytes
+
+    def written(self) -> int:
+        """How many objects exist that were written since the snapshot before."""
+        states = int.from_bytes(self.states)
+        return ((states ^ states >> 1) & _lowest(self.states)).bit_count()
+
+    def replaced_in(self, younger: "ObjectMap") -> int:
+        """How many objects exist that the next snapshot, or the image after the last one, has not as they are."""
+        own = self.states.ljust(len(younger.states), b"\0")
+        old, new = int.from_bytes(own), int.from_bytes(younger.states)
+        return ((old | old >> 1) & ~(new & new >> 1) & _lowest(own)).bit_count()
+
+
+def _lowest(states: bytes) -> int:
+    return int.from_bytes(b"\x55" * len(states))
+
+
+def read_object_map(
+    ioctx: Ioctx, image_id: str, snapshot: int | None, most_objects: int
+) -> ObjectMap:
+    """The object map of the image, or of the snapshot of that number. Raises HeaderUnreadable, and the binding's own
+    errors.
+    """
+    name = f"rbd_object_map.{image_id}" + ("" if snapshot is None else f".{snapshot:016x}")
+    answer = _call(ioctx, name, "object_map_load", length=most_objects // 3 + _LEAST_ANSWER)
+    try:
+        length, _, _, _, objects = _MAP.unpack_from(answer)
+    except struct.error as err:
+        raise _header_unreadable(image_id) from err
+    states = answer[_LENGTH.size + length :][: -(-objects // 4)]
+    if len(states) * 4 < objects:
+        raise _header_unreadable(image_id)
+    return ObjectMap(states)
+
+
+def _header_unreadable(image: str) -> errors.Corrupt:
+    return errors.Corrupt.named(
+        "HeaderUnreadable",
+        f"the header of the image {image} cannot be read",
+        why="the cluster answered it in an unknown form",
+        hint="look at the image: rbd info; crust knows images of format 2",
+    )
+
+
+def _call(
+    ioctx: Ioctx, name: str, method: str, data: bytes = b"", *, length: int = _LEAST_ANSWER
+) -> bytes:
+    return ioctx.execute(name, "rbd", method, data, length)[1]
 
 
 def _text(answer: bytes) -> str:

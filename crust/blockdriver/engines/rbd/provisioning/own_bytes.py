@@ -1,47 +1,65 @@
-"""The bytes that the volumes of this namespace have in their Ceph pool.
+"""The bytes that the volumes and snapshots of this namespace have in their Ceph pool.
 
-Ceph says how much a whole pool has stored, with the images of other namespaces and programs, and with what snapshots
-and the trash keep. Which of it is the volumes' own, only their images say: an object map says which objects exist,
-and the existing ones are looked at, because an object may hold less than its size. That takes the time of the data,
-so a thread looks, and pauses twenty times as long after a look.
+Ceph says how much a whole pool has stored, with the images of other namespaces and programs, and with the trash.
+Which of it is the driver's own, only the images say: an object map says which objects exist, and the existing ones
+are looked at, because an object may hold less than its size. Of a snapshot that counts which its volume, or the next
+snapshot, has written over; of the youngest snapshot of a deleted volume all. That takes the time of the data, so a
+thread looks, and pauses twenty times as long after a look.
 
 The number is a lower bound: what is not seen yet counts as others'. After a start it is 0 until the first look ends.
 What an image gets after its look is not in it. What guests discard is, until the next look: so it becomes smaller
-with the pool's stored bytes. A volume that is removed is not counted from then on.
+with the pool's stored bytes. A volume or snapshot that is removed is not counted from then on. librbd compares no
+deleted snapshot that a clone reads with a younger one: what was written over since is unseen.
 """
 
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from crust.blockdriver.ceph import binding
-from crust.blockdriver.ceph.binding import Image
+from crust.blockdriver.ceph.binding import Image, Ioctx
 from crust.blockdriver.engines.rbd.place import Place
-from crust.blockdriver.engines.rbd.provisioning import images
+from crust.blockdriver.engines.rbd.provisioning import images, librbd_objects
 from crust.blockdriver.engines.rbd.provisioning.background import Looks
+from crust.blockdriver.engines.rbd.provisioning.images import Snap
+from crust.blockdriver.engines.rbd.provisioning.snapshot_bytes import (
+    SnapshotBytes,
+    key,
+    object_bytes,
+    object_map,
+)
+from crust.blockdriver.host.extents import Extent
 
 PAUSE_S = 60.0
 _PAUSE_FACTOR = 20
 
 
 class OwnBytes(Looks):
-    """Counts the bytes of the volumes of `place`; `volume_ids` lists them, `stored_bytes` asks for the pool's."""
+    """Counts the bytes in `place`, and asks for those of `snapshots` again; `volume_ids` lists the volumes,
+    `stored_bytes` asks for the pool's.
+    """
 
     name = "rbd-own-bytes"
 
     def __init__(
         self,
         place: Place,
+        snapshots: SnapshotBytes,
         volume_ids: Callable[[], Iterable[str]],
         stored_bytes: Callable[[], int],
     ) -> None:
         super().__init__(place)
+        self._snapshots = snapshots
         self._volume_ids = volume_ids
         self._stored_bytes = stored_bytes
         self._guard = threading.Lock()
         self._seen: dict[str, int] = {}
+        """As `Held.bytes_of`."""
         self._removed: set[str] = set()
         """Since the present look began."""
+        self._unseen_bytes = 0
         self._looked_at_bytes = 0
         """What the pool had stored when the last complete look began."""
 
@@ -56,53 +74,118 @@ class OwnBytes(Looks):
             return max(sum(self._seen.values()) - discarded_bytes, 0)
 
     def unseen_bytes(self, stored_bytes: int) -> int:
-        """What the pool has stored since the last complete look began: it may be of others or of the volumes."""
+        """What others have stored and may be own: since the last complete look began, or of deleted snapshots."""
         with self._guard:
-            return max(stored_bytes - self._looked_at_bytes, 0)
+            return max(stored_bytes - self._looked_at_bytes, 0) + self._unseen_bytes
 
-    def forget(self, volume_id: str) -> None:
-        """Do not count a volume any more, before its removal."""
+    def forget(self, key: str) -> None:
+        """Do not count a volume or snapshot any more (`Held.bytes_of`)."""
         with self._guard:
-            self._removed.add(volume_id)
-            self._seen.pop(volume_id, None)
+            self._removed.add(key)
+            self._seen.pop(key, None)
 
     def look(self, ends: threading.Event | None = None) -> None:
-        """Count each volume. One whose image is missing has no bytes; another error ends the look."""
+        """Count each image, and ask for its snapshots. A missing one has no bytes; another error ends the look."""
         with self._guard:
             self._removed.clear()
         stored_bytes = self._stored_bytes()
-        present = set(self._volume_ids())
-        for volume_id in sorted(present):
+        present = self._snapshots.images()
+        volume_ids = set(self._volume_ids())
+        seen: set[str] = set()
+        unseen_bytes = 0
+        for image_id, name in sorted(present.items()):
             if ends is not None and ends.is_set():
                 return
-            seen_bytes = self._bytes_of(volume_id)
+            self._snapshots.look(image_id)
+            found = self._held(image_id, name if name in volume_ids else "")
+            unseen_bytes += found.unseen_bytes
+            seen |= found.bytes_of.keys()
             with self._guard:
-                if volume_id not in self._removed:
-                    self._seen[volume_id] = seen_bytes
+                for of in found.bytes_of.keys() - self._removed:
+                    self._seen[of] = found.bytes_of[of]
         with self._guard:
-            self._seen = {key: size for key, size in self._seen.items() if key in present}
-            self._looked_at_bytes = stored_bytes
+            self._seen = {name: size for name, size in self._seen.items() if name in seen}
+            self._unseen_bytes, self._looked_at_bytes = unseen_bytes, stored_bytes
 
-    def _bytes_of(self, volume_id: str) -> int:
+    def _held(self, image_id: str, volume_id: str) -> "Held":
         with (
-            self._place.ioctx(f"cannot count the bytes of {volume_id}") as ioctx,
+            self._place.ioctx(f"cannot count the bytes of the image {image_id}") as ioctx,
             suppress(binding.load().rbd.ImageNotFound),
-            self._place.image(ioctx, volume_id) as image,
         ):
-            return written_bytes(image)
-        return 0
+            if volume_id or librbd_objects.has_snapshots(ioctx, image_id):
+                with self._place.image(ioctx, image_id=image_id) as image:
+                    return held(ioctx, image, volume_id)
+        return Held()
 
 
-def written_bytes(image: Image) -> int:
-    """The bytes that the image's own objects hold; a clone has none of its parent's."""
-    sizes: list[int] = []
+@dataclass(slots=True)
+class Held:
+    """The bytes of an image's own objects."""
 
-    def note(_: int, length: int, exists: bool) -> None:  # noqa: FBT001 - librbd calls it
-        if exists:
-            sizes.append(length)
+    bytes_of: dict[str, int] = field(default_factory=dict)
+    """Of the volume by its id, of each snapshot by its `snapshot_bytes.key`."""
+    unseen_bytes: int = 0
+    """What deleted snapshots may have beside."""
 
-    for part in images.own_objects(image):
-        image.diff_iterate(
-            part.offset, part.length, None, note, include_parent=False, whole_object=False
-        )
-    return sum(sizes)
+
+def held(ioctx: Ioctx, image: Image, volume_id: str) -> Held:
+    """What the image holds for its snapshots, and for its volume unless that is deleted (an empty id). A clone has
+    none of its parent's bytes.
+    """
+    found = Held()
+    present = images.snaps(image)
+    for snap, younger in zip_longest(present, present[1:]):
+        images.show(image, snap)
+        if younger is None and not volume_id:
+            found.bytes_of[key(image.id(), snap.name)] = _total(
+                images.written(image, images.own_objects(image))
+            )
+        elif snap.is_kept:
+            found.bytes_of[key(image.id(), snap.name)] = _replaced_bytes(image, snap, younger)
+        else:
+            found.unseen_bytes += _most_replaced_bytes(ioctx, image, snap, younger)
+    if volume_id:
+        images.show(image, None)
+        found.bytes_of[volume_id] = _total(images.written(image, images.own_objects(image)))
+    return found
+
+
+def _replaced_bytes(image: Image, snap: Snap, younger: Snap | None) -> int:
+    """The bytes of a snapshot in whose place the next one, or the image, has others or none."""
+    objects = images.own_objects(image)
+    images.show(image, younger)
+    parts = _common(objects, images.differing(image, snap.name))
+    replaced = images.written(image, parts, snap.name)
+    images.show(image, snap)
+    return _total(_common(images.written(image, parts), replaced))
+
+
+def _most_replaced_bytes(ioctx: Ioctx, image: Image, snap: Snap, younger: Snap | None) -> int:
+    """The same of a deleted snapshot, at most."""
+    old = object_map(ioctx, image, snap)
+    images.show(image, younger)
+    new = object_map(ioctx, image, younger)
+    if old is not None and new is not None:
+        return old.replaced_in(new) * object_bytes(image)
+    images.show(image, snap)
+    return _total(images.own_objects(image))
+
+
+def _total(parts: Iterable[Extent]) -> int:
+    return sum(part.length for part in parts)
+
+
+def _common(first: Iterable[Extent], second: Iterable[Extent]) -> list[Extent]:
+    """What is in parts of both lists, which are in order."""
+    found: list[Extent] = []
+    others = iter(second)
+    other = next(others, None)
+    for part in first:
+        while other is not None and other.offset < part.end:
+            start, end = max(part.offset, other.offset), min(part.end, other.end)
+            if start < end:
+                found.append(Extent(start, end - start))
+            if other.end > part.end:
+                break
+            other = next(others, None)
+    return found

@@ -14,7 +14,7 @@ The sets are made and removed by `engine`.
 
 import errno
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from crust.blockdriver.ceph import binding
 from crust.blockdriver.ceph.binding import Image, Ioctx
@@ -29,6 +29,7 @@ from crust.blockdriver.engines.rbd.provisioning.images import (
     hidden,
     user_snapshots,
 )
+from crust.blockdriver.engines.rbd.provisioning.snapshot_bytes import SnapshotBytes, bytes_of
 from crust.blockdriver.engines.rbd.records import RbdRecords
 from crust.blockdriver.host.extents import Extent
 
@@ -36,6 +37,8 @@ from crust.blockdriver.host.extents import Extent
 @dataclass(slots=True)
 class RbdSnapshots(VolumeImages):
     """The images in `place` with their snapshots."""
+
+    snapshot_bytes: SnapshotBytes = field(init=False)
 
     @property
     def set_records(self) -> RbdRecords:
@@ -64,8 +67,18 @@ class RbdSnapshots(VolumeImages):
                         is_left = snapshot_id in user_snapshots(image) or hidden(image, snapshot_id)
                     if is_left:
                         with image_use.changing(self.place, ioctx, name) as image:
-                            _remove_from(image, snapshot_id)
+                            self.remove_from(image, snapshot_id)
                 self.drop_deleted(ioctx, name)
+
+    def remove_from(self, image: Image, snapshot_id: str) -> None:
+        """Remove a snapshot from an image that is open for changes; absent is a success."""
+        hidden_ids = hidden(image, snapshot_id)
+        with self.snapshot_bytes.removal(image.id(), snapshot_id):
+            if snapshot_id in user_snapshots(image):
+                image.remove_snap(snapshot_id)
+            for number in hidden_ids:
+                with ignoring(errno.ENOENT, errno.EBUSY):  # a clone has it still
+                    image.remove_snap_by_id(number)
 
     def image_of(self, ioctx: Ioctx, snapshot: Snapshot) -> str:
         """The name of the image with the snapshot, whose volume may be deleted. Raises `SnapshotMissing`."""
@@ -121,15 +134,22 @@ class NewRbdSnapshotSet:
         with place.turn(volume_id), place.volume(volume_id, error_text) as ioctx:
             try:
                 with image_use.changing(place, ioctx, volume_id) as opened:
-                    _remove_from(opened, image.snapshot_id)
+                    self.snapshots.snapshot_bytes.taken(self.set_id, opened.id())
+                    self.snapshots.remove_from(opened, image.snapshot_id)
                     opened.create_snap(image.snapshot_id)
             except binding.load().rbd.ImageExists as err:
                 # the client that has the image open must make it, and does not know yet that it was removed
                 raise CephImageBusy(error_text, errno.EEXIST) from err
 
     def added_bytes(self) -> int:
-        """0: Ceph does not count the blocks of snapshots apart."""
-        return 0
+        """By the object maps of the snapshots."""
+        place = self.snapshots.place
+        added_bytes = 0
+        with place.ioctx(f"cannot count the blocks of {self.set_id}") as ioctx:
+            for volume_id, snapshot_id in snapshots_of(self.note):
+                with place.image(ioctx, volume_id) as image:
+                    added_bytes += bytes_of(ioctx, image, snapshot_id.__eq__)
+        return added_bytes
 
     def moved_on(self, image: Snapshot) -> bool:
         """Whether an object differs from the snapshot, by the object map."""
@@ -155,12 +175,3 @@ def snapshots_of(note: bytes) -> list[tuple[str, str]]:
     """The snapshots of a set, each with its volume."""
     lines = (line.partition(" ") for line in note.decode("ascii").splitlines())
     return [(volume_id, snapshot_id) for volume_id, _, snapshot_id in lines]
-
-
-def _remove_from(image: Image, snapshot_id: str) -> None:
-    hidden_ids = hidden(image, snapshot_id)
-    if snapshot_id in user_snapshots(image):
-        image.remove_snap(snapshot_id)
-    for number in hidden_ids:
-        with ignoring(errno.ENOENT, errno.EBUSY):  # a clone has it still
-            image.remove_snap_by_id(number)

@@ -8,7 +8,8 @@ import pytest
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import engine as rbd_engine
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
-from crust.blockdriver.engines.rbd.provisioning.own_bytes import OwnBytes
+from crust.blockdriver.engines.rbd.provisioning.own_bytes import Held, OwnBytes
+from crust.blockdriver.engines.rbd.provisioning.snapshot_bytes import SnapshotBytes
 from crust.blockdriver.records.capacity import PoolCapacity
 from crust.blockdriver.records.models import Summary
 from crust.blockdriver.records.records import Index
@@ -25,9 +26,15 @@ class Pool:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.volumes: dict[str, int] = {}
         self.others_bytes, self.free_bytes = 60 * GIB, 40 * GIB
+        self.snapshot_bytes = 0
         self.place = Place(lambda _: self, "kube", "mine")  # type: ignore[arg-type, return-value]
         monkeypatch.setattr(rbd_engine, "_FRESH_S", 0.0)
-        monkeypatch.setattr(OwnBytes, "_bytes_of", lambda _, volume_id: self.volumes[volume_id])
+        monkeypatch.setattr(
+            SnapshotBytes, "images", lambda _: dict(zip(self.volumes, self.volumes, strict=True))
+        )
+        monkeypatch.setattr(SnapshotBytes, "look", lambda *_: None)
+        monkeypatch.setattr(SnapshotBytes, "total", lambda _: self.snapshot_bytes)
+        monkeypatch.setattr(OwnBytes, "_held", lambda _, image_id, __: self.held(image_id))
         self.engine = RbdProvisioning(self.place)
         self.engine.own_bytes._volume_ids = lambda: self.volumes
         self.index = Index()
@@ -39,6 +46,10 @@ class Pool:
         stored = self.others_bytes + sum(self.volumes.values())
         stats = {"stored": stored, "max_avail": self.free_bytes}
         return json.dumps({"pools": [{"name": "kube", "stats": stats}]})
+
+    def held(self, volume_id: str) -> Held:
+        """What a look sees."""
+        return Held({volume_id: self.volumes[volume_id]})
 
     def create(self, volume_id: str, size_bytes: int) -> None:
         with self.capacity.reserved(volume_id, size_bytes, thick=False):
@@ -96,12 +107,25 @@ def test_removed_volume_is_not_counted_by_a_running_look(
     own = pool.engine.own_bytes
     own.look()
 
-    def removed_meanwhile(_: OwnBytes, volume_id: str) -> int:
+    def removed_meanwhile(volume_id: str) -> Held:
         own.forget(volume_id)
         pool.index.note(volume_id, None)
-        return 20 * GIB
+        return Held({volume_id: 20 * GIB})
 
-    monkeypatch.setattr(OwnBytes, "_bytes_of", removed_meanwhile)
+    monkeypatch.setattr(pool, "held", removed_meanwhile)
     own.look()
     assert own.least_bytes(80 * GIB) == 0
     assert pool.capacity.available_bytes() == 20 * GIB
+
+
+def test_snapshot_keeps_what_it_adds_from_every_volume(pool: Pool) -> None:
+    """Before its volume writes over it, and after."""
+    pool.create(MINE, 10 * GIB)
+    pool.write(MINE, 10 * GIB)
+    pool.engine.own_bytes.look()
+    pool.snapshot_bytes = 10 * GIB
+    assert pool.capacity.available_bytes() == 20 * GIB
+    pool.free_bytes -= 10 * GIB
+    pool.volumes["of the snapshot"] = 10 * GIB
+    pool.engine.own_bytes.look()
+    assert (pool.capacity.available_bytes(), pool.capacity.missing_bytes) == (20 * GIB, 0)

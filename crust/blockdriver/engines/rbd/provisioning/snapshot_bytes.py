@@ -1,0 +1,197 @@
+"""The bytes of the snapshots of this namespace, at most: what volumes lack, once they have written over them.
+
+A snapshot adds the objects that exist in it and were written since the snapshot before it, each as a whole. So an
+object counts once however many snapshots have it, as in `rbd du`. Deleted snapshots that clones read count too, also
+those of images in the trash. What the oldest snapshot of a clone reads from its parent counts as well: a write to the
+clone, or its flattening, copies the parent's object into the snapshots that lack it.
+
+The number's owner is librbd, by its object maps (`librbd_objects`), which it keeps with each write and each removal;
+crust records none. `SnapshotBytes` remembers what they said, and asks again at an image only after the driver has
+changed its snapshots, and in turn, for changes by hand (`own_bytes`). An image that gives no answer is asked at each
+call: it never counts as 0.
+
+Where an image has no valid object map (while it is flattened, or after a restore by hand) diff_iterate looks at its
+objects. It begins only at a snapshot that is not deleted, so what was written before a deleted one counts again.
+"""
+
+import errno
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from crust.blockdriver.ceph import binding
+from crust.blockdriver.ceph.binding import Image, Ioctx
+from crust.blockdriver.ceph.failures import ignoring
+from crust.blockdriver.engines.pool_access import set_of
+from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.provisioning.images import Snap, differing, parent, show, snaps
+from crust.blockdriver.engines.rbd.provisioning.librbd_objects import (
+    ObjectMap,
+    has_snapshots,
+    read_object_map,
+)
+
+
+def key(image_id: str, name: str) -> str:
+    """A snapshot in the namespace."""
+    return f"{image_id} {name}"
+
+
+def added_bytes(ioctx: Ioctx, image: Image) -> int:
+    """What a snapshot of the image would add now."""
+    return _bytes(ioctx, image, None, snaps(image))
+
+
+def bytes_of(ioctx: Ioctx, image: Image, is_counted: Callable[[str], bool]) -> int:
+    """What the snapshots of the image add whose names are counted."""
+    present = snaps(image)
+    return sum(
+        _bytes(ioctx, image, snap, present[:number])
+        for number, snap in enumerate(present)
+        if is_counted(snap.name)
+    )
+
+
+def _bytes(ioctx: Ioctx, image: Image, snap: Snap | None, before: Sequence[Snap]) -> int:
+    """What the image, or a snapshot, has that those `before` have not."""
+    show(image, snap)
+    if before or not parent(image):
+        objects = object_map(ioctx, image, snap)
+        if objects is not None:
+            return objects.written() * object_bytes(image)
+    since = next((older.name for older in reversed(before) if older.is_kept), None)
+    return sum(part.length for part in differing(image, since))
+
+
+def object_map(ioctx: Ioctx, image: Image, snap: Snap | None) -> ObjectMap | None:
+    """The object map of the image, or of a snapshot, which is shown; None if it has no valid one."""
+    if image.features() & _maps() == _maps() and not image.flags():
+        with ignoring(errno.ENOENT):  # librbd too goes without a map that is gone
+            number = None if snap is None else snap.number
+            return read_object_map(ioctx, image.id(), number, image.size() // object_bytes(image))
+    return None
+
+
+def object_bytes(image: Image) -> int:
+    """The size of the image's objects."""
+    return int(image.stat()["obj_size"])
+
+
+def _maps() -> int:
+    rbd = binding.load().rbd
+    return int(rbd.RBD_FEATURE_OBJECT_MAP | rbd.RBD_FEATURE_FAST_DIFF)
+
+
+class SnapshotBytes:
+    """The number for `place`. Safe from any thread. `removed` is called after the removal of a snapshot, with its
+    `key`.
+    """
+
+    def __init__(self, place: Place, removed: Callable[[str], object]) -> None:
+        self._place = place
+        self._removed = removed
+        self._guard = threading.Condition()
+        self._bytes_of: dict[str, int] = {}
+        """By image id."""
+        self._due: set[str] | None = None
+        """The images to be asked; None is all."""
+        self._asked: set[str] = set()
+        """Those that a call asks now."""
+        self._changes: Counter[str] = Counter()
+        """How often the driver has changed the snapshots of an image."""
+        self._taken: dict[str, set[str]] = {}
+        """The images of the sets that are being taken, by set."""
+
+    def total(self) -> int:
+        """Of all snapshots but those that are being taken. Raises the errors of an image that gives no answer."""
+        while True:
+            present = self.images() if self._due is None else {}
+            with self._guard:
+                if self._due is None:
+                    self._due = set(present) | self._changes.keys()
+                self._guard.wait_for(lambda: self._due or not self._asked)
+                if not self._due:
+                    return sum(self._bytes_of.values())
+                image_id = self._due.pop()
+                self._asked.add(image_id)
+            try:
+                self.look(image_id)
+            except BaseException:
+                self.changed(image_id)
+                raise
+            finally:
+                with self._guard:
+                    self._asked.discard(image_id)
+                    self._guard.notify_all()
+
+    def images(self) -> dict[str, str]:
+        """The ids and names of all images, also in the trash; and of counted ones that are gone, without names."""
+        with self._guard:
+            found = dict.fromkeys(self._bytes_of, "")
+        with self._place.ioctx(f"cannot list {self._place.shown}") as ioctx:
+            images = self._place.images
+            for image in (*images.list2(ioctx), *images.trash_list(ioctx)):
+                found[str(image["id"])] = str(image["name"])
+        return found
+
+    def look(self, image_id: str) -> None:
+        """Ask for one image; one that is gone has no snapshots."""
+        changes = self._changes[image_id]
+        size_bytes = self._answer(image_id)
+        with self._guard:
+            if self._changes[image_id] != changes:
+                return  # it may be an answer of before: the image is due
+            self._bytes_of[image_id] = size_bytes
+            if not size_bytes:
+                del self._bytes_of[image_id]
+            if self._due is not None:
+                self._due.discard(image_id)
+
+    def _answer(self, image_id: str, *, again: bool = True) -> int:
+        with self._place.ioctx(f"cannot count the snapshots of the image {image_id}") as ioctx:
+            if not has_snapshots(ioctx, image_id):
+                return 0
+            with (
+                ignoring(*((errno.ENOENT,) if again else ())),
+                self._place.image(ioctx, image_id=image_id) as image,
+            ):
+                return bytes_of(ioctx, image, lambda name: set_of(name) not in self._taken)
+        return self._answer(
+            image_id, again=False
+        )  # a snapshot, or the image, was removed meanwhile
+
+    def changed(self, image_id: str) -> None:
+        """Ask for the image before the next answer."""
+        with self._guard:
+            self._changes[image_id] += 1
+            if self._due is not None:
+                self._due.add(image_id)
+
+    @contextmanager
+    def removal(self, image_id: str, name: str) -> Iterator[None]:
+        """While the block removes a snapshot."""
+        try:
+            yield
+        finally:
+            self._removed(key(image_id, name))
+            self.changed(image_id)
+
+    @contextmanager
+    def without(self, set_id: str) -> Iterator[None]:
+        """Do not count a set while the block takes it: its bytes are set aside."""
+        self._taken[set_id] = set()
+        try:
+            yield
+        finally:
+            for image_id in self._taken.pop(set_id):
+                self.changed(image_id)
+
+    def taken(self, set_id: str, image_id: str) -> None:
+        """Note that a set, which is being taken, has a snapshot of the image."""
+        self._taken[set_id].add(image_id)
+
+    def ask_anew(self) -> None:
+        """Ask for all images before the next answer: another controller may have changed them."""
+        with self._guard:
+            self._due = None
