@@ -21,6 +21,7 @@ import rbd
 from crust.blockdriver.controller.create_volume import Create
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.rbd.provisioning import engine as rbd_engine
+from crust.blockdriver.engines.rbd.provisioning import own_bytes
 from crust.blockdriver.engines.rbd.provisioning.background import Looks
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.snapshots.content_source import SourceRequest
@@ -131,6 +132,7 @@ def tight(
     ceph: CephCluster, tmp_path: Path, marks: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Tight]:
     monkeypatch.setattr(rbd_engine, "_FRESH_S", 0.0)
+    monkeypatch.setattr(own_bytes, "STATISTICS_S", 0.0)  # `settle` waits for them
     monkeypatch.setattr(Looks, "start", lambda _: None)
     made = Tight(ceph, tmp_path, marks)
     yield made

@@ -2,13 +2,20 @@
 
 from typing import Any
 
+import pytest
 import rbd
 
+from crust.blockdriver.engines.rbd.provisioning import own_bytes
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from tests.support.ceph.rbd_images import A, B, clone, create, drop, snapshot_of, take, write
 from tests.support.drivers.block_driver import MIB
 
 SIZE = 64 * MIB
+
+
+@pytest.fixture(autouse=True)
+def _without_old_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_bytes, "STATISTICS_S", 0.0)
 
 
 def test_own_bytes_are_those_that_images_hold(engine: RbdProvisioning, guest: Any) -> None:

@@ -7,12 +7,15 @@ snapshot, has written over; of the youngest snapshot of a deleted volume all. Th
 thread looks, and pauses twenty times as long after a look.
 
 The number is a lower bound: what is not seen yet counts as others'. After a start it is 0 until the first look ends.
+The free bytes are of the managers' statistics, which are some seconds old: what was written since is free in them,
+and must not be own too. For `STATISTICS_S` after a look the lesser counts of what it saw and what was known before.
 What an image gets after its look is not in it. What guests discard is, until the next look: so it becomes smaller
 with the pool's stored bytes. A volume or snapshot that is removed is not counted from then on. librbd compares no
 deleted snapshot that a clone reads with a younger one: what was written over since is unseen.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,6 +35,10 @@ from crust.blockdriver.engines.rbd.provisioning.snapshot_bytes import (
 )
 from crust.blockdriver.host.extents import Extent
 
+STATISTICS_S = 20.0
+"""The age of the statistics at most, by Ceph's defaults: OSDs report every 5 s (mgr_stats_period), a manager sums up
+every 2 s (mgr_tick_period), monitors ask it every 5 s (mon_mgr_digest_period), the engine keeps an answer for 2 s.
+"""
 PAUSE_S = 60.0
 _PAUSE_FACTOR = 20
 
@@ -55,7 +62,7 @@ class OwnBytes(Looks):
         self._volume_ids = volume_ids
         self._stored_bytes = stored_bytes
         self._guard = threading.Lock()
-        self._seen: dict[str, int] = {}
+        self._seen: dict[str, Counted] = {}
         """As `Held.bytes_of`."""
         self._removed: set[str] = set()
         """Since the present look began."""
@@ -71,7 +78,9 @@ class OwnBytes(Looks):
         """The number, while the pool has `stored_bytes`."""
         with self._guard:
             discarded_bytes = max(self._looked_at_bytes - stored_bytes, 0)
-            return max(sum(self._seen.values()) - discarded_bytes, 0)
+            now_s = time.monotonic()
+            seen_bytes = sum(counted.least_bytes(now_s) for counted in self._seen.values())
+            return max(seen_bytes - discarded_bytes, 0)
 
     def unseen_bytes(self, stored_bytes: int) -> int:
         """What others have stored and may be own: since the last complete look began, or of deleted snapshots."""
@@ -101,10 +110,13 @@ class OwnBytes(Looks):
             unseen_bytes += found.unseen_bytes
             seen |= found.bytes_of.keys()
             with self._guard:
+                now_s = time.monotonic()
                 for of in found.bytes_of.keys() - self._removed:
-                    self._seen[of] = found.bytes_of[of]
+                    before = self._seen.get(of)
+                    before_bytes = 0 if before is None else before.least_bytes(now_s)
+                    self._seen[of] = Counted(found.bytes_of[of], before_bytes, now_s)
         with self._guard:
-            self._seen = {name: size for name, size in self._seen.items() if name in seen}
+            self._seen = {of: counted for of, counted in self._seen.items() if of in seen}
             self._unseen_bytes, self._looked_at_bytes = unseen_bytes, stored_bytes
 
     def _held(self, image_id: str, volume_id: str) -> "Held":
@@ -116,6 +128,20 @@ class OwnBytes(Looks):
                 with self._place.image(ioctx, image_id=image_id) as image:
                     return held(ioctx, image, volume_id)
         return Held()
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The bytes that a look at `at_s` saw, and those that were known before."""
+
+    seen_bytes: int
+    before_bytes: int
+    at_s: float
+
+    def least_bytes(self, now_s: float) -> int:
+        """The bytes that the statistics have too."""
+        is_in_statistics = now_s - self.at_s >= STATISTICS_S
+        return self.seen_bytes if is_in_statistics else min(self.seen_bytes, self.before_bytes)
 
 
 @dataclass(slots=True)

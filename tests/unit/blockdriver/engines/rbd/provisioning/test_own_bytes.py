@@ -1,12 +1,14 @@
 """What a pool of Ceph can still promise, beside other namespaces and programs."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import engine as rbd_engine
+from crust.blockdriver.engines.rbd.provisioning import own_bytes
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.provisioning.own_bytes import Held, OwnBytes
 from crust.blockdriver.engines.rbd.provisioning.snapshot_bytes import SnapshotBytes
@@ -29,6 +31,8 @@ class Pool:
         self.snapshot_bytes = 0
         self.place = Place(lambda _: self, "kube", "mine")  # type: ignore[arg-type, return-value]
         monkeypatch.setattr(rbd_engine, "_FRESH_S", 0.0)
+        self.now_s = 0.0
+        monkeypatch.setattr(own_bytes, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         monkeypatch.setattr(
             SnapshotBytes, "images", lambda _: dict(zip(self.volumes, self.volumes, strict=True))
         )
@@ -50,6 +54,11 @@ class Pool:
     def held(self, volume_id: str) -> Held:
         """What a look sees."""
         return Held({volume_id: self.volumes[volume_id]})
+
+    def look(self) -> None:
+        """Look, and wait until the statistics are as new."""
+        self.engine.own_bytes.look()
+        self.now_s += own_bytes.STATISTICS_S
 
     def create(self, volume_id: str, size_bytes: int) -> None:
         with self.capacity.reserved(volume_id, size_bytes, thick=False):
@@ -78,23 +87,40 @@ def test_written_bytes_of_volumes_count_once_after_a_look(pool: Pool) -> None:
     pool.write(MINE, 15 * GIB)
     assert pool.capacity.available_bytes() == 5 * GIB, "others may have written it"
     assert pool.capacity.missing_bytes == 0
-    pool.engine.own_bytes.look()
+    pool.look()
     assert pool.capacity.available_bytes() == 20 * GIB
     pool.others_bytes, pool.free_bytes = 70 * GIB, 15 * GIB
     assert pool.capacity.available_bytes() == 10 * GIB
     pool.others_bytes, pool.free_bytes = 81 * GIB, 4 * GIB
     assert (pool.capacity.available_bytes(), pool.capacity.missing_bytes) == (0, 0)
-    pool.engine.own_bytes.look()
+    pool.look()
     assert (pool.capacity.available_bytes(), pool.capacity.missing_bytes) == (0, GIB)
+
+
+def test_bytes_count_as_own_only_when_the_statistics_have_them(pool: Pool) -> None:
+    """A look that is newer than the statistics would promise them twice: they are free there."""
+    pool.create(MINE, 20 * GIB)
+    pool.write(MINE, 5 * GIB)
+    pool.look()
+    pool.volumes[MINE] += 10 * GIB
+    pool.others_bytes -= 10 * GIB  # what is stored is as before
+    pool.engine.own_bytes.look()
+    pool.engine.own_bytes.look()
+    assert pool.capacity.available_bytes() == 20 * GIB
+    pool.others_bytes += 10 * GIB
+    pool.free_bytes -= 10 * GIB
+    assert pool.capacity.available_bytes() == 10 * GIB
+    pool.now_s += own_bytes.STATISTICS_S
+    assert pool.capacity.available_bytes() == 20 * GIB
 
 
 def test_discarded_bytes_are_not_promised_twice(pool: Pool) -> None:
     pool.create(MINE, 20 * GIB)
     pool.write(MINE, 20 * GIB)
-    pool.engine.own_bytes.look()
+    pool.look()
     pool.write(MINE, -20 * GIB)
     assert pool.capacity.available_bytes() == 20 * GIB
-    pool.engine.own_bytes.look()
+    pool.look()
     assert pool.capacity.available_bytes() == 20 * GIB
 
 
@@ -105,7 +131,7 @@ def test_removed_volume_is_not_counted_by_a_running_look(
     pool.create(MINE, 20 * GIB)
     pool.write(MINE, 20 * GIB)
     own = pool.engine.own_bytes
-    own.look()
+    pool.look()
 
     def removed_meanwhile(volume_id: str) -> Held:
         own.forget(volume_id)
@@ -113,7 +139,7 @@ def test_removed_volume_is_not_counted_by_a_running_look(
         return Held({volume_id: 20 * GIB})
 
     monkeypatch.setattr(pool, "held", removed_meanwhile)
-    own.look()
+    pool.look()
     assert own.least_bytes(80 * GIB) == 0
     assert pool.capacity.available_bytes() == 20 * GIB
 
@@ -122,10 +148,10 @@ def test_snapshot_keeps_what_it_adds_from_every_volume(pool: Pool) -> None:
     """Before its volume writes over it, and after."""
     pool.create(MINE, 10 * GIB)
     pool.write(MINE, 10 * GIB)
-    pool.engine.own_bytes.look()
+    pool.look()
     pool.snapshot_bytes = 10 * GIB
     assert pool.capacity.available_bytes() == 20 * GIB
     pool.free_bytes -= 10 * GIB
     pool.volumes["of the snapshot"] = 10 * GIB
-    pool.engine.own_bytes.look()
+    pool.look()
     assert (pool.capacity.available_bytes(), pool.capacity.missing_bytes) == (20 * GIB, 0)
