@@ -174,8 +174,12 @@ def _content(node: _File | _Directory) -> Path | None:
 
 @contextmanager
 def recorded(root: Path, store: Path, *, names_survive: bool) -> Iterator[Recorder]:
-    """Watch what this process does to the directory `root`, which does not exist yet."""
+    """Watch what this process does to the directory `root`. Directories that exist below it are durable."""
     recorder = Recorder(root, store, names_survive)
+    for path in sorted(root.rglob("*")):
+        recorder.named(str(path))
+        recorder.synced(str(path.parent))
+    recorder.cuts.clear()
 
     def after(name: str, arguments: tuple[Any, ...], _result: Any) -> None:
         match name:
