@@ -13,6 +13,9 @@ from typing import Any
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 
 _DATA = Path(__file__).parents[2] / "data" / "pools"
+NEW_NUMBER = (
+    "the layout differs from that of its schema: raise the number, and freeze the new layout"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +87,19 @@ def volume_id(frozen: Frozen) -> str:
     """The id of a volume of the pool."""
     names = (Path(path).stem for path in frozen if path.endswith(".img"))
     return min(names)
+
+
+def check_has(made: Any, frozen: Any, path: str) -> None:
+    """Each field of the frozen record is in the one that was made, with its value."""
+    if isinstance(frozen, dict):
+        assert isinstance(made, dict), f"{path}: {NEW_NUMBER}"
+        for key, value in frozen.items():
+            assert key in made, f"{path}: {key}: {NEW_NUMBER}"
+            if key != "created_ns":
+                check_has(made[key], value, f"{path}: {key}")
+    elif isinstance(frozen, list):
+        assert len(made) == len(frozen), f"{path}: {NEW_NUMBER}"
+        for one, other in zip(made, frozen, strict=True):
+            check_has(one, other, path)
+    else:
+        assert made == frozen, f"{path}: {NEW_NUMBER}"

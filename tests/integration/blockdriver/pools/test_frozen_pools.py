@@ -20,15 +20,12 @@ from crust.rpc import channel
 from tests.support.co import MIB, Co
 from tests.support.drivers.block_driver import Bench
 from tests.support.records import frozen_pools
-from tests.support.records.frozen_pools import Frozen
+from tests.support.records.frozen_pools import NEW_NUMBER, Frozen, check_has
 
 BEFORE = pool.SCHEMA - 1
 OLDER = [frozen_pools.load(schema) for schema in range(1, BEFORE)]
 PRESENT = frozen_pools.load(pool.SCHEMA)
 SECTOR_BYTES = 512
-NEW_NUMBER = (
-    "the layout differs from that of its schema: raise the number, and freeze the new layout"
-)
 
 
 def with_number(frozen: Frozen, number: int) -> Frozen:
@@ -149,22 +146,6 @@ async def test_pool_is_made_in_the_layout_that_its_schema_names(state: Path) -> 
         if of.size == SECTOR_BYTES:
             assert made[path].size == max(SECTOR_BYTES, len(made[path].text)), path
         check_has(json.loads(made[path].text), json.loads(of.text), path)
-
-
-def check_has(made: Any, frozen: Any, path: str) -> None:
-    """Each field of the frozen record is in the one that was made, with its value."""
-    if isinstance(frozen, dict):
-        assert isinstance(made, dict), f"{path}: {NEW_NUMBER}"
-        for key, value in frozen.items():
-            assert key in made, f"{path}: {key}: {NEW_NUMBER}"
-            if key != "created_ns":
-                check_has(made[key], value, f"{path}: {key}")
-    elif isinstance(frozen, list):
-        assert len(made) == len(frozen), f"{path}: {NEW_NUMBER}"
-        for one, other in zip(made, frozen, strict=True):
-            check_has(one, other, path)
-    else:
-        assert made == frozen, f"{path}: {NEW_NUMBER}"
 
 
 def test_identity_of_a_new_pool_has_the_frozen_fields(state: Path) -> None:
